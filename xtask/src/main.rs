@@ -1,0 +1,2 @@
+//! Room.
+fn main() {}
