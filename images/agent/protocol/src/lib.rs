@@ -1,1 +1,98 @@
-//! Room.
+//! What the podvisor host and its guest agent say to each other.
+//!
+//! The agent is PID 1 of a guest and the host is the VMM's process; both link this crate.
+//! Everything travels over virtio-vsock:
+//!
+//! 1. The agent listens on [`RPC_PORT`] and [`STDIO_PORT`], then connects to the host
+//!    ([`HOST_CID`], [`READY_PORT`]) and sends the [`ready_line`]. The host waits for that
+//!    line, nothing polls. The connection then closes.
+//! 2. The host connects to [`RPC_PORT`] and speaks ttrpc: service `podvisor.agent.v1.Agent`
+//!    ([`api`]). Several connections may be open at once; closing one abandons its calls,
+//!    not the containers. Each message is at most 4 MiB, ttrpc's own limit; the fields have
+//!    the smaller bounds of [`limits`].
+//! 3. For each standard stream of a process the host makes up a random [`StreamId`], puts it
+//!    into the request ([`api::Stdio`]), connects to [`STDIO_PORT`] and sends those 16 bytes.
+//!    From then on the connection carries the stream's bytes and nothing else. Half-close
+//!    means end of file, in either direction. The order of connection and request is free,
+//!    but a connection whose id no request names within [`limits::STREAM_CLAIM_TIMEOUT`] is closed.
+//!    A process is started with its streams connected or not; output waits (the pipe
+//!    fills, as with any slow reader), and it is discarded only when the container is deleted.
+//!
+//! Neither side trusts the other: the host because a container may have taken the guest
+//! over, the agent because a bug in the host should be an error and not a dead pod. Checks
+//! that both need are here: [`validate_id`], [`StreamId`], [`parse_ready_line`], [`ExitStatus`].
+//!
+//! Errors travel as [`AgentError`], which converts to and from [`ttrpc::Error`].
+
+mod error;
+mod id;
+mod ready;
+mod status;
+
+pub use error::{AgentError, ErrorKind};
+pub use id::{InvalidId, InvalidStreamId, StreamId, validate_id};
+pub use ready::{InvalidReadyLine, parse_ready_line, ready_line};
+pub use status::{ExitStatus, MissingExitStatus};
+
+/// Context ID of the host on every guest's vsock (Linux `VMADDR_CID_HOST`).
+pub const HOST_CID: u32 = 2;
+/// Port on the host to which the agent sends its ready line.
+pub const READY_PORT: u32 = 1024;
+/// Port in the guest where the agent serves ttrpc.
+pub const RPC_PORT: u32 = 1025;
+/// Port in the guest where the agent takes the standard streams of processes.
+pub const STDIO_PORT: u32 = 1026;
+
+/// Version of this protocol. It rises with each change that an older peer would misread;
+/// new fields and methods do not raise it.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Bounds of what either side accepts.
+pub mod limits {
+    use std::time::Duration;
+
+    /// Longest container or exec id, in bytes.
+    pub const ID_BYTES: usize = 128;
+    /// Longest virtio-blk serial, in bytes (virtio 1.3 §5.2.6.1).
+    pub const SERIAL_BYTES: usize = 20;
+    /// Largest OCI specification, in bytes of JSON.
+    pub const SPEC_BYTES: usize = 1 << 20;
+    /// Largest generated file such as /etc/hosts, in bytes.
+    pub const ETC_FILE_BYTES: usize = 64 << 10;
+    /// Longest host name, in bytes (Linux `__NEW_UTS_LEN`).
+    pub const HOSTNAME_BYTES: usize = 64;
+    /// Largest seed that [`Configure`](crate::api::ConfigureRequest) takes, in bytes.
+    pub const ENTROPY_BYTES: usize = 512;
+    /// Longest `user[:group]`, in bytes.
+    pub const USER_BYTES: usize = 256;
+    /// Containers that a guest may have at once.
+    pub const CONTAINERS: usize = 256;
+    /// Processes started by exec that a container may have at once, ended ones that were not
+    /// waited for included.
+    pub const EXECS: usize = 64;
+    /// Stdio connections that wait for the request which names them.
+    pub const UNCLAIMED_STREAMS: usize = 1024;
+    /// How long such a connection is kept.
+    pub const STREAM_CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
+    /// Longest error message, in bytes.
+    pub const ERROR_BYTES: usize = 4 << 10;
+}
+
+/// Messages, client and server of the service `podvisor.agent.v1.Agent`, generated from
+/// `proto/agent.proto`, whose comments say what each means.
+pub mod api {
+    pub use crate::generated::agent::*;
+    pub use crate::generated::agent_ttrpc::{Agent, AgentClient, create_agent};
+}
+
+// Generated code answers to its generator, not to this workspace's lints.
+#[allow(
+    clippy::all,
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    unused
+)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/generated.rs"));
+}
