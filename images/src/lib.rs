@@ -1,1 +1,38 @@
-//! Room.
+//! OCI images: from a registry to one read-only EROFS file per image.
+//!
+//! What comes in are references (`busybox`, `registry.example/app@sha256:…`), manifests, configs and layer
+//! tars; all of it is hostile until verified. What leaves is an [`Image`]: its ids and names, its OCI
+//! configuration, and the path of a file that a guest mounts as its root, the same bytes every time.
+//!
+//! ```no_run
+//! # async fn pull() -> Result<(), podvisor_images::Error> {
+//! use podvisor_images::{PullOptions, Store};
+//!
+//! let store = Store::open("/var/lib/podvisor/images")?;
+//! let image = store.pull("busybox", &PullOptions::default()).await?;
+//! let disk = image.open_rootfs()?; // keeps the image from removal while open
+//! println!("{} at {}", image.id(), image.rootfs().display());
+//! # drop(disk);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The rooms: `registry` fetches and verifies bytes, `layer` turns a verified layer into entries of a tree,
+//! `erofs` writes that tree, `store` keeps the results. Nothing here knows virtual machines, and
+//! no name that a layer carries ever becomes a path of the host.
+
+mod digest;
+mod error;
+mod image;
+mod limits;
+mod progress;
+mod store;
+
+pub use digest::{Digest, DigestError};
+pub use error::{Error, Result};
+pub use image::Image;
+pub use limits::Limits;
+pub use oci_spec::distribution::Reference;
+pub use oci_spec::image::ImageConfiguration;
+pub use progress::{PullEvent, PullEvents};
+pub use store::{PullOptions, PullPolicy, Removed, Store, StoreOptions};

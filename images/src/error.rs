@@ -1,0 +1,92 @@
+//! What can go wrong, in words for the person who typed the command.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::{Digest, Reference};
+
+/// Result of this crate's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation on images failed. `Display` gives one or two lines that say what to do; the cause is the source.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The string is not an image reference.
+    #[error(
+        "{input:?} is not an image reference; write [REGISTRY/]NAME[:TAG][@sha256:DIGEST], all but the tag in lower case"
+    )]
+    Reference {
+        /// What was given.
+        input: String,
+        /// The rule it breaks.
+        #[source]
+        source: oci_spec::distribution::ParseError,
+    },
+    /// The store has no such image.
+    #[error(
+        "no image {name:?} in the store; `podvisor images` lists what there is, `podvisor pull` fetches one"
+    )]
+    NotFound {
+        /// Name, id or digest that was asked for.
+        name: String,
+    },
+    /// The beginning of an id fits several images.
+    #[error("{name:?} is the beginning of {count} image ids; give more digits")]
+    Ambiguous {
+        /// What was given.
+        name: String,
+        /// How many images it fits.
+        count: usize,
+    },
+    /// The image's file is open in a running sandbox.
+    #[error("image {id} is in use by a running sandbox; stop it first")]
+    InUse {
+        /// The image.
+        id: Digest,
+    },
+    /// The disk under the store is full.
+    #[error("no space left for the image store at {}; free some, or remove images by `podvisor rmi` or `podvisor prune`", .path.display())]
+    DiskFull {
+        /// The file that could not be written.
+        path: PathBuf,
+        /// The operating system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The operating system refused a file operation.
+    #[error("cannot {action} {}", .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The operating system's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::DiskFull { path, source }
+            }
+            _ => Self::Io {
+                action,
+                path,
+                source,
+            },
+        }
+    }
+}
+
+/// Parses a reference, docker's short forms included (`busybox` is `docker.io/library/busybox:latest`).
+pub(crate) fn parse_reference(input: &str) -> Result<Reference> {
+    input.parse().map_err(|source| Error::Reference {
+        input: input.chars().take(300).collect(),
+        source,
+    })
+}

@@ -1,0 +1,103 @@
+//! An image of the store.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use oci_spec::image::ImageConfiguration;
+
+use crate::{Digest, Error, Result};
+
+/// An image of the store, as it was when it was looked up.
+#[derive(Clone, Debug)]
+pub struct Image {
+    pub(crate) id: Digest,
+    pub(crate) manifest: Digest,
+    pub(crate) tags: Vec<String>,
+    pub(crate) digests: Vec<String>,
+    pub(crate) size: u64,
+    pub(crate) pulled: SystemTime,
+    pub(crate) created: Option<SystemTime>,
+    pub(crate) pinned: bool,
+    pub(crate) rootfs: PathBuf,
+    pub(crate) config: ImageConfiguration,
+}
+
+impl Image {
+    /// The image's id: the digest of its configuration, as Docker and the CRI have it.
+    #[must_use]
+    pub fn id(&self) -> Digest {
+        self.id
+    }
+
+    /// Digest of the manifest that the image was pulled by.
+    #[must_use]
+    pub fn manifest_digest(&self) -> Digest {
+        self.manifest
+    }
+
+    /// Full names with tags, sorted (`docker.io/library/busybox:latest`); the CRI's `RepoTags`.
+    #[must_use]
+    pub fn tags(&self) -> &[String] {
+        &self.tags
+    }
+
+    /// Full names with digests, sorted (`docker.io/library/busybox@sha256:…`); the CRI's `RepoDigests`.
+    #[must_use]
+    pub fn digests(&self) -> &[String] {
+        &self.digests
+    }
+
+    /// Bytes that the image's root file system takes on the disk.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// When the image was made, as its configuration claims.
+    #[must_use]
+    pub fn created(&self) -> Option<SystemTime> {
+        self.created
+    }
+
+    /// When the image came into this store.
+    #[must_use]
+    pub fn pulled(&self) -> SystemTime {
+        self.pulled
+    }
+
+    /// Whether pruning leaves the image alone.
+    #[must_use]
+    pub fn pinned(&self) -> bool {
+        self.pinned
+    }
+
+    /// The OCI image configuration: entrypoint, environment, user, working folder, …
+    #[must_use]
+    pub fn config(&self) -> &ImageConfiguration {
+        &self.config
+    }
+
+    /// Path of the root file system: one read-only EROFS file.
+    #[must_use]
+    pub fn rootfs(&self) -> &Path {
+        &self.rootfs
+    }
+
+    /// Opens the root file system for reading. While the returned file, or a duplicate of it in another
+    /// process, is open, the image can be neither removed nor pruned.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when the image has been removed since it was looked up; [`Error::Io`].
+    pub fn open_rootfs(&self) -> Result<File> {
+        let file = File::open(&self.rootfs).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => Error::NotFound {
+                name: self.id.to_string(),
+            },
+            _ => Error::io("open", &self.rootfs, source),
+        })?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared)
+            .map_err(|source| Error::io("lock", &self.rootfs, source.into()))?;
+        Ok(file)
+    }
+}

@@ -1,0 +1,46 @@
+//! Bounds on what an image may ask of this machine.
+
+/// Bounds on one image; each protects memory, disk or time from a hostile registry or image.
+///
+/// The defaults let through every image that is known to be in use, with room to spare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Bytes of a manifest or index. Registries themselves accept at most 4 MiB.
+    pub manifest_bytes: u64,
+    /// Bytes of an image configuration.
+    pub config_bytes: u64,
+    /// Layers of an image.
+    pub layers: usize,
+    /// Bytes of one compressed layer.
+    pub layer_bytes: u64,
+    /// Bytes that all layers of an image have together when decompressed.
+    pub unpacked_bytes: u64,
+    /// Files, folders and other entries in all layers of an image together.
+    pub entries: u64,
+    /// Bytes of a path inside the image (Linux's `PATH_MAX` is 4096).
+    pub path_bytes: usize,
+    /// Folders above an entry.
+    pub path_depth: usize,
+    /// Bytes of all extended attributes of one file.
+    pub xattr_bytes: usize,
+    /// Manifests that an index may nest before the image's own.
+    pub index_depth: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            manifest_bytes: 4 << 20,
+            config_bytes: 8 << 20,
+            layers: 512,
+            layer_bytes: 64 << 30,
+            unpacked_bytes: 128 << 30,
+            entries: 4_000_000,
+            path_bytes: 4095,
+            path_depth: 1024,
+            xattr_bytes: 64 << 10,
+            index_depth: 4,
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Settings of a store and of a pull.
+
+use crate::{Limits, PullEvent, PullEvents};
+
+/// Settings of a store.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct StoreOptions {
+    /// Bounds that every image of the store keeps.
+    pub limits: Limits,
+}
+
+impl StoreOptions {
+    /// Sets the bounds on images.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+}
+
+/// When a pull asks the registry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PullPolicy {
+    /// Always: a tag may have moved. Layers that the store has are not fetched again.
+    #[default]
+    Always,
+    /// Only when the store has no image of that name.
+    IfMissing,
+}
+
+/// Settings of one pull.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PullOptions {
+    /// When to ask the registry.
+    pub policy: PullPolicy,
+    /// Where progress is reported.
+    pub events: Option<PullEvents>,
+    /// Layers fetched at the same time, at least 1.
+    pub parallel_layers: usize,
+}
+
+impl Default for PullOptions {
+    fn default() -> Self {
+        Self {
+            policy: PullPolicy::Always,
+            events: None,
+            parallel_layers: 3,
+        }
+    }
+}
+
+impl PullOptions {
+    /// Sets when the registry is asked.
+    #[must_use]
+    pub fn policy(mut self, policy: PullPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Reports progress to `events`.
+    #[must_use]
+    pub fn events(mut self, events: PullEvents) -> Self {
+        self.events = Some(events);
+        self
+    }
+
+    #[allow(dead_code)]
+    pub(crate) fn emit(&self, event: PullEvent) {
+        if let Some(events) = &self.events {
+            // A receiver that went away has lost interest, no more.
+            let _ = events.send(event);
+        }
+    }
+}
