@@ -1,1 +1,42 @@
-//! Room.
+//! The devices of a podvisor guest: a virtio core, the virtio devices on it, and the two
+//! legacy devices a microVM still needs.
+//!
+//! # How data enters and leaves
+//!
+//! A vCPU's MMIO or port exit becomes a `read` or `write` on a transport
+//! ([`virtio::transport`]) or on a [`legacy`] device. A notification of the driver arrives as an
+//! eventfd, on which the owner calls [`virtio::VirtioDevice::on_queue`]; work of the host side
+//! (a socket, a file completion) as readiness of [`virtio::VirtioDevice::backend`]. Interrupts
+//! leave through [`virtio::Interrupt`].
+//!
+//! # What this crate must not know
+//!
+//! KVM, vCPUs, address spaces and event loops: nothing here opens `/dev/kvm`, so that every
+//! device runs, is tested and is fuzzed inside an ordinary process, with guest memory that is
+//! an ordinary mapping.
+//!
+//! # The guest is hostile
+//!
+//! Whatever a driver writes into rings, descriptors, buffers and registers, the answer is a
+//! [`virtio::Fault`] and `DEVICE_NEEDS_RESET`, never a panic, an endless loop or an access
+//! outside guest memory.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects
+    )
+)]
+
+pub mod blk;
+pub mod legacy;
+pub mod virtio;
+
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;
+
+/// Guest memory as every device sees it: one or more anonymous or file-backed mappings.
+///
+/// One alias for the whole workspace, so that dirty tracking can be added in one place.
+pub type GuestRam = vm_memory::GuestMemoryMmap<()>;

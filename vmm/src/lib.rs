@@ -1,1 +1,3 @@
-//! Room.
+//! An in-process virtual machine monitor for Linux guests on KVM.
+
+mod layout;

@@ -1,0 +1,270 @@
+use super::*;
+use crate::testing::{CountingInterrupt, DriverQueue, memory, resources};
+use proptest::prelude::*;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use vm_memory::{Bytes, GuestAddress, VolatileSlice};
+
+const HEADER: u64 = 0x40000;
+const DATA: u64 = 0x50000;
+const STATUS: u64 = 0x90000;
+
+struct Rig {
+    mem: GuestRam,
+    driver: DriverQueue,
+    device: BlockDevice,
+    irq: Arc<CountingInterrupt>,
+}
+
+impl Rig {
+    fn over(mut device: BlockDevice) -> Self {
+        let mem = memory(1 << 20);
+        let driver = DriverQueue::new(&mem, 0x10000, 16);
+        let irq = Arc::new(CountingInterrupt::default());
+        device.start(resources(&mem, &[&driver], &irq, 0)).unwrap();
+        Self {
+            mem,
+            driver,
+            device,
+            irq,
+        }
+    }
+
+    /// A disk of 8 sectors, each filled with its number.
+    fn new() -> Self {
+        Self::over(disk_of_8_sectors())
+    }
+
+    fn header(&self, kind: u32, sector: u64) {
+        self.mem.write_obj(kind, GuestAddress(HEADER)).unwrap();
+        self.mem
+            .write_obj(sector, GuestAddress(HEADER + 8))
+            .unwrap();
+        self.mem.write_obj(0xffu8, GuestAddress(STATUS)).unwrap();
+    }
+
+    fn status(&self) -> u8 {
+        self.mem.read_obj(GuestAddress(STATUS)).unwrap()
+    }
+
+    fn read(&mut self, sector: u64, len: u32) -> u8 {
+        self.header(0, sector);
+        self.driver
+            .add(&[(HEADER, 16)], &[(DATA, len), (STATUS, 1)]);
+        assert_eq!(self.device.on_queue(0).unwrap(), Progress::Idle);
+        self.status()
+    }
+
+    fn write(&mut self, sector: u64, len: u32) -> u8 {
+        self.header(1, sector);
+        self.driver
+            .add(&[(HEADER, 16), (DATA, len)], &[(STATUS, 1)]);
+        assert_eq!(self.device.on_queue(0).unwrap(), Progress::Idle);
+        self.status()
+    }
+}
+
+fn disk_of_8_sectors() -> BlockDevice {
+    let mut file = tempfile::tempfile().unwrap();
+    for n in 0..8u8 {
+        file.write_all(&[n; 512]).unwrap();
+    }
+    BlockDevice::new(Box::new(FileDisk::new(file).unwrap()))
+}
+
+#[test]
+fn a_read_fills_the_buffer_and_counts_what_was_written() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.read(3, 1024), 0);
+    let used = rig.driver.take_used().unwrap();
+    assert_eq!(used.len, 1025);
+    let at = |n| rig.mem.read_obj::<u8>(GuestAddress(DATA + n)).unwrap();
+    assert_eq!((at(0), at(511), at(512), at(1023)), (3, 3, 4, 4));
+    assert_eq!(rig.irq.queue.load(SeqCst), 1);
+}
+
+#[test]
+fn a_write_lands_on_the_disk() {
+    let mut rig = Rig::new();
+    rig.mem
+        .write_slice(&[0xab; 512], GuestAddress(DATA))
+        .unwrap();
+    assert_eq!(rig.write(7, 512), 0);
+    rig.mem.write_slice(&[0; 512], GuestAddress(DATA)).unwrap();
+    assert_eq!(rig.read(7, 512), 0);
+    assert_eq!(
+        rig.mem.read_obj::<u8>(GuestAddress(DATA + 511)).unwrap(),
+        0xab
+    );
+    let counters = rig.device.counters();
+    assert!(counters.contains(&Counter {
+        name: "write_bytes",
+        value: 512
+    }));
+}
+
+#[test]
+fn requests_beyond_the_disk_or_of_odd_length_are_io_errors() {
+    let mut rig = Rig::new();
+    for (sector, len) in [
+        (8, 512),
+        (7, 1024),
+        (u64::MAX, 512),
+        (u64::MAX / 512, 512),
+        (0, 100),
+    ] {
+        assert_eq!(rig.read(sector, len), 1, "read {sector} {len}");
+        assert_eq!(rig.write(sector, len), 1, "write {sector} {len}");
+    }
+}
+
+#[test]
+fn a_read_only_disk_says_so_and_refuses_writes() {
+    let mut rig = Rig::over(disk_of_8_sectors().read_only());
+    assert_ne!(rig.device.features() & (1 << 5), 0);
+    assert_eq!(rig.write(0, 512), 1);
+    assert_eq!(rig.read(0, 512), 0);
+    assert_eq!(rig.mem.read_obj::<u8>(GuestAddress(DATA)).unwrap(), 0);
+}
+
+#[test]
+fn the_serial_number_is_cut_to_20_bytes() {
+    let mut rig = Rig::over(disk_of_8_sectors().serial("0123456789012345678901234"));
+    rig.header(8, 0);
+    rig.driver.add(&[(HEADER, 16)], &[(DATA, 32), (STATUS, 1)]);
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+    let mut id = [0; 21];
+    rig.mem.read_slice(&mut id, GuestAddress(DATA)).unwrap();
+    assert_eq!(&id, b"01234567890123456789\0");
+    assert_eq!(rig.status(), 0);
+}
+
+#[test]
+fn flush_and_unknown_requests() {
+    let mut rig = Rig::new();
+    for (kind, status) in [(4, 0), (11, 2), (u32::MAX, 2)] {
+        rig.header(kind, 0);
+        rig.driver.add(&[(HEADER, 16)], &[(STATUS, 1)]);
+        assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+        assert_eq!(rig.status(), status);
+    }
+}
+
+#[test]
+fn a_request_without_status_byte_or_whole_header_is_a_guest_fault() {
+    let mut rig = Rig::new();
+    rig.header(0, 0);
+    rig.driver.add(&[(HEADER, 16)], &[]);
+    assert!(matches!(rig.device.on_queue(0), Err(Fault::Guest(_))));
+    let mut rig = Rig::new();
+    rig.driver.add(&[(HEADER, 15)], &[(STATUS, 1)]);
+    assert!(matches!(rig.device.on_queue(0), Err(Fault::Guest(_))));
+    assert_eq!(rig.device.stop().len(), 1, "a faulted device still stops");
+}
+
+#[test]
+fn a_driver_that_refills_the_ring_does_not_keep_the_loop() {
+    #[derive(Debug)]
+    struct Refilling(std::sync::Mutex<DriverQueue>);
+    impl Disk for Refilling {
+        fn len(&self) -> u64 {
+            4096
+        }
+        fn submit(&mut self, _: &GuestRam, _: u16, _: Operation<'_, '_>) -> Submitted {
+            self.0.lock().unwrap().add(&[(HEADER, 16)], &[(STATUS, 1)]);
+            Submitted::Done(Ok(()))
+        }
+    }
+    let mem = memory(1 << 20);
+    mem.write_obj(4u32, GuestAddress(HEADER)).unwrap();
+    let mut driver = DriverQueue::new(&mem, 0x10000, 16);
+    let irq = Arc::new(CountingInterrupt::default());
+    let res = resources(&mem, &[&driver], &irq, 0);
+    driver.add(&[(HEADER, 16)], &[(STATUS, 1)]);
+    let mut device = BlockDevice::new(Box::new(Refilling(std::sync::Mutex::new(driver))));
+    device.start(res).unwrap();
+    assert_eq!(device.on_queue(0).unwrap(), Progress::More);
+}
+
+/// A disk whose requests finish when it is waited for.
+#[derive(Debug, Default)]
+struct Later(Vec<u16>);
+impl Disk for Later {
+    fn len(&self) -> u64 {
+        1 << 20
+    }
+    fn submit(&mut self, _: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
+        if let Operation::Read { slices, .. } = operation {
+            slices
+                .iter()
+                .for_each(|s: &VolatileSlice<'_>| s.copy_from(&vec![5u8; s.len()]));
+        }
+        self.0.push(token);
+        Submitted::Queued
+    }
+    fn completed(&mut self) -> Option<Completion> {
+        self.0.pop().map(|token| Completion {
+            token,
+            result: Ok(()),
+        })
+    }
+}
+
+#[test]
+fn requests_in_flight_finish_by_the_backend_and_before_a_stop() {
+    let mut rig = Rig::over(BlockDevice::new(Box::new(Later::default())));
+    assert_eq!(rig.read(0, 512), 0xff, "not finished yet");
+    assert!(rig.driver.take_used().is_none());
+    assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
+    assert_eq!(
+        (rig.status(), rig.driver.take_used().unwrap().len),
+        (0, 513)
+    );
+
+    assert_eq!(rig.read(0, 512), 0xff);
+    assert_eq!(rig.device.stop().len(), 1);
+    assert_eq!(rig.status(), 0);
+    assert_eq!(rig.device.stop().len(), 0, "a stopped device holds nothing");
+}
+
+#[test]
+fn a_file_that_may_not_be_written_needs_read_only() {
+    assert!(matches!(
+        BlockDevice::open("/nonexistent/disk"),
+        Err(BlockDeviceError::Open { .. })
+    ));
+    assert!(matches!(
+        BlockDevice::open("/"),
+        Err(BlockDeviceError::NotADisk { .. })
+    ));
+    assert!(matches!(
+        BlockDevice::open("/dev/null"),
+        Err(BlockDeviceError::NotADisk { .. })
+    ));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    assert!(BlockDevice::open(file.path()).unwrap().check().is_ok());
+    let mut device = BlockDevice::open(file.path()).unwrap();
+    let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+    device.not_writable = Some((file.path().into(), denied));
+    assert!(device.check().is_err());
+}
+
+proptest! {
+    /// Whatever the header says, the request is answered once and the disk keeps its size.
+    #[test]
+    fn any_header_is_answered(kind in 0u32..16, sector: u64, len in 0u32..5000, write: bool) {
+        let mut rig = Rig::new();
+        rig.header(kind, sector);
+        let data = [(DATA, len)];
+        if write {
+            rig.driver.add(&[(HEADER, 16), data[0]], &[(STATUS, 1)]);
+        } else {
+            rig.driver.add(&[(HEADER, 16)], &[data[0], (STATUS, 1)]);
+        }
+        prop_assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+        prop_assert!(rig.status() <= 2);
+        prop_assert!(rig.driver.take_used().is_some());
+        prop_assert!(rig.driver.take_used().is_none());
+    }
+}

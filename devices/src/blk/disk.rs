@@ -1,0 +1,83 @@
+//! What a block device needs of its backend.
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use vm_memory::VolatileSlice;
+
+use crate::GuestRam;
+
+/// One request to a [`Disk`]. Offsets are in bytes, multiples of 512, and lie, with the length
+/// of the slices, within the disk.
+#[derive(Debug)]
+pub enum Operation<'a, 'm> {
+    /// Fill the slices.
+    Read {
+        /// Where on the disk.
+        offset: u64,
+        /// Guest memory, at most [`crate::virtio::MAX_SEGMENTS`] pieces.
+        slices: &'a [VolatileSlice<'m>],
+    },
+    /// Store the slices.
+    Write {
+        /// Where on the disk.
+        offset: u64,
+        /// Guest memory, at most [`crate::virtio::MAX_SEGMENTS`] pieces.
+        slices: &'a [VolatileSlice<'m>],
+    },
+    /// Make completed writes durable.
+    Flush,
+}
+
+/// What became of a request at once.
+#[derive(Debug)]
+#[must_use]
+pub enum Submitted {
+    /// It is done.
+    Done(io::Result<()>),
+    /// It will come out of [`Disk::completed`].
+    Queued,
+}
+
+/// A request that a backend finished later.
+#[derive(Debug)]
+pub struct Completion {
+    /// The token it was submitted with.
+    pub token: u16,
+    /// How it went.
+    pub result: io::Result<()>,
+}
+
+/// A disk of raw sectors. Backends that work at once implement only the first two methods.
+pub trait Disk: Debug + Send {
+    /// The disk's size in bytes; what exceeds a multiple of 512 is not presented.
+    fn len(&self) -> u64;
+
+    /// Whether the disk has no sector.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Begins a request. A backend that answers [`Submitted::Queued`] keeps a clone of `mem`
+    /// until the completion, so that the slices' memory stays mapped.
+    fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted;
+
+    /// The next finished request, without waiting.
+    fn completed(&mut self) -> Option<Completion> {
+        None
+    }
+
+    /// Waits until at least one request in flight has finished.
+    ///
+    /// # Errors
+    /// When waiting is impossible; requests in flight are lost then.
+    fn wait(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Readable when [`Self::completed`] may have something.
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

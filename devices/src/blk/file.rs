@@ -1,0 +1,141 @@
+//! A disk that is a regular file or a block device, read and written with `preadv` and
+//! `pwritev` on the calling thread.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsFd;
+
+use vm_memory::VolatileSlice;
+
+use super::disk::{Disk, Operation, Submitted};
+use crate::GuestRam;
+use crate::virtio::iovec;
+
+/// A file as a disk. Its length is taken once, when it is opened.
+#[derive(Debug)]
+pub struct FileDisk {
+    file: File,
+    len: u64,
+}
+
+impl FileDisk {
+    /// Takes an open file.
+    ///
+    /// # Errors
+    /// When its length cannot be found.
+    pub fn new(mut file: File) -> io::Result<Self> {
+        // Seeking serves block devices too, whose metadata says 0.
+        let len = file.seek(SeekFrom::End(0))?;
+        Ok(Self { file, len })
+    }
+}
+
+impl Disk for FileDisk {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn submit(&mut self, _: &GuestRam, _token: u16, operation: Operation<'_, '_>) -> Submitted {
+        let file = self.file.as_fd();
+        Submitted::Done(match operation {
+            Operation::Read { offset, slices } => transfer(slices, offset, |slices, at| {
+                iovec::read_at(file, slices, at)
+            }),
+            Operation::Write { offset, slices } => transfer(slices, offset, |slices, at| {
+                iovec::write_at(file, slices, at)
+            }),
+            Operation::Flush => self.file.sync_data(),
+        })
+    }
+}
+
+/// Calls `step` until all of `slices` is transferred.
+fn transfer(
+    slices: &[VolatileSlice<'_>],
+    mut offset: u64,
+    mut step: impl FnMut(&[VolatileSlice<'_>], u64) -> io::Result<usize>,
+) -> io::Result<()> {
+    let mut left: usize = slices.iter().map(VolatileSlice::len).sum();
+    let mut done = step(slices, offset)?;
+    if done >= left {
+        return Ok(());
+    }
+    // A short transfer is rare: only then is the list copied.
+    let mut rest = slices.to_vec();
+    loop {
+        if done == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        left = left.saturating_sub(done);
+        if left == 0 {
+            return Ok(());
+        }
+        offset = offset.saturating_add(done as u64);
+        rest = advance(rest, done)?;
+        done = step(&rest, offset)?;
+    }
+}
+
+fn advance(slices: Vec<VolatileSlice<'_>>, mut by: usize) -> io::Result<Vec<VolatileSlice<'_>>> {
+    let mut rest = Vec::with_capacity(slices.len());
+    for slice in slices {
+        if by >= slice.len() {
+            by = by.saturating_sub(slice.len());
+        } else {
+            rest.push(slice.offset(by).map_err(io::Error::other)?);
+            by = 0;
+        }
+    }
+    Ok(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::memory;
+    use std::io::Write;
+    use vm_memory::{Bytes, GuestAddress, GuestMemory};
+
+    #[test]
+    fn a_short_transfer_goes_on_where_it_stopped() {
+        let mem = memory(4096);
+        let slices = [
+            mem.get_slice(GuestAddress(0), 10).unwrap(),
+            mem.get_slice(GuestAddress(100), 20).unwrap(),
+        ];
+        let mut calls = Vec::new();
+        transfer(&slices, 1000, |slices, at| {
+            let total: usize = slices.iter().map(VolatileSlice::len).sum();
+            calls.push((at, total));
+            Ok(total.min(7))
+        })
+        .unwrap();
+        assert_eq!(
+            calls,
+            [(1000, 30), (1007, 23), (1014, 16), (1021, 9), (1028, 2)]
+        );
+    }
+
+    #[test]
+    fn a_file_that_became_shorter_is_an_error() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; 1024]).unwrap();
+        let mut disk = FileDisk::new(file.try_clone().unwrap()).unwrap();
+        assert_eq!(disk.len(), 1024);
+        file.set_len(600).unwrap();
+        let mem = memory(4096);
+        let slices = [mem.get_slice(GuestAddress(0), 1024).unwrap()];
+        let Submitted::Done(result) = disk.submit(
+            &mem,
+            0,
+            Operation::Read {
+                offset: 0,
+                slices: &slices,
+            },
+        ) else {
+            panic!("a file works at once")
+        };
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(mem.read_obj::<u8>(GuestAddress(599)).unwrap(), 7);
+    }
+}

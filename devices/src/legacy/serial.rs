@@ -1,0 +1,117 @@
+//! COM1: a 16550A by `vm-superio`, whose output goes to any writer.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use vm_superio::Trigger;
+use vmm_sys_util::eventfd::EventFd;
+
+/// First I/O port of COM1.
+pub const PORT: u16 = 0x3f8;
+/// Number of ports.
+pub const PORTS: u16 = 8;
+/// The interrupt line of COM1.
+pub const IRQ: u32 = 4;
+
+/// An interrupt line that is raised by an eventfd (an irqfd, as a rule).
+#[derive(Debug)]
+struct Line(EventFd);
+
+impl Trigger for Line {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// The serial port. Accesses come from vCPU threads; the writer is called on those, byte by
+/// byte: one that blocks holds up the guest, and one that fails loses the byte.
+pub struct SerialPort {
+    uart: vm_superio::Serial<Line, vm_superio::serial::NoEvents, Box<dyn Write + Send>>,
+}
+
+impl fmt::Debug for SerialPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SerialPort").finish_non_exhaustive()
+    }
+}
+
+impl SerialPort {
+    /// A port that interrupts by `line` and writes what the guest sends to `out`.
+    #[must_use]
+    pub fn new(line: EventFd, out: Box<dyn Write + Send>) -> Self {
+        Self {
+            uart: vm_superio::Serial::new(Line(line), out),
+        }
+    }
+
+    /// The guest reads register `offset` (0 to 7).
+    pub fn read(&mut self, offset: u8) -> u8 {
+        self.uart.read(offset)
+    }
+
+    /// The guest writes register `offset` (0 to 7).
+    pub fn write(&mut self, offset: u8, value: u8) {
+        // The guest's driver polls the line status; a byte that the writer refused is gone.
+        let _ = self.uart.write(offset, value);
+    }
+
+    /// Puts bytes into the receive FIFO, as far as there is room (64 bytes at most). Returns
+    /// how many were taken.
+    pub fn input(&mut self, bytes: &[u8]) -> usize {
+        let room = self.uart.fifo_capacity().min(bytes.len());
+        let bytes = bytes.get(..room).unwrap_or(&[]);
+        self.uart.enqueue_raw_bytes(bytes).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    struct Chan(mpsc::Sender<u8>);
+    impl Write for Chan {
+        fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+            buf.iter()
+                .try_for_each(|b| self.0.send(*b))
+                .map_err(io::Error::other)?;
+            Ok(buf.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn port() -> (SerialPort, mpsc::Receiver<u8>) {
+        let (tx, rx) = mpsc::channel();
+        let line = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        (SerialPort::new(line, Box::new(Chan(tx))), rx)
+    }
+
+    #[test]
+    fn what_the_guest_sends_reaches_the_writer() {
+        let (mut port, rx) = port();
+        b"hi".iter().for_each(|b| port.write(0, *b));
+        assert_eq!(rx.try_iter().collect::<Vec<_>>(), b"hi");
+        assert_ne!(port.read(5) & 0x20, 0, "ready for more");
+    }
+
+    #[test]
+    fn a_flood_of_input_is_taken_as_far_as_there_is_room() {
+        let (mut port, _rx) = port();
+        assert_eq!(port.input(&[7; 100]), 64);
+        assert_eq!(port.input(&[7; 100]), 0);
+        assert_eq!(port.read(0), 7);
+        assert_eq!(port.input(&[8; 100]), 1);
+    }
+
+    #[test]
+    fn a_writer_that_fails_does_not_stop_the_guest() {
+        let (mut port, rx) = port();
+        drop(rx);
+        port.write(0, b'x');
+        assert_ne!(port.read(5) & 0x20, 0);
+    }
+}

@@ -1,0 +1,198 @@
+//! A driver for tests and fuzz targets: lays rings in memory, makes chains available, and
+//! collects what the device gives back.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::missing_panics_doc
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::GuestRam;
+use crate::virtio::{Interrupt, Queue, QueueConfig, Resources};
+
+/// Descriptor flag: another descriptor follows (§2.7.5).
+pub const F_NEXT: u16 = 1;
+/// Descriptor flag: device-writable.
+pub const F_WRITE: u16 = 2;
+/// Descriptor flag: points to a table of descriptors.
+pub const F_INDIRECT: u16 = 4;
+
+/// `len` bytes of guest memory from address 0.
+#[must_use]
+pub fn memory(len: usize) -> GuestRam {
+    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), len)]).unwrap()
+}
+
+/// An [`Interrupt`] that counts.
+#[derive(Debug, Default)]
+pub struct CountingInterrupt {
+    /// Used Buffer Notifications, of all queues.
+    pub queue: AtomicU64,
+    /// Configuration Change Notifications.
+    pub config: AtomicU64,
+    /// Times that the device asked for a reset.
+    pub needs_reset: AtomicU32,
+}
+
+impl Interrupt for CountingInterrupt {
+    fn signal_queue(&self, _queue: u16) {
+        self.queue.fetch_add(1, Ordering::SeqCst);
+    }
+    fn signal_config(&self) {
+        self.config.fetch_add(1, Ordering::SeqCst);
+    }
+    fn signal_needs_reset(&self) {
+        self.needs_reset.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// One split virtqueue from the driver's side. Its rings take 64 KiB from `base` on.
+#[derive(Debug)]
+pub struct DriverQueue {
+    mem: GuestRam,
+    base: u64,
+    size: u16,
+    next_desc: u16,
+    avail_idx: u16,
+    used_idx: u16,
+}
+
+/// What the device gave back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The chain's head.
+    pub id: u32,
+    /// Bytes written by the device.
+    pub len: u32,
+}
+
+impl DriverQueue {
+    /// Lays the rings of `size` descriptors at `base` (64 KiB aligned, not 0).
+    #[must_use]
+    pub fn new(mem: &GuestRam, base: u64, size: u16) -> Self {
+        assert!(size.is_power_of_two() && size <= 1024 && base != 0);
+        mem.write_slice(&vec![0; 0x10000], GuestAddress(base))
+            .unwrap();
+        Self {
+            mem: mem.clone(),
+            base,
+            size,
+            next_desc: 0,
+            avail_idx: 0,
+            used_idx: 0,
+        }
+    }
+
+    /// What the driver would write into the transport's registers.
+    #[must_use]
+    pub fn config(&self) -> QueueConfig {
+        QueueConfig {
+            size: u32::from(self.size),
+            ready: true,
+            desc_table: self.base,
+            avail_ring: self.base + 0x8000,
+            used_ring: self.base + 0xa000,
+        }
+    }
+
+    /// The device's side of this queue.
+    #[must_use]
+    pub fn device_queue(&self, index: u16, irq: Arc<dyn Interrupt>) -> Queue {
+        let max = self.size;
+        Queue::new(index, max, &self.config(), false, self.mem.clone(), irq).unwrap()
+    }
+
+    /// Writes one descriptor.
+    pub fn descriptor(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        let at = GuestAddress(self.base + u64::from(index) * 16);
+        let mut raw = [0; 16];
+        raw[..8].copy_from_slice(&addr.to_le_bytes());
+        raw[8..12].copy_from_slice(&len.to_le_bytes());
+        raw[12..14].copy_from_slice(&flags.to_le_bytes());
+        raw[14..].copy_from_slice(&next.to_le_bytes());
+        self.mem.write_slice(&raw, at).unwrap();
+    }
+
+    /// Makes a head available, whatever it is.
+    pub fn make_available(&mut self, head: u16) {
+        let slot = u64::from(self.avail_idx % self.size);
+        let avail = self.base + 0x8000;
+        self.mem
+            .write_obj(head.to_le(), GuestAddress(avail + 4 + 2 * slot))
+            .unwrap();
+        self.set_avail_idx(self.avail_idx.wrapping_add(1));
+    }
+
+    /// Sets the available index, whatever it is.
+    pub fn set_avail_idx(&mut self, idx: u16) {
+        self.avail_idx = idx;
+        self.mem
+            .write_obj(idx.to_le(), GuestAddress(self.base + 0x8002))
+            .unwrap();
+    }
+
+    /// Builds and makes available a chain of `(address, length)` buffers; returns its head.
+    pub fn add(&mut self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> u16 {
+        let head = self.next_desc;
+        let all: Vec<_> = readable
+            .iter()
+            .map(|b| (*b, 0))
+            .chain(writable.iter().map(|b| (*b, F_WRITE)))
+            .collect();
+        for (i, ((addr, len), flags)) in all.iter().enumerate() {
+            let next = (self.next_desc + 1) % self.size;
+            let last = i + 1 == all.len();
+            let flags = flags | if last { 0 } else { F_NEXT };
+            self.descriptor(self.next_desc, *addr, *len, flags, next);
+            self.next_desc = next;
+        }
+        self.make_available(head);
+        head
+    }
+
+    /// The next chain that the device gave back.
+    pub fn take_used(&mut self) -> Option<Used> {
+        let used = self.base + 0xa000;
+        let idx: u16 = self
+            .mem
+            .load(GuestAddress(used + 2), Ordering::Acquire)
+            .unwrap();
+        if u16::from_le(idx) == self.used_idx {
+            return None;
+        }
+        let at = used + 4 + 8 * u64::from(self.used_idx % self.size);
+        self.used_idx = self.used_idx.wrapping_add(1);
+        let id: u32 = self.mem.read_obj(GuestAddress(at)).unwrap();
+        let len: u32 = self.mem.read_obj(GuestAddress(at + 4)).unwrap();
+        Some(Used {
+            id: u32::from_le(id),
+            len: u32::from_le(len),
+        })
+    }
+}
+
+/// Resources for a device with these queues.
+#[must_use]
+pub fn resources(
+    mem: &GuestRam,
+    queues: &[&DriverQueue],
+    irq: &Arc<CountingInterrupt>,
+    features: u64,
+) -> Resources {
+    let irq: Arc<dyn Interrupt> = irq.clone();
+    Resources {
+        mem: mem.clone(),
+        queues: queues
+            .iter()
+            .enumerate()
+            .map(|(i, q)| Some(q.device_queue(u16::try_from(i).unwrap(), irq.clone())))
+            .collect(),
+        irq: irq.clone(),
+        features,
+    }
+}

@@ -1,0 +1,333 @@
+//! A descriptor chain, walked once and bounded when it is taken from the ring.
+
+use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemory, GuestMemoryError, VolatileSlice};
+
+use crate::GuestRam;
+
+/// The most segments that a chain may have, direct or indirect. It is what `preadv` and
+/// `pwritev` take in one call (`IOV_MAX`).
+pub const MAX_SEGMENTS: usize = 1024;
+
+/// One buffer of a chain: guest physical address and length in bytes, never zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it starts.
+    pub addr: GuestAddress,
+    /// Its length in bytes.
+    pub len: u32,
+}
+
+/// A chain whose buffers are not what the device's protocol asks for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChainError {
+    /// The device-readable part ends too early.
+    #[error("{len} bytes at offset {offset} of a chain with {have} device-readable bytes")]
+    ShortReadable {
+        /// Where the access started.
+        offset: usize,
+        /// How many bytes it wanted.
+        len: usize,
+        /// How many there are.
+        have: usize,
+    },
+    /// The device-writable part ends too early.
+    #[error("{len} bytes at offset {offset} of a chain with {have} device-writable bytes")]
+    ShortWritable {
+        /// Where the access started.
+        offset: usize,
+        /// How many bytes it wanted.
+        len: usize,
+        /// How many there are.
+        have: usize,
+    },
+    /// A buffer is not in guest memory.
+    #[error("a buffer lies outside guest memory")]
+    Memory(#[source] GuestMemoryError),
+}
+
+/// A descriptor chain that the device owns: device-readable segments first, then
+/// device-writable ones (§2.7.4.2). It must go back by [`super::Queue::complete`].
+///
+/// The segments are a copy. What a driver does to its descriptors afterwards changes nothing;
+/// the *contents* of a buffer can change at any time, so read a header once and keep the copy.
+#[derive(Debug)]
+#[must_use = "a chain that is not completed is lost to the driver"]
+pub struct Chain {
+    pub(super) head: u16,
+    pub(super) segments: Vec<Segment>,
+    /// How many of `segments` are device-readable.
+    pub(super) readable: usize,
+    pub(super) readable_len: usize,
+    pub(super) writable_len: usize,
+}
+
+impl Chain {
+    /// The head descriptor's index.
+    #[must_use]
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// Bytes that the device may read.
+    #[must_use]
+    pub fn readable_len(&self) -> usize {
+        self.readable_len
+    }
+
+    /// Bytes that the device may write.
+    #[must_use]
+    pub fn writable_len(&self) -> usize {
+        self.writable_len
+    }
+
+    /// Copies `buf.len()` bytes out of the device-readable part, from `offset` bytes into it.
+    ///
+    /// # Errors
+    /// When the part is shorter than that.
+    pub fn read(&self, mem: &GuestRam, offset: usize, buf: &mut [u8]) -> Result<(), ChainError> {
+        let len = buf.len();
+        if offset
+            .checked_add(len)
+            .is_none_or(|end| end > self.readable_len)
+        {
+            return Err(ChainError::ShortReadable {
+                offset,
+                len,
+                have: self.readable_len,
+            });
+        }
+        let mut rest = buf;
+        for piece in pieces(self.readable_segments(), offset, len) {
+            let Some((now, later)) = rest.split_at_mut_checked(piece.len as usize) else {
+                break;
+            };
+            mem.read_slice(now, piece.addr)
+                .map_err(ChainError::Memory)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Copies a plain structure out of the device-readable part.
+    ///
+    /// # Errors
+    /// When the part is shorter than that.
+    pub fn read_obj<T: ByteValued + Default>(
+        &self,
+        mem: &GuestRam,
+        offset: usize,
+    ) -> Result<T, ChainError> {
+        let mut value = T::default();
+        self.read(mem, offset, value.as_mut_slice())?;
+        Ok(value)
+    }
+
+    /// Copies `buf` into the device-writable part, `offset` bytes into it.
+    ///
+    /// # Errors
+    /// When the part is shorter than that.
+    pub fn write(&self, mem: &GuestRam, offset: usize, buf: &[u8]) -> Result<(), ChainError> {
+        let len = buf.len();
+        if offset
+            .checked_add(len)
+            .is_none_or(|end| end > self.writable_len)
+        {
+            return Err(ChainError::ShortWritable {
+                offset,
+                len,
+                have: self.writable_len,
+            });
+        }
+        let mut rest = buf;
+        for piece in pieces(self.writable_segments(), offset, len) {
+            let Some((now, later)) = rest.split_at_checked(piece.len as usize) else {
+                break;
+            };
+            mem.write_slice(now, piece.addr)
+                .map_err(ChainError::Memory)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// The memory of `len` device-readable bytes from `offset` on, for vectored I/O without
+    /// a copy.
+    ///
+    /// # Errors
+    /// When the part is shorter than that.
+    pub fn readable_slices<'m>(
+        &self,
+        mem: &'m GuestRam,
+        offset: usize,
+        len: usize,
+        out: &mut Vec<VolatileSlice<'m>>,
+    ) -> Result<(), ChainError> {
+        if offset
+            .checked_add(len)
+            .is_none_or(|end| end > self.readable_len)
+        {
+            return Err(ChainError::ShortReadable {
+                offset,
+                len,
+                have: self.readable_len,
+            });
+        }
+        collect_slices(self.readable_segments(), mem, offset, len, out)
+    }
+
+    /// The memory of `len` device-writable bytes from `offset` on, for vectored I/O without
+    /// a copy.
+    ///
+    /// # Errors
+    /// When the part is shorter than that.
+    pub fn writable_slices<'m>(
+        &self,
+        mem: &'m GuestRam,
+        offset: usize,
+        len: usize,
+        out: &mut Vec<VolatileSlice<'m>>,
+    ) -> Result<(), ChainError> {
+        if offset
+            .checked_add(len)
+            .is_none_or(|end| end > self.writable_len)
+        {
+            return Err(ChainError::ShortWritable {
+                offset,
+                len,
+                have: self.writable_len,
+            });
+        }
+        collect_slices(self.writable_segments(), mem, offset, len, out)
+    }
+
+    fn readable_segments(&self) -> &[Segment] {
+        self.segments.get(..self.readable).unwrap_or(&[])
+    }
+
+    fn writable_segments(&self) -> &[Segment] {
+        self.segments.get(self.readable..).unwrap_or(&[])
+    }
+}
+
+fn collect_slices<'m>(
+    segments: &[Segment],
+    mem: &'m GuestRam,
+    offset: usize,
+    len: usize,
+    out: &mut Vec<VolatileSlice<'m>>,
+) -> Result<(), ChainError> {
+    out.clear();
+    for piece in pieces(segments, offset, len) {
+        let slice = mem
+            .get_slice(piece.addr, piece.len as usize)
+            .map_err(ChainError::Memory)?;
+        out.push(slice);
+    }
+    Ok(())
+}
+
+/// The parts of `segments` that cover `len` bytes from `offset` on.
+fn pieces(
+    segments: &[Segment],
+    mut offset: usize,
+    mut len: usize,
+) -> impl Iterator<Item = Segment> + '_ {
+    segments.iter().filter_map(move |segment| {
+        let whole = segment.len as usize;
+        if offset >= whole {
+            offset = offset.saturating_sub(whole);
+            return None;
+        }
+        let take = whole.saturating_sub(offset).min(len);
+        if take == 0 {
+            return None;
+        }
+        // Neither can wrap: the whole segment was found to lie in guest memory.
+        let addr = GuestAddress(segment.addr.0.saturating_add(offset as u64));
+        let piece = Segment {
+            addr,
+            len: u32::try_from(take).ok()?,
+        };
+        offset = 0;
+        len = len.saturating_sub(take);
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::memory;
+    use proptest::prelude::*;
+
+    fn chain(readable: &[u32], writable: &[u32]) -> Chain {
+        let mut at = 0x1000;
+        let segments = readable
+            .iter()
+            .chain(writable)
+            .map(|&len| {
+                let segment = Segment {
+                    addr: GuestAddress(at),
+                    len,
+                };
+                at += u64::from(len) + 7;
+                segment
+            })
+            .collect();
+        Chain {
+            head: 0,
+            segments,
+            readable: readable.len(),
+            readable_len: readable.iter().map(|&l| l as usize).sum(),
+            writable_len: writable.iter().map(|&l| l as usize).sum(),
+        }
+    }
+
+    #[test]
+    fn reads_and_writes_cross_segments() {
+        let mem = memory(1 << 20);
+        let chain = chain(&[3, 5, 2], &[1, 4]);
+        mem.write_slice(b"abc", GuestAddress(0x1000)).unwrap();
+        mem.write_slice(b"defgh", GuestAddress(0x100a)).unwrap();
+        let mut buf = [0; 5];
+        chain.read(&mem, 2, &mut buf).unwrap();
+        assert_eq!(&buf, b"cdefg");
+        chain.write(&mem, 0, b"WXYZ").unwrap();
+        assert_eq!(mem.read_obj::<u8>(chain.segments[3].addr).unwrap(), b'W');
+        let mut tail = [0; 3];
+        mem.read_slice(&mut tail, chain.segments[4].addr).unwrap();
+        assert_eq!(&tail, b"XYZ");
+    }
+
+    #[test]
+    fn accesses_beyond_a_part_are_refused() {
+        let mem = memory(1 << 20);
+        let chain = chain(&[4], &[4]);
+        assert!(chain.read(&mem, 1, &mut [0; 4]).is_err());
+        assert!(chain.read(&mem, usize::MAX, &mut [0; 2]).is_err());
+        assert!(chain.write(&mem, 0, &[0; 5]).is_err());
+        assert!(chain.read_obj::<u64>(&mem, 0).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn slices_cover_exactly_what_was_asked(
+            lens in proptest::collection::vec(1u32..300, 1..12),
+            offset in 0usize..2000,
+            len in 0usize..2000,
+        ) {
+            let mem = memory(1 << 20);
+            let chain = chain(&lens, &[]);
+            let mut out = Vec::new();
+            let fits = offset + len <= chain.readable_len();
+            match chain.readable_slices(&mem, offset, len, &mut out) {
+                Ok(()) => {
+                    prop_assert!(fits);
+                    prop_assert_eq!(out.iter().map(|s| s.len()).sum::<usize>(), len);
+                }
+                Err(_) => prop_assert!(!fits),
+            }
+        }
+    }
+}

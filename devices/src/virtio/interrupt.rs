@@ -1,0 +1,15 @@
+//! How a device interrupts its driver, whichever transport it sits on.
+
+use std::fmt::Debug;
+
+/// Sends the two kinds of device interrupts (§2.3). Called from any thread; never blocks.
+pub trait Interrupt: Debug + Send + Sync {
+    /// Used Buffer Notification for the queue with this index.
+    fn signal_queue(&self, queue: u16);
+
+    /// Configuration Change Notification: bumps the configuration generation too.
+    fn signal_config(&self);
+
+    /// Sets `DEVICE_NEEDS_RESET` and tells the driver by a configuration change (§2.1.2).
+    fn signal_needs_reset(&self);
+}

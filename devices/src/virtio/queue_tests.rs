@@ -1,0 +1,262 @@
+use super::*;
+use crate::testing::{CountingInterrupt, DriverQueue, F_INDIRECT, F_NEXT, F_WRITE, memory};
+use proptest::prelude::*;
+use std::sync::atomic::Ordering::SeqCst;
+
+const BASE: u64 = 0x10000;
+const BUF: u64 = 0x40000;
+
+fn setup() -> (GuestRam, DriverQueue, Queue, Arc<CountingInterrupt>) {
+    let mem = memory(1 << 20);
+    let driver = DriverQueue::new(&mem, BASE, 16);
+    let irq = Arc::new(CountingInterrupt::default());
+    let queue = driver.device_queue(0, irq.clone());
+    (mem, driver, queue, irq)
+}
+
+#[test]
+fn a_chain_comes_out_once_and_goes_back_once() {
+    let (_, mut driver, mut queue, irq) = setup();
+    let head = driver.add(&[(BUF, 10), (BUF + 100, 20)], &[(BUF + 200, 30)]);
+    let chain = queue.next().unwrap().unwrap();
+    assert_eq!(
+        (chain.head(), chain.readable_len(), chain.writable_len()),
+        (head, 30, 30)
+    );
+    assert!(queue.next().unwrap().is_none());
+    queue.complete(chain, 7).unwrap();
+    assert_eq!(
+        irq.queue.load(SeqCst),
+        0,
+        "completion alone does not interrupt"
+    );
+    queue.notify().unwrap();
+    queue.notify().unwrap();
+    assert_eq!(irq.queue.load(SeqCst), 1);
+    let used = driver.take_used().unwrap();
+    assert_eq!((used.id, used.len), (u32::from(head), 7));
+    assert!(driver.take_used().is_none());
+}
+
+#[test]
+fn an_undone_chain_comes_out_again() {
+    let (_, mut driver, mut queue, _) = setup();
+    let head = driver.add(&[(BUF, 10)], &[]);
+    let chain = queue.next().unwrap().unwrap();
+    queue.undo(chain);
+    assert_eq!(queue.next().unwrap().unwrap().head(), head);
+}
+
+#[test]
+fn a_cycle_is_a_fault() {
+    let (_, mut driver, mut queue, _) = setup();
+    driver.descriptor(0, BUF, 1, F_NEXT, 1);
+    driver.descriptor(1, BUF, 1, F_NEXT, 0);
+    driver.make_available(0);
+    assert!(matches!(
+        queue.next(),
+        Err(QueueFault::ChainBroken { head: 0 })
+    ));
+}
+
+#[test]
+fn a_link_out_of_the_table_is_a_fault() {
+    let (_, mut driver, mut queue, _) = setup();
+    driver.descriptor(0, BUF, 1, F_NEXT, 16);
+    driver.make_available(0);
+    assert!(matches!(
+        queue.next(),
+        Err(QueueFault::ChainBroken { head: 0 })
+    ));
+}
+
+#[test]
+fn a_head_out_of_the_table_is_a_fault() {
+    let (_, mut driver, mut queue, _) = setup();
+    driver.make_available(16);
+    assert!(matches!(
+        queue.next(),
+        Err(QueueFault::HeadOutOfRange { head: 16, size: 16 })
+    ));
+    let (_, mut driver, mut queue, _) = setup();
+    driver.make_available(u16::MAX);
+    assert!(matches!(
+        queue.next(),
+        Err(QueueFault::HeadOutOfRange { .. })
+    ));
+}
+
+#[test]
+fn an_available_index_that_jumps_is_a_fault() {
+    let (_, mut driver, mut queue, _) = setup();
+    driver.set_avail_idx(17);
+    assert!(matches!(queue.next(), Err(QueueFault::AvailIndex(_))));
+}
+
+#[test]
+fn a_head_that_is_in_use_is_a_fault() {
+    let (_, mut driver, mut queue, _) = setup();
+    let head = driver.add(&[(BUF, 1)], &[]);
+    driver.make_available(head);
+    let _first = queue.next().unwrap().unwrap();
+    assert!(matches!(queue.next(), Err(QueueFault::HeadInUse { .. })));
+}
+
+#[test]
+fn segments_outside_memory_are_a_fault() {
+    for (addr, len) in [
+        (1 << 20, 1),
+        ((1 << 20) - 1, 2),
+        (u64::MAX, 2),
+        (0, 1 << 21),
+    ] {
+        let (_, mut driver, mut queue, _) = setup();
+        driver.add(&[(addr, len)], &[]);
+        assert!(
+            matches!(queue.next(), Err(QueueFault::SegmentMemory { .. })),
+            "{addr:#x}+{len}"
+        );
+    }
+}
+
+#[test]
+fn a_readable_segment_after_a_writable_one_is_a_fault() {
+    let (_, mut driver, mut queue, _) = setup();
+    driver.descriptor(0, BUF, 1, F_NEXT | F_WRITE, 1);
+    driver.descriptor(1, BUF, 1, 0, 0);
+    driver.make_available(0);
+    assert!(matches!(queue.next(), Err(QueueFault::SegmentOrder { .. })));
+}
+
+#[test]
+fn empty_segments_are_passed_over() {
+    let (_, mut driver, mut queue, _) = setup();
+    driver.add(&[(u64::MAX, 0), (BUF, 3)], &[(BUF, 0), (BUF, 4)]);
+    let chain = queue.next().unwrap().unwrap();
+    assert_eq!((chain.readable_len(), chain.writable_len()), (3, 4));
+}
+
+#[test]
+fn an_indirect_table_is_walked_and_a_nested_one_is_a_fault() {
+    let (mem, mut driver, mut queue, _) = setup();
+    let table = 0x60000u64;
+    let entry = |i: u64, addr: u64, len: u32, flags: u16, next: u16| {
+        mem.write_obj(addr, GuestAddress(table + i * 16)).unwrap();
+        mem.write_obj(len, GuestAddress(table + i * 16 + 8))
+            .unwrap();
+        mem.write_obj(flags, GuestAddress(table + i * 16 + 12))
+            .unwrap();
+        mem.write_obj(next, GuestAddress(table + i * 16 + 14))
+            .unwrap();
+    };
+    entry(0, BUF, 5, F_NEXT, 1);
+    entry(1, BUF, 6, F_WRITE, 0);
+    driver.descriptor(0, table, 32, F_INDIRECT, 0);
+    driver.make_available(0);
+    let chain = queue.next().unwrap().unwrap();
+    assert_eq!((chain.readable_len(), chain.writable_len()), (5, 6));
+    queue.complete(chain, 0).unwrap();
+
+    entry(1, table, 32, F_INDIRECT, 0);
+    driver.make_available(0);
+    assert!(matches!(queue.next(), Err(QueueFault::ChainBroken { .. })));
+}
+
+#[test]
+fn an_indirect_table_of_odd_length_is_a_fault() {
+    let (_, mut driver, mut queue, _) = setup();
+    driver.descriptor(0, 0x60000, 33, F_INDIRECT, 0);
+    driver.make_available(0);
+    assert!(matches!(queue.next(), Err(QueueFault::ChainBroken { .. })));
+}
+
+#[test]
+fn a_driver_that_wants_no_interrupts_gets_none() {
+    let (mem, mut driver, mut queue, irq) = setup();
+    mem.write_obj(1u16, GuestAddress(BASE + 0x8000)).unwrap();
+    driver.add(&[(BUF, 1)], &[]);
+    let chain = queue.next().unwrap().unwrap();
+    queue.complete(chain, 0).unwrap();
+    queue.notify().unwrap();
+    assert_eq!(irq.queue.load(SeqCst), 0);
+}
+
+#[test]
+fn bad_configurations_are_refused() {
+    let mem = memory(1 << 20);
+    let driver = DriverQueue::new(&mem, BASE, 16);
+    let irq: Arc<dyn Interrupt> = Arc::new(CountingInterrupt::default());
+    let good = driver.config();
+    let try_new = |c: QueueConfig| Queue::new(0, 16, &c, false, mem.clone(), irq.clone());
+    assert!(try_new(good).is_ok());
+    for size in [0, 3, 32, 0x10010] {
+        assert!(matches!(
+            try_new(QueueConfig { size, ..good }),
+            Err(QueueConfigError::Size { .. })
+        ));
+    }
+    let bad = [
+        QueueConfig {
+            desc_table: BASE + 8,
+            ..good
+        },
+        QueueConfig {
+            avail_ring: BASE + 1,
+            ..good
+        },
+        QueueConfig {
+            used_ring: BASE + 2,
+            ..good
+        },
+    ];
+    for config in bad {
+        assert!(matches!(
+            try_new(config),
+            Err(QueueConfigError::Alignment { .. })
+        ));
+    }
+    let bad = [
+        QueueConfig {
+            desc_table: 0,
+            ..good
+        },
+        QueueConfig {
+            desc_table: (1 << 20) - 16,
+            ..good
+        },
+        QueueConfig {
+            used_ring: !0xfu64,
+            ..good
+        },
+    ];
+    for config in bad {
+        assert!(matches!(
+            try_new(config),
+            Err(QueueConfigError::Memory { .. })
+        ));
+    }
+}
+
+proptest! {
+    /// Whatever lies in the rings, a queue ends with a fault or with chains inside memory.
+    #[test]
+    fn arbitrary_rings_are_bounded(raw in proptest::collection::vec(any::<u8>(), 512), idx: u16) {
+        let (mem, mut driver, mut queue, _) = setup();
+        mem.write_slice(&raw[..256], GuestAddress(BASE)).unwrap();
+        mem.write_slice(&raw[256..], GuestAddress(BASE + 0x8000)).unwrap();
+        driver.set_avail_idx(idx % 20);
+        for _ in 0..20 {
+            match queue.next() {
+                Ok(Some(chain)) => {
+                    prop_assert!(chain.segments.len() <= MAX_SEGMENTS);
+                    for s in &chain.segments {
+                        prop_assert!(mem.check_range(s.addr, s.len as usize));
+                    }
+                    queue.complete(chain, 0).unwrap();
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+        queue.notify().unwrap();
+    }
+}

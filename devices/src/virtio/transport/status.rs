@@ -1,0 +1,132 @@
+//! The device status field (§2.1) and the order in which a driver may fill it.
+
+/// The device status field.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status(u8);
+
+impl Status {
+    /// The driver has noticed the device.
+    pub const ACKNOWLEDGE: u8 = 1;
+    /// The driver knows how to drive the device.
+    pub const DRIVER: u8 = 2;
+    /// The driver is set up.
+    pub const DRIVER_OK: u8 = 4;
+    /// Feature negotiation is complete.
+    pub const FEATURES_OK: u8 = 8;
+    /// The device has met an error that it cannot recover from.
+    pub const DEVICE_NEEDS_RESET: u8 = 64;
+    /// The driver has given up on the device.
+    pub const FAILED: u8 = 128;
+
+    const ALL: u8 = Self::ACKNOWLEDGE | Self::DRIVER | Self::DRIVER_OK | Self::FEATURES_OK;
+
+    /// The field's bits.
+    #[must_use]
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The driver may still negotiate features.
+    #[must_use]
+    pub fn negotiating(self) -> bool {
+        self.0 & Self::ALL == Self::ACKNOWLEDGE | Self::DRIVER
+    }
+
+    /// The driver may set up its queues: features are settled, `DRIVER_OK` not yet said.
+    #[must_use]
+    pub fn configuring_queues(self) -> bool {
+        self.0 & Self::ALL == Self::ACKNOWLEDGE | Self::DRIVER | Self::FEATURES_OK
+    }
+
+    /// `DRIVER_OK` was said.
+    #[must_use]
+    pub fn live(self) -> bool {
+        self.0 & Self::DRIVER_OK != 0
+    }
+
+    /// The driver gave up.
+    #[must_use]
+    pub fn failed(self) -> bool {
+        self.0 & Self::FAILED != 0
+    }
+
+    /// What a driver's write of `value` asks for. Bits may be added one step at a time, in the
+    /// order of §3.1.1, and never removed except by a reset.
+    #[must_use]
+    pub(super) fn step(self, value: u8) -> Step {
+        if value == 0 {
+            return Step::Reset;
+        }
+        if value & Self::FAILED != 0 {
+            return Step::Fail;
+        }
+        // NEEDS_RESET is the device's: what the driver writes there says nothing.
+        let next = value & !Self::DEVICE_NEEDS_RESET;
+        let known = self.0 & Self::ALL;
+        match (known, next) {
+            (a, b) if a == b => Step::Stay,
+            (0, 1) | (1, 3) => Step::Advance(Self(next)),
+            // Many drivers say both at once.
+            (0, 3) => Step::Advance(Self(next)),
+            (3, 11) => Step::Features(Self(next)),
+            (11, 15) => Step::Start(Self(next)),
+            _ => Step::Illegal,
+        }
+    }
+
+    pub(super) fn with_failed(self) -> Self {
+        Self(self.0 | Self::FAILED)
+    }
+}
+
+/// What a write to the status register leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// All state goes back to its initial values.
+    Reset,
+    /// The driver gave up: the device stops.
+    Fail,
+    /// Nothing new.
+    Stay,
+    /// Only the field changes.
+    Advance(Status),
+    /// The field changes if the features are acceptable.
+    Features(Status),
+    /// The field changes and the device starts.
+    Start(Status),
+    /// Out of order: ignored.
+    Illegal,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_of_the_specification_is_kept() {
+        let mut status = Status::default();
+        for (value, expect_negotiating, expect_queues) in
+            [(1, false, false), (3, true, false), (11, false, true)]
+        {
+            match status.step(value) {
+                Step::Advance(next) | Step::Features(next) => status = next,
+                other => panic!("{value}: {other:?}"),
+            }
+            assert_eq!(status.negotiating(), expect_negotiating);
+            assert_eq!(status.configuring_queues(), expect_queues);
+        }
+        assert!(matches!(status.step(15), Step::Start(s) if s.live()));
+    }
+
+    #[test]
+    fn skipped_and_cleared_bits_are_illegal() {
+        assert_eq!(Status(0).step(15), Step::Illegal);
+        assert_eq!(Status(3).step(15), Step::Illegal);
+        assert_eq!(Status(3).step(7), Step::Illegal);
+        assert_eq!(Status(15).step(11), Step::Illegal);
+        assert_eq!(Status(15).step(16), Step::Illegal);
+        assert_eq!(Status(15).step(0), Step::Reset);
+        assert_eq!(Status(15).step(15 | 64), Step::Stay);
+        assert_eq!(Status(1).step(129), Step::Fail);
+    }
+}

@@ -1,0 +1,53 @@
+//! Guest physical address space and interrupt lines: the one place that says what lies where.
+//!
+//! ```text
+//! 0                 low memory: boot structures, below 640 KiB
+//! 0x9fc00           MP configuration table, the last KiB below the EBDA area
+//! 1 MiB             kernel, initramfs
+//! 3 GiB  MMIO_START windows of MMIO devices, later PCI
+//! 4 GiB  HIGH_RAM   memory beyond the first 3 GiB
+//! ```
+
+/// Where the hole for devices begins: memory below it is contiguous from 0.
+pub(crate) const MMIO_START: u64 = 0xc000_0000;
+/// Where memory goes on behind the hole.
+pub(crate) const HIGH_RAM_START: u64 = 1 << 32;
+
+/// First window of a virtio-mmio device; windows follow each other.
+pub(crate) const VIRTIO_MMIO_START: u64 = MMIO_START;
+
+/// Global descriptor table of the boot CPU.
+pub(crate) const GDT: u64 = 0x500;
+/// PVH start info structure.
+pub(crate) const PVH_START_INFO: u64 = 0x6000;
+/// PVH module list.
+pub(crate) const PVH_MODULES: u64 = 0x6040;
+/// PVH memory map.
+pub(crate) const PVH_MEMORY_MAP: u64 = 0x6100;
+/// Linux's `struct boot_params` ("zero page").
+pub(crate) const ZERO_PAGE: u64 = 0x7000;
+/// Top of the boot stack, for entries that want one.
+pub(crate) const BOOT_STACK: u64 = 0x8ff0;
+/// Identity-mapping page tables for the 64-bit entry: PML4, PDPT, and four page directories.
+pub(crate) const PAGE_TABLES: u64 = 0x9000;
+/// The command line, NUL-terminated.
+pub(crate) const CMDLINE: u64 = 0x2_0000;
+/// Its largest size, with the NUL: what Linux on x86-64 takes (`COMMAND_LINE_SIZE`).
+pub(crate) const CMDLINE_MAX: usize = 2048;
+/// End of low memory as the firmware would report it; the MP table lies behind it.
+pub(crate) const EBDA_START: u64 = 0x9_fc00;
+/// Where kernels are loaded unless they say otherwise.
+pub(crate) const HIMEM_START: u64 = 0x10_0000;
+
+/// Three pages that Intel's KVM needs for real mode, and the page of the identity map.
+pub(crate) const KVM_TSS: u64 = 0xfffb_d000;
+pub(crate) const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
+
+/// I/O APIC and local APICs, where the hardware has them.
+pub(crate) const IOAPIC: u32 = 0xfec0_0000;
+pub(crate) const LOCAL_APIC: u32 = 0xfee0_0000;
+
+/// First interrupt line (GSI) for virtio devices: those below are the legacy devices'.
+pub(crate) const FIRST_GSI: u32 = 5;
+/// One past the last line of the I/O APIC that KVM emulates.
+pub(crate) const GSI_END: u32 = 24;
