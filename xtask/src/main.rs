@@ -1,2 +1,59 @@
-//! Room.
-fn main() {}
+//! podvisor's build, test and measuring commands: `cargo xtask COMMAND`.
+//!
+//! One file (or folder) per command. They share [`paths`] (where results lie), [`process`]
+//! (children that never outlive this program), [`setup`] (Debian packages) and [`report`]
+//! (what a step tells the terminal). No product code is here, and nothing of the product
+//! depends on this crate; it is built first on a fresh machine, so its dependencies are few.
+
+mod cpio;
+mod guest;
+mod host;
+mod kernel;
+mod paths;
+mod process;
+mod report;
+mod setup;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Builds, tests and measures podvisor.
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    disable_version_flag = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Install the Debian packages that are missing (every other command does it for itself)
+    Setup,
+    /// Build the guest kernel into target/guest/vmlinux
+    Kernel(kernel::Args),
+    /// Build what a guest boots from: the kernel and the agent's initramfs, in target/guest
+    Guest,
+    /// Run a command where KVM is sound: here, or in an emulated test host
+    Host(host::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    process::install_signal_handling();
+    let result = match cli.command {
+        Command::Setup => setup::ensure(setup::ALL).map(|()| ExitCode::SUCCESS),
+        Command::Kernel(args) => kernel::command(&args).map(|()| ExitCode::SUCCESS),
+        Command::Guest => guest::command().map(|()| ExitCode::SUCCESS),
+        Command::Host(args) => host::command(&args),
+    };
+    process::clean_up();
+    result.unwrap_or_else(|error| {
+        report::error(&error);
+        ExitCode::FAILURE
+    })
+}

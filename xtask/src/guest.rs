@@ -1,0 +1,70 @@
+//! `cargo xtask guest`: the kernel and the agent's initramfs, which every guest boots from.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context, Result};
+
+use crate::report::Step;
+use crate::{cpio, kernel, paths, process, setup};
+
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+pub(crate) fn command() -> Result<()> {
+    for path in ensure()? {
+        println!("{}", paths::display(&path));
+    }
+    Ok(())
+}
+
+/// Builds both unless they are there already; gives their paths.
+pub(crate) fn ensure() -> Result<[PathBuf; 2]> {
+    Ok([kernel::ensure()?, initramfs()?])
+}
+
+/// Builds the agent as a static program and packs it, as `/init`, with what the kernel needs
+/// before it: /dev/console, so that its first messages go somewhere.
+fn initramfs() -> Result<PathBuf> {
+    setup::ensure(&[setup::BUILD])?;
+    let step = Step::begin("building the agent and its initramfs");
+    // A target folder of its own: other flags would make cargo rebuild everything each time.
+    let target = paths::guest().join("agent");
+    process::run(
+        process::tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args([
+                "build",
+                "--quiet",
+                "--release",
+                "--locked",
+                "--package",
+                "podvisor-agent",
+            ])
+            .args(["--target", TRIPLE, "--target-dir"])
+            .arg(&target)
+            .current_dir(paths::root())
+            .env("RUSTFLAGS", "-C target-feature=+crt-static")
+            .env("LIBSECCOMP_LINK_TYPE", "static")
+            .env("LIBSECCOMP_LIB_PATH", "/usr/lib/x86_64-linux-gnu")
+            .stdin(Stdio::null())
+            .stdout(std::io::stderr()),
+    )?;
+    let agent = target.join(TRIPLE).join("release/podvisor-agent");
+    let init = fs::read(&agent).with_context(|| format!("{} is missing", agent.display()))?;
+    let mut archive = cpio::Writer::new(Vec::new());
+    archive.directory("dev")?;
+    archive.character_device("dev/console", 0o600, (5, 1))?;
+    archive.file("init", 0o755, &init)?;
+    let output = paths::guest().join("initramfs.cpio");
+    let bytes = archive.finish()?;
+    if fs::read(&output).is_ok_and(|present| present == bytes) {
+        step.done();
+        return Ok(output);
+    }
+    let partial = output.with_extension("partial");
+    fs::write(&partial, bytes)
+        .with_context(|| format!("{} cannot be written", partial.display()))?;
+    fs::rename(&partial, &output)?;
+    step.done();
+    Ok(output)
+}

@@ -1,0 +1,38 @@
+#!/bin/busybox sh
+# First stage of the test host, in its initramfs: modules, then the machine's own root,
+# read-only below a tmpfs, becomes the root.
+B=/bin/busybox
+$B mount -t proc proc /proc
+$B mount -t sysfs sys /sys
+$B mount -t devtmpfs dev /dev
+while read -r module; do
+    options=
+    [ "$module" = kvm-amd.ko ] && options=nested=0
+    # shellcheck disable=SC2086
+    $B insmod "/modules/$module" $options || echo "test host: $module cannot be loaded"
+done < /modules/order
+
+$B mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=524288,cache=loose root /lower ||
+    echo "test host: the machine's root cannot be mounted"
+$B mount -t tmpfs -o size=75% tmpfs /upper
+$B mkdir /upper/data /upper/work
+$B mount -t overlay -o lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work overlay /new ||
+    echo "test host: the overlay cannot be mounted"
+N=/new
+$B mount -t proc proc $N/proc
+$B mount -t sysfs sys $N/sys
+$B mount -t devtmpfs dev $N/dev
+$B mkdir -p $N/dev/pts $N/dev/shm $N/dev/mqueue
+$B mount -t devpts -o ptmxmode=666,mode=620,gid=5 devpts $N/dev/pts
+$B mount -t tmpfs -o mode=1777 tmpfs $N/dev/shm
+$B mount -t mqueue mqueue $N/dev/mqueue 2>/dev/null
+$B mount -t cgroup2 cgroup2 $N/sys/fs/cgroup
+$B mount -t tmpfs -o mode=755 tmpfs $N/run
+$B ln -sf /proc/self/fd $N/dev/fd
+$B ln -sf /proc/self/fd/0 $N/dev/stdin
+$B ln -sf /proc/self/fd/1 $N/dev/stdout
+$B ln -sf /proc/self/fd/2 $N/dev/stderr
+$B cp -a /host $N/run/podvisor-host
+$B cp $B $N/run/podvisor-host/busybox
+exec $B switch_root $N /run/podvisor-host/stage2
+echo "test host: the root cannot be switched"

@@ -1,0 +1,508 @@
+//! Running one command in the test host: QEMU, the streams between it and this program, and
+//! the rules by which a host that hangs is ended.
+//!
+//! Every stream is a virtio-serial port on a unix socket: `status` says `up` when the command
+//! starts and `rc=N` when it has ended; `stdout`, `stderr` and `stdin` are the command's; with
+//! a terminal, `hvc0` is both directions and `size` carries new window sizes. The command
+//! itself travels in a small cpio archive appended to the initramfs.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal};
+use signal_hook::consts::SIGWINCH;
+use signal_hook::iterator::Signals;
+
+use super::build::Image;
+use crate::process::{self, Group, RawTerminal, TempDir};
+use crate::{cpio, paths};
+
+/// A host boots in 3 to 5 s; on a machine under heavy load in a minute.
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long a host may take to power off after its command has ended.
+const POWER_OFF_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long the status may be on its way after the host's end.
+const STATUS_LIMIT: Duration = Duration::from_secs(2);
+
+/// What to run, and in what machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub(crate) command: Vec<String>,
+    pub(crate) environment: Vec<(String, String)>,
+    pub(crate) folder: PathBuf,
+    /// Shared read-write, at the same paths.
+    pub(crate) shares: Vec<PathBuf>,
+    /// Copied to memory before the command runs, at the same paths.
+    pub(crate) copies: Vec<PathBuf>,
+    pub(crate) terminal: bool,
+    pub(crate) stdin: bool,
+    pub(crate) network: bool,
+    pub(crate) icount: bool,
+    pub(crate) cpus: u32,
+    pub(crate) memory: String,
+    pub(crate) limit: Duration,
+    /// Keep the host's kernel messages here.
+    pub(crate) log: Option<PathBuf>,
+}
+
+/// How a host ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The command ended with this status.
+    Status(u8),
+    /// The command never started.
+    BootHang,
+    /// The command was still running when the limit was reached.
+    TimeLimit,
+}
+
+/// Runs `job` to its end.
+pub(crate) fn run(image: &Image, job: &Job) -> Result<Ended> {
+    let folder = TempDir::new("host")?;
+    let dir = folder.path();
+    let initramfs = dir.join("initramfs.cpio");
+    write_initramfs(image, job, &initramfs)?;
+
+    let (events, received) = channel();
+    let mut streams = vec!["status"];
+    if job.terminal {
+        streams.extend(["hvc", "size"]);
+    } else {
+        streams.extend(["stdout", "stderr"]);
+        if job.stdin {
+            streams.push("stdin");
+        }
+    }
+    let raw = job.terminal.then(RawTerminal::enter).transpose()?;
+    let mut stdin = None;
+    for name in &streams {
+        let path = dir.join(name);
+        let listener = UnixListener::bind(&path)
+            .with_context(|| format!("the socket {} cannot be made", path.display()))?;
+        match *name {
+            "stdin" => stdin = Some(listener),
+            name => serve(name, listener, events.clone()),
+        }
+    }
+
+    let mut command = process::tied("qemu-system-x86_64");
+    command
+        .args(machine(image, job, dir, &initramfs, &streams))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(fs::File::create(dir.join("qemu.log"))?);
+    let mut qemu = Group::spawn(&mut command)?;
+    let pid = qemu.pid();
+    let ended = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let status = qemu.wait();
+            drop(qemu);
+            let _ = events.send(Event::Exit(status.ok()));
+        });
+        watch(job, pid, &received, stdin)
+    });
+    drop(raw);
+    if let Some(log) = &job.log {
+        let _ = fs::copy(dir.join("console.log"), log);
+    }
+    ended.or_else(|failure| explain(failure, dir))
+}
+
+/// Why a host gave no status, when it did not just hang.
+#[derive(Debug)]
+enum Failure {
+    /// QEMU ended by itself.
+    Died(Option<ExitStatus>),
+    /// Nobody reads this program's output any more.
+    OutputClosed,
+}
+
+fn explain(failure: Failure, dir: &Path) -> Result<Ended> {
+    let status = match failure {
+        // As a shell reports a program that died of SIGPIPE.
+        Failure::OutputClosed => return Ok(Ended::Status(141)),
+        Failure::Died(status) => status,
+    };
+    let mut text = String::new();
+    for (file, lines) in [("qemu.log", 5), ("console.log", 15)] {
+        let bytes = fs::read(dir.join(file)).unwrap_or_default();
+        let log = String::from_utf8_lossy(&bytes);
+        let log: Vec<&str> = log
+            .lines()
+            .filter(|line| !line.contains("TCG doesn't support requested feature"))
+            .collect();
+        for line in log.iter().skip(log.len().saturating_sub(lines)) {
+            text.push_str("\n  ");
+            text.push_str(line.trim_end());
+        }
+    }
+    let status = status.map_or_else(|| "unknown status".to_owned(), |s| s.to_string());
+    bail!("the test host ended before its command did (QEMU: {status}){text}")
+}
+
+#[derive(Debug)]
+enum Event {
+    Up,
+    Returned(u8),
+    StreamEnded,
+    OutputClosed,
+    Exit(Option<ExitStatus>),
+}
+
+/// Waits for the host's end, and brings it about where it is overdue.
+fn watch(
+    job: &Job,
+    qemu: Pid,
+    events: &Receiver<Event>,
+    mut stdin: Option<UnixListener>,
+) -> Result<Ended, Failure> {
+    let began = Instant::now();
+    let mut deadline = began + BOOT_LIMIT.min(job.limit);
+    let mut up = false;
+    let mut returned = None;
+    let mut verdict = None;
+    let mut open_streams = if job.terminal { 1 } else { 2 };
+    let kill = || {
+        let _ = rustix::process::kill_process_group(qemu, Signal::KILL);
+    };
+    let exit = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match events.recv_timeout(left) {
+            Ok(Event::Up) => {
+                up = true;
+                deadline = began + job.limit;
+                if let Some(listener) = stdin.take() {
+                    feed_stdin(listener);
+                }
+            }
+            Ok(Event::Returned(status)) => {
+                returned = Some(status);
+                deadline = Instant::now() + POWER_OFF_LIMIT;
+            }
+            Ok(Event::StreamEnded) => open_streams -= 1,
+            Ok(Event::OutputClosed) => {
+                kill();
+                verdict = Some(Err(Failure::OutputClosed));
+            }
+            Ok(Event::Exit(status)) => break status,
+            Err(RecvTimeoutError::Timeout) => {
+                kill();
+                deadline = Instant::now() + POWER_OFF_LIMIT;
+                if returned.is_none() && verdict.is_none() {
+                    verdict = Some(Ok(if up {
+                        Ended::TimeLimit
+                    } else {
+                        Ended::BootHang
+                    }));
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break None,
+        }
+    };
+    // QEMU is gone: what it had written is still on its way through the sockets.
+    while up && open_streams > 0 {
+        match events.recv_timeout(POWER_OFF_LIMIT) {
+            Ok(Event::StreamEnded) => open_streams -= 1,
+            Ok(Event::Returned(status)) => returned = Some(status),
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    // So is the status, when QEMU ended by itself.
+    while up && returned.is_none() && verdict.is_none() {
+        match events.recv_timeout(STATUS_LIMIT) {
+            Ok(Event::Returned(status)) => returned = Some(status),
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    match (returned, verdict) {
+        (_, Some(Err(failure))) => Err(failure),
+        (Some(status), _) => Ok(Ended::Status(status)),
+        (None, Some(Ok(ended))) => Ok(ended),
+        (None, None) => Err(Failure::Died(exit)),
+    }
+}
+
+/// Serves one stream from the host on a thread of its own.
+fn serve(name: &str, listener: UnixListener, events: Sender<Event>) {
+    let name = name.to_owned();
+    std::thread::spawn(move || {
+        let Ok((stream, _)) = listener.accept() else {
+            return;
+        };
+        match name.as_str() {
+            "status" => read_status(stream, &events),
+            "stdout" => copy_out(stream, io::stdout(), &events),
+            "stderr" => copy_out(stream, io::stderr(), &events),
+            "hvc" => {
+                if let Ok(input) = stream.try_clone() {
+                    std::thread::spawn(move || copy_in(input));
+                }
+                copy_out(stream, io::stdout(), &events);
+            }
+            _ => send_sizes(stream),
+        }
+    });
+}
+
+fn read_status(stream: UnixStream, events: &Sender<Event>) {
+    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        let event = match line.strip_prefix("rc=").map(str::parse) {
+            Some(Ok(status)) => Event::Returned(status),
+            _ if line == "up" => Event::Up,
+            _ => continue,
+        };
+        if events.send(event).is_err() {
+            return;
+        }
+    }
+}
+
+fn copy_out(mut stream: UnixStream, mut out: impl Write, events: &Sender<Event>) {
+    let mut buffer = [0_u8; 65536];
+    loop {
+        let event = match stream.read(&mut buffer) {
+            Ok(0) => Event::StreamEnded,
+            Ok(count) => {
+                let bytes = buffer.get(..count).unwrap_or_default();
+                match out.write_all(bytes).and_then(|()| out.flush()) {
+                    Ok(()) => continue,
+                    Err(_) => Event::OutputClosed,
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => Event::StreamEnded,
+        };
+        let _ = events.send(event);
+        return;
+    }
+}
+
+/// Passes stdin on, and its end: the sending side is shut down and the socket stays, because
+/// QEMU would drop unread bytes of a closed one.
+fn feed_stdin(listener: UnixListener) {
+    std::thread::spawn(move || {
+        if let Ok((stream, _)) = listener.accept() {
+            copy_in(stream);
+        }
+    });
+}
+
+fn copy_in(mut stream: UnixStream) {
+    let mut input = io::stdin();
+    let mut buffer = [0_u8; 65536];
+    loop {
+        match input.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => {
+                let bytes = buffer.get(..count).unwrap_or_default();
+                if stream.write_all(bytes).is_err() {
+                    return;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    // Kept open until the host hangs up.
+    let _ = io::copy(&mut stream, &mut io::sink());
+}
+
+/// Tells the host each new size of the terminal.
+fn send_sizes(mut stream: UnixStream) {
+    let Ok(mut signals) = Signals::new([SIGWINCH]) else {
+        return;
+    };
+    for _ in signals.forever() {
+        let (rows, columns) = terminal_size();
+        if writeln!(stream, "{rows} {columns}").is_err() {
+            return;
+        }
+    }
+}
+
+fn terminal_size() -> (u16, u16) {
+    match rustix::termios::tcgetwinsize(rustix::stdio::stdin()) {
+        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row, size.ws_col),
+        _ => (24, 80),
+    }
+}
+
+/// QEMU's arguments.
+fn machine(
+    image: &Image,
+    job: &Job,
+    dir: &Path,
+    initramfs: &Path,
+    streams: &[&str],
+) -> Vec<String> {
+    let at = |name: &str| dir.join(name).display().to_string();
+    let mut arguments: Vec<String> = Vec::new();
+    let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
+    add(&[
+        "-M",
+        "q35",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+    ]);
+    // An AMD CPU, as QEMU emulates SVM and not VT-x; its XSAVES confuses guests.
+    add(&["-cpu", "EPYC,+svm,+npt,-xsaves", "-m", &job.memory]);
+    if job.icount {
+        add(&[
+            "-accel",
+            "tcg,thread=single",
+            "-icount",
+            "shift=0,sleep=off",
+            "-smp",
+            "1",
+        ]);
+    } else {
+        add(&[
+            "-accel",
+            "tcg,thread=multi,tb-size=512",
+            "-smp",
+            &job.cpus.to_string(),
+        ]);
+    }
+    add(&["-kernel", &image.kernel.display().to_string()]);
+    add(&["-initrd", &initramfs.display().to_string()]);
+    add(&["-append", KERNEL_COMMAND_LINE]);
+    add(&["-device", "isa-debug-exit,iobase=0x501,iosize=1"]);
+    add(&[
+        "-chardev",
+        &format!("file,id=console,path={}", at("console.log")),
+    ]);
+    add(&["-serial", "chardev:console"]);
+    let share = |path: &Path, tag: &str, more: &str| {
+        format!(
+            "local,path={},mount_tag={tag},id={tag},security_model=none,multidevs=remap{more}",
+            path.display().to_string().replace(',', ",,")
+        )
+    };
+    add(&["-virtfs", &share(Path::new("/"), "root", ",readonly=on")]);
+    for (index, path) in job.shares.iter().enumerate() {
+        add(&["-virtfs", &share(path, &format!("rw{index}"), "")]);
+    }
+    if job.network {
+        add(&["-nic", "user,model=virtio-net-pci"]);
+    }
+    add(&["-device", "virtio-serial-pci,max_ports=8"]);
+    for name in streams {
+        let device = if *name == "hvc" {
+            "virtconsole"
+        } else {
+            "virtserialport"
+        };
+        add(&["-chardev", &format!("socket,id={name},path={}", at(name))]);
+        add(&["-device", &format!("{device},chardev={name},name={name}")]);
+    }
+    arguments
+}
+
+const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet mitigations=off nokaslr \
+    tsc=reliable no_timer_check random.trust_cpu=on";
+
+/// The test host's initramfs with this job's files appended.
+fn write_initramfs(image: &Image, job: &Job, path: &Path) -> Result<()> {
+    let write = || -> io::Result<()> {
+        fs::copy(&image.initramfs, path)?;
+        let mut archive = cpio::Writer::new(Vec::new());
+        archive.file("host/conf", 0o644, configuration(image, job).as_bytes())?;
+        archive.file("host/run", 0o755, script(job).as_bytes())?;
+        let bytes = archive.finish()?;
+        fs::OpenOptions::new()
+            .append(true)
+            .open(path)?
+            .write_all(&bytes)
+    };
+    write().with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// What `stage2.sh` reads.
+fn configuration(image: &Image, job: &Job) -> String {
+    let (rows, columns) = terminal_size();
+    let flag = u8::from;
+    let path = |path: &Path| quote(&path.display().to_string());
+    let mut text = format!(
+        "RELEASE={}\nMODULES={}\nTERMINAL={}\nROWS={rows}\nCOLUMNS={columns}\nSTDIN={}\n",
+        quote(&image.release),
+        path(&image.modules),
+        flag(job.terminal),
+        flag(job.stdin)
+    );
+    text.push_str("prepare() {\n    :\n");
+    if job.network {
+        text.push_str("    network\n");
+    }
+    for (index, share) in job.shares.iter().enumerate() {
+        text.push_str(&format!("    share rw{index} {}\n", path(share)));
+    }
+    for (index, copy) in job.copies.iter().enumerate() {
+        text.push_str(&format!("    copy {index} {}\n", path(copy)));
+    }
+    text.push_str("}\nunshare_all() {\n    :\n");
+    for share in job.shares.iter().rev() {
+        text.push_str(&format!(
+            "    $B umount {0} || $B umount -l {0}\n",
+            path(share)
+        ));
+    }
+    text.push_str("}\n");
+    text
+}
+
+/// The script that becomes the command.
+fn script(job: &Job) -> String {
+    let mut text = String::new();
+    for (name, value) in &job.environment {
+        text.push_str(&format!("export {name}={}\n", quote(value)));
+    }
+    let folder = quote(&job.folder.display().to_string());
+    text.push_str(&format!("cd {folder} || exit 125\nexec"));
+    for word in &job.command {
+        text.push(' ');
+        text.push_str(&quote(word));
+    }
+    text.push('\n');
+    text
+}
+
+/// A word that a POSIX shell reads as `word`.
+pub(crate) fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// Where the kernel messages of a host that hung are kept.
+pub(crate) fn console_log() -> PathBuf {
+    paths::host().join("console.log")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quote;
+
+    #[test]
+    fn quoted_words_come_back_from_a_shell() {
+        for word in ["", "a b", "it's", "$HOME `x` \"y\"", "a\nb", "\\"] {
+            let out = std::process::Command::new("sh")
+                .arg("-c")
+                .arg(format!("printf %s {}", quote(word)))
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8(out.stdout).unwrap(), word);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! `cargo xtask kernel`: Debian's Linux source and `images/kernel/guest.config` in,
+//! `target/guest/vmlinux` (uncompressed ELF with a PVH entry) out; docs/kernel.md tells why.
+//!
+//! The result is kept under the hash of source, configuration, compiler and this recipe.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{self, Group, Lock};
+use crate::report::Step;
+use crate::{paths, setup};
+
+/// Where Debian's `linux-source-6.12` puts its archive.
+const ARCHIVE: &str = "/usr/src/linux-source-6.12.tar.xz";
+
+/// Raise when this file builds something else from the same inputs.
+const RECIPE: &str = "1";
+
+/// Parts of the source that no configuration of ours reaches; their Kconfig files and
+/// makefiles stay, because the configuration reads them.
+const LEFT_OUT: &[&str] = &[
+    "*/Documentation/*/*",
+    "*/drivers/gpu/drm/*/*.[ch]",
+    "*/drivers/infiniband/*.[ch]",
+    "*/drivers/media/*.[ch]",
+    "*/drivers/net/wireless/*.[ch]",
+    "*/drivers/scsi/*.[ch]",
+    "*/drivers/staging/*.[ch]",
+    "*/sound/*.[ch]",
+    "*/tools/testing/*",
+];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Build from this configuration fragment instead of images/kernel/guest.config
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Write the kernel to this file instead of target/guest/vmlinux
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub(crate) fn command(args: &Args) -> Result<()> {
+    let config = args
+        .config
+        .clone()
+        .unwrap_or_else(|| paths::root().join("images/kernel/guest.config"));
+    let output = args
+        .output
+        .clone()
+        .unwrap_or_else(|| paths::guest().join("vmlinux"));
+    build(&config, &output)?;
+    println!("{}", paths::display(&output));
+    Ok(())
+}
+
+/// Builds the guest kernel unless it is there already; gives its path.
+pub(crate) fn ensure() -> Result<PathBuf> {
+    let output = paths::guest().join("vmlinux");
+    build(&paths::root().join("images/kernel/guest.config"), &output)?;
+    Ok(output)
+}
+
+fn build(config: &Path, output: &Path) -> Result<()> {
+    setup::ensure(&[setup::KERNEL])?;
+    let archive = Path::new(ARCHIVE);
+    let fragment = fs::read_to_string(config)
+        .with_context(|| format!("{} cannot be read", config.display()))?;
+    let source = process::sha256(archive)?;
+    let compiler = process::output(Command::new("gcc").arg("--version"))?;
+    let key = process::key(&[RECIPE, &source, &fragment, &compiler])?;
+
+    let key_file = output.with_extension("key");
+    let current = |key_file: &Path| {
+        output.is_file() && fs::read_to_string(key_file).is_ok_and(|built| built == key)
+    };
+    if current(&key_file) {
+        return Ok(());
+    }
+    let folder = paths::guest().join("kernel");
+    let _lock = Lock::take(&folder)?;
+    if current(&key_file) {
+        return Ok(());
+    }
+
+    let tree = unpack(archive, &source, &folder)?;
+    configure(&tree, config, &fragment)?;
+    compile(&tree, archive, &folder.join("build.log"))?;
+
+    let vmlinux = tree.join("vmlinux");
+    let notes = process::output(Command::new("readelf").arg("-n").arg(&vmlinux))?;
+    if !notes.contains("Xen") {
+        bail!("the kernel was built without a PVH entry (no Xen ELF note)");
+    }
+    if let Some(parent) = output.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let partial = output.with_extension("partial");
+    process::run(
+        process::tied("strip")
+            .arg("-s")
+            .arg("-o")
+            .arg(&partial)
+            .arg(&vmlinux),
+    )?;
+    fs::copy(tree.join(".config"), output.with_extension("config"))?;
+    fs::rename(&partial, output)?;
+    fs::write(&key_file, key)?;
+    Ok(())
+}
+
+/// Unpacks the source, unless the same archive was unpacked here before.
+fn unpack(archive: &Path, digest: &str, folder: &Path) -> Result<PathBuf> {
+    let tree = folder.join("source");
+    let key_file = folder.join("source.key");
+    let key = format!("{digest} {LEFT_OUT:?}");
+    if tree.is_dir() && fs::read_to_string(&key_file).is_ok_and(|unpacked| unpacked == key) {
+        return Ok(tree);
+    }
+    let step = Step::begin(format!("unpacking {}", archive.display()));
+    let _ = fs::remove_file(&key_file);
+    if tree.exists() {
+        fs::remove_dir_all(&tree)?;
+    }
+    fs::create_dir_all(&tree)?;
+    process::run(
+        process::tied("tar")
+            .args(
+                LEFT_OUT
+                    .iter()
+                    .map(|pattern| format!("--exclude={pattern}")),
+            )
+            .arg("--strip-components=1")
+            .arg("-C")
+            .arg(&tree)
+            .arg("-xf")
+            .arg(archive),
+    )?;
+    fs::write(&key_file, key)?;
+    step.done();
+    Ok(tree)
+}
+
+/// `allnoconfig` with the fragment laid over it; every line of the fragment must survive.
+fn configure(tree: &Path, config: &Path, fragment: &str) -> Result<()> {
+    process::output(
+        Command::new("make")
+            .arg("-C")
+            .arg(tree)
+            .args(["-s", "allnoconfig"])
+            .env("KCONFIG_ALLCONFIG", std::path::absolute(config)?),
+    )?;
+    let result = fs::read_to_string(tree.join(".config"))?;
+    let lost = lost(fragment, &result);
+    if lost.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "the kernel's configuration system dropped what {} asks for: {} (an option was renamed, or what it depends on is not set)",
+        paths::display(config),
+        lost.join(", ")
+    )
+}
+
+/// The lines of `fragment` that do not hold in `config`.
+fn lost<'a>(fragment: &'a str, config: &str) -> Vec<&'a str> {
+    let set: Vec<&str> = config
+        .lines()
+        .filter(|line| line.starts_with("CONFIG_"))
+        .collect();
+    fragment
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("CONFIG_"))
+        .filter(|line| match line.strip_suffix("=n") {
+            Some(option) => set
+                .iter()
+                .any(|have| have.split('=').next() == Some(option)),
+            None => !set.contains(line),
+        })
+        .collect()
+}
+
+/// Runs the kernel's build, with its output in `log`.
+fn compile(tree: &Path, archive: &Path, log: &Path) -> Result<()> {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut step = Step::begin(format!("compiling the guest kernel with {jobs} jobs"));
+    // The build's date is the source's: the same inputs give the same kernel.
+    let date = process::output(
+        Command::new("date")
+            .args(["-u", "-r"])
+            .arg(archive)
+            .env("LC_ALL", "C"),
+    )?;
+    let mut group = Group::spawn(
+        process::tied("sh")
+            .arg("-c")
+            .arg("exec make -C \"$0\" -j\"$1\" vmlinux 2>&1")
+            .arg(tree)
+            .arg(jobs.to_string())
+            .env("KBUILD_BUILD_TIMESTAMP", date)
+            .env("KBUILD_BUILD_USER", "podvisor")
+            .env("KBUILD_BUILD_HOST", "podvisor")
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped()),
+    )?;
+    let mut text = String::new();
+    let mut objects = 0_usize;
+    if let Some(stdout) = group.child().stdout.take() {
+        for line in BufReader::new(stdout).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).into_owned();
+            if line.starts_with("  ") {
+                objects += 1;
+                step.progress(&format!("{objects}: {}", line.trim()));
+            }
+            text.push_str(&line);
+            text.push('\n');
+        }
+    }
+    let status = group.wait()?;
+    fs::write(log, &text).with_context(|| format!("{} cannot be written", log.display()))?;
+    if !status.success() {
+        let first = text
+            .lines()
+            .find(|line| line.contains("error") || line.contains("Error "))
+            .unwrap_or("no error line was printed");
+        bail!(
+            "the guest kernel's build failed: {first}\nthe whole log is {}",
+            paths::display(log)
+        );
+    }
+    step.done();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lost;
+
+    #[test]
+    fn every_option_asked_for_must_have_its_value() {
+        let fragment = "# why\nCONFIG_A=y\nCONFIG_B=64\nCONFIG_C=n\nCONFIG_D=n\nCONFIG_E=y\n";
+        let config = "CONFIG_A=y\nCONFIG_B=32\n# CONFIG_C is not set\nCONFIG_D=y\n";
+        assert_eq!(
+            lost(fragment, config),
+            ["CONFIG_B=64", "CONFIG_D=n", "CONFIG_E=y"]
+        );
+    }
+
+    #[test]
+    fn the_fragment_names_each_option_once() {
+        let path = crate::paths::root().join("images/kernel/guest.config");
+        let fragment = std::fs::read_to_string(path).unwrap();
+        let mut names: Vec<&str> = fragment
+            .lines()
+            .filter(|line| line.starts_with("CONFIG_"))
+            .filter_map(|line| line.split('=').next())
+            .collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

@@ -1,0 +1,177 @@
+//! Debian packages: which ones a step needs and why, and installing those that are missing.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+use crate::report::Step;
+
+/// A Debian package and what it is needed for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Package {
+    name: &'static str,
+    why: &'static str,
+}
+
+const fn package(name: &'static str, why: &'static str) -> Package {
+    Package { name, why }
+}
+
+/// Building the guest kernel.
+pub(crate) const KERNEL: &[Package] = &[
+    package("linux-source-6.12", "the guest kernel's source"),
+    package("gcc", "compiles the guest kernel"),
+    package("make", "builds the guest kernel"),
+    package("flex", "the guest kernel's build"),
+    package("bison", "the guest kernel's build"),
+    package("bc", "the guest kernel's build"),
+    package("libelf-dev", "objtool of the guest kernel's build"),
+    package("xz-utils", "unpacks the guest kernel's source"),
+];
+
+/// Running the emulated test host.
+pub(crate) const HOST: &[Package] = &[
+    package("qemu-system-x86", "emulates a machine whose KVM is sound"),
+    package("busybox-static", "the shell of the test host's initramfs"),
+    package("kmod", "orders the test host's kernel modules"),
+    package("xz-utils", "unpacks the test host's kernel"),
+];
+
+/// Building the agent and the product.
+pub(crate) const BUILD: &[Package] = &[
+    package("gcc", "links programs"),
+    package("libc6-dev", "links programs"),
+    package(
+        "libseccomp-dev",
+        "seccomp filters of containers, in the agent",
+    ),
+    package("erofs-utils", "makes EROFS images"),
+];
+
+/// What the tests use beyond that.
+pub(crate) const TEST: &[Package] = &[
+    package("docker-registry", "a real registry to pull from"),
+    package("g++", "links the fuzz targets"),
+    package("iproute2", "tests of networks"),
+    package("containernetworking-plugins", "tests of pod networks"),
+];
+
+/// What the demo uses beyond the build and the host.
+pub(crate) const DEMO: &[Package] = &[
+    package("docker-registry", "a real registry to pull from"),
+    package("busybox-static", "the demo's image"),
+];
+
+/// Everything, for `cargo xtask setup`.
+pub(crate) const ALL: &[&[Package]] = &[KERNEL, HOST, BUILD, TEST, DEMO];
+
+/// Installs those of `groups` that are missing; says nothing when there are none.
+pub(crate) fn ensure(groups: &[&[Package]]) -> Result<()> {
+    let mut wanted: Vec<Package> = Vec::new();
+    for package in groups.iter().copied().flatten() {
+        if !wanted.iter().any(|known| known.name == package.name) {
+            wanted.push(*package);
+        }
+    }
+    let missing = missing(&wanted)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(|package| package.name).collect();
+    let prefix = privilege(&names)?;
+    for package in &missing {
+        eprintln!("missing: {} ({})", package.name, package.why);
+    }
+
+    let step = Step::begin(format!("installing {}", names.join(", ")));
+    apt(prefix, &["update", "-qq"], &[])
+        .context("Debian's package lists cannot be fetched; is the network up?")?;
+    apt(
+        prefix,
+        &["install", "-y", "-qq", "--no-install-recommends"],
+        &names,
+    )?;
+    step.done();
+    Ok(())
+}
+
+fn missing(wanted: &[Package]) -> Result<Vec<Package>> {
+    let listed = Command::new("dpkg-query")
+        .args(["-W", "-f", "${binary:Package} ${db:Status-Status}\n"])
+        .args(wanted.iter().map(|package| package.name))
+        .stderr(Stdio::null())
+        .output();
+    let Ok(listed) = listed else {
+        bail!(
+            "this is not Debian (no dpkg-query): install what these packages hold and put their programs on PATH: {}",
+            wanted
+                .iter()
+                .map(|package| package.name)
+                .collect::<Vec<_>>()
+                .join(" ")
+        );
+    };
+    let text = String::from_utf8_lossy(&listed.stdout);
+    let installed: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_suffix(" installed"))
+        .map(|name| name.split(':').next().unwrap_or(name))
+        .collect();
+    Ok(wanted
+        .iter()
+        .filter(|package| !installed.contains(&package.name))
+        .copied()
+        .collect())
+}
+
+/// How to become root: not at all, or by a sudo that asks for nothing.
+fn privilege(names: &[&str]) -> Result<&'static [&'static str]> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(&[]);
+    }
+    let sudo = Command::new("sudo")
+        .args(["-n", "true"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if sudo.is_ok_and(|status| status.success()) {
+        return Ok(&["sudo", "-n"]);
+    }
+    bail!(
+        "packages are missing and this user may not install them; run as root: apt-get install {}",
+        names.join(" ")
+    )
+}
+
+fn apt(prefix: &[&str], arguments: &[&str], names: &[&str]) -> Result<()> {
+    let mut words = prefix
+        .iter()
+        .chain(&["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+    let mut command = process::tied(words.next().unwrap_or(&"env"));
+    command
+        .args(words)
+        .args(["-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=300"])
+        .args(arguments)
+        .args(names)
+        .stdin(Stdio::null())
+        // stdout belongs to the command that asked for the packages.
+        .stdout(std::io::stderr());
+    process::run(&mut command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_that_do_not_exist_are_missing_and_dpkg_is_not() {
+        let wanted = [
+            package("dpkg", "itself"),
+            package("no-such-package", "a test"),
+        ];
+        let missing = missing(&wanted).unwrap();
+        assert_eq!(missing.len(), 1);
+        assert_eq!(missing[0].name, "no-such-package");
+    }
+}
