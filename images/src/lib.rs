@@ -22,11 +22,14 @@
 //! no name that a layer carries ever becomes a path of the host.
 
 mod digest;
+mod erofs;
 mod error;
 mod image;
+mod layer;
 mod limits;
 mod progress;
 mod store;
+mod tree;
 
 pub use digest::{Digest, DigestError};
 pub use error::{Error, Result};
@@ -36,3 +39,8 @@ pub use oci_spec::distribution::Reference;
 pub use oci_spec::image::ImageConfiguration;
 pub use progress::{PullEvent, PullEvents};
 pub use store::{PullOptions, PullPolicy, Removed, Store, StoreOptions};
+
+// Shared with the tests of the crate's public face.
+#[cfg(test)]
+#[path = "../tests/support/tarball.rs"]
+mod tarball;

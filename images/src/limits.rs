@@ -24,6 +24,8 @@ pub struct Limits {
     pub path_depth: usize,
     /// Bytes of all extended attributes of one file.
     pub xattr_bytes: usize,
+    /// Whether images may contain device nodes.
+    pub devices: bool,
     /// Manifests that an index may nest before the image's own.
     pub index_depth: usize,
 }
@@ -40,6 +42,7 @@ impl Default for Limits {
             path_bytes: 4095,
             path_depth: 1024,
             xattr_bytes: 64 << 10,
+            devices: true,
             index_depth: 4,
         }
     }

@@ -1,0 +1,21 @@
+//! Writes EROFS file systems (Linux, `fs/erofs/erofs_fs.h`): uncompressed, 4 KiB blocks, one file.
+//!
+//! File data enters first, as a stream ([`Writer::add_file`]), and goes straight to its place; the tree that names it
+//! comes last ([`Writer::finish`]). Nothing is mounted, no right of root is needed, and no name of the tree touches the
+//! host. The same calls give the same bytes, every time and everywhere.
+//!
+//! The file's layout: block 0 with the superblock; file data; folder data; the inodes with their extended attributes and
+//! the tails of short files. Inodes come last because only then all of them are known.
+
+mod dir;
+mod inode;
+mod layout;
+mod output;
+mod space;
+mod writer;
+
+pub(crate) use inode::storable_xattr;
+pub use writer::{WriteError, Writer};
+
+/// Bytes of a block.
+pub const BLOCK: usize = 4096;

@@ -1,0 +1,429 @@
+//! The merged file tree of an image, in memory: names and metadata, no file data.
+//!
+//! Layers are applied base first. Each operation is one that applying a layer to an empty folder would do, so the
+//! result is what an unpacking tool would leave on a disk; but a name is only ever a key of a map here. Data that
+//! nothing names any longer is handed back for reuse ([`Tree::take_freed`]).
+
+use std::collections::BTreeMap;
+
+/// Index of a node in a [`Tree`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(u32);
+
+impl NodeId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What every kind of file has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// Permission bits with set-id and sticky bits, no type bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Modification time, seconds since 1970.
+    pub mtime: i64,
+    /// Nanoseconds of the modification time.
+    pub mtime_nsec: u32,
+    /// Extended attributes by full name, sorted.
+    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+}
+
+/// Where a regular file's data is in the file system image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    /// Length in bytes.
+    pub size: u64,
+    /// Blocks that hold all of it, or all but the tail.
+    pub extent: Option<Extent>,
+    /// The last, incomplete block, when it is to be stored beside the inode.
+    pub tail: Box<[u8]>,
+}
+
+/// A run of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First block.
+    pub start: u32,
+    /// Number of blocks, at least 1.
+    pub blocks: u32,
+}
+
+/// A file that is no folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leaf {
+    /// Regular file.
+    File(Content),
+    /// Symbolic link and what it says.
+    Symlink(Box<[u8]>),
+    /// Character device.
+    Char {
+        /// Device number.
+        major: u32,
+        /// Device number.
+        minor: u32,
+    },
+    /// Block device.
+    Block {
+        /// Device number.
+        major: u32,
+        /// Device number.
+        minor: u32,
+    },
+    /// Named pipe.
+    Fifo,
+}
+
+/// A folder's entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) node: NodeId,
+    /// The last layer that named the entry or something below it.
+    layer: u32,
+}
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Dir(BTreeMap<Box<[u8]>, Entry>),
+    Leaf(Leaf),
+}
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) meta: Meta,
+    pub(crate) kind: Kind,
+    /// Names of a leaf.
+    pub(crate) links: u32,
+}
+
+/// Why an entry does not fit the tree.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TreeError {
+    /// A parent of the entry is a file or a symbolic link.
+    #[error("its parent {0:?} is not a folder but a file or symbolic link")]
+    ParentNotFolder(String),
+    /// A hard link's target is missing.
+    #[error("hard link to {0:?}, which does not exist")]
+    LinkTargetMissing(String),
+    /// A hard link's target is a folder.
+    #[error("hard link to {0:?}, which is a folder")]
+    LinkToFolder(String),
+    /// The root was given as something else than a folder.
+    #[error("the root must be a folder")]
+    RootNotFolder,
+    /// More nodes than an image can have.
+    #[error("too many files")]
+    Full,
+}
+
+/// A tree of files; node 0 is the root folder.
+#[derive(Debug)]
+pub struct Tree {
+    nodes: Vec<Option<Node>>,
+    vacant: Vec<NodeId>,
+    freed: Vec<Content>,
+    layer: u32,
+}
+
+/// What a folder gets that no layer describes, only contains files in.
+fn implied_folder() -> Node {
+    let meta = Meta {
+        mode: 0o755,
+        ..Meta::default()
+    };
+    Node {
+        meta,
+        kind: Kind::Dir(BTreeMap::new()),
+        links: 1,
+    }
+}
+
+impl Default for Tree {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Tree {
+    /// The root of a tree.
+    pub const ROOT: NodeId = NodeId(0);
+
+    /// An empty root folder, mode 0755, owner 0:0.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            nodes: vec![Some(implied_folder())],
+            vacant: Vec::new(),
+            freed: Vec::new(),
+            layer: 0,
+        }
+    }
+
+    /// Begins the next layer: whiteouts from now on hide what was there before.
+    pub fn begin_layer(&mut self) {
+        self.layer += 1;
+    }
+
+    /// Number of nodes, the root included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.nodes.len() - self.vacant.len()
+    }
+
+    /// Contents of files that lost their last name since the last call.
+    pub fn take_freed(&mut self) -> Vec<Content> {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Makes the folder at `path`, or gives an existing one new metadata. Missing parents are made with mode 0755, owner
+    /// 0:0 and time 0. A file of that name is replaced.
+    ///
+    /// # Errors
+    /// [`TreeError::ParentNotFolder`], [`TreeError::Full`].
+    pub fn put_dir(&mut self, path: &[&[u8]], meta: Meta) -> Result<(), TreeError> {
+        let dir = self.make_dirs(path, true)?;
+        self.node_mut(dir).meta = meta;
+        Ok(())
+    }
+
+    /// Puts a file at `path`; what had that name is replaced.
+    ///
+    /// # Errors
+    /// As [`Tree::put_dir`], and [`TreeError::RootNotFolder`] for the empty path. The content of a file that did not
+    /// fit is freed.
+    pub fn put_leaf(&mut self, path: &[&[u8]], meta: Meta, leaf: Leaf) -> Result<(), TreeError> {
+        let placed = match path.split_last() {
+            None => Err(TreeError::RootNotFolder),
+            Some((name, parents)) => self.make_dirs(parents, false).map(|dir| (*name, dir)),
+        };
+        let placed = placed.and_then(|(name, dir)| Ok((name, dir, self.check_room()?)));
+        match placed {
+            Ok((name, dir, ())) => {
+                let node = self.insert_node(Node {
+                    meta,
+                    kind: Kind::Leaf(leaf),
+                    links: 1,
+                });
+                self.bind(dir, name, node);
+                Ok(())
+            }
+            Err(error) => {
+                if let Leaf::File(content) = leaf {
+                    self.freed.push(content);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the file at `target` a second name.
+    ///
+    /// # Errors
+    /// As [`Tree::put_leaf`], and when the target is missing or a folder.
+    pub fn put_link(&mut self, path: &[&[u8]], target: &[&[u8]]) -> Result<(), TreeError> {
+        let node = self
+            .find(target)
+            .ok_or_else(|| TreeError::LinkTargetMissing(show(target)))?;
+        if matches!(self.node(node).kind, Kind::Dir(_)) {
+            return Err(TreeError::LinkToFolder(show(target)));
+        }
+        let (name, parents) = path.split_last().ok_or(TreeError::RootNotFolder)?;
+        let dir = self.make_dirs(parents, false)?;
+        // Before the old name goes: it may be the target's last one.
+        self.node_mut(node).links += 1;
+        self.bind(dir, name, node);
+        Ok(())
+    }
+
+    /// Hides `path` of the layers below; what this layer put there stays (OCI image-spec, layer.md, "Whiteouts").
+    pub fn whiteout(&mut self, path: &[&[u8]]) {
+        let Some((name, parents)) = path.split_last() else {
+            return;
+        };
+        let Some(dir) = self.find(parents) else {
+            return;
+        };
+        let layer = self.layer;
+        let Some(entry) = self
+            .children(dir)
+            .and_then(|children| children.get(*name))
+            .copied()
+        else {
+            return;
+        };
+        if entry.layer == layer {
+            self.hide_lower(entry.node);
+        } else {
+            self.children_mut(dir).remove(*name);
+            self.unlink(entry.node);
+        }
+    }
+
+    /// Hides everything in the folder at `path` that the layers below put there.
+    pub fn opaque(&mut self, path: &[&[u8]]) {
+        if let Some(dir) = self.find(path) {
+            self.hide_lower(dir);
+        }
+    }
+
+    /// The node at `path`; symbolic links are not followed.
+    #[must_use]
+    pub fn find(&self, path: &[&[u8]]) -> Option<NodeId> {
+        path.iter().try_fold(Self::ROOT, |dir, name| {
+            Some(self.children(dir)?.get(*name)?.node)
+        })
+    }
+
+    pub(crate) fn node(&self, id: NodeId) -> &Node {
+        self.nodes[id.index()]
+            .as_ref()
+            .expect("entries name live nodes")
+    }
+
+    pub(crate) fn children(&self, id: NodeId) -> Option<&BTreeMap<Box<[u8]>, Entry>> {
+        match &self.node(id).kind {
+            Kind::Dir(children) => Some(children),
+            Kind::Leaf(_) => None,
+        }
+    }
+
+    /// Room for node ids: one more than the largest index ever used.
+    pub(crate) fn capacity(&self) -> usize {
+        self.nodes.len()
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes[id.index()]
+            .as_mut()
+            .expect("entries name live nodes")
+    }
+
+    fn children_mut(&mut self, id: NodeId) -> &mut BTreeMap<Box<[u8]>, Entry> {
+        match &mut self.node_mut(id).kind {
+            Kind::Dir(children) => children,
+            Kind::Leaf(_) => unreachable!("callers pass folders"),
+        }
+    }
+
+    fn check_room(&self) -> Result<(), TreeError> {
+        if self.vacant.is_empty() && self.nodes.len() >= u32::MAX as usize {
+            return Err(TreeError::Full);
+        }
+        Ok(())
+    }
+
+    fn insert_node(&mut self, node: Node) -> NodeId {
+        if let Some(id) = self.vacant.pop() {
+            self.nodes[id.index()] = Some(node);
+            return id;
+        }
+        // `check_room` came first.
+        let id = NodeId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+        self.nodes.push(Some(node));
+        id
+    }
+
+    /// Walks to a folder and marks the way as this layer's; what is missing is made. `replace` says whether a
+    /// file at the very end gives way.
+    fn make_dirs(&mut self, path: &[&[u8]], replace: bool) -> Result<NodeId, TreeError> {
+        let layer = self.layer;
+        let mut dir = Self::ROOT;
+        for (depth, name) in path.iter().enumerate() {
+            let last = depth + 1 == path.len();
+            let found = self.children_mut(dir).get_mut(*name).map(|entry| {
+                entry.layer = layer;
+                entry.node
+            });
+            dir = match found {
+                Some(node) if matches!(self.node(node).kind, Kind::Dir(_)) => node,
+                Some(_) if !(last && replace) => {
+                    return Err(TreeError::ParentNotFolder(show(&path[..=depth])));
+                }
+                _ => {
+                    self.check_room()?;
+                    let node = self.insert_node(implied_folder());
+                    self.bind(dir, name, node);
+                    node
+                }
+            };
+        }
+        Ok(dir)
+    }
+
+    /// Gives `node` a name; what had the name loses it.
+    fn bind(&mut self, dir: NodeId, name: &[u8], node: NodeId) {
+        let entry = Entry {
+            node,
+            layer: self.layer,
+        };
+        if let Some(old) = self.children_mut(dir).insert(name.into(), entry) {
+            self.unlink(old.node);
+        }
+    }
+
+    fn hide_lower(&mut self, root: NodeId) {
+        let layer = self.layer;
+        let mut dirs = vec![root];
+        while let Some(dir) = dirs.pop() {
+            let Kind::Dir(children) = &mut self.node_mut(dir).kind else {
+                continue;
+            };
+            let mut hidden = Vec::new();
+            children.retain(|_, entry| {
+                let keep = entry.layer == layer;
+                if keep {
+                    dirs.push(entry.node)
+                } else {
+                    hidden.push(entry.node)
+                }
+                keep
+            });
+            for node in hidden {
+                self.unlink(node);
+            }
+        }
+    }
+
+    /// Takes one name from a node, and the node with everything below it when that was the last.
+    fn unlink(&mut self, id: NodeId) {
+        let mut ids = vec![id];
+        while let Some(id) = ids.pop() {
+            let node = self.node_mut(id);
+            node.links -= 1;
+            if node.links > 0 {
+                continue;
+            }
+            let node = self.nodes[id.index()]
+                .take()
+                .expect("entries name live nodes");
+            self.vacant.push(id);
+            match node.kind {
+                Kind::Dir(children) => ids.extend(children.values().map(|entry| entry.node)),
+                Kind::Leaf(Leaf::File(content)) => self.freed.push(content),
+                Kind::Leaf(_) => {}
+            }
+        }
+    }
+}
+
+/// A path for messages: what is not UTF-8 is replaced, what is long is cut.
+pub(crate) fn show(path: &[&[u8]]) -> String {
+    let text = path
+        .iter()
+        .map(|name| String::from_utf8_lossy(name))
+        .collect::<Vec<_>>()
+        .join("/");
+    match text.char_indices().nth(200) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+#[path = "tree_tests.rs"]
+mod tests;

@@ -1,0 +1,219 @@
+use super::*;
+
+fn path(text: &str) -> Vec<&[u8]> {
+    text.split('/')
+        .filter(|name| !name.is_empty())
+        .map(str::as_bytes)
+        .collect()
+}
+
+fn file(mark: u32) -> Leaf {
+    Leaf::File(Content {
+        size: 1,
+        extent: Some(Extent {
+            start: mark,
+            blocks: 1,
+        }),
+        tail: Box::default(),
+    })
+}
+
+struct Sketch(Tree);
+
+impl Sketch {
+    fn new() -> Self {
+        Self(Tree::new())
+    }
+    fn file(&mut self, at: &str, mark: u32) -> &mut Self {
+        self.0
+            .put_leaf(&path(at), Meta::default(), file(mark))
+            .unwrap();
+        self
+    }
+    fn layer(&mut self) -> &mut Self {
+        self.0.begin_layer();
+        self
+    }
+    /// All paths, folders with a slash, in order.
+    fn list(&self) -> String {
+        fn walk(tree: &Tree, dir: NodeId, prefix: &str, out: &mut Vec<String>) {
+            for (name, entry) in tree.children(dir).unwrap() {
+                let name = format!("{prefix}{}", String::from_utf8_lossy(name));
+                if tree.children(entry.node).is_some() {
+                    out.push(format!("{name}/"));
+                    walk(tree, entry.node, &format!("{name}/"), out);
+                } else {
+                    out.push(name);
+                }
+            }
+        }
+        let mut out = Vec::new();
+        walk(&self.0, Tree::ROOT, "", &mut out);
+        out.join(" ")
+    }
+    fn freed(&mut self) -> Vec<u32> {
+        let mut marks: Vec<_> = self
+            .0
+            .take_freed()
+            .iter()
+            .filter_map(|content| Some(content.extent?.start))
+            .collect();
+        marks.sort_unstable();
+        marks
+    }
+}
+
+#[test]
+fn a_whiteout_hides_a_subtree_of_lower_layers_and_frees_it() {
+    let mut s = Sketch::new();
+    s.file("a/b/c", 1).file("a/b/d", 2).file("a/e", 3).layer();
+    s.0.whiteout(&path("a/b"));
+    assert_eq!(s.list(), "a/ a/e");
+    assert_eq!(s.freed(), [1, 2]);
+}
+
+#[test]
+fn a_whiteout_spares_its_own_layer_in_either_order() {
+    for whiteout_first in [true, false] {
+        let mut s = Sketch::new();
+        s.file("a/old", 1).layer();
+        if whiteout_first {
+            s.0.whiteout(&path("a"));
+        }
+        s.file("a/new", 2);
+        if !whiteout_first {
+            s.0.whiteout(&path("a"));
+        }
+        assert_eq!(s.list(), "a/ a/new");
+        assert_eq!(s.freed(), [1]);
+    }
+}
+
+#[test]
+fn an_opaque_folder_hides_what_is_below_it_only() {
+    let mut s = Sketch::new();
+    s.file("a/old/x", 1).file("a/both", 2).file("b", 3).layer();
+    s.file("a/both", 4).file("a/sub/new", 5);
+    s.0.opaque(&path("a"));
+    assert_eq!(s.list(), "a/ a/both a/sub/ a/sub/new b");
+    assert_eq!(s.freed(), [1, 2]);
+}
+
+#[test]
+fn whiteouts_of_nothing_do_nothing() {
+    let mut s = Sketch::new();
+    s.file("a", 1).layer();
+    for gone in ["b", "a/b", "x/y/z", ""] {
+        s.0.whiteout(&path(gone));
+        s.0.opaque(&path("nowhere"));
+    }
+    assert_eq!(s.list(), "a");
+}
+
+#[test]
+fn a_hard_link_outlives_its_target_across_layers() {
+    let mut s = Sketch::new();
+    s.file("a", 1).layer();
+    s.0.put_link(&path("b"), &path("a")).unwrap();
+    assert_eq!(s.0.find(&path("a")), s.0.find(&path("b")));
+    s.layer();
+    s.0.whiteout(&path("a"));
+    assert_eq!(s.list(), "b");
+    assert!(s.freed().is_empty());
+    s.file("b", 2);
+    assert_eq!(s.freed(), [1]);
+}
+
+#[test]
+fn a_link_to_itself_changes_nothing() {
+    let mut s = Sketch::new();
+    s.file("a", 1);
+    s.0.put_link(&path("a"), &path("a")).unwrap();
+    assert_eq!(s.list(), "a");
+    assert_eq!(s.0.node(s.0.find(&path("a")).unwrap()).links, 1);
+    assert!(s.freed().is_empty());
+}
+
+#[test]
+fn links_to_folders_and_to_nothing_are_refused() {
+    let mut s = Sketch::new();
+    s.file("d/f", 1);
+    assert_eq!(
+        s.0.put_link(&path("x"), &path("d")),
+        Err(TreeError::LinkToFolder("d".into()))
+    );
+    assert_eq!(
+        s.0.put_link(&path("x"), &path("")),
+        Err(TreeError::LinkToFolder("".into()))
+    );
+    assert_eq!(
+        s.0.put_link(&path("x"), &path("n/o")),
+        Err(TreeError::LinkTargetMissing("n/o".into()))
+    );
+    assert_eq!(s.list(), "d/ d/f");
+}
+
+#[test]
+fn nothing_is_put_below_a_symbolic_link_or_a_file() {
+    let mut s = Sketch::new();
+    s.0.put_leaf(
+        &path("l"),
+        Meta::default(),
+        Leaf::Symlink((*b"/etc").into()),
+    )
+    .unwrap();
+    let refused = Err(TreeError::ParentNotFolder("l".into()));
+    assert_eq!(
+        s.0.put_leaf(&path("l/passwd"), Meta::default(), file(7)),
+        refused
+    );
+    assert_eq!(s.0.put_dir(&path("l/sub"), Meta::default()), refused);
+    assert_eq!(s.list(), "l");
+    assert_eq!(s.freed(), [7]);
+}
+
+#[test]
+fn the_last_of_duplicate_entries_wins_whatever_the_kinds() {
+    let mut s = Sketch::new();
+    s.file("x/y", 1);
+    s.file("x", 2);
+    assert_eq!(s.list(), "x");
+    assert_eq!(s.freed(), [1]);
+    s.0.put_dir(
+        &path("x"),
+        Meta {
+            mode: 0o700,
+            ..Meta::default()
+        },
+    )
+    .unwrap();
+    assert_eq!(s.list(), "x/");
+    assert_eq!(s.freed(), [2]);
+    assert_eq!(s.0.node(s.0.find(&path("x")).unwrap()).meta.mode, 0o700);
+}
+
+#[test]
+fn a_folder_that_comes_again_keeps_its_children_and_gets_new_metadata() {
+    let mut s = Sketch::new();
+    s.file("d/f", 1).layer();
+    s.0.put_dir(
+        &path("d"),
+        Meta {
+            mode: 0o1777,
+            uid: 5,
+            ..Meta::default()
+        },
+    )
+    .unwrap();
+    s.0.put_dir(
+        &[],
+        Meta {
+            mode: 0o711,
+            ..Meta::default()
+        },
+    )
+    .unwrap();
+    assert_eq!(s.list(), "d/ d/f");
+    assert_eq!(s.0.node(s.0.find(&path("d")).unwrap()).meta.uid, 5);
+    assert_eq!(s.0.node(Tree::ROOT).meta.mode, 0o711);
+}
