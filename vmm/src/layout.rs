@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! 0                 low memory: boot structures, below 640 KiB
-//! 0x9fc00           MP configuration table, the last KiB below the EBDA area
+//! 0x9fc00           MP floating pointer, in the last KiB below 640 KiB
+//! 0xf0000           MP configuration table, where a PC has its ROM
 //! 1 MiB             kernel, initramfs
 //! 3 GiB  MMIO_START windows of MMIO devices, later PCI
 //! 4 GiB  HIGH_RAM   memory beyond the first 3 GiB
@@ -34,8 +35,10 @@ pub(crate) const PAGE_TABLES: u64 = 0x9000;
 pub(crate) const CMDLINE: u64 = 0x2_0000;
 /// Its largest size, with the NUL: what Linux on x86-64 takes (`COMMAND_LINE_SIZE`).
 pub(crate) const CMDLINE_MAX: usize = 2048;
-/// End of low memory as the firmware would report it; the MP table lies behind it.
+/// End of low memory as the firmware would report it; the MP floating pointer lies behind it.
 pub(crate) const EBDA_START: u64 = 0x9_fc00;
+/// The MP configuration table, reserved with all from `EBDA_START` to 1 MiB.
+pub(crate) const MP_TABLE: u64 = 0xf_0000;
 /// Where kernels are loaded unless they say otherwise.
 pub(crate) const HIMEM_START: u64 = 0x10_0000;
 

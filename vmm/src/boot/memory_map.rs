@@ -1,0 +1,131 @@
+//! The guest's physical memory as the kernel is told of it.
+
+use podvisor_devices::GuestRam;
+use vm_memory::{Address, GuestMemory, GuestMemoryRegion};
+
+use super::BootError;
+use crate::layout;
+
+/// What a range of the memory map is; the values are E820's and PVH's alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Kind {
+    Ram = 1,
+    Reserved = 2,
+}
+
+/// A range of guest physical addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) start: u64,
+    pub(super) size: u64,
+    pub(super) kind: Kind,
+}
+
+/// The ranges in ascending order.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct MemoryMap {
+    ranges: Vec<Range>,
+    low_end: u64,
+}
+
+impl MemoryMap {
+    /// The map of `mem`, whose regions are in ascending order (`GuestMemoryMmap` sees to it).
+    pub(super) fn of(mem: &GuestRam) -> Result<Self, BootError> {
+        let mut ram: Vec<(u64, u64)> = Vec::new();
+        for region in mem.iter() {
+            let start = region.start_addr().raw_value();
+            let end = start + region.len();
+            match ram.last_mut() {
+                Some(last) if last.1 == start => last.1 = end,
+                _ => ram.push((start, end)),
+            }
+        }
+        let (low_end, above) = match ram.split_first() {
+            Some((&(0, end), above)) if end > layout::HIMEM_START => {
+                (end.min(layout::MMIO_START), above)
+            }
+            _ => return Err(BootError::MemoryLayout),
+        };
+        let range = |start, end, kind| Range {
+            start,
+            size: end - start,
+            kind,
+        };
+        let mut ranges = vec![
+            range(0, layout::EBDA_START, Kind::Ram),
+            // The MP table, and what would be video memory and ROM of a PC.
+            range(layout::EBDA_START, layout::HIMEM_START, Kind::Reserved),
+            range(layout::HIMEM_START, low_end, Kind::Ram),
+        ];
+        ranges.extend(
+            above
+                .iter()
+                .map(|&(start, end)| range(start, end, Kind::Ram)),
+        );
+        Ok(Self { ranges, low_end })
+    }
+
+    pub(super) fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// One past the memory that is contiguous from address 0, at most the hole for devices.
+    pub(super) fn low_end(&self) -> u64 {
+        self.low_end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::GuestAddress;
+
+    fn map(regions: &[(u64, usize)]) -> Result<MemoryMap, BootError> {
+        let regions: Vec<_> = regions.iter().map(|&(a, l)| (GuestAddress(a), l)).collect();
+        MemoryMap::of(&GuestRam::from_ranges(&regions).unwrap())
+    }
+
+    #[test]
+    fn small_memory_is_one_range_above_the_first_mib() {
+        let map = map(&[(0, 128 << 20)]).unwrap();
+        assert_eq!(map.low_end(), 128 << 20);
+        let last = map.ranges().last().unwrap();
+        assert_eq!(
+            (last.start, last.size, last.kind),
+            (1 << 20, 127 << 20, Kind::Ram)
+        );
+    }
+
+    #[test]
+    fn memory_behind_the_hole_is_listed_and_adjacent_regions_are_joined() {
+        // No memory is touched: the mappings are address space only.
+        let map = map(&[
+            (0, 1 << 30),
+            (1 << 30, 2 << 30),
+            (layout::HIGH_RAM_START, 5 << 30),
+        ])
+        .unwrap();
+        assert_eq!(map.low_end(), layout::MMIO_START);
+        assert_eq!(map.ranges().len(), 4);
+        let high = map.ranges()[3];
+        assert_eq!((high.start, high.size), (layout::HIGH_RAM_START, 5 << 30));
+    }
+
+    #[test]
+    fn ranges_are_ascending_and_do_not_overlap() {
+        let map = map(&[(0, 64 << 20), (layout::HIGH_RAM_START, 1 << 20)]).unwrap();
+        for pair in map.ranges().windows(2) {
+            assert!(pair[0].start + pair[0].size <= pair[1].start);
+        }
+    }
+
+    #[test]
+    fn memory_without_a_first_mib_is_refused() {
+        assert!(matches!(map(&[(0, 1 << 20)]), Err(BootError::MemoryLayout)));
+        assert!(matches!(
+            map(&[(4096, 64 << 20)]),
+            Err(BootError::MemoryLayout)
+        ));
+    }
+}

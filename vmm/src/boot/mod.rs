@@ -1,0 +1,176 @@
+//! Puts a Linux kernel, its initramfs and what it wants to know into guest memory, and sets
+//! the boot CPU's registers to start it.
+//!
+//! # How data enters and leaves
+//!
+//! A [`Kernel`] and an [`Initramfs`] are opened and identified while the VM is configured, so
+//! that a wrong file is a configuration error. [`load`] writes them into guest memory together
+//! with the command line, the memory map and the MP table, and answers where the kernel is
+//! entered and how ([`Entry`]); [`boot_registers`] brings a vCPU there. `load` needs nothing of
+//! KVM: it runs on a thread of its own beside KVM's set-up.
+//!
+//! Two protocols reach the kernel: PVH for an ELF `vmlinux` with Xen's `PHYS32_ENTRY` note,
+//! and Linux's 64-bit entry for other ELF kernels and for bzImages.
+//!
+//! # What it must not know
+//!
+//! Devices, pods, and where files come from. Kernel files are hostile input: every number in
+//! them is checked before it is used, and nothing is read into guest memory that does not lie
+//! in it.
+
+mod bzimage;
+mod elf;
+mod error;
+mod identify;
+mod initramfs;
+mod kernel;
+mod memory_map;
+mod mptable;
+mod pvh;
+mod registers;
+mod zero_page;
+
+pub use error::{BootError, KernelFault};
+pub use initramfs::Initramfs;
+pub use kernel::Kernel;
+pub(crate) use registers::boot_registers;
+
+use podvisor_devices::GuestRam;
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::layout;
+use memory_map::MemoryMap;
+
+/// Boot CPUs that the MP table can name: APIC ids are 8 bits, 255 is broadcast and one is the
+/// I/O APIC's.
+pub(crate) const MAX_CPUS: u8 = 254;
+
+/// How a kernel is entered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// 32-bit protected mode without paging, EBX points at `hvm_start_info` (Xen's PVH).
+    Pvh,
+    /// 64-bit mode with an identity map, RSI points at `boot_params` (Linux's 64-bit entry).
+    Linux64,
+}
+
+/// Where and how the boot CPU starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Physical address of the first instruction.
+    pub(crate) address: u64,
+    /// State that the kernel expects there.
+    pub(crate) protocol: Protocol,
+}
+
+/// Where the initramfs lies in guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Module {
+    address: u64,
+    size: u64,
+}
+
+/// What the protocols tell the kernel beside the memory map.
+#[derive(Debug, Clone, Copy)]
+struct Handover {
+    initramfs: Option<Module>,
+    /// Length of the command line without its NUL.
+    cmdline_len: usize,
+}
+
+/// Writes everything that the guest needs to boot into its memory.
+///
+/// `mem` must be fresh: what is zero in the kernel's image (its BSS above all) is not written.
+///
+/// # Errors
+///
+/// When a file cannot be read, is damaged, or does not fit into the guest's memory.
+pub(crate) fn load(
+    mem: &GuestRam,
+    kernel: &Kernel,
+    initramfs: Option<&Initramfs>,
+    cmdline: &str,
+    cpus: u8,
+) -> Result<Entry, BootError> {
+    let map = MemoryMap::of(mem)?;
+    check_cmdline(cmdline, kernel.cmdline_max())?;
+
+    let footprint = kernel.footprint(map.low_end())?;
+    let module = initramfs
+        .map(|i| place_initramfs(i, &map, &footprint))
+        .transpose()?;
+    let entry = kernel.load(mem)?;
+    if let (Some(initramfs), Some(module)) = (initramfs, module) {
+        initramfs.load(mem, module.address)?;
+    }
+
+    write(mem, "the command line", layout::CMDLINE, cmdline.as_bytes())?;
+    mptable::write(mem, cpus)?;
+    registers::write_gdt(mem, entry.protocol)?;
+    let handover = Handover {
+        initramfs: module,
+        cmdline_len: cmdline.len(),
+    };
+    match entry.protocol {
+        Protocol::Pvh => pvh::write(mem, &map, handover)?,
+        Protocol::Linux64 => {
+            zero_page::write(mem, &map, handover, kernel.setup_header())?;
+            zero_page::write_page_tables(mem, &map)?;
+        }
+    }
+    Ok(entry)
+}
+
+/// The memory that a kernel takes until it manages memory itself, and its wishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Footprint {
+    /// One past its last byte, BSS and room for decompression included.
+    end: u64,
+    /// One past the highest address that the initramfs may have.
+    initramfs_end_max: u64,
+}
+
+fn place_initramfs(
+    initramfs: &Initramfs,
+    map: &MemoryMap,
+    kernel: &Footprint,
+) -> Result<Module, BootError> {
+    const PAGE: u64 = 4096;
+    let size = initramfs.size();
+    let top = map.low_end().min(kernel.initramfs_end_max);
+    // As high as it goes: there the kernel's own first allocations lie anyway.
+    let address = top.checked_sub(size).map(|a| a & !(PAGE - 1));
+    match address {
+        Some(address) if address >= kernel.end => Ok(Module { address, size }),
+        _ => Err(BootError::MemoryTooSmall {
+            needed: kernel.end.saturating_add(size).saturating_add(PAGE),
+            available: top,
+        }),
+    }
+}
+
+fn check_cmdline(cmdline: &str, max: usize) -> Result<(), BootError> {
+    if cmdline.len() > max {
+        return Err(BootError::CmdlineTooLong {
+            len: cmdline.len(),
+            max,
+        });
+    }
+    if let Some(bad) = cmdline.chars().find(|c| c.is_control()) {
+        return Err(BootError::CmdlineCharacter { character: bad });
+    }
+    Ok(())
+}
+
+/// Writes `bytes` at `address`; `what` is named when that fails.
+fn write(mem: &GuestRam, what: &'static str, address: u64, bytes: &[u8]) -> Result<(), BootError> {
+    mem.write_slice(bytes, GuestAddress(address))
+        .map_err(|source| BootError::GuestMemory {
+            what,
+            address,
+            source,
+        })
+}
+
+#[cfg(test)]
+mod tests;
