@@ -372,6 +372,10 @@ impl VirtioDevice for BlockDevice {
         vec![Some(running.queue)]
     }
 
+    fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
     fn on_queue(&mut self, _index: u16) -> Result<Progress, Fault> {
         self.serve()
     }

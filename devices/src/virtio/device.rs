@@ -139,6 +139,10 @@ pub trait VirtioDevice: std::fmt::Debug + Send {
     /// A device that does not run returns nothing.
     fn stop(&mut self) -> Vec<Option<Queue>>;
 
+    /// Whether the device is between [`Self::start`] and [`Self::stop`]. Nobody waits on
+    /// [`Self::backend`] of a device that is not.
+    fn is_running(&self) -> bool;
+
     /// The driver notified queue `index`. A call without `start`, or for a queue that does not
     /// exist, does nothing.
     ///

@@ -19,6 +19,7 @@
 //! in it.
 
 mod bzimage;
+mod cpio;
 mod elf;
 mod error;
 mod identify;
@@ -30,6 +31,7 @@ mod pvh;
 mod registers;
 mod zero_page;
 
+pub use cpio::InitramfsBuilder;
 pub use error::{BootError, KernelFault};
 pub use initramfs::Initramfs;
 pub use kernel::Kernel;

@@ -35,6 +35,9 @@ impl VirtioDevice for Probe {
         self.stops += 1;
         self.running.take().map(|r| r.queues).unwrap_or_default()
     }
+    fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
     fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
         Ok(Progress::Idle)
     }

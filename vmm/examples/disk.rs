@@ -1,0 +1,33 @@
+//! Boots a guest whose root file system is a disk image, and prints what the disk did.
+//!
+//! `cargo run --example disk -- target/guest/vmlinux root.erofs /bin/ls -l /`
+use std::error::Error;
+
+use podvisor_vmm::{BlockDevice, Kernel, MemorySize, Vm};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [kernel, disk, init, init_args @ ..] = args.as_slice() else {
+        return Err("usage: disk KERNEL IMAGE INIT [ARG…]".into());
+    };
+    // The kernel finds the file system by itself; what follows `--` are init's arguments.
+    let cmdline = format!(
+        "console=ttyS0 quiet panic=-1 reboot=k root=/dev/vda ro init={init} -- {}",
+        init_args.join(" ")
+    );
+    let vm = Vm::builder()
+        .kernel(Kernel::open(kernel)?)
+        .cmdline(cmdline)
+        .memory(MemorySize::mib(256))
+        .block(BlockDevice::open(disk)?.read_only())
+        .serial(std::io::stdout())
+        .build()?;
+    vm.start()?;
+    println!("{}", vm.wait()?);
+    for device in vm.counters() {
+        for counter in device.counters {
+            println!("{}.{} {}", device.device, counter.name, counter.value);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! The system and VM side of KVM: opening `/dev/kvm`, creating a VM with its interrupt
+//! controllers, and giving it memory.
+//!
+//! Errors keep the name of the ioctl. Nothing here knows devices or vCPU threads.
+
+mod memslot;
+mod signal_mask;
+
+use std::io;
+
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use podvisor_devices::GuestRam;
+
+pub(crate) use memslot::set_memory;
+pub(crate) use signal_mask::set_signal_mask;
+
+use crate::layout;
+
+/// Why KVM did not do what a VM needs.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KvmError {
+    /// `/dev/kvm` could not be opened.
+    #[error("opening /dev/kvm; `podvisor check` says what this host lacks")]
+    Open(#[source] io::Error),
+    /// A capability is missing.
+    #[error("this host's KVM lacks {name}")]
+    MissingCapability {
+        /// The capability's name in the kernel's documentation.
+        name: &'static str,
+    },
+    /// An ioctl failed.
+    #[error("KVM refused {ioctl}")]
+    Ioctl {
+        /// The ioctl's name.
+        ioctl: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl KvmError {
+    /// For `map_err` on an ioctl.
+    pub(crate) fn ioctl(ioctl: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Ioctl {
+            ioctl,
+            source: error.into(),
+        }
+    }
+}
+
+/// Opens `/dev/kvm` and checks that what every VM here uses is there.
+pub(crate) fn open() -> Result<Kvm, KvmError> {
+    let kvm = Kvm::new().map_err(|error| KvmError::Open(error.into()))?;
+    let needed = [
+        (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+        (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
+        (Cap::Irqfd, "KVM_CAP_IRQFD"),
+        (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+        (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
+        (Cap::SetIdentityMapAddr, "KVM_CAP_SET_IDENTITY_MAP_ADDR"),
+        (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
+        (Cap::MpState, "KVM_CAP_MP_STATE"),
+    ];
+    match needed
+        .into_iter()
+        .find(|(cap, _)| !kvm.check_extension(*cap))
+    {
+        Some((_, name)) => Err(KvmError::MissingCapability { name }),
+        None => Ok(kvm),
+    }
+}
+
+/// The most vCPUs of one VM: what the host's KVM takes, and what an MP table can name.
+pub(crate) fn max_vcpus(kvm: &Kvm) -> u8 {
+    // APIC id 255 means "all CPUs", and the table has an entry for the I/O APIC too.
+    u8::try_from(kvm.get_max_vcpus())
+        .unwrap_or(u8::MAX)
+        .min(254)
+}
+
+/// Creates a VM with its memory, in-kernel interrupt controllers and timer, in that order:
+/// memory before vCPUs, because every memslot added later waits for a grace period.
+pub(crate) fn create_vm(kvm: &Kvm, memory: &GuestRam) -> Result<VmFd, KvmError> {
+    let vm = loop {
+        match kvm.create_vm() {
+            // The kernel allocates interruptibly here.
+            Err(error) if error.errno() == libc::EINTR => {}
+            other => break other.map_err(KvmError::ioctl("KVM_CREATE_VM"))?,
+        }
+    };
+    set_memory(&vm, memory)?;
+    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+        .map_err(KvmError::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))?;
+    let tss = usize::try_from(layout::KVM_TSS).unwrap_or(usize::MAX);
+    vm.set_tss_address(tss)
+        .map_err(KvmError::ioctl("KVM_SET_TSS_ADDR"))?;
+    vm.create_irq_chip()
+        .map_err(KvmError::ioctl("KVM_CREATE_IRQCHIP"))?;
+    let pit = kvm_pit_config {
+        flags: KVM_PIT_SPEAKER_DUMMY,
+        ..Default::default()
+    };
+    vm.create_pit2(pit)
+        .map_err(KvmError::ioctl("KVM_CREATE_PIT2"))?;
+    Ok(vm)
+}

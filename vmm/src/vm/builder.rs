@@ -1,0 +1,435 @@
+//! Configures a VM: every mistake is found before anything is created, and all are reported
+//! at once.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
+use podvisor_devices::legacy::serial::{self, SerialPort};
+use podvisor_devices::virtio::VirtioDevice;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::attach::{self, Attached};
+use super::bus::Bus;
+use super::control::Control;
+use super::io_thread::{Faults, IoLoop, IoWaker};
+use super::vcpu::{Kicker, VcpuContext, VcpuCounters};
+use super::{Parts, Vm};
+use crate::boot::{self, BootError, Initramfs, Kernel};
+use crate::cpuid;
+use crate::kvm::{self, KvmError};
+use crate::layout;
+use crate::memory::{self, MemoryError, MemorySize};
+
+/// The most virtio devices on the MMIO transport: each has an interrupt line of its own.
+const MAX_DEVICES: usize = (layout::GSI_END - layout::FIRST_GSI) as usize;
+
+const PAGE_SIZE: u64 = 4096;
+
+/// A VM to be. See [`Vm::builder`].
+#[derive(Default)]
+#[must_use = "nothing happens before `build`"]
+pub struct VmBuilder {
+    kernel: Option<Kernel>,
+    initramfs: Option<Initramfs>,
+    cmdline: String,
+    vcpus: Option<u8>,
+    memory: Option<MemorySize>,
+    serial: Option<Box<dyn Write + Send>>,
+    devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
+    broken_disks: Vec<BlockDeviceError>,
+}
+
+impl fmt::Debug for VmBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VmBuilder")
+            .field("kernel", &self.kernel)
+            .field("initramfs", &self.initramfs)
+            .field("cmdline", &self.cmdline)
+            .field("vcpus", &self.vcpus)
+            .field("memory", &self.memory)
+            .field("serial", &self.serial.is_some())
+            .field("devices", &self.devices)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One thing that is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// [`VmBuilder::kernel`] was not called.
+    #[error("there is no kernel: add `.kernel(Kernel::open(path)?)`")]
+    NoKernel,
+    /// Outside what the host's KVM takes.
+    #[error("{vcpus} vCPUs: this host takes 1 to {max}")]
+    Vcpus {
+        /// What was asked for.
+        vcpus: u8,
+        /// The host's limit.
+        max: u8,
+    },
+    /// Less than a kernel can unpack itself in, or no whole pages.
+    #[error(
+        "{size} of memory: at least {} and a multiple of 4 KiB is needed",
+        MemorySize::MIN
+    )]
+    Memory {
+        /// What was asked for.
+        size: MemorySize,
+    },
+    /// More than the host has in all.
+    #[error("{size} of memory: this host has {host} in all")]
+    MoreMemoryThanHost {
+        /// What was asked for.
+        size: MemorySize,
+        /// What there is.
+        host: MemorySize,
+    },
+    /// Interrupt lines run out.
+    #[error("{count} virtio devices: at most {MAX_DEVICES} fit on the MMIO transport")]
+    TooManyDevices {
+        /// How many were added.
+        count: usize,
+    },
+    /// A disk cannot do what it promises.
+    #[error("a disk")]
+    Disk(#[source] BlockDeviceError),
+}
+
+/// Everything that is wrong with a configuration.
+#[derive(Debug)]
+pub struct ConfigErrors(pub Vec<ConfigError>);
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, error) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { "; " };
+            match error {
+                // The list has no single source, so this one's is told here.
+                ConfigError::Disk(disk) => write!(f, "{separator}{disk}")?,
+                other => write!(f, "{separator}{other}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// Why a VM could not be built. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(ConfigErrors),
+    /// KVM refused.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// Guest memory could not be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The kernel or initramfs could not be loaded.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// An eventfd or epoll instance could not be made.
+    #[error("making {what}")]
+    Descriptor {
+        /// What for.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl VmBuilder {
+    /// The kernel to boot. Required.
+    pub fn kernel(mut self, kernel: Kernel) -> Self {
+        self.kernel = Some(kernel);
+        self
+    }
+
+    /// The initial file system.
+    pub fn initramfs(mut self, initramfs: Initramfs) -> Self {
+        self.initramfs = Some(initramfs);
+        self
+    }
+
+    /// The kernel's command line. What announces virtio devices is added by [`Self::build`].
+    pub fn cmdline(mut self, cmdline: impl Into<String>) -> Self {
+        self.cmdline = cmdline.into();
+        self
+    }
+
+    /// The number of vCPUs; 1 unless said.
+    pub fn vcpus(mut self, count: u8) -> Self {
+        self.vcpus = Some(count);
+        self
+    }
+
+    /// The amount of guest memory; 128 MiB unless said. It is taken from the host as the guest
+    /// touches it.
+    pub fn memory(mut self, size: MemorySize) -> Self {
+        self.memory = Some(size);
+        self
+    }
+
+    /// A serial port (COM1, `console=ttyS0`) whose output goes to `writer`, byte by byte, on
+    /// the vCPU's thread: a writer that blocks holds up the guest. There is none unless asked
+    /// for, since each byte costs an exit.
+    pub fn serial(mut self, writer: impl Write + Send + 'static) -> Self {
+        self.serial = Some(Box::new(writer));
+        self
+    }
+
+    /// A disk. The first one is `/dev/vda`.
+    pub fn block(mut self, mut disk: BlockDevice) -> Self {
+        if let Err(error) = disk.check() {
+            self.broken_disks.push(error);
+        }
+        self.device(disk)
+    }
+
+    /// Any virtio device.
+    pub fn device(mut self, device: impl VirtioDevice + 'static) -> Self {
+        self.devices.push(Arc::new(Mutex::new(device)));
+        self
+    }
+
+    /// Validates the configuration, then creates the VM, loads the kernel and makes the VM
+    /// ready to start.
+    ///
+    /// # Errors
+    /// [`BuildError::Config`] names all that is wrong with the configuration; the others are
+    /// failures of the host.
+    pub fn build(mut self) -> Result<Vm, BuildError> {
+        let kvm = kvm::open()?;
+        let max_vcpus = kvm::max_vcpus(&kvm);
+        let Validated {
+            kernel,
+            vcpus,
+            memory,
+        } = self.validate(max_vcpus)?;
+
+        let mem = memory::allocate(memory)?;
+        let vm_fd = kvm::create_vm(&kvm, &mem)?;
+
+        let faults = Faults::default();
+        let Attached {
+            transports,
+            runners,
+            announcements,
+        } = attach::attach(&vm_fd, &mem, &self.devices, &faults)?;
+        let serial = self
+            .serial
+            .map(|out| attach_serial(&vm_fd, out))
+            .transpose()?;
+        let bus = Arc::new(Bus {
+            mmio: transports,
+            serial,
+        });
+
+        let cmdline = with_announcements(&self.cmdline, &announcements);
+        let entry = boot::load(&mem, &kernel, self.initramfs.as_ref(), &cmdline, vcpus)?;
+
+        let mut vcpu_fds = Vec::with_capacity(usize::from(vcpus));
+        let mut base_cpuid = None;
+        for id in 0..vcpus {
+            let vcpu = vm_fd
+                .create_vcpu(u64::from(id))
+                .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
+            let base = match &base_cpuid {
+                Some(base) => base,
+                None => {
+                    base_cpuid.insert(cpuid::guest_cpuid(&kvm, vcpus, vcpu.get_tsc_khz().ok())?)
+                }
+            };
+            vcpu.set_cpuid2(&cpuid::for_vcpu(base, id))
+                .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
+            boot::boot_registers(&vcpu, (id == 0).then_some(&entry))?;
+            vcpu_fds.push(vcpu);
+        }
+
+        let control = Arc::new(Control::new());
+        let io = IoWaker::new().map_err(|source| BuildError::Descriptor {
+            what: "a wake-up eventfd",
+            source,
+        })?;
+        let devices = runners
+            .iter()
+            .map(|r| (r.name.clone(), r.device.clone()))
+            .collect();
+        let io_loop = IoLoop::new(control.clone(), io.clone(), runners).map_err(|error| {
+            let source = io::Error::other(error);
+            BuildError::Descriptor {
+                what: "the event loop",
+                source,
+            }
+        })?;
+        let context = VcpuContext {
+            control,
+            bus,
+            peers: Arc::new(Kicker::default()),
+            io,
+            counters: Arc::new(VcpuCounters::default()),
+        };
+        Ok(Vm::new(
+            context,
+            Parts {
+                vcpus: vcpu_fds,
+                io_loop,
+            },
+            devices,
+            faults,
+            vm_fd,
+            mem,
+        ))
+    }
+
+    fn validate(&mut self, max_vcpus: u8) -> Result<Validated, BuildError> {
+        let mut errors = Vec::new();
+        if self.kernel.is_none() {
+            errors.push(ConfigError::NoKernel);
+        }
+        let vcpus = self.vcpus.unwrap_or(1);
+        if vcpus == 0 || vcpus > max_vcpus {
+            errors.push(ConfigError::Vcpus {
+                vcpus,
+                max: max_vcpus,
+            });
+        }
+        let size = self.memory.unwrap_or(MemorySize::mib(128));
+        if size < MemorySize::MIN || !size.as_bytes().is_multiple_of(PAGE_SIZE) {
+            errors.push(ConfigError::Memory { size });
+        }
+        let info = rustix::system::sysinfo();
+        let host = MemorySize::bytes(info.totalram.saturating_mul(u64::from(info.mem_unit)));
+        if size > host {
+            errors.push(ConfigError::MoreMemoryThanHost { size, host });
+        }
+        let count = self.devices.len();
+        if count > MAX_DEVICES {
+            errors.push(ConfigError::TooManyDevices { count });
+        }
+        errors.extend(
+            std::mem::take(&mut self.broken_disks)
+                .into_iter()
+                .map(ConfigError::Disk),
+        );
+        match self.kernel.take() {
+            Some(kernel) if errors.is_empty() => Ok(Validated {
+                kernel,
+                vcpus,
+                memory: size,
+            }),
+            _ => Err(BuildError::Config(ConfigErrors(errors))),
+        }
+    }
+}
+
+struct Validated {
+    kernel: Kernel,
+    vcpus: u8,
+    memory: MemorySize,
+}
+
+fn attach_serial(
+    vm: &kvm_ioctls::VmFd,
+    out: Box<dyn Write + Send>,
+) -> Result<Mutex<SerialPort>, BuildError> {
+    let descriptor = |source| BuildError::Descriptor {
+        what: "the serial port's interrupt eventfd",
+        source,
+    };
+    let line = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(descriptor)?;
+    vm.register_irqfd(&line, serial::IRQ)
+        .map_err(KvmError::ioctl("KVM_IRQFD"))?;
+    Ok(Mutex::new(SerialPort::new(line, out)))
+}
+
+/// Puts the announcements of devices before a ` -- `, behind which everything is init's.
+fn with_announcements(cmdline: &str, announcements: &[String]) -> String {
+    let (kernel, init) = match cmdline.find(" -- ") {
+        Some(at) => cmdline.split_at(at),
+        None => (cmdline, ""),
+    };
+    let mut line = kernel.trim_end().to_owned();
+    for announcement in announcements {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(announcement);
+    }
+    line.push_str(init);
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn announcements_go_before_the_arguments_of_init() {
+        let devices = ["virtio_mmio.device=4K@0xc0000000:5".to_owned()];
+        assert_eq!(with_announcements("", &devices), devices[0]);
+        assert_eq!(
+            with_announcements("quiet", &devices),
+            format!("quiet {}", devices[0])
+        );
+        assert_eq!(
+            with_announcements("quiet -- sh -c true", &devices),
+            format!("quiet {} -- sh -c true", devices[0])
+        );
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once() {
+        let mut builder = Vm::builder()
+            .vcpus(0)
+            .memory(MemorySize::bytes(5000))
+            .block(BlockDevice::new(Box::new(NoDisk)));
+        builder
+            .broken_disks
+            .push(BlockDeviceError::NotADisk { path: "/x".into() });
+        for _ in 0..MAX_DEVICES {
+            builder = builder.device(BlockDevice::new(Box::new(NoDisk)));
+        }
+        let Err(BuildError::Config(errors)) = builder.validate(8) else {
+            panic!("accepted")
+        };
+        let text = errors.to_string();
+        for part in [
+            "no kernel",
+            "0 vCPUs",
+            "5000 bytes",
+            "20 virtio devices",
+            "disk /x",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        let mut builder = Vm::builder().memory(MemorySize::gib(1 << 20));
+        let Err(BuildError::Config(errors)) = builder.validate(8) else {
+            panic!("accepted")
+        };
+        assert!(errors.to_string().contains("this host has"), "{errors}");
+    }
+
+    #[derive(Debug)]
+    struct NoDisk;
+    impl podvisor_devices::blk::Disk for NoDisk {
+        fn len(&self) -> u64 {
+            0
+        }
+        fn submit(
+            &mut self,
+            _: &podvisor_devices::GuestRam,
+            _: u16,
+            _: podvisor_devices::blk::Operation<'_, '_>,
+        ) -> podvisor_devices::blk::Submitted {
+            podvisor_devices::blk::Submitted::Done(Ok(()))
+        }
+    }
+}

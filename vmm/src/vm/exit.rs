@@ -1,0 +1,194 @@
+//! How a VM ended: the guest's doing, the host's, or a failure of KVM.
+
+use std::fmt;
+use std::io;
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+
+/// How a VM came to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exit {
+    /// The guest powered itself off.
+    Shutdown,
+    /// The guest reset itself. A VM is not started again: build a new one.
+    Reset,
+    /// The guest took an exception while handling an exception while handling an exception:
+    /// its kernel crashed, or is no kernel for this machine.
+    TripleFault {
+        /// The vCPU it happened on.
+        vcpu: u8,
+        /// Its registers.
+        registers: Box<Registers>,
+    },
+    /// The host ended it, by [`super::Vm::stop`] or by dropping the handle.
+    Stopped,
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shutdown => f.write_str("the guest powered off"),
+            Self::Reset => f.write_str("the guest reset itself"),
+            Self::TripleFault { vcpu, registers } => {
+                write!(f, "triple fault on vCPU {vcpu} ({registers})")
+            }
+            Self::Stopped => f.write_str("stopped by the host"),
+        }
+    }
+}
+
+/// Why a VM is poisoned: KVM could not go on with a vCPU.
+#[derive(Debug)]
+pub struct Poison {
+    /// The vCPU.
+    pub vcpu: u8,
+    /// What KVM said.
+    pub cause: PoisonCause,
+    /// The vCPU's registers, where KVM still gave them.
+    pub registers: Option<Box<Registers>>,
+}
+
+/// What made KVM give up.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum PoisonCause {
+    /// `KVM_RUN` or another ioctl on the vCPU failed.
+    Ioctl {
+        /// Its name.
+        ioctl: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// `KVM_EXIT_INTERNAL_ERROR`: most often an instruction that KVM's emulator lacks.
+    InternalError {
+        /// KVM's sub-error number: 1 is emulation.
+        suberror: u32,
+    },
+    /// `KVM_EXIT_FAIL_ENTRY`: the processor refused the guest's state.
+    FailEntry {
+        /// The processor's reason.
+        reason: u64,
+    },
+    /// An exit that this VM has no use for.
+    UnexpectedExit {
+        /// Its name.
+        exit: String,
+    },
+    /// The thread that ran the vCPU or the devices panicked: a fault of this library.
+    Panic,
+}
+
+impl fmt::Display for Poison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.cause {
+            PoisonCause::Ioctl { ioctl, .. } => {
+                write!(f, "KVM refused {ioctl} on vCPU {}", self.vcpu)?;
+            }
+            PoisonCause::InternalError { suberror: 1 } => write!(
+                f,
+                "KVM could not emulate an instruction of the guest on vCPU {}; \
+                 `podvisor check` says whether this host's KVM is sound",
+                self.vcpu
+            )?,
+            PoisonCause::InternalError { suberror } => {
+                write!(f, "KVM internal error {suberror} on vCPU {}", self.vcpu)?;
+            }
+            PoisonCause::FailEntry { reason } => {
+                write!(
+                    f,
+                    "the processor refused to enter vCPU {} ({reason:#x})",
+                    self.vcpu
+                )?;
+            }
+            PoisonCause::UnexpectedExit { exit } => {
+                write!(f, "unexpected exit {exit} of vCPU {}", self.vcpu)?;
+            }
+            PoisonCause::Panic => write!(f, "the thread of vCPU {} panicked", self.vcpu)?,
+        }
+        match &self.registers {
+            Some(registers) => write!(f, " ({registers})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Poison {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.cause {
+            PoisonCause::Ioctl { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// The registers of a vCPU that say where it was and what it tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are the registers
+pub struct Registers {
+    pub rip: u64,
+    pub rsp: u64,
+    pub rflags: u64,
+    pub rax: u64,
+    pub rbx: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    pub cs: u16,
+    pub cpl: u8,
+    pub cr0: u64,
+    pub cr2: u64,
+    pub cr3: u64,
+    pub cr4: u64,
+    pub efer: u64,
+}
+
+impl Registers {
+    pub(crate) fn new(regs: &kvm_regs, sregs: &kvm_sregs) -> Self {
+        Self {
+            rip: regs.rip,
+            rsp: regs.rsp,
+            rflags: regs.rflags,
+            rax: regs.rax,
+            rbx: regs.rbx,
+            rcx: regs.rcx,
+            rdx: regs.rdx,
+            rsi: regs.rsi,
+            rdi: regs.rdi,
+            cs: sregs.cs.selector,
+            cpl: sregs.ss.dpl,
+            cr0: sregs.cr0,
+            cr2: sregs.cr2,
+            cr3: sregs.cr3,
+            cr4: sregs.cr4,
+            efer: sregs.efer,
+        }
+    }
+}
+
+impl fmt::Display for Registers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "rip={:#x} rsp={:#x} rflags={:#x} rax={:#x} rbx={:#x} rcx={:#x} rdx={:#x} rsi={:#x} \
+             rdi={:#x} cs={:#x} cpl={} cr0={:#x} cr2={:#x} cr3={:#x} cr4={:#x} efer={:#x}",
+            self.rip,
+            self.rsp,
+            self.rflags,
+            self.rax,
+            self.rbx,
+            self.rcx,
+            self.rdx,
+            self.rsi,
+            self.rdi,
+            self.cs,
+            self.cpl,
+            self.cr0,
+            self.cr2,
+            self.cr3,
+            self.cr4,
+            self.efer
+        )
+    }
+}

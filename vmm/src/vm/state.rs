@@ -1,0 +1,107 @@
+//! What state a VM is in, and which calls lead where.
+
+use std::fmt;
+
+/// The states of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum State {
+    /// Built; no guest code has run.
+    Created,
+    /// vCPUs and devices run.
+    Running,
+    /// vCPUs and devices stand still, between two guest instructions.
+    Paused,
+    /// The guest or the host has ended it.
+    Stopped,
+    /// KVM failed; the guest cannot go on. [`super::Vm::wait`] says why.
+    Poisoned,
+}
+
+/// The calls that change a VM's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// [`super::Vm::start`].
+    Start,
+    /// [`super::Vm::pause`].
+    Pause,
+    /// [`super::Vm::resume`].
+    Resume,
+    /// [`super::Vm::stop`].
+    Stop,
+}
+
+impl State {
+    /// Where `action` leads from here; `None` where it is illegal.
+    #[must_use]
+    pub fn after(self, action: Action) -> Option<Self> {
+        use {Action as A, State as S};
+        match (self, action) {
+            (S::Created, A::Start) => Some(S::Running),
+            (S::Running, A::Pause) => Some(S::Paused),
+            (S::Paused, A::Resume) => Some(S::Running),
+            (S::Created | S::Running | S::Paused | S::Stopped, A::Stop) => Some(S::Stopped),
+            (S::Poisoned, A::Stop) => Some(S::Poisoned),
+            _ => None,
+        }
+    }
+
+    /// Whether the VM has ended, in whatever way.
+    #[must_use]
+    pub fn ended(self) -> bool {
+        matches!(self, Self::Stopped | Self::Poisoned)
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+            Self::Poisoned => "poisoned",
+        })
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Start => "start",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Stop => "stop",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_transition_table() {
+        use {Action as A, State as S};
+        let states = [S::Created, S::Running, S::Paused, S::Stopped, S::Poisoned];
+        let legal = [
+            (S::Created, A::Start, S::Running),
+            (S::Created, A::Stop, S::Stopped),
+            (S::Running, A::Pause, S::Paused),
+            (S::Running, A::Stop, S::Stopped),
+            (S::Paused, A::Resume, S::Running),
+            (S::Paused, A::Stop, S::Stopped),
+            (S::Stopped, A::Stop, S::Stopped),
+            (S::Poisoned, A::Stop, S::Poisoned),
+        ];
+        for from in states {
+            for action in [A::Start, A::Pause, A::Resume, A::Stop] {
+                let expected = legal
+                    .iter()
+                    .find(|(f, a, _)| (*f, *a) == (from, action))
+                    .map(|(_, _, to)| *to);
+                assert_eq!(from.after(action), expected, "{from} {action}");
+            }
+        }
+    }
+}
