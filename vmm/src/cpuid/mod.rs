@@ -1,22 +1,63 @@
-//! Temporary.
+//! What processor the guest sees.
+//!
+//! The host's KVM says what it can give ([`guest_cpuid`] asks it); [`policy::RULES`] takes away
+//! and adds single features, [`topology`] makes one socket of as many cores as there are vCPUs.
+//! [`for_vcpu`] then puts a vCPU's own number in. Caches, vendor, model and everything that no
+//! rule names pass through.
+//!
+//! Nothing here knows VMs or vCPU threads; entries come in and go out.
+
+mod policy;
+mod topology;
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use kvm_ioctls::{Cap, Kvm};
+
 use crate::kvm::KvmError;
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
-use kvm_ioctls::Kvm;
-pub(crate) fn guest_cpuid(kvm: &Kvm, _vcpus: u8, _tsc: Option<u32>) -> Result<CpuId, KvmError> {
-    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(KvmError::ioctl("KVM_GET_SUPPORTED_CPUID"))
+
+/// The CPUID of a guest with `vcpus` vCPUs, without what differs between them.
+///
+/// `tsc_khz` is the frequency of the guest's time stamp counter, so that a guest need not
+/// measure it.
+pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<CpuId, KvmError> {
+    let supported = kvm
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(KvmError::ioctl("KVM_GET_SUPPORTED_CPUID"))?;
+    let guest = Guest {
+        vcpus: vcpus.max(1),
+        tsc_khz,
+        tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
+    };
+    let entries = compose(supported.as_slice(), &guest);
+    CpuId::from_entries(&entries)
+        .map_err(|_| KvmError::ioctl("KVM_SET_CPUID2")(kvm_ioctls::Error::new(libc::E2BIG)))
 }
+
+/// `base` for the vCPU with APIC id `id`.
 pub(crate) fn for_vcpu(base: &CpuId, id: u8) -> CpuId {
-    let mut c = base.clone();
-    for e in c.as_mut_slice() {
-        match e.function {
-            1 => {
-                e.ebx = (e.ebx & 0xffffff) | (u32::from(id) << 24);
-                e.ecx |= 1 << 24 | 1 << 31
-            }
-            0xb => e.edx = u32::from(id),
-            _ => {}
-        }
+    let mut cpuid = base.clone();
+    for entry in cpuid.as_mut_slice() {
+        topology::number(entry, id);
     }
-    c
+    cpuid
 }
+
+/// What the entries depend on beside the host.
+#[derive(Debug, Clone, Copy)]
+struct Guest {
+    /// At least 1.
+    vcpus: u8,
+    tsc_khz: Option<u32>,
+    /// The in-kernel local APIC has the TSC deadline timer; KVM does not say so by CPUID.
+    tsc_deadline: bool,
+}
+
+fn compose(supported: &[kvm_cpuid_entry2], guest: &Guest) -> Vec<kvm_cpuid_entry2> {
+    let mut entries = supported.to_vec();
+    policy::apply(&mut entries, guest);
+    topology::lay_out(&mut entries, guest.vcpus);
+    entries
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! Which of the processor's features the guest does not get, and which it gets on top.
+
+use kvm_bindings::kvm_cpuid_entry2;
+
+use super::Guest;
+
+/// A register of CPUID's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Register {
+    Eax,
+    Ebx,
+    Ecx,
+    Edx,
+}
+use Register::{Eax, Ebx, Ecx, Edx};
+
+/// What happens to a register, where KVM has the leaf at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// These bits become 0.
+    Clear(u32),
+    /// All bits but these become 0.
+    Keep(u32),
+    /// These bits become 1.
+    Set(u32),
+}
+use Change::{Clear, Keep, Set};
+
+/// One line of the policy.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rule {
+    pub(super) leaf: u32,
+    pub(super) register: Register,
+    pub(super) change: Change,
+    /// For the reader; also what `docs/boot.md` says.
+    #[cfg_attr(not(test), allow(dead_code))]
+    pub(super) why: &'static str,
+}
+
+const fn rule(leaf: u32, register: Register, change: Change, why: &'static str) -> Rule {
+    Rule {
+        leaf,
+        register,
+        change,
+        why,
+    }
+}
+
+/// A mask of the bits with these numbers.
+const fn bits<const N: usize>(numbers: [u32; N]) -> u32 {
+    let mut mask = 0;
+    let mut i = 0;
+    while i < N {
+        mask |= 1 << numbers[i];
+        i += 1;
+    }
+    mask
+}
+
+/// The policy, in order of leaves; every sub-leaf of a leaf is meant. What no rule names passes
+/// through as KVM offers it.
+#[rustfmt::skip]
+pub(super) const RULES: &[Rule] = &[
+    rule(0x1, Ecx, Clear(bits([3])), "MONITOR: an idle guest must HLT, so that the host gets the CPU"),
+    rule(0x1, Ecx, Clear(bits([5, 6])), "VMX, SMX: no nested virtualisation"),
+    rule(0x1, Ecx, Clear(bits([2, 4, 15])), "DTES64, DS-CPL, PDCM: no performance monitoring"),
+    rule(0x1, Ecx, Clear(bits([7, 8, 14, 18])), "EIST, TM2, xTPR, DCA: frequency, heat and chipset are the host's"),
+    rule(0x1, Ecx, Set(bits([21])), "x2APIC: KVM emulates it, and it spares MMIO exits"),
+    rule(0x1, Ecx, Set(bits([31])), "hypervisor: makes a guest look at leaf 0x40000000"),
+    rule(0x1, Edx, Clear(bits([21, 22, 29, 31])), "DS, ACPI, TM, PBE: performance monitoring and heat"),
+    rule(0x5, Eax, Keep(0), "MONITOR/MWAIT parameters"),
+    rule(0x5, Ebx, Keep(0), "MONITOR/MWAIT parameters"),
+    rule(0x5, Ecx, Keep(0), "MONITOR/MWAIT parameters"),
+    rule(0x5, Edx, Keep(0), "MONITOR/MWAIT parameters"),
+    rule(0x6, Eax, Keep(bits([2])), "power and heat are the host's; ARAT stays: the APIC timer never stops"),
+    rule(0x6, Ecx, Keep(0), "power and heat are the host's"),
+    rule(0x7, Ebx, Clear(bits([2])), "SGX: no enclaves"),
+    rule(0x7, Ebx, Clear(bits([12, 15])), "PQM, PQE: cache and bandwidth quotas are the host's"),
+    rule(0x7, Ebx, Clear(bits([14])), "MPX: gone from newer processors and kernels"),
+    rule(0x7, Ebx, Clear(bits([25])), "PT: no processor trace"),
+    rule(0x7, Ecx, Clear(bits([5])), "WAITPKG: as MONITOR"),
+    rule(0x7, Ecx, Clear(bits([13, 24, 29, 30])), "TME, bus lock detection, ENQCMD, SGX launch control"),
+    rule(0x7, Edx, Clear(bits([18, 19])), "PCONFIG, architectural LBR"),
+    rule(0x7, Edx, Clear(bits([22, 24, 25])), "AMX: 8 KiB more state for each vCPU, and a permission that the process has not"),
+    rule(0xa, Eax, Keep(0), "no performance monitoring"),
+    rule(0xa, Ebx, Keep(0), "no performance monitoring"),
+    rule(0xa, Ecx, Keep(0), "no performance monitoring"),
+    rule(0xa, Edx, Keep(0), "no performance monitoring"),
+    rule(0x4000_0001, Eax, Clear(bits([4, 10, 14])), "asynchronous page faults: one in flight would be lost in a snapshot"),
+    rule(0x4000_0001, Eax, Clear(bits([15])), "extended MSI destinations: for more CPUs than we have"),
+    rule(0x4000_0001, Eax, Clear(bits([16, 17])), "hypercalls that only encrypted guests make, and that nobody answers"),
+    rule(0x8000_0001, Ecx, Clear(bits([2, 12])), "SVM, SKINIT: no nested virtualisation"),
+    rule(0x8000_0001, Ecx, Clear(bits([10, 15])), "IBS, LWP: no performance monitoring"),
+    rule(0x8000_0001, Ecx, Clear(bits([13, 19])), "watchdog, node id MSR: hardware that KVM does not emulate"),
+    rule(0x8000_0001, Ecx, Clear(bits([23, 24, 27, 28])), "performance counters"),
+    rule(0x8000_0001, Ecx, Clear(bits([29])), "MONITORX: as MONITOR"),
+];
+
+/// Leaves that the guest does not have at all.
+#[rustfmt::skip]
+pub(super) const ABSENT: &[(u32, &str)] = &[
+    (0xf, "cache and bandwidth monitoring"),
+    (0x10, "cache and bandwidth quotas"),
+    (0x12, "SGX"),
+    (0x14, "processor trace"),
+    (0x1b, "PCONFIG"),
+    (0x1c, "architectural LBR"),
+    (0x1d, "AMX"),
+    (0x1e, "AMX"),
+    (0x23, "performance monitoring"),
+    (0x8000_000a, "SVM"),
+    (0x8000_001b, "IBS"),
+    (0x8000_001c, "LWP"),
+    (0x8000_001f, "memory encryption"),
+    (0x8000_0020, "cache and bandwidth quotas"),
+    (0x8000_0022, "performance monitoring"),
+];
+
+/// Where KVM announces itself.
+const KVM_SIGNATURE: u32 = 0x4000_0000;
+/// Frequencies, in the layout that VMware began and QEMU, FreeBSD and others share.
+const TIMING: u32 = 0x4000_0010;
+/// KVM's local APIC counts nanoseconds.
+const APIC_BUS_KHZ: u32 = 1_000_000;
+const TSC_DEADLINE: u32 = 1 << 24;
+
+/// Applies the policy.
+pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
+    entries.retain(|entry| ABSENT.iter().all(|(leaf, _)| *leaf != entry.function));
+    for entry in entries.iter_mut() {
+        let leaf = entry.function;
+        for rule in RULES.iter().filter(|rule| rule.leaf == leaf) {
+            change(entry, rule);
+        }
+        if entry.function == 1 {
+            entry.ecx &= !TSC_DEADLINE;
+            if guest.tsc_deadline {
+                entry.ecx |= TSC_DEADLINE;
+            }
+        }
+    }
+    announce_frequencies(entries, guest.tsc_khz);
+}
+
+fn change(entry: &mut kvm_cpuid_entry2, rule: &Rule) {
+    let register = match rule.register {
+        Eax => &mut entry.eax,
+        Ebx => &mut entry.ebx,
+        Ecx => &mut entry.ecx,
+        Edx => &mut entry.edx,
+    };
+    match rule.change {
+        Clear(bits) => *register &= !bits,
+        Keep(bits) => *register &= bits,
+        Set(bits) => *register |= bits,
+    }
+}
+
+fn announce_frequencies(entries: &mut Vec<kvm_cpuid_entry2>, tsc_khz: Option<u32>) {
+    let Some(tsc_khz) = tsc_khz else { return };
+    let signature = entries.iter_mut().find(|e| e.function == KVM_SIGNATURE);
+    let Some(signature) = signature else { return };
+    signature.eax = signature.eax.max(TIMING);
+    entries.retain(|e| e.function != TIMING);
+    entries.push(kvm_cpuid_entry2 {
+        function: TIMING,
+        eax: tsc_khz,
+        ebx: APIC_BUS_KHZ,
+        ..Default::default()
+    });
+}
