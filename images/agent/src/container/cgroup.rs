@@ -1,0 +1,329 @@
+//! A container's control group: figures, signals to all, removal.
+//!
+//! libcontainer makes the group and puts the processes into it.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use podvisor_agent_protocol::api::{
+    ContainerStatsResponse, CpuStats, IoStats, MemoryStats, PidStats,
+};
+use protobuf::MessageField;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::Interest;
+
+use crate::init::mounts::CGROUP_ROOT;
+use crate::init::reaper::now_ns;
+
+/// Parent of all containers' groups, in the form of `linux.cgroupsPath`.
+const PARENT: &str = "/podvisor";
+/// The kernel's files are far smaller; a container cannot make them grow past this.
+const FILE_BYTES: u64 = 256 << 10;
+/// Groups that a container may nest below its own and still be signalled in.
+const MAX_GROUPS: usize = 10_000;
+/// Killed processes end at once, unless they are in a system call that cannot be broken off.
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A container's control group.
+#[derive(Debug, Clone)]
+pub struct Cgroup {
+    /// As in the specification's `linux.cgroupsPath`.
+    relative: PathBuf,
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// The group of the container with this name; it need not exist yet.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        let relative = Path::new(PARENT).join(name);
+        let path = Path::new(CGROUP_ROOT).join(relative.strip_prefix("/").unwrap_or(&relative));
+        Self { relative, path }
+    }
+
+    /// What to put into the specification's `linux.cgroupsPath`.
+    #[must_use]
+    pub fn spec_path(&self) -> &Path {
+        &self.relative
+    }
+
+    /// Kills every process in the group and below it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says; a group that does not exist is no error.
+    pub fn kill(&self) -> io::Result<()> {
+        accept_missing(fs::write(self.path.join("cgroup.kill"), "1"))
+    }
+
+    /// Sends a signal to every process in the group and below it.
+    ///
+    /// A process that forks while this runs may leave a child out; only [`Cgroup::kill`] is
+    /// sure to hit all.
+    ///
+    /// # Errors
+    ///
+    /// What reading the group says.
+    pub fn signal(&self, signal: u8) -> io::Result<()> {
+        for pid in self.processes()? {
+            // Between the listing and this the pid may have come to mean another process,
+            // so look whether it is still in the group once the pidfd holds it.
+            let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
+                continue;
+            };
+            if self.contains(pid)
+                && let Err(error) = crate::sys::pidfd_send_signal(&pidfd, signal)
+                && error.raw_os_error() != Some(libc::ESRCH)
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn processes(&self) -> io::Result<Vec<Pid>> {
+        let mut pids = Vec::new();
+        let mut groups = vec![self.path.clone()];
+        let mut seen = 0;
+        while let Some(group) = groups.pop() {
+            seen += 1;
+            if seen > MAX_GROUPS {
+                return Err(io::Error::new(
+                    io::ErrorKind::QuotaExceeded,
+                    "too many nested groups",
+                ));
+            }
+            let listed = read(&group.join("cgroup.procs"))?;
+            pids.extend(
+                listed
+                    .lines()
+                    .filter_map(|l| Pid::from_raw(l.parse().ok()?)),
+            );
+            groups.extend(subgroups(&group)?);
+        }
+        Ok(pids)
+    }
+
+    fn contains(&self, pid: Pid) -> bool {
+        // One line, `0::/podvisor/NAME…`.
+        let of_process = read(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
+        of_process
+            .lines()
+            .filter_map(|line| line.strip_prefix("0::"))
+            .any(|group| Path::new(group).starts_with(&self.relative))
+    }
+
+    /// Kills what is left, waits until it is gone, and removes the group.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` when processes do not end, else what the kernel says.
+    pub async fn destroy(&self) -> io::Result<()> {
+        self.kill()?;
+        tokio::time::timeout(EMPTY_TIMEOUT, self.emptied())
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        remove(&self.path, 0)
+    }
+
+    /// Waits until no process is in the group or below it.
+    async fn emptied(&self) -> io::Result<()> {
+        let events = self.path.join("cgroup.events");
+        let file = match File::open(&events) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => OwnedFd::from(other?),
+        };
+        // The kernel announces a change of the file as an exceptional condition.
+        let changes = crate::sys::watch(file, Interest::PRIORITY)?;
+        loop {
+            if field(&read(&events)?, "populated") == Some(0) {
+                return Ok(());
+            }
+            changes.ready(Interest::PRIORITY).await?.clear_ready();
+        }
+    }
+
+    /// How often the OOM killer struck in the group.
+    #[must_use]
+    pub fn oom_kills(&self) -> u64 {
+        self.file("memory.events")
+            .and_then(|text| field(&text, "oom_kill"))
+            .unwrap_or(0)
+    }
+
+    /// The group's figures; those that the kernel does not keep are 0.
+    #[must_use]
+    pub fn stats(&self) -> ContainerStatsResponse {
+        let cpu = self.file("cpu.stat").unwrap_or_default();
+        let memory = self.file("memory.stat").unwrap_or_default();
+        let figure = |text: &str, name| field(text, name).unwrap_or(0);
+        let usage = self.number("memory.current");
+        ContainerStatsResponse {
+            timestamp_ns: now_ns(),
+            cpu: MessageField::some(CpuStats {
+                usage_us: figure(&cpu, "usage_usec"),
+                user_us: figure(&cpu, "user_usec"),
+                system_us: figure(&cpu, "system_usec"),
+                throttled_us: figure(&cpu, "throttled_usec"),
+                ..Default::default()
+            }),
+            memory: MessageField::some(MemoryStats {
+                usage_bytes: usage,
+                working_set_bytes: usage.saturating_sub(figure(&memory, "inactive_file")),
+                limit_bytes: self.number("memory.max"),
+                anon_bytes: figure(&memory, "anon"),
+                file_bytes: figure(&memory, "file"),
+                page_faults: figure(&memory, "pgfault"),
+                major_page_faults: figure(&memory, "pgmajfault"),
+                oom_kills: self.oom_kills(),
+                ..Default::default()
+            }),
+            pids: MessageField::some(PidStats {
+                current: self.number("pids.current"),
+                limit: self.number("pids.max"),
+                ..Default::default()
+            }),
+            io: MessageField::some(io_stats(&self.file("io.stat").unwrap_or_default())),
+            ..Default::default()
+        }
+    }
+
+    fn file(&self, name: &str) -> Option<String> {
+        read(&self.path.join(name)).ok()
+    }
+
+    /// A file of one number; `max`, and a file that is missing, give 0.
+    fn number(&self, name: &str) -> u64 {
+        self.file(name)
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0)
+    }
+}
+
+/// The value of `name` in a file of lines `name value`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        line.strip_prefix(name)?
+            .strip_prefix(' ')?
+            .trim()
+            .parse()
+            .ok()
+    })
+}
+
+/// Sums up lines `MAJ:MIN rbytes=… wbytes=… rios=… wios=…`.
+fn io_stats(text: &str) -> IoStats {
+    let mut total = IoStats::new();
+    for item in text.split_ascii_whitespace() {
+        let Some((name, Ok(value))) = item.split_once('=').map(|(n, v)| (n, v.parse::<u64>()))
+        else {
+            continue;
+        };
+        let sum = match name {
+            "rbytes" => &mut total.read_bytes,
+            "wbytes" => &mut total.write_bytes,
+            "rios" => &mut total.read_operations,
+            "wios" => &mut total.write_operations,
+            _ => continue,
+        };
+        *sum = sum.saturating_add(value);
+    }
+    total
+}
+
+fn subgroups(group: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut groups = Vec::new();
+    for entry in fs::read_dir(group)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            groups.push(entry.path());
+        }
+    }
+    Ok(groups)
+}
+
+/// Removes a group from its leaves up; containers may have made groups below theirs.
+fn remove(group: &Path, depth: usize) -> io::Result<()> {
+    // The kernel's own default of cgroup.max.depth is no bound, so that ours is the stack's.
+    if depth > 200 {
+        return Err(io::Error::new(
+            io::ErrorKind::QuotaExceeded,
+            "groups are nested too deep",
+        ));
+    }
+    let subgroups = match subgroups(group) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for subgroup in subgroups {
+        remove(&subgroup, depth + 1)?;
+    }
+    accept_missing(fs::remove_dir(group))
+}
+
+fn accept_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?
+        .take(FILE_BYTES)
+        .read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let text = "low 0\noom 3\noom_kill 2\noom_kill_x 9\n";
+        assert_eq!(field(text, "oom_kill"), Some(2));
+        assert_eq!(field(text, "oom"), Some(3));
+        assert_eq!(field(text, "kill"), None);
+    }
+
+    #[test]
+    fn io_is_summed_over_devices() {
+        let stats = io_stats(
+            "254:0 rbytes=10 wbytes=1 rios=2 wios=1 dbytes=5 dios=1\n254:16 rbytes=5 rios=1\nx=y\n",
+        );
+        assert_eq!(
+            (
+                stats.read_bytes,
+                stats.write_bytes,
+                stats.read_operations,
+                stats.write_operations
+            ),
+            (15, 1, 3, 1)
+        );
+    }
+
+    #[test]
+    fn figures_of_a_group_that_does_not_exist_are_zero() {
+        let stats = Cgroup::new("no-such-group").stats();
+        assert_eq!(stats.memory.usage_bytes, 0);
+        assert_eq!(stats.pids.current, 0);
+    }
+
+    #[tokio::test]
+    async fn destroying_a_group_that_does_not_exist_is_no_error() {
+        Cgroup::new("no-such-group").destroy().await.unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "\\PC{0,100}|([a-z]{1,4}[= ][0-9]{0,22}[ \n]){0,9}") {
+            let _ = (field(&text, "a"), io_stats(&text));
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Finds the virtio-blk device that holds an image, by its serial.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use podvisor_agent_protocol::limits::SERIAL_BYTES;
+use rustix::io::Errno;
+use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// How long a disk may take to appear; the host attaches it before it asks for it.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
+/// The kernel's own events, as opposed to those that udev repeats.
+const KERNEL_GROUP: u32 = 1;
+
+/// No disk for an image.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiskError {
+    /// The serial cannot be one.
+    #[error("{0:?} is no virtio-blk serial: use 1 to 20 printable ASCII characters")]
+    InvalidSerial(String),
+    /// Waited in vain.
+    #[error("no virtio-blk device with serial {serial} within {} s: attach the image first", ATTACH_TIMEOUT.as_secs())]
+    Missing {
+        /// What was looked for.
+        serial: String,
+    },
+    /// The kernel's events cannot be had.
+    #[error("cannot watch for block devices")]
+    Watch(#[source] io::Error),
+}
+
+/// Checks the serial of a request.
+///
+/// # Errors
+///
+/// [`DiskError::InvalidSerial`].
+pub fn validate_serial(serial: &str) -> Result<(), DiskError> {
+    let printable = serial.bytes().all(|b| b.is_ascii_graphic());
+    if printable && (1..=SERIAL_BYTES).contains(&serial.len()) {
+        Ok(())
+    } else {
+        Err(DiskError::InvalidSerial(serial.chars().take(64).collect()))
+    }
+}
+
+/// The device node of the disk with this serial; waits for it to appear.
+///
+/// # Errors
+///
+/// [`DiskError`]; the serial is taken to be valid.
+pub async fn find(serial: &str) -> Result<PathBuf, DiskError> {
+    let sys_block = Path::new("/sys/block");
+    if let Some(node) = scan(sys_block, serial) {
+        return Ok(node);
+    }
+    // Listen first and look again, so that no event falls between the two.
+    let events = Uevents::open().map_err(DiskError::Watch)?;
+    let appears = async {
+        loop {
+            if let Some(node) = scan(sys_block, serial) {
+                return Ok(node);
+            }
+            events.next().await.map_err(DiskError::Watch)?;
+        }
+    };
+    tokio::time::timeout(ATTACH_TIMEOUT, appears)
+        .await
+        .unwrap_or_else(|_| {
+            Err(DiskError::Missing {
+                serial: serial.to_owned(),
+            })
+        })
+}
+
+/// Looks at each virtio disk once. One that cannot be read is not the one.
+fn scan(sys_block: &Path, serial: &str) -> Option<PathBuf> {
+    fs::read_dir(sys_block)
+        .ok()?
+        .filter_map(Result::ok)
+        .find_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let disk = name.starts_with("vd") && read_serial(&entry.path())?.trim_end() == serial;
+            disk.then(|| Path::new("/dev").join(name))
+        })
+}
+
+fn read_serial(disk: &Path) -> Option<String> {
+    let mut text = String::new();
+    let limit = u64::try_from(SERIAL_BYTES).ok()?.saturating_add(2);
+    File::open(disk.join("serial"))
+        .ok()?
+        .take(limit)
+        .read_to_string(&mut text)
+        .ok()?;
+    Some(text)
+}
+
+/// The kernel's announcements of devices.
+struct Uevents {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl Uevents {
+    fn open() -> io::Result<Self> {
+        let socket = rustix::net::socket_with(
+            AddressFamily::NETLINK,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            Some(KOBJECT_UEVENT),
+        )?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, KERNEL_GROUP))?;
+        Ok(Self {
+            socket: crate::sys::watch(socket, Interest::READABLE)?,
+        })
+    }
+
+    /// Waits for the next event. Which it is does not matter: the disks are looked at again.
+    async fn next(&self) -> io::Result<()> {
+        let mut event = [0; 8192];
+        loop {
+            let mut ready = self.socket.readable().await?;
+            let received = ready.try_io(|socket| {
+                Ok(rustix::net::recv(
+                    socket,
+                    &mut event[..],
+                    RecvFlags::empty(),
+                ))
+            });
+            match received {
+                // Events were lost: also a reason to look again.
+                Ok(Ok(Ok(_) | Err(Errno::NOBUFS))) => return Ok(()),
+                Ok(Ok(Err(Errno::AGAIN))) => ready.clear_ready(),
+                Ok(Ok(Err(Errno::INTR))) | Err(_) => {}
+                Ok(Ok(Err(error))) => return Err(error.into()),
+                Ok(Err(error)) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serials_that_virtio_cannot_hold_are_refused() {
+        for bad in ["", "has space", "tab\t", "äöü", "123456789012345678901"] {
+            assert!(validate_serial(bad).is_err(), "{bad:?}");
+        }
+        validate_serial("12345678901234567890").unwrap();
+    }
+
+    #[test]
+    fn the_disk_with_the_serial_is_found_among_others() {
+        let sys = tempfile::tempdir().unwrap();
+        for (name, serial) in [
+            ("vda", "img0"),
+            ("vdb", "img1"),
+            ("loop0", "img2"),
+            ("vdc", ""),
+        ] {
+            fs::create_dir(sys.path().join(name)).unwrap();
+            fs::write(sys.path().join(name).join("serial"), serial).unwrap();
+        }
+        fs::create_dir(sys.path().join("vdd")).unwrap();
+        assert_eq!(scan(sys.path(), "img1"), Some("/dev/vdb".into()));
+        assert_eq!(scan(sys.path(), "img"), None);
+        assert_eq!(scan(sys.path(), "img2"), None);
+        assert_eq!(scan(&sys.path().join("none"), "img1"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_never_comes_is_missing_after_the_deadline() {
+        let error = find("no-such-serial").await.unwrap_err();
+        assert!(matches!(error, DiskError::Missing { .. }), "{error:?}");
+    }
+}

@@ -1,0 +1,157 @@
+//! What can go wrong with a container, and how the host is told.
+
+use std::error::Error;
+use std::io;
+
+use libcontainer::error::LibcontainerError;
+use podvisor_agent_protocol::{AgentError, ErrorKind, InvalidId};
+
+use super::disk::DiskError;
+use super::launch::LaunchError;
+use super::rootfs::RootfsError;
+use super::spec::SpecError;
+use super::user::UserError;
+use crate::launcher::Failure;
+
+/// Result of an operation on containers.
+pub type Result<T> = std::result::Result<T, ContainerError>;
+
+/// An operation on containers failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContainerError {
+    /// The request's id is none.
+    #[error(transparent)]
+    Id(#[from] InvalidId),
+    /// No such container or process.
+    #[error("no container or process {0:?}")]
+    NotFound(String),
+    /// The id is taken.
+    #[error("{0:?} exists already: delete it or choose another id")]
+    Exists(String),
+    /// Not possible now.
+    #[error("container {id:?} is {state}")]
+    WrongState {
+        /// Which.
+        id: String,
+        /// Why not.
+        state: &'static str,
+    },
+    /// A bound is reached.
+    #[error("the guest has {limit} {what}, its limit: delete some")]
+    TooMany {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// The image or its overlay.
+    #[error(transparent)]
+    Rootfs(#[from] RootfsError),
+    /// The user.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// The specification.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The process.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// libcontainer does not start it.
+    #[error("cannot start container {id:?}")]
+    Start {
+        /// Which.
+        id: String,
+        /// Why.
+        #[source]
+        source: LibcontainerError,
+    },
+    /// The guest lacks something.
+    #[error("cannot {action}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl ContainerError {
+    /// What the host decides by.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Id(_)
+            | Self::Spec(
+                SpecError::TooLarge { .. } | SpecError::Malformed { .. } | SpecError::Refused(_),
+            )
+            | Self::User(UserError::Malformed(_))
+            | Self::Rootfs(RootfsError::Disk(DiskError::InvalidSerial(_)))
+            | Self::Launch(LaunchError::Streams(_)) => ErrorKind::InvalidArgument,
+            Self::NotFound(_) => ErrorKind::NotFound,
+            Self::Exists(_) | Self::Launch(LaunchError::StreamInUse(_)) => ErrorKind::AlreadyExists,
+            Self::WrongState { .. } => ErrorKind::WrongState,
+            Self::TooMany { .. } => ErrorKind::ResourceExhausted,
+            Self::Rootfs(RootfsError::Disk(_) | RootfsError::Image { .. })
+            | Self::User(UserError::Database { .. }) => ErrorKind::Image,
+            Self::User(UserError::UnknownUser(_) | UserError::UnknownGroup(_)) => {
+                ErrorKind::UnknownUser
+            }
+            Self::Launch(LaunchError::Reported { failure, .. }) => match failure {
+                Failure::CommandNotFound => ErrorKind::CommandNotFound,
+                Failure::CommandNotExecutable => ErrorKind::CommandNotExecutable,
+                Failure::Other => ErrorKind::Internal,
+            },
+            Self::Rootfs(RootfsError::Mount { .. })
+            | Self::Spec(SpecError::Write { .. })
+            | Self::Launch(_)
+            | Self::Start { .. }
+            | Self::Io { .. } => ErrorKind::Internal,
+        }
+    }
+}
+
+impl From<ContainerError> for AgentError {
+    fn from(error: ContainerError) -> Self {
+        let mut message = error.to_string();
+        let mut cause = error.source();
+        while let Some(source) = cause {
+            message.push_str(": ");
+            message.push_str(&source.to_string());
+            cause = source.source();
+        }
+        Self::new(error.kind(), message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_gets_every_cause_once() {
+        let source = io::Error::from_raw_os_error(libc::ENOSPC);
+        let path = "/x".into();
+        let error = ContainerError::from(RootfsError::Mount {
+            action: "create",
+            path,
+            source,
+        });
+        let sent = AgentError::from(error);
+        assert_eq!(sent.kind, ErrorKind::Internal);
+        assert_eq!(
+            sent.message,
+            "cannot create /x: No space left on device (os error 28)"
+        );
+    }
+
+    #[test]
+    fn a_command_that_is_missing_keeps_its_kind() {
+        let error = ContainerError::from(LaunchError::Reported {
+            failure: Failure::CommandNotFound,
+            message: "command \"x\" not found".into(),
+        });
+        assert_eq!(AgentError::from(error).kind, ErrorKind::CommandNotFound);
+    }
+}

@@ -1,0 +1,507 @@
+//! PID 1's side of making a process: its streams, the launcher, the launcher's report.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Command, Stdio as ChildStdio};
+use std::time::Duration;
+
+use podvisor_agent_protocol::{StreamId, api};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Pid;
+use rustix::termios::{Winsize, tcsetwinsize};
+use tokio::net::UnixListener;
+use tokio::task::JoinSet;
+
+use super::process::Process;
+use crate::init::reaper::{Reaper, ended};
+use crate::launcher::{self, Failure, Kind, Order, Report};
+use crate::stdio::fd::Endpoint;
+use crate::stdio::relay;
+use crate::stdio::{Claim, Hub, StreamInUse};
+
+/// A container with slow mounts takes a second; past this something hangs.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(60);
+const DEFAULT_SIZE: (u16, u16) = (80, 24);
+
+/// A process cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The request's streams make no sense.
+    #[error("stdio: {0}")]
+    Streams(&'static str),
+    /// A stream id is taken.
+    #[error(transparent)]
+    StreamInUse(#[from] StreamInUse),
+    /// The launcher says why.
+    #[error("{message}")]
+    Reported {
+        /// What kind of failure.
+        failure: Failure,
+        /// The launcher's own words.
+        message: String,
+    },
+    /// The launcher ended without a word.
+    #[error("the launcher ended without a report: see the guest's kernel log")]
+    Silent,
+    /// The launcher took too long.
+    #[error("the process was not made within {} s", LAUNCH_TIMEOUT.as_secs())]
+    Timeout,
+    /// The guest lacks something.
+    #[error("cannot {action}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> LaunchError {
+    move |source| LaunchError::Io { action, source }
+}
+
+/// The streams of a process to be made, checked.
+#[derive(Debug)]
+pub enum Streams {
+    /// A terminal, and the stream that carries it; without one nobody sees it.
+    Terminal {
+        /// Both directions.
+        stream: Option<StreamId>,
+        /// Columns and rows.
+        size: (u16, u16),
+    },
+    /// Three separate ones; what has no stream is /dev/null.
+    Pipes {
+        /// To the process.
+        stdin: Option<StreamId>,
+        /// From the process.
+        stdout: Option<StreamId>,
+        /// From the process.
+        stderr: Option<StreamId>,
+    },
+}
+
+impl Streams {
+    /// Checks what a request says.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Streams`].
+    pub fn new(stdio: &api::Stdio) -> Result<Self, LaunchError> {
+        let id = |field: &[u8]| {
+            StreamId::from_field(field)
+                .map_err(|_| LaunchError::Streams("a stream id is 16 bytes, not all zero"))
+        };
+        let (stdin, stdout, stderr) = (id(&stdio.stdin)?, id(&stdio.stdout)?, id(&stdio.stderr)?);
+        if stdio.terminal {
+            if stderr.is_some() || (stdin.is_some() && stdin != stdout) {
+                return Err(LaunchError::Streams(
+                    "a terminal has one stream, that of stdout",
+                ));
+            }
+            let size = match (stdio.columns, stdio.rows) {
+                (0, 0) => DEFAULT_SIZE,
+                (columns, rows) => terminal_size(columns, rows).ok_or(LaunchError::Streams(
+                    "a terminal has 1 to 65535 columns and rows",
+                ))?,
+            };
+            return Ok(Self::Terminal {
+                stream: stdout,
+                size,
+            });
+        }
+        let ids: Vec<StreamId> = [stdin, stdout, stderr].into_iter().flatten().collect();
+        if ids
+            .iter()
+            .enumerate()
+            .any(|(i, id)| ids.iter().skip(i + 1).any(|other| other == id))
+        {
+            return Err(LaunchError::Streams("each stream needs an id of its own"));
+        }
+        Ok(Self::Pipes {
+            stdin,
+            stdout,
+            stderr,
+        })
+    }
+
+    /// Whether the process gets a terminal.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Terminal { .. })
+    }
+}
+
+/// Checks a terminal's size.
+#[must_use]
+pub fn terminal_size(columns: u32, rows: u32) -> Option<(u16, u16)> {
+    let within = |n| u16::try_from(n).ok().filter(|&n| n > 0);
+    Some((within(columns)?, within(rows)?))
+}
+
+/// Sets the size of the terminal behind `master`.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn resize(master: &Endpoint, (columns, rows): (u16, u16)) -> io::Result<()> {
+    let size = Winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    Ok(tcsetwinsize(master, size)?)
+}
+
+/// What makes processes of one container.
+#[derive(Debug)]
+pub struct Launcher<'a> {
+    /// Takes the new process over.
+    pub reaper: &'a Reaper,
+    /// Where the host's connections are.
+    pub hub: &'a Hub,
+    /// libcontainer's name of the container.
+    pub name: &'a str,
+    /// Folder of libcontainer's states.
+    pub state: PathBuf,
+    /// Where a console socket may be made; short enough for a socket's name.
+    pub folder: PathBuf,
+}
+
+impl Launcher<'_> {
+    /// Makes a process and joins its streams to the host's.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError`]. Processes may be left behind then, in the container's control group.
+    pub async fn make(&self, kind: Kind, streams: Streams) -> Result<Process, LaunchError> {
+        match streams {
+            Streams::Terminal { stream, size } => self.with_terminal(kind, stream, size).await,
+            Streams::Pipes {
+                stdin,
+                stdout,
+                stderr,
+            } => self.with_pipes(kind, stdin, stdout, stderr).await,
+        }
+    }
+
+    async fn with_pipes(
+        &self,
+        kind: Kind,
+        stdin: Option<StreamId>,
+        stdout: Option<StreamId>,
+        stderr: Option<StreamId>,
+    ) -> Result<Process, LaunchError> {
+        let claim = |id: Option<StreamId>| id.map(|id| self.hub.claim(id)).transpose();
+        let (stdin, stdout, stderr) = (claim(stdin)?, claim(stdout)?, claim(stderr)?);
+        let (input, child_input) = pipe(stdin, Direction::ToProcess)?;
+        let (output, child_output) = pipe(stdout, Direction::FromProcess)?;
+        let (error, child_error) = pipe(stderr, Direction::FromProcess)?;
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .stdin(child_input)
+            .stdout(child_output)
+            .stderr(child_error);
+        let (pid, child) = self.run(kind, None, command).await?;
+
+        let mut relays = JoinSet::new();
+        if let Some((end, claim)) = input {
+            relays.spawn(relay::input(end, child.exit.clone(), claim));
+        }
+        for (end, claim) in [output, error].into_iter().flatten() {
+            relays.spawn(relay::output(
+                end,
+                relay::Kind::Pipe,
+                child.exit.clone(),
+                claim,
+            ));
+        }
+        Ok(Process::new(pid, child, None, relays))
+    }
+
+    async fn with_terminal(
+        &self,
+        kind: Kind,
+        stream: Option<StreamId>,
+        size: (u16, u16),
+    ) -> Result<Process, LaunchError> {
+        let claim = stream.map(|id| self.hub.claim(id)).transpose()?;
+        let console = Console::bind(self.folder.join("console"))?;
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .stdin(ChildStdio::null())
+            .stdout(ChildStdio::null())
+            .stderr(ChildStdio::null());
+        let (pid, child) = self.run(kind, Some(console.path.clone()), command).await?;
+        let master = console
+            .receive()
+            .await
+            .map_err(io_error("receive the terminal"))?;
+        resize(&master, size).map_err(io_error("set the size of the terminal"))?;
+
+        let mut relays = JoinSet::new();
+        if let Some(claim) = claim {
+            relays.spawn(relay::terminal(master.clone(), child.exit.clone(), claim));
+        } else {
+            relays.spawn(relay::discard(master.clone()));
+        }
+        Ok(Process::new(pid, child, Some(master), relays))
+    }
+
+    async fn run(
+        &self,
+        kind: Kind,
+        console: Option<PathBuf>,
+        mut command: Command,
+    ) -> Result<(Pid, crate::init::reaper::Child), LaunchError> {
+        let (reports, child_reports) =
+            pipe_with(PipeFlags::CLOEXEC).map_err(|e| io_error("create a pipe")(e.into()))?;
+        // The launcher inherits it. No other process can be started in between: there is one
+        // thread, and nothing is awaited until it is closed again.
+        fcntl_setfd(&child_reports, FdFlags::empty())
+            .map_err(|e| io_error("pass a pipe on")(e.into()))?;
+        let order = Order {
+            name: self.name.to_owned(),
+            state: self.state.clone(),
+            console,
+            report_fd: child_reports.as_raw_fd(),
+            kind,
+        };
+        let order = serde_json::to_string(&order)
+            .map_err(|e| io_error("write an order for the launcher")(e.into()))?;
+        let launch = self.reaper.launch();
+        let child = command
+            .arg(launcher::SUBCOMMAND)
+            .arg(order)
+            .env_clear()
+            .envs(
+                std::env::var_os(crate::log::LEVEL_VARIABLE)
+                    .map(|v| (crate::log::LEVEL_VARIABLE, v)),
+            )
+            .current_dir("/")
+            .spawn()
+            .map_err(io_error("start the launcher"))?;
+        drop(child_reports);
+        // Closes our copies of the process's ends, so that its end of file is one.
+        drop(command);
+
+        let mut launcher = launch
+            .claim(Pid::from_child(&child))
+            .map_err(io_error("watch the launcher"))?;
+        let reports = Endpoint::new(reports).map_err(io_error("read the launcher's report"))?;
+        let report = tokio::select! {
+            biased;
+            report = read_report(&reports) => report?,
+            // What it wrote last may still be in the pipe, whose other end others may hold.
+            _ = ended(&mut launcher.exit) => last_report(&reports)?,
+            () = tokio::time::sleep(LAUNCH_TIMEOUT) => {
+                if let Some(pidfd) = &launcher.pidfd {
+                    // It may have ended in this instant.
+                    let _ = crate::sys::pidfd_send_signal(pidfd, 9);
+                }
+                return Err(LaunchError::Timeout);
+            }
+        };
+        match report {
+            Report::Made { pid } => {
+                let pid = Pid::from_raw(pid).ok_or(LaunchError::Silent)?;
+                let child = launch
+                    .claim(pid)
+                    .map_err(io_error("watch the new process"))?;
+                Ok((pid, child))
+            }
+            Report::Failed { failure, message } => Err(LaunchError::Reported { failure, message }),
+        }
+    }
+}
+
+/// Reads until the first line is whole.
+async fn read_report(pipe: &Endpoint) -> Result<Report, LaunchError> {
+    let mut received = Vec::new();
+    let mut buffer = [0; 1024];
+    loop {
+        let count = pipe
+            .read(&mut buffer)
+            .await
+            .map_err(io_error("read the launcher's report"))?;
+        received.extend_from_slice(buffer.get(..count).unwrap_or_default());
+        if let Some(report) = parse_report(&received) {
+            return report;
+        }
+        if count == 0 || received.len() > launcher::REPORT_BYTES {
+            return Err(LaunchError::Silent);
+        }
+    }
+}
+
+/// What is in the pipe now.
+fn last_report(pipe: &Endpoint) -> Result<Report, LaunchError> {
+    let mut buffer = vec![0; launcher::REPORT_BYTES];
+    let count = pipe
+        .try_read(&mut buffer)
+        .map_err(io_error("read the launcher's report"))?;
+    parse_report(buffer.get(..count.unwrap_or(0)).unwrap_or_default())
+        .unwrap_or(Err(LaunchError::Silent))
+}
+
+fn parse_report(received: &[u8]) -> Option<Result<Report, LaunchError>> {
+    let end = received.iter().position(|&b| b == b'\n')?;
+    let line = received.get(..end)?;
+    Some(serde_json::from_slice(line).map_err(|_| LaunchError::Silent))
+}
+
+enum Direction {
+    ToProcess,
+    FromProcess,
+}
+
+type OurEnd = Option<(Endpoint, Claim)>;
+
+/// A pipe for a stream, or /dev/null without one: our end and the process's.
+fn pipe(claim: Option<Claim>, direction: Direction) -> Result<(OurEnd, ChildStdio), LaunchError> {
+    let Some(claim) = claim else {
+        return Ok((None, ChildStdio::null()));
+    };
+    let (reader, writer) =
+        pipe_with(PipeFlags::CLOEXEC).map_err(|e| io_error("create a pipe")(e.into()))?;
+    let (ours, theirs) = match direction {
+        Direction::ToProcess => (writer, reader),
+        Direction::FromProcess => (reader, writer),
+    };
+    let ours = Endpoint::new(ours).map_err(io_error("watch a pipe"))?;
+    Ok((Some((ours, claim)), theirs.into()))
+}
+
+/// The socket through which libcontainer sends a terminal's master.
+struct Console {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Console {
+    fn bind(path: PathBuf) -> Result<Self, LaunchError> {
+        // Of an earlier attempt.
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).map_err(io_error("listen for the terminal"))?;
+        Ok(Self { listener, path })
+    }
+
+    /// Takes the terminal; it was sent before the process was reported as made.
+    async fn receive(&self) -> io::Result<Endpoint> {
+        let (stream, _) = self.listener.accept().await?;
+        let mut name = [0; 64];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        loop {
+            stream.readable().await?;
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let received = stream.try_io(tokio::io::Interest::READABLE, || {
+                let mut parts = [io::IoSliceMut::new(&mut name)];
+                Ok(recvmsg(
+                    &stream,
+                    &mut parts,
+                    &mut control,
+                    RecvFlags::CMSG_CLOEXEC,
+                )?)
+            });
+            match received {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Err(error),
+            }
+            let mut descriptors = control.drain().flat_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<OwnedFd>>(),
+                _ => Vec::new(),
+            });
+            let master = descriptors.next().ok_or(io::ErrorKind::UnexpectedEof)?;
+            return Endpoint::new(master);
+        }
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        // It lies in the container's own folder, which goes with the container.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn stdio(stdin: &[u8], stdout: &[u8], stderr: &[u8], terminal: bool) -> api::Stdio {
+        api::Stdio {
+            stdin: stdin.into(),
+            stdout: stdout.into(),
+            stderr: stderr.into(),
+            terminal,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn streams_that_cannot_be_told_apart_are_refused() {
+        let (a, b) = ([1; 16], [2; 16]);
+        assert!(Streams::new(&stdio(&a, &a, &[], false)).is_err());
+        assert!(Streams::new(&stdio(&[], &a, &a, false)).is_err());
+        assert!(Streams::new(&stdio(&a, &b, &[], true)).is_err());
+        assert!(Streams::new(&stdio(&[], &a, &b, true)).is_err());
+        assert!(Streams::new(&stdio(&[9], &[], &[], false)).is_err());
+        assert!(
+            !Streams::new(&stdio(&[], &[], &[], false))
+                .unwrap()
+                .is_terminal()
+        );
+        assert!(
+            Streams::new(&stdio(&a, &a, &[], true))
+                .unwrap()
+                .is_terminal()
+        );
+    }
+
+    #[test]
+    fn a_terminal_has_a_size() {
+        let mut request = stdio(&[], &[1; 16], &[], true);
+        assert!(matches!(
+            Streams::new(&request),
+            Ok(Streams::Terminal {
+                size: DEFAULT_SIZE,
+                ..
+            })
+        ));
+        request.columns = 65536;
+        request.rows = 1;
+        assert!(Streams::new(&request).is_err());
+        request.columns = 120;
+        assert!(matches!(
+            Streams::new(&request),
+            Ok(Streams::Terminal { size: (120, 1), .. })
+        ));
+    }
+
+    #[test]
+    fn the_first_line_of_a_report_counts() {
+        let made = b"{\"Made\":{\"pid\":7}}\n{\"Made\":{\"pid\":8}}\n";
+        assert_eq!(
+            parse_report(made).unwrap().unwrap(),
+            Report::Made { pid: 7 }
+        );
+        assert!(parse_report(b"{\"Made\":").is_none());
+        assert!(parse_report(b"noise\n").unwrap().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_report_is_read_without_panic(bytes: Vec<u8>) {
+            let _ = parse_report(&bytes);
+        }
+    }
+}

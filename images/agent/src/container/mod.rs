@@ -1,0 +1,600 @@
+//! Containers: made of an image, run by libcontainer, ended and cleaned up.
+//!
+//! A request enters through [`Containers`]. A container is put together in this order, and
+//! taken down in the opposite one: image and overlay ([`rootfs`], [`disk`]), user ([`user`]),
+//! specification ([`spec`]), process with its streams ([`launch`], [`process`]); its
+//! processes live in one control group ([`cgroup`]).
+//!
+//! Within the guest a container has a short name of the agent's own (`c1`), so that paths
+//! stay short whatever the host calls it. Files are below [`BASE`]; none of them is visible
+//! in a container, whose mount namespace has another root.
+
+pub mod cgroup;
+pub mod disk;
+pub mod launch;
+pub mod process;
+pub mod rootfs;
+pub mod spec;
+pub mod user;
+
+mod error;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libcontainer::container::Container as LibContainer;
+use podvisor_agent_protocol::{api, limits};
+
+use crate::init::reaper::{Exit, Reaper, ended};
+use crate::launcher::Kind;
+use crate::stdio::Hub;
+use cgroup::Cgroup;
+pub use error::{ContainerError, Result};
+use launch::{Launcher, Streams};
+use process::Process;
+use rootfs::{Images, Rootfs};
+use spec::EtcFile;
+use user::Databases;
+
+/// Where the agent keeps what containers need.
+pub const BASE: &str = "/run/podvisor";
+
+/// All containers of the guest. Clones share one table.
+#[derive(Debug, Clone)]
+pub struct Containers {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    base: PathBuf,
+    reaper: Reaper,
+    hub: Hub,
+    images: Images,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    created: u64,
+    slots: HashMap<String, Slot>,
+}
+
+/// `Busy` while a container is being made or taken down.
+#[derive(Debug)]
+enum Slot {
+    Busy,
+    Ready(Arc<Container>),
+}
+
+/// One container.
+#[derive(Debug)]
+struct Container {
+    order: u64,
+    /// The agent's short name.
+    name: String,
+    cgroup: Cgroup,
+    init: Process,
+    started: Mutex<bool>,
+    execs: Mutex<HashMap<String, Option<Arc<Process>>>>,
+    // Fields drop in order: what is mounted in the folder goes before the folder.
+    rootfs: Rootfs,
+    folder: Folder,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// Status and time.
+    pub exit: Exit,
+    /// The OOM killer struck in the container.
+    pub oom_killed: bool,
+}
+
+impl Containers {
+    /// No containers yet.
+    #[must_use]
+    pub fn new(reaper: Reaper, hub: Hub) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                base: PathBuf::from(BASE),
+                reaper,
+                hub,
+                images: Images::default(),
+                table: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Makes a container; its process waits for [`Containers::start`]. Gives its pid.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`]; nothing of the container is left then.
+    pub async fn create(&self, request: api::CreateContainerRequest) -> Result<u32> {
+        let id = request.container_id.clone();
+        let order = self.reserve(&id)?;
+        // Not given up when the host's connection closes: half a container cannot be undone.
+        let this = self.clone();
+        run_to_end(async move {
+            let made = this.make(order, &request).await;
+            let mut table = this.lock();
+            match made {
+                Ok(container) => {
+                    let pid = container.init.pid();
+                    table.slots.insert(id, Slot::Ready(Arc::new(container)));
+                    Ok(pid)
+                }
+                Err(error) => {
+                    table.slots.remove(&id);
+                    Err(error)
+                }
+            }
+        })
+        .await
+    }
+
+    fn reserve(&self, id: &str) -> Result<u64> {
+        podvisor_agent_protocol::validate_id(id)?;
+        let mut table = self.lock();
+        if table.slots.len() >= limits::CONTAINERS {
+            return Err(ContainerError::TooMany {
+                what: "containers",
+                limit: limits::CONTAINERS,
+            });
+        }
+        match table.slots.entry(id.to_owned()) {
+            Entry::Occupied(_) => return Err(ContainerError::Exists(id.to_owned())),
+            Entry::Vacant(vacant) => vacant.insert(Slot::Busy),
+        };
+        table.created += 1;
+        Ok(table.created)
+    }
+
+    async fn make(&self, order: u64, request: &api::CreateContainerRequest) -> Result<Container> {
+        let Shared {
+            base,
+            reaper,
+            hub,
+            images,
+            ..
+        } = &*self.shared;
+        let default_stdio = api::Stdio::default();
+        let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
+        let mut spec = spec::parse(&request.spec_json)?;
+        disk::validate_serial(&request.image_serial).map_err(rootfs::RootfsError::from)?;
+
+        let name = format!("c{order}");
+        let folder = Folder::create(base.join(&name))?;
+        let image = images
+            .get(&request.image_serial, &base.join("images"))
+            .await?;
+        let rootfs = Rootfs::create(image, &folder.path)?;
+
+        let databases = Databases::read(rootfs.path())?;
+        let user = (!request.user.is_empty())
+            .then(|| databases.resolve(&request.user))
+            .transpose()?;
+        let cgroup = Cgroup::new(&name);
+        spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
+        spec::show_files(
+            &mut spec,
+            &folder.path,
+            &[
+                EtcFile {
+                    destination: "/etc/hosts",
+                    contents: &request.etc_hosts,
+                },
+                EtcFile {
+                    destination: "/etc/hostname",
+                    contents: &request.etc_hostname,
+                },
+                EtcFile {
+                    destination: "/etc/resolv.conf",
+                    contents: &request.etc_resolv_conf,
+                },
+            ],
+        )?;
+        if let Some(process) = spec.process_mut() {
+            let home = |uid| databases.home_of(uid);
+            spec::complete_process(process, user, home, streams.is_terminal());
+            rootfs.make_dir(process.cwd())?;
+        }
+        spec::store(&spec, folder.path.join("config.json"))?;
+
+        let launcher = Launcher {
+            reaper,
+            hub,
+            name: &name,
+            state: base.join("state"),
+            folder: folder.path.clone(),
+        };
+        let kind = Kind::Create {
+            bundle: folder.path.clone(),
+        };
+        let made = launcher.make(kind, streams).await;
+        match made {
+            Ok(init) => Ok(Container {
+                order,
+                cgroup,
+                init,
+                started: Mutex::default(),
+                execs: Mutex::default(),
+                rootfs,
+                folder,
+                name,
+            }),
+            Err(error) => {
+                // What the launcher may have left.
+                if let Err(error) = cgroup.destroy().await {
+                    tracing::warn!(%name, %error, "cannot remove a control group");
+                }
+                remove_folder(&base.join("state").join(&name));
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Lets a container's process execute its command.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`] of kind `WrongState` when it was started before or has ended.
+    pub fn start(&self, id: &str) -> Result<()> {
+        let container = self.get(id)?;
+        let mut started = lock(&container.started);
+        if *started || container.init.has_ended() {
+            return Err(ContainerError::WrongState {
+                id: id.to_owned(),
+                state: "started already",
+            });
+        }
+        LibContainer::load(self.state_of(&container))
+            .and_then(|mut container| container.start())
+            .map_err(|source| ContainerError::Start {
+                id: id.to_owned(),
+                source,
+            })?;
+        *started = true;
+        Ok(())
+    }
+
+    /// Starts a further process in a running container. Gives its pid.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`].
+    pub async fn exec(&self, request: api::ExecProcessRequest) -> Result<u32> {
+        podvisor_agent_protocol::validate_id(&request.exec_id)?;
+        let container = self.get(&request.container_id)?;
+        if !*lock(&container.started) || container.init.has_ended() {
+            return Err(ContainerError::WrongState {
+                id: request.container_id,
+                state: "not running",
+            });
+        }
+        container.reserve_exec(&request.exec_id)?;
+        let this = self.clone();
+        run_to_end(async move {
+            let made = this.make_exec(&container, &request).await;
+            let mut execs = lock(&container.execs);
+            match made {
+                Ok(process) => {
+                    let pid = process.pid();
+                    execs.insert(request.exec_id, Some(Arc::new(process)));
+                    Ok(pid)
+                }
+                Err(error) => {
+                    execs.remove(&request.exec_id);
+                    Err(error)
+                }
+            }
+        })
+        .await
+    }
+
+    async fn make_exec(
+        &self,
+        container: &Container,
+        request: &api::ExecProcessRequest,
+    ) -> Result<Process> {
+        let default_stdio = api::Stdio::default();
+        let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
+        let mut process = spec::parse_process(&request.process_json)?;
+        // Read anew: the container may have changed them, as a shell in it would see.
+        let databases = Databases::read(container.rootfs.path())?;
+        let user = (!request.user.is_empty())
+            .then(|| databases.resolve(&request.user))
+            .transpose()?;
+        let home = |uid| databases.home_of(uid);
+        spec::complete_process(&mut process, user, home, streams.is_terminal());
+        let folder = Folder::create(
+            container
+                .folder
+                .path
+                .join(format!("exec-{}", request.exec_id)),
+        )?;
+        let path = spec::store(&process, folder.path.join("process.json"))?;
+        let launcher = Launcher {
+            reaper: &self.shared.reaper,
+            hub: &self.shared.hub,
+            name: &container.name,
+            state: self.shared.base.join("state"),
+            // Not the exec's own folder, whose name can be too long for a socket.
+            folder: container.folder.path.clone(),
+        };
+        Ok(launcher.make(Kind::Exec { process: path }, streams).await?)
+    }
+
+    /// Sends a signal to one process; to a process that has ended it is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`].
+    pub fn signal(&self, id: &str, exec_id: &str, signal: u8) -> Result<()> {
+        let failed = |source| ContainerError::Io {
+            action: "send the signal",
+            source,
+        };
+        self.with_process(id, exec_id, |process| {
+            process.signal(signal).map_err(failed)
+        })??;
+        Ok(())
+    }
+
+    /// Sends a signal to all processes of a container.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`].
+    pub fn signal_all(&self, id: &str, signal: u8) -> Result<()> {
+        let cgroup = &self.get(id)?.cgroup;
+        let sent = if signal == 9 {
+            cgroup.kill()
+        } else {
+            cgroup.signal(signal)
+        };
+        sent.map_err(|source| ContainerError::Io {
+            action: "signal the container",
+            source,
+        })
+    }
+
+    /// Waits until a process has ended; answers at once if it has.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`] of kind `NotFound`, also when the container is deleted meanwhile.
+    pub async fn wait(&self, id: &str, exec_id: &str) -> Result<Ended> {
+        let container = self.get(id)?;
+        let mut exit = self.with_process(id, exec_id, Process::exit)?;
+        let exit = ended(&mut exit)
+            .await
+            .map_err(|_| ContainerError::NotFound(id.to_owned()))?;
+        Ok(Ended {
+            exit,
+            oom_killed: container.cgroup.oom_kills() > 0,
+        })
+    }
+
+    /// Sets the size of a process's terminal.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`] of kind `WrongState` if it has none.
+    pub fn resize(&self, id: &str, exec_id: &str, size: (u16, u16)) -> Result<()> {
+        let failed = |source| ContainerError::Io {
+            action: "resize the terminal",
+            source,
+        };
+        if self.with_process(id, exec_id, |process| process.resize(size).map_err(failed))?? {
+            Ok(())
+        } else {
+            Err(ContainerError::WrongState {
+                id: id.to_owned(),
+                state: "without a terminal",
+            })
+        }
+    }
+
+    /// Figures of a container's control group.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`] of kind `NotFound`.
+    pub fn stats(&self, id: &str) -> Result<api::ContainerStatsResponse> {
+        Ok(self.get(id)?.cgroup.stats())
+    }
+
+    /// Every container, in the order of creation.
+    #[must_use]
+    pub fn list(&self) -> Vec<api::ContainerStatus> {
+        let table = self.lock();
+        let mut containers: Vec<(&String, &Arc<Container>)> = table
+            .slots
+            .iter()
+            .filter_map(|(id, slot)| match slot {
+                Slot::Ready(container) => Some((id, container)),
+                Slot::Busy => None,
+            })
+            .collect();
+        containers.sort_by_key(|(_, container)| container.order);
+        let status = |(id, container): (&String, &Arc<Container>)| api::ContainerStatus {
+            container_id: id.clone(),
+            state: container.state().into(),
+            pid: container.init.pid(),
+            ..Default::default()
+        };
+        containers.into_iter().map(status).collect()
+    }
+
+    /// Kills what is left of a container and frees what it held. One that does not exist is
+    /// as good as deleted.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`] when processes do not end; the container stays then.
+    pub async fn delete(&self, id: &str) -> Result<()> {
+        let container = {
+            let mut table = self.lock();
+            let Some(slot) = table.slots.get_mut(id) else {
+                return Ok(());
+            };
+            let Slot::Ready(container) = std::mem::replace(slot, Slot::Busy) else {
+                return Err(ContainerError::WrongState {
+                    id: id.to_owned(),
+                    state: "busy",
+                });
+            };
+            container
+        };
+        let (this, id) = (self.clone(), id.to_owned());
+        run_to_end(async move {
+            let freed = container.cgroup.destroy().await;
+            let mut table = this.lock();
+            match freed {
+                Ok(()) => {
+                    table.slots.remove(&id);
+                    drop(table);
+                    remove_folder(&this.state_of(&container));
+                    Ok(())
+                }
+                Err(source) => {
+                    table.slots.insert(id, Slot::Ready(container));
+                    Err(ContainerError::Io {
+                        action: "end the container's processes",
+                        source,
+                    })
+                }
+            }
+        })
+        .await
+    }
+
+    /// Deletes every container.
+    pub async fn delete_all(&self) {
+        let ids: Vec<String> = self.lock().slots.keys().cloned().collect();
+        for id in ids {
+            if let Err(error) = self.delete(&id).await {
+                tracing::warn!(%id, %error, "cannot delete a container");
+            }
+        }
+    }
+
+    fn with_process<T>(
+        &self,
+        id: &str,
+        exec_id: &str,
+        look: impl FnOnce(&Process) -> T,
+    ) -> Result<T> {
+        let container = self.get(id)?;
+        if exec_id.is_empty() {
+            return Ok(look(&container.init));
+        }
+        let process = lock(&container.execs).get(exec_id).cloned().flatten();
+        Ok(look(&*process.ok_or_else(|| {
+            ContainerError::NotFound(exec_id.to_owned())
+        })?))
+    }
+
+    fn get(&self, id: &str) -> Result<Arc<Container>> {
+        match self.lock().slots.get(id) {
+            Some(Slot::Ready(container)) => Ok(container.clone()),
+            Some(Slot::Busy) => Err(ContainerError::WrongState {
+                id: id.to_owned(),
+                state: "busy",
+            }),
+            None => Err(ContainerError::NotFound(id.chars().take(64).collect())),
+        }
+    }
+
+    fn state_of(&self, container: &Container) -> PathBuf {
+        self.shared.base.join("state").join(&container.name)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        lock(&self.shared.table)
+    }
+}
+
+impl Container {
+    fn state(&self) -> api::ContainerState {
+        if self.init.has_ended() {
+            api::ContainerState::CONTAINER_STATE_EXITED
+        } else if *lock(&self.started) {
+            api::ContainerState::CONTAINER_STATE_RUNNING
+        } else {
+            api::ContainerState::CONTAINER_STATE_CREATED
+        }
+    }
+
+    /// Keeps a place for an exec. Ended ones make room when all places are taken.
+    fn reserve_exec(&self, exec_id: &str) -> Result<()> {
+        let mut execs = lock(&self.execs);
+        if execs.contains_key(exec_id) {
+            return Err(ContainerError::Exists(exec_id.to_owned()));
+        }
+        if execs.len() >= limits::EXECS {
+            execs.retain(|_, process| process.as_ref().is_none_or(|p| !p.has_ended()));
+        }
+        if execs.len() >= limits::EXECS {
+            return Err(ContainerError::TooMany {
+                what: "execs",
+                limit: limits::EXECS,
+            });
+        }
+        execs.insert(exec_id.to_owned(), None);
+        Ok(())
+    }
+}
+
+/// A folder that goes when its value goes.
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+}
+
+impl Folder {
+    fn create(path: PathBuf) -> Result<Self> {
+        std::fs::create_dir_all(&path).map_err(|source| ContainerError::Io {
+            action: "create a folder",
+            source,
+        })?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        remove_folder(&self.path);
+    }
+}
+
+fn remove_folder(path: &Path) {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(?path, %error, "cannot remove a folder");
+        }
+        _ => {}
+    }
+}
+
+/// Runs a future to its end even when the caller is dropped.
+async fn run_to_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    tokio::spawn(work).await.unwrap_or_else(|error| {
+        Err(ContainerError::Io {
+            action: "carry the request out",
+            source: error.into(),
+        })
+    })
+}
+
+// A panic while a lock is held ends the agent, so that poison cannot be met.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,84 @@
+//! A process that the agent has made: signals, its end, its terminal.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::process::Pid;
+use tokio::task::JoinSet;
+
+use super::launch;
+use crate::init::reaper::{Child, ExitWatch};
+use crate::stdio::fd::Endpoint;
+
+/// A process of a container. Dropping it cuts its streams.
+#[derive(Debug)]
+pub struct Process {
+    pid: Pid,
+    pidfd: Option<OwnedFd>,
+    exit: ExitWatch,
+    terminal: Option<Endpoint>,
+    _relays: JoinSet<()>,
+}
+
+impl Process {
+    pub(super) fn new(
+        pid: Pid,
+        child: Child,
+        terminal: Option<Endpoint>,
+        relays: JoinSet<()>,
+    ) -> Self {
+        Self {
+            pid,
+            pidfd: child.pidfd,
+            exit: child.exit,
+            terminal,
+            _relays: relays,
+        }
+    }
+
+    /// Its id in the guest's pid namespace.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Fires when it has ended.
+    #[must_use]
+    pub fn exit(&self) -> ExitWatch {
+        self.exit.clone()
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.exit.borrow().is_some()
+    }
+
+    /// Sends a signal, 1 to 64; gives `false` if the process has ended.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn signal(&self, signal: u8) -> io::Result<bool> {
+        let Some(pidfd) = &self.pidfd else {
+            return Ok(false);
+        };
+        match crate::sys::pidfd_send_signal(pidfd, signal) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets the size of its terminal; gives `false` if it has none.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn resize(&self, size: (u16, u16)) -> io::Result<bool> {
+        let Some(terminal) = &self.terminal else {
+            return Ok(false);
+        };
+        launch::resize(terminal, size).map(|()| true)
+    }
+}

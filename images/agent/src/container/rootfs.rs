@@ -1,0 +1,241 @@
+//! Images and the root filesystems made of them.
+//!
+//! An image is mounted once, read-only, for as long as a container uses it. Each container
+//! has an overlay of it whose upper layer is a tmpfs of its own: what the container writes
+//! costs its memory and is gone with it. Dropping a value unmounts what it mounted.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use pathrs::Root;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use super::disk::{self, DiskError};
+
+/// A root filesystem cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RootfsError {
+    /// There is no such image.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The disk holds no filesystem that the guest can mount.
+    #[error("cannot mount {disk} as EROFS: the image's disk is damaged or no EROFS file")]
+    Image {
+        /// The device node.
+        disk: PathBuf,
+        /// What mount(2) said.
+        #[source]
+        source: io::Error,
+    },
+    /// Something else could not be mounted or created.
+    #[error("cannot {action} {path}")]
+    Mount {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl RootfsError {
+    fn mount(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Mount {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// The images that are mounted, by serial. Clones share one table.
+#[derive(Debug, Clone, Default)]
+pub struct Images {
+    mounted: Arc<Mutex<HashMap<String, Weak<Image>>>>,
+}
+
+/// A mounted image.
+#[derive(Debug)]
+pub struct Image {
+    mount: MountPoint,
+}
+
+impl Images {
+    /// The image on the disk with this serial, mounted under `base`.
+    ///
+    /// # Errors
+    ///
+    /// [`RootfsError`]; the serial is taken to be valid.
+    pub async fn get(&self, serial: &str, base: &Path) -> Result<Arc<Image>, RootfsError> {
+        if let Some(image) = self.mounted(serial) {
+            return Ok(image);
+        }
+        let node = disk::find(serial).await?;
+        // Another request may have mounted it during the wait.
+        if let Some(image) = self.mounted(serial) {
+            return Ok(image);
+        }
+        let name = node.file_name().unwrap_or_default();
+        let target = MountPoint::create(base.join(name))?;
+        let flags = MountFlags::RDONLY | MountFlags::NODEV;
+        mount(&node, target.path(), "erofs", flags, c"").map_err(|error| RootfsError::Image {
+            disk: node,
+            source: error.into(),
+        })?;
+        let image = Arc::new(Image {
+            mount: target.mounted(),
+        });
+        let mut table = self.mounted.lock().unwrap_or_else(PoisonError::into_inner);
+        table.retain(|_, image| image.strong_count() > 0);
+        table.insert(serial.to_owned(), Arc::downgrade(&image));
+        Ok(image)
+    }
+
+    fn mounted(&self, serial: &str) -> Option<Arc<Image>> {
+        let table = self.mounted.lock().unwrap_or_else(PoisonError::into_inner);
+        table.get(serial).and_then(Weak::upgrade)
+    }
+}
+
+/// A container's root filesystem.
+#[derive(Debug)]
+pub struct Rootfs {
+    // Fields drop in order: the overlay goes before what it is made of.
+    overlay: MountPoint,
+    _upper: MountPoint,
+    _image: Arc<Image>,
+}
+
+impl Rootfs {
+    /// Lays a writable layer over an image, with mount points in `base`.
+    ///
+    /// The overlay is mounted `nodev`: device nodes that an image or a container makes in it
+    /// open nothing. The devices of the specification lie in a tmpfs on /dev.
+    ///
+    /// # Errors
+    ///
+    /// [`RootfsError::Mount`].
+    pub fn create(image: Arc<Image>, base: &Path) -> Result<Self, RootfsError> {
+        let upper = MountPoint::create(base.join("upper"))?;
+        mount(
+            "tmpfs",
+            upper.path(),
+            "tmpfs",
+            MountFlags::NODEV,
+            c"mode=0755",
+        )
+        .map_err(io::Error::from)
+        .map_err(RootfsError::mount("mount a tmpfs on", upper.path()))?;
+        let upper = upper.mounted();
+        let (data, work) = (upper.path().join("data"), upper.path().join("work"));
+        for dir in [&data, &work] {
+            fs::create_dir(dir).map_err(RootfsError::mount("create", dir))?;
+        }
+        copy_root_attributes(image.mount.path(), &data)
+            .map_err(RootfsError::mount("set the attributes of", &data))?;
+
+        let overlay = MountPoint::create(base.join("rootfs"))?;
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            image.mount.path().display(),
+            data.display(),
+            work.display()
+        );
+        CString::new(options)
+            .map_err(io::Error::from)
+            .and_then(|options| {
+                let flags = MountFlags::NODEV;
+                Ok(mount(
+                    "overlay",
+                    overlay.path(),
+                    "overlay",
+                    flags,
+                    options.as_c_str(),
+                )?)
+            })
+            .map_err(RootfsError::mount("mount an overlay on", overlay.path()))?;
+        Ok(Self {
+            overlay: overlay.mounted(),
+            _upper: upper,
+            _image: image,
+        })
+    }
+
+    /// Makes a folder in it, with its parents, unless it is there: images name working
+    /// directories that no layer holds.
+    ///
+    /// # Errors
+    ///
+    /// [`RootfsError::Mount`].
+    pub fn make_dir(&self, path: &Path) -> Result<(), RootfsError> {
+        // Links of the image are followed within the root filesystem only.
+        Root::open(self.path())
+            .and_then(|root| root.mkdir_all(path, &fs::Permissions::from_mode(0o755)))
+            .map(drop)
+            .map_err(io::Error::other)
+            .map_err(RootfsError::mount("create the container's folder", path))
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.overlay.path()
+    }
+}
+
+/// The root of an overlay shows its upper directory's owner and mode, not the image's.
+fn copy_root_attributes(image: &Path, upper: &Path) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt as _;
+    let attributes = fs::metadata(image)?;
+    std::os::unix::fs::chown(upper, Some(attributes.uid()), Some(attributes.gid()))?;
+    fs::set_permissions(upper, attributes.permissions())
+}
+
+/// A folder that was made to mount on.
+#[derive(Debug)]
+struct MountPoint {
+    path: PathBuf,
+    mounted: bool,
+}
+
+impl MountPoint {
+    fn create(path: PathBuf) -> Result<Self, RootfsError> {
+        fs::create_dir_all(&path).map_err(RootfsError::mount("create", &path))?;
+        Ok(Self {
+            path,
+            mounted: false,
+        })
+    }
+
+    fn mounted(mut self) -> Self {
+        self.mounted = true;
+        self
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for MountPoint {
+    fn drop(&mut self) {
+        // Detached, because a dying process may hold it for another moment; what it covers is
+        // freed when the last user is gone.
+        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+        if self.mounted
+            && let Err(error) = unmount(&self.path, flags)
+        {
+            tracing::warn!(path = ?self.path, %error, "cannot unmount");
+        } else if let Err(error) = fs::remove_dir(&self.path) {
+            tracing::warn!(path = ?self.path, %error, "cannot remove a mount point");
+        }
+    }
+}

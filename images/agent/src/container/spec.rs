@@ -1,0 +1,428 @@
+//! Completes the host's OCI runtime specification by what only the guest knows.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use oci_spec::runtime::{Mount, Process, RootBuilder, Spec};
+use podvisor_agent_protocol::limits;
+
+use super::cgroup::Cgroup;
+use super::user::User;
+
+/// A specification that the agent does not take.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// Over the bound.
+    #[error("{what} is larger than {limit} bytes")]
+    TooLarge {
+        /// Which part of the request.
+        what: &'static str,
+        /// The bound.
+        limit: usize,
+    },
+    /// No JSON, or JSON of another shape.
+    #[error("{what} is no OCI runtime specification of its kind")]
+    Malformed {
+        /// Which part of the request.
+        what: &'static str,
+        /// Where and why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// It breaks a rule of the agent.
+    #[error("OCI runtime specification: {0}")]
+    Refused(&'static str),
+    /// It cannot be stored for libcontainer.
+    #[error("cannot write {path}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A file that the agent shows in a container.
+#[derive(Debug)]
+pub struct EtcFile<'a> {
+    /// Where, in the container.
+    pub destination: &'static str,
+    /// Contents; nothing is shown if empty.
+    pub contents: &'a [u8],
+}
+
+/// Reads a container's specification.
+///
+/// # Errors
+///
+/// [`SpecError`] for what is no specification, and for one that asks for what the agent does
+/// not do: hooks (they would run outside of the container), no mount namespace (the
+/// container's mounts would be the guest's), no command.
+pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
+    const WHAT: &str = "spec_json";
+    bounded(WHAT, json)?;
+    let spec: Spec = serde_json::from_slice(json)
+        .map_err(|source| SpecError::Malformed { what: WHAT, source })?;
+    if spec
+        .hooks()
+        .as_ref()
+        .is_some_and(|hooks| *hooks != Default::default())
+    {
+        return Err(SpecError::Refused(
+            "hooks are not run in a guest, remove them",
+        ));
+    }
+    let linux = spec
+        .linux()
+        .as_ref()
+        .ok_or(SpecError::Refused("`linux` is missing"))?;
+    let has_mount_namespace = linux
+        .namespaces()
+        .iter()
+        .flatten()
+        .any(|n| n.typ() == oci_spec::runtime::LinuxNamespaceType::Mount && n.path().is_none());
+    if !has_mount_namespace {
+        return Err(SpecError::Refused(
+            "a new `mount` namespace is missing in `linux.namespaces`",
+        ));
+    }
+    check_process(
+        spec.process()
+            .as_ref()
+            .ok_or(SpecError::Refused("`process` is missing"))?,
+    )?;
+    Ok(spec)
+}
+
+/// Reads the process of an exec.
+///
+/// # Errors
+///
+/// [`SpecError`] for what is no process object, or has no command.
+pub fn parse_process(json: &[u8]) -> Result<Process, SpecError> {
+    const WHAT: &str = "process_json";
+    bounded(WHAT, json)?;
+    let process = serde_json::from_slice(json)
+        .map_err(|source| SpecError::Malformed { what: WHAT, source })?;
+    check_process(&process)?;
+    Ok(process)
+}
+
+fn bounded(what: &'static str, json: &[u8]) -> Result<(), SpecError> {
+    let limit = limits::SPEC_BYTES;
+    if json.len() <= limit {
+        Ok(())
+    } else {
+        Err(SpecError::TooLarge { what, limit })
+    }
+}
+
+fn check_process(process: &Process) -> Result<(), SpecError> {
+    let args = process.args().as_deref().unwrap_or_default();
+    if args.first().is_none_or(String::is_empty) {
+        return Err(SpecError::Refused("`process.args` names no command"));
+    }
+    if args
+        .iter()
+        .chain(process.env().iter().flatten())
+        .any(|text| text.contains('\0'))
+    {
+        return Err(SpecError::Refused(
+            "`process.args` and `process.env` cannot hold NUL bytes",
+        ));
+    }
+    if !process.cwd().is_absolute() {
+        return Err(SpecError::Refused("`process.cwd` is no absolute path"));
+    }
+    Ok(())
+}
+
+/// Fills in where the container's root and control group are, and whether it may write.
+pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
+    let readonly = readonly
+        || spec
+            .root()
+            .as_ref()
+            .and_then(|r| r.readonly())
+            .unwrap_or(false);
+    // Building from these two fields does not fail.
+    spec.set_root(
+        RootBuilder::default()
+            .path(rootfs)
+            .readonly(readonly)
+            .build()
+            .ok(),
+    );
+    if let Some(linux) = spec.linux_mut() {
+        linux.set_cgroups_path(Some(cgroup.spec_path().to_owned()));
+    }
+}
+
+/// Fills in user, home and terminal of a process.
+///
+/// `user` is the resolved one of the request, if it named one; `home` what the image's
+/// database gives for the user that it then is. HOME is always set: libcontainer would look
+/// it up by the C library, which in a static program loads code from the container's files.
+pub fn complete_process(
+    process: &mut Process,
+    user: Option<User>,
+    home: impl FnOnce(u32) -> Option<String>,
+    terminal: bool,
+) {
+    let mut home_of_user = None;
+    if let Some(user) = user {
+        let mut gids = process.user().additional_gids().clone().unwrap_or_default();
+        gids.extend(user.additional_gids);
+        gids.sort_unstable();
+        gids.dedup();
+        let spec_user = process.user_mut();
+        spec_user.set_uid(user.uid);
+        spec_user.set_gid(user.gid);
+        spec_user.set_additional_gids(Some(gids));
+        spec_user.set_username(None);
+        home_of_user = user.home;
+    }
+    let uid = process.user().uid();
+    let env = process.env_mut().get_or_insert_default();
+    if !env
+        .iter()
+        .any(|v| v.strip_prefix("HOME=").is_some_and(|home| !home.is_empty()))
+    {
+        let home = home_of_user
+            .or_else(|| home(uid))
+            .unwrap_or_else(|| "/".to_owned());
+        env.retain(|v| !v.starts_with("HOME="));
+        env.push(format!("HOME={home}"));
+    }
+    if terminal && !env.iter().any(|v| v.starts_with("TERM=")) {
+        env.push("TERM=xterm".to_owned());
+    }
+    process.set_terminal(Some(terminal));
+    // libcontainer takes `false` for a wish to install seccomp filters late, when the right
+    // to install them is gone; leaving it out means the same without that.
+    if process.no_new_privileges() == Some(false) {
+        process.set_no_new_privileges(None);
+    }
+}
+
+/// Writes the files to `folder` and mounts them over the image's, unless the specification
+/// has mounts there.
+///
+/// # Errors
+///
+/// [`SpecError::TooLarge`] and [`SpecError::Write`].
+pub fn show_files(spec: &mut Spec, folder: &Path, files: &[EtcFile<'_>]) -> Result<(), SpecError> {
+    for file in files {
+        let limit = limits::ETC_FILE_BYTES;
+        if file.contents.len() > limit {
+            return Err(SpecError::TooLarge {
+                what: file.destination,
+                limit,
+            });
+        }
+        let destination = Path::new(file.destination);
+        let mounts = spec.mounts_mut().get_or_insert_default();
+        if file.contents.is_empty() || mounts.iter().any(|m| m.destination() == destination) {
+            continue;
+        }
+        let path = folder.join(destination.file_name().unwrap_or_default());
+        std::fs::write(&path, file.contents).map_err(|source| SpecError::Write {
+            path: path.clone(),
+            source,
+        })?;
+        let mut mount = Mount::default();
+        mount.set_destination(destination.to_owned());
+        mount.set_typ(Some("bind".to_owned()));
+        mount.set_source(Some(path));
+        mount.set_options(Some(vec!["bind".into(), "rw".into(), "rprivate".into()]));
+        mounts.push(mount);
+    }
+    Ok(())
+}
+
+/// Stores a specification or process where libcontainer reads it.
+///
+/// # Errors
+///
+/// [`SpecError::Write`].
+pub fn store(value: &impl serde::Serialize, path: PathBuf) -> Result<PathBuf, SpecError> {
+    let written = serde_json::to_vec(value)
+        .map_err(io::Error::from)
+        .and_then(|json| std::fs::write(&path, json));
+    match written {
+        Ok(()) => Ok(path),
+        Err(source) => Err(SpecError::Write { path, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn spec() -> serde_json::Value {
+        json!({
+            "ociVersion": "1.2.0",
+            "root": {"path": "ignored"},
+            "process": {
+                "args": ["sh", "-c", "true"],
+                "cwd": "/",
+                "env": ["PATH=/bin"],
+                "user": {"uid": 0, "gid": 0, "additionalGids": [7]},
+                "noNewPrivileges": false
+            },
+            "linux": {"namespaces": [{"type": "mount"}, {"type": "pid"}]}
+        })
+    }
+
+    fn parsed(value: &serde_json::Value) -> Result<Spec, SpecError> {
+        parse(&serde_json::to_vec(value).unwrap())
+    }
+
+    #[test]
+    fn a_usual_specification_is_taken_and_placed() {
+        let mut spec = parsed(&spec()).unwrap();
+        place(
+            &mut spec,
+            Path::new("/run/x/rootfs"),
+            true,
+            &Cgroup::new("c1"),
+        );
+        let root = spec.root().as_ref().unwrap();
+        assert_eq!(root.path(), Path::new("/run/x/rootfs"));
+        assert_eq!(root.readonly(), Some(true));
+        let group = spec.linux().as_ref().unwrap().cgroups_path().as_deref();
+        assert_eq!(group, Some(Path::new("/podvisor/c1")));
+    }
+
+    #[test]
+    fn what_the_agent_does_not_do_is_refused() {
+        let broken: [(&str, serde_json::Value); 7] = [
+            ("/hooks", json!({"createRuntime": [{"path": "/bin/true"}]})),
+            ("/linux/namespaces", json!([{"type": "pid"}])),
+            (
+                "/linux/namespaces",
+                json!([{"type": "mount", "path": "/proc/1/ns/mnt"}]),
+            ),
+            ("/process/args", json!([])),
+            ("/process/args", json!(["a\u{0}b"])),
+            ("/process/env", json!(["A=\u{0}"])),
+            ("/process/cwd", json!("relative")),
+        ];
+        for (pointer, value) in broken {
+            let mut spec = spec();
+            match spec.pointer_mut(pointer) {
+                Some(place) => *place = value,
+                None => spec[pointer.trim_start_matches('/')] = value,
+            }
+            assert!(
+                matches!(parsed(&spec), Err(SpecError::Refused(_))),
+                "{pointer}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_specification_over_the_bound_is_refused() {
+        let error = parse(&vec![b' '; limits::SPEC_BYTES + 1]).unwrap_err();
+        assert!(matches!(error, SpecError::TooLarge { .. }));
+    }
+
+    #[test]
+    fn json_that_nests_without_end_is_an_error() {
+        assert!(matches!(
+            parse(&[b'['; 100_000]),
+            Err(SpecError::Malformed { .. })
+        ));
+    }
+
+    #[test]
+    fn user_home_and_terminal_are_filled_in() {
+        let mut spec = parsed(&spec()).unwrap();
+        let process = spec.process_mut().as_mut().unwrap();
+        let user = User {
+            uid: 33,
+            gid: 34,
+            additional_gids: vec![4, 7],
+            home: Some("/var/www".into()),
+        };
+        complete_process(process, Some(user), |_| unreachable!(), true);
+        assert_eq!((process.user().uid(), process.user().gid()), (33, 34));
+        assert_eq!(
+            process.user().additional_gids().as_deref(),
+            Some(&[4, 7][..])
+        );
+        let env = process.env().as_ref().unwrap();
+        assert_eq!(
+            env[1..],
+            ["HOME=/var/www".to_owned(), "TERM=xterm".to_owned()]
+        );
+        assert_eq!(process.terminal(), Some(true));
+        assert_eq!(process.no_new_privileges(), None);
+    }
+
+    #[test]
+    fn a_home_that_is_given_stays_and_an_empty_one_does_not() {
+        let mut process = parsed(&spec()).unwrap().process().clone().unwrap();
+        process.set_env(Some(vec!["HOME=/here".into()]));
+        complete_process(&mut process, None, |_| unreachable!(), false);
+        assert_eq!(
+            process.env().as_deref(),
+            Some(&["HOME=/here".to_owned()][..])
+        );
+
+        process.set_env(Some(vec!["HOME=".into()]));
+        complete_process(
+            &mut process,
+            None,
+            |uid| (uid == 0).then(|| "/root".into()),
+            false,
+        );
+        assert_eq!(
+            process.env().as_deref(),
+            Some(&["HOME=/root".to_owned()][..])
+        );
+    }
+
+    #[test]
+    fn files_are_shown_unless_the_specification_mounts_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut value = spec();
+        value["mounts"] = json!([{"destination": "/etc/hosts", "type": "bind", "source": "/x"}]);
+        let mut spec = parsed(&value).unwrap();
+        let file = |destination, contents| EtcFile {
+            destination,
+            contents,
+        };
+        show_files(
+            &mut spec,
+            folder.path(),
+            &[
+                file("/etc/hosts", b"ours"),
+                file("/etc/hostname", b""),
+                file("/etc/resolv.conf", b"nameserver 10.0.0.1\n"),
+            ],
+        )
+        .unwrap();
+        let mounts = spec.mounts().as_ref().unwrap();
+        assert_eq!(mounts.len(), 2);
+        assert_eq!(mounts[1].destination(), Path::new("/etc/resolv.conf"));
+        let shown = std::fs::read(mounts[1].source().as_ref().unwrap()).unwrap();
+        assert_eq!(shown, b"nameserver 10.0.0.1\n");
+        assert!(!folder.path().join("hosts").exists());
+
+        let huge = vec![0; limits::ETC_FILE_BYTES + 1];
+        let error = show_files(&mut spec, folder.path(), &[file("/etc/hostname", &huge)]);
+        assert!(matches!(error, Err(SpecError::TooLarge { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_parsed_without_panic(bytes: Vec<u8>) {
+            let _ = (parse(&bytes), parse_process(&bytes));
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What a PID 1 owes its kernel and its host.
+//!
+//! [`main`] runs once, when the kernel starts `/init`: it mounts ([`mounts`]), brings the
+//! loopback interface up ([`loopback`]), reaps ([`reaper`]), serves, and ends in
+//! [`power`]-off however things went. It must not know what containers are.
+
+pub mod loopback;
+pub mod mounts;
+pub mod power;
+pub mod reaper;
+
+use std::convert::Infallible;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use crate::server::{self, Listeners};
+use crate::service::Service;
+use crate::stdio::Hub;
+
+/// Runs PID 1. Does not return while the machine lives: whatever fails here is written to
+/// the kernel's log and the guest powered off, so that the host sees an end and no hang.
+pub fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|info| {
+        crate::log::emergency(&format!("{info}"));
+        power::off();
+    }));
+    let Err(error) = run();
+    crate::log::emergency(&format!("cannot go on: {error:#}"));
+    power::off()
+}
+
+fn run() -> anyhow::Result<Infallible> {
+    mounts::set_up().context("setting up the guest's filesystems")?;
+    crate::log::init();
+    if let Err(error) = loopback::up() {
+        // Containers without loopback are better than none.
+        tracing::warn!(%error, "loopback interface is down");
+    }
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the event loop")?
+        .block_on(serve())
+}
+
+async fn serve() -> anyhow::Result<Infallible> {
+    let (reaper, reaping) = reaper::start().context("watching for ended processes")?;
+    let listeners = Listeners::vsock().context("listening on vsock")?;
+    let hub = Hub::new();
+    let service = Service::new(reaper, hub.clone());
+    let serving = server::serve(listeners, Arc::new(service), hub);
+    server::announce()
+        .await
+        .context("telling the host that the guest is ready")?;
+    tokio::select! {
+        error = serving => Err(error).context("serving the host"),
+        error = reaping => Err(error).context("reaping processes"),
+    }
+}

@@ -1,0 +1,217 @@
+//! The last steps before a container's command runs, in its namespaces and as its user.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use libcontainer::workload::{
+    Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError,
+};
+use oci_spec::runtime::{Process, Spec};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
+
+use super::{Failure, Report};
+
+/// Where commands are looked for when the process has no PATH, as execvp(3) has it for us.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Finds the command, reports at creation if it cannot be run, and runs it at the start.
+#[derive(Debug, Clone)]
+pub(super) struct Command {
+    report: Arc<File>,
+}
+
+/// Why a command cannot be run.
+#[derive(Debug, PartialEq, Eq)]
+enum Unusable {
+    NotFound,
+    NotExecutable(&'static str),
+}
+
+impl Command {
+    pub(super) fn new(report: Arc<File>) -> Self {
+        Self { report }
+    }
+}
+
+impl Executor for Command {
+    fn validate(&self, spec: &Spec) -> Result<(), ExecutorValidationError> {
+        let (process, name) = command_of(spec)
+            .ok_or_else(|| ExecutorValidationError::ArgValidationError("no command".to_owned()))?;
+        let Err(unusable) = find(name, path_of(process)) else {
+            return Ok(());
+        };
+        let (failure, message) = match unusable {
+            Unusable::NotFound if name.contains('/') => (
+                Failure::CommandNotFound,
+                format!("command {name:?} not found in the container"),
+            ),
+            Unusable::NotFound => (
+                Failure::CommandNotFound,
+                format!("command {name:?} not found in the container's PATH"),
+            ),
+            Unusable::NotExecutable(why) => (
+                Failure::CommandNotExecutable,
+                format!("command {name:?} cannot be executed: {why}"),
+            ),
+        };
+        // Sent here, before libcontainer turns it into text of its own.
+        Report::failed(failure, message.clone()).send(&self.report);
+        Err(ExecutorValidationError::ArgValidationError(message))
+    }
+
+    /// Nothing: the command gets its environment with the execve(2).
+    fn setup_envs(&self, _: HashMap<String, String>) -> Result<(), ExecutorSetEnvsError> {
+        Ok(())
+    }
+
+    /// Returns an error only for what `validate` has let through; there is nobody any more to
+    /// report to but the container's own standard error.
+    fn exec(&self, spec: &Spec) -> Result<(), ExecutorError> {
+        let (process, name) = command_of(spec).ok_or(ExecutorError::InvalidArg)?;
+        let strings = |list: &Option<Vec<String>>| -> Result<Vec<CString>, ExecutorError> {
+            list.iter()
+                .flatten()
+                .map(|text| CString::new(text.as_str()).map_err(|_| ExecutorError::InvalidArg))
+                .collect()
+        };
+        let (args, env) = (strings(process.args())?, strings(process.env())?);
+        let error = match find(name, path_of(process)) {
+            Ok(path) => match CString::new(path.as_os_str().as_bytes()) {
+                Ok(path) => crate::sys::execve(&path, &args, &env),
+                Err(_) => return Err(ExecutorError::InvalidArg),
+            },
+            Err(_) => io::Error::from_raw_os_error(libc::ENOENT),
+        };
+        // The same codes as a shell's.
+        eprintln!("podvisor: cannot execute {name}: {}", explain(&error));
+        std::process::exit(if error.raw_os_error() == Some(libc::ENOENT) {
+            127
+        } else {
+            126
+        });
+    }
+}
+
+fn explain(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => "its interpreter or loader is not in the image".to_owned(),
+        Some(libc::ENOEXEC) => {
+            "it is neither a program of this architecture nor a script with #!".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn command_of(spec: &Spec) -> Option<(&Process, &str)> {
+    let process = spec.process().as_ref()?;
+    Some((process, process.args().as_ref()?.first()?))
+}
+
+fn path_of(process: &Process) -> &str {
+    let mut env = process.env().iter().flatten();
+    env.find_map(|variable| variable.strip_prefix("PATH="))
+        .unwrap_or(DEFAULT_PATH)
+}
+
+/// Looks for a command as execvp(3) does: a name with a slash is a path, any other is looked
+/// for in each folder of `path`, an empty one meaning the working directory.
+fn find(name: &str, path: &str) -> Result<PathBuf, Unusable> {
+    if name.contains('/') {
+        return usable(Path::new(name)).map(|()| PathBuf::from(name));
+    }
+    let mut worst = Unusable::NotFound;
+    for folder in path.split(':') {
+        let candidate = Path::new(if folder.is_empty() { "." } else { folder }).join(name);
+        match usable(&candidate) {
+            Ok(()) => return Ok(candidate),
+            Err(Unusable::NotFound) => {}
+            Err(reason) => worst = reason,
+        }
+    }
+    Err(worst)
+}
+
+fn usable(path: &Path) -> Result<(), Unusable> {
+    let metadata = std::fs::metadata(path).map_err(|error| match error.raw_os_error() {
+        Some(libc::EACCES) => Unusable::NotExecutable("permission denied on the way to it"),
+        Some(libc::ELOOP) => Unusable::NotExecutable("too many symbolic links"),
+        _ => Unusable::NotFound,
+    })?;
+    if metadata.is_dir() {
+        return Err(Unusable::NotExecutable("it is a directory"));
+    }
+    if !metadata.is_file() {
+        return Err(Unusable::NotExecutable("it is no regular file"));
+    }
+    // Only a clear refusal counts: a seccomp filter may already forbid the question.
+    if metadata.permissions().mode() & 0o111 == 0
+        || accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS) == Err(Errno::ACCESS)
+    {
+        return Err(Unusable::NotExecutable("permission denied"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, mode) in [("tool", 0o755), ("data", 0o644)] {
+            fs::write(folder.path().join(name), "").unwrap();
+            fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(mode))
+                .unwrap();
+        }
+        fs::create_dir(folder.path().join("dir")).unwrap();
+        folder
+    }
+
+    #[test]
+    fn a_command_is_found_in_the_path() {
+        let folder = folder();
+        let path = format!("/nonexistent:{}", folder.path().display());
+        assert_eq!(find("tool", &path), Ok(folder.path().join("tool")));
+        assert_eq!(find("nothing", &path), Err(Unusable::NotFound));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_executed_is_told_from_one_that_is_missing() {
+        let folder = folder();
+        let at = |name: &str| {
+            folder
+                .path()
+                .join(name)
+                .into_os_string()
+                .into_string()
+                .unwrap()
+        };
+        let path = folder.path().to_str().unwrap();
+        assert_eq!(
+            find("data", path),
+            Err(Unusable::NotExecutable("permission denied"))
+        );
+        assert_eq!(
+            find(&at("dir"), ""),
+            Err(Unusable::NotExecutable("it is a directory"))
+        );
+        assert_eq!(find(&at("none"), path), Err(Unusable::NotFound));
+        assert_eq!(find(&at("data/below"), path), Err(Unusable::NotFound));
+    }
+
+    #[test]
+    fn a_command_that_works_later_in_the_path_wins_over_one_that_does_not() {
+        let (first, second) = (folder(), folder());
+        fs::set_permissions(first.path().join("tool"), fs::Permissions::from_mode(0o600)).unwrap();
+        let path = format!("{}:{}", first.path().display(), second.path().display());
+        assert_eq!(find("tool", &path), Ok(second.path().join("tool")));
+    }
+}

@@ -1,0 +1,176 @@
+//! The agent executed anew, single-threaded, to call libcontainer.
+//!
+//! libcontainer forks and does much between fork and exec, which is only safe in a process
+//! with one thread and nothing else going on. So PID 1 executes itself with
+//! [`SUBCOMMAND`] and an [`Order`], the process's standard streams already in place (or a
+//! console socket to send the terminal through), and a pipe on which exactly one [`Report`]
+//! line counts: the first. Processes are made as siblings of the launcher, so they are
+//! children of PID 1 from the start.
+//!
+//! This module is what runs in the launcher; `container::launch` is PID 1's side.
+
+mod executor;
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use libcontainer::container::builder::ContainerBuilder;
+use libcontainer::error::LibcontainerError;
+use libcontainer::syscall::syscall::SyscallType;
+use podvisor_agent_protocol::limits;
+use serde::{Deserialize, Serialize};
+
+use executor::Command;
+
+/// First argument of a launcher's command line; the second is an [`Order`] as JSON.
+pub const SUBCOMMAND: &str = "launch";
+
+/// Longest line of a report, in bytes.
+pub const REPORT_BYTES: usize = limits::ERROR_BYTES + 1024;
+
+/// What PID 1 orders.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// libcontainer's name of the container, short and unique within the guest.
+    pub name: String,
+    /// Folder of libcontainer's states.
+    pub state: PathBuf,
+    /// Socket to which the terminal's master is sent, for a process with a terminal.
+    pub console: Option<PathBuf>,
+    /// The inherited descriptor of the report pipe.
+    pub report_fd: i32,
+    /// Which process.
+    pub kind: Kind,
+}
+
+/// Which process to make.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Kind {
+    /// A container's own, from the bundle in this folder; it waits to be started.
+    Create {
+        /// Holds config.json.
+        bundle: PathBuf,
+    },
+    /// A further one in a running container; it starts at once.
+    Exec {
+        /// File that holds the process object.
+        process: PathBuf,
+    },
+}
+
+/// How it went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Report {
+    /// The process exists.
+    Made {
+        /// In the guest's pid namespace.
+        pid: i32,
+    },
+    /// It could not be made.
+    Failed {
+        /// What was wrong.
+        failure: Failure,
+        /// For people.
+        message: String,
+    },
+}
+
+/// Kinds of failure that callers tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Failure {
+    /// There is no such command in the container.
+    CommandNotFound,
+    /// The command cannot be executed.
+    CommandNotExecutable,
+    /// Anything else.
+    Other,
+}
+
+impl Report {
+    /// Writes the report as one line; of several, the reader takes the first.
+    fn send(&self, mut pipe: &File) {
+        if let Ok(mut line) = serde_json::to_vec(self) {
+            line.push(b'\n');
+            // The reader is gone only when PID 1 is.
+            let _ = pipe.write_all(&line);
+        }
+    }
+
+    fn failed(failure: Failure, mut message: String) -> Self {
+        message.truncate(message.floor_char_boundary(limits::ERROR_BYTES));
+        Self::Failed { failure, message }
+    }
+}
+
+/// Runs the launcher with the order of its command line.
+pub fn main(order: Option<String>) -> ExitCode {
+    crate::log::init();
+    let prepared = order.context("no order was given").and_then(|json| {
+        let order: Order = serde_json::from_str(&json).context("the order is malformed")?;
+        // Opened anew rather than taken over: a number is all that is known of it.
+        let pipe = File::options()
+            .write(true)
+            .open(format!("/proc/self/fd/{}", order.report_fd))
+            .context("cannot open the report pipe")?;
+        Ok((order, Arc::new(pipe)))
+    });
+    let (order, pipe) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            crate::log::emergency(&format!("launcher: {error:#}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    match make(&order, &pipe) {
+        Ok(pid) => {
+            Report::Made { pid }.send(&pipe);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            Report::failed(Failure::Other, format!("{error:#}")).send(&pipe);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn make(order: &Order, pipe: &Arc<File>) -> anyhow::Result<i32> {
+    let builder = ContainerBuilder::new(order.name.clone(), SyscallType::default())
+        .with_executor(Command::new(pipe.clone()))
+        .with_console_socket(order.console.clone())
+        .with_root_path(&order.state)?;
+    let made = match &order.kind {
+        Kind::Create { bundle } => builder
+            .as_init(bundle)
+            .with_systemd(false)
+            .with_detach(true)
+            .as_sibling(true)
+            .build()
+            .and_then(|container| {
+                container.pid().ok_or_else(|| {
+                    LibcontainerError::Other("the new container has no process".to_owned())
+                })
+            }),
+        Kind::Exec { process } => builder
+            .as_tenant()
+            .with_process(Some(process))
+            .with_detach(true)
+            .as_sibling(true)
+            .build(),
+    };
+    Ok(made?.as_raw())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_report_fits_its_line() {
+        let report = Report::failed(Failure::CommandNotExecutable, "x".repeat(100_000));
+        assert!(serde_json::to_vec(&report).unwrap().len() < REPORT_BYTES);
+    }
+}

@@ -1,0 +1,112 @@
+//! The agent's sockets: where the host's calls and streams come in.
+
+use std::io;
+use std::sync::Arc;
+
+use futures_util::stream;
+use podvisor_agent_protocol::api::{Agent, create_agent};
+use podvisor_agent_protocol::{HOST_CID, READY_PORT, RPC_PORT, STDIO_PORT, ready_line};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixListener;
+use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener, VsockStream};
+use ttrpc::asynchronous::{Server, transport};
+
+use crate::stdio::{Connection, Hub};
+
+/// Where the host connects to.
+#[derive(Debug)]
+pub struct Listeners {
+    rpc: Listener,
+    stdio: Listener,
+}
+
+#[derive(Debug)]
+enum Listener {
+    Vsock(VsockListener),
+    Unix(UnixListener),
+}
+
+impl Listeners {
+    /// The guest's vsock ports.
+    ///
+    /// # Errors
+    ///
+    /// When the guest has no vsock device, or the ports are taken.
+    pub fn vsock() -> io::Result<Self> {
+        let listen = |port| VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port));
+        Ok(Self {
+            rpc: Listener::Vsock(listen(RPC_PORT)?),
+            stdio: Listener::Vsock(listen(STDIO_PORT)?),
+        })
+    }
+
+    /// Unix sockets in place of vsock ports, for an agent that is no guest's.
+    #[must_use]
+    pub fn unix(rpc: UnixListener, stdio: UnixListener) -> Self {
+        Self {
+            rpc: Listener::Unix(rpc),
+            stdio: Listener::Unix(stdio),
+        }
+    }
+}
+
+impl Listener {
+    /// The next connection of the host. Containers can open vsock connections too; those from
+    /// within the guest are closed.
+    async fn accept(&self) -> io::Result<Connection> {
+        loop {
+            match self {
+                Self::Unix(listener) => {
+                    let (stream, _) = listener.accept().await?;
+                    return Ok(Box::new(stream));
+                }
+                Self::Vsock(listener) => {
+                    let (stream, peer) =
+                        std::future::poll_fn(|cx| listener.poll_accept(cx)).await?;
+                    if peer.cid() == HOST_CID {
+                        return Ok(Box::new(stream));
+                    }
+                    tracing::warn!(cid = peer.cid(), "connection that is not the host's");
+                }
+            }
+        }
+    }
+}
+
+/// Serves calls and streams; ends only by an error.
+pub async fn serve(
+    listeners: Listeners,
+    agent: Arc<dyn Agent + Send + Sync>,
+    hub: Hub,
+) -> io::Error {
+    let Listeners { rpc, stdio } = listeners;
+    let calls = stream::unfold(rpc, |rpc| async move {
+        let accepted = rpc.accept().await;
+        Some((accepted, rpc))
+    });
+    let mut server = Server::new()
+        .add_listener(transport::Listener::new(calls))
+        .register_service(create_agent(agent));
+    if let Err(error) = server.start().await {
+        return io::Error::other(error);
+    }
+    loop {
+        match stdio.accept().await {
+            Ok(connection) => {
+                let hub = hub.clone();
+                tokio::spawn(async move { hub.greet(connection).await });
+            }
+            Err(error) => return error,
+        }
+    }
+}
+
+/// Tells the host that the guest can be talked to.
+///
+/// # Errors
+///
+/// When the host does not listen.
+pub async fn announce() -> io::Result<()> {
+    let mut host = VsockStream::connect(VsockAddr::new(HOST_CID, READY_PORT)).await?;
+    host.write_all(ready_line().as_bytes()).await
+}

@@ -1,0 +1,164 @@
+//! System calls that no safe wrapper offers.
+#![allow(unsafe_code)] // A few raw system calls; each block states why it is sound.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use podvisor_agent_protocol::limits::ENTROPY_BYTES;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Sends `signal` (1 to 64, so real-time signals too) to the process behind `pidfd`.
+///
+/// # Errors
+///
+/// `ESRCH` when the process has been reaped, `EINVAL` for a number that is no signal.
+pub(crate) fn pidfd_send_signal(pidfd: impl AsFd, signal: u8) -> io::Result<()> {
+    // SAFETY: the descriptor is borrowed for the call, and a null siginfo is allowed:
+    // the kernel then fills it as kill(2) does.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_fd().as_raw_fd(),
+            libc::c_int::from(signal),
+            std::ptr::null::<libc::siginfo_t>(),
+            0u32,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Puts a descriptor into the event loop.
+///
+/// # Errors
+///
+/// When the descriptor cannot be polled (a regular file).
+pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the value owns its descriptor, which stays the same and open until it is dropped.
+    let watched = unsafe { AsyncFd::register_with_interest(fd, interest) };
+    watched.map_err(Into::into)
+}
+
+/// Becomes another program; returns only to say why not.
+pub(crate) fn execve(path: &CString, args: &[CString], env: &[CString]) -> io::Error {
+    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
+        list.iter()
+            .map(|text| text.as_ptr())
+            .chain([std::ptr::null()])
+            .collect()
+    };
+    let (args, env) = (pointers(args), pointers(env));
+    // SAFETY: `path` and the strings behind both arrays live until the call returns, and each
+    // array ends with a null pointer.
+    unsafe { libc::execve(path.as_ptr(), args.as_ptr(), env.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Gives PID 1 its standard descriptors, before Rust's runtime looks at them.
+///
+/// A guest without a console starts PID 1 with none open. Rust opens /dev/null in their place
+/// and aborts where there is none, as in an initramfs that holds the agent alone; so it is
+/// made first. Runs as a constructor of the program, before `main`.
+extern "C" fn make_dev_null() {
+    // SAFETY: plain system calls on constant, terminated strings; errors leave things as they
+    // were, and nothing else runs in the process yet.
+    unsafe {
+        if libc::getpid() == 1 {
+            libc::mkdir(c"/dev".as_ptr(), 0o755);
+            libc::mknod(
+                c"/dev/null".as_ptr(),
+                libc::S_IFCHR | 0o666,
+                libc::makedev(1, 3),
+            );
+        }
+    }
+}
+
+// SAFETY: the C library calls the functions of this section once, with arguments that a
+// function without parameters ignores under the C calling convention.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static MAKE_DEV_NULL: extern "C" fn() = make_dev_null;
+
+/// `struct rand_pool_info` of `<linux/random.h>`, with room for the largest seed.
+#[repr(C)]
+struct RandPoolInfo {
+    entropy_count: libc::c_int,
+    buf_size: libc::c_int,
+    buf: [u8; ENTROPY_BYTES],
+}
+
+/// `RNDADDENTROPY`: `_IOW('R', 0x03, int[2])`.
+const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
+
+/// Mixes `seed` into the kernel's pool and credits all its bits.
+///
+/// # Errors
+///
+/// `EINVAL` for more than [`ENTROPY_BYTES`] bytes; what opening /dev/urandom says.
+pub(crate) fn add_entropy(seed: &[u8]) -> io::Result<()> {
+    let mut info = RandPoolInfo {
+        entropy_count: 0,
+        buf_size: 0,
+        buf: [0; ENTROPY_BYTES],
+    };
+    let (Some(buf), Ok(size)) = (
+        info.buf.get_mut(..seed.len()),
+        libc::c_int::try_from(seed.len()),
+    ) else {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    };
+    buf.copy_from_slice(seed);
+    info.buf_size = size;
+    info.entropy_count = size * 8;
+    let random = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/urandom")?;
+    // SAFETY: the argument points at a live RandPoolInfo; the kernel reads its two integers
+    // and `buf_size` bytes, which lie within `buf`.
+    let result = unsafe { libc::ioctl(random.as_raw_fd(), RNDADDENTROPY, &raw const info) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    #[test]
+    fn a_real_time_signal_reaches_the_process() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        pidfd_send_signal(&pidfd, 64).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(64));
+        let error = pidfd_send_signal(&pidfd, 9).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn an_impossible_signal_and_an_oversized_seed_are_errors() {
+        let me = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
+        assert_eq!(
+            pidfd_send_signal(&me, 65).unwrap_err().raw_os_error(),
+            Some(libc::EINVAL)
+        );
+        assert_eq!(
+            add_entropy(&[0; ENTROPY_BYTES + 1])
+                .unwrap_err()
+                .raw_os_error(),
+            Some(libc::EINVAL)
+        );
+    }
+}
