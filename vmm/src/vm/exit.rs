@@ -18,7 +18,8 @@ pub enum Exit {
     TripleFault {
         /// The vCPU it happened on.
         vcpu: u8,
-        /// Its registers.
+        /// Its registers. (On AMD, KVM gives those of a CPU that was just reset: the processor
+        /// does not keep what was there before.)
         registers: Box<Registers>,
     },
     /// The host ended it, by [`super::Vm::stop`] or by dropping the handle.

@@ -1,0 +1,141 @@
+//! What guest tests share: kernels, initramfs images and a serial console to read from.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use podvisor_vmm::{Initramfs, InitramfsBuilder, Kernel, Vm, VmBuilder};
+
+/// How long a guest may take for anything, on an emulated host too.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The guest kernel that `cargo xtask kernel` builds.
+pub(crate) fn kernel() -> Kernel {
+    let dir = std::env::var_os("PODVISOR_GUEST_DIR").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/guest")),
+        PathBuf::from,
+    );
+    Kernel::open(dir.join("vmlinux")).expect("the guest kernel: run `cargo xtask kernel`")
+}
+
+/// An initramfs of Debian's static busybox, whose init runs `script`.
+pub(crate) fn busybox(script: &str) -> Initramfs {
+    let busybox = std::fs::read("/bin/busybox").expect("busybox: run `cargo xtask setup`");
+    let init = format!(
+        "#!/bin/busybox sh\n/bin/busybox --install -s /bin\n\
+         mount -t proc proc /proc\nmount -t sysfs sysfs /sys\nmount -t devtmpfs dev /dev\n\
+         {script}\nreboot -f\n"
+    );
+    InitramfsBuilder::new()
+        .directory("bin", 0o755)
+        .directory("dev", 0o755)
+        .directory("proc", 0o755)
+        .directory("sys", 0o755)
+        .directory("mnt", 0o755)
+        .character_device("dev/console", 0o600, 5, 1)
+        .file("bin/busybox", 0o755, &busybox)
+        .file("init", 0o755, init.as_bytes())
+        .build()
+        .expect("an initramfs")
+}
+
+/// A VM that boots Linux, runs `script` in its init, and writes to `console`.
+pub(crate) fn linux(script: &str, console: &Console) -> VmBuilder {
+    Vm::builder()
+        .kernel(kernel())
+        .initramfs(busybox(script))
+        .cmdline("console=ttyS0 quiet panic=-1 reboot=k pci=off")
+        .serial(console.clone())
+}
+
+/// A kernel of a few bytes that is entered by PVH: 32-bit protected mode, flat, no paging, no
+/// interrupt table.
+pub(crate) fn tiny_kernel(code: &[u8]) -> Kernel {
+    const LOAD: u64 = 0x10_0000;
+    const CODE: u64 = 0x1000;
+    let note: Vec<u8> = [4u32, 4, 18] // name and value size, XEN_ELFNOTE_PHYS32_ENTRY
+        .iter()
+        .flat_map(|w| w.to_le_bytes())
+        .chain(*b"Xen\0")
+        .chain(u32::try_from(LOAD).unwrap().to_le_bytes())
+        .collect();
+    let segment = |kind: u32, offset: u64, address: u64, len: u64| {
+        let mut header = Vec::new();
+        header.extend(kind.to_le_bytes());
+        header.extend(5u32.to_le_bytes());
+        for field in [offset, address, address, len, len, 4] {
+            header.extend(field.to_le_bytes());
+        }
+        header
+    };
+    let mut elf = Vec::new();
+    elf.extend(*b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    elf.extend(2u16.to_le_bytes()); // executable
+    elf.extend(62u16.to_le_bytes()); // x86-64
+    elf.extend(1u32.to_le_bytes());
+    elf.extend(LOAD.to_le_bytes());
+    elf.extend(64u64.to_le_bytes()); // program headers follow
+    elf.extend(0u64.to_le_bytes());
+    elf.extend(0u32.to_le_bytes());
+    for field in [64u16, 56, 2, 0, 0, 0] {
+        elf.extend(field.to_le_bytes());
+    }
+    elf.extend(segment(1, CODE, LOAD, code.len() as u64));
+    elf.extend(segment(4, 0x200, 0, note.len() as u64));
+    elf.resize(0x200, 0);
+    elf.extend(&note);
+    elf.resize(usize::try_from(CODE).unwrap(), 0);
+    elf.extend(code);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&elf).unwrap();
+    Kernel::from_file(file).expect("a kernel of a few bytes")
+}
+
+/// A serial console that keeps what the guest writes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Console(Arc<(Mutex<Vec<u8>>, Condvar)>);
+
+impl Console {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.0.lock().unwrap()).replace('\r', "")
+    }
+
+    /// Waits until the guest has written `text`.
+    pub(crate) fn wait_for(&self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut bytes = self.0.0.lock().unwrap();
+        while !String::from_utf8_lossy(&bytes).contains(text) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero(),
+                "no {text:?} in {:?}",
+                String::from_utf8_lossy(&bytes)
+            );
+            bytes = self.0.1.wait_timeout(bytes, left).unwrap().0;
+        }
+    }
+}
+
+impl Write for Console {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.0.0.lock().unwrap().extend_from_slice(buf);
+        self.0.1.notify_all();
+        Ok(buf.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Runs `call` on a thread of its own and fails when it hangs.
+pub(crate) fn in_time<T: Send + 'static>(
+    what: &str,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let (tx, rx) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tx.send(call()));
+    rx.recv_timeout(PATIENCE)
+        .unwrap_or_else(|_| panic!("{what} hangs"))
+}
