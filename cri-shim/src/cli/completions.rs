@@ -1,0 +1,23 @@
+//! `podvisor completions`: what a shell needs to complete podvisor's arguments.
+
+use clap::{Args, CommandFactory as _};
+use clap_complete::Shell;
+
+#[derive(Debug, Args)]
+pub(super) struct CompletionsArgs {
+    /// Shell to print the script for
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+pub(super) fn run(args: &CompletionsArgs) -> anyhow::Result<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(
+        args.shell,
+        &mut super::Cli::command(),
+        "podvisor",
+        &mut script,
+    );
+    super::print(&String::from_utf8_lossy(&script))?;
+    Ok(0)
+}

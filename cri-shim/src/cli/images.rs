@@ -1,0 +1,208 @@
+//! `podvisor images`: what the store holds.
+
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use podvisor_images::Image;
+use serde::Serialize;
+
+use super::Globals;
+use super::size;
+use super::table::Table;
+
+/// Hexadecimal digits of an id that are shown, as in docker.
+const SHORT_ID: usize = 12;
+
+/// What stands where an image has no name.
+const NONE: &str = "<none>";
+
+#[derive(Debug, Args)]
+pub(super) struct ImagesArgs {
+    /// Print ids alone
+    #[arg(short, long, conflicts_with_all = ["json", "digests"])]
+    quiet: bool,
+
+    /// Show the manifests' digests too
+    #[arg(long)]
+    digests: bool,
+
+    /// Show ids in full
+    #[arg(long)]
+    no_trunc: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// An image as JSON shows it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ImageView {
+    id: String,
+    digest: String,
+    repo_tags: Vec<String>,
+    repo_digests: Vec<String>,
+    /// Bytes on the disk.
+    size: u64,
+    /// RFC 3339; nothing when the image does not say.
+    created: Option<String>,
+    pulled: String,
+    user: Option<String>,
+    pinned: bool,
+}
+
+impl From<&Image> for ImageView {
+    fn from(image: &Image) -> Self {
+        let rfc3339 = |time| humantime::format_rfc3339_seconds(time).to_string();
+        let config = image.config().config().as_ref();
+        Self {
+            id: image.id().to_string(),
+            digest: image.manifest_digest().to_string(),
+            repo_tags: image.tags().to_vec(),
+            repo_digests: image.digests().to_vec(),
+            size: image.size(),
+            created: image.created().map(rfc3339),
+            pulled: rfc3339(image.pulled()),
+            user: config.and_then(|config| config.user().clone()),
+            pinned: image.pinned(),
+        }
+    }
+}
+
+pub(super) fn run(globals: &Globals, args: &ImagesArgs) -> anyhow::Result<u8> {
+    let images = globals.store()?.list()?;
+    if args.json {
+        let views: Vec<ImageView> = images.iter().map(ImageView::from).collect();
+        super::print_json(&views)?;
+    } else if args.quiet {
+        let line = |image: &Image| format!("{}\n", shown_id(image, args.no_trunc));
+        super::print(&images.iter().map(line).collect::<String>())?;
+    } else {
+        super::print(&table(&images, args, SystemTime::now()))?;
+    }
+    Ok(0)
+}
+
+fn table(images: &[Image], args: &ImagesArgs, now: SystemTime) -> String {
+    let mut with_digests =
+        Table::new(["REPOSITORY", "TAG", "DIGEST", "IMAGE ID", "CREATED", "SIZE"]);
+    let mut plain = Table::new(["REPOSITORY", "TAG", "IMAGE ID", "CREATED", "SIZE"]);
+    for image in images {
+        let id = shown_id(image, args.no_trunc);
+        let created = ago(image.created(), now);
+        let size = size::human(image.size());
+        for (repository, tag) in names(image.tags(), image.digests()) {
+            if args.digests {
+                let digest = image.manifest_digest().to_string();
+                let (id, created, size) = (id.clone(), created.clone(), size.clone());
+                with_digests.row([repository, tag, digest, id, created, size]);
+            } else {
+                plain.row([repository, tag, id.clone(), created.clone(), size.clone()]);
+            }
+        }
+    }
+    if args.digests {
+        with_digests.render()
+    } else {
+        plain.render()
+    }
+}
+
+fn shown_id(image: &Image, in_full: bool) -> String {
+    if in_full {
+        image.id().to_string()
+    } else {
+        image.id().hex().chars().take(SHORT_ID).collect()
+    }
+}
+
+/// Repository and tag of each name; of the digest when there is no tag.
+fn names(tags: &[String], digests: &[String]) -> Vec<(String, String)> {
+    if !tags.is_empty() {
+        return tags.iter().map(|name| split_tag(name)).collect();
+    }
+    let repository = digests.first().and_then(|name| name.split('@').next());
+    vec![(repository.unwrap_or(NONE).to_owned(), NONE.to_owned())]
+}
+
+fn split_tag(name: &str) -> (String, String) {
+    match name.rsplit_once(':') {
+        // A colon before a slash belongs to the registry's port.
+        Some((repository, tag)) if !tag.contains('/') => (repository.to_owned(), tag.to_owned()),
+        _ => (name.to_owned(), NONE.to_owned()),
+    }
+}
+
+/// A time as people say it: `3 weeks ago`.
+fn ago(time: Option<SystemTime>, now: SystemTime) -> String {
+    let Some(age) = time.and_then(|time| now.duration_since(time).ok()) else {
+        return "N/A".to_owned();
+    };
+    format!("{} ago", rough(age))
+}
+
+fn rough(age: Duration) -> String {
+    const MINUTE: u64 = 60;
+    const HOUR: u64 = 60 * MINUTE;
+    const DAY: u64 = 24 * HOUR;
+    let seconds = age.as_secs();
+    let (count, unit) = match seconds {
+        0 => return "less than a second".to_owned(),
+        s if s < 2 * MINUTE => (s, "second"),
+        s if s < 2 * HOUR => (s / MINUTE, "minute"),
+        s if s < 2 * DAY => (s / HOUR, "hour"),
+        s if s < 14 * DAY => (s / DAY, "day"),
+        s if s < 60 * DAY => (s / (7 * DAY), "week"),
+        s if s < 730 * DAY => (s / (30 * DAY), "month"),
+        s => (s / (365 * DAY), "year"),
+    };
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {unit}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_no_tag() {
+        let split = |name: &str| {
+            let (repository, tag) = split_tag(name);
+            format!("{repository} {tag}")
+        };
+        assert_eq!(
+            split("docker.io/library/busybox:latest"),
+            "docker.io/library/busybox latest"
+        );
+        assert_eq!(split("localhost:5000/app:1.2"), "localhost:5000/app 1.2");
+        assert_eq!(split("localhost:5000/app"), "localhost:5000/app <none>");
+    }
+
+    #[test]
+    fn an_image_without_a_tag_has_a_row() {
+        let digests = ["reg/app@sha256:00".to_owned()];
+        assert_eq!(
+            names(&[], &digests),
+            [("reg/app".to_owned(), NONE.to_owned())]
+        );
+        assert_eq!(names(&[], &[]), [(NONE.to_owned(), NONE.to_owned())]);
+    }
+
+    #[test]
+    fn ages_are_rough() {
+        let is = |seconds, text: &str| assert_eq!(rough(Duration::from_secs(seconds)), text);
+        is(0, "less than a second");
+        is(1, "1 second");
+        is(119, "119 seconds");
+        is(120, "2 minutes");
+        is(3 * 3600, "3 hours");
+        is(5 * 86400, "5 days");
+        is(20 * 86400, "2 weeks");
+        is(90 * 86400, "3 months");
+        is(800 * 86400, "2 years");
+        assert_eq!(ago(None, SystemTime::now()), "N/A");
+        let future = SystemTime::now() + Duration::from_secs(1000);
+        assert_eq!(ago(Some(future), SystemTime::now()), "N/A");
+    }
+}

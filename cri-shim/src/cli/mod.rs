@@ -1,0 +1,326 @@
+//! The command line. Arguments come in, a command's output goes to stdout, everything else
+//! (progress, logs, errors) to stderr, and the exit code says how it went.
+//!
+//! One file per command, each with its flags and what it prints; `table`, `progress` and
+//! `terminal` are what they share. What a command does is not decided here: images are
+//! `podvisor-images`' and virtual machines are `sandbox`'s.
+
+mod completions;
+mod images;
+mod program;
+mod progress;
+mod pull;
+mod rmi;
+mod run;
+mod signals;
+mod size;
+mod table;
+mod terminal;
+mod version;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use podvisor_images::Store;
+
+/// Exit code of a command that failed.
+const FAILURE: u8 = 1;
+
+/// Exit code of a command line that makes no sense.
+const USAGE: u8 = 2;
+
+/// Exit code of `run` when it is podvisor that failed and not the program, as in docker.
+const RUN_FAILURE: u8 = 125;
+
+/// Longest error shown, in characters: parts of it may come from a registry or a guest.
+const ERROR_MAX: usize = 2000;
+
+/// Programs from OCI images, each in a virtual machine of its own
+#[derive(Debug, Parser)]
+#[command(name = "podvisor", version, max_term_width = 100)]
+#[command(disable_help_subcommand = true, subcommand_required = true)]
+#[command(arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    globals: Globals,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Globals {
+    /// Folder of images and state [default: /var/lib/podvisor for root,
+    /// $XDG_DATA_HOME/podvisor for others]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "PODVISOR_ROOT",
+        hide_env_values = true
+    )]
+    #[arg(global = true)]
+    root: Option<PathBuf>,
+
+    /// How much is logged to stderr
+    #[arg(long, value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn)]
+    #[arg(global = true)]
+    log_level: LogLevel,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a program from an image in a virtual machine of its own
+    Run(Box<run::RunArgs>),
+    /// Fetch images from a registry
+    Pull(pull::PullArgs),
+    /// List the images that are here
+    Images(images::ImagesArgs),
+    /// Remove images
+    Rmi(rmi::RmiArgs),
+    /// Show versions
+    Version(version::VersionArgs),
+    /// Print a completion script for a shell
+    Completions(completions::CompletionsArgs),
+}
+
+/// Parses this process's arguments, does what they say, and gives the exit code.
+pub(crate) fn main() -> ExitCode {
+    terminal::restore_on_panic();
+    let arguments: Vec<OsString> = env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error, &arguments),
+    };
+    log_to_stderr(cli.globals.log_level);
+    let failure = match &cli.command {
+        Command::Run(_) => RUN_FAILURE,
+        _ => FAILURE,
+    };
+    let done = match cli.command {
+        Command::Run(args) => run::run(&cli.globals, &args),
+        Command::Pull(args) => pull::run(&cli.globals, &args),
+        Command::Images(args) => images::run(&cli.globals, &args),
+        Command::Rmi(args) => rmi::run(&cli.globals, &args),
+        Command::Version(args) => version::run(&args),
+        Command::Completions(args) => completions::run(&args),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            report(&error);
+            ExitCode::from(failure)
+        }
+    }
+}
+
+/// Help and version go to stdout; a mistake goes to stderr, with clap's suggestion.
+fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    // Nothing is left to tell anybody when even this cannot be written.
+    let _ = error.print();
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    let is_run = subcommand(arguments) == Some("run".as_ref());
+    ExitCode::from(if is_run { RUN_FAILURE } else { USAGE })
+}
+
+/// The first argument that is neither a global flag nor a global flag's value.
+fn subcommand(arguments: &[OsString]) -> Option<&OsStr> {
+    let mut rest = arguments.iter().skip(1);
+    while let Some(argument) = rest.next() {
+        if argument == "--root" || argument == "--log-level" {
+            rest.next();
+        } else if !argument.as_encoded_bytes().starts_with(b"-") {
+            return Some(argument);
+        }
+    }
+    None
+}
+
+fn log_to_stderr(level: LogLevel) {
+    use tracing_subscriber::filter::LevelFilter;
+    let level = match level {
+        LogLevel::Off => LevelFilter::OFF,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(terminal::LogWriter::default)
+        .with_ansi(terminal::is_terminal(&io::stderr()))
+        .init();
+}
+
+/// Shows an error with its causes on stderr.
+fn report(error: &anyhow::Error) {
+    let _ = writeln!(io::stderr(), "podvisor: {}", message(error));
+}
+
+/// An error and its causes as one line, without what could play with a terminal.
+fn message(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        // Some libraries repeat their cause in their own text.
+        if text.ends_with(cause.as_str()) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().map(clean).take(ERROR_MAX).collect()
+}
+
+/// Writes a command's output. A reader that has gone away had enough: no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.context("cannot write to stdout"),
+    }
+}
+
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut text = serde_json::to_string_pretty(value).context("cannot write JSON")?;
+    text.push('\n');
+    print(&text)
+}
+
+/// A runtime of one thread: what takes long happens in other processes and machines.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the asynchronous runtime")
+}
+
+impl Globals {
+    /// Opens the store of images.
+    fn store(&self) -> anyhow::Result<Store> {
+        Ok(Store::open(self.root()?.join("images"))?)
+    }
+
+    fn root(&self) -> anyhow::Result<PathBuf> {
+        if let Some(root) = &self.root {
+            return Ok(root.clone());
+        }
+        let is_root = rustix::process::geteuid().is_root();
+        default_root(is_root, env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))
+            .context("no folder for images: set PODVISOR_ROOT or HOME, or give --root")
+    }
+}
+
+fn default_root(is_root: bool, data: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    if is_root {
+        return Some(PathBuf::from("/var/lib/podvisor"));
+    }
+    // The XDG base directory specification has relative folders ignored.
+    let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|p| p.is_absolute());
+    absolute(data)
+        .or_else(|| absolute(home).map(|home| home.join(".local/share")))
+        .map(|data| data.join("podvisor"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    fn run_args(arguments: &[&str]) -> run::RunArgs {
+        let all = ["podvisor", "run"].iter().chain(arguments);
+        match Cli::try_parse_from(all).unwrap().command {
+            Command::Run(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_after_the_image_are_the_programs() {
+        let args = run_args(&["-i", "busybox", "ls", "-t", "--root", "/", "--", "-x"]);
+        assert_eq!(args.image(), "busybox");
+        assert_eq!(args.command(), ["ls", "-t", "--root", "/", "--", "-x"]);
+        let args = run_args(&["busybox", "-c", "--help"]);
+        assert_eq!(args.command(), ["-c", "--help"]);
+    }
+
+    #[test]
+    fn a_typo_in_a_flag_is_no_image() {
+        for arguments in [
+            ["podvisor", "run", "--memroy", "1G", "busybox"].as_slice(),
+            &["podvisor", "run", "-x", "busybox"],
+            &["podvisor", "run"],
+        ] {
+            assert!(Cli::try_parse_from(arguments).is_err(), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn the_root_follows_the_user() {
+        let dir = |s: &str| Some(OsString::from(s));
+        let is = |root: Option<PathBuf>, path: &str| assert_eq!(root, Some(PathBuf::from(path)));
+        is(
+            default_root(true, dir("/d"), dir("/h")),
+            "/var/lib/podvisor",
+        );
+        is(default_root(false, dir("/d"), dir("/h")), "/d/podvisor");
+        is(
+            default_root(false, dir("d"), dir("/h")),
+            "/h/.local/share/podvisor",
+        );
+        is(
+            default_root(false, None, dir("/h")),
+            "/h/.local/share/podvisor",
+        );
+        assert_eq!(default_root(false, None, None), None);
+    }
+
+    #[test]
+    fn the_command_is_found_behind_global_flags() {
+        let is_run = |line: &str| {
+            let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            subcommand(&arguments) == Some("run".as_ref())
+        };
+        assert!(is_run("podvisor run --bad"));
+        assert!(is_run("podvisor --root /r --log-level=debug run --bad"));
+        assert!(!is_run("podvisor pull run"));
+        assert!(!is_run("podvisor --root run pull"));
+    }
+
+    #[test]
+    fn a_message_is_one_bounded_line_without_control_characters() {
+        let inner = anyhow::anyhow!("evil \x1b[2J\nname {}", "x".repeat(5000));
+        let text = message(&inner.context("cannot pull"));
+        assert!(text.starts_with("cannot pull: evil  [2J name xxx"));
+        assert_eq!(text.chars().count(), ERROR_MAX);
+        assert!(!text.contains(char::is_control));
+    }
+}

@@ -1,0 +1,110 @@
+//! A program in the foreground: its streams are podvisor's, podvisor's signals are its own,
+//! and its exit code comes back.
+
+use std::time::Instant;
+
+use tracing::{debug, warn};
+
+use super::run::exit_code_of;
+use super::signals::{Event, Impatience, Signals};
+use super::terminal::{self, RawMode};
+use crate::sandbox::{Ended, Input, Sandbox, SandboxError, Streams};
+
+/// Starts the program of container `id`, which has been made, and gives its exit code once
+/// it has ended and all its output is written. The sandbox is gone then.
+pub(super) async fn run(
+    sandbox: Sandbox,
+    id: &str,
+    streams: Streams,
+    signals: &mut Signals,
+) -> anyhow::Result<u8> {
+    match foreground(&sandbox, id, streams, signals).await? {
+        Outcome::Ended(ended) => {
+            debug!(status = ?ended.status, "the program has ended");
+            if ended.oom_killed {
+                warn!("the guest had no memory left for the program; give it more with --memory");
+            }
+            sandbox.shutdown().await;
+            Ok(ended.status.shell_code())
+        }
+        Outcome::GivenUp(signal) => {
+            warn!("the guest is switched off");
+            Ok(exit_code_of(signal))
+        }
+    }
+}
+
+/// How it went with a program in the foreground.
+enum Outcome {
+    /// It ended.
+    Ended(Ended),
+    /// It did not end for all that the user wanted; the last signal's number.
+    GivenUp(u8),
+}
+
+async fn foreground(
+    sandbox: &Sandbox,
+    id: &str,
+    streams: Streams,
+    signals: &mut Signals,
+) -> anyhow::Result<Outcome> {
+    let agent = sandbox.agent();
+    let has_terminal = streams.terminal().is_some();
+    let is_raw = has_terminal && streams.input() == Input::Attached;
+    let outputs = sandbox.unless_ended(streams.attach(agent.mux())).await?;
+    // Restored on every way out of here, before anything is said about what happened.
+    let _raw = is_raw.then(RawMode::enter).transpose()?;
+    sandbox.unless_ended(agent.start(id)).await?;
+    debug!("the program runs");
+    if has_terminal {
+        // The size may have changed while the guest booted.
+        resize(sandbox, id);
+    }
+
+    let ended = sandbox.unless_ended(async {
+        let ended = agent.wait(id).await?;
+        outputs.finish().await?;
+        Ok::<_, SandboxError>(ended)
+    });
+    tokio::pin!(ended);
+    let mut impatience = Impatience::default();
+    loop {
+        let event = tokio::select! {
+            biased;
+            ended = &mut ended => return Ok(Outcome::Ended(ended?)),
+            event = signals.next() => event,
+        };
+        match event {
+            Event::Resized if has_terminal => resize(sandbox, id),
+            Event::Resized => {}
+            Event::Forward(signal) if impatience.is_over(signal, Instant::now()) => {
+                return Ok(Outcome::GivenUp(signal));
+            }
+            Event::Forward(signal) => forward(sandbox, id, signal),
+        }
+    }
+}
+
+/// Passes a signal on, beside everything else: a guest that hangs must not hold up the user.
+fn forward(sandbox: &Sandbox, id: &str, signal: u8) {
+    let (agent, id) = (sandbox.agent().clone(), id.to_owned());
+    tokio::spawn(async move {
+        if let Err(error) = agent.signal(&id, signal).await {
+            // The program may have ended meanwhile.
+            debug!(signal, %error, "cannot pass the signal on");
+        }
+    });
+}
+
+/// Tells the program's terminal the size of the user's.
+fn resize(sandbox: &Sandbox, id: &str) {
+    let Some(size) = terminal::size() else {
+        return;
+    };
+    let (agent, id) = (sandbox.agent().clone(), id.to_owned());
+    tokio::spawn(async move {
+        if let Err(error) = agent.resize(&id, size).await {
+            debug!(?size, %error, "cannot pass the terminal's size on");
+        }
+    });
+}

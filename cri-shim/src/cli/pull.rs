@@ -1,0 +1,83 @@
+//! `podvisor pull`, and the pull that `run` makes when an image is not here.
+
+use clap::Args;
+use podvisor_images::{Image, PullOptions, PullPolicy, Store};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::Globals;
+use super::images::ImageView;
+use super::progress::Progress;
+use super::run::exit_code_of;
+
+#[derive(Debug, Args)]
+pub(super) struct PullArgs {
+    /// Image to fetch: [REGISTRY/]NAME[:TAG][@DIGEST]
+    #[arg(value_name = "IMAGE")]
+    image: String,
+
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a pull ended that did not fail.
+pub(super) enum Pulled {
+    /// The image is in the store.
+    Image(Box<Image>),
+    /// The user wants no more of it; the signal's number.
+    Interrupted(u8),
+}
+
+/// Pulls and prints the image's id.
+pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
+    let store = globals.store()?;
+    let progress = if args.quiet {
+        Progress::Quiet
+    } else {
+        Progress::for_stderr()
+    };
+    let runtime = super::runtime()?;
+    let pulled = runtime.block_on(pull(&store, &args.image, PullPolicy::Always, progress));
+    // What a stopped pull still does on other threads is not worth waiting for.
+    runtime.shutdown_background();
+    match pulled? {
+        Pulled::Image(image) => {
+            if args.json {
+                super::print_json(&ImageView::from(&*image))?;
+            } else {
+                super::print(&format!("{}\n", image.id()))?;
+            }
+            Ok(0)
+        }
+        Pulled::Interrupted(signal) => Ok(exit_code_of(signal)),
+    }
+}
+
+/// Pulls `reference` with progress on stderr until it is there, fails, or SIGINT or SIGTERM
+/// comes; the store is as it was before in the last two cases.
+pub(super) async fn pull(
+    store: &Store,
+    reference: &str,
+    policy: PullPolicy,
+    progress: Progress,
+) -> anyhow::Result<Pulled> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let (events, received) = mpsc::unbounded_channel();
+    let pull = async {
+        // The options hold the sender: with them goes the end of the progress.
+        let options = PullOptions::default().policy(policy).events(events);
+        store.pull(reference, &options).await
+    };
+    let work = async { tokio::join!(pull, progress.show(received)).0 };
+    tokio::select! {
+        pulled = work => Ok(Pulled::Image(Box::new(pulled?))),
+        _ = interrupt.recv() => Ok(Pulled::Interrupted(2)),
+        _ = terminate.recv() => Ok(Pulled::Interrupted(15)),
+    }
+}

@@ -1,0 +1,93 @@
+//! `podvisor rmi`: removes names of images, and images with their last name.
+
+use clap::Args;
+use podvisor_images::{Error, Removed};
+use serde::Serialize;
+
+use super::Globals;
+
+#[derive(Debug, Args)]
+pub(super) struct RmiArgs {
+    /// Names, ids or digests
+    #[arg(value_name = "IMAGE", required = true)]
+    images: Vec<String>,
+
+    /// Take it for removed when an image is not here
+    #[arg(short, long)]
+    force: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct RemovedView {
+    untagged: Vec<String>,
+    deleted: Vec<String>,
+    /// Bytes of disk space that are free again.
+    freed: u64,
+}
+
+impl RemovedView {
+    fn add(&mut self, removed: Removed) {
+        self.untagged.extend(removed.names);
+        self.deleted.extend(removed.image.map(|id| id.to_string()));
+        self.freed = self.freed.saturating_add(removed.bytes);
+    }
+
+    fn to_text(&self) -> String {
+        let untagged = self
+            .untagged
+            .iter()
+            .map(|name| format!("Untagged: {name}\n"));
+        let deleted = self.deleted.iter().map(|id| format!("Deleted: {id}\n"));
+        untagged.chain(deleted).collect()
+    }
+}
+
+/// Removes what can be removed; each failure is reported, and one is enough to fail.
+pub(super) fn run(globals: &Globals, args: &RmiArgs) -> anyhow::Result<u8> {
+    let store = globals.store()?;
+    let mut all = RemovedView::default();
+    let mut code = 0;
+    for name in &args.images {
+        match store.remove(name) {
+            Ok(removed) => all.add(removed),
+            Err(Error::NotFound { .. }) if args.force => {}
+            Err(error) => {
+                super::report(&error.into());
+                code = super::FAILURE;
+            }
+        }
+    }
+    if args.json {
+        super::print_json(&all)?;
+    } else {
+        super::print(&all.to_text())?;
+    }
+    Ok(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_before_images() {
+        let removed = |name: &str| Removed {
+            names: vec![name.to_owned()],
+            image: None,
+            bytes: 10,
+        };
+        let mut all = RemovedView::default();
+        all.add(removed("a:1"));
+        all.add(removed("a:2"));
+        all.deleted.push("sha256:00".to_owned());
+        assert_eq!(
+            all.to_text(),
+            "Untagged: a:1\nUntagged: a:2\nDeleted: sha256:00\n"
+        );
+        assert_eq!(all.freed, 20);
+    }
+}

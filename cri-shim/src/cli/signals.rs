@@ -1,0 +1,122 @@
+//! The signals that reach podvisor while a program runs in its guest.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// So many times SIGINT or SIGTERM mean that the guest is to end whatever it does.
+const PATIENCE: usize = 3;
+
+/// Within this time.
+const PATIENCE_WINDOW: Duration = Duration::from_secs(10);
+
+/// Something that the program's terminal or parent wants it to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    /// A signal for the program; its number.
+    Forward(u8),
+    /// The terminal has another size.
+    Resized,
+}
+
+/// Takes the signals away from their default effect, and gives them one by one.
+#[derive(Debug)]
+pub(super) struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+    quit: Signal,
+    user1: Signal,
+    user2: Signal,
+    window: Signal,
+}
+
+const SIGHUP: u8 = 1;
+const SIGINT: u8 = 2;
+const SIGQUIT: u8 = 3;
+const SIGUSR1: u8 = 10;
+const SIGUSR2: u8 = 12;
+const SIGTERM: u8 = 15;
+
+impl Signals {
+    /// Begins to listen; needs a runtime.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+            quit: signal(SignalKind::quit())?,
+            user1: signal(SignalKind::user_defined1())?,
+            user2: signal(SignalKind::user_defined2())?,
+            window: signal(SignalKind::window_change())?,
+        })
+    }
+
+    /// The next signal.
+    pub(super) async fn next(&mut self) -> Event {
+        tokio::select! {
+            _ = self.interrupt.recv() => Event::Forward(SIGINT),
+            _ = self.terminate.recv() => Event::Forward(SIGTERM),
+            _ = self.hangup.recv() => Event::Forward(SIGHUP),
+            _ = self.quit.recv() => Event::Forward(SIGQUIT),
+            _ = self.user1.recv() => Event::Forward(SIGUSR1),
+            _ = self.user2.recv() => Event::Forward(SIGUSR2),
+            _ = self.window.recv() => Event::Resized,
+        }
+    }
+
+    /// The next signal that ends a process which has no program to pass it to.
+    pub(super) async fn ending(&mut self) -> u8 {
+        loop {
+            match self.next().await {
+                Event::Forward(signal @ (SIGINT | SIGTERM | SIGHUP | SIGQUIT)) => return signal,
+                Event::Forward(_) | Event::Resized => {}
+            }
+        }
+    }
+}
+
+/// Notices a user who asks for the end again and again.
+#[derive(Debug, Default)]
+pub(super) struct Impatience {
+    asked: Vec<Instant>,
+}
+
+impl Impatience {
+    /// Takes note of a signal; true when it is the one too many.
+    pub(super) fn is_over(&mut self, signal: u8, now: Instant) -> bool {
+        if !matches!(signal, SIGINT | SIGTERM) {
+            return false;
+        }
+        self.asked
+            .retain(|then| now.duration_since(*then) < PATIENCE_WINDOW);
+        self.asked.push(now);
+        self.asked.len() >= PATIENCE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_third_in_a_short_time_is_one_too_many() {
+        let mut impatience = Impatience::default();
+        let now = Instant::now();
+        assert!(!impatience.is_over(SIGINT, now));
+        assert!(!impatience.is_over(SIGUSR1, now));
+        assert!(!impatience.is_over(SIGTERM, now + Duration::from_secs(1)));
+        assert!(impatience.is_over(SIGINT, now + Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn old_ones_are_forgotten() {
+        let mut impatience = Impatience::default();
+        let now = Instant::now();
+        for seconds in [0, 1, 11, 12, 22] {
+            let then = now + Duration::from_secs(seconds);
+            assert!(!impatience.is_over(SIGINT, then), "{seconds}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Plain tables: a heading in capitals, columns padded with spaces, no lines, as docker and
+//! crictl print them.
+
+/// Spaces between two columns.
+const GAP: usize = 3;
+
+/// Rows of text under a heading.
+#[derive(Debug)]
+pub(super) struct Table<const COLUMNS: usize> {
+    rows: Vec<[String; COLUMNS]>,
+}
+
+impl<const COLUMNS: usize> Table<COLUMNS> {
+    /// An empty table with its heading.
+    pub(super) fn new(heading: [&str; COLUMNS]) -> Self {
+        Self {
+            rows: vec![heading.map(str::to_owned)],
+        }
+    }
+
+    /// Adds a row below the others. Control characters become spaces: names come from
+    /// registries.
+    pub(super) fn row(&mut self, row: [String; COLUMNS]) {
+        let clean = |text: String| text.replace(char::is_control, " ");
+        self.rows.push(row.map(clean));
+    }
+
+    /// The table as text, each row ended by a newline and free of spaces before it.
+    pub(super) fn render(&self) -> String {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..COLUMNS).map(width).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&widths) {
+                line.push_str(cell);
+                let padding = width + GAP - cell.chars().count();
+                line.extend(std::iter::repeat_n(' ', padding));
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_by_characters() {
+        let mut table = Table::new(["NAME", "SIZE"]);
+        table.row(["a".to_owned(), "1".to_owned()]);
+        table.row(["grüße".to_owned(), "23".to_owned()]);
+        assert_eq!(table.render(), "NAME    SIZE\na       1\ngrüße   23\n");
+    }
+
+    #[test]
+    fn a_row_stays_one_line() {
+        let mut table = Table::new(["NAME"]);
+        table.row(["a\n\x1b[31mb".to_owned()]);
+        assert_eq!(table.render(), "NAME\na  [31mb\n");
+    }
+}

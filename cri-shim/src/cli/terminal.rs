@@ -1,0 +1,117 @@
+//! The user's terminal: raw mode and its certain end, the size, and logs that stay readable
+//! while it is raw.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Context as _;
+use rustix::termios::{self, OptionalActions, Termios};
+
+use crate::sandbox::TerminalSize;
+
+/// The terminal that is raw now, and how it was before. Outside of `RawMode` so that a panic
+/// on any thread can restore it.
+static RAW: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
+
+/// Whether `file` is a terminal.
+pub(super) fn is_terminal(file: impl AsFd) -> bool {
+    termios::isatty(file)
+}
+
+/// The size of the first of these that is a terminal and knows its size: stdout, stdin.
+pub(super) fn size() -> Option<TerminalSize> {
+    let size = |file: rustix::fd::BorrowedFd<'_>| termios::tcgetwinsize(file).ok();
+    let known = |size: &termios::Winsize| size.ws_row != 0 && size.ws_col != 0;
+    let size = size(io::stdout().as_fd())
+        .filter(known)
+        .or_else(|| size(io::stdin().as_fd()).filter(known))?;
+    Some(TerminalSize {
+        rows: size.ws_row,
+        columns: size.ws_col,
+    })
+}
+
+/// While this lives, every key goes to the program as it is and nothing is echoed.
+#[derive(Debug)]
+pub(super) struct RawMode(());
+
+impl RawMode {
+    /// Makes the terminal on stdin raw.
+    pub(super) fn enter() -> anyhow::Result<Self> {
+        let stdin = io::stdin();
+        let before = termios::tcgetattr(&stdin).context("cannot read the terminal's settings")?;
+        let file = stdin
+            .as_fd()
+            .try_clone_to_owned()
+            .context("cannot keep the terminal open")?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        *lock() = Some((file, before));
+        // From here on dropping the guard restores what was.
+        let guard = Self(());
+        termios::tcsetattr(&stdin, OptionalActions::Drain, &raw)
+            .context("cannot make the terminal raw")?;
+        Ok(guard)
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Option<(OwnedFd, Termios)>> {
+    RAW.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn restore() {
+    if let Some((file, before)) = lock().take() {
+        // A terminal that has gone away needs no restoring.
+        let _ = termios::tcsetattr(&file, OptionalActions::Now, &before);
+    }
+}
+
+/// A panic anywhere first gives the terminal back, then says in one line what happened.
+pub(super) fn restore_on_panic() {
+    panic::set_hook(Box::new(|info| {
+        restore();
+        let place = info.location().map(ToString::to_string).unwrap_or_default();
+        let what = info.payload_as_str().unwrap_or("no message");
+        let _ = writeln!(
+            io::stderr(),
+            "podvisor: this is a bug in podvisor, please report it: {what} ({place})"
+        );
+    }));
+}
+
+/// Writes logs to stderr, with the carriage returns that a raw terminal needs.
+#[derive(Debug, Default)]
+pub(super) struct LogWriter(());
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let is_raw = lock().is_some();
+        let mut stderr = io::stderr().lock();
+        if is_raw {
+            for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+                match line.strip_suffix(b"\n") {
+                    Some(line) => {
+                        stderr.write_all(line)?;
+                        stderr.write_all(b"\r\n")?;
+                    }
+                    None => stderr.write_all(line)?,
+                }
+            }
+        } else {
+            stderr.write_all(bytes)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}

@@ -1,0 +1,316 @@
+//! The system calls that a container may make unless its owner says otherwise, as data.
+//!
+//! An allow list in families; what is not named fails with EPERM. Left out is what serves
+//! the machine rather than a program (modules, kexec, clocks, swap, quota), what has a
+//! record of kernel faults that reach beyond the caller (userfaultfd, io_uring, keyrings,
+//! BPF, perf), and new namespaces and mounts. Some come back with the capability that the
+//! kernel asks for anyway.
+
+use oci_spec::OciSpecError;
+use oci_spec::runtime::{
+    Arch, Capability, LinuxSeccomp, LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompArgBuilder,
+    LinuxSeccompBuilder, LinuxSeccompOperator, LinuxSyscall, LinuxSyscallBuilder,
+};
+
+/// Families of calls that are safe with any arguments.
+#[rustfmt::skip]
+const ALLOWED: &[&[&str]] = &[
+    // Reading, writing and waiting for descriptors.
+    &[
+        "read", "readv", "pread64", "preadv", "preadv2", "write", "writev", "pwrite64", "pwritev",
+        "pwritev2", "readahead", "lseek", "sendfile", "copy_file_range", "splice", "tee",
+        "vmsplice", "close", "close_range", "dup", "dup2", "dup3", "fcntl", "ioctl", "flock",
+        "pipe", "pipe2", "eventfd", "eventfd2", "select", "pselect6", "poll", "ppoll",
+        "epoll_create", "epoll_create1", "epoll_ctl", "epoll_ctl_old", "epoll_wait",
+        "epoll_wait_old", "epoll_pwait", "epoll_pwait2", "signalfd", "signalfd4", "io_setup",
+        "io_destroy", "io_submit", "io_cancel", "io_getevents", "io_pgetevents",
+    ],
+    // Files and folders.
+    &[
+        "open", "openat", "openat2", "creat", "access", "faccessat", "faccessat2", "stat", "lstat",
+        "fstat", "newfstatat", "statx", "statfs", "fstatfs", "statmount", "listmount", "truncate",
+        "ftruncate", "fallocate", "fadvise64", "sync", "syncfs", "fsync", "fdatasync",
+        "sync_file_range", "cachestat", "getdents", "getdents64", "getcwd", "chdir", "fchdir",
+        "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renameat2", "link", "linkat", "unlink",
+        "unlinkat", "symlink", "symlinkat", "readlink", "readlinkat", "mknod", "mknodat", "chmod",
+        "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "umask",
+        "utime", "utimes", "utimensat", "futimesat", "getxattr", "lgetxattr", "fgetxattr",
+        "getxattrat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "listxattr",
+        "llistxattr", "flistxattr", "listxattrat", "removexattr", "lremovexattr", "fremovexattr",
+        "removexattrat", "name_to_handle_at", "inotify_init", "inotify_init1",
+        "inotify_add_watch", "inotify_rm_watch", "fanotify_mark", "file_getattr", "file_setattr",
+    ],
+    // Memory.
+    &[
+        "brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "process_madvise", "msync",
+        "mincore", "mlock", "mlock2", "munlock", "mlockall", "munlockall", "mseal",
+        "remap_file_pages", "pkey_alloc", "pkey_free", "pkey_mprotect", "map_shadow_stack",
+        "memfd_create", "memfd_secret", "membarrier", "process_mrelease",
+    ],
+    // Processes and threads. `clone`, `clone3` and `personality` have rules of their own.
+    &[
+        "fork", "vfork", "execve", "execveat", "exit", "exit_group", "wait4", "waitid", "getpid",
+        "getppid", "gettid", "getpgid", "getpgrp", "setpgid", "getsid", "setsid", "pidfd_open",
+        "pidfd_send_signal", "pidfd_getfd", "process_vm_readv", "process_vm_writev", "ptrace",
+        "kcmp", "set_tid_address", "arch_prctl", "prctl", "futex", "futex_wait", "futex_wake",
+        "futex_requeue", "futex_waitv", "set_robust_list", "get_robust_list", "rseq",
+        "restart_syscall", "set_thread_area", "get_thread_area", "modify_ldt", "seccomp",
+        "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self",
+        "lsm_get_self_attr", "lsm_set_self_attr", "lsm_list_modules", "uretprobe", "uprobe",
+    ],
+    // Users, groups and capabilities.
+    &[
+        "getuid", "geteuid", "getgid", "getegid", "getresuid", "getresgid", "getgroups", "setuid",
+        "setgid", "setreuid", "setregid", "setresuid", "setresgid", "setgroups", "setfsuid",
+        "setfsgid", "capget", "capset", "chroot",
+    ],
+    // Scheduling and limits.
+    &[
+        "sched_yield", "sched_getaffinity", "sched_setaffinity", "sched_getattr", "sched_setattr",
+        "sched_getparam", "sched_setparam", "sched_getscheduler", "sched_setscheduler",
+        "sched_get_priority_max", "sched_get_priority_min", "sched_rr_get_interval", "getpriority",
+        "setpriority", "ioprio_get", "ioprio_set", "getrlimit", "setrlimit", "prlimit64",
+        "getrusage", "times", "getcpu", "sysinfo", "uname",
+    ],
+    // Signals, timers and clocks; setting the clock is not among them.
+    &[
+        "rt_sigaction", "rt_sigprocmask", "rt_sigpending", "rt_sigqueueinfo", "rt_sigreturn",
+        "rt_sigsuspend", "rt_sigtimedwait", "rt_tgsigqueueinfo", "sigaltstack", "kill", "tkill",
+        "tgkill", "pause", "alarm", "getitimer", "setitimer", "timer_create", "timer_delete",
+        "timer_settime", "timer_gettime", "timer_getoverrun", "timerfd_create", "timerfd_settime",
+        "timerfd_gettime", "nanosleep", "clock_nanosleep", "clock_gettime", "clock_getres",
+        "clock_adjtime", "adjtimex", "gettimeofday", "time",
+    ],
+    // Sockets; `socket` has a rule of its own.
+    &[
+        "socketpair", "bind", "listen", "accept", "accept4", "connect", "shutdown", "getsockname",
+        "getpeername", "getsockopt", "setsockopt", "sendto", "sendmsg", "sendmmsg", "recvfrom",
+        "recvmsg", "recvmmsg",
+    ],
+    // System V and POSIX communication.
+    &[
+        "shmget", "shmat", "shmctl", "shmdt", "semget", "semctl", "semop", "semtimedop", "msgget",
+        "msgctl", "msgsnd", "msgrcv", "mq_open", "mq_unlink", "mq_notify", "mq_timedsend",
+        "mq_timedreceive", "mq_getsetattr",
+    ],
+    // Randomness.
+    &["getrandom"],
+    // What 32-bit programs call instead of the above.
+    &[
+        "_llseek", "_newselect", "chown32", "clock_adjtime64", "clock_getres_time64",
+        "clock_gettime64", "clock_nanosleep_time64", "fadvise64_64", "fchown32", "fcntl64",
+        "fstat64", "fstatat64", "fstatfs64", "ftruncate64", "futex_time64", "getegid32",
+        "geteuid32", "getgid32", "getgroups32", "getresgid32", "getresuid32", "getuid32",
+        "io_pgetevents_time64", "ipc", "lchown32", "lstat64", "mmap2", "mq_timedreceive_time64",
+        "mq_timedsend_time64", "nice", "ppoll_time64", "pselect6_time64", "readdir",
+        "recvmmsg_time64", "rt_sigtimedwait_time64", "sched_rr_get_interval_time64",
+        "semtimedop_time64", "sendfile64", "setfsgid32", "setfsuid32", "setgid32", "setgroups32",
+        "setregid32", "setresgid32", "setresuid32", "setreuid32", "setuid32", "sigaction",
+        "signal", "sigpending", "sigprocmask", "sigreturn", "sigsuspend", "socketcall", "stat64",
+        "statfs64", "timer_gettime64", "timer_settime64", "timerfd_gettime64",
+        "timerfd_settime64", "truncate64", "ugetrlimit", "utimensat_time64", "waitpid",
+    ],
+];
+
+/// Calls that come with a capability, which the kernel checks on its own as well.
+#[rustfmt::skip]
+const WITH_CAPABILITY: &[(Capability, &[&str])] = &[
+    (Capability::DacReadSearch, &["open_by_handle_at"]),
+    (Capability::SysAdmin, &[
+        "bpf", "clone", "clone3", "fanotify_init", "fsconfig", "fsmount", "fsopen", "fspick",
+        "mount", "mount_setattr", "move_mount", "open_tree", "open_tree_attr", "perf_event_open",
+        "quotactl", "quotactl_fd", "setdomainname", "sethostname", "setns", "umount", "umount2",
+        "unshare",
+    ]),
+    (Capability::SysBoot, &["reboot"]),
+    (Capability::SysModule, &["delete_module", "finit_module", "init_module"]),
+    (Capability::SysNice, &[
+        "get_mempolicy", "mbind", "set_mempolicy", "set_mempolicy_home_node",
+    ]),
+    (Capability::SysPacct, &["acct"]),
+    (Capability::SysRawio, &["ioperm", "iopl"]),
+    (Capability::SysTime, &["clock_settime", "settimeofday"]),
+    (Capability::SysTtyConfig, &["vhangup"]),
+    (Capability::Syslog, &["syslog"]),
+    (Capability::Bpf, &["bpf"]),
+    (Capability::Perfmon, &["perf_event_open"]),
+];
+
+/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET.
+const NAMESPACE_FLAGS: u64 = 0x7e02_0000;
+
+/// AF_VSOCK: the agent's and podvisor's way between guest and host, not the container's. A
+/// second fence: `socketcall` of 32-bit programs, whose arguments no filter sees, passes by.
+const AF_VSOCK: u64 = 40;
+
+/// PER_LINUX, PER_LINUX32, each with and without UNAME26, and the question what is set.
+const PERSONALITIES: &[u64] = &[0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
+
+const EPERM: u32 = 1;
+const ENOSYS: u32 = 38;
+
+/// The profile of a container that holds `capabilities`.
+pub(super) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccomp, OciSpecError> {
+    let allowed = ALLOWED.iter().flat_map(|family| family.iter());
+    let mut syscalls = vec![rule(allowed, LinuxSeccompAction::ScmpActAllow, None, None)?];
+    for (capability, names) in WITH_CAPABILITY {
+        if capabilities.contains(capability) {
+            syscalls.push(rule(*names, LinuxSeccompAction::ScmpActAllow, None, None)?);
+        }
+    }
+    if !capabilities.contains(&Capability::SysAdmin) {
+        // The guest's libcontainer 0.7 takes `valueTwo` as the mask and `value` as what must
+        // be left of the argument under it; other runtimes read the two the other way round.
+        let no_namespace = argument(
+            0,
+            LinuxSeccompOperator::ScmpCmpMaskedEq,
+            0,
+            Some(NAMESPACE_FLAGS),
+        )?;
+        syscalls.push(allow_when("clone", no_namespace)?);
+        // Its flags are in memory, out of a filter's sight. C libraries take ENOSYS as the
+        // hint to fall back on `clone`.
+        syscalls.push(rule(
+            &["clone3"],
+            LinuxSeccompAction::ScmpActErrno,
+            Some(ENOSYS),
+            None,
+        )?);
+    }
+    for personality in PERSONALITIES {
+        let same = argument(0, LinuxSeccompOperator::ScmpCmpEq, *personality, None)?;
+        syscalls.push(allow_when("personality", same)?);
+    }
+    let not_vsock = argument(0, LinuxSeccompOperator::ScmpCmpNe, AF_VSOCK, None)?;
+    syscalls.push(allow_when("socket", not_vsock)?);
+
+    LinuxSeccompBuilder::default()
+        .default_action(LinuxSeccompAction::ScmpActErrno)
+        .default_errno_ret(EPERM)
+        .architectures(vec![Arch::ScmpArchX86_64, Arch::ScmpArchX86])
+        .syscalls(syscalls)
+        .build()
+}
+
+fn allow_when(name: &str, argument: LinuxSeccompArg) -> Result<LinuxSyscall, OciSpecError> {
+    rule(
+        &[name],
+        LinuxSeccompAction::ScmpActAllow,
+        None,
+        Some(argument),
+    )
+}
+
+fn rule<'a>(
+    names: impl IntoIterator<Item = &'a &'a str>,
+    action: LinuxSeccompAction,
+    errno: Option<u32>,
+    argument: Option<LinuxSeccompArg>,
+) -> Result<LinuxSyscall, OciSpecError> {
+    let names: Vec<String> = names.into_iter().map(|name| (*name).to_owned()).collect();
+    let mut rule = LinuxSyscallBuilder::default().names(names).action(action);
+    if let Some(errno) = errno {
+        rule = rule.errno_ret(errno);
+    }
+    if let Some(argument) = argument {
+        rule = rule.args(vec![argument]);
+    }
+    rule.build()
+}
+
+fn argument(
+    index: usize,
+    op: LinuxSeccompOperator,
+    value: u64,
+    value_two: Option<u64>,
+) -> Result<LinuxSeccompArg, OciSpecError> {
+    let mut argument = LinuxSeccompArgBuilder::default()
+        .index(index)
+        .op(op)
+        .value(value);
+    if let Some(value_two) = value_two {
+        argument = argument.value_two(value_two);
+    }
+    argument.build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules_for<'a>(profile: &'a LinuxSeccomp, name: &str) -> Vec<&'a LinuxSyscall> {
+        let syscalls = profile.syscalls().as_ref().unwrap();
+        let named = |rule: &&LinuxSyscall| rule.names().iter().any(|n| n == name);
+        syscalls.iter().filter(named).collect()
+    }
+
+    #[test]
+    fn no_call_is_named_twice() {
+        let mut names: Vec<&str> = ALLOWED
+            .iter()
+            .flat_map(|family| family.iter().copied())
+            .collect();
+        names.extend(["clone", "clone3", "personality", "socket"]);
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn what_reaches_beyond_a_container_is_refused() {
+        let profile = default_profile(&[Capability::Chown]).unwrap();
+        assert_eq!(profile.default_action(), LinuxSeccompAction::ScmpActErrno);
+        for name in [
+            "mount",
+            "umount2",
+            "unshare",
+            "setns",
+            "bpf",
+            "keyctl",
+            "add_key",
+            "kexec_load",
+            "init_module",
+            "reboot",
+            "userfaultfd",
+            "io_uring_setup",
+            "perf_event_open",
+            "pivot_root",
+            "swapon",
+            "settimeofday",
+            "open_by_handle_at",
+        ] {
+            assert!(rules_for(&profile, name).is_empty(), "{name} is allowed");
+        }
+    }
+
+    #[test]
+    fn a_capability_brings_its_calls() {
+        let profile = default_profile(&[Capability::SysAdmin]).unwrap();
+        assert_eq!(rules_for(&profile, "mount").len(), 1);
+        let clone3 = rules_for(&profile, "clone3");
+        assert_eq!(clone3.len(), 1);
+        assert_eq!(clone3[0].action(), LinuxSeccompAction::ScmpActAllow);
+        assert!(rules_for(&profile, "reboot").is_empty());
+    }
+
+    #[test]
+    fn new_namespaces_and_vsock_are_told_by_their_arguments() {
+        let profile = default_profile(&[]).unwrap();
+        let clone = rules_for(&profile, "clone");
+        let argument = clone[0].args().as_ref().unwrap()[0];
+        assert_eq!(argument.op(), LinuxSeccompOperator::ScmpCmpMaskedEq);
+        assert_eq!(
+            (argument.value(), argument.value_two()),
+            (0, Some(NAMESPACE_FLAGS))
+        );
+        let clone3 = rules_for(&profile, "clone3");
+        assert_eq!(clone3[0].errno_ret(), Some(ENOSYS));
+        let socket = rules_for(&profile, "socket");
+        let argument = socket[0].args().as_ref().unwrap()[0];
+        assert_eq!(
+            (argument.op(), argument.value()),
+            (LinuxSeccompOperator::ScmpCmpNe, 40)
+        );
+    }
+}

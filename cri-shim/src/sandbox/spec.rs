@@ -1,0 +1,454 @@
+//! The OCI runtime specification of a container, from its image's configuration and what the
+//! user asked for, with the rules of `docker run` for entrypoint, command, environment,
+//! working directory and user.
+//!
+//! `root.path` and the numbers of `process.user` are the agent's to fill: it sees the image's
+//! files. Network, IPC and UTS namespaces are the virtual machine's own: it is the pod.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use oci_spec::image;
+use oci_spec::runtime::{
+    BoxBuilder as ConsoleSizeBuilder, Capabilities, Capability, Linux, LinuxBuilder,
+    LinuxCapabilitiesBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType,
+    LinuxNamespaceBuilder, LinuxNamespaceType, LinuxResourcesBuilder, Mount, MountBuilder,
+    PosixRlimitBuilder, PosixRlimitType, ProcessBuilder, RootBuilder, Spec, SpecBuilder,
+};
+
+use super::seccomp;
+
+/// Search path of a program whose image sets none.
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Version of the OCI runtime specification that is spoken to the agent.
+pub(crate) const SPEC_VERSION: &str = "1.0.2";
+
+/// Open files that a program may have: what it starts with, and what it may raise it to.
+const OPEN_FILES: (u64, u64) = (1024, 524_288);
+
+/// What a container cannot be made from.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SpecError {
+    /// Neither the user nor the image says what to run.
+    #[error("the image names no command to run; give one after the image's name")]
+    NoCommand,
+    /// A working directory relative to nothing.
+    #[error("the working directory `{0}` is not absolute; begin it with `/`")]
+    RelativeWorkdir(String),
+    /// An environment variable without a name.
+    #[error("`{0}` sets an environment variable without a name; write NAME=VALUE")]
+    NamelessVariable(String),
+    /// A string that no process can be given.
+    #[error("{what} holds a NUL byte, which no process can be given")]
+    Nul {
+        /// Which of the strings.
+        what: &'static str,
+    },
+    /// A part of the specification does not fit together.
+    #[error("cannot build the container's runtime specification")]
+    Build(#[source] oci_spec::OciSpecError),
+}
+
+/// How the program's root filesystem may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum RootAccess {
+    /// Writes go to a layer in memory that ends with the container.
+    #[default]
+    Writable,
+    /// Writes are refused.
+    ReadOnly,
+}
+
+/// What the user asked for beside what the image says.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ContainerOptions {
+    /// Replaces the image's entrypoint (and drops its command); an empty string removes it.
+    pub(crate) entrypoint: Option<String>,
+    /// Replaces the image's command unless empty.
+    pub(crate) command: Vec<String>,
+    /// Variables to set (`NAME=VALUE`) or to remove (`NAME`).
+    pub(crate) env: Vec<String>,
+    /// Replaces the image's working directory.
+    pub(crate) workdir: Option<String>,
+    /// Replaces the image's user: `user[:group]`.
+    pub(crate) user: Option<String>,
+    /// The program gets a terminal of so many rows and columns.
+    pub(crate) terminal: Option<TerminalSize>,
+    /// Whether the root filesystem may be written.
+    pub(crate) root: RootAccess,
+}
+
+/// Size of a terminal in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TerminalSize {
+    /// Lines.
+    pub(crate) rows: u16,
+    /// Characters in a line.
+    pub(crate) columns: u16,
+}
+
+/// A container ready to be sent to the agent.
+#[derive(Debug, Clone)]
+pub(crate) struct ContainerSpec {
+    /// The runtime specification, without what only the guest knows.
+    pub(crate) spec: Spec,
+    /// `user[:group]` for the agent to look up; empty for root.
+    pub(crate) user: String,
+}
+
+/// Makes the specification of container `id` on a host named `hostname`.
+pub(crate) fn container_spec(
+    id: &str,
+    hostname: &str,
+    image: Option<&image::Config>,
+    options: &ContainerOptions,
+) -> Result<ContainerSpec, SpecError> {
+    let args = command_line(image, options)?;
+    let env = environment(hostname, image, options)?;
+    let cwd = working_directory(image, options)?;
+    let user = options
+        .user
+        .clone()
+        .or_else(|| image.and_then(|config| config.user().clone()))
+        .unwrap_or_default();
+    check_nul("the command", args.iter())?;
+    check_nul("the environment", env.iter())?;
+    check_nul("the working directory", [&cwd])?;
+    check_nul("the user", [&user])?;
+
+    let capabilities: Capabilities = DEFAULT_CAPABILITIES.iter().copied().collect();
+    let none = Capabilities::new();
+    let mut process = ProcessBuilder::default()
+        .terminal(options.terminal.is_some())
+        .args(args)
+        .env(env)
+        .cwd(cwd)
+        .no_new_privileges(false)
+        .capabilities(
+            LinuxCapabilitiesBuilder::default()
+                .bounding(capabilities.clone())
+                .permitted(capabilities.clone())
+                .effective(capabilities)
+                .inheritable(none.clone())
+                .ambient(none)
+                .build()
+                .map_err(SpecError::Build)?,
+        )
+        .rlimits(vec![
+            PosixRlimitBuilder::default()
+                .typ(PosixRlimitType::RlimitNofile)
+                .soft(OPEN_FILES.0)
+                .hard(OPEN_FILES.1)
+                .build()
+                .map_err(SpecError::Build)?,
+        ])
+        .build()
+        .map_err(SpecError::Build)?;
+    if let Some(size) = options.terminal {
+        let console = ConsoleSizeBuilder::default()
+            .height(size.rows)
+            .width(size.columns)
+            .build()
+            .map_err(SpecError::Build)?;
+        process.set_console_size(Some(console));
+    }
+
+    let spec = SpecBuilder::default()
+        .version(SPEC_VERSION)
+        .process(process)
+        .root(
+            RootBuilder::default()
+                .path("rootfs")
+                .readonly(options.root == RootAccess::ReadOnly)
+                .build()
+                .map_err(SpecError::Build)?,
+        )
+        .mounts(mounts()?)
+        .annotations(HashMap::new())
+        .linux(linux(id)?)
+        .build()
+        .map_err(SpecError::Build)?;
+    Ok(ContainerSpec { spec, user })
+}
+
+/// Entrypoint and command joined. An entrypoint of the user's own drops the image's command.
+fn command_line(
+    image: Option<&image::Config>,
+    options: &ContainerOptions,
+) -> Result<Vec<String>, SpecError> {
+    let image_list = |list: Option<&Option<Vec<String>>>| -> Vec<String> {
+        list.and_then(Option::as_ref).cloned().unwrap_or_default()
+    };
+    let (mut args, image_command) = match options.entrypoint.as_deref() {
+        None => (
+            image_list(image.map(image::Config::entrypoint)),
+            image_list(image.map(image::Config::cmd)),
+        ),
+        Some("") => (Vec::new(), Vec::new()),
+        Some(entrypoint) => (vec![entrypoint.to_owned()], Vec::new()),
+    };
+    if options.command.is_empty() {
+        args.extend(image_command);
+    } else {
+        args.extend(options.command.iter().cloned());
+    }
+    match args.first() {
+        Some(program) if !program.is_empty() => Ok(args),
+        _ => Err(SpecError::NoCommand),
+    }
+}
+
+/// Defaults, then the image's variables, then the user's; a later value of a name replaces
+/// the earlier one in its place.
+fn environment(
+    hostname: &str,
+    image: Option<&image::Config>,
+    options: &ContainerOptions,
+) -> Result<Vec<String>, SpecError> {
+    let mut env = vec![DEFAULT_PATH.to_owned(), format!("HOSTNAME={hostname}")];
+    if options.terminal.is_some() {
+        env.push("TERM=xterm".to_owned());
+    }
+    let from_image = image.and_then(|config| config.env().as_ref());
+    for entry in from_image.into_iter().flatten() {
+        // An image's malformed entry is dropped: a user of the image cannot repair it.
+        if !entry.is_empty() && !entry.starts_with('=') {
+            set_variable(&mut env, entry);
+        }
+    }
+    for entry in &options.env {
+        if entry.is_empty() || entry.starts_with('=') {
+            return Err(SpecError::NamelessVariable(entry.clone()));
+        }
+        set_variable(&mut env, entry);
+    }
+    Ok(env)
+}
+
+fn set_variable(env: &mut Vec<String>, entry: &str) {
+    let Some((name, _)) = entry.split_once('=') else {
+        env.retain(|old| variable_name(old) != entry);
+        return;
+    };
+    match env.iter_mut().find(|old| variable_name(old) == name) {
+        Some(old) => entry.clone_into(old),
+        None => env.push(entry.to_owned()),
+    }
+}
+
+fn variable_name(entry: &str) -> &str {
+    entry.split_once('=').map_or(entry, |(name, _)| name)
+}
+
+fn working_directory(
+    image: Option<&image::Config>,
+    options: &ContainerOptions,
+) -> Result<String, SpecError> {
+    if let Some(workdir) = &options.workdir {
+        if !workdir.starts_with('/') {
+            return Err(SpecError::RelativeWorkdir(workdir.clone()));
+        }
+        return Ok(workdir.clone());
+    }
+    let from_image = image.and_then(|config| config.working_dir().clone());
+    Ok(match from_image {
+        // A relative one in an image counts from the root, as in Dockerfiles.
+        Some(dir) if !dir.is_empty() => format!("/{}", dir.trim_start_matches('/')),
+        _ => "/".to_owned(),
+    })
+}
+
+fn check_nul<'a>(
+    what: &'static str,
+    strings: impl IntoIterator<Item = &'a String>,
+) -> Result<(), SpecError> {
+    if strings.into_iter().any(|s| s.contains('\0')) {
+        return Err(SpecError::Nul { what });
+    }
+    Ok(())
+}
+
+/// Capabilities that a container's root has unless its user says otherwise: those that
+/// distributions' packages count on, and none that reaches beyond the container.
+const DEFAULT_CAPABILITIES: &[Capability] = &[
+    Capability::AuditWrite,
+    Capability::Chown,
+    Capability::DacOverride,
+    Capability::Fowner,
+    Capability::Fsetid,
+    Capability::Kill,
+    Capability::Mknod,
+    Capability::NetBindService,
+    Capability::NetRaw,
+    Capability::Setfcap,
+    Capability::Setgid,
+    Capability::Setpcap,
+    Capability::Setuid,
+    Capability::SysChroot,
+];
+
+/// Kernel interfaces that tell of the whole machine, or have been ways out of a container.
+const MASKED_PATHS: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+];
+
+/// Kernel interfaces that may be read but not turned.
+const READONLY_PATHS: &[&str] = &[
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
+
+fn linux(id: &str) -> Result<Linux, SpecError> {
+    let strings = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
+    let namespaces = [
+        LinuxNamespaceType::Pid,
+        LinuxNamespaceType::Mount,
+        LinuxNamespaceType::Cgroup,
+    ]
+    .into_iter()
+    .map(|typ| LinuxNamespaceBuilder::default().typ(typ).build())
+    .collect::<Result<Vec<_>, _>>()
+    .map_err(SpecError::Build)?;
+    LinuxBuilder::default()
+        .cgroups_path(PathBuf::from(format!("/podvisor/{id}")))
+        .namespaces(namespaces)
+        .resources(
+            LinuxResourcesBuilder::default()
+                .devices(device_rules()?)
+                .build()
+                .map_err(SpecError::Build)?,
+        )
+        .masked_paths(strings(MASKED_PATHS))
+        .readonly_paths(strings(READONLY_PATHS))
+        .seccomp(seccomp::default_profile(DEFAULT_CAPABILITIES).map_err(SpecError::Build)?)
+        .build()
+        .map_err(SpecError::Build)
+}
+
+/// Everything refused but making device nodes, and the use of these character devices:
+/// (major, minor), where no minor means all.
+fn device_rules() -> Result<Vec<LinuxDeviceCgroup>, SpecError> {
+    const USABLE: &[(i64, Option<i64>)] = &[
+        (1, Some(3)), // null
+        (1, Some(5)), // zero
+        (1, Some(7)), // full
+        (1, Some(8)), // random
+        (1, Some(9)), // urandom
+        (5, Some(0)), // tty
+        (5, Some(1)), // console
+        (5, Some(2)), // ptmx
+        (136, None),  // pts
+    ];
+    let mut rules = vec![
+        LinuxDeviceCgroupBuilder::default()
+            .allow(false)
+            .typ(LinuxDeviceType::A)
+            .access("rwm")
+            .build()
+            .map_err(SpecError::Build)?,
+    ];
+    for typ in [LinuxDeviceType::C, LinuxDeviceType::B] {
+        rules.push(
+            LinuxDeviceCgroupBuilder::default()
+                .allow(true)
+                .typ(typ)
+                .access("m")
+                .build()
+                .map_err(SpecError::Build)?,
+        );
+    }
+    for (major, minor) in USABLE {
+        let mut rule = LinuxDeviceCgroupBuilder::default()
+            .allow(true)
+            .typ(LinuxDeviceType::C)
+            .access("rwm")
+            .major(*major);
+        if let Some(minor) = minor {
+            rule = rule.minor(*minor);
+        }
+        rules.push(rule.build().map_err(SpecError::Build)?);
+    }
+    Ok(rules)
+}
+
+/// Destination, type, source and options of the filesystems that every Linux program expects.
+const MOUNTS: &[(&str, &str, &str, &[&str])] = &[
+    ("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
+    (
+        "/dev",
+        "tmpfs",
+        "tmpfs",
+        &["nosuid", "strictatime", "mode=755", "size=65536k"],
+    ),
+    (
+        "/dev/pts",
+        "devpts",
+        "devpts",
+        &[
+            "nosuid",
+            "noexec",
+            "newinstance",
+            "ptmxmode=0666",
+            "mode=0620",
+            "gid=5",
+        ],
+    ),
+    (
+        "/dev/shm",
+        "tmpfs",
+        "shm",
+        &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"],
+    ),
+    (
+        "/dev/mqueue",
+        "mqueue",
+        "mqueue",
+        &["nosuid", "noexec", "nodev"],
+    ),
+    (
+        "/sys",
+        "sysfs",
+        "sysfs",
+        &["nosuid", "noexec", "nodev", "ro"],
+    ),
+    (
+        "/sys/fs/cgroup",
+        "cgroup",
+        "cgroup",
+        &["nosuid", "noexec", "nodev", "relatime", "ro"],
+    ),
+];
+
+fn mounts() -> Result<Vec<Mount>, SpecError> {
+    MOUNTS
+        .iter()
+        .map(|(destination, typ, source, options)| {
+            MountBuilder::default()
+                .destination(*destination)
+                .typ(*typ)
+                .source(*source)
+                .options(options.iter().map(|o| (*o).to_owned()).collect::<Vec<_>>())
+                .build()
+                .map_err(SpecError::Build)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+#[path = "spec_tests.rs"]
+mod tests;

@@ -1,0 +1,304 @@
+//! The command line's face where no guest runs: what it prints, what it refuses and in which
+//! words, and that a refusal leaves nothing behind.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use support::image::Image;
+use support::registry::Registry;
+use support::{Ran, Root};
+
+/// Guest files that look right as long as nobody boots them: an ELF header and a cpio.
+fn guest_dir(root: &Root) -> String {
+    let folder = root.path().join("guest");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("initramfs.cpio"), b"070701").unwrap();
+    folder.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn without_a_command_the_usage_is_shown() {
+    let root = Root::default();
+    let ran = root.output(&[]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    for command in ["run", "pull", "images", "rmi", "version", "completions"] {
+        assert!(ran.stderr.contains(command), "{ran:?}");
+    }
+    let help = root.output(&["--help"]);
+    assert_eq!(help.code, Some(0));
+    assert!(help.stdout.contains("Usage: podvisor"), "{help:?}");
+}
+
+#[test]
+fn a_typo_gets_a_suggestion() {
+    let root = Root::default();
+    let ran = root.output(&["iamges"]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("'images'"), "{ran:?}");
+    let ran = root.output(&["run", "--memroy", "1G", "busybox"]);
+    assert_eq!(ran.code, Some(125), "{ran:?}");
+    assert!(ran.stderr.contains("'--memory'"), "{ran:?}");
+    let ran = root.output(&["images", "--jsno"]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("'--json'"), "{ran:?}");
+}
+
+#[test]
+fn sizes_that_make_no_sense_are_refused_with_the_remedy() {
+    let root = Root::default();
+    for (arguments, words) in [
+        (["--memory", "lots"], "512M"),
+        (["--memory", "1M"], "64M"),
+        (["--cpus", "0"], "whole CPUs"),
+        (["--cpus", "1.5"], "whole CPUs"),
+        (["--hostname", "a b"], "letters, digits"),
+        (["--pull", "sometimes"], "missing"),
+    ] {
+        let ran = root.output(&["run", arguments[0], arguments[1], "busybox"]);
+        assert_eq!(ran.code, Some(125), "{ran:?}");
+        assert!(ran.stderr.contains(words), "{ran:?}");
+    }
+}
+
+/// `podvisor run` with guest files that exist.
+fn run(root: &Root, arguments: &[&str]) -> Ran {
+    let mut command = root.podvisor(&["run"]);
+    command
+        .args(arguments)
+        .env("PODVISOR_GUEST_DIR", guest_dir(root));
+    Ran::new(command.output().unwrap())
+}
+
+#[test]
+fn more_memory_than_the_machine_has_is_refused() {
+    let root = Root::default();
+    let kernel = elf(&root);
+    let ran = run(
+        &root,
+        &["--kernel", &kernel, "--memory", "9000T", "busybox"],
+    );
+    ran.refused(125, &["--memory", "more than", "ask for less"]);
+}
+
+/// The least file that passes for an ELF kernel: a header and one segment to load.
+fn elf(root: &Root) -> String {
+    let path = root.path().join("vmlinux-elf");
+    let mut bytes = vec![0; 4096];
+    bytes[..8].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0]);
+    bytes[16..20].copy_from_slice(&[2, 0, 62, 0]); // ET_EXEC, EM_X86_64
+    bytes[20] = 1; // version
+    bytes[24..32].copy_from_slice(&0x0100_0000u64.to_le_bytes()); // entry
+    bytes[32] = 64; // program headers behind this one
+    bytes[52..58].copy_from_slice(&[64, 0, 56, 0, 1, 0]);
+    bytes[64..72].copy_from_slice(&[1, 0, 0, 0, 5, 0, 0, 0]); // PT_LOAD, r-x
+    for (offset, value) in [
+        (72, 0u64),
+        (80, 0x0100_0000),
+        (88, 0x0100_0000),
+        (96, 4096),
+        (104, 4096),
+    ] {
+        bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
+    }
+    fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_kernel_that_is_none_is_named() {
+    let root = Root::default();
+    run(&root, &["--kernel", "/no/such/kernel", "busybox"]).refused(125, &["/no/such/kernel"]);
+    run(&root, &["--kernel", "/etc/passwd", "busybox"]).refused(125, &["/etc/passwd", "vmlinux"]);
+    run(&root, &["--kernel", "/", "busybox"]).refused(125, &["directory"]);
+    assert!(!root.path().join("images").exists());
+}
+
+#[test]
+fn guest_files_that_are_not_there_are_asked_for() {
+    let root = Root::default();
+    let empty = root.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let mut command = root.podvisor(&["run", "busybox"]);
+    let ran = Ran::new(command.env("PODVISOR_GUEST_DIR", &empty).output().unwrap());
+    ran.refused(125, &["vmlinux", "PODVISOR_GUEST_DIR", "--kernel"]);
+}
+
+#[test]
+fn an_image_that_is_not_here_and_may_not_be_pulled_is_refused() {
+    let root = Root::default();
+    let kernel = elf(&root);
+    let ran = run(&root, &["--kernel", &kernel, "--pull", "never", "nosuch"]);
+    ran.refused(125, &["nosuch", "podvisor pull"]);
+}
+
+#[test]
+fn a_registry_that_is_down_is_named() {
+    let root = Root::default();
+    // Bound and closed again, so that nobody answers there.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let image = format!("{port}/app:1");
+    let kernel = elf(&root);
+    run(&root, &["--kernel", &kernel, &image]).refused(125, &[&port.to_string()]);
+    root.output(&["pull", &image])
+        .refused(1, &[&port.to_string()]);
+    assert_eq!(root.output(&["images", "-q"]).stdout, "");
+}
+
+#[test]
+fn a_name_that_is_none_is_refused() {
+    let root = Root::default();
+    root.output(&["pull", "NOT/An:Image:x"])
+        .refused(1, &["NOT/An:Image:x"]);
+}
+
+#[test]
+fn a_terminal_is_needed_for_an_interactive_one() {
+    let root = Root::default();
+    run(&root, &["-it", "busybox"]).refused(125, &["not a terminal", "-t"]);
+}
+
+#[test]
+fn a_pulled_image_is_listed_and_removed() {
+    let root = Root::default();
+    let image = Image::busybox(json!({ "Cmd": ["sh"] }));
+    let (id, manifest) = (image.config.digest.clone(), image.manifest.digest.clone());
+    let registry = Registry::serve(&[("test/busybox", image)]);
+    let name = registry.name("test/busybox");
+    let repository = name.trim_end_matches(":1");
+
+    let pulled = root.output(&["pull", &name]);
+    pulled.printed(&format!("{id}\n"));
+    assert!(pulled.stderr.contains("1 layer"), "{pulled:?}");
+    let again = root.output(&["pull", "--quiet", "--json", &name]);
+    let view: Value = serde_json::from_str(&again.stdout).unwrap();
+    assert_eq!(again.stderr, "");
+    assert_eq!(
+        (&view["id"], &view["repoTags"]),
+        (&json!(id), &json!([name]))
+    );
+    assert_eq!(view["created"], "2026-01-02T03:04:05Z");
+
+    let table = root.output(&["images"]);
+    let mut lines = table.stdout.lines();
+    let heading: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+    assert_eq!(
+        heading,
+        ["REPOSITORY", "TAG", "IMAGE", "ID", "CREATED", "SIZE"]
+    );
+    let row: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+    assert_eq!(row[..3], [repository, "1", &id[7..19]]);
+    assert_eq!(lines.next(), None);
+    assert_eq!(
+        root.output(&["images", "-q"]).stdout,
+        format!("{}\n", &id[7..19])
+    );
+    let quiet = root.output(&["images", "-q", "--no-trunc"]);
+    assert_eq!(quiet.stdout, format!("{id}\n"));
+    let listed: Value = serde_json::from_str(&root.output(&["images", "--json"]).stdout).unwrap();
+    assert_eq!(listed.as_array().unwrap().len(), 1);
+
+    let removed = root.output(&["rmi", &name]);
+    removed.printed(&format!(
+        "Untagged: {name}\nUntagged: {repository}@{manifest}\nDeleted: {id}\n"
+    ));
+    assert_eq!(root.output(&["images", "--json"]).stdout, "[]\n");
+    assert!(root.files_ending_in(".erofs").is_empty());
+}
+
+#[test]
+fn removing_what_is_not_here_fails_unless_forced() {
+    let root = Root::default();
+    root.output(&["rmi", "nosuch"])
+        .refused(1, &["nosuch", "podvisor images"]);
+    root.output(&["rmi", "-f", "nosuch"]).printed("");
+}
+
+#[test]
+fn a_layer_that_is_not_what_it_should_be_is_refused_and_leaves_nothing() {
+    let root = Root::default();
+    let image = Image::busybox(json!({})).with_a_lie();
+    let layer = image.layer.digest.clone();
+    let registry = Registry::serve(&[("test/lie", image)]);
+    let ran = root.output(&["pull", &registry.name("test/lie")]);
+    ran.refused(1, &[&layer[..19]]);
+    assert_eq!(root.output(&["images", "-q"]).stdout, "");
+    assert!(root.files_ending_in(".erofs").is_empty());
+}
+
+#[test]
+fn an_image_that_the_registry_lacks_is_named() {
+    let root = Root::default();
+    let registry = Registry::serve(&[]);
+    let name = registry.name("test/none");
+    root.output(&["pull", &name]).refused(1, &["test/none"]);
+}
+
+#[test]
+fn a_root_that_cannot_be_written_is_named() {
+    let root = Root::default();
+    let file = root.path().join("file");
+    fs::write(&file, b"").unwrap();
+    let file = file.to_str().unwrap();
+    root.output(&["--root", file, "images"]).refused(1, &[file]);
+}
+
+#[test]
+fn versions_are_told_in_text_and_json() {
+    let root = Root::default();
+    let text = root.output(&["version"]);
+    assert_eq!(text.code, Some(0));
+    assert!(text.stdout.contains("agent protocol"), "{text:?}");
+    let json: Value = serde_json::from_str(&root.output(&["version", "--json"]).stdout).unwrap();
+    assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+    assert!(json["agentProtocol"].is_u64(), "{json}");
+    let flag = root.output(&["--version"]);
+    flag.printed(&format!("podvisor {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn every_shell_gets_completions() {
+    let root = Root::default();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = root.output(&["completions", shell]);
+        assert_eq!(script.code, Some(0), "{shell}");
+        assert!(script.stdout.contains("read-only"), "{shell}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error_and_a_full_disk_is_one() {
+    let root = Root::default();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let child = root
+        .podvisor(&["completions", "bash"])
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .spawn();
+    let ran = Ran::of(child.unwrap());
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let child = root
+        .podvisor(&["version"])
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .spawn();
+    Ran::of(child.unwrap()).refused(1, &["stdout", "No space left"]);
+}
+
+#[test]
+fn the_root_need_not_exist() {
+    let root = Root::default();
+    let deep = root.path().join("a/b");
+    let ran = root.output(&["--root", deep.to_str().unwrap(), "images", "--json"]);
+    ran.printed("[]\n");
+    assert!(fs::metadata(&deep).unwrap().permissions().mode() & 0o007 <= 0o005);
+}

@@ -1,0 +1,113 @@
+//! What the tests of the command line share: a registry in this process with one image of
+//! busybox, and podvisor itself with a root of its own.
+#![allow(dead_code)] // Each test program uses a part of it.
+
+pub(crate) mod image;
+pub(crate) mod registry;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// A folder for podvisor's state, gone when dropped.
+pub(crate) struct Root {
+    dir: TempDir,
+}
+
+impl Default for Root {
+    fn default() -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+}
+
+impl Root {
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// `podvisor` with this root and nothing of this process's settings.
+    pub(crate) fn podvisor(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_podvisor"));
+        command.args(arguments).stdin(Stdio::null());
+        for name in [
+            "PODVISOR_ROOT",
+            "XDG_DATA_HOME",
+            "http_proxy",
+            "HTTP_PROXY",
+            "all_proxy",
+        ] {
+            command.env_remove(name);
+        }
+        command.env("PODVISOR_ROOT", self.path());
+        // Guests boot slowly in an emulated host; a hang is for the test runner to end.
+        command.env("PODVISOR_BOOT_TIMEOUT", "900");
+        command
+    }
+
+    pub(crate) fn output(&self, arguments: &[&str]) -> Ran {
+        Ran::new(self.podvisor(arguments).output().unwrap())
+    }
+
+    /// Files under the root whose names end so.
+    pub(crate) fn files_ending_in(&self, ending: &str) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let entry = entry.unwrap();
+                if entry.file_type().unwrap().is_dir() {
+                    folders.push(entry.path());
+                } else if entry.file_name().to_string_lossy().ends_with(ending) {
+                    found.push(entry.path());
+                }
+            }
+        }
+        found
+    }
+}
+
+/// What a command printed and how it ended.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    pub(crate) fn new(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    pub(crate) fn of(child: Child) -> Self {
+        Self::new(child.wait_with_output().unwrap())
+    }
+
+    /// It ended with `code` and podvisor's own message is at most two lines that have all of
+    /// `words` in them.
+    #[track_caller]
+    pub(crate) fn refused(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in {self:?}");
+        }
+        let says = |line: &&str| line.starts_with("podvisor: ");
+        assert_eq!(self.stderr.lines().filter(says).count(), 1, "{self:?}");
+        for bad in ["panicked", "backtrace", "Caused by", "RUST_BACKTRACE"] {
+            assert!(!self.stderr.contains(bad), "{self:?}");
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn printed(&self, stdout: &str) {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        assert_eq!(self.stdout, stdout, "{self:?}");
+    }
+}
