@@ -1,4 +1,65 @@
-//! An in-process virtual machine monitor for Linux guests on KVM.
+//! A virtual machine monitor as a library: it boots Linux guests on KVM inside the calling
+//! process, with virtio devices and without firmware, daemons or helper processes.
+//!
+//! # A guest in ten lines
+//!
+//! ```no_run
+//! use podvisor_vmm::{BlockDevice, Initramfs, Kernel, MemorySize, Vm};
+//!
+//! let vm = Vm::builder()
+//!     .kernel(Kernel::open("vmlinux")?)
+//!     .initramfs(Initramfs::open("initramfs.cpio")?)
+//!     .cmdline("console=ttyS0 quiet panic=-1 reboot=k")
+//!     .vcpus(2)
+//!     .memory(MemorySize::mib(256))
+//!     .block(BlockDevice::open("root.erofs")?.read_only())
+//!     .serial(std::io::stdout())
+//!     .build()?;
+//! vm.start()?;
+//! println!("{}", vm.wait()?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The programs in `examples/` go on from here: a guest with a disk, and talking to a guest
+//! over vsock.
+//!
+//! # What a VM is
+//!
+//! [`Vm::builder`] collects a configuration; [`VmBuilder::build`] checks all of it, reports
+//! every mistake at once ([`ConfigErrors`]), creates the VM and loads the kernel. The
+//! [`Vm`] that comes out is [`State::Created`]; [`Vm::start`] runs it, [`Vm::pause`] and
+//! [`Vm::resume`] hold it up and let it go on, [`Vm::stop`] cuts its power, and [`Vm::wait`]
+//! says how it came to its [`Exit`]. A call that is illegal in a state is a
+//! [`VmError::IllegalState`], never undefined. Every call takes `&self`, from any thread.
+//!
+//! | [`State`] | `start` | `pause` | `resume` | `stop` |
+//! | --- | --- | --- | --- | --- |
+//! | `Created` | `Running` | | | `Stopped` |
+//! | `Running` | | `Paused` | | `Stopped` |
+//! | `Paused` | | | `Running` | `Stopped` |
+//! | `Stopped` | | | | `Stopped` |
+//! | `Poisoned` | | | | `Poisoned` |
+//!
+//! When KVM itself cannot go on, the VM is *poisoned*: [`Vm::wait`] returns
+//! [`VmError::Poisoned`] with the cause and the vCPU's registers.
+//!
+//! # What it does to your process
+//!
+//! A running VM has one thread per vCPU and one for its devices. They block every signal; the
+//! library installs no signal handler, never prints, never exits and does not panic at what a
+//! guest does. Guest memory is anonymous memory of the process, taken as the guest touches it.
+//! Logs are `tracing` events; those that a guest can provoke are rate-limited.
+//!
+//! # The guest is hostile
+//!
+//! A driver that breaks the virtio specification gets `DEVICE_NEEDS_RESET`; the device stands
+//! still until it is reset, and nothing else suffers. What fails on the host side of a device is
+//! told by [`Vm::faults`]. Kernel and initramfs files are checked like any other input.
+//!
+//! # What it must not know
+//!
+//! Pods, containers, images and the Container Runtime Interface. Devices live in
+//! `podvisor-devices`, which knows no KVM.
 
 mod boot;
 mod cpuid;
@@ -10,6 +71,7 @@ mod vm;
 pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault};
 pub use kvm::KvmError;
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
+pub use podvisor_devices as devices;
 pub use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
 pub use vm::{
     Action, BuildError, ConfigError, ConfigErrors, DeviceCounters, DeviceFault, Exit, Poison,
