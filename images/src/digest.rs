@@ -42,6 +42,10 @@ impl Digest {
             })
     }
 
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     pub(crate) fn finish(hasher: Sha256) -> Self {
         Self(hasher.finalize().into())
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{Digest, Reference};
+use crate::{Digest, LayerError, Reference, RegistryError};
 
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -45,6 +45,33 @@ pub enum Error {
         /// The image.
         id: Digest,
     },
+    /// Files of the image are missing or changed.
+    #[error("image {id} is damaged; remove it by `podvisor rmi {id}` and pull it again")]
+    Damaged {
+        /// The image.
+        id: Digest,
+    },
+    /// The registry, or what it sent.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A layer cannot be part of an image.
+    #[error("layer {layer} cannot be unpacked")]
+    Layer {
+        /// Digest of the layer as fetched.
+        layer: Digest,
+        /// Why.
+        #[source]
+        source: LayerError,
+    },
+    /// The database cannot be used.
+    #[error("cannot use the image database {}; if it is damaged, move it away and pull the images again", .path.display())]
+    Database {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<redb::Error>,
+    },
     /// The disk under the store is full.
     #[error("no space left for the image store at {}; free some, or remove images by `podvisor rmi` or `podvisor prune`", .path.display())]
     DiskFull {
@@ -68,6 +95,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the same call may succeed later: nothing is wrong with the image itself.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Registry(error) => error.may_pass(),
+            Self::DiskFull { .. } | Self::Io { .. } => true,
+            _ => false,
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {

@@ -28,17 +28,25 @@ mod image;
 mod layer;
 mod limits;
 mod progress;
+mod registry;
+mod rfc3339;
 mod store;
 mod tree;
 
 pub use digest::{Digest, DigestError};
+pub use erofs::WriteError;
 pub use error::{Error, Result};
 pub use image::Image;
+pub use layer::{LayerError, PathFault, TarError};
 pub use limits::Limits;
 pub use oci_spec::distribution::Reference;
 pub use oci_spec::image::ImageConfiguration;
 pub use progress::{PullEvent, PullEvents};
+pub use registry::{
+    ClientCertificate, Credentials, Host, ManifestError, Protocol, RegistryConfig, RegistryError,
+};
 pub use store::{PullOptions, PullPolicy, Removed, Store, StoreOptions};
+pub use tree::TreeError;
 
 // Shared with the tests of the crate's public face.
 #[cfg(test)]

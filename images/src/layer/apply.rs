@@ -79,6 +79,16 @@ pub enum LayerError {
     Cancelled,
 }
 
+impl LayerError {
+    /// The error of the file that is written, if it is one.
+    pub(crate) fn into_io(self) -> Result<io::Error, Self> {
+        match self {
+            Self::Write(WriteError::Io(error)) => Ok(error),
+            other => Err(other),
+        }
+    }
+}
+
 /// Turns layers, base first, into one file system image.
 #[derive(Debug)]
 pub(crate) struct Unpacker {

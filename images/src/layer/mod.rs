@@ -12,4 +12,7 @@ mod pax;
 mod sparse;
 mod tar;
 
-pub(crate) use apply::{LayerError, Unpacker};
+pub use apply::LayerError;
+pub(crate) use apply::Unpacker;
+pub use path::PathFault;
+pub use tar::TarError;

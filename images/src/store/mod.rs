@@ -12,12 +12,22 @@
 //! complete, verified and on the disk, and an image its record only when all its files have theirs, so that a crash at
 //! any moment leaves old state or new state. Several processes may use one store at the same time.
 
+mod database;
+mod flights;
+mod gc;
+mod layout;
+mod lookup;
 mod options;
+mod pull;
+mod work;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 pub use options::{PullOptions, PullPolicy, StoreOptions};
+
+use flights::Flights;
+use layout::Layout;
 
 use crate::{Digest, Error, Image, Result};
 
@@ -29,9 +39,9 @@ pub struct Store {
 
 #[derive(Debug)]
 struct Inner {
-    root: PathBuf,
-    #[allow(dead_code)]
+    layout: Layout,
     options: StoreOptions,
+    flights: Flights,
 }
 
 /// What [`Store::remove`] did.
@@ -60,18 +70,26 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_with(root: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
-        let root = root.as_ref().to_owned();
-        std::fs::create_dir_all(&root)
-            .map_err(|source| Error::io("create the folder", &root, source))?;
+        let layout = Layout::new(root.as_ref());
+        for folder in layout.folders() {
+            std::fs::create_dir_all(&folder)
+                .map_err(|source| Error::io("create the folder", &folder, source))?;
+        }
+        let temporary = layout.temporary();
+        work::clear(&temporary).map_err(|source| Error::io("clear", &temporary, source))?;
         Ok(Self {
-            inner: Arc::new(Inner { root, options }),
+            inner: Arc::new(Inner {
+                layout,
+                options,
+                flights: Flights::default(),
+            }),
         })
     }
 
     /// The store's folder.
     #[must_use]
     pub fn root(&self) -> &Path {
-        &self.inner.root
+        self.inner.layout.root()
     }
 
     /// Pulls `reference` (short forms allowed), unpacks it into one EROFS file and gives it its name.
@@ -81,8 +99,7 @@ impl Store {
     /// # Errors
     /// Whatever the registry, the image or the disk did wrong; the store is then as it was before.
     pub async fn pull(&self, reference: &str, options: &PullOptions) -> Result<Image> {
-        let _ = options;
-        self.resolve(reference)
+        self.pull_image(reference, options).await
     }
 
     /// All images, by the time of their pull, newest first.
@@ -90,7 +107,18 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn list(&self) -> Result<Vec<Image>> {
-        Ok(Vec::new())
+        let contents = database::read(&self.inner.layout)?;
+        let mut images = Vec::new();
+        for (id, record) in &contents.images {
+            match self.inner.image(&contents, *id, record) {
+                Ok(image) => images.push(image),
+                // One bad image must not hide the others; asking for it by name tells.
+                Err(error @ Error::Damaged { .. }) => tracing::warn!(%id, %error, "image left out"),
+                Err(error) => return Err(error),
+            }
+        }
+        images.sort_by_key(|image| std::cmp::Reverse((image.pulled, image.id)));
+        Ok(images)
     }
 
     /// Finds an image by name (short forms allowed, with tag or digest), by id (`sha256:…` or its digits), or by the
@@ -99,9 +127,10 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Ambiguous`], or the store cannot be read.
     pub fn resolve(&self, name: &str) -> Result<Image> {
-        Err(Error::NotFound {
-            name: name.to_owned(),
-        })
+        let contents = database::read(&self.inner.layout)?;
+        let id = lookup::find(&contents, name)?.id();
+        let record = contents.record(&id).ok_or(Error::Damaged { id })?;
+        self.inner.image(&contents, id, record)
     }
 
     /// Takes away a name, or by id all of an image's names; the image goes with its last name.
@@ -109,6 +138,6 @@ impl Store {
     /// # Errors
     /// As [`Store::resolve`], and [`Error::InUse`] when the image's file is open somewhere.
     pub fn remove(&self, name: &str) -> Result<Removed> {
-        self.resolve(name).map(|_| Removed::default())
+        self.inner.remove(name)
     }
 }

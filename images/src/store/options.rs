@@ -1,6 +1,6 @@
 //! Settings of a store and of a pull.
 
-use crate::{Limits, PullEvent, PullEvents};
+use crate::{Credentials, Limits, PullEvent, PullEvents, RegistryConfig};
 
 /// Settings of a store.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +39,10 @@ pub struct PullOptions {
     pub events: Option<PullEvents>,
     /// Layers fetched at the same time, at least 1.
     pub parallel_layers: usize,
+    /// Who pulls, as far as the registry itself is concerned; mirrors get what Docker's configuration has for them.
+    pub credentials: Credentials,
+    /// How registries are reached.
+    pub registries: RegistryConfig,
 }
 
 impl Default for PullOptions {
@@ -47,6 +51,8 @@ impl Default for PullOptions {
             policy: PullPolicy::Always,
             events: None,
             parallel_layers: 3,
+            credentials: Credentials::Auto,
+            registries: RegistryConfig::default(),
         }
     }
 }
@@ -66,7 +72,20 @@ impl PullOptions {
         self
     }
 
-    #[allow(dead_code)]
+    /// Sets who pulls.
+    #[must_use]
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = credentials;
+        self
+    }
+
+    /// Sets how registries are reached.
+    #[must_use]
+    pub fn registries(mut self, registries: RegistryConfig) -> Self {
+        self.registries = registries;
+        self
+    }
+
     pub(crate) fn emit(&self, event: PullEvent) {
         if let Some(events) = &self.events {
             // A receiver that went away has lost interest, no more.

@@ -1,0 +1,208 @@
+//! Large blobs: from a server to a file, resumed where they broke off.
+
+use std::fs::File;
+use std::io::{self, Write};
+
+use reqwest::StatusCode;
+use reqwest::header::CONTENT_RANGE;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::{mpsc, oneshot};
+
+use super::http::Endpoint;
+use super::{Client, Descriptor, RegistryError};
+use crate::{Digest, PullEvent};
+
+/// Progress is told in steps of this many bytes.
+const STEP: u64 = 1 << 20;
+/// Pieces between the network and the disk.
+const QUEUE: usize = 32;
+
+/// Why a blob is not in the file.
+#[derive(Debug)]
+pub(crate) enum BlobError {
+    Registry(RegistryError),
+    Write(io::Error),
+}
+
+impl From<RegistryError> for BlobError {
+    fn from(error: RegistryError) -> Self {
+        Self::Registry(error)
+    }
+}
+
+enum Order {
+    Append(Vec<u8>),
+    /// The server cannot resume: forget everything.
+    Restart,
+    /// Tell the digest of everything so far.
+    Digest(oneshot::Sender<Digest>),
+}
+
+/// A thread that hashes and writes, so that neither holds up the network.
+struct Sink {
+    orders: mpsc::Sender<Order>,
+    thread: tokio::task::JoinHandle<io::Result<()>>,
+}
+
+impl Sink {
+    fn new(mut file: File) -> Self {
+        let (orders, mut queue) = mpsc::channel(QUEUE);
+        let thread = tokio::task::spawn_blocking(move || {
+            let mut hasher = Sha256::new();
+            while let Some(order) = queue.blocking_recv() {
+                match order {
+                    Order::Append(bytes) => {
+                        hasher.update(&bytes);
+                        file.write_all(&bytes)?;
+                    }
+                    Order::Restart => {
+                        hasher = Sha256::new();
+                        file.set_len(0)?;
+                        io::Seek::rewind(&mut file)?;
+                    }
+                    Order::Digest(answer) => {
+                        // Without a receiver the pull was given up.
+                        let _ = answer.send(Digest::finish(hasher.clone()));
+                    }
+                }
+            }
+            Ok(())
+        });
+        Self { orders, thread }
+    }
+
+    /// False when the thread has stopped, which is for an error.
+    async fn order(&self, order: Order) -> bool {
+        self.orders.send(order).await.is_ok()
+    }
+
+    /// `None` when the thread has stopped.
+    async fn digest(&self) -> Option<Digest> {
+        let (answer, digest) = oneshot::channel();
+        self.order(Order::Digest(answer)).await;
+        digest.await.ok()
+    }
+
+    async fn finish(self) -> io::Result<()> {
+        drop(self.orders);
+        self.thread.await.map_err(io::Error::other)?
+    }
+}
+
+impl Client {
+    /// Fetches a blob into `file`, which must be empty, and verifies it. Nothing is synchronised to the disk.
+    pub(crate) async fn blob(&self, descriptor: &Descriptor, file: File) -> Result<(), BlobError> {
+        let sink = Sink::new(file);
+        let mut done = 0;
+        let fetched = self.blob_into(descriptor, &sink).await;
+        sink.finish().await.map_err(BlobError::Write)?;
+        Ok(fetched?)
+    }
+
+    async fn blob_into(&self, descriptor: &Descriptor, sink: &Sink) -> Result<(), RegistryError> {
+        let mut tries = self.tries(true);
+        let mut done = 0;
+        loop {
+            let endpoint = tries.endpoint();
+            let error = match self.transfer(endpoint, descriptor, sink, &mut done).await {
+                Err(error) => error,
+                Ok(()) => {
+                    // Without a digest the sink has failed, and tells why itself.
+                    let Some(digest) = sink.digest().await else {
+                        return Ok(());
+                    };
+                    match self.verify(endpoint, "layer", descriptor, done, || digest) {
+                        Ok(()) => return Ok(()),
+                        Err(error) => error,
+                    }
+                }
+            };
+            if !error.may_pass() {
+                // What came is of no use; another source may have the real one.
+                done = 0;
+                sink.order(Order::Restart).await;
+            }
+            tries.after(error).await?;
+        }
+    }
+
+    /// One request's worth of the blob, from byte `done` on.
+    async fn transfer(
+        &self,
+        endpoint: &Endpoint,
+        descriptor: &Descriptor,
+        sink: &Sink,
+        done: &mut u64,
+    ) -> Result<(), RegistryError> {
+        let Descriptor { digest, size, .. } = *descriptor;
+        if *done == size && size > 0 {
+            return Ok(());
+        }
+        let name = digest.to_string();
+        let response = endpoint
+            .get(self.repository(), "blobs", &name, *done)
+            .await?;
+        let mut response = endpoint.check_status(response, self.name()).await?;
+        if *done > 0
+            && !(response.status() == StatusCode::PARTIAL_CONTENT && resumes_at(&response, *done))
+        {
+            *done = 0;
+            if response.status() == StatusCode::PARTIAL_CONTENT {
+                return Err(endpoint.fault("another part of the layer than was asked for"));
+            }
+            sink.order(Order::Restart).await;
+        }
+        let wrong_size = |actual| RegistryError::Size {
+            host: endpoint.host().to_owned(),
+            what: "layer",
+            digest,
+            expected: size,
+            actual,
+        };
+        if let Some(length) = response.content_length()
+            && length.saturating_add(*done) != size
+        {
+            return Err(wrong_size(length.saturating_add(*done)));
+        }
+        let mut told = *done / STEP;
+        while let Some(chunk) = response
+            .chunk()
+            .await
+            .map_err(|error| endpoint.failed(error))?
+        {
+            *done += chunk.len() as u64;
+            if *done > size {
+                return Err(wrong_size(*done));
+            }
+            if !sink.order(Order::Append(chunk.into())).await {
+                // The sink's own error is reported instead.
+                return Ok(());
+            }
+            if *done / STEP != told || *done == size {
+                told = *done / STEP;
+                self.emit(PullEvent::LayerBytes {
+                    layer: digest,
+                    done: *done,
+                    total: size,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn resumes_at(response: &reqwest::Response, from: u64) -> bool {
+    let range = response
+        .headers()
+        .get(CONTENT_RANGE)
+        .and_then(|value| value.to_str().ok());
+    let first = range.and_then(|range| {
+        range
+            .strip_prefix("bytes ")?
+            .split('-')
+            .next()?
+            .parse()
+            .ok()
+    });
+    first == Some(from)
+}

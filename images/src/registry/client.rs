@@ -1,0 +1,331 @@
+//! A pull's view of a registry and its mirrors.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use reqwest::header::CONTENT_TYPE;
+
+use super::http::Endpoint;
+use super::{
+    Credentials, Descriptor, Manifest, Parsed, RegistryConfig, RegistryError, docker_config,
+};
+use crate::{Digest, Limits, PullEvent, PullEvents, Reference};
+
+/// The longest pause that a server may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What a reference stands for.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    /// Digest of the answer to the reference itself: an index's or the manifest's.
+    pub(crate) target: Digest,
+    /// Indexes on the way, outermost first.
+    pub(crate) indexes: Vec<(Digest, Vec<u8>)>,
+    /// The image's manifest.
+    pub(crate) digest: Digest,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) manifest: Manifest,
+}
+
+/// Fetches one image's parts.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// Mirrors in order, the registry last.
+    endpoints: Vec<Endpoint>,
+    repository: String,
+    /// The reference, for messages.
+    name: String,
+    limits: Limits,
+    attempts: u32,
+    backoff: Duration,
+    events: Option<PullEvents>,
+}
+
+impl Client {
+    /// Prepares for `reference`. Reads certificates and Docker's configuration, and may run a credential helper: call it
+    /// where blocking is allowed.
+    pub(crate) fn new(
+        reference: &Reference,
+        config: &RegistryConfig,
+        credentials: &Credentials,
+        limits: &Limits,
+        events: Option<PullEvents>,
+    ) -> Result<Self, RegistryError> {
+        let registry = reference.registry();
+        let mirrors = config
+            .hosts
+            .get(registry)
+            .map_or(&[][..], |host| &host.mirrors[..]);
+        let mut endpoints = Vec::new();
+        for mirror in mirrors {
+            let credentials = stored_credentials(config.docker_config.as_ref(), mirror)?;
+            endpoints.push(Endpoint::new(mirror, Some(registry), config, credentials)?);
+        }
+        let credentials = match credentials {
+            Credentials::Auto => stored_credentials(config.docker_config.as_ref(), registry)?,
+            other => other.clone(),
+        };
+        endpoints.push(Endpoint::new(registry, None, config, credentials)?);
+        Ok(Self {
+            endpoints,
+            repository: reference.repository().to_owned(),
+            name: reference.to_string(),
+            limits: limits.clone(),
+            attempts: config.attempts.max(1),
+            backoff: config.backoff,
+            events,
+        })
+    }
+
+    /// Finds the manifest for this machine.
+    pub(crate) async fn resolve(&self, reference: &Reference) -> Result<Resolved, RegistryError> {
+        let digest = reference.digest().map(str::parse::<Digest>).transpose();
+        let mut wanted = digest.map_err(RegistryError::ReferenceDigest)?;
+        let tag = reference.tag().unwrap_or("latest");
+        let mut indexes = Vec::new();
+        loop {
+            let name = wanted.map_or_else(|| tag.to_owned(), |digest| digest.to_string());
+            let (digest, bytes, content_type) = self.fetch_manifest(&name, wanted).await?;
+            let parsed = Parsed::parse(&bytes, &content_type, &self.limits)
+                .map_err(|source| self.unusable(source))?;
+            match parsed {
+                Parsed::Image(manifest) => {
+                    let target = indexes.first().map_or(digest, |(digest, _)| *digest);
+                    return Ok(Resolved {
+                        target,
+                        indexes,
+                        digest,
+                        bytes,
+                        manifest,
+                    });
+                }
+                Parsed::Index(entry) => {
+                    let limit = self.limits.index_depth;
+                    if indexes.len() >= limit {
+                        return Err(self.unusable(super::ManifestError::IndexDepth { limit }));
+                    }
+                    indexes.push((digest, bytes));
+                    wanted = Some(entry.digest);
+                }
+            }
+        }
+    }
+
+    fn unusable(&self, source: super::ManifestError) -> RegistryError {
+        RegistryError::Manifest {
+            name: self.name.clone(),
+            source,
+        }
+    }
+
+    async fn fetch_manifest(
+        &self,
+        name: &str,
+        wanted: Option<Digest>,
+    ) -> Result<(Digest, Vec<u8>, String), RegistryError> {
+        let mut tries = self.tries(false);
+        loop {
+            match self.manifest_from(tries.endpoint(), name, wanted).await {
+                Ok(found) => return Ok(found),
+                Err(error) => tries.after(error).await?,
+            }
+        }
+    }
+
+    async fn manifest_from(
+        &self,
+        endpoint: &Endpoint,
+        name: &str,
+        wanted: Option<Digest>,
+    ) -> Result<(Digest, Vec<u8>, String), RegistryError> {
+        let response = endpoint.get(&self.repository, "manifests", name, 0).await?;
+        let response = endpoint.check_status(response, &self.name).await?;
+        let content_type = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok());
+        let content_type = content_type
+            .unwrap_or_default()
+            .split(';')
+            .next()
+            .unwrap_or_default();
+        let content_type = content_type.trim().to_owned();
+        let what = "the manifest";
+        let bytes = endpoint
+            .read_document(response, what, self.limits.manifest_bytes)
+            .await?;
+        let actual = Digest::of(&bytes);
+        match wanted {
+            Some(expected) if expected != actual => Err(RegistryError::Digest {
+                host: endpoint.host().to_owned(),
+                what,
+                expected,
+                actual,
+            }),
+            _ => Ok((actual, bytes, content_type)),
+        }
+    }
+
+    /// Fetches a small blob into memory.
+    pub(crate) async fn document(
+        &self,
+        descriptor: &Descriptor,
+        what: &'static str,
+        limit: u64,
+    ) -> Result<Vec<u8>, RegistryError> {
+        let mut tries = self.tries(true);
+        loop {
+            match self
+                .document_from(tries.endpoint(), descriptor, what, limit)
+                .await
+            {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => tries.after(error).await?,
+            }
+        }
+    }
+
+    async fn document_from(
+        &self,
+        endpoint: &Endpoint,
+        descriptor: &Descriptor,
+        what: &'static str,
+        limit: u64,
+    ) -> Result<Vec<u8>, RegistryError> {
+        let name = descriptor.digest.to_string();
+        let response = endpoint.get(&self.repository, "blobs", &name, 0).await?;
+        let response = endpoint.check_status(response, &self.name).await?;
+        let bytes = endpoint.read_document(response, what, limit).await?;
+        self.verify(endpoint, what, descriptor, bytes.len() as u64, || {
+            Digest::of(&bytes)
+        })?;
+        Ok(bytes)
+    }
+
+    /// Checks a blob's size and then its digest.
+    pub(super) fn verify(
+        &self,
+        endpoint: &Endpoint,
+        what: &'static str,
+        descriptor: &Descriptor,
+        length: u64,
+        digest: impl FnOnce() -> Digest,
+    ) -> Result<(), RegistryError> {
+        let host = endpoint.host().to_owned();
+        let Descriptor {
+            digest: expected,
+            size,
+            ..
+        } = *descriptor;
+        if length != size {
+            return Err(RegistryError::Size {
+                host,
+                what,
+                digest: expected,
+                expected: size,
+                actual: length,
+            });
+        }
+        let actual = digest();
+        if actual != expected {
+            return Err(RegistryError::Digest {
+                host,
+                what,
+                expected,
+                actual,
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn repository(&self) -> &str {
+        &self.repository
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Goes through the mirrors and then the registry, each as often as allowed. With `established` the registry was
+    /// reached before, so that one that cannot be reached is tried again as well.
+    pub(super) fn tries(&self, established: bool) -> Tries<'_> {
+        let mut endpoints = self.endpoints.iter();
+        let now = endpoints
+            .next()
+            .expect("there is at least the registry itself");
+        Tries {
+            client: self,
+            now,
+            rest: endpoints,
+            attempt: 1,
+            established,
+        }
+    }
+
+    pub(super) fn emit(&self, event: PullEvent) {
+        if let Some(events) = &self.events {
+            // A receiver that went away has lost interest, no more.
+            let _ = events.send(event);
+        }
+    }
+}
+
+/// The place of a request among sources and attempts.
+#[derive(Debug)]
+pub(super) struct Tries<'a> {
+    client: &'a Client,
+    now: &'a Endpoint,
+    rest: std::slice::Iter<'a, Endpoint>,
+    attempt: u32,
+    established: bool,
+}
+
+impl<'a> Tries<'a> {
+    /// Whom to ask now.
+    pub(super) fn endpoint(&self) -> &'a Endpoint {
+        self.now
+    }
+
+    /// After a failure: moves on to the next attempt, after a pause, or the next source.
+    ///
+    /// # Errors
+    /// The failure, when nothing is left to try.
+    pub(super) async fn after(&mut self, error: RegistryError) -> Result<(), RegistryError> {
+        let hopeless = !error.may_pass()
+            || matches!(error, RegistryError::Unreachable { .. }) && !self.established;
+        if !hopeless && self.attempt < self.client.attempts {
+            self.attempt += 1;
+            let attempt = self.attempt;
+            self.client.emit(PullEvent::Retrying {
+                reason: error.to_string(),
+                attempt,
+            });
+            tokio::time::sleep(self.pause(&error)).await;
+            return Ok(());
+        }
+        let Some(next) = self.rest.next() else {
+            return Err(error);
+        };
+        tracing::info!(mirror = self.now.host(), %error, "mirror failed");
+        (self.now, self.attempt) = (next, 1);
+        Ok(())
+    }
+
+    fn pause(&self, error: &RegistryError) -> Duration {
+        let doubled = self
+            .client
+            .backoff
+            .saturating_mul(1 << self.attempt.saturating_sub(2).min(10));
+        let asked = match error {
+            RegistryError::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        };
+        asked.unwrap_or(doubled).min(LONGEST_PAUSE)
+    }
+}
+
+fn stored_credentials(file: Option<&PathBuf>, host: &str) -> Result<Credentials, RegistryError> {
+    file.map_or(Ok(Credentials::Anonymous), |file| {
+        docker_config::lookup(file, host)
+    })
+}

@@ -1,0 +1,173 @@
+//! What registries do wrong.
+
+use super::ManifestError;
+use crate::Digest;
+
+/// Why a registry did not give what was asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// No connection.
+    #[error("cannot reach registry {host}; check the name, the network and that the registry runs")]
+    Unreachable {
+        /// Registry.
+        host: String,
+        /// Cause.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The connection cannot be trusted.
+    #[error(
+        "registry {host} cannot be trusted; if its certificate comes from an authority of your own, add that to the system's (update-ca-certificates) or to the registry's settings"
+    )]
+    Tls {
+        /// Registry.
+        host: String,
+        /// Cause.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The server stopped sending, or the connection broke, and repeating did not help.
+    #[error("registry {host} broke off the transfer; try again")]
+    Transfer {
+        /// Registry.
+        host: String,
+        /// Cause.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// No such image.
+    #[error("registry {host} has no {name}; check the name and the tag")]
+    NotFound {
+        /// Registry.
+        host: String,
+        /// What was asked for.
+        name: String,
+    },
+    /// Not allowed.
+    #[error(
+        "registry {host} does not allow to pull {name}: it does not exist, or you must log in (`docker login {host}`)"
+    )]
+    Unauthorized {
+        /// Registry.
+        host: String,
+        /// What was asked for.
+        name: String,
+    },
+    /// The server has a problem.
+    #[error("registry {host} answered {status} for {name}{message}; try again later")]
+    Status {
+        /// Registry.
+        host: String,
+        /// What was asked for.
+        name: String,
+        /// HTTP status.
+        status: u16,
+        /// The server's words, cut, with a colon before them.
+        message: String,
+        /// The pause that the server asks for.
+        retry_after: Option<std::time::Duration>,
+    },
+    /// The answer breaks the protocol.
+    #[error("registry {host} answered with {what}")]
+    Protocol {
+        /// Registry.
+        host: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A redirect or token server that is refused.
+    #[error("registry {host} sends us to {target}, which is refused: {why}")]
+    Redirect {
+        /// Registry.
+        host: String,
+        /// Where to.
+        target: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The content is not what its digest says.
+    #[error(
+        "{what} from registry {host} has the digest {actual} instead of {expected}; it is damaged or forged, and was discarded"
+    )]
+    Digest {
+        /// Registry.
+        host: String,
+        /// Manifest, configuration or layer.
+        what: &'static str,
+        /// Asked for.
+        expected: Digest,
+        /// Received.
+        actual: Digest,
+    },
+    /// The content does not have the size that the manifest says.
+    #[error(
+        "{what} {digest} from registry {host} has {actual} bytes instead of {expected}; it was discarded"
+    )]
+    Size {
+        /// Registry.
+        host: String,
+        /// Manifest, configuration or layer.
+        what: &'static str,
+        /// Its digest.
+        digest: Digest,
+        /// Bytes announced.
+        expected: u64,
+        /// Bytes offered, or received at least.
+        actual: u64,
+    },
+    /// A document without an end.
+    #[error("registry {host} sent more than {limit} bytes for {what}; it was discarded")]
+    TooLarge {
+        /// Registry.
+        host: String,
+        /// Manifest, configuration or token.
+        what: &'static str,
+        /// The bound.
+        limit: u64,
+    },
+    /// The reference has a digest that is not supported.
+    #[error("the reference's digest cannot be used")]
+    ReferenceDigest(#[source] crate::DigestError),
+    /// The manifest is none that can be run.
+    #[error("image {name} cannot be used")]
+    Manifest {
+        /// The image.
+        name: String,
+        /// Why.
+        #[source]
+        source: ManifestError,
+    },
+    /// A certificate or key file cannot be used.
+    #[error("cannot use {} for TLS", .path.display())]
+    Certificate {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The HTTP client cannot be set up.
+    #[error("cannot set up HTTP")]
+    Setup(#[source] reqwest::Error),
+    /// Docker's configuration file cannot be read.
+    #[error("cannot read credentials from {}", .path.display())]
+    DockerConfig {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl RegistryError {
+    /// Whether the same request may succeed later or elsewhere: nothing is wrong with the image itself.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Transfer { .. } => true,
+            Self::Status { status, .. } => *status == 429 || *status >= 500,
+            _ => false,
+        }
+    }
+}

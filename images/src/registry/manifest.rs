@@ -1,0 +1,344 @@
+//! Manifests and indexes (OCI image-spec; Docker image manifest v2, schema 2).
+
+use serde::Deserialize;
+
+use crate::{Digest, Limits};
+
+const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+
+/// What an `Accept` header asks for.
+pub(super) const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json";
+
+/// Why a manifest or configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// It is not the JSON that it should be.
+    #[error("the manifest is not valid")]
+    Json(#[source] serde_json::Error),
+    /// The configuration is not the JSON that it should be.
+    #[error(
+        "the image configuration is not valid; the reference may name an artifact that is no container image"
+    )]
+    Config(#[source] serde_json::Error),
+    /// A kind of manifest that is not an image's.
+    #[error("the manifest's type {0:?} is not a container image's")]
+    Type(String),
+    /// Docker's old format.
+    #[error(
+        "the manifest has schema version {0}; only version 2 is supported, so build or push the image anew"
+    )]
+    Schema(u64),
+    /// No manifest for this machine.
+    #[error("the image is not made for linux/amd64 but for {available}")]
+    Platform {
+        /// What it is made for.
+        available: String,
+    },
+    /// Indexes within indexes.
+    #[error("the index nests other indexes more than {limit} deep")]
+    IndexDepth {
+        /// The bound.
+        limit: usize,
+    },
+    /// Nothing to run.
+    #[error("the image has no layers, so there is no root file system to boot from")]
+    NoLayers,
+    /// Too many layers.
+    #[error("the image has {count} layers, more than {limit}")]
+    TooManyLayers {
+        /// Layers of the image.
+        count: usize,
+        /// The bound.
+        limit: usize,
+    },
+    /// A layer that is to be fetched from elsewhere.
+    #[error("layer {0} is foreign (to be fetched from other servers), which is refused")]
+    ForeignLayer(Digest),
+    /// A layer that is no tar.
+    #[error("layer {digest} has the type {media_type:?}, which is no file system layer")]
+    LayerType {
+        /// The layer.
+        digest: Digest,
+        /// Its type.
+        media_type: String,
+    },
+    /// More than allowed.
+    #[error("{what} {digest} has {size} bytes, more than {limit}")]
+    TooLarge {
+        /// What is too large.
+        what: &'static str,
+        /// Its digest.
+        digest: Digest,
+        /// Its size.
+        size: u64,
+        /// The bound.
+        limit: u64,
+    },
+    /// Manifest and configuration disagree.
+    #[error("the manifest has {layers} layers, but the configuration speaks of {diff_ids}")]
+    LayerCount {
+        /// In the manifest.
+        layers: usize,
+        /// In the configuration.
+        diff_ids: usize,
+    },
+    /// The configuration's layer digest is none.
+    #[error("the configuration has a layer digest that is none")]
+    DiffId(#[source] crate::DigestError),
+}
+
+/// A pointer to content.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Descriptor {
+    #[serde(default)]
+    pub(crate) media_type: String,
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+    #[serde(default)]
+    urls: Option<Vec<String>>,
+    #[serde(default)]
+    platform: Option<Platform>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Platform {
+    #[serde(default)]
+    architecture: String,
+    #[serde(default)]
+    os: String,
+}
+
+/// An image's manifest, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Manifest {
+    pub(crate) config: Descriptor,
+    pub(crate) layers: Vec<Descriptor>,
+}
+
+/// What a registry may answer to a reference.
+#[derive(Clone, Debug)]
+pub(crate) enum Parsed {
+    Image(Manifest),
+    /// An index, and the entry for this machine in it.
+    Index(Descriptor),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Raw {
+    #[serde(default)]
+    schema_version: u64,
+    media_type: Option<String>,
+    config: Option<Descriptor>,
+    layers: Option<Vec<Descriptor>>,
+    manifests: Option<Vec<Descriptor>>,
+}
+
+impl Parsed {
+    /// Reads a manifest or index. `content_type` is what the server said, for want of a type in the document.
+    pub(crate) fn parse(
+        bytes: &[u8],
+        content_type: &str,
+        limits: &Limits,
+    ) -> Result<Self, ManifestError> {
+        let raw: Raw = serde_json::from_slice(bytes).map_err(ManifestError::Json)?;
+        if raw.schema_version != 2 {
+            return Err(ManifestError::Schema(raw.schema_version));
+        }
+        // A document without a type is what its members say; a type in the document wins over the server's.
+        let media_type = match &raw.media_type {
+            Some(media_type) => media_type.as_str(),
+            None if raw.manifests.is_some() && raw.layers.is_none() => OCI_INDEX,
+            None if raw.layers.is_some() && raw.manifests.is_none() => OCI_MANIFEST,
+            None => content_type,
+        };
+        match media_type {
+            OCI_MANIFEST | DOCKER_MANIFEST => {
+                let layers = raw.layers.unwrap_or_default();
+                let config = raw
+                    .config
+                    .ok_or_else(|| ManifestError::Type(media_type.to_owned()))?;
+                Manifest { config, layers }.check(limits).map(Self::Image)
+            }
+            OCI_INDEX | DOCKER_LIST => choose(raw.manifests.unwrap_or_default()).map(Self::Index),
+            other => Err(ManifestError::Type(other.chars().take(100).collect())),
+        }
+    }
+}
+
+impl Manifest {
+    fn check(self, limits: &Limits) -> Result<Self, ManifestError> {
+        let count = self.layers.len();
+        if count == 0 {
+            return Err(ManifestError::NoLayers);
+        }
+        if count > limits.layers {
+            return Err(ManifestError::TooManyLayers {
+                count,
+                limit: limits.layers,
+            });
+        }
+        check_size("the configuration", &self.config, limits.config_bytes)?;
+        for layer in &self.layers {
+            let media_type = layer.media_type.as_str();
+            let foreign = media_type.contains("foreign") || media_type.contains("nondistributable");
+            if foreign || layer.urls.as_ref().is_some_and(|urls| !urls.is_empty()) {
+                return Err(ManifestError::ForeignLayer(layer.digest));
+            }
+            if !is_layer(media_type) {
+                let media_type = media_type.chars().take(100).collect();
+                return Err(ManifestError::LayerType {
+                    digest: layer.digest,
+                    media_type,
+                });
+            }
+            check_size("layer", layer, limits.layer_bytes)?;
+        }
+        Ok(self)
+    }
+}
+
+fn check_size(
+    what: &'static str,
+    descriptor: &Descriptor,
+    limit: u64,
+) -> Result<(), ManifestError> {
+    let Descriptor { digest, size, .. } = *descriptor;
+    if size > limit {
+        Err(ManifestError::TooLarge {
+            what,
+            digest,
+            size,
+            limit,
+        })
+    } else {
+        Ok(())
+    }
+}
+
+fn is_layer(media_type: &str) -> bool {
+    [
+        "application/vnd.oci.image.layer.v1.tar",
+        "application/vnd.docker.image.rootfs.diff.tar",
+    ]
+    .iter()
+    .any(|known| {
+        matches!(
+            media_type.strip_prefix(known),
+            Some("" | "+gzip" | "+zstd" | ".gzip" | ".zstd")
+        )
+    })
+}
+
+fn choose(manifests: Vec<Descriptor>) -> Result<Descriptor, ManifestError> {
+    let mut available = Vec::new();
+    for descriptor in manifests {
+        match &descriptor.platform {
+            Some(platform) if platform.os == "linux" && platform.architecture == "amd64" => {
+                return Ok(descriptor);
+            }
+            Some(platform) if available.len() < 16 => {
+                let cut = |text: &str| text.chars().take(20).collect::<String>();
+                available.push(format!(
+                    "{}/{}",
+                    cut(&platform.os),
+                    cut(&platform.architecture)
+                ));
+            }
+            // Without a platform it can only be the one manifest of a plain export.
+            None if is_manifest(&descriptor.media_type) => return Ok(descriptor),
+            _ => {}
+        }
+    }
+    let available = if available.is_empty() {
+        "nothing".to_owned()
+    } else {
+        available.join(", ")
+    };
+    Err(ManifestError::Platform { available })
+}
+
+fn is_manifest(media_type: &str) -> bool {
+    matches!(
+        media_type,
+        OCI_MANIFEST | DOCKER_MANIFEST | OCI_INDEX | DOCKER_LIST
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+    fn parse(text: &str) -> Result<Parsed, ManifestError> {
+        Parsed::parse(
+            text.replace("DIGEST", DIGEST).as_bytes(),
+            OCI_MANIFEST,
+            &Limits::default(),
+        )
+    }
+
+    fn image(layer: &str) -> String {
+        format!(
+            r#"{{"schemaVersion":2,"config":{{"mediaType":"c","digest":"DIGEST","size":2}},"layers":[{layer}]}}"#
+        )
+    }
+
+    #[test]
+    fn manifests_without_a_type_are_told_by_their_members() {
+        let layer = r#"{"mediaType":"application/vnd.oci.image.layer.v1.tar+zstd","digest":"DIGEST","size":9}"#;
+        assert!(
+            matches!(parse(&image(layer)), Ok(Parsed::Image(manifest)) if manifest.layers[0].size == 9)
+        );
+        let index = r#"{"schemaVersion":2,"manifests":[
+            {"mediaType":"m","digest":"DIGEST","size":1,"platform":{"os":"linux","architecture":"arm64"}},
+            {"mediaType":"m","digest":"DIGEST","size":2,"platform":{"os":"linux","architecture":"amd64"}}]}"#;
+        assert!(matches!(parse(index), Ok(Parsed::Index(entry)) if entry.size == 2));
+    }
+
+    #[test]
+    fn what_is_no_runnable_image_is_refused() {
+        let none = image("");
+        assert!(matches!(parse(&none), Err(ManifestError::NoLayers)));
+        let foreign = image(
+            r#"{"mediaType":"application/vnd.docker.image.rootfs.foreign.diff.tar.gzip","digest":"DIGEST","size":9}"#,
+        );
+        assert!(matches!(
+            parse(&foreign),
+            Err(ManifestError::ForeignLayer(_))
+        ));
+        let urls = image(
+            r#"{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"DIGEST","size":9,"urls":["http://10.0.0.1/"]}"#,
+        );
+        assert!(matches!(parse(&urls), Err(ManifestError::ForeignLayer(_))));
+        let chart = image(
+            r#"{"mediaType":"application/vnd.cncf.helm.chart.content.v1.tar+gzip","digest":"DIGEST","size":9}"#,
+        );
+        assert!(matches!(
+            parse(&chart),
+            Err(ManifestError::LayerType { .. })
+        ));
+        let huge = image(
+            r#"{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"DIGEST","size":9999999999999}"#,
+        );
+        assert!(matches!(parse(&huge), Err(ManifestError::TooLarge { .. })));
+        let arm = r#"{"schemaVersion":2,"manifests":[{"mediaType":"m","digest":"DIGEST","size":1,"platform":{"os":"linux","architecture":"arm64"}}]}"#;
+        assert!(
+            matches!(parse(arm), Err(ManifestError::Platform { available }) if available == "linux/arm64")
+        );
+        assert!(matches!(
+            parse(r#"{"schemaVersion":1}"#),
+            Err(ManifestError::Schema(1))
+        ));
+        assert!(matches!(parse("{"), Err(ManifestError::Json(_))));
+    }
+}

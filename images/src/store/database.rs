@@ -1,0 +1,193 @@
+//! The database: names, times of use, pins. All else follows from the files.
+//!
+//! A database can be open in one process at a time, and a store must serve several, so it is opened for each transaction
+//! under a lock of its own and closed again. A transaction is on the disk when it ends.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::layout::Layout;
+use crate::{Digest, Error, Result};
+
+/// Full reference, with tag or digest, to the hexadecimal id.
+const NAMES: TableDefinition<'_, &str, &str> = TableDefinition::new("names");
+/// Hexadecimal id to a [`Record`] in JSON.
+const IMAGES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("images");
+
+/// Bytes of the database kept in memory; all of it is small.
+const CACHE: usize = 1 << 20;
+
+/// What the store remembers of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// The image's manifest.
+    pub(super) manifest: Digest,
+    /// Indexes that named it.
+    #[serde(default)]
+    pub(super) indexes: Vec<Digest>,
+    /// Seconds since 1970.
+    pub(super) pulled: u64,
+    /// Seconds since 1970.
+    pub(super) used: u64,
+    #[serde(default)]
+    pub(super) pinned: bool,
+}
+
+/// A name and the image that it stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Name {
+    pub(super) name: String,
+    pub(super) id: Digest,
+}
+
+/// Everything in the database.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Contents {
+    pub(super) images: Vec<(Digest, Record)>,
+    /// Sorted by name.
+    pub(super) names: Vec<Name>,
+}
+
+/// A change.
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    PutImage(Digest, Record),
+    DropImage(Digest),
+    PutName(Name),
+    DropName(String),
+}
+
+pub(super) fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}
+
+pub(super) fn time(seconds: u64) -> SystemTime {
+    UNIX_EPOCH
+        .checked_add(Duration::from_secs(seconds))
+        .unwrap_or(UNIX_EPOCH)
+}
+
+/// Reads everything; a missing database is empty.
+pub(super) fn read(layout: &Layout) -> Result<Contents> {
+    update(layout, |_| Ok((Vec::new(), ()))).map(|(contents, ())| contents)
+}
+
+/// One transaction: `decide` sees what there is and says what to change. Returns the contents from before.
+pub(super) fn update<T>(
+    layout: &Layout,
+    decide: impl FnOnce(&Contents) -> Result<(Vec<Change>, T)>,
+) -> Result<(Contents, T)> {
+    let _lock = lock(layout)?;
+    let fault = |source: redb::Error| failed(layout, source);
+    let path = layout.database();
+    let database = Database::builder()
+        .set_cache_size(CACHE)
+        .create(&path)
+        .map_err(|error| fault(error.into()))?;
+    let contents = load(&database).map_err(fault)?;
+    let (changes, out) = decide(&contents)?;
+    if !changes.is_empty() {
+        apply(&database, &changes).map_err(fault)?;
+    }
+    Ok((contents, out))
+}
+
+fn lock(layout: &Layout) -> Result<File> {
+    let path = layout.lock();
+    let lock = || -> io::Result<File> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        Ok(file)
+    };
+    lock().map_err(|source| Error::io("lock", &path, source))
+}
+
+fn failed(layout: &Layout, source: redb::Error) -> Error {
+    match source {
+        redb::Error::Io(source) => Error::io("use the database", &layout.database(), source),
+        source => Error::Database {
+            path: layout.database(),
+            source: Box::new(source),
+        },
+    }
+}
+
+fn load(database: &Database) -> Result<Contents, redb::Error> {
+    let transaction = database.begin_read()?;
+    let mut contents = Contents::default();
+    match transaction.open_table(IMAGES) {
+        Ok(images) => {
+            for row in images.iter()? {
+                let (id, record) = row?;
+                // What another version wrote and this one cannot read is not there for it.
+                let parsed = Digest::from_hex(id.value())
+                    .ok()
+                    .zip(serde_json::from_slice(record.value()).ok());
+                contents.images.extend(parsed);
+            }
+        }
+        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(contents),
+        Err(error) => return Err(error.into()),
+    }
+    for row in transaction.open_table(NAMES)?.iter()? {
+        let (name, id) = row?;
+        if let Ok(id) = Digest::from_hex(id.value()) {
+            contents.names.push(Name {
+                name: name.value().to_owned(),
+                id,
+            });
+        }
+    }
+    Ok(contents)
+}
+
+fn apply(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    {
+        let mut images = transaction.open_table(IMAGES)?;
+        let mut names = transaction.open_table(NAMES)?;
+        for change in changes {
+            match change {
+                Change::PutImage(id, record) => {
+                    let json = serde_json::to_vec(record).map_err(io::Error::other)?;
+                    images.insert(id.hex().as_str(), json.as_slice())?;
+                }
+                Change::DropImage(id) => drop(images.remove(id.hex().as_str())?),
+                Change::PutName(Name { name, id }) => {
+                    drop(names.insert(name.as_str(), id.hex().as_str())?);
+                }
+                Change::DropName(name) => drop(names.remove(name.as_str())?),
+            }
+        }
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+impl Contents {
+    pub(super) fn record(&self, id: &Digest) -> Option<&Record> {
+        self.images
+            .iter()
+            .find(|(found, _)| found == id)
+            .map(|(_, record)| record)
+    }
+
+    pub(super) fn names_of(&self, id: &Digest) -> impl Iterator<Item = &str> {
+        self.names
+            .iter()
+            .filter(move |name| name.id == *id)
+            .map(|name| name.name.as_str())
+    }
+}

@@ -1,0 +1,171 @@
+//! Removing: names by request, files when nothing needs them any longer.
+
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::database::{self, Change, Contents};
+use super::lookup::{Found, find};
+use super::{Inner, Removed};
+use crate::registry::Parsed;
+use crate::{Digest, Error, Result};
+
+impl Inner {
+    /// Keeps all files from removal until the result is dropped. Waits while another removes.
+    pub(super) fn hold_files(&self) -> Result<File> {
+        self.gc_lock(FlockOperation::LockShared)?
+            .ok_or_else(|| unreachable!("waiting locks are got"))
+    }
+
+    fn gc_lock(&self, how: FlockOperation) -> Result<Option<File>> {
+        let path = self.layout.gc_lock();
+        let lock = || -> io::Result<Option<File>> {
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)?;
+            match flock(&file, how) {
+                Ok(()) => Ok(Some(file)),
+                Err(Errno::WOULDBLOCK) => Ok(None),
+                Err(error) => Err(error.into()),
+            }
+        };
+        lock().map_err(|source| Error::io("lock", &path, source))
+    }
+
+    /// Takes names away, and images with their last name.
+    pub(super) fn remove(&self, name: &str) -> Result<Removed> {
+        let (_, mut removed) = database::update(&self.layout, |contents| {
+            let found = find(contents, name)?;
+            let id = found.id();
+            let all: Vec<String> = contents.names_of(&id).map(str::to_owned).collect();
+            let tags = all.iter().filter(|name| !name.contains('@')).count();
+            // A digest is a by-name of a pull: with the last tag it goes too.
+            let names = match found {
+                Found::Name(name, _) if !name.contains('@') && tags > 1 => vec![name],
+                Found::Name(name, _) if name.contains('@') && all.len() > 1 && tags > 0 => {
+                    vec![name]
+                }
+                _ => all.clone(),
+            };
+            let mut changes: Vec<_> = names.iter().cloned().map(Change::DropName).collect();
+            let mut removed = Removed {
+                names,
+                ..Removed::default()
+            };
+            if removed.names.len() == all.len() {
+                self.check_unused(&id)?;
+                changes.push(Change::DropImage(id));
+                removed.image = Some(id);
+            }
+            Ok((changes, removed))
+        })?;
+        if removed.image.is_some() {
+            removed.bytes = self.collect()?;
+        }
+        Ok(removed)
+    }
+
+    fn check_unused(&self, id: &Digest) -> Result<()> {
+        let path = self.layout.rootfs(id);
+        match lock_unused(&path) {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(Error::InUse { id: *id }),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(Error::io("lock", &path, source)),
+        }
+    }
+
+    /// Removes files that no image needs; bytes freed. While a pull runs nothing is removed: a later call will.
+    pub(super) fn collect(&self) -> Result<u64> {
+        let Some(_alone) = self.gc_lock(FlockOperation::NonBlockingLockExclusive)? else {
+            return Ok(0);
+        };
+        let contents = database::read(&self.layout)?;
+        let needed = self.needed(&contents);
+        let mut freed = 0;
+        for (digest, path) in entries(&self.layout.blobs())? {
+            if !needed.contains(&digest) {
+                freed += remove_file(&path)?;
+            }
+        }
+        for (id, folder) in entries(&self.layout.images())? {
+            if contents.record(&id).is_none() {
+                freed += self.remove_rootfs(&id, &folder)?;
+            }
+        }
+        Ok(freed)
+    }
+
+    fn remove_rootfs(&self, id: &Digest, folder: &Path) -> Result<u64> {
+        let path = self.layout.rootfs(id);
+        let freed = match lock_unused(&path) {
+            Ok(Some(_lock)) => remove_file(&path)?,
+            // A sandbox still runs from it.
+            Ok(None) => return Ok(0),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => 0,
+            Err(source) => return Err(Error::io("lock", &path, source)),
+        };
+        fs::remove_dir(folder).map_err(|source| Error::io("remove", folder, source))?;
+        Ok(freed)
+    }
+
+    /// Blobs that images in the database are made of.
+    fn needed(&self, contents: &Contents) -> HashSet<Digest> {
+        let mut needed = HashSet::new();
+        for (id, record) in &contents.images {
+            needed.insert(*id);
+            needed.insert(record.manifest);
+            needed.extend(&record.indexes);
+            let manifest = fs::read(self.layout.blob(&record.manifest)).ok();
+            let parsed =
+                manifest.and_then(|bytes| Parsed::parse(&bytes, "", &self.options.limits).ok());
+            if let Some(Parsed::Image(manifest)) = parsed {
+                needed.extend(manifest.layers.iter().map(|layer| layer.digest));
+            }
+        }
+        needed
+    }
+}
+
+/// An exclusive lock on a root file system; `None` while it is open somewhere.
+fn lock_unused(path: &Path) -> io::Result<Option<File>> {
+    let file = File::open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Entries of a folder whose names are digests.
+fn entries(folder: &Path) -> Result<Vec<(Digest, PathBuf)>> {
+    let read = || -> io::Result<Vec<_>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            if let Some(digest) = entry
+                .file_name()
+                .to_str()
+                .and_then(|hex| Digest::from_hex(hex).ok())
+            {
+                found.push((digest, entry.path()));
+            }
+        }
+        Ok(found)
+    };
+    read().map_err(|source| Error::io("list", folder, source))
+}
+
+fn remove_file(path: &Path) -> Result<u64> {
+    let remove = || {
+        let bytes = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(path)?) * 512;
+        fs::remove_file(path).map(|()| bytes)
+    };
+    remove().map_err(|source| Error::io("remove", path, source))
+}

@@ -1,0 +1,76 @@
+//! Where everything is in the store's folder.
+
+use std::path::{Path, PathBuf};
+
+use crate::Digest;
+
+/// Paths of a store.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    pub(super) fn new(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Folders that must exist.
+    pub(super) fn folders(&self) -> [PathBuf; 3] {
+        [self.blobs(), self.images(), self.temporary()]
+    }
+
+    pub(super) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs/sha256")
+    }
+
+    pub(super) fn blob(&self, digest: &Digest) -> PathBuf {
+        self.blobs().join(digest.hex())
+    }
+
+    pub(super) fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    pub(super) fn image(&self, id: &Digest) -> PathBuf {
+        self.images().join(id.hex())
+    }
+
+    pub(super) fn rootfs(&self, id: &Digest) -> PathBuf {
+        self.image(id).join("rootfs.erofs")
+    }
+
+    pub(super) fn temporary(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+
+    /// Where a blob is while it is fetched.
+    pub(super) fn blob_work(&self, digest: &Digest) -> PathBuf {
+        self.temporary().join(format!("blob-{}", digest.hex()))
+    }
+
+    /// Where a root file system is while it is written.
+    pub(super) fn rootfs_work(&self, id: &Digest) -> PathBuf {
+        self.temporary().join(format!("rootfs-{}", id.hex()))
+    }
+
+    pub(super) fn database(&self) -> PathBuf {
+        self.root.join("store.redb")
+    }
+
+    /// Held for the length of a transaction.
+    pub(super) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    /// Held shared by work that needs what it found to stay, exclusively by what removes files.
+    pub(super) fn gc_lock(&self) -> PathBuf {
+        self.root.join("gc.lock")
+    }
+}

@@ -1,0 +1,98 @@
+//! Finding images, by whatever a person calls them.
+
+use super::Inner;
+use super::database::{self, Contents, Record};
+use crate::error::parse_reference;
+use crate::{Digest, Error, Image, ImageConfiguration, Result, rfc3339};
+
+/// Digits of an id's beginning that are accepted as its name.
+const PREFIX: usize = 4;
+
+/// What a name was found to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// A name of the database.
+    Name(String, Digest),
+    /// An image by its id.
+    Id(Digest),
+}
+
+impl Found {
+    pub(super) fn id(&self) -> Digest {
+        match self {
+            Self::Name(_, id) | Self::Id(id) => *id,
+        }
+    }
+}
+
+pub(super) fn find(contents: &Contents, name: &str) -> Result<Found> {
+    if let Ok(reference) = parse_reference(name) {
+        let full = canonical(&reference);
+        if let Some(found) = contents.names.iter().find(|known| known.name == full) {
+            return Ok(Found::Name(full, found.id));
+        }
+    }
+    let digits = name.strip_prefix("sha256:").unwrap_or(name);
+    let is_prefix = (PREFIX..=64).contains(&digits.len())
+        && digits
+            .bytes()
+            .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let mut fitting = contents
+        .images
+        .iter()
+        .map(|(id, _)| *id)
+        .filter(|id| is_prefix && id.hex().starts_with(digits));
+    match (fitting.next(), fitting.count()) {
+        (Some(id), 0) => Ok(Found::Id(id)),
+        (Some(_), others) => Err(Error::Ambiguous {
+            name: name.to_owned(),
+            count: others + 1,
+        }),
+        (None, _) => Err(Error::NotFound {
+            name: name.chars().take(300).collect(),
+        }),
+    }
+}
+
+/// The name under which a reference is kept. With a tag and a digest the digest decides.
+pub(super) fn canonical(reference: &crate::Reference) -> String {
+    match reference.digest() {
+        Some(digest) => format!(
+            "{}/{}@{digest}",
+            reference.registry(),
+            reference.repository()
+        ),
+        None => reference.to_string(),
+    }
+}
+
+impl Inner {
+    /// Puts together what is known of an image.
+    pub(super) fn image(&self, contents: &Contents, id: Digest, record: &Record) -> Result<Image> {
+        let path = self.layout.blob(&id);
+        let damaged = || Error::Damaged { id };
+        let config = std::fs::read(&path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => damaged(),
+            _ => Error::io("read", &path, source),
+        })?;
+        let config: ImageConfiguration = serde_json::from_slice(&config).map_err(|_| damaged())?;
+        let rootfs = self.layout.rootfs(&id);
+        let metadata = std::fs::metadata(&rootfs).map_err(|_| damaged())?;
+        let (digests, tags) = contents
+            .names_of(&id)
+            .map(str::to_owned)
+            .partition(|name: &String| name.contains('@'));
+        Ok(Image {
+            id,
+            manifest: record.manifest,
+            tags,
+            digests,
+            size: std::os::unix::fs::MetadataExt::blocks(&metadata) * 512,
+            pulled: database::time(record.pulled),
+            created: config.created().as_deref().and_then(rfc3339::parse),
+            pinned: record.pinned,
+            rootfs,
+            config,
+        })
+    }
+}

@@ -1,0 +1,442 @@
+//! A pull: fetch what is missing, write the file system, then the name.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::{JoinSet, spawn_blocking};
+
+use super::database::{self, Change, Name, Record};
+use super::lookup::canonical;
+use super::work::{WorkFile, sync_folder_of};
+use super::{Inner, PullOptions, PullPolicy, Store};
+use crate::error::parse_reference;
+use crate::layer::{LayerError, Unpacker};
+use crate::registry::{BlobError, Client, Descriptor, ManifestError, RegistryError, Resolved};
+use crate::{Digest, Error, Image, ImageConfiguration, PullEvent, Reference, Result};
+
+/// Sets its flag when dropped, so that a thread stops when whoever waits for it does.
+#[derive(Default)]
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs `work` where blocking is allowed.
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Blocking work is only cancelled when the runtime itself ends, and this future with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
+impl Store {
+    pub(super) async fn pull_image(&self, name: &str, options: &PullOptions) -> Result<Image> {
+        let reference = parse_reference(name)?;
+        if options.policy == PullPolicy::IfMissing {
+            match self.resolve(name) {
+                Err(Error::NotFound { .. } | Error::Damaged { .. }) => {}
+                found => return found,
+            }
+        }
+        let outcome = {
+            let inner = Arc::clone(&self.inner);
+            let _stay = blocking(move || inner.hold_files()).await?;
+            self.inner.clone().pull(&reference, options).await
+        };
+        if let Err(error) = &outcome
+            && !error.may_pass()
+        {
+            // Layers of an image that cannot be used serve nobody. Not removing them is no reason to hide the error.
+            let inner = Arc::clone(&self.inner);
+            if let Err(error) = blocking(move || inner.collect()).await {
+                tracing::warn!(%error, "cannot clear the store after a failed pull");
+            }
+        }
+        outcome
+    }
+}
+
+impl Inner {
+    async fn pull(self: Arc<Self>, reference: &Reference, options: &PullOptions) -> Result<Image> {
+        options.emit(PullEvent::Resolving {
+            reference: reference.to_string(),
+        });
+        let client = blocking({
+            let (reference, options, limits) = (
+                reference.clone(),
+                options.clone(),
+                self.options.limits.clone(),
+            );
+            move || {
+                let PullOptions {
+                    registries,
+                    credentials,
+                    events,
+                    ..
+                } = options;
+                Client::new(&reference, &registries, &credentials, &limits, events)
+            }
+        });
+        let client = Arc::new(client.await?);
+        let resolved = client.resolve(reference).await?;
+        let layers = &resolved.manifest.layers;
+        options.emit(PullEvent::Resolved {
+            manifest: resolved.digest,
+            layers: layers
+                .iter()
+                .map(|layer| (layer.digest, layer.size))
+                .collect(),
+        });
+        let id = resolved.manifest.config.digest;
+        let config = self.config_of(&client, &resolved).await?;
+        let diff_ids = self.check_config(reference, &config, &resolved)?;
+        let new = self
+            .clone()
+            .make_rootfs(&client, layers, diff_ids, id, options)
+            .await?;
+        let documents: Vec<_> = (resolved
+            .indexes
+            .iter()
+            .map(|(digest, bytes)| (*digest, bytes.clone())))
+        .chain([(resolved.digest, resolved.bytes.clone()), (id, config)])
+        .collect();
+        let names = names(reference, &resolved, id);
+        let record = Record {
+            manifest: resolved.digest,
+            indexes: resolved.indexes.iter().map(|(digest, _)| *digest).collect(),
+            pulled: database::now(),
+            used: database::now(),
+            pinned: false,
+        };
+        let image = blocking(move || self.commit(id, record, names, &documents)).await?;
+        options.emit(PullEvent::Done { id, new });
+        Ok(image)
+    }
+
+    async fn config_of(&self, client: &Client, resolved: &Resolved) -> Result<Vec<u8>> {
+        let config = &resolved.manifest.config;
+        match fs::read(self.layout.blob(&config.digest)) {
+            Ok(bytes) if Digest::of(&bytes) == config.digest => Ok(bytes),
+            _ => Ok(client
+                .document(
+                    config,
+                    "the configuration",
+                    self.options.limits.config_bytes,
+                )
+                .await?),
+        }
+    }
+
+    /// Layers' digests without compression, as the configuration has them.
+    fn check_config(
+        &self,
+        reference: &Reference,
+        config: &[u8],
+        resolved: &Resolved,
+    ) -> Result<Vec<Digest>> {
+        let check = || -> Result<Vec<Digest>, ManifestError> {
+            let config: ImageConfiguration =
+                serde_json::from_slice(config).map_err(ManifestError::Config)?;
+            let (os, architecture) = (config.os().to_string(), config.architecture().to_string());
+            if (os.as_str(), architecture.as_str()) != ("linux", "amd64") {
+                let available = format!("{os}/{architecture}").chars().take(40).collect();
+                return Err(ManifestError::Platform { available });
+            }
+            let diff_ids = config.rootfs().diff_ids();
+            let layers = resolved.manifest.layers.len();
+            if diff_ids.len() != layers {
+                return Err(ManifestError::LayerCount {
+                    layers,
+                    diff_ids: diff_ids.len(),
+                });
+            }
+            diff_ids
+                .iter()
+                .map(|text| text.parse().map_err(ManifestError::DiffId))
+                .collect()
+        };
+        check().map_err(|source| {
+            RegistryError::Manifest {
+                name: reference.to_string(),
+                source,
+            }
+            .into()
+        })
+    }
+
+    /// Makes sure that the image's file system is there; false when it was.
+    async fn make_rootfs(
+        self: Arc<Self>,
+        client: &Arc<Client>,
+        layers: &[Descriptor],
+        diff_ids: Vec<Digest>,
+        id: Digest,
+        options: &PullOptions,
+    ) -> Result<bool> {
+        let target = self.layout.rootfs(&id);
+        let flight = self.flights.enter(id);
+        let _turn = flight.lock().await;
+        if target.exists() {
+            return Ok(false);
+        }
+        let path = self.layout.rootfs_work(&id);
+        let work = acquire(&path, || {}).await?;
+        if target.exists() {
+            return Ok(false);
+        }
+        let (ready, queue) = mpsc::unbounded_channel();
+        let stop = StopOnDrop::default();
+        let unpacking = spawn_blocking({
+            let (inner, cancelled, options) =
+                (Arc::clone(&self), Arc::clone(&stop.0), options.clone());
+            let layers: Vec<_> = layers
+                .iter()
+                .map(|layer| layer.digest)
+                .zip(diff_ids)
+                .collect();
+            move || inner.unpack(work, id, &layers, queue, cancelled, &options)
+        });
+        let fetched = self
+            .clone()
+            .fetch_layers(client, layers, options, ready)
+            .await;
+        // A fetch that failed has closed the queue, so the thread ends either way, and its own error comes first unless
+        // it only tells that the queue ended.
+        let unpacked = match unpacking.await {
+            Ok(unpacked) => unpacked,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        };
+        match (fetched, unpacked) {
+            (
+                Err(error),
+                Err(Error::Layer {
+                    source: LayerError::Cancelled,
+                    ..
+                }),
+            ) => Err(error),
+            (_, Err(error)) | (Err(error), Ok(())) => Err(error),
+            (Ok(()), Ok(())) => Ok(true),
+        }
+    }
+
+    /// Fetches all layers, some at a time, and tells `ready` the index of each that is there.
+    async fn fetch_layers(
+        self: Arc<Self>,
+        client: &Arc<Client>,
+        layers: &[Descriptor],
+        options: &PullOptions,
+        ready: mpsc::UnboundedSender<usize>,
+    ) -> Result<()> {
+        let slots = Arc::new(Semaphore::new(options.parallel_layers.max(1)));
+        let mut fetches = JoinSet::new();
+        for (index, layer) in layers.iter().cloned().enumerate() {
+            let (inner, client, slots) =
+                (Arc::clone(&self), Arc::clone(client), Arc::clone(&slots));
+            let options = options.clone();
+            fetches.spawn(async move {
+                // Never closed.
+                let _slot = slots.acquire_owned().await.ok();
+                inner
+                    .fetch_layer(&client, &layer, &options)
+                    .await
+                    .map(|()| index)
+            });
+        }
+        loop {
+            let fetched = tokio::select! {
+                // The unpacking thread is gone, which is for an error: what is still under way is for nothing.
+                () = ready.closed() => return Ok(()),
+                fetched = fetches.join_next() => fetched,
+            };
+            match fetched {
+                None => return Ok(()),
+                Some(Ok(Ok(index))) => {
+                    let _ = ready.send(index);
+                }
+                Some(Ok(Err(error))) => return Err(error),
+                Some(Err(error)) => std::panic::resume_unwind(error.into_panic()),
+            }
+        }
+    }
+
+    async fn fetch_layer(
+        &self,
+        client: &Client,
+        layer: &Descriptor,
+        options: &PullOptions,
+    ) -> Result<()> {
+        let digest = layer.digest;
+        let target = self.layout.blob(&digest);
+        let flight = self.flights.enter(digest);
+        let _turn = match flight.try_lock() {
+            Ok(turn) => turn,
+            Err(_) => {
+                options.emit(PullEvent::LayerWaiting { layer: digest });
+                flight.lock().await
+            }
+        };
+        let present = || fs::metadata(&target).is_ok_and(|found| found.len() == layer.size);
+        if present() {
+            options.emit(PullEvent::LayerPresent { layer: digest });
+            return Ok(());
+        }
+        let path = self.layout.blob_work(&digest);
+        let work = acquire(&path, || {
+            options.emit(PullEvent::LayerWaiting { layer: digest })
+        })
+        .await?;
+        if present() {
+            options.emit(PullEvent::LayerPresent { layer: digest });
+            return Ok(());
+        }
+        let file = work
+            .handle()
+            .map_err(|source| Error::io("write", &path, source))?;
+        client
+            .blob(layer, file)
+            .await
+            .map_err(|error| match error {
+                BlobError::Registry(error) => Error::from(error),
+                BlobError::Write(source) => Error::io("write", &path, source),
+            })?;
+        blocking(move || {
+            work.publish(&target)
+                .map_err(|source| Error::io("store", &target, source))
+        })
+        .await?;
+        options.emit(PullEvent::LayerDone { layer: digest });
+        Ok(())
+    }
+
+    /// The thread that turns layers into a file system, in order, as they become ready.
+    fn unpack(
+        &self,
+        work: WorkFile,
+        id: Digest,
+        layers: &[(Digest, Digest)],
+        mut queue: mpsc::UnboundedReceiver<usize>,
+        cancelled: Arc<AtomicBool>,
+        options: &PullOptions,
+    ) -> Result<()> {
+        let file = work
+            .handle()
+            .map_err(|source| Error::io("write", work.path(), source))?;
+        let mut unpacker = Unpacker::new(file, self.options.limits.clone(), cancelled);
+        let mut ready = vec![false; layers.len()];
+        for (index, (digest, diff_id)) in layers.iter().enumerate() {
+            while !ready[index] {
+                match queue.blocking_recv() {
+                    Some(index) => ready[index] = true,
+                    None => {
+                        return Err(Error::Layer {
+                            layer: *digest,
+                            source: LayerError::Cancelled,
+                        });
+                    }
+                }
+            }
+            options.emit(PullEvent::Unpacking { layer: *digest });
+            let path = self.layout.blob(digest);
+            let blob = File::open(&path).map_err(|source| Error::io("read", &path, source))?;
+            unpacker
+                .layer(blob, *diff_id)
+                .map_err(|error| layer_error(*digest, error, work.path()))?;
+        }
+        let last = layers.last().map_or(id, |(digest, _)| *digest);
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&id.bytes()[..16]);
+        unpacker
+            .finish(uuid)
+            .map_err(|error| layer_error(last, error, work.path()))?;
+        let folder = self.layout.image(&id);
+        let target = self.layout.rootfs(&id);
+        fs::create_dir_all(&folder)
+            .and_then(|()| sync_folder_of(&folder))
+            .map_err(|source| Error::io("create the folder", &folder, source))?;
+        work.publish(&target)
+            .map_err(|source| Error::io("store", &target, source))
+    }
+
+    fn commit(
+        &self,
+        id: Digest,
+        record: Record,
+        names: Vec<Name>,
+        documents: &[(Digest, Vec<u8>)],
+    ) -> Result<Image> {
+        for (digest, bytes) in documents {
+            self.put_document(digest, bytes)?;
+        }
+        database::update(&self.layout, |before| {
+            let mut record = record;
+            if let Some(old) = before.record(&id) {
+                (record.pulled, record.pinned) = (old.pulled, old.pinned);
+            }
+            let mut changes = vec![Change::PutImage(id, record)];
+            changes.extend(names.into_iter().map(Change::PutName));
+            Ok((changes, ()))
+        })?;
+        let contents = database::read(&self.layout)?;
+        let record = contents.record(&id).ok_or_else(|| Error::NotFound {
+            name: id.to_string(),
+        })?;
+        self.image(&contents, id, record)
+    }
+
+    /// Stores a manifest or configuration.
+    fn put_document(&self, digest: &Digest, bytes: &[u8]) -> Result<()> {
+        let target = self.layout.blob(digest);
+        if fs::read(&target).is_ok_and(|found| found == bytes) {
+            return Ok(());
+        }
+        let path = self.layout.blob_work(digest);
+        let put = || {
+            let work = WorkFile::acquire(&path)?;
+            io::Write::write_all(&mut work.handle()?, bytes)?;
+            work.publish(&target)
+        };
+        put().map_err(|source| Error::io("store", &target, source))
+    }
+}
+
+/// Takes a work file; `waiting` is called when another process has it.
+async fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<WorkFile> {
+    let fault = |source| Error::io("create", path, source);
+    if let Some(work) = WorkFile::try_acquire(path).map_err(fault)? {
+        return Ok(work);
+    }
+    waiting();
+    let owned = path.to_owned();
+    blocking(move || WorkFile::acquire(&owned))
+        .await
+        .map_err(fault)
+}
+
+fn layer_error(layer: Digest, error: LayerError, work: &Path) -> Error {
+    match error.into_io() {
+        Ok(source) => Error::io("write", work, source),
+        Err(source) => Error::Layer { layer, source },
+    }
+}
+
+/// The names that an image gets: what was asked for, and the repository with the digest.
+fn names(reference: &Reference, resolved: &Resolved, id: Digest) -> Vec<Name> {
+    let repository = format!("{}/{}", reference.registry(), reference.repository());
+    let mut names = vec![
+        canonical(reference),
+        format!("{repository}@{}", resolved.target),
+    ];
+    names.dedup();
+    names.into_iter().map(|name| Name { name, id }).collect()
+}

@@ -1,0 +1,159 @@
+//! Files in the making: locked while somebody works on them, gone unless published.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+/// A file in the store's folder for temporary files. Its name says what it will be, so whoever makes the same thing at
+/// the same time waits for the lock, and then finds the thing made.
+#[derive(Debug)]
+pub(super) struct WorkFile {
+    file: File,
+    path: PathBuf,
+    published: bool,
+}
+
+impl WorkFile {
+    /// Takes the file without waiting; `None` while another has it.
+    pub(super) fn try_acquire(path: &Path) -> io::Result<Option<Self>> {
+        Self::lock(path, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// Takes the file, waiting for as long as another has it.
+    pub(super) fn acquire(path: &Path) -> io::Result<Self> {
+        loop {
+            if let Some(work) = Self::lock(path, FlockOperation::LockExclusive)? {
+                return Ok(work);
+            }
+        }
+    }
+
+    fn lock(path: &Path, how: FlockOperation) -> io::Result<Option<Self>> {
+        loop {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(path)?;
+            match flock(&file, how) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            // Its last owner may have published or removed what was waited for.
+            if is_at(&file, path)? {
+                file.set_len(0)?;
+                return Ok(Some(Self {
+                    file,
+                    path: path.to_owned(),
+                    published: false,
+                }));
+            }
+        }
+    }
+
+    /// A second handle.
+    pub(super) fn handle(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// Where the file is now.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Brings the file to the disk and gives it its final name.
+    pub(super) fn publish(mut self, target: &Path) -> io::Result<()> {
+        self.file.sync_all()?;
+        fs::rename(&self.path, target)?;
+        self.published = true;
+        sync_folder_of(target)
+    }
+}
+
+impl Drop for WorkFile {
+    fn drop(&mut self) {
+        if !self.published {
+            // The lock is still held, so nobody else's file goes. What fails here the next open clears away.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes what dead processes left in the folder.
+pub(super) fn clear(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        // Taking it and letting it go removes it; a living owner keeps it.
+        drop(WorkFile::try_acquire(&entry?.path())?);
+    }
+    Ok(())
+}
+
+/// Makes the names in a file's folder permanent.
+pub(super) fn sync_folder_of(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let held = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (held.dev(), held.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn an_unpublished_file_is_gone_and_a_published_one_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, target) = (dir.path().join("work"), dir.path().join("done"));
+        drop(WorkFile::acquire(&path).unwrap());
+        assert!(!path.exists());
+        let work = WorkFile::acquire(&path).unwrap();
+        assert!(WorkFile::try_acquire(&path).unwrap().is_none());
+        work.handle().unwrap().write_all(b"data").unwrap();
+        work.publish(&target).unwrap();
+        assert!(!path.exists());
+        assert_eq!(fs::read(&target).unwrap(), b"data");
+    }
+
+    #[test]
+    fn whoever_waited_gets_a_fresh_file_and_spares_the_published_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, target) = (dir.path().join("work"), dir.path().join("done"));
+        let work = WorkFile::acquire(&path).unwrap();
+        work.handle().unwrap().write_all(b"data").unwrap();
+        let waiting = std::thread::spawn({
+            let path = path.clone();
+            move || WorkFile::acquire(&path).unwrap()
+        });
+        work.publish(&target).unwrap();
+        let second = waiting.join().unwrap();
+        assert_eq!(second.handle().unwrap().metadata().unwrap().len(), 0);
+        assert_eq!(fs::read(&target).unwrap(), b"data");
+    }
+
+    #[test]
+    fn only_files_without_an_owner_are_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = WorkFile::acquire(&dir.path().join("kept")).unwrap();
+        fs::write(dir.path().join("left"), "x").unwrap();
+        clear(dir.path()).unwrap();
+        assert!(kept.path().exists());
+        assert!(!dir.path().join("left").exists());
+    }
+}
