@@ -55,24 +55,29 @@ if [ "$TERMINAL" = 1 ]; then
     $B setsid -c $B sh $H/run < /dev/hvc0 > /dev/hvc0 2>&1
     rc=$?
 else
+    # A fifo's ends are opened while descriptor 5 holds it: none of them blocks, so no child
+    # that ends meanwhile can interrupt it.
     $B mkfifo $H/out $H/err $H/in
     port stdout
-    $B cat < $H/out > "$PORT" &
+    exec 5<> $H/out 8> $H/out
+    $B cat < $H/out > "$PORT" 5<&- 8>&- &
     out=$!
     port stderr
-    $B cat < $H/err > "$PORT" &
+    exec 5<> $H/err 9> $H/err
+    $B cat < $H/err > "$PORT" 5<&- 8>&- 9>&- &
     err=$!
+    exec 5<&- 6< /dev/null
     if [ "$STDIN" = 1 ]; then
         port stdin
-        $B cat < "$PORT" > $H/in &
-        in=$H/in
-    else
-        in=/dev/null
+        exec 5<> $H/in 6< $H/in 7> $H/in 5<&-
+        $B cat < "$PORT" >&7 6<&- 8>&- 9>&- &
+        exec 7>&-
     fi
     keep="$out $err"
     echo up > "$STATUS"
-    $B sh $H/run < $in > $H/out 2> $H/err
+    $B sh $H/run <&6 >&8 2>&9 6<&- 8>&- 9>&-
     rc=$?
+    exec 6<&- 8>&- 9>&-
 fi
 
 # What the command left running would hold its streams open.
