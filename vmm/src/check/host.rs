@@ -1,0 +1,165 @@
+//! What sandboxes use of the host beside KVM.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::Path;
+
+use super::{Item, Status};
+
+/// Below this a single small guest is tight.
+const MEMORY_LOW_KIB: u64 = 512 * 1024;
+
+/// Reports on networking, cgroups, huge pages and memory.
+pub(super) fn check(items: &mut Vec<Item>) {
+    let tun = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun");
+    items.push(tun_device(tun.map(drop)));
+    items.push(cgroup_v2(Path::new("/sys/fs/cgroup")));
+    let thp = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    items.push(huge_pages(thp.ok().as_deref()));
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    items.push(memory(&meminfo));
+}
+
+fn tun_device(opened: io::Result<()>) -> Item {
+    const NAME: &str = "/dev/net/tun";
+    match opened {
+        Ok(()) => Item::ok(NAME, "can be opened"),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Item::bad(
+            NAME,
+            Status::Missing,
+            "permission denied: guests get no network",
+            "run as root, or let your group use it",
+        ),
+        Err(error) => Item::bad(
+            NAME,
+            Status::Missing,
+            format!("guests get no network: {error}"),
+            "sudo modprobe tun; in a container, pass --device /dev/net/tun",
+        ),
+    }
+}
+
+fn cgroup_v2(root: &Path) -> Item {
+    const NAME: &str = "cgroup v2";
+    const WANTED: [&str; 3] = ["cpu", "memory", "pids"];
+    let Ok(controllers) = fs::read_to_string(root.join("cgroup.controllers")) else {
+        return Item::bad(
+            NAME,
+            Status::Missing,
+            format!("not mounted on {}: sandboxes get no limits", root.display()),
+            "boot with systemd.unified_cgroup_hierarchy=1",
+        );
+    };
+    let has = |name: &str| controllers.split_whitespace().any(|c| c == name);
+    let missing: Vec<_> = WANTED.into_iter().filter(|name| !has(name)).collect();
+    if missing.is_empty() {
+        Item::ok(NAME, controllers.trim())
+    } else {
+        Item::bad(
+            NAME,
+            Status::Warning,
+            format!(
+                "mounted without {}: sandboxes get no limits for it",
+                missing.join(", ")
+            ),
+            "enable the controllers in the kernel, and in the parent's cgroup.subtree_control",
+        )
+    }
+}
+
+/// The file looks like `always [madvise] never`.
+fn huge_pages(enabled: Option<&str>) -> Item {
+    const NAME: &str = "transparent huge pages";
+    let chosen = enabled.and_then(|text| text.split('[').nth(1)?.split(']').next());
+    match chosen {
+        Some(mode @ ("always" | "madvise")) => Item::ok(NAME, mode),
+        Some(mode) => Item::bad(
+            NAME,
+            Status::Warning,
+            format!("{mode}: guests boot and run slower"),
+            "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+        ),
+        None => Item::bad(
+            NAME,
+            Status::Warning,
+            "not offered by this kernel: guests boot and run slower",
+            "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
+        ),
+    }
+}
+
+fn memory(meminfo: &str) -> Item {
+    const NAME: &str = "memory";
+    let available = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| {
+            rest.trim()
+                .trim_end_matches("kB")
+                .trim()
+                .parse::<u64>()
+                .ok()
+        });
+    match available {
+        Some(kib) if kib >= MEMORY_LOW_KIB => {
+            Item::ok(NAME, format!("{} MiB available", kib / 1024))
+        }
+        Some(kib) => Item::bad(
+            NAME,
+            Status::Warning,
+            format!("only {} MiB available", kib / 1024),
+            "stop something, or give guests little memory (--memory)",
+        ),
+        None => Item::bad(
+            NAME,
+            Status::Warning,
+            "unknown: /proc/meminfo has no MemAvailable",
+            "mount /proc",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chosen_huge_page_mode_is_the_one_in_brackets() {
+        let status = |text| huge_pages(text).status;
+        assert_eq!(status(Some("always [madvise] never\n")), Status::Ok);
+        assert_eq!(status(Some("[always] madvise never\n")), Status::Ok);
+        assert_eq!(status(Some("always madvise [never]\n")), Status::Warning);
+        assert_eq!(status(Some("garbage")), Status::Warning);
+        assert_eq!(status(None), Status::Warning);
+    }
+
+    #[test]
+    fn little_memory_is_warned_of() {
+        let text = |kib: u64| format!("MemTotal: 99 kB\nMemAvailable:   {kib} kB\n");
+        assert_eq!(memory(&text(1 << 21)).status, Status::Ok);
+        assert_eq!(memory(&text(1 << 17)).status, Status::Warning);
+        assert_eq!(memory("").status, Status::Warning);
+    }
+
+    #[test]
+    fn a_hierarchy_without_the_memory_controller_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(cgroup_v2(dir.path()).status, Status::Missing);
+        let file = dir.path().join("cgroup.controllers");
+        fs::write(&file, "cpuset cpu io pids\n").unwrap();
+        assert!(cgroup_v2(dir.path()).found.contains("memory"));
+        fs::write(&file, "cpuset cpu io memory pids\n").unwrap();
+        assert_eq!(cgroup_v2(dir.path()).status, Status::Ok);
+    }
+
+    #[test]
+    fn a_missing_tun_device_costs_the_network_and_not_the_guest() {
+        let item = tun_device(Err(io::ErrorKind::NotFound.into()));
+        assert_eq!(item.status, Status::Missing);
+        assert!(!item.prevents_guests());
+        assert_eq!(tun_device(Ok(())).status, Status::Ok);
+    }
+}

@@ -1,0 +1,173 @@
+//! Says whether this host can run guests, and what to do where it cannot.
+//!
+//! [`run`] looks at the host's files and KVM's capabilities ([`host`], [`kvm`]) and then runs
+//! a guest of a few dozen bytes for each thing that a kernel needs of a processor ([`probe`]).
+//! Out comes a [`Report`]; printing it, and exit codes, are the caller's.
+//!
+//! Nothing here changes the host, and none of it takes longer than a few seconds, whatever KVM
+//! does.
+
+mod host;
+mod kvm;
+mod probe;
+
+use serde::Serialize;
+
+/// How a checked item stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Works, with a loss that the item names.
+    Warning,
+    /// Not there, or not allowed.
+    Missing,
+    /// There, and does not do what it should.
+    Broken,
+}
+
+/// One thing that was checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Item {
+    /// What was checked, such as "/dev/kvm" or "guest: SYSCALL".
+    pub name: &'static str,
+    /// How it stands.
+    pub status: Status,
+    /// What was found, in a few words.
+    pub found: String,
+    /// What to do about it, where something is to be done.
+    pub remedy: Option<String>,
+    /// No guest runs without it. The others cost features or speed.
+    pub required: bool,
+}
+
+impl Item {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self {
+            name,
+            status: Status::Ok,
+            found: found.into(),
+            remedy: None,
+            required: false,
+        }
+    }
+
+    fn bad(
+        name: &'static str,
+        status: Status,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            status,
+            remedy: Some(remedy.into()),
+            ..Self::ok(name, found)
+        }
+    }
+
+    /// The same, as something that no guest runs without.
+    fn required(self) -> Self {
+        Self {
+            required: true,
+            ..self
+        }
+    }
+
+    fn prevents_guests(&self) -> bool {
+        self.required && matches!(self.status, Status::Missing | Status::Broken)
+    }
+}
+
+/// What [`run`] found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// Every item, in the order in which they were checked.
+    pub items: Vec<Item>,
+}
+
+impl Report {
+    /// Whether guests run on this host: nothing that they need is missing or broken.
+    #[must_use]
+    pub fn can_run_guests(&self) -> bool {
+        !self.items.iter().any(Item::prevents_guests)
+    }
+
+    /// One line: that guests can run, or what keeps them from it.
+    #[must_use]
+    pub fn verdict(&self) -> String {
+        let mut faults = self.items.iter().filter(|item| item.prevents_guests());
+        match (faults.next(), faults.count()) {
+            (None, _) => "guests can run here".to_owned(),
+            (Some(first), more) => {
+                let more = match more {
+                    0 => String::new(),
+                    n => format!(" (and {n} more)"),
+                };
+                format!(
+                    "guests cannot run here: {}: {}{more}",
+                    first.name, first.found
+                )
+            }
+        }
+    }
+}
+
+/// Checks this host. Needs no privileges beyond those that running guests needs.
+#[must_use]
+pub fn run() -> Report {
+    let mut items = Vec::new();
+    if kvm::check(&mut items) {
+        probe::check(&mut items);
+    }
+    host::check(&mut items);
+    tracing::debug!(items = items.len(), "host checked");
+    Report { items }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(items: Vec<Item>) -> Report {
+        Report { items }
+    }
+
+    #[test]
+    fn what_is_not_required_does_not_keep_guests_from_running() {
+        let report = report(vec![
+            Item::ok("/dev/kvm", "there").required(),
+            Item::bad("/dev/net/tun", Status::Missing, "not there", "modprobe tun"),
+            Item::bad("nested paging", Status::Warning, "off", "turn it on").required(),
+        ]);
+        assert!(report.can_run_guests());
+        assert_eq!(report.verdict(), "guests can run here");
+    }
+
+    #[test]
+    fn the_verdict_names_the_first_of_what_is_wrong() {
+        let report = report(vec![
+            Item::ok("/dev/kvm", "there").required(),
+            Item::bad("guest: SYSCALL", Status::Broken, "CPL stays 3", "…").required(),
+            Item::bad("guest: ud2", Status::Broken, "nothing", "…").required(),
+        ]);
+        assert!(!report.can_run_guests());
+        assert_eq!(
+            report.verdict(),
+            "guests cannot run here: guest: SYSCALL: CPL stays 3 (and 1 more)"
+        );
+    }
+
+    #[test]
+    fn a_report_of_this_machine_names_every_miss_with_a_remedy() {
+        let report = run();
+        assert!(report.items.iter().any(|item| item.name == "/dev/kvm"));
+        for item in &report.items {
+            assert_eq!(item.remedy.is_none(), item.status == Status::Ok, "{item:?}");
+            assert!(!item.found.is_empty(), "{item:?}");
+        }
+    }
+}

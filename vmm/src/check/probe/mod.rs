@@ -1,0 +1,275 @@
+//! Guests of a few dozen bytes that show what this KVM does to a kernel's instructions.
+//!
+//! Each step is a VM of its own ([`guest`]) with code of its own ([`code`]), so that a failure
+//! names just what failed. A step runs on its own thread and is kicked out of KVM when it takes
+//! too long; a KVM that does not even let go of the thread is reported like that.
+
+mod code;
+mod guest;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use kvm_ioctls::Kvm;
+use vmm_sys_util::signal::{Killable, SIGRTMIN, block_signal};
+
+use super::{Item, Status};
+use code::{REPORT, VECTOR};
+use guest::{Event, Guest, Mode};
+
+/// No step needs more than some milliseconds, even where guests are emulated.
+const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// What a KVM that was kicked may take to come back.
+const GRACE: Duration = Duration::from_secs(1);
+
+const REMEDY: &str = "this KVM cannot run Linux guests: use a machine with VT-x or AMD-V, \
+                      or a virtual machine with nested virtualisation";
+
+/// A thing that KVM must do right.
+struct Step {
+    name: &'static str,
+    run: fn(&Kvm) -> Result<(), Flaw>,
+}
+
+/// In the order of how well they name what is wrong: the first one that fails is the verdict.
+const STEPS: &[Step] = &[
+    Step {
+        name: "guest: long mode",
+        run: long_mode,
+    },
+    Step {
+        name: "guest: SYSCALL",
+        run: syscall,
+    },
+    Step {
+        name: "guest: IRETQ",
+        run: iretq,
+    },
+    Step {
+        name: "guest: exception",
+        run: exception,
+    },
+    Step {
+        name: "guest: INT n",
+        run: software_interrupt,
+    },
+    Step {
+        name: "guest: ring 0 code",
+        run: ring_0_code,
+    },
+    Step {
+        name: "guest: MMIO",
+        run: mmio,
+    },
+    Step {
+        name: "guest: interrupt",
+        run: interrupt,
+    },
+];
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+enum Flaw {
+    #[error("cannot {what}: {source}")]
+    Setup {
+        what: &'static str,
+        source: std::io::Error,
+    },
+    #[error("{expected}; instead {found}")]
+    Unexpected { expected: String, found: String },
+    #[error("{0}")]
+    Wrong(String),
+    #[error("KVM does not let go of the vCPU's thread")]
+    Stuck,
+}
+
+impl Flaw {
+    fn setup(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Setup {
+            what,
+            source: error.into(),
+        }
+    }
+}
+
+/// Runs all steps.
+pub(super) fn check(items: &mut Vec<Item>) {
+    for step in STEPS {
+        let item = match within(TIME_LIMIT, step.run) {
+            Ok(()) => Item::ok(step.name, "works"),
+            Err(flaw) => Item::bad(step.name, Status::Broken, flaw.to_string(), REMEDY),
+        };
+        items.push(item.required());
+    }
+}
+
+/// Runs a step on a thread of its own, for at most `limit`.
+fn within(limit: Duration, run: fn(&Kvm) -> Result<(), Flaw>) -> Result<(), Flaw> {
+    let kick = SIGRTMIN();
+    let (answer, answers) = mpsc::channel();
+    let kickable = Arc::new(AtomicBool::new(false));
+    let armed = kickable.clone();
+    let thread = thread::Builder::new()
+        .name("podvisor-probe".to_owned())
+        .spawn(move || {
+            // From here on the signal has an effect inside KVM_RUN alone; see `kvm::signal_mask`.
+            let result = match block_signal(kick) {
+                Ok(()) => {
+                    armed.store(true, Ordering::Release);
+                    Kvm::new()
+                        .map_err(Flaw::setup("open /dev/kvm"))
+                        .and_then(|kvm| run(&kvm))
+                }
+                Err(_) => Err(Flaw::Stuck),
+            };
+            // Nobody listens any more when the time is over.
+            let _ = answer.send(result);
+        })
+        .map_err(|source| Flaw::Setup {
+            what: "start a thread",
+            source,
+        })?;
+    if let Ok(result) = answers.recv_timeout(limit) {
+        let _ = thread.join();
+        return result;
+    }
+    if kickable.load(Ordering::Acquire) && thread.kill(kick).is_ok() {
+        if let Ok(result) = answers.recv_timeout(GRACE) {
+            let _ = thread.join();
+            return result;
+        }
+    }
+    Err(Flaw::Stuck)
+}
+
+/// Ring 0 in 64-bit mode computes, and its port write leaves the guest.
+fn long_mode(kvm: &Kvm) -> Result<(), Flaw> {
+    let mut guest = Guest::new(kvm, Mode::Kernel, code::COMPUTE, &[])?;
+    guest.expect("6 × 7 on port 0x10", Event::Out(0x10, 42))?;
+    guest.expect("HLT", Event::Halt)
+}
+
+/// Ring 3 calls the kernel, which returns to it.
+fn syscall(kvm: &Kvm) -> Result<(), Flaw> {
+    let mut guest = Guest::new(kvm, Mode::User, code::SYSCALL_ENTRY, code::SYSCALL)?;
+    guest.expect(
+        "SYSCALL reaches the kernel's entry",
+        Event::Write(REPORT, code::TOKEN),
+    )?;
+    let (regs, sregs) = guest.state()?;
+    let (cs, ss) = (sregs.cs.selector, sregs.ss.selector);
+    let cpl = sregs.ss.dpl;
+    if (cs, ss, cpl) != (code::KERNEL_CODE, code::KERNEL_DATA, 0) {
+        return Err(Flaw::Wrong(format!(
+            "SYSCALL from ring 3 leaves CS={cs:#x} and SS={ss:#x} as they were: CPL stays {cpl}, \
+             so that a kernel faults at its first system call"
+        )));
+    }
+    if regs.rcx != code::AFTER_SYSCALL || regs.r11 & code::RFLAGS_IF == 0 {
+        return Err(Flaw::Wrong(format!(
+            "SYSCALL saves RIP={:#x} and RFLAGS={:#x}, which are wrong",
+            regs.rcx, regs.r11
+        )));
+    }
+    let user = u64::from(code::USER_CODE);
+    guest.expect("SYSRET returns to ring 3", Event::Write(REPORT, user))
+}
+
+/// The kernel enters ring 3 by IRETQ.
+fn iretq(kvm: &Kvm) -> Result<(), Flaw> {
+    let mut guest = Guest::new(kvm, Mode::Kernel, code::ENTER_RING_3, code::TELL_CS)?;
+    let user = u64::from(code::USER_CODE);
+    guest.expect("IRETQ enters ring 3", Event::Write(REPORT, user))
+}
+
+/// An undefined instruction in ring 3 reaches the kernel's handler with a correct frame.
+fn exception(kvm: &Kvm) -> Result<(), Flaw> {
+    let mut guest = Guest::new(kvm, Mode::User, &[], code::UNDEFINED)?;
+    guest.expect(
+        "#UD from ring 3 reaches its handler",
+        Event::Write(VECTOR, 6),
+    )?;
+    guest.check_frame(code::USER)?;
+    guest.expect("HLT in the handler", Event::Halt)
+}
+
+/// INT 0x80 in ring 3 reaches its handler.
+fn software_interrupt(kvm: &Kvm) -> Result<(), Flaw> {
+    let mut guest = Guest::new(kvm, Mode::User, &[], code::INT_80)?;
+    let vector = u64::from(code::SYSTEM_CALL_VECTOR);
+    guest.expect(
+        "INT 0x80 from ring 3 reaches its handler",
+        Event::Write(VECTOR, vector),
+    )?;
+    guest.check_frame(code::AFTER_INT_80)
+}
+
+/// Instructions that Linux uses in ring 0 and that software KVMs lack.
+fn ring_0_code(kvm: &Kvm) -> Result<(), Flaw> {
+    let mut guest = Guest::new(kvm, Mode::Kernel, code::POPCNT_CMPXCHG16B, &[])?;
+    guest.expect("POPCNT in ring 0", Event::Write(REPORT, 8))?;
+    guest.expect("CMPXCHG16B in ring 0", Event::Write(REPORT, 1))
+}
+
+/// Reads and writes where there is no memory leave the guest and come back.
+fn mmio(kvm: &Kvm) -> Result<(), Flaw> {
+    let mut guest = Guest::new(kvm, Mode::Kernel, code::READ_ADD_WRITE, &[])?;
+    guest.answer_read(REPORT, 0x1234_5677)?;
+    guest.expect(
+        "an MMIO write of the value read, plus 1",
+        Event::Write(REPORT, 0x1234_5678),
+    )
+}
+
+/// An interrupt of the in-kernel controllers wakes a CPU from HLT.
+fn interrupt(kvm: &Kvm) -> Result<(), Flaw> {
+    let mut guest = Guest::new(kvm, Mode::KernelWithApic, code::WAIT, &[])?;
+    guest.expect("an MMIO write", Event::Write(REPORT, 0))?;
+    guest.signal(code::INTERRUPT_VECTOR)?;
+    let vector = u64::from(code::INTERRUPT_VECTOR);
+    guest.expect(
+        "the interrupt wakes the vCPU from HLT",
+        Event::Write(VECTOR, vector),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn guest_probe_finds_nothing_wrong_with_a_sound_kvm() {
+        let mut items = Vec::new();
+        check(&mut items);
+        assert_eq!(items.len(), STEPS.len());
+        for item in items {
+            assert_eq!(item.status, Status::Ok, "{item:?}");
+        }
+    }
+
+    #[test]
+    fn guest_that_hangs_is_kicked_and_named() {
+        fn hang(kvm: &Kvm) -> Result<(), Flaw> {
+            let mut guest = Guest::new(kvm, Mode::Kernel, code::HANG, &[])?;
+            guest.expect("an end", Event::Halt)
+        }
+        let begin = Instant::now();
+        let flaw = within(Duration::from_millis(200), hang).unwrap_err();
+        assert!(flaw.to_string().contains("ran for ever"), "{flaw}");
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn guest_that_faults_says_which_exception() {
+        fn fault(kvm: &Kvm) -> Result<(), Flaw> {
+            let mut guest = Guest::new(kvm, Mode::Kernel, code::UNDEFINED, &[])?;
+            guest.expect("HLT", Event::Halt)
+        }
+        let flaw = within(TIME_LIMIT, fault).unwrap_err();
+        assert!(flaw.to_string().contains("#UD"), "{flaw}");
+    }
+}
