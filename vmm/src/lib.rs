@@ -62,6 +62,7 @@
 //! `podvisor-devices`, which knows no KVM.
 
 mod boot;
+pub mod check;
 mod cpuid;
 mod kvm;
 mod layout;
