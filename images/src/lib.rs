@@ -48,7 +48,11 @@ pub use registry::{
 pub use store::{PullOptions, PullPolicy, Removed, Store, StoreOptions};
 pub use tree::TreeError;
 
-// Shared with the tests of the crate's public face.
 #[cfg(test)]
 #[path = "../tests/support/tarball.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "shared with the tests of the public face"
+)]
 mod tarball;

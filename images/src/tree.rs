@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// Index of a node in a [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(u32);
+pub(crate) struct NodeId(u32);
 
 impl NodeId {
     pub(crate) fn index(self) -> usize {
@@ -18,7 +18,7 @@ impl NodeId {
 
 /// What every kind of file has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Meta {
+pub(crate) struct Meta {
     /// Permission bits with set-id and sticky bits, no type bits.
     pub mode: u16,
     /// Owner.
@@ -35,7 +35,7 @@ pub struct Meta {
 
 /// Where a regular file's data is in the file system image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Content {
+pub(crate) struct Content {
     /// Length in bytes.
     pub size: u64,
     /// Blocks that hold all of it, or all but the tail.
@@ -46,7 +46,7 @@ pub struct Content {
 
 /// A run of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub(crate) struct Extent {
     /// First block.
     pub start: u32,
     /// Number of blocks, at least 1.
@@ -55,7 +55,7 @@ pub struct Extent {
 
 /// A file that is no folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Leaf {
+pub(crate) enum Leaf {
     /// Regular file.
     File(Content),
     /// Symbolic link and what it says.
@@ -123,7 +123,7 @@ pub enum TreeError {
 
 /// A tree of files; node 0 is the root folder.
 #[derive(Debug)]
-pub struct Tree {
+pub(crate) struct Tree {
     nodes: Vec<Option<Node>>,
     vacant: Vec<NodeId>,
     freed: Vec<Content>,
@@ -151,11 +151,11 @@ impl Default for Tree {
 
 impl Tree {
     /// The root of a tree.
-    pub const ROOT: NodeId = NodeId(0);
+    pub(crate) const ROOT: NodeId = NodeId(0);
 
     /// An empty root folder, mode 0755, owner 0:0.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             nodes: vec![Some(implied_folder())],
             vacant: Vec::new(),
@@ -165,18 +165,18 @@ impl Tree {
     }
 
     /// Begins the next layer: whiteouts from now on hide what was there before.
-    pub fn begin_layer(&mut self) {
+    pub(crate) fn begin_layer(&mut self) {
         self.layer += 1;
     }
 
     /// Number of nodes, the root included.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.nodes.len() - self.vacant.len()
     }
 
     /// Contents of files that lost their last name since the last call.
-    pub fn take_freed(&mut self) -> Vec<Content> {
+    pub(crate) fn take_freed(&mut self) -> Vec<Content> {
         std::mem::take(&mut self.freed)
     }
 
@@ -185,7 +185,7 @@ impl Tree {
     ///
     /// # Errors
     /// [`TreeError::ParentNotFolder`], [`TreeError::Full`].
-    pub fn put_dir(&mut self, path: &[&[u8]], meta: Meta) -> Result<(), TreeError> {
+    pub(crate) fn put_dir(&mut self, path: &[&[u8]], meta: Meta) -> Result<(), TreeError> {
         let dir = self.make_dirs(path, true)?;
         self.node_mut(dir).meta = meta;
         Ok(())
@@ -196,7 +196,12 @@ impl Tree {
     /// # Errors
     /// As [`Tree::put_dir`], and [`TreeError::RootNotFolder`] for the empty path. The content of a file that did not
     /// fit is freed.
-    pub fn put_leaf(&mut self, path: &[&[u8]], meta: Meta, leaf: Leaf) -> Result<(), TreeError> {
+    pub(crate) fn put_leaf(
+        &mut self,
+        path: &[&[u8]],
+        meta: Meta,
+        leaf: Leaf,
+    ) -> Result<(), TreeError> {
         let placed = match path.split_last() {
             None => Err(TreeError::RootNotFolder),
             Some((name, parents)) => self.make_dirs(parents, false).map(|dir| (*name, dir)),
@@ -225,7 +230,7 @@ impl Tree {
     ///
     /// # Errors
     /// As [`Tree::put_leaf`], and when the target is missing or a folder.
-    pub fn put_link(&mut self, path: &[&[u8]], target: &[&[u8]]) -> Result<(), TreeError> {
+    pub(crate) fn put_link(&mut self, path: &[&[u8]], target: &[&[u8]]) -> Result<(), TreeError> {
         let node = self
             .find(target)
             .ok_or_else(|| TreeError::LinkTargetMissing(show(target)))?;
@@ -241,7 +246,7 @@ impl Tree {
     }
 
     /// Hides `path` of the layers below; what this layer put there stays (OCI image-spec, layer.md, "Whiteouts").
-    pub fn whiteout(&mut self, path: &[&[u8]]) {
+    pub(crate) fn whiteout(&mut self, path: &[&[u8]]) {
         let Some((name, parents)) = path.split_last() else {
             return;
         };
@@ -265,7 +270,7 @@ impl Tree {
     }
 
     /// Hides everything in the folder at `path` that the layers below put there.
-    pub fn opaque(&mut self, path: &[&[u8]]) {
+    pub(crate) fn opaque(&mut self, path: &[&[u8]]) {
         if let Some(dir) = self.find(path) {
             self.hide_lower(dir);
         }
@@ -273,7 +278,7 @@ impl Tree {
 
     /// The node at `path`; symbolic links are not followed.
     #[must_use]
-    pub fn find(&self, path: &[&[u8]]) -> Option<NodeId> {
+    pub(crate) fn find(&self, path: &[&[u8]]) -> Option<NodeId> {
         path.iter().try_fold(Self::ROOT, |dir, name| {
             Some(self.children(dir)?.get(*name)?.node)
         })

@@ -18,7 +18,7 @@ async fn an_image_is_pulled_found_and_removed() {
     let pulled = test.pull(&name).await.unwrap();
     assert_eq!(pulled.id(), image.id());
     assert_eq!(pulled.manifest_digest(), image.digest());
-    assert_eq!(pulled.tags(), [name.clone()]);
+    assert_eq!(pulled.tags(), std::slice::from_ref(&name));
     assert_eq!(
         pulled.digests(),
         [format!("{}@{}", registry.name("app"), image.digest())]

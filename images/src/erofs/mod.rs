@@ -15,7 +15,8 @@ mod space;
 mod writer;
 
 pub(crate) use inode::storable_xattr;
-pub use writer::{WriteError, Writer};
+pub use writer::WriteError;
+pub(crate) use writer::Writer;
 
 /// Bytes of a block.
-pub const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;

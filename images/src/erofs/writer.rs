@@ -37,7 +37,7 @@ pub enum WriteError {
 
 /// Writes one file system into one file.
 #[derive(Debug)]
-pub struct Writer {
+pub(crate) struct Writer {
     out: Output,
     space: Space,
     tails: usize,
@@ -46,7 +46,7 @@ pub struct Writer {
 impl Writer {
     /// Begins a file system in `file`, which should be empty.
     #[must_use]
-    pub fn new(file: File) -> Self {
+    pub(crate) fn new(file: File) -> Self {
         Self {
             out: Output::new(file),
             space: Space::new(1),
@@ -58,7 +58,11 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError::TooLarge`].
-    pub fn add_file(&mut self, size: u64, meta: &Meta) -> Result<FileWriter<'_>, WriteError> {
+    pub(crate) fn add_file(
+        &mut self,
+        size: u64,
+        meta: &Meta,
+    ) -> Result<FileWriter<'_>, WriteError> {
         let (whole, tail) = (size / BLOCK as u64, (size % BLOCK as u64) as usize);
         let inline = tail > 0 && may_inline(tail, xattr_bytes(meta)) && self.tails + tail <= TAILS;
         let blocks = whole + u64::from(tail > 0 && !inline);
@@ -83,7 +87,7 @@ impl Writer {
     }
 
     /// Takes back the space of a file that the tree no longer names.
-    pub fn release(&mut self, content: Content) {
+    pub(crate) fn release(&mut self, content: Content) {
         self.tails -= content.tail.len();
         if let Some(extent) = content.extent {
             self.space.give_back(extent);
@@ -95,7 +99,7 @@ impl Writer {
     ///
     /// # Errors
     /// When the file cannot be written or the image would be too large.
-    pub fn finish(mut self, tree: &Tree, uuid: [u8; 16]) -> Result<u64, WriteError> {
+    pub(crate) fn finish(mut self, tree: &Tree, uuid: [u8; 16]) -> Result<u64, WriteError> {
         let mut plan = Plan::new(tree)?;
         for index in 0..plan.nodes.len() {
             self.write_dir_blocks(tree, &mut plan, index)?;
@@ -193,7 +197,7 @@ impl Writer {
 
 /// Takes one regular file's data, in order.
 #[derive(Debug)]
-pub struct FileWriter<'a> {
+pub(crate) struct FileWriter<'a> {
     writer: &'a mut Writer,
     size: u64,
     /// Bytes that go into blocks; the rest is the tail.
@@ -210,7 +214,7 @@ impl FileWriter<'_> {
     ///
     /// # Errors
     /// [`WriteError::Length`] when they are more than announced; or the file cannot be written.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.check(bytes.len() as u64)?;
         let room = self
             .in_blocks
@@ -231,7 +235,7 @@ impl FileWriter<'_> {
     ///
     /// # Errors
     /// As [`FileWriter::write`].
-    pub fn skip(&mut self, length: u64) -> Result<(), WriteError> {
+    pub(crate) fn skip(&mut self, length: u64) -> Result<(), WriteError> {
         self.check(length)?;
         let room = self.in_blocks.saturating_sub(self.at).min(length);
         if room > 0 && self.reused {
@@ -247,7 +251,7 @@ impl FileWriter<'_> {
     ///
     /// # Errors
     /// [`WriteError::Length`] when bytes are missing.
-    pub fn finish(mut self) -> Result<Content, WriteError> {
+    pub(crate) fn finish(mut self) -> Result<Content, WriteError> {
         if self.at != self.size {
             return Err(WriteError::Length {
                 expected: self.size,

@@ -93,7 +93,6 @@ impl Client {
     /// Fetches a blob into `file`, which must be empty, and verifies it. Nothing is synchronised to the disk.
     pub(crate) async fn blob(&self, descriptor: &Descriptor, file: File) -> Result<(), BlobError> {
         let sink = Sink::new(file);
-        let mut done = 0;
         let fetched = self.blob_into(descriptor, &sink).await;
         sink.finish().await.map_err(BlobError::Write)?;
         Ok(fetched?)

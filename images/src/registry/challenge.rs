@@ -49,9 +49,7 @@ fn challenges(header: &str) -> Vec<(String, Params)> {
     let mut rest = header;
     loop {
         rest = rest.trim_start_matches([' ', ',', '\t']);
-        let end = rest
-            .find(|c: char| c == '=' || c == ' ' || c == ',')
-            .unwrap_or(rest.len());
+        let end = rest.find(['=', ' ', ',']).unwrap_or(rest.len());
         if end == 0 {
             return found;
         }

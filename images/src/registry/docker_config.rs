@@ -63,10 +63,10 @@ pub(super) fn lookup(file: &Path, registry: &str) -> Result<Credentials, Registr
         .cred_helpers
         .get(server)
         .or(config.cred_helpers.get(registry));
-    if let Some(helper) = helper.or(config.creds_store.as_ref()) {
-        if let Some(credentials) = ask_helper(helper, server).map_err(fault)? {
-            return Ok(credentials);
-        }
+    if let Some(helper) = helper.or(config.creds_store.as_ref())
+        && let Some(credentials) = ask_helper(helper, server).map_err(fault)?
+    {
+        return Ok(credentials);
     }
     let spellings = [
         server.to_owned(),
