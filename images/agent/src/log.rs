@@ -81,13 +81,17 @@ impl Subscriber for Kmsg {
     fn exit(&self, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
+        let target = event.metadata().target();
         let priority = match *event.metadata().level() {
+            // A library's failure is the host's to judge, to whom it is reported: a command
+            // that does not exist must not disturb a quiet console.
+            Level::ERROR | Level::WARN if !target.starts_with("podvisor") => 6,
             Level::ERROR => 3,
             Level::WARN => 4,
             Level::INFO => 6,
             _ => 7,
         };
-        let mut line = format!("<{priority}>{}:", event.metadata().target());
+        let mut line = format!("<{priority}>{target}:");
         event.record(&mut Line(&mut line));
         let line = bounded(line);
         match &self.sink {
