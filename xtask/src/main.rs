@@ -5,6 +5,7 @@
 //! (what a step tells the terminal). No product code is here, and nothing of the product
 //! depends on this crate; it is built first on a fresh machine, so its dependencies are few.
 
+mod bench;
 mod cpio;
 mod guest;
 mod host;
@@ -38,6 +39,8 @@ enum Command {
     Kernel(kernel::Args),
     /// Build what a guest boots from: the kernel and the agent's initramfs, in target/guest
     Guest,
+    /// Measure podvisor side by side with other monitors
+    Bench(bench::Args),
     /// Run a command where KVM is sound: here, or in an emulated test host
     Host(host::Args),
 }
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::ensure(setup::ALL).map(|()| ExitCode::SUCCESS),
         Command::Kernel(args) => kernel::command(&args).map(|()| ExitCode::SUCCESS),
         Command::Guest => guest::command().map(|()| ExitCode::SUCCESS),
+        Command::Bench(args) => bench::command(&args),
         Command::Host(args) => host::command(&args),
     };
     process::clean_up();

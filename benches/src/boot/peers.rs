@@ -1,0 +1,203 @@
+//! How each monitor is started: with the settings that make it fastest for this guest.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::stage::Stage;
+
+/// What every monitor boots. One vCPU.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) kernel: PathBuf,
+    pub(super) initramfs: PathBuf,
+    pub(super) memory_mib: u64,
+    pub(super) cmdline: String,
+}
+
+/// The monitors that are known here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Podvisor,
+    Qemu,
+    Firecracker,
+    CloudHypervisor,
+}
+
+impl Kind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Podvisor => "podvisor",
+            Self::Qemu => "QEMU microvm",
+            Self::Firecracker => "Firecracker",
+            Self::CloudHypervisor => "Cloud Hypervisor",
+        }
+    }
+
+    /// Whether a thread of this name runs the guest.
+    pub(super) fn is_vcpu(self, thread: &str) -> bool {
+        match self {
+            Self::Podvisor | Self::CloudHypervisor => thread.starts_with("vcpu"),
+            Self::Qemu => thread.starts_with("CPU ") && thread.ends_with("/KVM"),
+            Self::Firecracker => thread.starts_with("fc_vcpu"),
+        }
+    }
+}
+
+/// A monitor in memory, ready to be started.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) kind: Kind,
+    pub(super) program: PathBuf,
+    libraries: Option<PathBuf>,
+    arguments: Vec<String>,
+}
+
+impl Peer {
+    /// Copies the monitor to memory with all that it reads.
+    pub(super) fn stage(kind: Kind, program: &Path, guest: &Guest, stage: &Stage) -> Result<Self> {
+        let libraries = match kind {
+            Kind::Qemu => stage.copy_libraries(program)?,
+            // libc and libgcc alone, which this program has mapped too.
+            _ => None,
+        };
+        let arguments = match kind {
+            Kind::Podvisor => vec![
+                text(&guest.kernel),
+                text(&guest.initramfs),
+                format!("{}MiB", guest.memory_mib),
+                guest.cmdline.clone(),
+            ],
+            Kind::Qemu => qemu(guest, program, stage)?,
+            Kind::Firecracker => firecracker(guest, stage)?,
+            Kind::CloudHypervisor => cloud_hypervisor(guest),
+        };
+        Ok(Self {
+            kind,
+            program: stage
+                .copy(program)
+                .with_context(|| format!("{} cannot be measured", kind.name()))?,
+            libraries,
+            arguments,
+        })
+    }
+
+    pub(super) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments);
+        if let Some(folder) = &self.libraries {
+            command.env("LD_LIBRARY_PATH", folder);
+        }
+        command
+    }
+
+    /// The arguments as they are given, for the report.
+    pub(super) fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// `microvm` with nothing that the guest does without: no PIT, PIC, RTC, option ROMs or ACPI.
+fn qemu(guest: &Guest, program: &Path, stage: &Stage) -> Result<Vec<String>> {
+    let mut arguments: Vec<String> = [
+        "-machine",
+        "microvm,accel=kvm,acpi=off,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on",
+        "-cpu",
+        "host",
+        "-smp",
+        "1",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+        // Thread names tell the vCPU from the rest.
+        "-name",
+        "bench,debug-threads=on",
+        "-serial",
+        "stdio",
+    ]
+    .map(str::to_owned)
+    .into();
+    let firmware = program
+        .parent()
+        .and_then(Path::parent)
+        .map(|prefix| prefix.join("share/qemu/bios-microvm.bin"))
+        .filter(|path| path.is_file());
+    if let Some(firmware) = firmware {
+        arguments.extend(["-bios".to_owned(), text(&stage.copy(&firmware)?)]);
+    }
+    arguments.extend([
+        "-m".to_owned(),
+        format!("{}M", guest.memory_mib),
+        "-kernel".to_owned(),
+        text(&guest.kernel),
+        "-initrd".to_owned(),
+        text(&guest.initramfs),
+        "-append".to_owned(),
+        guest.cmdline.clone(),
+    ]);
+    Ok(arguments)
+}
+
+/// Without its API, as a library is without one.
+fn firecracker(guest: &Guest, stage: &Stage) -> Result<Vec<String>> {
+    let configuration = json!({
+        "boot-source": {
+            "kernel_image_path": guest.kernel,
+            "initrd_path": guest.initramfs,
+            "boot_args": guest.cmdline,
+        },
+        "machine-config": { "vcpu_count": 1, "mem_size_mib": guest.memory_mib },
+        "drives": [],
+    });
+    let path = stage.write("firecracker.json", &configuration.to_string())?;
+    Ok(vec![
+        "--no-api".to_owned(),
+        "--config-file".to_owned(),
+        text(&path),
+    ])
+}
+
+fn cloud_hypervisor(guest: &Guest) -> Vec<String> {
+    [
+        "--kernel",
+        &text(&guest.kernel),
+        "--initramfs",
+        &text(&guest.initramfs),
+        "--cmdline",
+        &guest.cmdline,
+        "--cpus",
+        "boot=1",
+        "--memory",
+        &format!("size={}M,thp=on", guest.memory_mib),
+        "--console",
+        "off",
+        "--serial",
+        "tty",
+    ]
+    .map(str::to_owned)
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Kind;
+
+    #[test]
+    fn vcpu_threads_are_known_by_their_names() {
+        assert!(Kind::Podvisor.is_vcpu("vcpu0"));
+        assert!(Kind::Qemu.is_vcpu("CPU 0/KVM"));
+        assert!(Kind::Firecracker.is_vcpu("fc_vcpu 0"));
+        assert!(Kind::CloudHypervisor.is_vcpu("vcpu0"));
+        assert!(!Kind::Podvisor.is_vcpu("vm-io"));
+        assert!(!Kind::Qemu.is_vcpu("call_rcu"));
+        assert!(!Kind::Firecracker.is_vcpu("fc_vmm"));
+    }
+}

@@ -1,0 +1,29 @@
+//! Side-by-side measurements of podvisor and its peers, run by `cargo xtask bench`.
+//!
+//! One folder per subject. A measurement goes in as the paths of the programs to compare and
+//! comes out as a table and as JSON. Product code is never here: podvisor is measured from
+//! outside, like every other virtual machine monitor.
+
+mod boot;
+
+use clap::{Parser, Subcommand};
+
+/// Measures virtual machine monitors side by side.
+#[derive(Debug, Parser)]
+#[command(name = "podvisor-benches", disable_version_flag = true)]
+struct Cli {
+    #[command(subcommand)]
+    subject: Subject,
+}
+
+#[derive(Debug, Subcommand)]
+enum Subject {
+    /// From starting the program to the guest's init
+    Boot(boot::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().subject {
+        Subject::Boot(args) => boot::command(&args),
+    }
+}

@@ -1,0 +1,156 @@
+//! `cargo xtask bench`: builds podvisor as a user would and the harness, and runs the harness
+//! where KVM is sound. benches/ measures; nothing here does.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::host::{self, Request};
+use crate::report::Step;
+use crate::{cpio, kernel, paths, process, setup};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    subject: Subject,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Subject {
+    /// From starting the program to the guest's init: podvisor and QEMU's microvm side by side
+    Boot(BootArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct BootArgs {
+    /// Count instructions instead of time: in the emulated test host, the same on every machine
+    #[arg(long)]
+    icount: bool,
+    /// Boots of each monitor
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    runs: usize,
+    /// Compare with this Firecracker too
+    #[arg(long, value_name = "FILE")]
+    firecracker: Option<PathBuf>,
+    /// Compare with this Cloud Hypervisor too
+    #[arg(long, value_name = "FILE")]
+    cloud_hypervisor: Option<PathBuf>,
+    /// Boot this kernel instead of target/guest/vmlinux
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// The kernel's command line, with `console=ttyS0`
+    #[arg(long, value_name = "TEXT")]
+    cmdline: Option<String>,
+    /// The guest's memory in MiB
+    #[arg(long, value_name = "MIB")]
+    memory: Option<u64>,
+    /// Write the results as JSON to this file, or to stdout (`-`)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub(crate) fn command(args: &Args) -> Result<ExitCode> {
+    match &args.subject {
+        Subject::Boot(args) => boot(args),
+    }
+}
+
+fn boot(args: &BootArgs) -> Result<ExitCode> {
+    setup::ensure(&[setup::HOST, setup::BUILD])?;
+    let kernel = match &args.kernel {
+        Some(kernel) => absolute(kernel)?,
+        None => kernel::ensure()?,
+    };
+    let programs = build()?;
+    let initramfs = initramfs()?;
+    let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
+
+    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
+    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
+    add(&["boot", "--qemu", &qemu, "--runs", &args.runs.to_string()]);
+    add(&["--kernel", &kernel.display().to_string()]);
+    add(&["--initramfs", &initramfs.display().to_string()]);
+    let podvisor = programs.join("boot-podvisor");
+    add(&["--podvisor", &podvisor.display().to_string()]);
+    for (option, path) in [
+        ("--firecracker", &args.firecracker),
+        ("--cloud-hypervisor", &args.cloud_hypervisor),
+    ] {
+        if let Some(path) = path {
+            add(&[option, &absolute(path)?.display().to_string()]);
+        }
+    }
+    if let Some(cmdline) = &args.cmdline {
+        add(&["--cmdline", cmdline]);
+    }
+    if let Some(memory) = args.memory {
+        add(&["--memory", &memory.to_string()]);
+    }
+    if args.icount {
+        add(&["--icount"]);
+    }
+    let mut shares = Vec::new();
+    match &args.json {
+        Some(path) if path == Path::new("-") => add(&["--json", "-"]),
+        Some(path) => {
+            // A new file in a folder that the host may write to.
+            let path = std::path::absolute(path)?;
+            let folder = path.parent().context("--json names no file")?;
+            shares.push(absolute(folder)?);
+            add(&["--json", &path.display().to_string()]);
+        }
+        None => {}
+    }
+    let request = Request {
+        command,
+        shares,
+        icount: args.icount,
+        limit: Some(Duration::from_secs(900)),
+        ..Request::default()
+    };
+    host::run_request(request).map(ExitCode::from)
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    path.canonicalize()
+        .with_context(|| format!("{} cannot be read", path.display()))
+}
+
+/// Builds the harness and podvisor's side of it, optimised; gives their folder.
+fn build() -> Result<PathBuf> {
+    let step = Step::begin("building the benchmarks");
+    process::run(
+        process::tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args(["build", "--quiet", "--release", "--locked"])
+            .args(["--package", "podvisor-benches", "--bins"])
+            .current_dir(paths::root())
+            .stdin(Stdio::null())
+            .stdout(std::io::stderr()),
+    )?;
+    step.done();
+    Ok(paths::cargo_target().join("release"))
+}
+
+/// An initramfs with the harness's own init alone, which costs next to nothing to start.
+fn initramfs() -> Result<PathBuf> {
+    let folder = paths::target().join("bench");
+    fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+    let init = folder.join("init");
+    process::run(
+        process::tied("gcc")
+            .args(["-static", "-nostdlib", "-s", "-Wl,-z,noseparate-code", "-o"])
+            .arg(&init)
+            .arg(paths::root().join("benches/guest/init.S")),
+    )?;
+    let mut archive = cpio::Writer::new(Vec::new());
+    archive.directory("dev")?;
+    archive.character_device("dev/console", 0o600, (5, 1))?;
+    archive.file("init", 0o755, &fs::read(&init)?)?;
+    let path = folder.join("initramfs.cpio");
+    fs::write(&path, archive.finish()?)
+        .with_context(|| format!("{} cannot be written", path.display()))?;
+    Ok(path)
+}
