@@ -32,6 +32,7 @@
 pub mod blk;
 pub mod legacy;
 pub mod virtio;
+pub mod vsock;
 
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;

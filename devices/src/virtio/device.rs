@@ -139,6 +139,10 @@ pub trait VirtioDevice: std::fmt::Debug + Send {
     /// A device that does not run returns nothing.
     fn stop(&mut self) -> Vec<Option<Queue>>;
 
+    /// The driver reset the device, which does not run: what it knows of that driver's doings
+    /// (connections, say) is forgotten. Stopping alone, for a pause, keeps it.
+    fn reset(&mut self) {}
+
     /// Whether the device is between [`Self::start`] and [`Self::stop`]. Nobody waits on
     /// [`Self::backend`] of a device that is not.
     fn is_running(&self) -> bool;

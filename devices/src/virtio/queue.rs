@@ -317,9 +317,16 @@ impl Queue {
 
     /// Puts back the chain that [`Self::next`] gave last, as if it had not been taken.
     pub fn undo(&mut self, chain: Chain) {
-        let (word, bit) = slot(chain.head);
+        let Chain {
+            head, mut segments, ..
+        } = chain;
+        let (word, bit) = slot(head);
         if let Some(used) = self.in_use.get_mut(word) {
             *used &= !bit;
+        }
+        if self.spare.len() < SPARE_LISTS {
+            segments.clear();
+            self.spare.push(segments);
         }
         self.ring.go_to_previous_position();
     }

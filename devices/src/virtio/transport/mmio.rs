@@ -285,7 +285,11 @@ impl MmioTransport {
     fn write_status(&mut self, value: u8) {
         match self.status.step(value) {
             Step::Reset => {
-                lock(&self.device).stop();
+                {
+                    let mut device = lock(&self.device);
+                    device.stop();
+                    device.reset();
+                }
                 self.reset_registers();
             }
             Step::Fail => {

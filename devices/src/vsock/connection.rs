@@ -1,0 +1,539 @@
+//! One stream between a Unix socket and a port of the guest.
+//!
+//! A connection knows its socket, its phase and its credit. It tells what it would send to the
+//! guest next ([`Connection::next_step`]) and takes what the guest sends; it knows no queue.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use vm_memory::VolatileSlice;
+
+use super::credit::{Inbound, Outbound};
+use super::packet::{Header, Op, Ports, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use crate::GuestRam;
+use crate::virtio::{Chain, Fault, iovec};
+
+/// A buffer that is larger than this is not kept once it is empty.
+const KEEP_BUFFER: usize = 16 << 10;
+
+/// Receive buffers of the guest that one read from the socket may fill.
+pub(super) const MAX_BATCH: usize = 32;
+
+/// How far the two sides have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The guest has been asked, or will be, whether it takes the connection.
+    Requested,
+    /// Both sides agreed.
+    Established,
+}
+
+/// What a connection wants to do when the guest has a receive buffer for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Send a packet without payload: operation and flags.
+    Control(Op, u32),
+    /// Read from the socket into the guest's buffers.
+    Data,
+}
+
+/// What becomes of a connection after an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Fate {
+    /// It goes on.
+    Lives,
+    /// It is over, and the guest must hear so.
+    Reset,
+    /// It is over, and the guest knows.
+    Gone,
+}
+
+/// What came of reading from the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Read {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing now; the connection may have something else to do.
+    Nothing,
+    /// The socket failed.
+    Failed,
+}
+
+/// What the guest still has to be told.
+#[derive(Debug, Default)]
+struct Due {
+    request: bool,
+    response: bool,
+    credit_update: bool,
+    credit_request: bool,
+    /// Shutdown flags.
+    shutdown: u32,
+}
+
+/// A socket and the bytes that it has not taken yet.
+#[derive(Debug)]
+pub(super) struct Outlet {
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+    /// Bytes of `buffer` that were sent.
+    head: usize,
+    writable: bool,
+}
+
+/// The host program will not read any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Closed;
+
+impl Outlet {
+    fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            buffer: Vec::new(),
+            head: 0,
+            writable: true,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// Bytes that the socket has not taken.
+    fn pending(&self) -> &[u8] {
+        self.buffer.get(self.head..).unwrap_or(&[])
+    }
+
+    fn clear(&mut self) {
+        self.head = 0;
+        if self.buffer.capacity() > KEEP_BUFFER {
+            self.buffer = Vec::new();
+        } else {
+            self.buffer.clear();
+        }
+    }
+
+    pub(super) fn set_writable(&mut self) {
+        self.writable = true;
+    }
+
+    /// Sends what is buffered as far as the socket takes it; returns how much it took.
+    pub(super) fn flush(&mut self) -> Result<usize, Closed> {
+        let mut done = 0usize;
+        while self.writable && !self.buffer.is_empty() {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let pending = self.pending();
+            match rustix::io::retry_on_intr(|| send(&self.socket, pending, flags)) {
+                Ok(sent) => {
+                    done = done.saturating_add(sent);
+                    self.head = self.head.saturating_add(sent);
+                    if self.head >= self.buffer.len() {
+                        self.clear();
+                    }
+                }
+                Err(Errno::AGAIN) => self.writable = false,
+                Err(_) => {
+                    self.clear();
+                    return Err(Closed);
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// Sends `len` bytes of the chain from `offset` on, straight from guest memory as far as
+    /// the socket takes them; keeps the rest. Returns how much the socket took.
+    fn send_chain(
+        &mut self,
+        mem: &GuestRam,
+        chain: &Chain,
+        offset: usize,
+        len: usize,
+    ) -> Result<Result<usize, Closed>, Fault> {
+        let mut sent = 0usize;
+        if self.writable && self.buffer.is_empty() {
+            let mut slices = Vec::new();
+            chain.readable_slices(mem, offset, len, &mut slices)?;
+            match iovec::send(self.socket.as_fd(), &slices) {
+                Ok(taken) => sent = taken.min(len),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return Ok(Err(Closed)),
+            }
+            // A socket that took only a part is full: it becomes writable again by an event.
+            self.writable = sent == len;
+        }
+        let rest = len.saturating_sub(sent);
+        if rest > 0 {
+            self.keep(mem, chain, offset.saturating_add(sent), rest)?;
+        }
+        Ok(Ok(sent))
+    }
+
+    /// Copies `len` bytes of the chain to the end of the buffer.
+    fn keep(
+        &mut self,
+        mem: &GuestRam,
+        chain: &Chain,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), Fault> {
+        if self.head > self.buffer.len() >> 1 {
+            self.buffer.drain(..self.head);
+            self.head = 0;
+        }
+        let old = self.buffer.len();
+        self.buffer.resize(old.saturating_add(len), 0);
+        let result = match self.buffer.get_mut(old..) {
+            Some(room) => chain.read(mem, offset, room),
+            None => Ok(()),
+        };
+        if result.is_err() {
+            self.buffer.truncate(old);
+        }
+        Ok(result?)
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Connection {
+    ports: Ports,
+    phase: Phase,
+    outlet: Outlet,
+    inbound: Inbound,
+    outbound: Outbound,
+    due: Due,
+    /// Shutdown flags that the guest was told or will be.
+    announced: u32,
+    /// Shutdown flags that the guest told.
+    guest_shutdown: u32,
+    /// The socket may have something to read.
+    readable: bool,
+    /// The host program closed its socket for both directions.
+    hung_up: bool,
+    /// Nothing more will be read from the socket.
+    read_ended: bool,
+    /// The host program does not read any more; what the guest sends is dropped.
+    write_ended: bool,
+    /// The guest was asked for its credit, and has not said since.
+    asked: bool,
+    /// The connection waits for its turn in the multiplexer's list.
+    pub(super) queued: bool,
+    /// Receive buffers that the next read should offer.
+    batch: usize,
+}
+
+impl Connection {
+    /// A host program wants to reach the guest.
+    pub(super) fn from_host(socket: OwnedFd, ports: Ports, buf_alloc: u32) -> Self {
+        let due = Due {
+            request: true,
+            ..Due::default()
+        };
+        Self::new(socket, ports, buf_alloc, Phase::Requested, due)
+    }
+
+    /// The guest reached a host program.
+    pub(super) fn from_guest(socket: OwnedFd, ports: Ports, buf_alloc: u32) -> Self {
+        let due = Due {
+            response: true,
+            ..Due::default()
+        };
+        Self::new(socket, ports, buf_alloc, Phase::Established, due)
+    }
+
+    fn new(socket: OwnedFd, ports: Ports, buf_alloc: u32, phase: Phase, due: Due) -> Self {
+        Self {
+            ports,
+            phase,
+            outlet: Outlet::new(socket),
+            inbound: Inbound::new(buf_alloc),
+            outbound: Outbound::new(),
+            due,
+            announced: 0,
+            guest_shutdown: 0,
+            readable: true,
+            hung_up: false,
+            read_ended: false,
+            write_ended: false,
+            asked: false,
+            queued: false,
+            batch: 1,
+        }
+    }
+
+    pub(super) fn ports(&self) -> Ports {
+        self.ports
+    }
+
+    pub(super) fn buf_alloc(&self) -> u32 {
+        self.inbound.buf_alloc()
+    }
+
+    /// The guest has been told nothing yet: it need not hear of the end either.
+    pub(super) fn unknown_to_guest(&self) -> bool {
+        self.due.request
+    }
+
+    /// Nobody on the host is at the other end any more.
+    pub(super) fn abandoned(&self) -> bool {
+        self.hung_up && self.read_ended
+    }
+
+    /// What is left when the connection is over.
+    pub(super) fn into_outlet(self) -> Outlet {
+        self.outlet
+    }
+
+    // ---- The host's side ----
+
+    /// The socket became readable, writable, or its other end is gone.
+    pub(super) fn on_socket(&mut self, readable: bool, writable: bool, hung_up: bool) -> Fate {
+        self.readable |= readable || hung_up;
+        if hung_up {
+            self.hung_up = true;
+            if self.phase == Phase::Requested {
+                // Nobody waits for the guest's answer.
+                return if self.due.request {
+                    Fate::Gone
+                } else {
+                    Fate::Reset
+                };
+            }
+            if self.read_ended {
+                self.announce(SHUTDOWN_RECEIVE);
+            }
+        }
+        if writable {
+            self.outlet.set_writable();
+            self.flush();
+        }
+        Fate::Lives
+    }
+
+    fn flush(&mut self) {
+        let before = self.outlet.pending().len();
+        match self.outlet.flush() {
+            Ok(sent) => self.forwarded(sent),
+            Err(Closed) => {
+                self.forwarded(before);
+                self.host_receives_no_more();
+            }
+        }
+        self.finish_sending();
+    }
+
+    fn forwarded(&mut self, len: usize) {
+        // Never more than the guest sent, which is counted in 32 bits.
+        self.inbound.forward(u32::try_from(len).unwrap_or(u32::MAX));
+        if self.inbound.update_due() {
+            self.due.credit_update = true;
+        }
+    }
+
+    fn host_receives_no_more(&mut self) {
+        self.write_ended = true;
+        self.announce(SHUTDOWN_RECEIVE);
+    }
+
+    /// Passes on the guest's end of sending once everything before it was passed on.
+    fn finish_sending(&mut self) {
+        if self.guest_shutdown & SHUTDOWN_SEND != 0 && self.outlet.is_empty() && !self.write_ended {
+            self.write_ended = true;
+            // It fails only when the other end is gone, which an event tells as well.
+            let _ = shutdown(&self.outlet.socket, Shutdown::Write);
+        }
+    }
+
+    /// Tells the guest that the host side will not receive or send any more.
+    fn announce(&mut self, flags: u32) {
+        let new = flags & !self.announced;
+        self.announced |= new;
+        self.due.shutdown |= new;
+    }
+
+    // ---- The guest's side ----
+
+    /// A packet of the guest for this connection, other than data.
+    pub(super) fn on_control(&mut self, op: Op, header: &Header) -> Fate {
+        if op == Op::Reset {
+            return Fate::Gone;
+        }
+        if !self.take_credit(header) {
+            return Fate::Reset;
+        }
+        match (self.phase, op) {
+            (Phase::Requested, Op::Response) if !self.due.request => self.established(),
+            (Phase::Established, Op::CreditUpdate) => Fate::Lives,
+            (Phase::Established, Op::CreditRequest) => {
+                self.due.credit_update = true;
+                Fate::Lives
+            }
+            (Phase::Established, Op::Shutdown) => self.on_shutdown(header.flags),
+            _ => Fate::Reset,
+        }
+    }
+
+    /// Takes the guest's word about its buffer; `false` when it cannot be true.
+    pub(super) fn take_credit(&mut self, header: &Header) -> bool {
+        self.asked = false;
+        self.due.credit_request = false;
+        self.outbound
+            .update(header.buf_alloc, header.fwd_cnt)
+            .is_ok()
+    }
+
+    fn established(&mut self) -> Fate {
+        self.phase = Phase::Established;
+        let line = format!("OK {}\n", self.ports.host);
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        // Nothing was written to this socket before: it takes the line whole, or is closed.
+        match rustix::io::retry_on_intr(|| send(&self.outlet.socket, line.as_bytes(), flags)) {
+            Ok(sent) if sent == line.len() => Fate::Lives,
+            _ => Fate::Reset,
+        }
+    }
+
+    fn on_shutdown(&mut self, flags: u32) -> Fate {
+        self.guest_shutdown |= flags & SHUTDOWN_BOTH;
+        if self.guest_shutdown == SHUTDOWN_BOTH {
+            // §5.10.6.5: a reset is the answer to the end of both directions.
+            return Fate::Reset;
+        }
+        if flags & SHUTDOWN_RECEIVE != 0 {
+            self.read_ended = true;
+            let _ = shutdown(&self.outlet.socket, Shutdown::Read);
+        }
+        self.finish_sending();
+        Fate::Lives
+    }
+
+    /// Data of the guest: `len` bytes of the chain from `offset` on. Credit was taken already.
+    pub(super) fn on_data(
+        &mut self,
+        mem: &GuestRam,
+        chain: &Chain,
+        offset: usize,
+        len: u32,
+    ) -> Result<Fate, Fault> {
+        let ended = self.guest_shutdown & SHUTDOWN_SEND != 0;
+        if self.phase != Phase::Established || ended || self.inbound.receive(len).is_err() {
+            return Ok(Fate::Reset);
+        }
+        let len = len as usize;
+        if self.write_ended || len == 0 {
+            self.forwarded(len);
+            return Ok(Fate::Lives);
+        }
+        match self.outlet.send_chain(mem, chain, offset, len)? {
+            Ok(sent) => self.forwarded(sent),
+            Err(Closed) => {
+                self.forwarded(len);
+                self.host_receives_no_more();
+            }
+        }
+        Ok(Fate::Lives)
+    }
+
+    // ---- Towards the guest ----
+
+    /// What the connection would send now. Asking alone changes nothing
+    /// that the guest would see.
+    pub(super) fn next_step(&mut self) -> Option<Step> {
+        let due = &self.due;
+        if due.request {
+            return Some(Step::Control(Op::Request, 0));
+        }
+        if self.phase == Phase::Requested {
+            return None;
+        }
+        if due.response {
+            return Some(Step::Control(Op::Response, 0));
+        }
+        if self.readable && !self.read_ended {
+            if self.outbound.free() > 0 {
+                return Some(Step::Data);
+            }
+            if !self.asked {
+                self.asked = true;
+                self.due.credit_request = true;
+            }
+        }
+        if self.due.credit_request {
+            return Some(Step::Control(Op::CreditRequest, 0));
+        }
+        // Every packet tells the credit: this one is for a stream that has nothing else to say.
+        if self.due.credit_update {
+            return Some(Step::Control(Op::CreditUpdate, 0));
+        }
+        if self.due.shutdown != 0 {
+            return Some(Step::Control(Op::Shutdown, self.announced));
+        }
+        None
+    }
+
+    /// The header of a packet that is sent now; it settles what it tells.
+    pub(super) fn header(&mut self, guest_cid: u64, op: Op, flags: u32, len: u32) -> Header {
+        match op {
+            Op::Request => self.due.request = false,
+            Op::Response => self.due.response = false,
+            Op::CreditRequest => self.due.credit_request = false,
+            Op::Shutdown => self.due.shutdown = 0,
+            Op::Data => self.outbound.sent(len),
+            Op::CreditUpdate | Op::Reset => {}
+        }
+        self.due.credit_update = false;
+        Header {
+            len,
+            flags,
+            buf_alloc: self.inbound.buf_alloc(),
+            fwd_cnt: self.inbound.advertise(),
+            ..Header::to_guest(guest_cid, self.ports, op)
+        }
+    }
+
+    /// Bytes that one read may bring, and receive buffers that it should be offered.
+    pub(super) fn appetite(&self) -> (usize, usize) {
+        (self.outbound.free() as usize, self.batch)
+    }
+
+    /// Reads from the socket into `slices`, which hold `room` bytes.
+    pub(super) fn read(&mut self, slices: &[VolatileSlice<'_>], room: usize) -> Read {
+        match iovec::receive(self.outlet.socket.as_fd(), slices) {
+            Ok(0) => self.end_of_file(),
+            Ok(len) => {
+                let full = len >= room;
+                self.batch = if full {
+                    self.batch.saturating_mul(2).min(MAX_BATCH)
+                } else {
+                    1
+                };
+                Read::Bytes(len.min(room))
+            }
+            Err(error) => match error.kind() {
+                std::io::ErrorKind::WouldBlock => {
+                    self.readable = false;
+                    Read::Nothing
+                }
+                // The host program closed without reading all that it was sent.
+                std::io::ErrorKind::ConnectionReset => {
+                    self.hung_up = true;
+                    self.end_of_file()
+                }
+                _ => Read::Failed,
+            },
+        }
+    }
+
+    fn end_of_file(&mut self) -> Read {
+        self.read_ended = true;
+        self.readable = false;
+        self.announce(if self.hung_up {
+            SHUTDOWN_BOTH
+        } else {
+            SHUTDOWN_SEND
+        });
+        Read::Nothing
+    }
+}

@@ -1,0 +1,389 @@
+//! The vsock device: its queues, and the packets that travel on them.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use super::connection::{MAX_BATCH, Read};
+use super::mux::{Mux, VsockError, Work};
+use super::packet::{HEADER_LEN, Header, Op};
+use crate::GuestRam;
+use crate::virtio::{
+    Chain, Counter, DeviceType, Fault, MAX_SEGMENTS, Progress, Queue, Resources, StartError,
+    VirtioDevice, read_config,
+};
+
+/// Queue numbers (§5.10.2).
+const RX: u16 = 0;
+const TX: u16 = 1;
+const EVENT: u16 = 2;
+
+const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
+
+/// `VIRTIO_VSOCK_F_STREAM` (§5.10.3).
+const F_STREAM: u64 = 1 << 0;
+
+/// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (§5.10.6.7).
+const TRANSPORT_RESET: [u8; 4] = [0; 4];
+
+/// Packets in each direction before the event loop gets its turn again.
+const BUDGET: usize = 512;
+
+/// A virtio socket device whose streams are Unix sockets of the host; the module's
+/// documentation says which leads where.
+#[derive(Debug)]
+pub struct VsockDevice {
+    mux: Mux,
+    /// The guest has yet to hear that its connections are gone.
+    reset_due: bool,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    mem: GuestRam,
+    rx: Queue,
+    tx: Queue,
+    event: Queue,
+    /// The driver is asked to notify of receive buffers.
+    rx_kicks: bool,
+    /// Packets of the driver wait until resets have found receive buffers.
+    tx_stalled: bool,
+}
+
+/// Why sending to the driver ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    Everything,
+    NoBuffers,
+    Budget,
+}
+
+impl VsockDevice {
+    /// A device for the guest with this CID (3 to 2³²-2), which listens on the Unix socket
+    /// `path` at once. The socket's file is removed when the device is dropped; one that a dead
+    /// process left there is replaced.
+    ///
+    /// # Errors
+    /// See [`VsockError`].
+    pub fn unix_mux(guest_cid: u64, path: impl AsRef<Path>) -> Result<Self, VsockError> {
+        Ok(Self {
+            mux: Mux::new(guest_cid, path.as_ref())?,
+            reset_due: false,
+            running: None,
+        })
+    }
+
+    /// The guest's CID.
+    #[must_use]
+    pub fn guest_cid(&self) -> u64 {
+        self.mux.guest_cid()
+    }
+
+    /// Ends all connections and tells the driver that they are gone and that its CID may have
+    /// changed (§5.10.6.7): for a guest that was restored from a snapshot. Without a running
+    /// driver it is told when it runs.
+    ///
+    /// # Errors
+    /// When the event queue cannot be used.
+    pub fn reset_transport(&mut self) -> Result<(), Fault> {
+        self.mux.forget_connections();
+        self.reset_due = true;
+        match &mut self.running {
+            Some(running) => running.announce_reset(&mut self.reset_due),
+            None => Ok(()),
+        }
+    }
+
+    /// Connections, handshakes, sockets with unsent bytes, and resets waiting for buffers.
+    #[cfg(any(test, feature = "test-utils"))]
+    #[must_use]
+    pub fn census(&self) -> (usize, usize, usize, usize) {
+        self.mux.census()
+    }
+
+    fn serve(&mut self) -> Result<Progress, Fault> {
+        match &mut self.running {
+            Some(running) => running.serve(&mut self.mux),
+            None => Ok(Progress::Idle),
+        }
+    }
+}
+
+impl Running {
+    /// Takes packets from the driver and gives it what is there for it, until neither is
+    /// possible or the budget is used up.
+    fn serve(&mut self, mux: &mut Mux) -> Result<Progress, Fault> {
+        let (mut to_receive, mut to_send) = (BUDGET, BUDGET);
+        loop {
+            self.tx.disable_kicks()?;
+            self.receive(mux, &mut to_receive)?;
+            // Connections that ended made room for host programs that wait.
+            mux.accept();
+            let sent = self.send(mux, &mut to_send)?;
+            self.tx.notify()?;
+            self.rx.notify()?;
+            if to_receive == 0 || sent == Sent::Budget {
+                return Ok(Progress::More);
+            }
+            if self.tx_stalled {
+                if mux.may_receive() {
+                    continue;
+                }
+                // Receive buffers, of which the driver notifies, get this going again.
+                return Ok(Progress::Idle);
+            }
+            if !self.tx.enable_kicks()? {
+                return Ok(Progress::Idle);
+            }
+        }
+    }
+
+    /// Takes packets from the driver.
+    fn receive(&mut self, mux: &mut Mux, budget: &mut usize) -> Result<(), Fault> {
+        self.tx_stalled = false;
+        while *budget > 0 {
+            if !mux.may_receive() {
+                self.tx_stalled = true;
+                break;
+            }
+            let Some(chain) = self.tx.next()? else {
+                break;
+            };
+            *budget = budget.saturating_sub(1);
+            let mut raw = [0; HEADER_LEN];
+            chain.read(&self.mem, 0, &mut raw)?;
+            let header = Header::from_bytes(&raw);
+            let room = chain.readable_len().saturating_sub(HEADER_LEN);
+            if header.len as usize > room {
+                return Err(Fault::protocol(
+                    "a vsock packet that is longer than its buffer",
+                ));
+            }
+            mux.on_packet(&self.mem, &header, &chain, HEADER_LEN)?;
+            self.tx.complete(chain, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the driver what there is for it.
+    fn send(&mut self, mux: &mut Mux, budget: &mut usize) -> Result<Sent, Fault> {
+        loop {
+            if !mux.has_work() {
+                return Ok(Sent::Everything);
+            }
+            if *budget == 0 {
+                return Ok(Sent::Budget);
+            }
+            let Some(chain) = self.next_buffer()? else {
+                return Ok(Sent::NoBuffers);
+            };
+            match mux.next_work() {
+                Some(Work::Packet(header)) => {
+                    *budget = budget.saturating_sub(1);
+                    self.finish(mux, chain, &header)?;
+                }
+                Some(Work::Data(id)) => self.send_data(mux, id, chain, budget)?,
+                None => self.rx.undo(chain),
+            }
+        }
+    }
+
+    /// The next receive buffer. Without one the driver is asked to notify.
+    fn next_buffer(&mut self) -> Result<Option<Chain>, Fault> {
+        loop {
+            if let Some(chain) = self.rx.next()? {
+                if self.rx_kicks {
+                    self.rx.disable_kicks()?;
+                    self.rx_kicks = false;
+                }
+                if chain.writable_len() <= HEADER_LEN {
+                    return Err(Fault::protocol(
+                        "a vsock receive buffer without room for data",
+                    ));
+                }
+                return Ok(Some(chain));
+            }
+            self.rx_kicks = true;
+            if !self.rx.enable_kicks()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Reads from a connection's socket straight into as many receive buffers as one system
+    /// call may fill; each becomes a packet.
+    fn send_data(
+        &mut self,
+        mux: &mut Mux,
+        id: u64,
+        first: Chain,
+        budget: &mut usize,
+    ) -> Result<(), Fault> {
+        let guest_cid = mux.guest_cid();
+        let Some(connection) = mux.connection(id) else {
+            self.rx.undo(first);
+            return Ok(());
+        };
+        let (appetite, batch) = connection.appetite();
+        let batch = batch.min(*budget).clamp(1, MAX_BATCH);
+        let mem = self.mem.clone();
+        let mut chains = Vec::with_capacity(batch);
+        let mut slices = Vec::new();
+        let mut piece = Vec::new();
+        let mut room = 0usize;
+        let mut next = Some(first);
+        while let Some(chain) = next {
+            let data = chain.writable_len().saturating_sub(HEADER_LEN);
+            let want = data.min(appetite.saturating_sub(room));
+            chain.writable_slices(&mem, HEADER_LEN, want, &mut piece)?;
+            if !slices.is_empty() && slices.len().saturating_add(piece.len()) > MAX_SEGMENTS {
+                self.rx.undo(chain);
+                break;
+            }
+            slices.append(&mut piece);
+            room = room.saturating_add(want);
+            chains.push((chain, want));
+            next = if chains.len() < batch && room < appetite {
+                self.next_buffer()?
+            } else {
+                None
+            };
+        }
+
+        let read = connection.read(&slices, room);
+        let mut rest = match read {
+            Read::Bytes(len) => len,
+            Read::Nothing | Read::Failed => 0,
+        };
+        let mut unused = Vec::new();
+        for (chain, want) in chains {
+            if rest == 0 {
+                unused.push(chain);
+                continue;
+            }
+            let len = want.min(rest);
+            rest = rest.saturating_sub(len);
+            *budget = budget.saturating_sub(1);
+            let Some(connection) = mux.connection(id) else {
+                break;
+            };
+            // A packet's length is below that of guest memory's segments, which is a u32.
+            let len = u32::try_from(len).unwrap_or(u32::MAX);
+            let header = connection.header(guest_cid, Op::Data, 0, len);
+            self.finish(mux, chain, &header)?;
+        }
+        while let Some(chain) = unused.pop() {
+            self.rx.undo(chain);
+        }
+        mux.end_turn(id, read == Read::Failed);
+        Ok(())
+    }
+
+    /// Completes a receive buffer whose payload is in place.
+    fn finish(&mut self, mux: &mut Mux, chain: Chain, header: &Header) -> Result<(), Fault> {
+        chain.write(&self.mem, 0, &header.to_bytes())?;
+        let counters = &mut mux.counters;
+        counters.rx_packets = counters.rx_packets.saturating_add(1);
+        counters.rx_bytes = counters.rx_bytes.saturating_add(u64::from(header.len));
+        let written = header.len.saturating_add(HEADER_LEN as u32);
+        self.rx.complete(chain, written)?;
+        Ok(())
+    }
+
+    fn announce_reset(&mut self, due: &mut bool) -> Result<(), Fault> {
+        if !*due {
+            return Ok(());
+        }
+        let Some(chain) = self.event.next()? else {
+            return Ok(());
+        };
+        *due = false;
+        chain.write(&self.mem, 0, &TRANSPORT_RESET)?;
+        self.event.complete(chain, TRANSPORT_RESET.len() as u32)?;
+        self.event.notify()?;
+        Ok(())
+    }
+}
+
+impl VirtioDevice for VsockDevice {
+    fn device_type(&self) -> DeviceType {
+        DeviceType::Vsock
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn features(&self) -> u64 {
+        F_STREAM
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        read_config(&self.mux.guest_cid().to_le_bytes(), offset, data);
+    }
+
+    fn start(&mut self, mut resources: Resources) -> Result<(), StartError> {
+        if self.running.is_some() {
+            return Err(StartError::Running);
+        }
+        let rx = resources.require(usize::from(RX))?;
+        let tx = resources.require(usize::from(TX))?;
+        let event = resources.require(usize::from(EVENT))?;
+        self.running = Some(Running {
+            mem: resources.mem,
+            rx,
+            tx,
+            event,
+            rx_kicks: true,
+            tx_stalled: false,
+        });
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Vec<Option<Queue>> {
+        match self.running.take() {
+            Some(running) => vec![Some(running.rx), Some(running.tx), Some(running.event)],
+            None => Vec::new(),
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    fn reset(&mut self) {
+        self.mux.forget_connections();
+        self.reset_due = false;
+    }
+
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        match (&mut self.running, index) {
+            (Some(running), EVENT) => {
+                running.announce_reset(&mut self.reset_due)?;
+                Ok(Progress::Idle)
+            }
+            _ => self.serve(),
+        }
+    }
+
+    fn backend(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.mux.epoll())
+    }
+
+    fn on_backend(&mut self) -> Result<Progress, Fault> {
+        self.mux.poll()?;
+        let progress = self.serve()?;
+        if progress == Progress::More {
+            self.mux.remind();
+        }
+        Ok(progress)
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        self.mux.counters()
+    }
+}
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

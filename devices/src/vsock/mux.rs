@@ -1,0 +1,697 @@
+//! All sockets of the host, behind one epoll instance.
+//!
+//! Every socket is registered once, edge-triggered, for as long as it lives: readiness is
+//! remembered here until it is used up, so that a guest without receive buffers or credit
+//! makes nothing spin, and no system call is needed when interest changes.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+
+use super::connection::{Connection, Fate, Outlet, Step};
+use super::handshake::{self, Handshake};
+use super::packet::{Header, Op, Ports, TYPE_STREAM};
+use super::{HOST_CID, MAX_GUEST_CID, MIN_GUEST_CID};
+use crate::GuestRam;
+use crate::virtio::{Chain, Counter, Fault, RateLimit};
+
+/// Connections, including closed ones whose last bytes a host program has yet to take.
+pub(super) const MAX_CONNECTIONS: usize = 1024;
+/// Host programs that have not sent their line. One more displaces the oldest.
+pub(super) const MAX_HANDSHAKES: usize = 256;
+/// Resets that wait for receive buffers; with so many, no packet of the guest is looked at.
+pub(super) const MAX_RESETS: usize = 256;
+
+/// What the first [`LARGE_BUFFERS`] connections buffer for a host program that is slow.
+const LARGE_BUFFER: u32 = 512 << 10;
+const LARGE_BUFFERS: usize = 32;
+/// What all others buffer.
+const SMALL_BUFFER: u32 = 32 << 10;
+
+/// Bytes of a Unix socket's path, without the end.
+const MAX_SOCKET_PATH: usize = 107;
+/// Bytes that `_PORT` may take.
+const MAX_PORT_SUFFIX: usize = 11;
+
+/// The first port of the host that is given to a host program.
+const FIRST_HOST_PORT: u32 = 1 << 30;
+
+/// Identifiers in the epoll instance; connections have those between.
+const LISTENER: u64 = 0;
+const REMINDER: u64 = u64::MAX;
+const EVENTS_PER_CALL: usize = 64;
+
+/// Why the host's side of a vsock device cannot be set up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VsockError {
+    /// CIDs 0 to 2 and 2³²-1 have meanings of their own, and larger ones do not exist.
+    #[error("{cid} cannot be a guest's CID: choose one from {MIN_GUEST_CID} to {MAX_GUEST_CID}")]
+    GuestCid {
+        /// The CID.
+        cid: u64,
+    },
+    /// The operating system limits a Unix socket's path.
+    #[error(
+        "the socket path {} is longer than the {} bytes that leave room for `_PORT`: choose a shorter one",
+        path.display(),
+        MAX_SOCKET_PATH - MAX_PORT_SUFFIX
+    )]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// There is something at the path that is not a socket.
+    #[error("{} exists and is no socket: remove it, or choose another path", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Somebody listens there.
+    #[error("another process listens on {}: choose another path, or end that process", path.display())]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The socket could not be made.
+    #[error("listening on {}: its folder must exist and be writable", path.display())]
+    Listen {
+        /// The path.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// No epoll instance.
+    #[error("making an epoll instance for the sockets of {}", path.display())]
+    Epoll {
+        /// The path.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What has happened since the device was made.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    from_host: u64,
+    from_guest: u64,
+    refused: u64,
+    handshakes_dropped: u64,
+    pub(super) tx_packets: u64,
+    tx_bytes: u64,
+    pub(super) rx_packets: u64,
+    pub(super) rx_bytes: u64,
+    resets_sent: u64,
+    resets_received: u64,
+    invalid_packets: u64,
+    protocol_errors: u64,
+}
+
+fn bump(counter: &mut u64) {
+    *counter = counter.saturating_add(1);
+}
+
+/// The thing that the guest is sent next.
+#[derive(Debug)]
+pub(super) enum Work {
+    /// A whole packet.
+    Packet(Header),
+    /// Data of this connection.
+    Data(u64),
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Mux {
+    guest_cid: u64,
+    path: PathBuf,
+    /// Device and inode of the listening socket's file: only that one is removed.
+    file: Option<(u64, u64)>,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    /// In the epoll instance too: what was left over keeps the device readable.
+    reminder: OwnedFd,
+    /// The listener may have more, but there was no room.
+    accept_pending: bool,
+    next_id: u64,
+    next_host_port: u32,
+    handshakes: BTreeMap<u64, OwnedFd>,
+    connections: HashMap<u64, Connection>,
+    by_ports: HashMap<Ports, u64>,
+    /// Connections that are over, whose last bytes wait for the host program.
+    lingering: HashMap<u64, Outlet>,
+    /// Connections that may have something for the guest, each once, in turn.
+    ready: VecDeque<u64>,
+    resets: VecDeque<Header>,
+    complaints: RateLimit,
+    pub(super) counters: Counters,
+}
+
+impl Mux {
+    pub(super) fn new(guest_cid: u64, path: &Path) -> Result<Self, VsockError> {
+        if !(MIN_GUEST_CID..=MAX_GUEST_CID).contains(&guest_cid) {
+            return Err(VsockError::GuestCid { cid: guest_cid });
+        }
+        if path.as_os_str().len() > MAX_SOCKET_PATH.saturating_sub(MAX_PORT_SUFFIX) {
+            return Err(VsockError::PathTooLong { path: path.into() });
+        }
+        clear_stale(path)?;
+        let listen_error = |source: Errno| VsockError::Listen {
+            path: path.into(),
+            source: source.into(),
+        };
+        let epoll_error = |source: Errno| VsockError::Epoll {
+            path: path.into(),
+            source: source.into(),
+        };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(epoll_error)?;
+        let reminder =
+            eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(epoll_error)?;
+        let listener = stream_socket().map_err(listen_error)?;
+        let address = SocketAddrUnix::new(path).map_err(listen_error)?;
+        bind(&listener, &address).map_err(|error| match error {
+            Errno::ADDRINUSE => VsockError::InUse { path: path.into() },
+            other => listen_error(other),
+        })?;
+        let file = fs::symlink_metadata(path)
+            .ok()
+            .map(|meta| (meta.dev(), meta.ino()));
+        let mux = Self {
+            guest_cid,
+            path: path.into(),
+            file,
+            epoll,
+            listener,
+            reminder,
+            accept_pending: false,
+            next_id: LISTENER,
+            next_host_port: FIRST_HOST_PORT,
+            handshakes: BTreeMap::new(),
+            connections: HashMap::new(),
+            by_ports: HashMap::new(),
+            lingering: HashMap::new(),
+            ready: VecDeque::new(),
+            resets: VecDeque::new(),
+            complaints: RateLimit::new(Duration::from_secs(10)),
+            counters: Counters::default(),
+        };
+        listen(&mux.listener, 128).map_err(listen_error)?;
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let data = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&mux.epoll, &mux.listener, data, edges).map_err(epoll_error)?;
+        let data = epoll::EventData::new_u64(REMINDER);
+        epoll::add(&mux.epoll, &mux.reminder, data, edges).map_err(epoll_error)?;
+        Ok(mux)
+    }
+
+    /// Keeps the epoll instance readable, for work that the budget did not suffice for.
+    pub(super) fn remind(&self) {
+        // It fails only when 2^64 - 2 reminders were never taken.
+        let _ = rustix::io::write(&self.reminder, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn guest_cid(&self) -> u64 {
+        self.guest_cid
+    }
+
+    pub(super) fn epoll(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(super) fn census(&self) -> (usize, usize, usize, usize) {
+        (
+            self.connections.len(),
+            self.handshakes.len(),
+            self.lingering.len(),
+            self.resets.len(),
+        )
+    }
+
+    // ---- The host's side ----
+
+    /// Takes what the sockets have to report.
+    pub(super) fn poll(&mut self) -> Result<(), Fault> {
+        let mut buffer = [MaybeUninit::uninit(); EVENTS_PER_CALL];
+        // Edges: no socket reports the same twice in a row, so this ends; the bound is for
+        // host programs that race with it.
+        for _ in 0..MAX_CONNECTIONS {
+            let events = match epoll::wait(&self.epoll, &mut buffer, Some(&NO_WAIT)) {
+                Ok((events, _)) => events,
+                Err(error) => {
+                    return Err(Fault::host("waiting for the vsock's sockets", error.into()));
+                }
+            };
+            let last = events.len() < EVENTS_PER_CALL;
+            for event in events {
+                // The structure is packed: copy before use.
+                let (id, flags) = (event.data.u64(), event.flags);
+                self.on_event(id, flags);
+            }
+            if last {
+                break;
+            }
+        }
+        self.accept();
+        Ok(())
+    }
+
+    fn on_event(&mut self, id: u64, flags: epoll::EventFlags) {
+        match id {
+            LISTENER => self.accept_pending = true,
+            // Every write is an edge of its own: the count need not be read.
+            REMINDER => {}
+            _ => self.on_socket(id, flags),
+        }
+    }
+
+    fn on_socket(&mut self, id: u64, flags: epoll::EventFlags) {
+        use epoll::EventFlags as E;
+        if self.handshakes.contains_key(&id) {
+            self.on_handshake(id, flags.intersects(E::HUP | E::ERR | E::RDHUP));
+            return;
+        }
+        if let Some(outlet) = self.lingering.get_mut(&id) {
+            outlet.set_writable();
+            if outlet.flush().is_err() || outlet.is_empty() {
+                self.lingering.remove(&id);
+            }
+            return;
+        }
+        if let Some(connection) = self.connections.get_mut(&id) {
+            let fate = connection.on_socket(
+                flags.intersects(E::IN | E::RDHUP),
+                flags.intersects(E::OUT | E::ERR | E::HUP),
+                flags.intersects(E::HUP | E::ERR),
+            );
+            self.settle(id, fate);
+        }
+    }
+
+    /// Takes new host programs as far as there is room.
+    pub(super) fn accept(&mut self) {
+        while self.accept_pending && self.has_room() {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match accept_with(&self.listener, flags) {
+                Ok(socket) => self.begin_handshake(socket),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => self.accept_pending = false,
+                Err(error) => {
+                    // Out of descriptors or memory: the next wake-up tries again.
+                    self.complain("a host program could not be accepted", Some(error));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn begin_handshake(&mut self, socket: OwnedFd) {
+        if self.handshakes.len() >= MAX_HANDSHAKES {
+            self.handshakes.pop_first();
+            bump(&mut self.counters.handshakes_dropped);
+        }
+        let id = self.new_id();
+        if let Err(error) = self.watch(id, socket.as_fd()) {
+            self.complain("a socket could not be watched", Some(error));
+            return;
+        }
+        self.handshakes.insert(id, socket);
+        // Most programs have sent their line by now.
+        self.on_handshake(id, false);
+    }
+
+    fn on_handshake(&mut self, id: u64, closed: bool) {
+        let Some(socket) = self.handshakes.get(&id) else {
+            return;
+        };
+        let answer = handshake::read(socket);
+        if answer == Handshake::Incomplete && !closed {
+            return;
+        }
+        let Some(socket) = self.handshakes.remove(&id) else {
+            return;
+        };
+        match answer {
+            Handshake::Connect(port) if self.has_room() => {
+                let ports = Ports {
+                    guest: port,
+                    host: self.new_host_port(port),
+                };
+                bump(&mut self.counters.from_host);
+                let connection = Connection::from_host(socket, ports, self.buffer_size());
+                self.insert(id, connection);
+            }
+            _ => bump(&mut self.counters.handshakes_dropped),
+        }
+    }
+
+    fn has_room(&mut self) -> bool {
+        if self.occupied() < MAX_CONNECTIONS {
+            return true;
+        }
+        // A guest may hold on to connections that nobody on the host has any use for.
+        let abandoned = self
+            .connections
+            .iter()
+            .find(|(_, connection)| connection.abandoned())
+            .map(|(id, _)| *id);
+        if let Some(id) = abandoned {
+            self.settle(id, Fate::Reset);
+        }
+        self.occupied() < MAX_CONNECTIONS
+    }
+
+    fn occupied(&self) -> usize {
+        self.connections.len().saturating_add(self.lingering.len())
+    }
+
+    fn buffer_size(&self) -> u32 {
+        let large = self
+            .connections
+            .values()
+            .filter(|connection| connection.buf_alloc() == LARGE_BUFFER)
+            .count()
+            .saturating_add(self.lingering.len());
+        if large < LARGE_BUFFERS {
+            LARGE_BUFFER
+        } else {
+            SMALL_BUFFER
+        }
+    }
+
+    fn new_id(&mut self) -> u64 {
+        // 2^64 connections are more than a host lives.
+        self.next_id = self.next_id.wrapping_add(1);
+        self.next_id
+    }
+
+    fn new_host_port(&mut self, guest: u32) -> u32 {
+        // There are far fewer connections than ports: this ends.
+        loop {
+            let host = self.next_host_port;
+            self.next_host_port = match host.checked_add(1) {
+                Some(next) if next != u32::MAX => next,
+                _ => FIRST_HOST_PORT,
+            };
+            if !self.by_ports.contains_key(&Ports { guest, host }) {
+                return host;
+            }
+        }
+    }
+
+    fn watch(&self, id: u64, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        use epoll::EventFlags as E;
+        epoll::add(
+            &self.epoll,
+            socket,
+            epoll::EventData::new_u64(id),
+            E::IN | E::OUT | E::RDHUP | E::ET,
+        )
+    }
+
+    fn insert(&mut self, id: u64, connection: Connection) {
+        self.by_ports.insert(connection.ports(), id);
+        self.connections.insert(id, connection);
+        self.schedule(id);
+    }
+
+    /// Draws the consequences of something that happened to a connection.
+    fn settle(&mut self, id: u64, fate: Fate) {
+        if fate == Fate::Lives {
+            self.schedule(id);
+            return;
+        }
+        let Some(connection) = self.connections.remove(&id) else {
+            return;
+        };
+        let ports = connection.ports();
+        self.by_ports.remove(&ports);
+        if fate == Fate::Reset && !connection.unknown_to_guest() {
+            self.resets
+                .push_back(Header::to_guest(self.guest_cid, ports, Op::Reset));
+        }
+        self.linger(id, connection);
+    }
+
+    /// Keeps the socket until a host program has taken what the guest sent before the end.
+    fn linger(&mut self, id: u64, connection: Connection) {
+        let outlet = connection.into_outlet();
+        if !outlet.is_empty() {
+            self.lingering.insert(id, outlet);
+        }
+    }
+
+    fn schedule(&mut self, id: u64) {
+        if let Some(connection) = self.connections.get_mut(&id)
+            && !connection.queued
+            && connection.next_step().is_some()
+        {
+            connection.queued = true;
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Ends every connection without a word to the guest, which is about to forget them.
+    pub(super) fn forget_connections(&mut self) {
+        for (id, connection) in std::mem::take(&mut self.connections) {
+            self.linger(id, connection);
+        }
+        self.by_ports.clear();
+        self.ready.clear();
+        self.resets.clear();
+    }
+
+    // ---- Towards the guest ----
+
+    /// Whether something may be waiting for the guest's receive buffers.
+    pub(super) fn has_work(&self) -> bool {
+        !self.resets.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Whether packets of the guest may be looked at, any of which may be answered by a reset.
+    pub(super) fn may_receive(&self) -> bool {
+        self.resets.len() < MAX_RESETS
+    }
+
+    /// Takes the next thing to send. After [`Work::Data`] the caller reads from
+    /// [`Self::connection`] and gives the turn back by [`Self::end_turn`].
+    pub(super) fn next_work(&mut self) -> Option<Work> {
+        if let Some(reset) = self.resets.pop_front() {
+            bump(&mut self.counters.resets_sent);
+            return Some(Work::Packet(reset));
+        }
+        while let Some(id) = self.ready.pop_front() {
+            let Some(connection) = self.connections.get_mut(&id) else {
+                continue;
+            };
+            connection.queued = false;
+            match connection.next_step() {
+                Some(Step::Control(op, flags)) => {
+                    let header = connection.header(self.guest_cid, op, flags, 0);
+                    self.schedule(id);
+                    return Some(Work::Packet(header));
+                }
+                Some(Step::Data) => return Some(Work::Data(id)),
+                None => {}
+            }
+        }
+        None
+    }
+
+    pub(super) fn connection(&mut self, id: u64) -> Option<&mut Connection> {
+        self.connections.get_mut(&id)
+    }
+
+    /// The connection had its turn.
+    pub(super) fn end_turn(&mut self, id: u64, failed: bool) {
+        self.settle(id, if failed { Fate::Reset } else { Fate::Lives });
+    }
+
+    // ---- From the guest ----
+
+    /// A packet of the guest: its header, and the chain that has the payload from `offset` on.
+    pub(super) fn on_packet(
+        &mut self,
+        mem: &GuestRam,
+        header: &Header,
+        chain: &Chain,
+        offset: usize,
+    ) -> Result<(), Fault> {
+        bump(&mut self.counters.tx_packets);
+        if header.src_cid != self.guest_cid {
+            // It may not speak for others, and an answer would go to whom it names.
+            bump(&mut self.counters.invalid_packets);
+            return Ok(());
+        }
+        let op = Op::from_raw(header.op);
+        if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
+            bump(&mut self.counters.invalid_packets);
+            self.refuse(header, op);
+            return Ok(());
+        }
+        let id = self.by_ports.get(&header.ports()).copied();
+        match (op, id) {
+            (Some(Op::Request), None) => self.on_request(header),
+            (Some(Op::Data), Some(id)) => {
+                self.counters.tx_bytes =
+                    self.counters.tx_bytes.saturating_add(u64::from(header.len));
+                let Some(connection) = self.connections.get_mut(&id) else {
+                    return Ok(());
+                };
+                let fate = if connection.take_credit(header) {
+                    connection.on_data(mem, chain, offset, header.len)?
+                } else {
+                    Fate::Reset
+                };
+                if fate == Fate::Reset {
+                    bump(&mut self.counters.protocol_errors);
+                }
+                self.settle(id, fate);
+            }
+            (Some(op), Some(id)) => {
+                if op == Op::Reset {
+                    bump(&mut self.counters.resets_received);
+                }
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    let fate = connection.on_control(op, header);
+                    if fate == Fate::Reset && op != Op::Shutdown {
+                        bump(&mut self.counters.protocol_errors);
+                    }
+                    self.settle(id, fate);
+                }
+            }
+            (op, None) => self.refuse(header, op),
+            (None, Some(id)) => {
+                bump(&mut self.counters.protocol_errors);
+                self.settle(id, Fate::Reset);
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, header: &Header, op: Option<Op>) {
+        if op != Some(Op::Reset) {
+            self.resets.push_back(Header::reset_for(header));
+        }
+    }
+
+    /// A program in the guest wants to reach a port of the host.
+    fn on_request(&mut self, header: &Header) {
+        let connected = if self.has_room() {
+            self.connect_host(header)
+        } else {
+            Err(Errno::MFILE)
+        };
+        if let Err(error) = connected {
+            bump(&mut self.counters.refused);
+            tracing::debug!(port = header.dst_port, %error, "vsock: no such listener");
+            self.refuse(header, Some(Op::Request));
+        }
+    }
+
+    fn connect_host(&mut self, header: &Header) -> Result<(), Errno> {
+        let mut path = self.path.clone().into_os_string();
+        path.push(format!("_{}", header.dst_port));
+        let socket = stream_socket()?;
+        // A listener whose backlog is full answers EAGAIN at once: the guest hears a refusal.
+        connect(&socket, &SocketAddrUnix::new(Path::new(&path))?)?;
+        let id = self.new_id();
+        self.watch(id, socket.as_fd())?;
+        let mut connection = Connection::from_guest(socket, header.ports(), self.buffer_size());
+        if !connection.take_credit(header) {
+            bump(&mut self.counters.protocol_errors);
+            return Err(Errno::PROTO);
+        }
+        bump(&mut self.counters.from_guest);
+        self.insert(id, connection);
+        Ok(())
+    }
+
+    fn complain(&mut self, what: &'static str, error: Option<Errno>) {
+        if let Some(suppressed) = self.complaints.permit() {
+            tracing::warn!(path = %self.path.display(), ?error, suppressed, "vsock: {what}");
+        }
+    }
+
+    pub(super) fn counters(&self) -> Vec<Counter> {
+        let c = &self.counters;
+        [
+            ("connections_from_host", c.from_host),
+            ("connections_from_guest", c.from_guest),
+            ("connections_refused", c.refused),
+            ("handshakes_dropped", c.handshakes_dropped),
+            ("tx_packets", c.tx_packets),
+            ("tx_bytes", c.tx_bytes),
+            ("rx_packets", c.rx_packets),
+            ("rx_bytes", c.rx_bytes),
+            ("resets_sent", c.resets_sent),
+            ("resets_received", c.resets_received),
+            ("invalid_packets", c.invalid_packets),
+            ("protocol_errors", c.protocol_errors),
+        ]
+        .into_iter()
+        .map(|(name, value)| Counter { name, value })
+        .collect()
+    }
+}
+
+impl Drop for Mux {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path)
+            .ok()
+            .map(|meta| (meta.dev(), meta.ino()));
+        if ours.is_some() && ours == self.file {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+const NO_WAIT: rustix::time::Timespec = rustix::time::Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+fn stream_socket() -> Result<OwnedFd, Errno> {
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+/// Removes a socket file that a process left behind; anything else at the path is an error.
+fn clear_stale(path: &Path) -> Result<(), VsockError> {
+    let Ok(meta) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !meta.file_type().is_socket() {
+        return Err(VsockError::NotASocket { path: path.into() });
+    }
+    let listen_error = |source: io::Error| VsockError::Listen {
+        path: path.into(),
+        source,
+    };
+    let probe = stream_socket().map_err(|error| listen_error(error.into()))?;
+    let address = SocketAddrUnix::new(path).map_err(|error| listen_error(error.into()))?;
+    match connect(&probe, &address) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(listen_error),
+        Err(Errno::NOENT) => Ok(()),
+        _ => Err(VsockError::InUse { path: path.into() }),
+    }
+}
