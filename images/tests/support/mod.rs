@@ -6,10 +6,12 @@
     reason = "every test binary uses its part of it"
 )]
 
+pub mod faulty;
 pub mod image;
 pub mod registry;
 pub mod tarball;
 
+pub use faulty::{Body, Faulty, Reply};
 pub use image::TestImage;
 pub use registry::Registry;
 pub use tarball::Tarball;
