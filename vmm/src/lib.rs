@@ -69,11 +69,15 @@ mod layout;
 mod memory;
 mod vm;
 
+#[cfg(feature = "test-utils")]
+#[doc(hidden)]
+pub use boot::testing as boot_testing;
 pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault};
 pub use kvm::KvmError;
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
 pub use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
+pub use podvisor_devices::vsock::{VsockDevice, VsockError};
 pub use vm::{
     Action, BuildError, ConfigError, ConfigErrors, DeviceCounters, DeviceFault, Exit, Poison,
     PoisonCause, Registers, State, Vm, VmBuilder, VmError,

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
 use podvisor_devices::legacy::serial::{self, SerialPort};
 use podvisor_devices::virtio::VirtioDevice;
+use podvisor_devices::vsock::VsockDevice;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::attach::{self, Attached};
@@ -191,6 +192,11 @@ impl VmBuilder {
             self.broken_disks.push(error);
         }
         self.device(disk)
+    }
+
+    /// The socket device, by which host and guest talk. A guest takes one.
+    pub fn vsock(self, vsock: VsockDevice) -> Self {
+        self.device(vsock)
     }
 
     /// Any virtio device.
