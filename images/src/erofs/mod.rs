@@ -11,6 +11,8 @@ mod dir;
 mod inode;
 mod layout;
 mod output;
+#[cfg(test)]
+pub(crate) mod reader;
 mod space;
 mod writer;
 

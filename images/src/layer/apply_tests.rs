@@ -129,3 +129,370 @@ fn the_same_layers_give_the_same_bytes() {
     );
     assert_eq!(first.len() % 4096, 0);
 }
+
+fn read(image: &tempfile::NamedTempFile) -> BTreeMap<Vec<u8>, crate::erofs::reader::Found> {
+    crate::erofs::reader::read(&std::fs::read(image.path()).unwrap())
+}
+
+#[test]
+fn every_attribute_of_every_kind_of_file_is_kept() {
+    let files = read(&build(&rich()).unwrap());
+    let get = |name: &str| &files[name.as_bytes()];
+    let (large, across) = (get("usr/bin/large"), get("linked-across"));
+    assert_eq!(
+        (large.mode, large.links, large.data.len()),
+        (0o104_755, 2, 200_000)
+    );
+    assert_eq!(large.nid, get("usr/bin/second").nid);
+    assert_eq!((across.links, across.data.len()), (1, 8192));
+    assert_eq!(get("bin").data, b"usr/bin");
+    assert_eq!(get("long-link").data.len(), 4080);
+    assert_eq!(
+        (get("null").mode, get("null").device),
+        (0o020_600, 1 << 8 | 3)
+    );
+    // 70000 is 0x11170: the low byte, the major number, the rest.
+    assert_eq!(get("disk").device, 0x70 | 259 << 8 | 0x11100 << 12);
+    assert_eq!(get("pipe").mode, 0o010_600);
+    let caps = get("with-xattrs");
+    assert_eq!(caps.mtime, (1_600_000_000, 123_456_789));
+    assert_eq!(caps.xattrs["user.note"], b"hello");
+    assert_eq!(caps.xattrs["security.capability"].len(), 20);
+    assert_eq!(get("with-large-xattrs").xattrs["user.large"], [b'v'; 9000]);
+    assert_eq!(get("with-large-xattrs").data, b"data");
+    let far = get("far-owner");
+    assert_eq!(
+        (far.uid, far.gid, far.mtime),
+        (4_000_000_000, 70_000, (1_700_000_000, 0))
+    );
+    assert_eq!(files[&b"latin\xe9"[..]].data, b"not UTF-8");
+    assert_eq!((get("many").mode, get("many").links), (0o041_777, 2));
+    assert_eq!(
+        files
+            .keys()
+            .filter(|path| path.starts_with(b"many/"))
+            .count(),
+        699
+    );
+    assert_eq!(get("deep").uid, 0);
+    assert_eq!(get("").links, 2 + 3);
+}
+
+#[test]
+fn what_replaced_files_held_is_not_in_the_image() {
+    let secret = b"correct horse battery staple ".repeat(1000);
+    let base = Tarball::new()
+        .file("secret", 0o600, &secret)
+        .file("other", 0o600, &[1; 5000])
+        .finish();
+    let upper = Tarball::new()
+        .file(".wh.secret", 0, b"")
+        .file("new", 0o644, &[0; 9000])
+        .finish();
+    let image = std::fs::read(build(&[base, upper]).unwrap().path()).unwrap();
+    assert!(!image.windows(12).any(|window| window == b"horse batter"));
+    let files = crate::erofs::reader::read(&image);
+    assert_eq!(files[&b"new"[..]].data, [0; 9000]);
+    // The new file took the secret's place.
+    assert!(image.len() < secret.len() + 5 * 4096);
+}
+
+#[test]
+fn sparse_files_of_all_formats_are_whole_and_take_no_space() {
+    let gib = 1u64 << 30;
+    let map = format!("2\n4096\n3\n{}\n4\n", gib - 4);
+    let mut in_data = map.clone().into_bytes();
+    in_data.resize(512, 0);
+    in_data.extend_from_slice(b"abcdefg");
+    let number = |value: u64| format!("{value:011o}\0").into_bytes();
+    let old = Tarball::new()
+        .header(b"old", b'S', 0o644, b"", (0, 0), 7)
+        .unfinished();
+    let mut header: [u8; 512] = old.try_into().unwrap();
+    header[257..265].copy_from_slice(b"ustar  \0");
+    header[386..398].copy_from_slice(&number(4096));
+    header[398..410].copy_from_slice(&number(3));
+    header[410..422].copy_from_slice(&number(gib - 4));
+    header[422..434].copy_from_slice(&number(4));
+    header[483..495].copy_from_slice(&number(gib));
+    header[148..156].fill(b' ');
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut tar = header.to_vec();
+    tar.extend_from_slice(&Tarball::new().data(b"abcdefg").unfinished());
+    let rest = Tarball::new()
+        .pax("GNU.sparse.major", b"1")
+        .pax("GNU.sparse.minor", b"0")
+        .pax("GNU.sparse.name", b"new")
+        .pax("GNU.sparse.realsize", gib.to_string().as_bytes())
+        .file("GNUSparseFile.0/new", 0o644, &in_data)
+        .pax("GNU.sparse.size", gib.to_string().as_bytes())
+        .pax("GNU.sparse.map", format!("4096,3,{},4", gib - 4).as_bytes())
+        .file("middle", 0o644, b"abcdefg")
+        .finish();
+    tar.extend_from_slice(&rest);
+    let image = build(&[tar]).unwrap();
+    let metadata = image.as_file().metadata().unwrap();
+    assert!(metadata.len() > 3 * gib);
+    assert!(std::os::unix::fs::MetadataExt::blocks(&metadata) * 512 < 1 << 20);
+    fsck_only(&image);
+    let mut head = vec![0; 8192];
+    std::os::unix::fs::FileExt::read_exact_at(image.as_file(), &mut head, 4096).unwrap();
+    assert_eq!(&head[4096..4099], b"abc");
+}
+
+fn fsck_only(image: &tempfile::NamedTempFile) {
+    let out = Command::new("fsck.erofs")
+        .arg(image.path())
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+/// The error's words, with those of its causes.
+fn words(error: &LayerError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+#[test]
+fn hostile_layers_are_refused_in_words() {
+    let tar = Tarball::new;
+    let huge_pax = vec![b'x'; 2 << 20];
+    let cases: Vec<(&str, Vec<u8>, &str)> = vec![
+        (
+            "parent",
+            tar().file("a/../../etc/passwd", 0o644, b"x").finish(),
+            "it contains \"..\"",
+        ),
+        (
+            "absolute",
+            tar().file("/etc/passwd", 0o644, b"x").finish(),
+            "it is absolute",
+        ),
+        (
+            "link out",
+            tar().hardlink("a", "../etc/shadow").finish(),
+            "it contains \"..\"",
+        ),
+        (
+            "link to root",
+            tar().hardlink("a", "/etc/shadow").finish(),
+            "it is absolute",
+        ),
+        (
+            "link to nothing",
+            tar().hardlink("a", "b").finish(),
+            "hard link to \"b\", which does not exist",
+        ),
+        (
+            "link to folder",
+            tar().dir("d", 0o755).hardlink("a", "d").finish(),
+            "which is a folder",
+        ),
+        (
+            "below a link",
+            tar()
+                .symlink("l", "/etc")
+                .file("l/passwd", 0o644, b"x")
+                .finish(),
+            "its parent \"l\" is not a folder but a file or symbolic link",
+        ),
+        (
+            "below a file",
+            tar().file("f", 0o644, b"").dir("f/d", 0o755).finish(),
+            "is not a folder",
+        ),
+        (
+            "root as file",
+            tar()
+                .file("./", 0o644, b"")
+                .entry(b".", b'0', 0, b"", (0, 0), b"")
+                .finish(),
+            "the root must be a folder",
+        ),
+        (
+            "long name",
+            tar().file(&"n".repeat(256), 0o644, b"").finish(),
+            "longer than 255 bytes",
+        ),
+        (
+            "long path",
+            tar().file(&"n/".repeat(2100), 0o644, b"").finish(),
+            "it is too long",
+        ),
+        (
+            "deep path",
+            tar().file(&"n/".repeat(1100), 0o644, b"").finish(),
+            "too many parts",
+        ),
+        (
+            "long link",
+            tar().symlink("l", &"t".repeat(5000)).finish(),
+            "more than 4095 bytes",
+        ),
+        (
+            "empty link",
+            tar().symlink("l", "").finish(),
+            "symbolic link to nothing",
+        ),
+        (
+            "empty whiteout",
+            tar().file("d/.wh.", 0, b"").finish(),
+            "whiteout that names nothing",
+        ),
+        (
+            "dot whiteout",
+            tar().file("d/.wh...", 0, b"").finish(),
+            "whiteout that names nothing",
+        ),
+        (
+            "type",
+            tar().entry(b"v", b'V', 0, b"", (0, 0), b"").finish(),
+            "do not have",
+        ),
+        (
+            "device",
+            tar().device("d", b'3', 4096, 0).finish(),
+            "that Linux cannot have",
+        ),
+        (
+            "owner",
+            tar().owner(1 << 32, 0).file("f", 0o644, b"").finish(),
+            "beyond 32 bits",
+        ),
+        (
+            "xattrs",
+            tar()
+                .pax("SCHILY.xattr.user.x", &[0; 70_000])
+                .file("f", 0, b"")
+                .finish(),
+            "extended attributes",
+        ),
+        (
+            "pax bomb",
+            tar().pax("comment", &huge_pax).file("f", 0, b"").finish(),
+            "extended headers for one entry",
+        ),
+        (
+            "pax lies",
+            tar()
+                .header(b"p", b'x', 0, b"", (0, 0), 9)
+                .data(b"99 path=a")
+                .finish(),
+            "broken header (extended header)",
+        ),
+        (
+            "cut data",
+            tar()
+                .header(b"f", b'0', 0, b"", (0, 0), 5000)
+                .data(b"short")
+                .unfinished(),
+            "in the middle of an entry",
+        ),
+        (
+            "cut header",
+            tar().file("f", 0, b"x").unfinished()[..300].to_vec(),
+            "in the middle of an entry",
+        ),
+        ("no tar", vec![b'?'; 4096], "broken header (checksum)"),
+        (
+            "size wraps",
+            tar()
+                .header(b"f", b'0', 0, b"", (0, 0), i64::MAX as u64)
+                .finish(),
+            "unpacks to more than",
+        ),
+    ];
+    for (name, layer, message) in cases {
+        let error = build(std::slice::from_ref(&layer)).expect_err(name);
+        assert!(words(&error).contains(message), "{name}: {}", words(&error));
+        assert!(!words(&error).contains('\n'), "{name}");
+    }
+}
+
+#[test]
+fn limits_hold_over_all_layers_together() {
+    let layer = |name: &str| Tarball::new().file(name, 0o644, &[7; 60_000]).finish();
+    let layers = [layer("a"), layer("b")];
+    let limits = Limits {
+        unpacked_bytes: 100_000,
+        ..Limits::default()
+    };
+    assert!(matches!(
+        build_with(&layers, &limits),
+        Err(LayerError::Unpacked { limit: 100_000 })
+    ));
+    let limits = Limits {
+        entries: 1,
+        ..Limits::default()
+    };
+    assert!(matches!(
+        build_with(&layers, &limits),
+        Err(LayerError::Entries { limit: 1 })
+    ));
+    let limits = Limits {
+        devices: false,
+        ..Limits::default()
+    };
+    let device = Tarball::new().device("d", b'3', 1, 3).finish();
+    assert!(matches!(
+        build_with(&[device], &limits),
+        Err(LayerError::Entry { .. })
+    ));
+    let sparse = Tarball::new()
+        .pax("GNU.sparse.size", b"99999999999999999")
+        .pax("GNU.sparse.map", b"0,1")
+        .file("bomb", 0o644, b"x")
+        .finish();
+    assert!(matches!(build(&[sparse]), Err(LayerError::Unpacked { .. })));
+}
+
+#[test]
+fn a_gzip_bomb_ends_at_the_limit() {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let zeros = vec![0; 1 << 20];
+    encoder
+        .write_all(
+            &Tarball::new()
+                .header(b"bomb", b'0', 0o644, b"", (0, 0), 64 << 20)
+                .unfinished(),
+        )
+        .unwrap();
+    for _ in 0..64 {
+        encoder.write_all(&zeros).unwrap();
+    }
+    let packed = encoder.finish().unwrap();
+    assert!(packed.len() < 100_000);
+    let out = tempfile::tempfile().unwrap();
+    let limits = Limits {
+        unpacked_bytes: 1 << 20,
+        ..Limits::default()
+    };
+    let mut unpacker = Unpacker::new(out, limits, Arc::default());
+    let error = unpacker.layer(blob(&packed), Digest::of(b"")).unwrap_err();
+    assert!(
+        matches!(error, LayerError::Unpacked { limit: 1_048_576 }),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn a_cancelled_unpacking_ends() {
+    let cancelled = Arc::new(AtomicBool::new(true));
+    let mut unpacker = Unpacker::new(tempfile::tempfile().unwrap(), Limits::default(), cancelled);
+    let layer = Tarball::new().file("f", 0o644, b"x").finish();
+    assert!(matches!(
+        unpacker.layer(blob(&layer), Digest::of(&layer)),
+        Err(LayerError::Cancelled)
+    ));
+}

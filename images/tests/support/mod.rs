@@ -1,6 +1,7 @@
 //! What the tests of the crate's public face share.
 #![allow(
     dead_code,
+    unused_imports,
     unreachable_pub,
     missing_docs,
     reason = "every test binary uses its part of it"
