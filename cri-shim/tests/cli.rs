@@ -295,6 +295,21 @@ fn a_reader_that_goes_away_is_no_error_and_a_full_disk_is_one() {
 }
 
 #[test]
+fn check_tells_its_verdict_alike_in_text_json_and_exit_code() {
+    let root = Root::default();
+    let text = root.output(&["check"]);
+    let json = root.output(&["check", "--json"]);
+    assert_eq!(text.code, json.code, "{text:?}");
+    let report: Value = serde_json::from_str(&json.stdout).unwrap();
+    let runs = report["guestsCanRun"].as_bool().unwrap();
+    assert_eq!(text.code, Some(i32::from(!runs)), "{text:?}");
+    for item in report["items"].as_array().unwrap() {
+        let name = item["name"].as_str().unwrap();
+        assert!(text.stdout.contains(name), "{name} is not in {text:?}");
+    }
+}
+
+#[test]
 fn the_root_need_not_exist() {
     let root = Root::default();
     let deep = root.path().join("a/b");

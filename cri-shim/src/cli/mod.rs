@@ -5,6 +5,7 @@
 //! `terminal` are what they share. What a command does is not decided here: images are
 //! `podvisor-images`' and virtual machines are `sandbox`'s.
 
+mod check;
 mod completions;
 mod images;
 mod program;
@@ -91,6 +92,8 @@ enum Command {
     Images(images::ImagesArgs),
     /// Remove images
     Rmi(rmi::RmiArgs),
+    /// Say whether this machine can run guests, and what to do if not
+    Check(check::CheckArgs),
     /// Show versions
     Version(version::VersionArgs),
     /// Print a completion script for a shell
@@ -115,6 +118,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Pull(args) => pull::run(&cli.globals, &args),
         Command::Images(args) => images::run(&cli.globals, &args),
         Command::Rmi(args) => rmi::run(&cli.globals, &args),
+        Command::Check(args) => check::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completions(args) => completions::run(&args),
     };
@@ -164,7 +168,7 @@ fn log_to_stderr(level: LogLevel) {
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(terminal::LogWriter::default)
-        .with_ansi(terminal::is_terminal(&io::stderr()))
+        .with_ansi(terminal::is_terminal(io::stderr()))
         .init();
 }
 

@@ -24,7 +24,7 @@ pub(super) enum Progress {
 impl Progress {
     /// What suits stderr.
     pub(super) fn for_stderr() -> Self {
-        if super::terminal::is_terminal(&io::stderr()) {
+        if super::terminal::is_terminal(io::stderr()) {
             Self::Bars
         } else {
             Self::Lines

@@ -21,16 +21,29 @@ const SYSTEM_DIR: &str = "/usr/lib/podvisor";
 
 /// A file of the guest's is not there.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "no guest {what} `{name}` in {}; build it with `cargo xtask kernel`, or set \
-     {GUEST_DIR_VARIABLE} to the folder that has it{hint}",
-    list(.searched)
-)]
+#[error("{}; {}", self.found(), self.remedy())]
 pub(crate) struct AssetError {
     what: &'static str,
     name: &'static str,
     searched: Vec<PathBuf>,
     hint: &'static str,
+}
+
+impl AssetError {
+    /// What was looked for where.
+    pub(crate) fn found(&self) -> String {
+        let (what, name) = (self.what, self.name);
+        format!("no guest {what} `{name}` in {}", list(&self.searched))
+    }
+
+    /// What to do.
+    pub(crate) fn remedy(&self) -> String {
+        let hint = self.hint;
+        format!(
+            "build it with `cargo xtask guest`, or set {GUEST_DIR_VARIABLE} to the folder that \
+             has it{hint}"
+        )
+    }
 }
 
 fn list(folders: &[PathBuf]) -> String {
@@ -53,6 +66,14 @@ impl Assets {
         )
     }
 
+    /// One folder alone.
+    #[cfg(test)]
+    pub(crate) fn in_folder(folder: &Path) -> Self {
+        Self {
+            folders: vec![folder.to_owned()],
+        }
+    }
+
     fn new(variable: Option<OsString>, executable: Option<&Path>) -> Self {
         if let Some(folder) = variable.filter(|v| !v.is_empty()) {
             return Self {
@@ -73,7 +94,7 @@ impl Assets {
 
     /// The guest's kernel.
     pub(crate) fn kernel(&self) -> Result<PathBuf, AssetError> {
-        self.find("kernel", KERNEL, " or give one with --kernel")
+        self.find("kernel", KERNEL, ", or give one with --kernel")
     }
 
     /// The initramfs with the agent.

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 pub(crate) use agent::{Agent, Ended, LinkError};
-pub(crate) use assets::Assets;
+pub(crate) use assets::{AssetError, Assets};
 pub(crate) use spec::{ContainerOptions, RootAccess, SPEC_VERSION, TerminalSize, container_spec};
 pub(crate) use stdio::{Input, StdioError, Streams};
 pub(crate) use vm::{Disk, GuestFiles, MachineConfig, VmError};
@@ -64,6 +64,18 @@ pub(crate) enum SandboxError {
     /// The guest ended when it should not.
     #[error("the guest {0}; run again with --console FILE and read there why")]
     Ended(Ending),
+    /// The host could not run the guest on.
+    #[error("{0}; `podvisor check` says whether this machine can run guests")]
+    Failed(String),
+}
+
+impl From<Ending> for SandboxError {
+    fn from(ending: Ending) -> Self {
+        match ending {
+            Ending::Failed(why) => Self::Failed(why),
+            ending => Self::Ended(ending),
+        }
+    }
 }
 
 /// What a sandbox is made of.
@@ -103,7 +115,7 @@ impl Sandbox {
                 Ok(agent) => agent?,
                 Err(_) => return Err(SandboxError::Silent(limit)),
             },
-            ending = machine.ended() => return Err(SandboxError::Ended(ending)),
+            ending = machine.ended() => return Err(ending.into()),
         };
         debug!(elapsed = ?begin.elapsed(), "the agent answers");
         let sandbox = Self {
@@ -133,7 +145,7 @@ impl Sandbox {
         tokio::select! {
             biased;
             done = work => Ok(done?),
-            ending = self.machine.ended() => Err(SandboxError::Ended(ending)),
+            ending = self.machine.ended() => Err(ending.into()),
         }
     }
 

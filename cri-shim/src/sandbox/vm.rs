@@ -122,7 +122,7 @@ impl fmt::Display for Ending {
             Self::Reset => f.write_str("reset itself, as after a kernel panic"),
             Self::TripleFault => f.write_str("ended by a triple fault"),
             Self::SwitchedOff => f.write_str("was switched off"),
-            Self::Failed(why) => write!(f, "cannot run on: {why}"),
+            Self::Failed(why) => f.write_str(why),
         }
     }
 }

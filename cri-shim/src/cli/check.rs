@@ -1,0 +1,194 @@
+//! `podvisor check`: whether this machine can run guests, what is missing, and the remedy.
+//!
+//! The library looks at KVM and the host; what podvisor needs beside that is its guest's files.
+
+use clap::Args;
+use podvisor_vmm::check::{self, Item, Status};
+use serde::Serialize;
+
+use super::table::Table;
+use crate::sandbox::{AssetError, Assets, GuestFiles};
+
+#[derive(Debug, Args)]
+pub(super) struct CheckArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Something that was looked at.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: &'static str,
+    status: Status,
+    found: String,
+    /// Nothing when all is well.
+    remedy: Option<String>,
+    /// No guest runs without it.
+    required: bool,
+}
+
+impl From<Item> for Row {
+    fn from(item: Item) -> Self {
+        Self {
+            name: item.name,
+            status: item.status,
+            found: item.found,
+            remedy: item.remedy,
+            required: item.required,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct View {
+    guests_can_run: bool,
+    verdict: String,
+    items: Vec<Row>,
+}
+
+pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
+    let report = check::run();
+    let guests_can_run = report.can_run_guests();
+    let verdict = report.verdict();
+    let mut items: Vec<Row> = report.items.into_iter().map(Row::from).collect();
+    items.push(guest_files(&Assets::of_this_process()));
+    let view = View {
+        guests_can_run,
+        verdict,
+        items,
+    };
+    if args.json {
+        super::print_json(&view)?;
+    } else {
+        super::print(&view.to_text())?;
+    }
+    Ok(if guests_can_run { 0 } else { super::FAILURE })
+}
+
+/// The kernel and the initramfs. Not what the machine has to bring: they can be built.
+fn guest_files(assets: &Assets) -> Row {
+    let row = |status, found, remedy| Row {
+        name: "guest files",
+        status,
+        found,
+        remedy,
+        required: false,
+    };
+    let missing = |error: AssetError| row(Status::Missing, error.found(), Some(error.remedy()));
+    let (kernel, initramfs) = match (assets.kernel(), assets.initramfs()) {
+        (Ok(kernel), Ok(initramfs)) => (kernel, initramfs),
+        (Err(error), _) | (_, Err(error)) => return missing(error),
+    };
+    match GuestFiles::open(&kernel, &initramfs) {
+        Ok(_) => {
+            let found = format!("{} and {}", kernel.display(), initramfs.display());
+            row(Status::Ok, found, None)
+        }
+        Err(error) => {
+            let found = super::message(&error.into());
+            let remedy = "build them again with `cargo xtask guest`".to_owned();
+            row(Status::Broken, found, Some(remedy))
+        }
+    }
+}
+
+fn word(status: Status) -> &'static str {
+    match status {
+        Status::Ok => "ok",
+        Status::Warning => "warning",
+        Status::Missing => "missing",
+        Status::Broken => "broken",
+        _ => "unknown",
+    }
+}
+
+impl View {
+    fn to_text(&self) -> String {
+        let mut table = Table::new(["CHECK", "STATUS", "FOUND"]);
+        for item in &self.items {
+            let status = word(item.status).to_owned();
+            table.row([item.name.to_owned(), status, item.found.clone()]);
+        }
+        let mut text = table.render();
+        let remedies = self.remedies();
+        if !remedies.is_empty() {
+            text.push_str("\nWhat to do:\n");
+        }
+        for (remedy, names) in remedies {
+            text.push_str(&format!("{}: {remedy}\n", names.join(", ")));
+        }
+        text.push_str(&format!("\n{}\n", self.verdict));
+        text
+    }
+
+    /// Each remedy with the names of all that it mends, in the order of the table.
+    fn remedies(&self) -> Vec<(&str, Vec<&str>)> {
+        let mut remedies: Vec<(&str, Vec<&str>)> = Vec::new();
+        for item in &self.items {
+            let Some(remedy) = item.remedy.as_deref() else {
+                continue;
+            };
+            match remedies.iter_mut().find(|(known, _)| *known == remedy) {
+                Some((_, names)) => names.push(item.name),
+                None => remedies.push((remedy, vec![item.name])),
+            }
+        }
+        remedies
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &'static str, status: Status, remedy: Option<&str>) -> Row {
+        Row {
+            name,
+            status,
+            found: "this".to_owned(),
+            remedy: remedy.map(str::to_owned),
+            required: true,
+        }
+    }
+
+    #[test]
+    fn remedies_follow_the_table_and_the_verdict_ends_it() {
+        let mut view = View {
+            guests_can_run: false,
+            verdict: "guests cannot run here".to_owned(),
+            items: vec![
+                row("a", Status::Ok, None),
+                row("b", Status::Broken, Some("mend it")),
+                row("c", Status::Warning, Some("take another")),
+                row("d", Status::Broken, Some("mend it")),
+            ],
+        };
+        assert_eq!(
+            view.to_text(),
+            "CHECK   STATUS    FOUND\n\
+             a       ok        this\n\
+             b       broken    this\n\
+             c       warning   this\n\
+             d       broken    this\n\
+             \n\
+             What to do:\n\
+             b, d: mend it\n\
+             c: take another\n\
+             \n\
+             guests cannot run here\n"
+        );
+        view.items.truncate(1);
+        assert!(!view.to_text().contains("What to do"));
+    }
+
+    #[test]
+    fn missing_guest_files_have_a_remedy_and_do_not_blame_the_machine() {
+        let folder = tempfile::tempdir().unwrap();
+        let row = guest_files(&Assets::in_folder(folder.path()));
+        assert_eq!(row.status, Status::Missing);
+        assert!(row.remedy.unwrap().contains("cargo xtask guest"));
+        assert!(!row.required);
+    }
+}

@@ -1,0 +1,535 @@
+//! `podvisor run` with real guests: these need a KVM that runs them, and the guest's kernel
+//! and initramfs where podvisor finds them. Guests may boot ten times slower here than on
+//! hardware, so nothing asserts a time.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use support::image::Image;
+use support::registry::Registry;
+use support::{Ran, Root};
+
+/// One guest at a time: a machine with a single processor gains nothing by more.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The image that the tests share, pulled once.
+static STORE: LazyLock<Store> = LazyLock::new(Store::new);
+
+struct Store {
+    root: Root,
+    name: String,
+}
+
+impl Store {
+    fn new() -> Self {
+        let root = Root::default();
+        let settings = json!({
+            "Env": ["PATH=/bin", "FROM=image"],
+            "Cmd": ["sh", "-c", "echo the image says hello"],
+        });
+        let registry = Registry::serve(&[("test/busybox", Image::busybox(settings))]);
+        let name = registry.name("test/busybox");
+        let pulled = root.output(&["pull", "--quiet", &name]);
+        assert_eq!(pulled.code, Some(0), "{pulled:?}");
+        Self { root, name }
+    }
+}
+
+/// This test's turn to have a guest.
+struct Turn(#[allow(dead_code)] MutexGuard<'static, ()>);
+
+fn turn() -> Turn {
+    Turn(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+impl Turn {
+    /// `podvisor run FLAGS IMAGE COMMAND`.
+    fn command(&self, flags: &[&str], command: &[&str]) -> Command {
+        let mut run = STORE.root.podvisor(&["run"]);
+        run.args(flags).arg(&STORE.name).args(command);
+        run.stdout(Stdio::piped()).stderr(Stdio::piped());
+        run
+    }
+
+    fn run(&self, flags: &[&str], command: &[&str]) -> Ran {
+        Ran::new(self.command(flags, command).output().unwrap())
+    }
+
+    fn sh(&self, flags: &[&str], script: &str) -> Ran {
+        self.run(flags, &["sh", "-c", script])
+    }
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+/// Run folders of sandboxes.
+fn run_folders() -> BTreeSet<String> {
+    let base = match rustix::process::geteuid().is_root() {
+        true => "/run/podvisor".into(),
+        false => format!("{}/podvisor", std::env::var("XDG_RUNTIME_DIR").unwrap()),
+    };
+    let entries = fs::read_dir(base).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with("run-")).collect()
+}
+
+#[test]
+fn guest_exit_code_and_both_outputs_are_the_programs() {
+    let turn = turn();
+    let ran = turn.sh(&[], "echo to stdout; echo to stderr >&2; exit 42");
+    assert_eq!(ran.code, Some(42), "{ran:?}");
+    assert_eq!(
+        (ran.stdout.as_str(), ran.stderr.as_str()),
+        ("to stdout\n", "to stderr\n")
+    );
+    assert_eq!(run_folders(), BTreeSet::new());
+}
+
+#[test]
+fn guest_runs_what_the_image_says() {
+    turn().run(&[], &[]).printed("the image says hello\n");
+}
+
+#[test]
+fn guest_is_pulled_when_it_is_not_here() {
+    let turn = turn();
+    let root = Root::default();
+    let registry = Registry::serve(&[("test/pulled", Image::busybox(json!({})))]);
+    let name = registry.name("test/pulled");
+    let ran = Ran::new(
+        root.podvisor(&["run", &name, "/bin/echo", "hi"])
+            .output()
+            .unwrap(),
+    );
+    ran.printed("hi\n");
+    assert!(ran.stderr.contains(&name), "{ran:?}");
+    drop(turn);
+}
+
+#[test]
+fn guest_sees_the_flags() {
+    let flags = [
+        "--cpus",
+        "2",
+        "--memory",
+        "512M",
+        "-w",
+        "/srv",
+        "-u",
+        "app:staff",
+        "-e",
+        "FROM=flag",
+        "-e",
+        "MORE=a b",
+        "--hostname",
+        "web-1",
+    ];
+    let script = "nproc; pwd; id; hostname; echo $FROM; echo $MORE; echo $HOME; \
+                  grep MemTotal /proc/meminfo";
+    let ran = turn().sh(&flags, script);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    let expected = [
+        "2",
+        "/srv",
+        "uid=1000(app) gid=50(staff) groups=50(staff)",
+        "web-1",
+        "flag",
+        "a b",
+        "/home/app",
+    ];
+    assert_eq!(lines[..7], expected, "{ran:?}");
+    let kilobytes = lines[7].split_whitespace().nth(1).unwrap();
+    let megabytes = kilobytes.parse::<u64>().unwrap() / 1024;
+    // What the kernel keeps for itself is not shown.
+    assert!((400..=512).contains(&megabytes), "{ran:?}");
+}
+
+#[test]
+fn guest_entrypoint_can_be_replaced() {
+    turn()
+        .run(&["--entrypoint", "/bin/echo"], &["a", "-n"])
+        .printed("a -n\n");
+}
+
+#[test]
+fn guest_root_is_writable_unless_it_is_read_only() {
+    let turn = turn();
+    turn.sh(&[], "echo x > /etc/new && cat /etc/new")
+        .printed("x\n");
+    let ran = turn.sh(&["--read-only"], "touch /dev/shm/a && touch /etc/new");
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.stderr.contains("/etc/new: Read-only file system"),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn guest_container_is_confined() {
+    let script = "grep -E '^(Seccomp|NoNewPrivs|CapBnd):' /proc/self/status; ls /proc/self/fd; \
+                  echo x > /proc/sys/kernel/hostname; mount -t tmpfs none /tmp; echo $$";
+    let ran = turn().sh(&[], script);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let squeezed: Vec<String> = ran
+        .stdout
+        .lines()
+        .map(|line| line.replace(char::is_whitespace, ""))
+        .collect();
+    assert!(squeezed.contains(&"Seccomp:2".to_owned()), "{ran:?}");
+    // CHOWN to SETPCAP less LINUX_IMMUTABLE, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD,
+    // AUDIT_WRITE and SETFCAP: capability.h's bits 0, 1, 3 to 8, 10, 13, 18, 27, 29, 31.
+    assert!(
+        squeezed.contains(&"CapBnd:00000000a80425fb".to_owned()),
+        "{ran:?}"
+    );
+    assert_eq!(squeezed.last().map(String::as_str), Some("1"), "{ran:?}");
+    assert!(ran.stderr.contains("Read-only file system"), "{ran:?}");
+    assert!(ran.stderr.contains("mount"), "{ran:?}");
+}
+
+#[test]
+fn guest_stdin_reaches_the_program_only_when_asked_for() {
+    let turn = turn();
+    for (flags, expected) in [(["-i"].as_slice(), "hi\n"), (&[], "")] {
+        let mut child = turn
+            .command(flags, &["cat"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Nobody reads it without -i: then the pipe may be closed already.
+        let written = child.stdin.take().unwrap().write_all(b"hi\n");
+        assert!(written.is_ok() || flags.is_empty());
+        Ran::of(child).printed(expected);
+    }
+}
+
+/// Bytes that look random, the same every time.
+struct Noise {
+    state: u64,
+    left: usize,
+}
+
+impl Read for Noise {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = buffer.len().min(self.left);
+        for byte in &mut buffer[..count] {
+            self.state ^= self.state << 13;
+            self.state ^= self.state >> 7;
+            self.state ^= self.state << 17;
+            *byte = self.state.to_le_bytes()[3];
+        }
+        self.left -= count;
+        Ok(count)
+    }
+}
+
+#[test]
+fn guest_a_hundred_megabytes_come_back_whole() {
+    const SIZE: usize = 100_000_000;
+    let noise = || Noise {
+        state: 0x9e37_79b9_7f4a_7c15,
+        left: SIZE,
+    };
+    let turn = turn();
+    let mut child = turn
+        .command(&["-i"], &["cat"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let writer = thread::spawn(move || io::copy(&mut noise(), &mut stdin).map(|_| ()));
+    let mut received = Sha256::new();
+    let count = io::copy(child.stdout.as_mut().unwrap(), &mut received).unwrap();
+    writer.join().unwrap().unwrap();
+    let ran = Ran::of(child);
+    assert_eq!((ran.code, count), (Some(0), SIZE as u64), "{ran:?}");
+    let mut sent = Sha256::new();
+    io::copy(&mut noise(), &mut sent).unwrap();
+    assert_eq!(received.finalize(), sent.finalize());
+}
+
+#[test]
+fn guest_program_killed_in_the_guest_gives_128_and_the_signals_number() {
+    let ran = turn().sh(&[], "sleep 1000 & kill -KILL $!; wait $!");
+    assert_eq!(ran.code, Some(137), "{ran:?}");
+}
+
+#[test]
+fn guest_that_ignores_every_wish_is_switched_off_at_the_third() {
+    let turn = turn();
+    let script = "trap 'echo no' INT; echo ready; while :; do sleep 1; done";
+    let mut child = turn.command(&[], &["sh", "-c", script]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    assert_eq!(next(), "ready");
+    for _ in 0..2 {
+        send(&child, Signal::INT);
+        assert_eq!(next(), "no");
+    }
+    send(&child, Signal::INT);
+    let ran = Ran::of(child);
+    assert_eq!(ran.code, Some(130), "{ran:?}");
+    assert_eq!(run_folders(), BTreeSet::new());
+}
+
+#[test]
+fn guest_program_gets_the_signals_that_podvisor_gets() {
+    let turn = turn();
+    let script = "trap 'echo got TERM; exit 3' TERM; trap 'echo got USR1' USR1; echo ready; \
+                  while :; do sleep 1; done";
+    let mut child = turn.command(&[], &["sh", "-c", script]).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut next = || {
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        line
+    };
+    assert_eq!(next(), "ready\n");
+    send(&child, Signal::USR1);
+    assert_eq!(next(), "got USR1\n");
+    send(&child, Signal::TERM);
+    assert_eq!(next(), "got TERM\n");
+    assert_eq!(Ran::of(child).code, Some(3));
+}
+
+#[test]
+fn guest_program_learns_that_nobody_reads_its_output() {
+    let turn = turn();
+    let mut child = turn.command(&[], &["yes"]).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "y\n");
+    let ran = Ran::of(child);
+    // SIGPIPE, or what `yes` makes of the error where the signal is ignored.
+    assert!(matches!(ran.code, Some(141 | 1)), "{ran:?}");
+    assert_eq!(run_folders(), BTreeSet::new());
+}
+
+#[test]
+fn guest_command_that_cannot_run_has_the_shells_codes() {
+    let turn = turn();
+    let not_found = turn.run(&[], &["no-such-command"]);
+    not_found.refused(127, &["no-such-command"]);
+    let not_executable = turn.run(&[], &["/etc/plain"]);
+    not_executable.refused(126, &["/etc/plain"]);
+    let unknown = turn.run(&["-u", "nobody-here"], &["true"]);
+    unknown.refused(125, &["nobody-here"]);
+    assert_eq!(run_folders(), BTreeSet::new());
+}
+
+#[test]
+fn guest_kernel_that_panics_ends_the_run_at_once() {
+    let turn = turn();
+    let folder = tempfile::tempdir().unwrap();
+    // A whole archive without an init: the kernel finds nothing to run.
+    let path = folder.path().join("initramfs.cpio");
+    fs::write(&path, empty_cpio()).unwrap();
+    let kernel = guest_kernel();
+    let mut command = turn.command(&["--kernel", &kernel], &["true"]);
+    let ran = Ran::new(
+        command
+            .env("PODVISOR_GUEST_DIR", folder.path())
+            .output()
+            .unwrap(),
+    );
+    ran.refused(125, &["--console"]);
+    assert_eq!(run_folders(), BTreeSet::new());
+}
+
+/// The trailer that ends a cpio archive in the newc format.
+fn empty_cpio() -> Vec<u8> {
+    let zeros = "0".repeat(8 * 11);
+    let mut archive = format!("070701{zeros}0000000b00000000TRAILER!!!\0").into_bytes();
+    archive.resize(512, 0);
+    archive
+}
+
+/// The kernel that podvisor boots when nothing else is said.
+fn guest_kernel() -> String {
+    let version = STORE.root.output(&["version", "--json"]);
+    let version: serde_json::Value = serde_json::from_str(&version.stdout).unwrap();
+    version["kernel"]
+        .as_str()
+        .expect("there is no guest kernel")
+        .to_owned()
+}
+
+#[test]
+fn guest_console_goes_to_a_file() {
+    let turn = turn();
+    let folder = tempfile::tempdir().unwrap();
+    let console = folder.path().join("console");
+    let ran = turn.run(&["--console", console.to_str().unwrap()], &["echo", "hi"]);
+    ran.printed("hi\n");
+    let console = fs::read_to_string(&console).unwrap();
+    assert!(console.contains("Linux version"), "{console}");
+}
+
+#[test]
+fn guest_folder_of_a_killed_podvisor_is_swept_by_the_next() {
+    let turn = turn();
+    let mut child = turn
+        .command(&[], &["sh", "-c", "echo ready; sleep 1000"])
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "ready\n");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(run_folders().len(), 1);
+    turn.run(&[], &["true"]).printed("");
+    assert_eq!(run_folders(), BTreeSet::new());
+}
+
+#[test]
+fn guest_image_in_use_is_not_removed() {
+    let turn = turn();
+    let mut child = turn.command(&["-i"], &["sh", "-c", "echo ready; read x"]);
+    let mut child = child.stdin(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "ready\n");
+    STORE
+        .root
+        .output(&["rmi", &STORE.name])
+        .refused(1, &["in use"]);
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(Ran::of(child).code, Some(0));
+}
+
+/// A pseudo-terminal: what a person has, and what podvisor gets.
+struct Terminal {
+    person: fs::File,
+    program: OwnedFd,
+}
+
+impl Terminal {
+    fn new(rows: u16, columns: u16) -> Self {
+        let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&person).unwrap();
+        unlockpt(&person).unwrap();
+        let path = ptsname(&person, Vec::new()).unwrap();
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY;
+        let program = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap();
+        let terminal = Self {
+            person: person.into(),
+            program,
+        };
+        terminal.resize(rows, columns);
+        terminal
+    }
+
+    fn resize(&self, rows: u16, columns: u16) {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&self.program, size).unwrap();
+    }
+
+    fn spawn(&self, mut command: Command) -> Child {
+        let end = || Stdio::from(self.program.try_clone().unwrap());
+        command
+            .stdin(end())
+            .stdout(end())
+            .stderr(end())
+            .spawn()
+            .unwrap()
+    }
+
+    fn echoes(&self) -> bool {
+        let modes = tcgetattr(&self.program).unwrap().local_modes;
+        modes.contains(LocalModes::ECHO | LocalModes::ICANON)
+    }
+
+    /// Reads until `text` has come, and gives all that came before and with it.
+    fn read_until(&mut self, text: &str) -> String {
+        let mut seen = Vec::new();
+        while !String::from_utf8_lossy(&seen).contains(text) {
+            let mut buffer = [0; 1024];
+            let count = self.person.read(&mut buffer).unwrap();
+            assert_ne!(count, 0, "{}", String::from_utf8_lossy(&seen));
+            seen.extend_from_slice(&buffer[..count]);
+        }
+        String::from_utf8_lossy(&seen).into_owned()
+    }
+}
+
+#[test]
+fn guest_terminal_has_the_size_of_the_users_and_follows_it() {
+    let turn = turn();
+    let mut terminal = Terminal::new(33, 101);
+    assert!(terminal.echoes());
+    let script = "stty size; until [ \"$(stty size)\" = '50 132' ]; do sleep 0.1; done; \
+                  tty; echo resized; read x; echo \"got $x\"; exit 7";
+    let mut child = terminal.spawn(turn.command(&["-it"], &["sh", "-c", script]));
+    assert!(terminal.read_until("33 101\r\n").ends_with("33 101\r\n"));
+    assert!(!terminal.echoes(), "the terminal is not raw");
+    terminal.resize(50, 132);
+    // A shell's foreground job is told by the terminal; this one has no shell.
+    send(&child, Signal::WINCH);
+    let seen = terminal.read_until("resized\r\n");
+    assert!(seen.contains("/dev/"), "{seen}");
+    terminal.person.write_all(b"words\r").unwrap();
+    // The guest's terminal echoes what is typed, the user's does not.
+    assert!(
+        terminal
+            .read_until("got words\r\n")
+            .starts_with("words\r\n")
+    );
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    assert!(terminal.echoes(), "the terminal is not as it was");
+}
+
+#[test]
+fn guest_terminal_is_restored_when_the_guest_is_switched_off() {
+    let turn = turn();
+    let mut terminal = Terminal::new(24, 80);
+    let script = "trap 'echo no' TERM; echo ready; while :; do sleep 1; done";
+    let mut child = terminal.spawn(turn.command(&["-it"], &["sh", "-c", script]));
+    terminal.read_until("ready");
+    assert!(!terminal.echoes(), "the terminal is not raw");
+    for _ in 0..2 {
+        send(&child, Signal::TERM);
+        terminal.read_until("no");
+    }
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(terminal.echoes(), "the terminal is not as it was");
+}
+
+#[test]
+fn guest_control_c_is_the_programs_on_a_terminal() {
+    let turn = turn();
+    let mut terminal = Terminal::new(24, 80);
+    let script = "trap 'echo got it; exit 5' INT; echo ready; while :; do sleep 1; done";
+    let mut child = terminal.spawn(turn.command(&["-it"], &["sh", "-c", script]));
+    terminal.read_until("ready");
+    terminal.person.write_all(&[3]).unwrap();
+    terminal.read_until("got it");
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+}
