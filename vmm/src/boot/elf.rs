@@ -1,6 +1,6 @@
 //! ELF kernels (`vmlinux`): which parts of the file go where, and where they are entered.
 //!
-//! `docs/adr/boot-elf-parser.md` says why this is not `linux-loader`'s loader, whose ELF
+//! `docs/adr/0020-elf-loader.md` says why this is not `linux-loader`'s loader, whose ELF
 //! structures it uses.
 
 use std::fs::File;

@@ -174,5 +174,8 @@ fn write(mem: &GuestRam, what: &'static str, address: u64, bytes: &[u8]) -> Resu
         })
 }
 
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;
+
 #[cfg(test)]
 mod tests;

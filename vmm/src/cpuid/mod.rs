@@ -27,6 +27,10 @@ pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<
         vcpus: vcpus.max(1),
         tsc_khz,
         tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
+        host: |leaf| {
+            let host = std::arch::x86_64::__cpuid(leaf);
+            [host.eax, host.ebx, host.ecx, host.edx]
+        },
     };
     let entries = compose(supported.as_slice(), &guest);
     CpuId::from_entries(&entries)
@@ -50,6 +54,8 @@ struct Guest {
     tsc_khz: Option<u32>,
     /// The in-kernel local APIC has the TSC deadline timer; KVM does not say so by CPUID.
     tsc_deadline: bool,
+    /// CPUID as the host executes it.
+    host: fn(u32) -> [u32; 4],
 }
 
 fn compose(supported: &[kvm_cpuid_entry2], guest: &Guest) -> Vec<kvm_cpuid_entry2> {

@@ -116,6 +116,15 @@ pub(super) const ABSENT: &[(u32, &str)] = &[
     (0x8000_0022, "performance monitoring"),
 ];
 
+/// Leaves that KVM answers with zeroes, where the host's own answer is right for its guests.
+#[rustfmt::skip]
+pub(super) const FROM_HOST: &[(u32, &str)] = &[
+    (0x8000_0002, "the processor's name, which people and bug reports look for"),
+    (0x8000_0003, "the processor's name"),
+    (0x8000_0004, "the processor's name"),
+    (0x8000_0005, "AMD's first-level caches"),
+];
+
 /// Where KVM announces itself.
 const KVM_SIGNATURE: u32 = 0x4000_0000;
 /// Frequencies, in the layout that VMware began and QEMU, FreeBSD and others share.
@@ -137,6 +146,13 @@ pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
             if guest.tsc_deadline {
                 entry.ecx |= TSC_DEADLINE;
             }
+        }
+    }
+    for entry in entries.iter_mut() {
+        let wanted = FROM_HOST.iter().any(|(leaf, _)| *leaf == entry.function);
+        if wanted && [entry.eax, entry.ebx, entry.ecx, entry.edx] == [0; 4] {
+            let host = (guest.host)(entry.function);
+            [entry.eax, entry.ebx, entry.ecx, entry.edx] = host;
         }
     }
     announce_frequencies(entries, guest.tsc_khz);

@@ -62,6 +62,7 @@ fn guest(vcpus: u8) -> Guest {
         vcpus,
         tsc_khz: Some(2_600_000),
         tsc_deadline: true,
+        host: |leaf| [leaf; 4],
     }
 }
 
@@ -204,6 +205,19 @@ fn each_vcpu_finds_its_own_number() {
     let entries = for_vcpu(&base, 5);
     let own = find(entries.as_slice(), 0x8000_001e, 0);
     assert_eq!([own.eax, own.ebx, own.ecx], [5, 5, 0]);
+}
+
+#[test]
+fn the_processors_name_is_the_hosts_unless_kvm_gives_one() {
+    let mut supported = amd();
+    supported.extend([entry(0x8000_0002, 0, [0; 4]), entry(0x8000_0003, 0, [7; 4])]);
+    let entries = compose(&supported, &guest(1));
+    assert_eq!(find(&entries, 0x8000_0002, 0).ecx, 0x8000_0002);
+    assert_eq!(find(&entries, 0x8000_0003, 0).ecx, 7);
+    assert!(
+        entries.iter().all(|e| e.function != 0x8000_0004),
+        "not offered, not made up"
+    );
 }
 
 #[test]

@@ -136,11 +136,12 @@ fn within(limit: Duration, run: fn(&Kvm) -> Result<(), Flaw>) -> Result<(), Flaw
         let _ = thread.join();
         return result;
     }
-    if kickable.load(Ordering::Acquire) && thread.kill(kick).is_ok() {
-        if let Ok(result) = answers.recv_timeout(GRACE) {
-            let _ = thread.join();
-            return result;
-        }
+    if kickable.load(Ordering::Acquire)
+        && thread.kill(kick).is_ok()
+        && let Ok(result) = answers.recv_timeout(GRACE)
+    {
+        let _ = thread.join();
+        return result;
     }
     Err(Flaw::Stuck)
 }
