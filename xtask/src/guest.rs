@@ -7,7 +7,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result};
 
 use crate::report::Step;
-use crate::{cpio, kernel, paths, process, setup};
+use crate::{cargo, cpio, kernel, paths, process, setup};
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
@@ -31,7 +31,7 @@ fn initramfs() -> Result<PathBuf> {
     // A target folder of its own: other flags would make cargo rebuild everything each time.
     let target = paths::guest().join("agent");
     process::run(
-        process::tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        process::tied(cargo::program())
             .args([
                 "build",
                 "--quiet",

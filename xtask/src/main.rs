@@ -6,7 +6,9 @@
 //! depends on this crate; it is built first on a fresh machine, so its dependencies are few.
 
 mod bench;
+mod cargo;
 mod cpio;
+mod demo;
 mod guest;
 mod host;
 mod kernel;
@@ -14,6 +16,7 @@ mod paths;
 mod process;
 mod report;
 mod setup;
+mod test;
 
 use std::process::ExitCode;
 
@@ -41,6 +44,10 @@ enum Command {
     Guest,
     /// Measure podvisor side by side with other monitors
     Bench(bench::Args),
+    /// Show the main job: an image is pulled and a program of it runs in a guest
+    Demo,
+    /// Run every check and test; the last lines count the tests
+    Test(test::Args),
     /// Run a command where KVM is sound: here, or in an emulated test host
     Host(host::Args),
 }
@@ -53,6 +60,8 @@ fn main() -> ExitCode {
         Command::Kernel(args) => kernel::command(&args).map(|()| ExitCode::SUCCESS),
         Command::Guest => guest::command().map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::command(&args),
+        Command::Demo => demo::command(),
+        Command::Test(args) => test::command(&args),
         Command::Host(args) => host::command(&args),
     };
     process::clean_up();

@@ -1,0 +1,118 @@
+//! Calling cargo, always from the workspace's root and with the lock file as it is.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::{paths, process};
+
+/// `cargo SUBCOMMAND --locked`, to be run by [`process::run`].
+pub(crate) fn cargo(subcommand: &str) -> Command {
+    let mut command = process::tied(program());
+    command
+        .args([subcommand, "--locked"])
+        .current_dir(paths::root())
+        .stdin(Stdio::null());
+    command
+}
+
+/// The cargo that runs this program, or the one on PATH.
+pub(crate) fn program() -> std::ffi::OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// Builds the programs `bins` of `package` with the release profile; gives their folder.
+pub(crate) fn build_release(package: &str, bins: &[&str]) -> Result<PathBuf> {
+    let mut command = cargo("build");
+    command.args(["--quiet", "--release", "--package", package]);
+    for bin in bins {
+        command.args(["--bin", bin]);
+    }
+    process::run(command.stdout(std::io::stderr()))?;
+    Ok(paths::cargo_target().join("release"))
+}
+
+/// A test program, as `cargo test --no-run` built it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TestProgram {
+    /// The file to run.
+    pub(crate) path: PathBuf,
+    /// The package's folder, which is its working directory.
+    pub(crate) folder: PathBuf,
+    /// `PACKAGE-FOLDER::TARGET`, for people.
+    pub(crate) name: String,
+}
+
+/// Builds the test programs of the default members and gives them.
+pub(crate) fn build_tests() -> Result<Vec<TestProgram>> {
+    let mut command = cargo("test");
+    command
+        .args(["--no-run", "--message-format", "json-render-diagnostics"])
+        .stdout(Stdio::piped());
+    let mut group = process::Group::spawn(&mut command)?;
+    let mut text = String::new();
+    if let Some(mut stdout) = group.child().stdout.take() {
+        std::io::Read::read_to_string(&mut stdout, &mut text)?;
+    }
+    let status = group.wait()?;
+    anyhow::ensure!(status.success(), "`cargo test --no-run` failed ({status})");
+    test_programs(&text)
+}
+
+fn test_programs(messages: &str) -> Result<Vec<TestProgram>> {
+    let mut programs = BTreeMap::new();
+    for line in messages.lines().filter(|line| line.starts_with('{')) {
+        let message: serde_json::Value =
+            serde_json::from_str(line).context("cargo printed a line that is no JSON")?;
+        let is_test = message["profile"]["test"] == true;
+        let (Some(path), Some(manifest)) = (
+            message["executable"].as_str(),
+            message["manifest_path"].as_str(),
+        ) else {
+            continue;
+        };
+        if !is_test {
+            continue;
+        }
+        let folder = PathBuf::from(manifest)
+            .parent()
+            .context("a manifest lies in no folder")?
+            .to_owned();
+        let target = message["target"]["name"].as_str().unwrap_or_default();
+        let name = format!("{}::{target}", paths::display(&folder));
+        programs.insert(
+            PathBuf::from(path),
+            TestProgram {
+                path: path.into(),
+                folder,
+                name,
+            },
+        );
+    }
+    Ok(programs.into_values().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_programs_of_tests_are_taken() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"a"},"profile":{"test":true},"executable":"/t/a-1"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"b"},"profile":{"test":false},"executable":"/t/b"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"c"},"profile":{"test":true},"executable":null}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        let programs = test_programs(messages).unwrap();
+        assert_eq!(programs.len(), 1);
+        assert_eq!(programs[0].path, PathBuf::from("/t/a-1"));
+        assert_eq!(programs[0].folder, PathBuf::from("/w/a"));
+        assert!(programs[0].name.ends_with("::a"));
+    }
+}

@@ -1,0 +1,131 @@
+//! `cargo xtask demo`: a program from a real OCI image, in a guest on KVM.
+//!
+//! The registry and the pull run on this machine, as they need no KVM; `podvisor run` runs in
+//! a host whose KVM is sound, which sees the pulled image at the same path.
+
+mod image;
+mod registry;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::host::{self, Request};
+use crate::report::{self, Step};
+use crate::{cargo, guest, paths, process, setup};
+use registry::Registry;
+
+/// What runs in the guest.
+const PROGRAM: &str = "uname -a; id; mount; ls -l /; echo hello";
+
+/// Repository and tag of the image that the demo makes.
+const REPOSITORY: &str = "demo/busybox";
+const TAG: &str = "1";
+
+pub(crate) fn command() -> Result<ExitCode> {
+    let began = Instant::now();
+    let mut times: Vec<(&str, Duration)> = Vec::new();
+    let mut timed = |name, took| times.push((name, took));
+
+    let step = Step::begin("packages");
+    setup::ensure(&[setup::KERNEL, setup::HOST, setup::BUILD, setup::DEMO])?;
+    timed("packages", step.done());
+
+    let step = Step::begin("guest kernel and agent");
+    let [kernel, initramfs] = guest::ensure()?;
+    timed("guest kernel and agent", step.done());
+
+    let step = Step::begin("podvisor");
+    let podvisor = cargo::build_release("podvisor-cri", &["podvisor"])?.join("podvisor");
+    timed("podvisor", step.done());
+
+    let step = Step::begin("a registry, and an image in it");
+    let folder = paths::target().join("demo");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("{} cannot be emptied", folder.display()))?;
+    }
+    fs::create_dir_all(&folder)?;
+    let image = image::make(&folder.join("image"))?;
+    let registry = Registry::start(&folder.join("registry"))?;
+    registry.push(&image, REPOSITORY, TAG)?;
+    let reference = format!("{}/{REPOSITORY}:{TAG}", registry.address());
+    for layer in &image.layers {
+        eprintln!(
+            "    layer {} ({} bytes): {}",
+            layer.blob.short(),
+            layer.blob.size,
+            layer.what
+        );
+    }
+    timed("registry and push", step.done());
+
+    let store = folder.join("store");
+    let step = Step::begin(format!("podvisor pull {reference}"));
+    process::run(
+        process::tied(&podvisor)
+            .arg("--root")
+            .arg(&store)
+            .args(["pull", &reference])
+            .stdin(Stdio::null()),
+    )?;
+    timed("podvisor pull", step.done());
+
+    let step = Step::begin(format!("podvisor run {reference} sh -c '{PROGRAM}'"));
+    let words = [
+        podvisor.display().to_string(),
+        "--root".to_owned(),
+        store.display().to_string(),
+        "run".to_owned(),
+        reference.clone(),
+        "sh".to_owned(),
+        "-c".to_owned(),
+        PROGRAM.to_owned(),
+    ];
+    let status = host::run_request(Request {
+        command: words.to_vec(),
+        environment: vec![(
+            "PODVISOR_GUEST_DIR".to_owned(),
+            paths::guest().display().to_string(),
+        )],
+        limit: Some(Duration::from_secs(300)),
+        ..Request::default()
+    })?;
+    timed("podvisor run, with its host", step.done());
+    drop(registry);
+
+    println!();
+    println!("The program's exit code: {status}");
+    println!();
+    println!("What went where:");
+    show("the image's layers", &folder.join("image"))?;
+    show("the registry's data", &folder.join("registry"))?;
+    show("podvisor's store", &store)?;
+    show("the guest's kernel", &kernel)?;
+    show("the guest's agent", &initramfs)?;
+    println!();
+    println!("What took how long:");
+    for (name, time) in &times {
+        println!("{:>12}  {name}", report::time(*time));
+    }
+    println!("{:>12}  in all", report::time(began.elapsed()));
+    if status != 0 {
+        bail!("the program in the guest ended with {status}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints where something lies and how large it is.
+fn show(what: &str, path: &Path) -> Result<()> {
+    let text = process::output(
+        Command::new("du")
+            .args(["-sh", "--apparent-size"])
+            .arg(path),
+    )?;
+    let size = text.split_whitespace().next().unwrap_or("?");
+    println!("{size:>12}  {what}: {}", paths::display(path));
+    Ok(())
+}

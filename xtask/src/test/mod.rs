@@ -1,0 +1,336 @@
+//! `cargo xtask test`: everything that must hold before a change is good.
+//!
+//! Format, lints, tests on this machine, the fuzz targets' build, tests with guests in one
+//! boot of a test host, and the documentation. A step that fails does not hide the others.
+//! A test whose own name starts with `guest_` needs KVM guests and runs in the host; all
+//! others run right here. The last lines count both.
+
+mod count;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cargo::{self, TestProgram, cargo};
+use crate::host::quote;
+use crate::report::{self, Step};
+use crate::{guest, paths, process, setup};
+use count::Count;
+
+/// How long one test program may take with guests; the emulated host is slow.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(600);
+
+/// How long all of them may take.
+const HOST_LIMIT: Duration = Duration::from_secs(1500);
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Run only these steps
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Name>,
+    /// Run only the tests whose path contains this
+    #[arg(value_name = "FILTER")]
+    filter: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Name {
+    Format,
+    Clippy,
+    Machine,
+    Guest,
+    Fuzz,
+    Doc,
+}
+
+#[derive(Debug, Default)]
+struct Results {
+    times: Vec<(&'static str, Duration)>,
+    failed: Vec<&'static str>,
+    machine: Count,
+    guests: Count,
+}
+
+impl Results {
+    /// Runs a step, whatever came of those before it.
+    fn step(&mut self, name: &'static str, work: impl FnOnce(&mut Self) -> Result<()>) {
+        let step = Step::begin(name);
+        let began = Instant::now();
+        match work(self) {
+            Ok(()) => self.times.push((name, step.done())),
+            Err(error) => {
+                drop(step);
+                report::error(&error);
+                self.times.push((name, began.elapsed()));
+                self.failed.push(name);
+            }
+        }
+    }
+}
+
+pub(crate) fn command(args: &Args) -> Result<ExitCode> {
+    setup::ensure(&[setup::KERNEL, setup::HOST, setup::BUILD, setup::TEST])?;
+    let runs = |name: Name| args.only.is_empty() || args.only.contains(&name);
+    let with_guests = runs(Name::Guest);
+    let mut results = Results::default();
+
+    if runs(Name::Format) {
+        results.step("format", |_| {
+            process::run(
+                process::tied(cargo::program())
+                    .args(["fmt", "--all", "--check"])
+                    .current_dir(paths::root())
+                    .stdin(Stdio::null()),
+            )
+            .context("`cargo fmt --all` puts it right")
+        });
+    }
+    if runs(Name::Clippy) {
+        results.step("clippy", |_| {
+            process::run(
+                cargo("clippy")
+                    .args(["--quiet", "--workspace", "--all-targets"])
+                    .args(["--", "-D", "warnings"]),
+            )
+        });
+    }
+    let mut programs = Vec::new();
+    if runs(Name::Machine) || with_guests {
+        results.step("building the tests", |_| {
+            programs = listed(cargo::build_tests()?, args.filter.as_deref())?;
+            Ok(())
+        });
+    }
+    if runs(Name::Machine) {
+        results.step("tests on this machine", |results| {
+            results.machine = on_this_machine(&programs, args.filter.as_deref())?;
+            results.machine.check()
+        });
+    }
+    if runs(Name::Fuzz) {
+        results.step("building the fuzz targets", |_| {
+            process::run(cargo("build").args(["--quiet", "--package", "podvisor-fuzz", "--bins"]))
+        });
+    }
+    if runs(Name::Doc) {
+        results.step("documentation", |_| {
+            process::run(
+                cargo("doc")
+                    .args(["--quiet", "--workspace", "--no-deps"])
+                    .args(["--exclude", "podvisor-fuzz", "--exclude", "xtask"])
+                    .env("RUSTDOCFLAGS", "-D warnings"),
+            )
+        });
+    }
+    if with_guests {
+        results.step("kernel and agent", |_| guest::ensure().map(drop));
+        results.step("tests with guests", |results| {
+            results.guests = with_guest(&programs)?;
+            results.guests.check()?;
+            if results.guests.passed == 0 {
+                bail!("no test with guests ran");
+            }
+            Ok(())
+        });
+    }
+    Ok(conclude(&results))
+}
+
+/// Prints the times and counts.
+fn conclude(results: &Results) -> ExitCode {
+    println!();
+    for (name, time) in &results.times {
+        let mark = if results.failed.contains(name) {
+            "  FAILED"
+        } else {
+            ""
+        };
+        println!("{:>12}  {name}{mark}", report::time(*time));
+    }
+    for failed in results
+        .machine
+        .failures
+        .iter()
+        .chain(&results.guests.failures)
+    {
+        println!("failed: {failed}");
+    }
+    println!("on this machine: {}", results.machine);
+    println!("with guests: {}", results.guests);
+    if !results.failed.is_empty() {
+        println!("failed steps: {}", results.failed.join(", "));
+    }
+    println!("{}", results.machine.plus(&results.guests));
+    let _ = std::io::stdout().flush();
+    if results.failed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// A program with its tests, sorted by where they run.
+#[derive(Debug)]
+struct Listed {
+    program: TestProgram,
+    here: Vec<String>,
+    guests: Vec<String>,
+}
+
+fn listed(programs: Vec<TestProgram>, filter: Option<&str>) -> Result<Vec<Listed>> {
+    programs
+        .into_iter()
+        .map(|program| {
+            let text = process::output(
+                Command::new(&program.path)
+                    .args(["--list", "--format", "terse"])
+                    .current_dir(&program.folder),
+            )?;
+            let (guests, here) = text
+                .lines()
+                .filter_map(|line| line.strip_suffix(": test"))
+                .filter(|test| filter.is_none_or(|filter| test.contains(filter)))
+                .map(str::to_owned)
+                .partition(|test| needs_guests(test));
+            Ok(Listed {
+                program,
+                here,
+                guests,
+            })
+        })
+        .collect()
+}
+
+/// Whether a test's own name, not that of a module around it, says that it needs guests.
+fn needs_guests(test: &str) -> bool {
+    test.rsplit("::")
+        .next()
+        .is_some_and(|name| name.starts_with("guest_"))
+}
+
+fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
+    let mut count = Count::default();
+    for Listed { program, here, .. } in programs {
+        if here.is_empty() {
+            continue;
+        }
+        println!("--- {}", program.name);
+        let mut command = process::tied(&program.path);
+        command
+            .arg("--exact")
+            .args(here)
+            .current_dir(&program.folder)
+            .env("CARGO_MANIFEST_DIR", &program.folder)
+            .stdin(Stdio::null());
+        count.add(read(&mut command, &program.name, here.len())?);
+    }
+    println!("--- documentation's examples");
+    let mut command = cargo("test");
+    command.args(["--doc", "--quiet"]);
+    if let Some(filter) = filter {
+        command.arg("--").arg(filter);
+    }
+    count.add(read(&mut command, "documentation's examples", 0)?);
+    Ok(count)
+}
+
+/// Runs all tests that need guests in one host.
+fn with_guest(programs: &[Listed]) -> Result<Count> {
+    let wanted: Vec<&Listed> = programs
+        .iter()
+        .filter(|listed| !listed.guests.is_empty())
+        .collect();
+    if wanted.is_empty() {
+        bail!("no test with guests was found");
+    }
+    let file = paths::guest().join("tests.sh");
+    std::fs::write(&file, script(&wanted))
+        .with_context(|| format!("{} cannot be written", file.display()))?;
+    let own = std::env::current_exe().context("this program's own file cannot be found")?;
+    let mut command = process::tied(own);
+    command
+        .args(["host", "--timeout", &HOST_LIMIT.as_secs().to_string()])
+        .args(["--", "sh"])
+        .arg(&file)
+        .current_dir(paths::root())
+        .env("PODVISOR_GUEST_DIR", paths::guest())
+        .stdin(Stdio::null());
+    let expected = wanted.iter().map(|listed| listed.guests.len()).sum();
+    read(&mut command, "tests with guests", expected)
+}
+
+/// A shell script that runs each program; what it prints names the program first.
+fn script(programs: &[&Listed]) -> String {
+    let path = |path: &Path| quote(&path.display().to_string());
+    let mut text = String::from("rc=0\n");
+    for Listed {
+        program, guests, ..
+    } in programs
+    {
+        text.push_str(&format!(
+            "echo {}\ncd {2} && CARGO_MANIFEST_DIR={2} timeout -k 5 {1} {3} --test-threads=1 --exact",
+            quote(&format!("--- {} with guests", program.name)),
+            PROGRAM_LIMIT.as_secs(),
+            path(&program.folder),
+            path(&program.path),
+        ));
+        for test in guests {
+            text.push(' ');
+            text.push_str(&quote(test));
+        }
+        text.push_str(" || rc=1\n");
+    }
+    text.push_str("exit $rc\n");
+    text
+}
+
+/// Runs a command whose output is libtest's, shows it, and counts.
+fn read(command: &mut Command, name: &str, expected: usize) -> Result<Count> {
+    let mut group = process::Group::spawn(command.stdout(Stdio::piped()))?;
+    let mut count = Count::default();
+    if let Some(stdout) = group.child().stdout.take() {
+        for line in BufReader::new(stdout).split(b'\n') {
+            let line = line?;
+            let mut out = std::io::stdout().lock();
+            out.write_all(&line)?;
+            out.write_all(b"\n")?;
+            count.line(&String::from_utf8_lossy(&line));
+        }
+    }
+    let status = group.wait()?;
+    count.settle(name, expected, status.success(), &status.to_string());
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_the_test_itself_decides() {
+        assert!(needs_guests("guest_boots"));
+        assert!(needs_guests("vm::tests::guest_boots"));
+        assert!(!needs_guests("guest_memory::tests::reads_back"));
+        assert!(!needs_guests("the_guest_boots"));
+    }
+
+    #[test]
+    fn the_script_runs_exactly_the_guest_tests() {
+        let listed = Listed {
+            program: TestProgram {
+                path: "/t/vmm-1".into(),
+                folder: "/w/it's".into(),
+                name: "vmm::vmm".to_owned(),
+            },
+            here: vec!["a".to_owned()],
+            guests: vec!["x::guest_b".to_owned()],
+        };
+        let text = script(&[&listed]);
+        assert!(text.contains("'/t/vmm-1' --test-threads=1 --exact 'x::guest_b' || rc=1\n"));
+        assert!(text.contains("cd '/w/it'\\''s' &&"));
+        assert!(!text.contains("'a'"));
+    }
+}
