@@ -1,0 +1,166 @@
+//! Kernels of each kind reach their code, and Linux finds what it was handed.
+
+mod support;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use podvisor_vmm::{Exit, Kernel, MemorySize, Vm};
+use support::{Console, busybox, in_time, linux};
+
+fn temporary(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+fn run_to_the_end(vm: Vm) -> Exit {
+    let vm = Arc::new(vm);
+    vm.start().unwrap();
+    in_time("the guest", move || vm.wait().unwrap())
+}
+
+/// 64-bit code that writes the command line, to which `boot_params` (RSI) points, to the serial
+/// console, and powers off. It runs in the ring, mode and mapping that the boot protocol
+/// promises, or faults.
+const TELL_CMDLINE: &[u8] = &[
+    0x44, 0x8b, 0xa6, 0x28, 0x02, 0x00, 0x00, // mov r12d, [rsi + 0x228]
+    0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
+    0x41, 0x8a, 0x04, 0x24, // next: mov al, [r12]
+    0x49, 0xff, 0xc4, // inc r12
+    0x84, 0xc0, // test al, al
+    0x74, 0x03, // jz done
+    0xee, // out dx, al
+    0xeb, 0xf2, // jmp next
+    0x66, 0xba, 0x00, 0x06, // done: mov dx, 0x600
+    0xb0, 0x34, // mov al, 0x34
+    0xee, // out dx, al
+    0xeb, 0xfe, // jmp $
+];
+
+/// A bzImage of protocol 2.15 with this code at its 64-bit entry.
+fn bzimage(code: &[u8]) -> Kernel {
+    const SETUP: usize = 5 * 512;
+    let mut image = vec![0u8; SETUP + 0x200];
+    image.extend(code);
+    image.resize(image.len().next_multiple_of(16), 0);
+    let paragraphs = u32::try_from((image.len() - SETUP) / 16).unwrap();
+    let fields: [(usize, &[u8]); 12] = [
+        (0x1f1, &[4]),
+        (0x1f4, &paragraphs.to_le_bytes()),
+        (0x1fe, &[0x55, 0xaa, 0xeb, 0x6a]),
+        (0x202, b"HdrS"),
+        (0x206, &0x20fu16.to_le_bytes()),
+        (0x211, &[1]),
+        (0x22c, &0x7fff_ffffu32.to_le_bytes()),
+        (0x230, &0x20_0000u32.to_le_bytes()),
+        (0x234, &[1, 0, 1]),
+        (0x238, &2047u32.to_le_bytes()),
+        (0x258, &0x100_0000u64.to_le_bytes()),
+        (0x260, &0x10_0000u32.to_le_bytes()),
+    ];
+    for (offset, bytes) in fields {
+        image[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+    Kernel::from_file(temporary(&image)).unwrap()
+}
+
+#[test]
+fn guest_bzimage_is_entered_in_64_bit_mode_with_its_zero_page() {
+    let console = Console::default();
+    let vm = Vm::builder()
+        .kernel(bzimage(TELL_CMDLINE))
+        .cmdline("hello from the zero page")
+        .memory(MemorySize::mib(32))
+        .serial(console.clone())
+        .build()
+        .unwrap();
+    assert_eq!(run_to_the_end(vm), Exit::Shutdown);
+    let text = console.text();
+    assert!(text.contains("hello from the zero page"), "{text:?}");
+}
+
+#[test]
+fn guest_linux_without_pvh_boots_by_its_64_bit_entry() {
+    let dir = std::env::var_os("PODVISOR_GUEST_DIR").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/guest")),
+        PathBuf::from,
+    );
+    let mut vmlinux = std::fs::read(dir.join("vmlinux")).expect("run `cargo xtask kernel`");
+    // The note's type becomes one that nobody knows.
+    let note = b"\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0";
+    let at = vmlinux
+        .windows(note.len())
+        .position(|w| w == note)
+        .expect("a kernel with the PVH note");
+    vmlinux[at + 8] = 0x7f;
+
+    let console = Console::default();
+    let vm = Vm::builder()
+        .kernel(Kernel::from_file(temporary(&vmlinux)).unwrap())
+        .initramfs(busybox("echo MEM $(free -m | awk '/Mem/{print $2}')"))
+        .cmdline("console=ttyS0 quiet panic=-1 reboot=k pci=off")
+        .serial(console.clone())
+        .memory(MemorySize::mib(128))
+        .build()
+        .unwrap();
+    assert_eq!(run_to_the_end(vm), Exit::Reset);
+    let text = console.text();
+    let mib = number_behind(&text, "MEM ");
+    assert!((80..128).contains(&mib), "{text}");
+}
+
+#[test]
+fn guest_sees_one_socket_of_as_many_cores_as_vcpus() {
+    let script = "echo CPUS $(nproc); \
+        echo SOCKETS $(grep '^physical id' /proc/cpuinfo | sort -u | wc -l); \
+        echo CORES $(grep '^core id' /proc/cpuinfo | sort -u | wc -l); \
+        echo SIBLINGS $(grep -m1 '^siblings' /proc/cpuinfo | cut -d: -f2); \
+        echo APICIDS $(grep '^apicid' /proc/cpuinfo | cut -d: -f2); \
+        grep -m1 '^flags' /proc/cpuinfo";
+    let console = Console::default();
+    let vm = linux(script, &console)
+        .vcpus(3)
+        .memory(MemorySize::mib(128))
+        .build()
+        .unwrap();
+    assert_eq!(run_to_the_end(vm), Exit::Reset);
+    let text = console.text();
+    for line in [
+        "CPUS 3",
+        "SOCKETS 1",
+        "CORES 3",
+        "SIBLINGS 3",
+        "APICIDS 0 1 2",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}: {text}");
+    }
+    for flag in ["x2apic", "tsc_deadline_timer", "hypervisor"] {
+        assert!(text.contains(&format!(" {flag} ")), "{flag}: {text}");
+    }
+    for flag in ["monitor", "vmx", "svm"] {
+        assert!(!text.contains(&format!(" {flag} ")), "{flag}: {text}");
+    }
+}
+
+#[test]
+fn guest_finds_the_memory_behind_the_hole_for_devices() {
+    let console = Console::default();
+    let vm = linux("echo MEM $(free -m | awk '/Mem/{print $2}')", &console)
+        .memory(MemorySize::mib(3584))
+        .build()
+        .unwrap();
+    assert_eq!(run_to_the_end(vm), Exit::Reset);
+    let text = console.text();
+    let mib = number_behind(&text, "MEM ");
+    assert!((3300..3584).contains(&mib), "{text}");
+}
+
+fn number_behind(text: &str, label: &str) -> u64 {
+    text.split(label)
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or_else(|| panic!("no {label:?} in {text:?}"))
+}
