@@ -30,7 +30,9 @@
 )]
 
 pub mod blk;
+pub mod console;
 pub mod legacy;
+pub mod rng;
 pub mod virtio;
 pub mod vsock;
 

@@ -1,0 +1,203 @@
+use super::*;
+use crate::testing::{CountingInterrupt, DriverQueue, memory, resources};
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::SeqCst;
+use vm_memory::{Bytes, GuestAddress};
+
+const BUF: u64 = 0x40000;
+const RX_BUF: u64 = 0x80000;
+
+#[derive(Clone, Debug, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(buf);
+        Ok(buf.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Rig {
+    mem: GuestRam,
+    rx: DriverQueue,
+    tx: DriverQueue,
+    device: ConsoleDevice,
+    irq: Arc<CountingInterrupt>,
+}
+
+fn rig(mut device: ConsoleDevice) -> Rig {
+    let mem = memory(4 << 20);
+    let rx = DriverQueue::new(&mem, 0x10000, 16);
+    let tx = DriverQueue::new(&mem, 0x20000, 16);
+    let irq = Arc::new(CountingInterrupt::default());
+    device.start(resources(&mem, &[&rx, &tx], &irq, 0)).unwrap();
+    Rig {
+        mem,
+        rx,
+        tx,
+        device,
+        irq,
+    }
+}
+
+impl Rig {
+    fn transmit(&mut self, bytes: &[u8]) -> Result<Progress, Fault> {
+        self.mem.write_slice(bytes, GuestAddress(BUF)).unwrap();
+        self.tx.add(&[(BUF, bytes.len() as u32)], &[]);
+        self.device.on_queue(TX)
+    }
+
+    fn received(&mut self) -> Vec<u8> {
+        let used = self.rx.take_used().unwrap();
+        let mut bytes = vec![0; used.len as usize];
+        self.mem
+            .read_slice(&mut bytes, GuestAddress(RX_BUF))
+            .unwrap();
+        bytes
+    }
+
+    fn backend_readable(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let none = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let backend = self.device.backend().unwrap();
+        let mut fds = [PollFd::from_borrowed_fd(backend, PollFlags::IN)];
+        poll(&mut fds, Some(&none)).unwrap() == 1
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        let counters = self.device.counters();
+        counters.iter().find(|c| c.name == name).unwrap().value
+    }
+}
+
+#[test]
+fn what_the_driver_transmits_reaches_the_writer() {
+    let out = Shared::default();
+    let mut rig = rig(ConsoleDevice::new(Box::new(out.clone())));
+    let text: Vec<u8> = (0..10_000u32).map(|n| n as u8).collect();
+    assert_eq!(rig.transmit(&text).unwrap(), Progress::Idle);
+    assert_eq!(*out.0.lock().unwrap(), text);
+    assert_eq!(rig.tx.take_used().unwrap().len, 0);
+    assert_eq!(rig.counter("tx_bytes"), 10_000);
+    assert_eq!(rig.irq.queue.load(SeqCst), 1);
+}
+
+#[test]
+fn a_writer_that_is_full_loses_bytes_and_does_not_stop_the_guest() {
+    let (out, mut peer) = UnixStream::pair().unwrap();
+    out.set_nonblocking(true).unwrap();
+    peer.set_nonblocking(true).unwrap();
+    let mut rig = rig(ConsoleDevice::new(Box::new(out)));
+    let mut sent = 0;
+    while rig.counter("lost_bytes") == 0 {
+        let _ = rig.transmit(&[b'x'; 100_000]).unwrap();
+        rig.tx.take_used().unwrap();
+        sent += 100_000;
+    }
+    let mut got = 0;
+    while let Ok(n) = peer.read(&mut [0; 65536]) {
+        got += n as u64;
+    }
+    assert_eq!(got, rig.counter("tx_bytes"));
+    assert_eq!(got + rig.counter("lost_bytes"), sent);
+}
+
+#[test]
+fn an_absurd_transmission_is_a_fault_and_a_flood_leaves_the_event_loop_its_turn() {
+    let mut one = rig(ConsoleDevice::new(Box::new(io::sink())));
+    one.tx
+        .add(&[(BUF, 0x8_0000), (BUF, 0x8_0000), (BUF, 1)], &[]);
+    assert!(matches!(one.device.on_queue(TX), Err(Fault::Guest(_))));
+
+    let mut two = rig(ConsoleDevice::new(Box::new(io::sink())));
+    two.tx.add(&[(BUF, 0x8_0000)], &[]);
+    two.tx.add(&[(BUF, 0x8_0000)], &[]);
+    assert_eq!(two.device.on_queue(TX).unwrap(), Progress::More);
+    assert_eq!(two.device.on_queue(TX).unwrap(), Progress::More);
+    assert_eq!(two.device.on_queue(TX).unwrap(), Progress::Idle);
+}
+
+#[test]
+fn input_waits_for_buffers_without_spinning() {
+    let (input, mut peer) = UnixStream::pair().unwrap();
+    let device = ConsoleDevice::new(Box::new(io::sink()))
+        .input(input.into())
+        .unwrap();
+    let mut rig = rig(device);
+    peer.write_all(b"hello").unwrap();
+    assert!(rig.backend_readable());
+    assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
+    assert!(!rig.backend_readable(), "no buffers, no interest");
+    rig.rx.add(&[], &[(RX_BUF, 3)]);
+    assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::Idle);
+    assert_eq!(rig.received(), b"hel");
+    assert!(!rig.backend_readable());
+    rig.rx.add(&[], &[(RX_BUF, 100)]);
+    assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::Idle);
+    assert_eq!(rig.received(), b"lo");
+    peer.write_all(b"!").unwrap();
+    rig.rx.add(&[], &[(RX_BUF, 100)]);
+    assert!(rig.backend_readable());
+    assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
+    assert_eq!(rig.received(), b"!");
+}
+
+#[test]
+fn the_end_of_the_input_is_reported_once() {
+    let (input, peer) = UnixStream::pair().unwrap();
+    let device = ConsoleDevice::new(Box::new(io::sink()))
+        .input(input.into())
+        .unwrap();
+    let mut rig = rig(device);
+    rig.rx.add(&[], &[(RX_BUF, 100)]);
+    drop(peer);
+    assert!(rig.backend_readable());
+    assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
+    assert!(!rig.backend_readable());
+    assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::Idle);
+    assert!(!rig.backend_readable());
+    assert!(rig.rx.take_used().is_none());
+}
+
+#[test]
+fn an_input_that_cannot_be_waited_for_is_refused() {
+    let file = tempfile::tempfile().unwrap();
+    assert!(matches!(
+        ConsoleDevice::new(Box::new(io::sink())).input(file.into()),
+        Err(ConsoleError::NotPollable(_))
+    ));
+}
+
+#[test]
+fn a_new_size_is_a_configuration_change() {
+    let device = ConsoleDevice::new(Box::new(io::sink())).size(132, 50);
+    let mut rig = rig(device);
+    let mut config = [9; 12];
+    rig.device.read_config(0, &mut config);
+    assert_eq!(config, [132, 0, 50, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    rig.device.resize(132, 50);
+    assert_eq!(rig.irq.config.load(SeqCst), 0);
+    rig.device.resize(300, 100);
+    assert_eq!(rig.irq.config.load(SeqCst), 1);
+    rig.device.read_config(0, &mut config);
+    assert_eq!(&config[..4], &[44, 1, 100, 0]);
+}
+
+#[test]
+fn a_console_without_input_keeps_its_buffers() {
+    let mut rig = rig(ConsoleDevice::new(Box::new(io::sink())));
+    assert!(rig.device.backend().is_none());
+    rig.rx.add(&[], &[(RX_BUF, 100)]);
+    assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::Idle);
+    assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
+    assert!(rig.rx.take_used().is_none());
+    assert_eq!(rig.device.stop().len(), 2);
+}
