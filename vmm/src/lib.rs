@@ -77,6 +77,8 @@ pub use kvm::KvmError;
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
 pub use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
+pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
+pub use podvisor_devices::rng::RngDevice;
 pub use podvisor_devices::vsock::{VsockDevice, VsockError};
 pub use vm::{
     Action, BuildError, ConfigError, ConfigErrors, DeviceCounters, DeviceFault, Exit, Poison,

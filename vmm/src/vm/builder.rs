@@ -6,7 +6,9 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
+use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::legacy::serial::{self, SerialPort};
+use podvisor_devices::rng::RngDevice;
 use podvisor_devices::virtio::VirtioDevice;
 use podvisor_devices::vsock::VsockDevice;
 use vmm_sys_util::eventfd::EventFd;
@@ -197,6 +199,17 @@ impl VmBuilder {
     /// The socket device, by which host and guest talk. A guest takes one.
     pub fn vsock(self, vsock: VsockDevice) -> Self {
         self.device(vsock)
+    }
+
+    /// An entropy device, fed by the host's random numbers.
+    pub fn rng(self) -> Self {
+        self.device(RngDevice::new())
+    }
+
+    /// A virtio console (`console=hvc0`): cheaper than a serial port, but a guest has it only
+    /// once its driver runs.
+    pub fn console(self, console: ConsoleDevice) -> Self {
+        self.device(console)
     }
 
     /// Any virtio device.
