@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::GuestRam;
-use crate::virtio::{Interrupt, Queue, QueueConfig, Resources};
+use crate::virtio::{Interrupt, Queue, QueueConfig, Resources, VirtioDevice};
 
 /// Descriptor flag: another descriptor follows (§2.7.5).
 pub const F_NEXT: u16 = 1;
@@ -174,6 +174,21 @@ impl DriverQueue {
             len: u32::from_le(len),
         })
     }
+}
+
+/// Whether an event loop that waits on the device's backend would be woken now.
+#[must_use]
+pub fn backend_readable(device: &dyn VirtioDevice) -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let Some(backend) = device.backend() else {
+        return false;
+    };
+    let none = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut fds = [PollFd::from_borrowed_fd(backend, PollFlags::IN)];
+    poll(&mut fds, Some(&none)).unwrap() == 1
 }
 
 /// Resources for a device with these queues.

@@ -62,14 +62,7 @@ impl Rig {
     }
 
     fn backend_readable(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, poll};
-        let none = rustix::time::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let backend = self.device.backend().unwrap();
-        let mut fds = [PollFd::from_borrowed_fd(backend, PollFlags::IN)];
-        poll(&mut fds, Some(&none)).unwrap() == 1
+        crate::testing::backend_readable(&self.device)
     }
 
     fn counter(&self, name: &str) -> u64 {

@@ -111,14 +111,7 @@ impl Rig {
 
     /// What an event loop that waits on the backend would see.
     fn backend_readable(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, poll};
-        let backend = self.device.backend().unwrap();
-        let mut fds = [PollFd::from_borrowed_fd(backend, PollFlags::IN)];
-        let none = rustix::time::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut fds, Some(&none)).unwrap() == 1
+        crate::testing::backend_readable(&self.device)
     }
 
     fn send_raw(&mut self, header: &Header, payload: &[u8]) {

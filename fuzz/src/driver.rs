@@ -1,0 +1,386 @@
+//! A driver that does what its program says, however absurd.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arbitrary::{Arbitrary, Unstructured};
+use podvisor_devices::GuestRam;
+use podvisor_devices::testing::{
+    CountingInterrupt, DriverQueue, backend_readable, memory, resources,
+};
+use podvisor_devices::virtio::{Fault, Progress, VirtioDevice};
+use vm_memory::{Bytes, GuestAddress};
+
+/// Bytes of guest memory.
+pub const MEMORY: u64 = 1 << 20;
+/// Where buffers lie as a rule; rings are below.
+pub const BUFFERS: u64 = 0x8_0000;
+/// Bytes of that area.
+pub const BUFFERS_LEN: u64 = MEMORY - BUFFERS;
+/// Descriptors per queue.
+pub const QUEUE_SIZE: u16 = 16;
+
+/// Steps of a program that are run; the rest is cut off.
+const MAX_STEPS: usize = 200;
+/// Calls after which a device that has more to do each time counts as spinning.
+const MAX_CALLS: usize = 10_000;
+
+/// An address of a buffer.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub enum Addr {
+    /// In the area for buffers, by 16 bytes.
+    Buffer(u16),
+    /// Anywhere near guest memory: rings, its end.
+    Memory(u32),
+    /// Anywhere.
+    Any(u64),
+}
+
+impl Addr {
+    /// As the driver writes it.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        match self {
+            Self::Buffer(n) => BUFFERS + u64::from(n) * 16 % BUFFERS_LEN,
+            Self::Memory(n) => u64::from(n) % (MEMORY + 0x1000),
+            Self::Any(n) => n,
+        }
+    }
+}
+
+/// A length of a buffer.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub enum Len {
+    /// Up to 255 bytes.
+    Short(u8),
+    /// Up to 64 KiB.
+    Medium(u16),
+    /// Anything.
+    Any(u32),
+}
+
+impl Len {
+    /// As the driver writes it.
+    #[must_use]
+    pub fn get(self) -> u32 {
+        match self {
+            Self::Short(n) => n.into(),
+            Self::Medium(n) => n.into(),
+            Self::Any(n) => n,
+        }
+    }
+}
+
+/// What any driver may do with any queue.
+#[derive(Arbitrary, Clone, Debug)]
+pub enum Step {
+    /// Makes a sound chain of these buffers available.
+    Chain {
+        /// Which queue.
+        queue: u8,
+        /// The device may read these.
+        readable: Vec<(Addr, Len)>,
+        /// And write these.
+        writable: Vec<(Addr, Len)>,
+    },
+    /// As [`Self::Chain`], with one readable buffer that holds these bytes.
+    Message {
+        /// Which queue.
+        queue: u8,
+        /// The device-readable part.
+        bytes: Vec<u8>,
+        /// And what the device may write.
+        writable: Vec<(Addr, Len)>,
+    },
+    /// Fills a descriptor.
+    Descriptor {
+        /// Which queue.
+        queue: u8,
+        /// Which descriptor, and the next one.
+        index: u8,
+        /// Where.
+        addr: Addr,
+        /// How long.
+        len: Len,
+        /// `NEXT`, `WRITE`, `INDIRECT` and others.
+        flags: u8,
+        /// Its successor.
+        next: u16,
+    },
+    /// Makes a head available.
+    Available {
+        /// Which queue.
+        queue: u8,
+        /// The head.
+        head: u16,
+    },
+    /// Sets the available index.
+    AvailableIndex {
+        /// Which queue.
+        queue: u8,
+        /// The index.
+        index: u16,
+    },
+    /// Writes anything anywhere.
+    Write {
+        /// Where.
+        addr: Addr,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// Notifies.
+    Notify(u8),
+    /// Reads configuration space.
+    ReadConfig(u64, u8),
+    /// Writes configuration space.
+    WriteConfig(u64, Vec<u8>),
+    /// Stops the device and starts it again with the same queues.
+    Pause,
+    /// Resets the device and starts it with new queues.
+    Reset,
+}
+
+/// A device under a driver.
+#[derive(Debug)]
+pub struct Bench<D> {
+    /// Guest memory.
+    pub mem: GuestRam,
+    /// The device.
+    pub device: D,
+    queues: Vec<DriverQueue>,
+    irq: Arc<CountingInterrupt>,
+    message_at: u64,
+}
+
+impl<D: VirtioDevice> Bench<D> {
+    /// Starts `device`.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn new(device: D) -> Self {
+        let mem = memory(usize::try_from(MEMORY).expect("small"));
+        let mut bench = Self {
+            mem,
+            device,
+            queues: Vec::new(),
+            irq: Arc::default(),
+            message_at: 0,
+        };
+        bench.start();
+        bench
+    }
+
+    fn start(&mut self) {
+        self.queues = (1u64..)
+            .zip(self.device.queue_sizes())
+            .map(|(n, _)| DriverQueue::new(&self.mem, n * 0x1_0000, QUEUE_SIZE))
+            .collect();
+        let queues: Vec<_> = self.queues.iter().collect();
+        let features = self.device.features();
+        let resources = resources(&self.mem, &queues, &self.irq, features);
+        self.device.start(resources).expect("a device that starts");
+        assert!(self.device.is_running());
+    }
+
+    fn stop(&mut self) {
+        let stopped = self.device.stop();
+        assert_eq!(stopped.len(), self.queues.len());
+        assert!(!self.device.is_running());
+        assert!(self.device.stop().is_empty());
+    }
+
+    /// Parks a device after a fault, as its owner would, and resets it, as its driver would.
+    fn settle(&mut self, result: Result<Progress, Fault>) -> Progress {
+        match result {
+            Ok(progress) => progress,
+            Err(Fault::Guest(_)) => {
+                self.stop();
+                assert_eq!(self.device.on_queue(0).expect("nothing"), Progress::Idle);
+                self.device.reset();
+                self.start();
+                Progress::Idle
+            }
+            Err(fault @ Fault::Host(_)) => panic!("the guest made the host fail: {fault:?}"),
+        }
+    }
+
+    /// Notifies queue `index` and lets the device work until it is idle.
+    ///
+    /// # Panics
+    /// When it never is.
+    pub fn notify(&mut self, index: u16) {
+        for _ in 0..MAX_CALLS {
+            let result = self.device.on_queue(index);
+            if self.settle(result) == Progress::Idle {
+                return;
+            }
+        }
+        panic!("queue {index} spins");
+    }
+
+    /// Lets the device work on its host's side until it is idle.
+    ///
+    /// # Panics
+    /// When it never is.
+    pub fn backend(&mut self) {
+        for _ in 0..MAX_CALLS {
+            if !backend_readable(&self.device) {
+                return;
+            }
+            let result = self.device.on_backend();
+            let _ = self.settle(result);
+        }
+        panic!("the backend spins");
+    }
+
+    fn queue(&mut self, index: u8) -> &mut DriverQueue {
+        let index = usize::from(index) % self.queues.len();
+        &mut self.queues[index]
+    }
+
+    /// Bytes somewhere among the buffers, as a descriptor of them.
+    pub fn place(&mut self, bytes: &[u8]) -> (u64, u32) {
+        let len = bytes.len().min(4096);
+        let addr = BUFFERS + self.message_at;
+        self.message_at = (self.message_at + 4096) % (BUFFERS_LEN / 2);
+        self.mem
+            .write_slice(&bytes[..len], GuestAddress(addr))
+            .expect("in memory");
+        (addr, u32::try_from(len).expect("short"))
+    }
+
+    /// Makes a chain available.
+    pub fn chain(&mut self, queue: u8, readable: &[(u64, u32)], writable: &[(u64, u32)]) {
+        let most = usize::from(QUEUE_SIZE);
+        let readable = &readable[..readable.len().min(most)];
+        let writable = &writable[..writable.len().min(most - readable.len())];
+        self.queue(queue).add(readable, writable);
+    }
+
+    /// Takes what the device gave back.
+    ///
+    /// # Panics
+    /// When it gave back what it cannot have.
+    pub fn take_used(&mut self) {
+        for queue in &mut self.queues {
+            // The used index may have been overwritten by the program.
+            for used in std::iter::from_fn(|| queue.take_used()).take(usize::from(u16::MAX)) {
+                std::hint::black_box(used);
+            }
+        }
+    }
+
+    /// Does one step.
+    pub fn step(&mut self, step: Step) {
+        match step {
+            Step::Chain {
+                queue,
+                readable,
+                writable,
+            } => {
+                let (readable, writable) = (buffers(&readable), buffers(&writable));
+                self.chain(queue, &readable, &writable);
+            }
+            Step::Message {
+                queue,
+                bytes,
+                writable,
+            } => {
+                let message = self.place(&bytes);
+                self.chain(queue, &[message], &buffers(&writable));
+            }
+            Step::Descriptor {
+                queue,
+                index,
+                addr,
+                len,
+                flags,
+                next,
+            } => {
+                let index = u16::from(index) % QUEUE_SIZE;
+                self.queue(queue)
+                    .descriptor(index, addr.get(), len.get(), flags.into(), next);
+            }
+            Step::Available { queue, head } => self.queue(queue).make_available(head),
+            Step::AvailableIndex { queue, index } => self.queue(queue).set_avail_idx(index),
+            Step::Write { addr, bytes } => {
+                // Beyond guest memory there is nothing to write to.
+                let _ = self.mem.write_slice(&bytes, GuestAddress(addr.get()));
+            }
+            Step::Notify(queue) => self.notify(queue.into()),
+            Step::ReadConfig(offset, len) => {
+                self.device
+                    .read_config(offset, &mut vec![0; usize::from(len)]);
+            }
+            Step::WriteConfig(offset, bytes) => self.device.write_config(offset, &bytes),
+            Step::Pause => {
+                let queues = self.device.stop();
+                let irq = self.irq.clone();
+                let features = self.device.features();
+                self.device
+                    .start(podvisor_devices::virtio::Resources {
+                        mem: self.mem.clone(),
+                        queues,
+                        irq,
+                        features,
+                    })
+                    .expect("a device that starts again");
+            }
+            Step::Reset => {
+                self.stop();
+                self.device.reset();
+                self.start();
+            }
+        }
+        self.take_used();
+    }
+}
+
+/// As a driver writes them.
+#[must_use]
+pub fn buffers(buffers: &[(Addr, Len)]) -> Vec<(u64, u32)> {
+    buffers
+        .iter()
+        .map(|(addr, len)| (addr.get(), len.get()))
+        .collect()
+}
+
+/// The steps of a program, as far as its bytes go.
+pub fn steps<'a, S: Arbitrary<'a>>(data: &'a [u8]) -> impl Iterator<Item = S> {
+    let mut bytes = Unstructured::new(data);
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        S::arbitrary(&mut bytes).ok()
+    })
+    .take(MAX_STEPS)
+}
+
+/// A number that no other call of this process gets.
+#[must_use]
+pub fn unique() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Runs a program of nothing but [`Step`]s, and what is left at its end.
+pub fn run(device: impl VirtioDevice, data: &[u8]) {
+    let mut bench = Bench::new(device);
+    for step in steps(data) {
+        bench.step(step);
+    }
+    finish(bench);
+}
+
+/// Lets the device do what is left, and stops it.
+pub fn finish<D: VirtioDevice>(mut bench: Bench<D>) -> D {
+    for queue in 0..bench.queues.len() {
+        bench.notify(u16::try_from(queue).expect("few queues"));
+    }
+    bench.backend();
+    std::hint::black_box(bench.device.counters());
+    bench.stop();
+    bench.device
+}

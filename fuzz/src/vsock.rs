@@ -1,0 +1,209 @@
+//! The socket device between a hostile driver and hostile programs of the host.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::LazyLock;
+
+use arbitrary::Arbitrary;
+use podvisor_devices::vsock::VsockDevice;
+use tempfile::TempDir;
+
+use crate::driver::{self, BUFFERS, Bench, steps, unique};
+
+const CID: u64 = 3;
+/// The port of the host that somebody listens on.
+const PORT: u32 = 1;
+/// Sockets of the host at a time: fewer than a listener's backlog.
+const MAX_HOSTS: usize = 64;
+
+/// The operations of a stream (§5.10.6).
+mod op {
+    pub(super) const RESPONSE: u8 = 2;
+    pub(super) const DATA: u8 = 5;
+}
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    Driver(driver::Step),
+    /// A packet with a sound header; operation 0 and those above 7 are none.
+    Packet {
+        guest_port: u8,
+        op: u8,
+        payload: Vec<u8>,
+        flags: u8,
+        buf_alloc: u32,
+        fwd_cnt: u32,
+    },
+    /// A packet for a connection that a host program asked for.
+    Answer {
+        connection: u8,
+        op: u8,
+        payload: Vec<u8>,
+        fwd_cnt: u16,
+    },
+    /// Anything as a header.
+    Header(Vec<u8>),
+    ReceiveBuffers(u8),
+    HostConnect(u8),
+    HostSend(u8, Vec<u8>),
+    HostFlood(u8, u16),
+    HostReceive(u8, u16),
+    HostEnd(u8),
+    HostClose(u8),
+    Accept,
+    Backend,
+    ResetTransport,
+}
+
+/// Where the sockets are: one folder for the process.
+static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+
+/// Runs the program `data`.
+///
+/// # Panics
+/// When the device misbehaves, or without sockets.
+pub fn run(data: &[u8]) {
+    let path = FOLDER.path().join(unique().to_string());
+    let device = VsockDevice::unix_mux(CID, &path).expect("a device");
+    let listener_path = format!("{}_{PORT}", path.display());
+    let listener = UnixListener::bind(&listener_path).expect("a listener");
+    listener.set_nonblocking(true).expect("a socket's flag");
+    let mut bench = Bench::new(device);
+    let mut hosts: Vec<UnixStream> = Vec::new();
+    for step in steps(data) {
+        match step {
+            Step::Driver(step) => bench.step(step),
+            Step::Packet {
+                guest_port,
+                op,
+                payload,
+                flags,
+                buf_alloc,
+                fwd_cnt,
+            } => {
+                let ports = (u32::from(guest_port % 8), PORT);
+                let header = header(ports, op % 9, &payload, flags, buf_alloc, fwd_cnt);
+                send(&mut bench, &header, &payload);
+            }
+            Step::Answer {
+                connection,
+                op,
+                payload,
+                fwd_cnt,
+            } => {
+                let ports = (7, (1 << 30) + u32::from(connection % 8));
+                let op = [op::RESPONSE, op::DATA, op % 9][usize::from(op % 3)];
+                let header = header(ports, op, &payload, 0, 1 << 16, fwd_cnt.into());
+                send(&mut bench, &header, &payload);
+            }
+            Step::Header(bytes) => send(&mut bench, &bytes, &[]),
+            Step::ReceiveBuffers(count) => {
+                for n in 0..u64::from(count % 16) {
+                    bench.chain(0, &[], &[(BUFFERS + 0x4_0000 + n * 0x1000, 4096)]);
+                }
+                bench.notify(0);
+            }
+            Step::HostConnect(kind) => {
+                if hosts.len() < MAX_HOSTS {
+                    let mut host = UnixStream::connect(&path).expect("a connection");
+                    host.set_nonblocking(true).expect("a socket's flag");
+                    if kind & 1 == 0 {
+                        let _ = host.write(b"CONNECT 7\n");
+                    }
+                    hosts.push(host);
+                    bench.backend();
+                }
+            }
+            Step::HostSend(host, bytes) => {
+                if let Some(host) = pick(&mut hosts, host) {
+                    let _ = host.write(&bytes);
+                }
+            }
+            Step::HostFlood(host, len) => {
+                if let Some(host) = pick(&mut hosts, host) {
+                    let _ = host.write(&vec![b'x'; len.into()]);
+                }
+            }
+            Step::HostReceive(host, len) => {
+                if let Some(host) = pick(&mut hosts, host) {
+                    let _ = host.read(&mut vec![0; len.into()]);
+                }
+            }
+            Step::HostEnd(host) => {
+                if let Some(host) = pick(&mut hosts, host) {
+                    let _ = host.shutdown(Shutdown::Write);
+                }
+            }
+            Step::HostClose(host) => {
+                if !hosts.is_empty() {
+                    let index = usize::from(host) % hosts.len();
+                    hosts.swap_remove(index);
+                }
+            }
+            Step::Accept => {
+                while let Ok((host, _)) = listener.accept() {
+                    host.set_nonblocking(true).expect("a socket's flag");
+                    if hosts.len() < MAX_HOSTS {
+                        hosts.push(host);
+                    }
+                }
+            }
+            Step::Backend => bench.backend(),
+            Step::ResetTransport => {
+                // The event queue may be broken; the driver hears of it by that queue.
+                let _ = bench.device.reset_transport();
+            }
+        }
+        let (connections, handshakes, lingering, resets) = bench.device.census();
+        assert!(connections + lingering <= 1024 && handshakes <= 256 && resets <= 256 + 1024);
+        bench.take_used();
+    }
+    let device = driver::finish(bench);
+    drop(device);
+    assert!(!path.exists());
+    let _ = std::fs::remove_file(listener_path);
+}
+
+fn pick(hosts: &mut [UnixStream], index: u8) -> Option<&mut UnixStream> {
+    let count = hosts.len();
+    hosts.get_mut(usize::from(index).checked_rem(count)?)
+}
+
+fn header(
+    (guest, host): (u32, u32),
+    op: u8,
+    payload: &[u8],
+    flags: u8,
+    buf_alloc: u32,
+    fwd_cnt: u32,
+) -> Vec<u8> {
+    let mut header = Vec::with_capacity(44);
+    header.extend(CID.to_le_bytes());
+    header.extend(2u64.to_le_bytes());
+    header.extend(guest.to_le_bytes());
+    header.extend(host.to_le_bytes());
+    let len = u32::try_from(payload.len().min(4096)).expect("short");
+    header.extend(len.to_le_bytes());
+    header.extend(1u16.to_le_bytes());
+    header.extend(u16::from(op).to_le_bytes());
+    header.extend(u32::from(flags).to_le_bytes());
+    header.extend(buf_alloc.to_le_bytes());
+    header.extend(fwd_cnt.to_le_bytes());
+    header
+}
+
+fn send(bench: &mut Bench<VsockDevice>, header: &[u8], payload: &[u8]) {
+    let header = bench.place(header);
+    let payload = bench.place(payload);
+    bench.chain(1, &[header, payload], &[]);
+    bench.notify(1);
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn smoke() {
+        crate::smoke::run("vsock", super::run);
+    }
+}
