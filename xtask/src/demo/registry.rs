@@ -151,7 +151,7 @@ impl Response {
     }
 }
 
-/// One HTTP request on a connection of its own.
+/// One HTTP request on a connection of its own; `content_type` is what is sent and accepted.
 fn request(
     address: SocketAddr,
     method: &str,
@@ -167,7 +167,9 @@ fn request(
         body.len()
     );
     if !content_type.is_empty() {
-        head.push_str(&format!("Content-Type: {content_type}\r\n"));
+        head.push_str(&format!(
+            "Content-Type: {content_type}\r\nAccept: {content_type}\r\n"
+        ));
     }
     head.push_str("\r\n");
     stream.write_all(head.as_bytes())?;
@@ -179,7 +181,29 @@ fn request(
 
 #[cfg(test)]
 mod tests {
-    use super::Response;
+    use super::*;
+    use crate::process::TempDir;
+
+    #[test]
+    fn what_was_pushed_can_be_fetched() {
+        let folder = TempDir::new("registry").unwrap();
+        let image = super::super::image::make(&folder.path().join("image")).unwrap();
+        let registry = Registry::start(&folder.path().join("registry")).unwrap();
+        registry.push(&image, "test/image", "1").unwrap();
+
+        let get = |path: &str| {
+            request(registry.address, "GET", path, MANIFEST_TYPE, &[])
+                .unwrap()
+                .expect(200)
+                .unwrap()
+                .body
+        };
+        let manifest = get("/v2/test/image/manifests/1");
+        assert_eq!(manifest.as_bytes(), image.manifest);
+        assert_eq!(image.layers.len(), 3);
+        let config = get(&format!("/v2/test/image/blobs/{}", image.config.digest));
+        assert!(config.contains("\"diff_ids\""));
+    }
 
     #[test]
     fn an_answer_gives_its_status_headers_and_body() {
