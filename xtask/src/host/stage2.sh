@@ -46,14 +46,17 @@ prepare
 
 if [ "$TERMINAL" = 1 ]; then
     port size
+    # Held open: a terminal that nobody has open forgets its size.
+    exec 4<> /dev/hvc0
     $B stty -F /dev/hvc0 rows "$ROWS" cols "$COLUMNS"
     while read -r rows columns; do
         $B stty -F /dev/hvc0 rows "$rows" cols "$columns"
     done < "$PORT" &
     keep=$!
     echo up > "$STATUS"
-    $B setsid -c $B sh $H/run < /dev/hvc0 > /dev/hvc0 2>&1
+    $B setsid -c $B sh $H/run < /dev/hvc0 > /dev/hvc0 2>&1 4<&-
     rc=$?
+    exec 4<&-
 else
     # A fifo's ends are opened while descriptor 5 holds it: none of them blocks, so no child
     # that ends meanwhile can interrupt it.
