@@ -67,7 +67,14 @@ fn bounded(mut line: String) -> String {
 
 impl Subscriber for Kmsg {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= self.level
+        // A library's warnings are details to us, and there are many.
+        let detail = !metadata.target().starts_with("podvisor") && *metadata.level() == Level::WARN;
+        let level = if detail {
+            Level::DEBUG
+        } else {
+            *metadata.level()
+        };
+        metadata.is_event() && level <= self.level
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -85,7 +92,7 @@ impl Subscriber for Kmsg {
         let priority = match *event.metadata().level() {
             // A library's failure is the host's to judge, to whom it is reported: a command
             // that does not exist must not disturb a quiet console.
-            Level::ERROR | Level::WARN if !target.starts_with("podvisor") => 6,
+            Level::ERROR if !target.starts_with("podvisor") => 6,
             Level::ERROR => 3,
             Level::WARN => 4,
             Level::INFO => 6,

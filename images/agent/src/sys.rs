@@ -3,11 +3,13 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd as _, OwnedFd};
 
 use podvisor_agent_protocol::limits::ENTROPY_BYTES;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+use crate::container::devices::Instruction;
 
 /// Sends `signal` (1 to 64, so real-time signals too) to the process behind `pidfd`.
 ///
@@ -84,6 +86,93 @@ extern "C" fn make_dev_null() {
 #[used]
 #[unsafe(link_section = ".init_array")]
 static MAKE_DEV_NULL: extern "C" fn() = make_dev_null;
+
+/// The part of `union bpf_attr` that loads a program.
+#[repr(C)]
+struct BpfProgLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buf: u64,
+}
+
+/// The part of `union bpf_attr` that attaches a program.
+#[repr(C)]
+struct BpfProgAttach {
+    target_fd: u32,
+    attach_bpf_fd: u32,
+    attach_type: u32,
+    attach_flags: u32,
+}
+
+const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_PROG_ATTACH: libc::c_int = 8;
+const BPF_PROG_TYPE_CGROUP_DEVICE: u32 = 15;
+const BPF_CGROUP_DEVICE: u32 = 6;
+
+/// Loads a program that the kernel asks about devices; it checks the program first.
+///
+/// # Errors
+///
+/// `EINVAL` and `EACCES` for a program that the kernel does not take.
+pub(crate) fn load_device_program(program: &[Instruction]) -> io::Result<OwnedFd> {
+    let attr = BpfProgLoad {
+        prog_type: BPF_PROG_TYPE_CGROUP_DEVICE,
+        insn_cnt: u32::try_from(program.len()).unwrap_or(u32::MAX),
+        insns: program.as_ptr().addr() as u64,
+        license: c"Apache-2.0".as_ptr().addr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log_buf: 0,
+    };
+    // SAFETY: `attr` and what it points at (`insn_cnt` instructions, a terminated string) live
+    // until the call returns; bytes of the union past the given size count as zero.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_PROG_LOAD,
+            &raw const attr,
+            size_of::<BpfProgLoad>(),
+        )
+    };
+    match libc::c_int::try_from(result) {
+        // SAFETY: the kernel has just opened this descriptor for us alone.
+        Ok(fd @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Puts a device program into force for a control group, for as long as the group exists.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn attach_device_program(cgroup: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
+    let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
+    let attr = BpfProgAttach {
+        target_fd: number(cgroup),
+        attach_bpf_fd: number(program),
+        attach_type: BPF_CGROUP_DEVICE,
+        attach_flags: 0,
+    };
+    // SAFETY: `attr` lives until the call returns, and both descriptors are borrowed for it.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_PROG_ATTACH,
+            &raw const attr,
+            size_of::<BpfProgAttach>(),
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
 
 /// `struct rand_pool_info` of `<linux/random.h>`, with room for the largest seed.
 #[repr(C)]

@@ -1,6 +1,6 @@
 //! A container's control group: figures, signals to all, removal.
 //!
-//! libcontainer makes the group and puts the processes into it.
+//! libcontainer sets the limits and puts the processes into it.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -15,7 +15,7 @@ use protobuf::MessageField;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 
-use crate::init::mounts::CGROUP_ROOT;
+use crate::init::mounts::{CGROUP_ROOT, enable_controllers};
 use crate::init::reaper::now_ns;
 
 /// Parent of all containers' groups, in the form of `linux.cgroupsPath`.
@@ -42,6 +42,27 @@ impl Cgroup {
         let relative = Path::new(PARENT).join(name);
         let path = Path::new(CGROUP_ROOT).join(relative.strip_prefix("/").unwrap_or(&relative));
         Self { relative, path }
+    }
+
+    /// Makes the group, with every controller, before libcontainer uses it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn create(&self) -> io::Result<()> {
+        if let Some(parent) = self.path.parent()
+            && !parent.exists()
+        {
+            fs::create_dir(parent)?;
+            enable_controllers(parent)?;
+        }
+        fs::create_dir(&self.path)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// What to put into the specification's `linux.cgroupsPath`.

@@ -6,6 +6,7 @@ use std::io;
 use libcontainer::error::LibcontainerError;
 use podvisor_agent_protocol::{AgentError, ErrorKind, InvalidId};
 
+use super::devices::DeviceError;
 use super::disk::DiskError;
 use super::launch::LaunchError;
 use super::rootfs::RootfsError;
@@ -54,6 +55,9 @@ pub enum ContainerError {
     /// The specification.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// Its devices.
+    #[error(transparent)]
+    Devices(#[from] DeviceError),
     /// The process.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -88,6 +92,7 @@ impl ContainerError {
             )
             | Self::User(UserError::Malformed(_))
             | Self::Rootfs(RootfsError::Disk(DiskError::InvalidSerial(_)))
+            | Self::Devices(DeviceError::Rule { .. } | DeviceError::TooMany)
             | Self::Launch(LaunchError::Streams(_)) => ErrorKind::InvalidArgument,
             Self::NotFound(_) => ErrorKind::NotFound,
             Self::Exists(_) | Self::Launch(LaunchError::StreamInUse(_)) => ErrorKind::AlreadyExists,
@@ -105,6 +110,7 @@ impl ContainerError {
             },
             Self::Rootfs(RootfsError::Mount { .. })
             | Self::Spec(SpecError::Write { .. })
+            | Self::Devices(DeviceError::Kernel(_))
             | Self::Launch(_)
             | Self::Start { .. }
             | Self::Io { .. } => ErrorKind::Internal,

@@ -2,7 +2,7 @@
 //!
 //! A request enters through [`Containers`]. A container is put together in this order, and
 //! taken down in the opposite one: image and overlay ([`rootfs`], [`disk`]), user ([`user`]),
-//! specification ([`spec`]), process with its streams ([`launch`], [`process`]); its
+//! specification ([`spec`], [`devices`]), process with its streams ([`launch`], [`process`]); its
 //! processes live in one control group ([`cgroup`]).
 //!
 //! Within the guest a container has a short name of the agent's own (`c1`), so that paths
@@ -10,6 +10,7 @@
 //! in a container, whose mount namespace has another root.
 
 pub mod cgroup;
+pub mod devices;
 pub mod disk;
 pub mod launch;
 pub mod process;
@@ -32,6 +33,7 @@ use crate::init::reaper::{Exit, Reaper, ended};
 use crate::launcher::Kind;
 use crate::stdio::Hub;
 use cgroup::Cgroup;
+use devices::DeviceFilter;
 pub use error::{ContainerError, Result};
 use launch::{Launcher, Streams};
 use process::Process;
@@ -165,6 +167,7 @@ impl Containers {
         let default_stdio = api::Stdio::default();
         let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
         let mut spec = spec::parse(&request.spec_json)?;
+        let devices = spec.linux().as_ref().map(DeviceFilter::new).transpose()?;
         disk::validate_serial(&request.image_serial).map_err(rootfs::RootfsError::from)?;
 
         let name = format!("c{order}");
@@ -212,11 +215,22 @@ impl Containers {
             state: base.join("state"),
             folder: folder.path.clone(),
         };
-        let kind = Kind::Create {
-            bundle: folder.path.clone(),
+        let made = async {
+            // The group is there before libcontainer, so that no process is ever in it
+            // without its rules for devices.
+            cgroup.create().map_err(|source| ContainerError::Io {
+                action: "create a control group",
+                source,
+            })?;
+            if let Some(devices) = devices {
+                devices.attach(cgroup.path())?;
+            }
+            let kind = Kind::Create {
+                bundle: folder.path.clone(),
+            };
+            Ok::<_, ContainerError>(launcher.make(kind, streams).await?)
         };
-        let made = launcher.make(kind, streams).await;
-        match made {
+        match made.await {
             Ok(init) => Ok(Container {
                 order,
                 cgroup,
@@ -233,7 +247,7 @@ impl Containers {
                     tracing::warn!(%name, %error, "cannot remove a control group");
                 }
                 remove_folder(&base.join("state").join(&name));
-                Err(error.into())
+                Err(error)
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::fs;
 use std::io;
+use std::path::Path;
 
 use rustix::fs::CWD;
 use rustix::io::Errno;
@@ -114,7 +115,7 @@ pub fn set_up() -> Result<(), MountError> {
             Err(error) => return Err(failed("mount", entry.target, error.into())),
         }
     }
-    enable_controllers(CGROUP_ROOT)
+    enable_controllers(Path::new(CGROUP_ROOT))
         .map_err(|error| failed("enable controllers of", CGROUP_ROOT, error))
 }
 
@@ -141,8 +142,8 @@ fn make_dir(path: &'static str) -> Result<(), MountError> {
 }
 
 /// Lets the children of `group` use every controller that `group` has.
-pub(crate) fn enable_controllers(group: &str) -> io::Result<()> {
-    let available = fs::read_to_string(format!("{group}/cgroup.controllers"))?;
+pub(crate) fn enable_controllers(group: &Path) -> io::Result<()> {
+    let available = fs::read_to_string(group.join("cgroup.controllers"))?;
     let wanted: Vec<String> = available
         .split_ascii_whitespace()
         .map(|c| format!("+{c}"))
@@ -150,7 +151,7 @@ pub(crate) fn enable_controllers(group: &str) -> io::Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
-    fs::write(format!("{group}/cgroup.subtree_control"), wanted.join(" "))
+    fs::write(group.join("cgroup.subtree_control"), wanted.join(" "))
 }
 
 fn failed(action: &'static str, path: &'static str, source: io::Error) -> MountError {
