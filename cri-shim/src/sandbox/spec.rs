@@ -154,7 +154,7 @@ pub(crate) fn container_spec(
         process.set_console_size(Some(console));
     }
 
-    let spec = SpecBuilder::default()
+    let mut spec = SpecBuilder::default()
         .version(SPEC_VERSION)
         .process(process)
         .root(
@@ -169,6 +169,8 @@ pub(crate) fn container_spec(
         .linux(linux(id)?)
         .build()
         .map_err(SpecError::Build)?;
+    // The builder's own names the host; that is for the guest as a whole.
+    spec.set_hostname(None);
     Ok(ContainerSpec { spec, user })
 }
 

@@ -181,6 +181,7 @@ fn a_read_only_root_is_said_in_the_specification() {
 #[test]
 fn a_container_gets_neither_more_namespaces_nor_more_capabilities_than_a_pods() {
     let spec = build(&ContainerOptions::default()).spec;
+    assert_eq!((spec.hostname(), spec.domainname()), (&None, &None));
     let linux = spec.linux().as_ref().unwrap();
     let kinds: Vec<_> = linux
         .namespaces()

@@ -9,19 +9,20 @@ use std::thread;
 
 use podvisor_vmm::{
     BlockDevice, BlockDeviceError, BootError, BuildError, Exit, Initramfs, Kernel, MemorySize, Vm,
+    VsockDevice, VsockError,
 };
 use tokio::sync::watch;
 use tracing::debug;
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
 /// machines do not see each other.
-const GUEST_CID: u32 = 3;
+const GUEST_CID: u64 = 3;
 
 /// What every guest is told: be quiet, and end instead of waiting when the kernel panics.
-const COMMAND_LINE: &str = "quiet panic=-1 reboot=k";
+const COMMAND_LINE: &str = "quiet panic=-1 reboot=k pci=off";
 
 /// What a guest is told that somebody watches.
-const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k";
+const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k pci=off";
 
 /// Why there is no virtual machine.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +33,9 @@ pub(crate) enum VmError {
     /// The container's image.
     #[error(transparent)]
     Disk(#[from] BlockDeviceError),
+    /// The way to the guest's agent.
+    #[error(transparent)]
+    Vsock(#[from] VsockError),
     /// The file for the guest's console.
     #[error("cannot write the guest's console to {}", .path.display())]
     Console {
@@ -139,7 +143,9 @@ impl Machine {
                 BlockDevice::open(&config.image.path)?
                     .read_only()
                     .serial(&config.image.serial),
-            );
+            )
+            .vsock(VsockDevice::unix_mux(GUEST_CID, mux)?)
+            .rng();
         builder = match config.console {
             None => builder.cmdline(COMMAND_LINE),
             Some(path) => {
