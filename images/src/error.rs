@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{Digest, LayerError, Reference, RegistryError};
+use crate::{ArchiveError, Digest, LayerError, Reference, RegistryError};
 
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -54,6 +54,19 @@ pub enum Error {
     /// The registry, or what it sent.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// An archive, or what is in it.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    /// One name for several images.
+    #[error(
+        "the archive has {count} images, so they cannot all be named {name:?}; leave the name out"
+    )]
+    SeveralImages {
+        /// The name.
+        name: String,
+        /// Number of images.
+        count: usize,
+    },
     /// A layer cannot be part of an image.
     #[error("layer {layer} cannot be unpacked")]
     Layer {

@@ -21,6 +21,7 @@
 //! `erofs` writes that tree, `store` keeps the results. Nothing here knows virtual machines, and
 //! no name that a layer carries ever becomes a path of the host.
 
+mod archive;
 mod digest;
 mod erofs;
 mod error;
@@ -33,6 +34,7 @@ mod rfc3339;
 mod store;
 mod tree;
 
+pub use archive::ArchiveError;
 pub use digest::{Digest, DigestError};
 pub use erofs::WriteError;
 pub use error::{Error, Result};

@@ -14,5 +14,8 @@ mod tar;
 
 pub use apply::LayerError;
 pub(crate) use apply::Unpacker;
+pub(crate) use decompress::Compression;
 pub use path::PathFault;
+pub(crate) use path::components;
 pub use tar::TarError;
+pub(crate) use tar::{EntryKind, TarReader};

@@ -49,7 +49,7 @@ pub(super) enum Target<'a> {
 }
 
 /// Splits a name into its parts; none for the root.
-pub(super) fn components<'a>(path: &'a [u8], limits: &Limits) -> Result<Vec<&'a [u8]>, PathFault> {
+pub(crate) fn components<'a>(path: &'a [u8], limits: &Limits) -> Result<Vec<&'a [u8]>, PathFault> {
     if path.first() == Some(&b'/') {
         return Err(PathFault::Absolute);
     }

@@ -170,6 +170,11 @@ impl<R: Read> TarReader<R> {
         Ok(())
     }
 
+    /// The stream, at the entry's data right after [`TarReader::next_entry`].
+    pub(crate) fn input(&self) -> &R {
+        &self.input
+    }
+
     pub(crate) fn into_input(self) -> R {
         self.input
     }

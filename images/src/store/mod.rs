@@ -16,6 +16,7 @@ mod database;
 mod flights;
 mod gc;
 mod layout;
+mod load;
 mod lookup;
 mod options;
 mod pull;
@@ -23,6 +24,7 @@ mod work;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 pub use options::{PullOptions, PullPolicy, StoreOptions};
 
@@ -42,6 +44,8 @@ struct Inner {
     layout: Layout,
     options: StoreOptions,
     flights: Flights,
+    /// Numbers for files in the making.
+    serial: AtomicU64,
 }
 
 /// What [`Store::remove`] did.
@@ -82,6 +86,7 @@ impl Store {
                 layout,
                 options,
                 flights: Flights::default(),
+                serial: AtomicU64::new(0),
             }),
         })
     }

@@ -100,7 +100,12 @@ impl Inner {
         });
         let id = resolved.manifest.config.digest;
         let config = self.config_of(&client, &resolved).await?;
-        let diff_ids = self.check_config(reference, &config, &resolved)?;
+        let diff_ids = self.diff_ids(&config, layers.len()).map_err(|source| {
+            Error::from(RegistryError::Manifest {
+                name: reference.to_string(),
+                source,
+            })
+        })?;
         let new = self
             .clone()
             .make_rootfs(&client, layers, diff_ids, id, options)
@@ -139,40 +144,29 @@ impl Inner {
     }
 
     /// Layers' digests without compression, as the configuration has them.
-    fn check_config(
+    pub(super) fn diff_ids(
         &self,
-        reference: &Reference,
         config: &[u8],
-        resolved: &Resolved,
-    ) -> Result<Vec<Digest>> {
-        let check = || -> Result<Vec<Digest>, ManifestError> {
-            let config: ImageConfiguration =
-                serde_json::from_slice(config).map_err(ManifestError::Config)?;
-            let (os, architecture) = (config.os().to_string(), config.architecture().to_string());
-            if (os.as_str(), architecture.as_str()) != ("linux", "amd64") {
-                let available = format!("{os}/{architecture}").chars().take(40).collect();
-                return Err(ManifestError::Platform { available });
-            }
-            let diff_ids = config.rootfs().diff_ids();
-            let layers = resolved.manifest.layers.len();
-            if diff_ids.len() != layers {
-                return Err(ManifestError::LayerCount {
-                    layers,
-                    diff_ids: diff_ids.len(),
-                });
-            }
-            diff_ids
-                .iter()
-                .map(|text| text.parse().map_err(ManifestError::DiffId))
-                .collect()
-        };
-        check().map_err(|source| {
-            RegistryError::Manifest {
-                name: reference.to_string(),
-                source,
-            }
-            .into()
-        })
+        layers: usize,
+    ) -> Result<Vec<Digest>, ManifestError> {
+        let config: ImageConfiguration =
+            serde_json::from_slice(config).map_err(ManifestError::Config)?;
+        let (os, architecture) = (config.os().to_string(), config.architecture().to_string());
+        if (os.as_str(), architecture.as_str()) != ("linux", "amd64") {
+            let available = format!("{os}/{architecture}").chars().take(40).collect();
+            return Err(ManifestError::Platform { available });
+        }
+        let diff_ids = config.rootfs().diff_ids();
+        if diff_ids.len() != layers {
+            return Err(ManifestError::LayerCount {
+                layers,
+                diff_ids: diff_ids.len(),
+            });
+        }
+        diff_ids
+            .iter()
+            .map(|text| text.parse().map_err(ManifestError::DiffId))
+            .collect()
     }
 
     /// Makes sure that the image's file system is there; false when it was.
@@ -320,7 +314,7 @@ impl Inner {
     }
 
     /// The thread that turns layers into a file system, in order, as they become ready.
-    fn unpack(
+    pub(super) fn unpack(
         &self,
         work: WorkFile,
         id: Digest,
@@ -368,7 +362,7 @@ impl Inner {
             .map_err(|source| Error::io("store", &target, source))
     }
 
-    fn commit(
+    pub(super) fn commit(
         &self,
         id: Digest,
         record: Record,

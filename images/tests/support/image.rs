@@ -96,6 +96,11 @@ impl TestImage {
 
     /// A few files in two layers, of which the upper hides one.
     pub fn small() -> Self {
+        Self::packed([Packing::Gzip, Packing::Zstd])
+    }
+
+    /// As `small`, with layers packed so.
+    pub fn packed(packings: [Packing; 2]) -> Self {
         let base = super::Tarball::new()
             .dir("etc", 0o755)
             .file("etc/hello", 0o644, b"hello\n")
@@ -103,8 +108,8 @@ impl TestImage {
             .finish();
         let upper = super::Tarball::new().file("etc/.wh.gone", 0, b"").finish();
         Self::new(vec![
-            Layer::new(&base, Packing::Gzip),
-            Layer::new(&upper, Packing::Zstd),
+            Layer::new(&base, packings[0]),
+            Layer::new(&upper, packings[1]),
         ])
     }
 

@@ -1,0 +1,160 @@
+//! Where the members of a tar are.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+use super::{ArchiveError, Member, Place};
+use crate::Limits;
+use crate::layer::{Compression, EntryKind, TarError, TarReader, components};
+
+/// Links that are followed from one member to another.
+const LINKS: usize = 4;
+
+/// The members of a tar by name.
+#[derive(Debug, Default)]
+pub(crate) struct TarIndex {
+    files: HashMap<Vec<u8>, (u64, u64)>,
+    /// Old Dockers link layers that occur twice.
+    links: HashMap<Vec<u8>, Vec<u8>>,
+}
+
+impl TarIndex {
+    /// Indexes `file`; returns the file that the index is of, decompressed if need be.
+    pub(super) fn read(
+        mut file: File,
+        scratch: &Path,
+        limits: &Limits,
+    ) -> Result<(File, Self), ArchiveError> {
+        let mut head = [0; 4];
+        let got = file.read_at(&mut head, 0).map_err(TarError::Read)?;
+        if Compression::detect(&head[..got]) != Compression::None {
+            file = decompress(file, scratch, limits)?;
+        }
+        let handle = file.try_clone().map_err(TarError::Read)?;
+        let input = BufReader::with_capacity(256 << 10, Range::new(&handle, 0, u64::MAX));
+        let mut tar = TarReader::new(Counting { input, count: 0 });
+        let mut index = Self::default();
+        let mut entries = 0;
+        while let Some(entry) = tar.next_entry()? {
+            entries += 1;
+            if entries > limits.entries {
+                return Err(ArchiveError::Limit {
+                    what: "members",
+                    limit: limits.entries,
+                });
+            }
+            let Ok(parts) = components(&entry.path, limits) else {
+                continue;
+            };
+            let name = parts.join(&b'/');
+            match entry.kind {
+                EntryKind::File => {
+                    index.files.insert(name, (tar.input().count, entry.size));
+                }
+                EntryKind::Symlink => {
+                    index
+                        .links
+                        .insert(name.clone(), resolve(&parts, &entry.link));
+                }
+                EntryKind::Hardlink => {
+                    index.links.insert(name, entry.link);
+                }
+                _ => {}
+            }
+        }
+        Ok((file, index))
+    }
+
+    /// A member by name.
+    pub(super) fn find(&self, name: &[u8]) -> Option<Member> {
+        let mut name = name;
+        for _ in 0..=LINKS {
+            if let Some((start, size)) = self.files.get(name) {
+                return Some(Member {
+                    place: Place::Range(*start),
+                    size: *size,
+                    digest: None,
+                });
+            }
+            name = self.links.get(name)?;
+        }
+        None
+    }
+}
+
+/// A relative link's target, as a name within the archive. One that leads outside names nothing.
+fn resolve(from: &[&[u8]], target: &[u8]) -> Vec<u8> {
+    let mut parts = from[..from.len().saturating_sub(1)].to_vec();
+    for part in target.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join(&b'/')
+}
+
+/// Decompresses into a file without a name, which goes when it is closed.
+fn decompress(file: File, scratch: &Path, limits: &Limits) -> Result<File, ArchiveError> {
+    let limit = limits.unpacked_bytes;
+    let unpack = || -> io::Result<(File, bool)> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let mut out = File::from(rustix::fs::open(scratch, flags, Mode::RUSR | Mode::WUSR)?);
+        let mut input = Compression::open(file)?;
+        io::copy(&mut (&mut input).take(limit), &mut out)?;
+        out.flush()?;
+        let more = input.read(&mut [0])? > 0;
+        Ok((out, more))
+    };
+    match unpack().map_err(TarError::Read)? {
+        (_, true) => Err(ArchiveError::Limit {
+            what: "bytes",
+            limit,
+        }),
+        (out, false) => Ok(out),
+    }
+}
+
+/// A part of a file, read without moving the file's own position.
+#[derive(Debug)]
+pub(super) struct Range<'a> {
+    file: &'a File,
+    at: u64,
+    left: u64,
+}
+
+impl<'a> Range<'a> {
+    pub(super) fn new(file: &'a File, at: u64, left: u64) -> Self {
+        Self { file, at, left }
+    }
+}
+
+impl Read for Range<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let want = self.left.min(buffer.len() as u64) as usize;
+        let got = self.file.read_at(&mut buffer[..want], self.at)?;
+        self.at += got as u64;
+        self.left -= got as u64;
+        Ok(got)
+    }
+}
+
+#[derive(Debug)]
+struct Counting<R> {
+    input: R,
+    count: u64,
+}
+
+impl<R: Read> Read for Counting<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.input.read(buffer)?;
+        self.count += got as u64;
+        Ok(got)
+    }
+}

@@ -1,0 +1,167 @@
+//! Images from files: OCI image layouts, as a folder or as a tar, and what `docker save` writes.
+//!
+//! A tar is indexed once, by name, and read in place; nothing of it is unpacked. A compressed one is decompressed into a
+//! nameless temporary file first. Names within are only compared, never used as paths of the host, but for the blobs of a
+//! layout folder, whose names are digests.
+
+mod docker;
+mod error;
+mod index;
+mod oci;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+pub use error::ArchiveError;
+use index::TarIndex;
+
+use crate::{Digest, Limits};
+
+/// An image found in an archive.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Names that it has in the archive; not yet checked.
+    pub(crate) names: Vec<String>,
+    /// Its manifest, when the archive has one.
+    pub(crate) manifest: Option<Vec<u8>>,
+    pub(crate) config: Vec<u8>,
+    /// Layers, base first.
+    pub(crate) layers: Vec<Member>,
+}
+
+/// A file in an archive, and its digest when that is known beforehand.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    place: Place,
+    pub(crate) size: u64,
+    pub(crate) digest: Option<Digest>,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    /// A blob of a layout folder.
+    Blob(Digest),
+    /// A range of the tar.
+    Range(u64),
+}
+
+/// An archive or a layout folder.
+#[derive(Debug)]
+pub(crate) enum Archive {
+    Folder(std::path::PathBuf),
+    Tar { file: File, index: TarIndex },
+}
+
+impl Archive {
+    /// Opens what is at `path`; `scratch` is a folder for a temporary file.
+    pub(crate) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Self, ArchiveError> {
+        let fault = |source| ArchiveError::Open {
+            path: path.to_owned(),
+            source,
+        };
+        if std::fs::metadata(path).map_err(fault)?.is_dir() {
+            return Ok(Self::Folder(path.to_owned()));
+        }
+        let file = File::open(path).map_err(fault)?;
+        let (file, index) = TarIndex::read(file, scratch, limits)?;
+        Ok(Self::Tar { file, index })
+    }
+
+    /// All images in it.
+    pub(crate) fn images(&self, limits: &Limits) -> Result<Vec<Found>, ArchiveError> {
+        // What newer Dockers write is both; the layout has the digests.
+        if self.member("index.json").is_some() {
+            return oci::images(self, limits);
+        }
+        if self.member("manifest.json").is_some() {
+            return docker::images(self, limits);
+        }
+        Err(ArchiveError::Unknown)
+    }
+
+    /// Reads a member from its beginning.
+    pub(crate) fn reader(&self, member: &Member) -> io::Result<Box<dyn Read + '_>> {
+        match (self, &member.place) {
+            (Self::Folder(root), Place::Blob(digest)) => Ok(Box::new(
+                File::open(blob_path(root, digest))?.take(member.size),
+            )),
+            (Self::Tar { file, .. }, Place::Range(start)) => {
+                Ok(Box::new(index::Range::new(file, *start, member.size)))
+            }
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn member(&self, name: &str) -> Option<Member> {
+        match self {
+            // Of a folder only these two are asked for by name.
+            Self::Folder(root) => {
+                let size = std::fs::metadata(root.join(name)).ok()?.len();
+                Some(Member {
+                    place: Place::Range(0),
+                    size,
+                    digest: None,
+                })
+            }
+            Self::Tar { index, .. } => index.find(name.as_bytes()),
+        }
+    }
+
+    fn blob(&self, digest: &Digest) -> Result<Member, ArchiveError> {
+        let found = match self {
+            Self::Folder(root) => std::fs::metadata(blob_path(root, digest))
+                .ok()
+                .map(|found| Member {
+                    place: Place::Blob(*digest),
+                    size: found.len(),
+                    digest: None,
+                }),
+            Self::Tar { index, .. } => {
+                index.find(format!("blobs/sha256/{}", digest.hex()).as_bytes())
+            }
+        };
+        let found = found.ok_or_else(|| ArchiveError::Missing {
+            name: digest.to_string(),
+        })?;
+        Ok(Member {
+            digest: Some(*digest),
+            ..found
+        })
+    }
+
+    /// A small file, whole.
+    fn document(&self, name: &str, member: &Member, limit: u64) -> Result<Vec<u8>, ArchiveError> {
+        if member.size > limit {
+            return Err(ArchiveError::TooLarge {
+                name: name.to_owned(),
+                size: member.size,
+                limit,
+            });
+        }
+        let fault = |source| ArchiveError::Read {
+            name: name.to_owned(),
+            source,
+        };
+        let mut bytes = Vec::new();
+        match (self, &member.place) {
+            (Self::Folder(root), Place::Range(_)) => File::open(root.join(name))
+                .map_err(fault)?
+                .take(limit)
+                .read_to_end(&mut bytes),
+            _ => self.reader(member).map_err(fault)?.read_to_end(&mut bytes),
+        }
+        .map_err(fault)?;
+        match member.digest {
+            Some(expected) if Digest::of(&bytes) != expected => Err(ArchiveError::Digest {
+                expected,
+                actual: Digest::of(&bytes),
+            }),
+            _ => Ok(bytes),
+        }
+    }
+}
+
+fn blob_path(root: &Path, digest: &Digest) -> std::path::PathBuf {
+    root.join("blobs/sha256").join(digest.hex())
+}

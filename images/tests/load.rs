@@ -1,0 +1,176 @@
+//! Loading images from files, as other people's tools write them.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use podvisor_images::{Digest, Error};
+use serde_json::json;
+use support::image::Packing;
+use support::{Tarball, TestImage, TestStore, explain, extract, options};
+
+/// An OCI layout folder with one image.
+fn layout(dir: &Path, image: &TestImage, name: &str) {
+    let blobs = dir.join("blobs/sha256");
+    std::fs::create_dir_all(&blobs).unwrap();
+    for blob in image.blobs().chain([image.manifest.as_slice()]) {
+        std::fs::write(blobs.join(Digest::of(blob).hex()), blob).unwrap();
+    }
+    let index = json!({"schemaVersion": 2, "manifests": [{
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "digest": image.digest(), "size": image.manifest.len(),
+        "annotations": {"org.opencontainers.image.ref.name": name},
+    }]});
+    std::fs::write(dir.join("index.json"), index.to_string()).unwrap();
+    std::fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+}
+
+fn skopeo(from: &str, to: &str) {
+    let out = Command::new("skopeo")
+        .args(["--insecure-policy", "copy", from, to])
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+fn check(image: &podvisor_images::Image) {
+    let dir = extract(image);
+    assert_eq!(
+        std::fs::read(dir.path().join("root/etc/hello")).unwrap(),
+        b"hello\n"
+    );
+    assert!(!dir.path().join("root/etc/gone").exists());
+}
+
+#[test]
+fn a_layout_folder_and_what_skopeo_makes_of_it_are_the_same_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let image = TestImage::small();
+    layout(&dir.path().join("layout"), &image, "example.org/app:v1");
+    let from = format!("oci:{}:example.org/app:v1", path("layout"));
+    skopeo(
+        &from,
+        &format!("oci-archive:{}:example.org/app:v1", path("oci.tar")),
+    );
+    // Docker's format knows no zstd.
+    let gzipped = TestImage::packed([Packing::Gzip, Packing::Gzip]);
+    layout(&dir.path().join("gzipped"), &gzipped, "example.org/app:v1");
+    let from = format!("oci:{}:example.org/app:v1", path("gzipped"));
+    skopeo(
+        &from,
+        &format!("docker-archive:{}:example.org/app:v1", path("docker.tar")),
+    );
+    assert!(
+        Command::new("gzip")
+            .args(["-k", &path("docker.tar")])
+            .status()
+            .unwrap()
+            .success()
+    );
+    for file in ["layout", "oci.tar", "docker.tar", "docker.tar.gz"] {
+        let test = TestStore::new();
+        let loaded = test.store.load(path(file), None, &options()).unwrap();
+        assert_eq!(loaded.len(), 1);
+        assert_eq!(loaded[0].tags(), ["example.org/app:v1"], "{file}");
+        if !file.starts_with("docker") {
+            assert_eq!(loaded[0].manifest_digest(), image.digest());
+        }
+        assert_eq!(
+            test.store.resolve("example.org/app:v1").unwrap().id(),
+            loaded[0].id()
+        );
+        check(&loaded[0]);
+        let again = test
+            .store
+            .load(path(file), Some("other"), &options())
+            .unwrap();
+        assert_eq!(
+            again[0].tags(),
+            ["docker.io/library/other:latest", "example.org/app:v1"]
+        );
+        test.store.remove(&loaded[0].id().to_string()).unwrap();
+        assert_eq!(test.files(), [""; 0], "{file}");
+    }
+}
+
+#[test]
+fn what_is_no_archive_of_images_is_refused_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = TestImage::small();
+    let bad_layout = dir.path().join("bad");
+    layout(&bad_layout, &image, "x/y:z");
+    let layer = Digest::of(&image.layers[0].blob).hex();
+    std::fs::write(bad_layout.join("blobs/sha256").join(layer), b"forged").unwrap();
+    let docker = |manifest: &str| {
+        Tarball::new()
+            .file("manifest.json", 0o644, manifest.as_bytes())
+            .finish()
+    };
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let cases = [
+        (dir.path().join("missing"), "cannot open"),
+        (write("text", b"hello"), "no tar archive"),
+        (
+            write("empty.tar", &Tarball::new().finish()),
+            "neither index.json",
+        ),
+        (
+            write(
+                "lies.tar",
+                &docker(r#"[{"Config":"../../etc/passwd","Layers":["a"]}]"#),
+            ),
+            "lacks ../../etc/passwd",
+        ),
+        (
+            write("no-layers.tar", &docker(r#"[{"Config":"c","Layers":[]}]"#)),
+            "no layers",
+        ),
+        (
+            write("json.tar", &docker("{}")),
+            "\"manifest.json\" of the archive is not valid",
+        ),
+        (bad_layout, "instead of"),
+    ];
+    for (path, words) in cases {
+        let test = TestStore::new();
+        let error = test.store.load(&path, None, &options()).expect_err(words);
+        assert!(
+            explain(&error).contains(words),
+            "{}: {}",
+            path.display(),
+            explain(&error)
+        );
+        assert_eq!(test.files(), [""; 0]);
+    }
+}
+
+#[test]
+fn one_name_is_not_given_to_several_images() {
+    let dir = tempfile::tempdir().unwrap();
+    layout(dir.path(), &TestImage::small(), "x/y:z");
+    let index = std::fs::read_to_string(dir.path().join("index.json")).unwrap();
+    let mut index: serde_json::Value = serde_json::from_str(&index).unwrap();
+    let entry = index["manifests"][0].clone();
+    index["manifests"].as_array_mut().unwrap().push(entry);
+    std::fs::write(dir.path().join("index.json"), index.to_string()).unwrap();
+    let test = TestStore::new();
+    let error = test
+        .store
+        .load(dir.path(), Some("one"), &options())
+        .unwrap_err();
+    assert!(matches!(error, Error::SeveralImages { count: 2, .. }));
+    assert_eq!(
+        test.store.load(dir.path(), None, &options()).unwrap().len(),
+        2
+    );
+}
