@@ -186,3 +186,244 @@ async fn type_in<R: AsyncRead + Unpin>(master: &Endpoint, mut host: R) {
         let _ = master.write_all(keys).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::init::reaper::Exit;
+    use crate::stdio::{Connection, Hub};
+    use podvisor_agent_protocol::{ExitStatus, StreamId};
+    use rustix::fs::{Mode, OFlags};
+    use rustix::pipe::{PipeFlags, pipe_with};
+    use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
+    use std::fs::File;
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::OwnedFd;
+    use tokio::io::{DuplexStream, duplex};
+    use tokio::sync::watch;
+    use tokio::task::JoinHandle;
+
+    /// A process's life, and the host's connection to one stream of it.
+    struct Scene {
+        exit: watch::Sender<Option<Exit>>,
+        host: DuplexStream,
+        claim: Option<Claim>,
+    }
+
+    impl Scene {
+        async fn new() -> Self {
+            let hub = Hub::new();
+            let id = StreamId::new([1; 16]).unwrap();
+            let claim = hub.claim(id).unwrap();
+            let (mut host, guest) = duplex(1 << 10);
+            host.write_all(id.as_bytes()).await.unwrap();
+            hub.greet(Box::new(guest) as Connection).await;
+            Self {
+                exit: watch::channel(None).0,
+                host,
+                claim: Some(claim),
+            }
+        }
+
+        fn output(&mut self, source: OwnedFd, kind: Kind) -> JoinHandle<()> {
+            let source = Endpoint::new(source).unwrap();
+            tokio::spawn(output(
+                source,
+                kind,
+                self.exit.subscribe(),
+                self.claim.take().unwrap(),
+            ))
+        }
+
+        fn input(&mut self, sink: OwnedFd) -> JoinHandle<()> {
+            let sink = Endpoint::new(sink).unwrap();
+            tokio::spawn(input(
+                sink,
+                self.exit.subscribe(),
+                self.claim.take().unwrap(),
+            ))
+        }
+
+        fn end_process(&self) {
+            let exit = Exit {
+                status: ExitStatus::Code(0),
+                at_ns: 0,
+            };
+            self.exit.send_replace(Some(exit));
+        }
+    }
+
+    fn pipe() -> (OwnedFd, OwnedFd) {
+        pipe_with(PipeFlags::CLOEXEC).unwrap()
+    }
+
+    async fn all_of(host: &mut DuplexStream) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        host.read_to_end(&mut bytes).await.unwrap();
+        bytes
+    }
+
+    #[tokio::test]
+    async fn output_reaches_the_host_whole_and_ends() {
+        let mut scene = Scene::new().await;
+        let (reader, writer) = pipe();
+        scene.output(reader, Kind::Pipe);
+        let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
+        let process = {
+            let sent = sent.clone();
+            std::thread::spawn(move || File::from(writer).write_all(&sent).unwrap())
+        };
+        assert_eq!(all_of(&mut scene.host).await, sent);
+        process.join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn output_ends_with_the_process_though_another_holds_the_pipe() {
+        let mut scene = Scene::new().await;
+        let (reader, writer) = pipe();
+        let mut left_behind = File::from(writer);
+        left_behind.write_all(b"last words").unwrap();
+        scene.end_process();
+        let relay = scene.output(reader, Kind::Pipe);
+        assert_eq!(all_of(&mut scene.host).await, b"last words");
+
+        // It can go on writing, into the void.
+        left_behind.write_all(&vec![0; 60 << 10]).unwrap();
+        assert!(!relay.is_finished());
+        drop(left_behind);
+        relay.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_host_that_does_not_read_stops_the_process_and_loses_nothing() {
+        let mut scene = Scene::new().await;
+        let (reader, writer) = pipe();
+        let relay = scene.output(reader, Kind::Pipe);
+        let writer = Endpoint::new(writer).unwrap();
+        let mut written = 0;
+        // Full means: nothing could be written for a while.
+        while tokio::time::timeout(Duration::from_millis(50), writer.write_all(&[7; 4096]))
+            .await
+            .is_ok()
+        {
+            written += 4096;
+            assert!(written <= 1 << 20, "back-pressure is missing");
+        }
+        drop(writer);
+        let received = all_of(&mut scene.host).await.len();
+        assert!(
+            (written..written + 4096).contains(&received),
+            "{received} of {written}"
+        );
+        relay.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_host_that_went_away_does_not_stop_the_process() {
+        let mut scene = Scene::new().await;
+        let (reader, writer) = pipe();
+        let relay = scene.output(reader, Kind::Pipe);
+        drop(scene.host);
+        let writer = Endpoint::new(writer).unwrap();
+        writer.write_all(&vec![7; 1 << 20]).await.unwrap();
+        drop(writer);
+        relay.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn input_reaches_the_process_and_ends() {
+        let mut scene = Scene::new().await;
+        let (reader, writer) = pipe();
+        scene.input(writer);
+        let process = std::thread::spawn(move || {
+            let mut read = Vec::new();
+            File::from(reader).read_to_end(&mut read).unwrap();
+            read
+        });
+        scene.host.write_all(&[9; 200_000]).await.unwrap();
+        scene.host.shutdown().await.unwrap();
+        let read = tokio::task::spawn_blocking(|| process.join().unwrap())
+            .await
+            .unwrap();
+        assert_eq!(read, [9; 200_000]);
+    }
+
+    #[tokio::test]
+    async fn input_that_the_process_closed_is_closed_to_the_host() {
+        let mut scene = Scene::new().await;
+        let (reader, writer) = pipe();
+        let relay = scene.input(writer);
+        drop(reader);
+        scene.host.write_all(b"nobody reads this").await.unwrap();
+        relay.await.unwrap();
+        assert!(scene.host.write_all(&[0; 4096]).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn input_is_closed_to_the_host_when_the_process_has_ended() {
+        let mut scene = Scene::new().await;
+        let (_reader, writer) = pipe();
+        let relay = scene.input(writer);
+        scene.end_process();
+        relay.await.unwrap();
+        assert!(scene.host.write_all(&[0; 4096]).await.is_err());
+    }
+
+    fn open_terminal() -> (OwnedFd, OwnedFd) {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let slave = rustix::fs::open(&name, flags, Mode::empty()).unwrap();
+        (master, slave)
+    }
+
+    #[tokio::test]
+    async fn a_terminal_carries_both_directions_and_the_end_of_input() {
+        let mut scene = Scene::new().await;
+        let (master, slave) = open_terminal();
+        let relay = tokio::spawn(terminal(
+            Endpoint::new(master).unwrap(),
+            scene.exit.subscribe(),
+            scene.claim.take().unwrap(),
+        ));
+        let process = std::thread::spawn(move || {
+            let mut terminal = File::from(slave);
+            terminal.write_all(b"prompt> ").unwrap();
+            let mut read = Vec::new();
+            // Ends by the terminal's end of file, in the middle of a line.
+            terminal.read_to_end(&mut read).unwrap();
+            terminal.write_all(b"bye").unwrap();
+            read
+        });
+        scene.host.write_all(b"one\ntwo").await.unwrap();
+        scene.host.shutdown().await.unwrap();
+        let seen = String::from_utf8(all_of(&mut scene.host).await).unwrap();
+        assert!(
+            seen.contains("prompt> ") && seen.contains("one\r\n"),
+            "{seen:?}"
+        );
+        assert!(seen.ends_with("bye"), "{seen:?}");
+        let read = tokio::task::spawn_blocking(|| process.join().unwrap())
+            .await
+            .unwrap();
+        assert_eq!(read, b"one\ntwo");
+        relay.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_terminal_that_is_held_open_ends_with_the_process() {
+        let mut scene = Scene::new().await;
+        let (master, slave) = open_terminal();
+        tokio::spawn(terminal(
+            Endpoint::new(master).unwrap(),
+            scene.exit.subscribe(),
+            scene.claim.take().unwrap(),
+        ));
+        let mut left_behind = File::from(slave);
+        left_behind.write_all(b"last words").unwrap();
+        scene.end_process();
+        assert_eq!(all_of(&mut scene.host).await, b"last words");
+        left_behind.write_all(b"more").unwrap();
+    }
+}
