@@ -47,7 +47,7 @@ pub use progress::{PullEvent, PullEvents};
 pub use registry::{
     ClientCertificate, Credentials, Host, ManifestError, Protocol, RegistryConfig, RegistryError,
 };
-pub use store::{PullOptions, PullPolicy, Removed, Store, StoreOptions};
+pub use store::{Prune, PullOptions, PullPolicy, Removed, Store, StoreOptions, Usage};
 pub use tree::TreeError;
 
 #[cfg(test)]

@@ -2,29 +2,11 @@
 
 mod support;
 
-use std::path::Path;
 use std::process::Command;
 
 use podvisor_images::{Digest, Error};
-use serde_json::json;
 use support::image::Packing;
 use support::{Tarball, TestImage, TestStore, explain, extract, options};
-
-/// An OCI layout folder with one image.
-fn layout(dir: &Path, image: &TestImage, name: &str) {
-    let blobs = dir.join("blobs/sha256");
-    std::fs::create_dir_all(&blobs).unwrap();
-    for blob in image.blobs().chain([image.manifest.as_slice()]) {
-        std::fs::write(blobs.join(Digest::of(blob).hex()), blob).unwrap();
-    }
-    let index = json!({"schemaVersion": 2, "manifests": [{
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "digest": image.digest(), "size": image.manifest.len(),
-        "annotations": {"org.opencontainers.image.ref.name": name},
-    }]});
-    std::fs::write(dir.join("index.json"), index.to_string()).unwrap();
-    std::fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
-}
 
 fn skopeo(from: &str, to: &str) {
     let out = Command::new("skopeo")
@@ -52,7 +34,7 @@ fn a_layout_folder_and_what_skopeo_makes_of_it_are_the_same_image() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let image = TestImage::small();
-    layout(&dir.path().join("layout"), &image, "example.org/app:v1");
+    image.write_layout(&dir.path().join("layout"), "example.org/app:v1");
     let from = format!("oci:{}:example.org/app:v1", path("layout"));
     skopeo(
         &from,
@@ -60,7 +42,7 @@ fn a_layout_folder_and_what_skopeo_makes_of_it_are_the_same_image() {
     );
     // Docker's format knows no zstd.
     let gzipped = TestImage::packed([Packing::Gzip, Packing::Gzip]);
-    layout(&dir.path().join("gzipped"), &gzipped, "example.org/app:v1");
+    gzipped.write_layout(&dir.path().join("gzipped"), "example.org/app:v1");
     let from = format!("oci:{}:example.org/app:v1", path("gzipped"));
     skopeo(
         &from,
@@ -104,7 +86,7 @@ fn what_is_no_archive_of_images_is_refused_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let image = TestImage::small();
     let bad_layout = dir.path().join("bad");
-    layout(&bad_layout, &image, "x/y:z");
+    image.write_layout(&bad_layout, "x/y:z");
     let layer = Digest::of(&image.layers[0].blob).hex();
     std::fs::write(bad_layout.join("blobs/sha256").join(layer), b"forged").unwrap();
     let docker = |manifest: &str| {
@@ -157,7 +139,7 @@ fn what_is_no_archive_of_images_is_refused_and_leaves_nothing() {
 #[test]
 fn one_name_is_not_given_to_several_images() {
     let dir = tempfile::tempdir().unwrap();
-    layout(dir.path(), &TestImage::small(), "x/y:z");
+    TestImage::small().write_layout(dir.path(), "x/y:z");
     let index = std::fs::read_to_string(dir.path().join("index.json")).unwrap();
     let mut index: serde_json::Value = serde_json::from_str(&index).unwrap();
     let entry = index["manifests"][0].clone();

@@ -18,6 +18,7 @@ mod gc;
 mod layout;
 mod load;
 mod lookup;
+mod maintain;
 mod options;
 mod pull;
 mod work;
@@ -26,6 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub use maintain::{Prune, Usage};
 pub use options::{PullOptions, PullPolicy, StoreOptions};
 
 use flights::Flights;

@@ -127,4 +127,20 @@ impl TestImage {
             .map(|layer| layer.blob.as_slice())
             .chain([self.config.as_slice()])
     }
+
+    /// Writes an OCI layout folder with this image alone.
+    pub fn write_layout(&self, dir: &std::path::Path, name: &str) {
+        let blobs = dir.join("blobs/sha256");
+        std::fs::create_dir_all(&blobs).unwrap();
+        for blob in self.blobs().chain([self.manifest.as_slice()]) {
+            std::fs::write(blobs.join(Digest::of(blob).hex()), blob).unwrap();
+        }
+        let index = json!({"schemaVersion": 2, "manifests": [{
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "digest": self.digest(), "size": self.manifest.len(),
+            "annotations": {"org.opencontainers.image.ref.name": name},
+        }]});
+        std::fs::write(dir.join("index.json"), index.to_string()).unwrap();
+        std::fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+    }
 }

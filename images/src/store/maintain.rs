@@ -1,0 +1,200 @@
+//! Looking after a store: more names, pins, times of use, pruning, figures.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, SystemTime};
+
+use super::database::{self, Change, Contents, Name, Record};
+use super::lookup::{canonical, find};
+use super::{Inner, Removed, Store};
+use crate::error::parse_reference;
+use crate::{Digest, Error, Result};
+
+/// Which images [`Store::prune`] takes. Pinned images and those in use always stay.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Prune {
+    /// Also images that still have a tag; else only those that lost all.
+    pub tagged: bool,
+    /// Only images that nobody used for so long.
+    pub unused_for: Option<Duration>,
+    /// Stop, longest unused first, as soon as the store takes no more than this many bytes.
+    pub keep_bytes: Option<u64>,
+}
+
+impl Prune {
+    /// Takes tagged images too.
+    #[must_use]
+    pub fn tagged(mut self) -> Self {
+        self.tagged = true;
+        self
+    }
+
+    /// Takes only what was unused for so long.
+    #[must_use]
+    pub fn unused_for(mut self, time: Duration) -> Self {
+        self.unused_for = Some(time);
+        self
+    }
+
+    /// Stops when the store takes no more than `bytes`.
+    #[must_use]
+    pub fn keep_bytes(mut self, bytes: u64) -> Self {
+        self.keep_bytes = Some(bytes);
+        self
+    }
+}
+
+/// What a store takes of its disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes on the disk.
+    pub bytes: u64,
+    /// Files and folders.
+    pub inodes: u64,
+}
+
+impl Store {
+    /// Gives an image another name; what had the name loses it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Reference`], also for a new name with a digest, which only a pull can give.
+    pub fn tag(&self, image: &str, name: &str) -> Result<()> {
+        let reference = parse_reference(name)?;
+        if reference.digest().is_some() {
+            let source = oci_spec::distribution::ParseError::TagInvalidFormat;
+            return Err(Error::Reference {
+                input: name.chars().take(300).collect(),
+                source,
+            });
+        }
+        self.change(image, |_, id| {
+            vec![Change::PutName(Name {
+                name: canonical(&reference),
+                id,
+            })]
+        })
+    }
+
+    /// Protects an image from pruning, or no longer.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], or the store cannot be written.
+    pub fn pin(&self, image: &str, pinned: bool) -> Result<()> {
+        self.change(image, |record, id| {
+            vec![Change::PutImage(id, Record { pinned, ..record })]
+        })
+    }
+
+    /// Notes that an image is used now, which pruning looks at.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], or the store cannot be written.
+    pub fn touch(&self, image: &str) -> Result<()> {
+        let used = database::now();
+        self.change(image, |record, id| {
+            vec![Change::PutImage(id, Record { used, ..record })]
+        })
+    }
+
+    fn change(
+        &self,
+        image: &str,
+        change: impl FnOnce(Record, Digest) -> Vec<Change>,
+    ) -> Result<()> {
+        database::update(&self.inner.layout, |contents| {
+            let id = find(contents, image)?.id();
+            let record = contents.record(&id).ok_or(Error::Damaged { id })?;
+            Ok((change(record.clone(), id), ()))
+        })?;
+        Ok(())
+    }
+
+    /// Removes images that nobody needs, longest unused first, and files that no image needs.
+    ///
+    /// # Errors
+    /// When the store cannot be read or written.
+    pub fn prune(&self, prune: &Prune) -> Result<Vec<Removed>> {
+        let mut removed = Vec::new();
+        let orphans = self.inner.collect()?;
+        if orphans > 0 {
+            removed.push(Removed {
+                bytes: orphans,
+                ..Removed::default()
+            });
+        }
+        let contents = database::read(&self.inner.layout)?;
+        for id in candidates(&contents, prune) {
+            if let Some(keep) = prune.keep_bytes
+                && self.usage()?.bytes <= keep
+            {
+                break;
+            }
+            match self.inner.remove(&id.to_string()) {
+                Ok(done) => removed.push(done),
+                // Somebody was faster, or needs it.
+                Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(removed)
+    }
+
+    /// What the store takes of its disk.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn usage(&self) -> Result<Usage> {
+        self.inner.usage()
+    }
+}
+
+fn candidates(contents: &Contents, prune: &Prune) -> Vec<Digest> {
+    let tagged: HashSet<Digest> = contents
+        .names
+        .iter()
+        .filter(|name| !name.name.contains('@'))
+        .map(|name| name.id)
+        .collect();
+    let unused = |record: &Record| {
+        let idle = SystemTime::now()
+            .duration_since(database::time(record.used))
+            .unwrap_or_default();
+        prune.unused_for.is_none_or(|limit| idle >= limit)
+    };
+    let mut found: Vec<_> = contents
+        .images
+        .iter()
+        .filter(|(id, record)| {
+            !record.pinned && (prune.tagged || !tagged.contains(id)) && unused(record)
+        })
+        .map(|(id, record)| (record.used, *id))
+        .collect();
+    found.sort_unstable();
+    found.into_iter().map(|(_, id)| id).collect()
+}
+
+impl Inner {
+    fn usage(&self) -> Result<Usage> {
+        let mut usage = Usage::default();
+        let mut folders = vec![self.layout.root().to_owned()];
+        while let Some(folder) = folders.pop() {
+            let entries =
+                fs::read_dir(&folder).map_err(|source| Error::io("list", &folder, source))?;
+            for entry in entries {
+                // What goes while we count does not count.
+                let Ok(entry) = entry else { continue };
+                let Ok(metadata) = entry.metadata() else {
+                    continue;
+                };
+                usage.bytes += metadata.blocks() * 512;
+                usage.inodes += 1;
+                if metadata.is_dir() {
+                    folders.push(entry.path());
+                }
+            }
+        }
+        Ok(usage)
+    }
+}

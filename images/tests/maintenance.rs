@@ -1,0 +1,130 @@
+//! Names, pins, pruning and figures of a store.
+
+mod support;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use podvisor_images::{Error, Image, Prune};
+use support::image::{Layer, Packing};
+use support::{Tarball, TestImage, TestStore, options};
+
+/// Loads an image of its own from an OCI layout folder.
+fn load(test: &TestStore, name: &str) -> Image {
+    let tar = Tarball::new().file("name", 0o644, name.as_bytes()).finish();
+    let image = TestImage::new(vec![Layer::new(&tar, Packing::Plain)]);
+    let dir = tempfile::tempdir().unwrap();
+    image.write_layout(&PathBuf::from(dir.path()), "x");
+    test.store
+        .load(dir.path(), Some(name), &options())
+        .unwrap()
+        .remove(0)
+}
+
+#[test]
+fn an_image_stays_until_its_last_tag_goes() {
+    let test = TestStore::new();
+    let image = load(&test, "a:1");
+    test.store.tag("a:1", "b").unwrap();
+    assert_eq!(test.store.resolve("b").unwrap().id(), image.id());
+    let removed = test.store.remove("a:1").unwrap();
+    assert_eq!(
+        (removed.names, removed.image),
+        (vec!["docker.io/library/a:1".to_owned()], None)
+    );
+    let removed = test.store.remove("b").unwrap();
+    assert_eq!(removed.image, Some(image.id()));
+    assert!(test.store.list().unwrap().is_empty());
+}
+
+#[test]
+fn names_with_a_digest_are_given_by_pulls_alone() {
+    let test = TestStore::new();
+    load(&test, "a:1");
+    let name = format!("b@sha256:{}", "a".repeat(64));
+    assert!(matches!(
+        test.store.tag("a:1", &name),
+        Err(Error::Reference { .. })
+    ));
+    assert!(matches!(
+        test.store.tag("nothing", "b"),
+        Err(Error::NotFound { .. })
+    ));
+}
+
+#[test]
+fn pruning_spares_what_is_tagged_pinned_or_in_use() {
+    let test = TestStore::new();
+    let (moved, pinned, used) = (
+        load(&test, "moved"),
+        load(&test, "pinned"),
+        load(&test, "used"),
+    );
+    load(&test, "tagged");
+    test.store.pin("pinned", true).unwrap();
+    let open = used.open_rootfs().unwrap();
+    // Its name goes to another image, so that it has none.
+    test.store.tag("tagged", "moved").unwrap();
+    let removed = test.store.prune(&Prune::default()).unwrap();
+    assert_eq!(
+        removed
+            .iter()
+            .filter_map(|one| one.image)
+            .collect::<Vec<_>>(),
+        [moved.id()]
+    );
+    assert!(
+        test.store
+            .prune(
+                &Prune::default()
+                    .tagged()
+                    .unused_for(Duration::from_secs(3600))
+            )
+            .unwrap()
+            .is_empty()
+    );
+    test.store.prune(&Prune::default().tagged()).unwrap();
+    let mut left: Vec<_> = test.store.list().unwrap().iter().map(Image::id).collect();
+    let mut expected = vec![pinned.id(), used.id()];
+    left.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(left, expected);
+    assert!(test.store.resolve("pinned").unwrap().pinned());
+    drop(open);
+    test.store.pin("pinned", false).unwrap();
+    test.store.touch("used").unwrap();
+    test.store.prune(&Prune::default().tagged()).unwrap();
+    assert_eq!(test.files(), [""; 0]);
+}
+
+#[test]
+fn pruning_stops_when_the_store_is_small_enough() {
+    let test = TestStore::new();
+    for name in ["a", "b", "c"] {
+        load(&test, name);
+    }
+    let full = test.store.usage().unwrap();
+    assert!(full.bytes > 0 && full.inodes > 3 * 4);
+    test.store
+        .prune(&Prune::default().tagged().keep_bytes(full.bytes))
+        .unwrap();
+    assert_eq!(test.store.list().unwrap().len(), 3);
+    test.store
+        .prune(&Prune::default().tagged().keep_bytes(full.bytes - 1))
+        .unwrap();
+    assert_eq!(test.store.list().unwrap().len(), 2);
+}
+
+#[test]
+fn a_damaged_image_is_named_and_does_not_hide_the_others() {
+    let test = TestStore::new();
+    let (bad, good) = (load(&test, "bad"), load(&test, "good"));
+    std::fs::remove_file(bad.rootfs()).unwrap();
+    assert!(matches!(test.store.resolve("bad"), Err(Error::Damaged { id }) if id == bad.id()));
+    assert_eq!(test.store.list().unwrap()[0].id(), good.id());
+    test.store.remove("bad").unwrap();
+    assert!(matches!(
+        test.store.resolve("bad"),
+        Err(Error::NotFound { .. })
+    ));
+}
