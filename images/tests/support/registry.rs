@@ -22,8 +22,9 @@ impl Registry {
         Self::with("", None)
     }
 
-    /// `extra` goes below `http:` in the configuration, `auth` asks for a user.
-    pub fn with(extra: &str, auth: Option<(&str, &str)>) -> Self {
+    /// `extra` goes below `http:` in the configuration, `auth` asks for a user: name, password, and the
+    /// line of an htpasswd file for them.
+    pub fn with(extra: &str, auth: Option<(&str, &str, &str)>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for _ in 0..5 {
             // The port may be taken between our asking and the registry's: then another.
@@ -35,8 +36,9 @@ impl Registry {
                  http:\n  addr: 127.0.0.1:{port}\n{extra}",
                 dir.path().join("data").display()
             );
-            if auth.is_some() {
+            if let Some((_, _, hashed)) = auth {
                 let users = dir.path().join("htpasswd");
+                std::fs::write(&users, hashed).unwrap();
                 config.push_str(&format!(
                     "auth: {{htpasswd: {{realm: test, path: {}}}}}\n",
                     users.display()
@@ -59,7 +61,8 @@ impl Registry {
                     } else {
                         "http"
                     };
-                    let auth = auth.map(|(user, password)| (user.to_owned(), password.to_owned()));
+                    let auth =
+                        auth.map(|(user, password, _)| (user.to_owned(), password.to_owned()));
                     return Self {
                         child,
                         port,
