@@ -12,13 +12,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{self, Group, Lock};
 use crate::report::Step;
-use crate::{paths, setup};
+use crate::{filler, paths, setup};
 
 /// Where Debian's `linux-source-6.12` puts its archive.
 const ARCHIVE: &str = "/usr/src/linux-source-6.12.tar.xz";
 
 /// Raise when this file builds something else from the same inputs.
-const RECIPE: &str = "1";
+const RECIPE: &str = "2";
 
 /// Parts of the source that no configuration of ours reaches; their Kconfig files and
 /// makefiles stay, because the configuration reads them.
@@ -107,6 +107,9 @@ fn build(config: &Path, output: &Path) -> Result<()> {
             .arg(&partial)
             .arg(&vmlinux),
     )?;
+    let stripped = fs::read(&partial)?;
+    let slim = filler::remove(&stripped).context("the kernel's ELF file is not as expected")?;
+    fs::write(&partial, slim)?;
     fs::copy(tree.join(".config"), output.with_extension("config"))?;
     fs::rename(&partial, output)?;
     fs::write(&key_file, key)?;

@@ -10,6 +10,7 @@ mod cargo;
 mod cpio;
 mod demo;
 mod guest;
+mod filler;
 mod host;
 mod kernel;
 mod paths;
