@@ -35,7 +35,8 @@ fn initramfs() -> Result<PathBuf> {
             .args([
                 "build",
                 "--quiet",
-                "--release",
+                "--profile",
+                "guest",
                 "--locked",
                 "--package",
                 "podvisor-agent",
@@ -49,7 +50,7 @@ fn initramfs() -> Result<PathBuf> {
             .stdin(Stdio::null())
             .stdout(std::io::stderr()),
     )?;
-    let agent = target.join(TRIPLE).join("release/podvisor-agent");
+    let agent = target.join(TRIPLE).join("guest/podvisor-agent");
     let init = fs::read(&agent).with_context(|| format!("{} is missing", agent.display()))?;
     let mut archive = cpio::Writer::new(Vec::new());
     archive.directory("dev")?;
