@@ -1,8 +1,10 @@
 //! A program in the foreground: its streams are podvisor's, podvisor's signals are its own,
 //! and its exit code comes back.
 
-use std::time::Instant;
+use std::time::Duration;
 
+use podvisor_agent_protocol::ExitStatus;
+use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use super::run::exit_code_of;
@@ -34,6 +36,14 @@ pub(super) async fn run(
     }
 }
 
+/// The signal that a program gets which writes to a pipe that nobody reads.
+const SIGPIPE: u8 = 13;
+
+const SIGKILL: u8 = 9;
+
+/// How long a program may take to end when nobody reads its output any more.
+const UNREAD: Duration = Duration::from_secs(2);
+
 /// How it went with a program in the foreground.
 enum Outcome {
     /// It ended.
@@ -61,6 +71,8 @@ async fn foreground(
         resize(sandbox, id);
     }
 
+    let broken = outputs.broken();
+    let mut kill_at = None;
     let ended = sandbox.unless_ended(async {
         let ended = agent.wait(id).await?;
         outputs.finish().await?;
@@ -71,17 +83,37 @@ async fn foreground(
     loop {
         let event = tokio::select! {
             biased;
-            ended = &mut ended => return Ok(Outcome::Ended(ended?)),
+            ended = &mut ended => return Ok(Outcome::Ended(of_a_pipe(ended?, kill_at.is_some()))),
             event = signals.next() => event,
+            () = broken.notified(), if kill_at.is_none() => {
+                kill_at = Some(Instant::now() + UNREAD);
+                Event::Forward(SIGPIPE)
+            }
+            () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
+                // The first process of a namespace is not killed by SIGPIPE.
+                kill_at = Some(Instant::now() + UNREAD);
+                Event::Forward(SIGKILL)
+            }
         };
         match event {
             Event::Resized if has_terminal => resize(sandbox, id),
             Event::Resized => {}
-            Event::Forward(signal) if impatience.is_over(signal, Instant::now()) => {
+            Event::Forward(signal) if impatience.is_over(signal, Instant::now().into_std()) => {
                 return Ok(Outcome::GivenUp(signal));
             }
             Event::Forward(signal) => forward(sandbox, id, signal),
         }
+    }
+}
+
+/// A program that was killed because nobody reads its output died of the broken pipe.
+fn of_a_pipe(ended: Ended, is_broken: bool) -> Ended {
+    match ended.status {
+        ExitStatus::Signal(SIGKILL) if is_broken => Ended {
+            status: ExitStatus::Signal(SIGPIPE),
+            oom_killed: false,
+        },
+        _ => ended,
     }
 }
 

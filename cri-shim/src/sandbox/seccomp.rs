@@ -1,6 +1,8 @@
 //! The system calls that a container may make unless its owner says otherwise, as data.
 //!
-//! An allow list in families; what is not named fails with EPERM. Left out is what serves
+//! An allow list in families. What is refused fails with EPERM; what neither list names is
+//! newer than both, or than the guest's libseccomp, and fails with ENOSYS, so that C libraries
+//! take their older way. Refused is what serves
 //! the machine rather than a program (modules, kexec, clocks, swap, quota), what has a
 //! record of kernel faults that reach beyond the caller (userfaultfd, io_uring, keyrings,
 //! BPF, perf), and new namespaces and mounts. Some come back with the capability that the
@@ -28,23 +30,23 @@ const ALLOWED: &[&[&str]] = &[
     // Files and folders.
     &[
         "open", "openat", "openat2", "creat", "access", "faccessat", "faccessat2", "stat", "lstat",
-        "fstat", "newfstatat", "statx", "statfs", "fstatfs", "statmount", "listmount", "truncate",
+        "fstat", "newfstatat", "statx", "statfs", "fstatfs", "truncate",
         "ftruncate", "fallocate", "fadvise64", "sync", "syncfs", "fsync", "fdatasync",
-        "sync_file_range", "cachestat", "getdents", "getdents64", "getcwd", "chdir", "fchdir",
+        "sync_file_range", "getdents", "getdents64", "getcwd", "chdir", "fchdir",
         "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renameat2", "link", "linkat", "unlink",
         "unlinkat", "symlink", "symlinkat", "readlink", "readlinkat", "mknod", "mknodat", "chmod",
-        "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "umask",
+        "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat", "umask",
         "utime", "utimes", "utimensat", "futimesat", "getxattr", "lgetxattr", "fgetxattr",
-        "getxattrat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "listxattr",
-        "llistxattr", "flistxattr", "listxattrat", "removexattr", "lremovexattr", "fremovexattr",
-        "removexattrat", "name_to_handle_at", "inotify_init", "inotify_init1",
-        "inotify_add_watch", "inotify_rm_watch", "fanotify_mark", "file_getattr", "file_setattr",
+        "setxattr", "lsetxattr", "fsetxattr", "listxattr",
+        "llistxattr", "flistxattr", "removexattr", "lremovexattr", "fremovexattr",
+        "name_to_handle_at", "inotify_init", "inotify_init1",
+        "inotify_add_watch", "inotify_rm_watch", "fanotify_mark", 
     ],
     // Memory.
     &[
         "brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "process_madvise", "msync",
-        "mincore", "mlock", "mlock2", "munlock", "mlockall", "munlockall", "mseal",
-        "remap_file_pages", "pkey_alloc", "pkey_free", "pkey_mprotect", "map_shadow_stack",
+        "mincore", "mlock", "mlock2", "munlock", "mlockall", "munlockall", 
+        "remap_file_pages", "pkey_alloc", "pkey_free", "pkey_mprotect", 
         "memfd_create", "memfd_secret", "membarrier", "process_mrelease",
     ],
     // Processes and threads. `clone`, `clone3` and `personality` have rules of their own.
@@ -52,11 +54,11 @@ const ALLOWED: &[&[&str]] = &[
         "fork", "vfork", "execve", "execveat", "exit", "exit_group", "wait4", "waitid", "getpid",
         "getppid", "gettid", "getpgid", "getpgrp", "setpgid", "getsid", "setsid", "pidfd_open",
         "pidfd_send_signal", "pidfd_getfd", "process_vm_readv", "process_vm_writev", "ptrace",
-        "kcmp", "set_tid_address", "arch_prctl", "prctl", "futex", "futex_wait", "futex_wake",
-        "futex_requeue", "futex_waitv", "set_robust_list", "get_robust_list", "rseq",
+        "kcmp", "set_tid_address", "arch_prctl", "prctl", "futex", 
+        "futex_waitv", "set_robust_list", "get_robust_list", "rseq",
         "restart_syscall", "set_thread_area", "get_thread_area", "modify_ldt", "seccomp",
         "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self",
-        "lsm_get_self_attr", "lsm_set_self_attr", "lsm_list_modules", "uretprobe", "uprobe",
+        
     ],
     // Users, groups and capabilities.
     &[
@@ -118,7 +120,7 @@ const WITH_CAPABILITY: &[(Capability, &[&str])] = &[
     (Capability::DacReadSearch, &["open_by_handle_at"]),
     (Capability::SysAdmin, &[
         "bpf", "clone", "clone3", "fanotify_init", "fsconfig", "fsmount", "fsopen", "fspick",
-        "mount", "mount_setattr", "move_mount", "open_tree", "open_tree_attr", "perf_event_open",
+        "mount", "mount_setattr", "move_mount", "open_tree", "perf_event_open",
         "quotactl", "quotactl_fd", "setdomainname", "sethostname", "setns", "umount", "umount2",
         "unshare",
     ]),
@@ -136,8 +138,27 @@ const WITH_CAPABILITY: &[(Capability, &[&str])] = &[
     (Capability::Perfmon, &["perf_event_open"]),
 ];
 
-/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET.
-const NAMESPACE_FLAGS: u64 = 0x7e02_0000;
+/// Calls that nobody gets, whatever their capabilities.
+#[rustfmt::skip]
+const REFUSED: &[&str] = &[
+    "_sysctl", "add_key", "create_module", "get_kernel_syms", "io_uring_enter",
+    "io_uring_register", "io_uring_setup", "kexec_file_load", "kexec_load", "keyctl",
+    "lookup_dcookie", "migrate_pages", "move_pages", "nfsservctl", "pivot_root", "query_module",
+    "request_key", "stime", "swapoff", "swapon", "sysfs", "uselib", "userfaultfd", "ustat",
+    "vm86", "vm86old",
+];
+
+/// The flags of `clone` that make namespaces: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER,
+/// NEWPID and NEWNET.
+const NAMESPACE_FLAGS: [u64; 7] = [
+    0x0002_0000,
+    0x0200_0000,
+    0x0400_0000,
+    0x0800_0000,
+    0x1000_0000,
+    0x2000_0000,
+    0x4000_0000,
+];
 
 /// AF_VSOCK: the agent's and podvisor's way between guest and host, not the container's. A
 /// second fence: `socketcall` of 32-bit programs, whose arguments no filter sees, passes by.
@@ -148,84 +169,102 @@ const PERSONALITIES: &[u64] = &[0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
+const EAFNOSUPPORT: u32 = 97;
 
 /// The profile of a container that holds `capabilities`.
 pub(super) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccomp, OciSpecError> {
-    let allowed = ALLOWED.iter().flat_map(|family| family.iter());
-    let mut syscalls = vec![rule(allowed, LinuxSeccompAction::ScmpActAllow, None, None)?];
+    let allowed: Vec<&str> = ALLOWED.iter().copied().flatten().copied().collect();
+    let (mut granted, mut refused) = (Vec::new(), REFUSED.to_vec());
     for (capability, names) in WITH_CAPABILITY {
         if capabilities.contains(capability) {
-            syscalls.push(rule(*names, LinuxSeccompAction::ScmpActAllow, None, None)?);
+            granted.extend_from_slice(names);
+        } else {
+            refused.extend_from_slice(names);
         }
     }
+    // Two capabilities may bring one call; `clone` and `clone3` have rules of their own.
+    refused.retain(|name| !granted.contains(name) && !matches!(*name, "clone" | "clone3"));
+
+    let mut rules = vec![
+        rule(&allowed, Answer::Allow, None)?,
+        rule(&refused, Answer::Fail(EPERM), None)?,
+    ];
+    if !granted.is_empty() {
+        rules.push(rule(&granted, Answer::Allow, None)?);
+    }
     if !capabilities.contains(&Capability::SysAdmin) {
-        // The guest's libcontainer 0.7 takes `valueTwo` as the mask and `value` as what must
-        // be left of the argument under it; other runtimes read the two the other way round.
-        let no_namespace = argument(
-            0,
-            LinuxSeccompOperator::ScmpCmpMaskedEq,
-            0,
-            Some(NAMESPACE_FLAGS),
-        )?;
-        syscalls.push(allow_when("clone", no_namespace)?);
-        // Its flags are in memory, out of a filter's sight. C libraries take ENOSYS as the
-        // hint to fall back on `clone`.
-        syscalls.push(rule(
-            &["clone3"],
-            LinuxSeccompAction::ScmpActErrno,
-            Some(ENOSYS),
-            None,
-        )?);
+        rules.extend(clone_without_namespaces()?);
     }
     for personality in PERSONALITIES {
-        let same = argument(0, LinuxSeccompOperator::ScmpCmpEq, *personality, None)?;
-        syscalls.push(allow_when("personality", same)?);
+        let same = argument(LinuxSeccompOperator::ScmpCmpEq, *personality, None)?;
+        rules.push(rule(&["personality"], Answer::Allow, Some(same))?);
     }
-    let not_vsock = argument(0, LinuxSeccompOperator::ScmpCmpNe, AF_VSOCK, None)?;
-    syscalls.push(allow_when("socket", not_vsock)?);
+    let others = argument(LinuxSeccompOperator::ScmpCmpNe, AF_VSOCK, None)?;
+    rules.push(rule(&["socket"], Answer::Allow, Some(others))?);
+    let vsock = argument(LinuxSeccompOperator::ScmpCmpEq, AF_VSOCK, None)?;
+    rules.push(rule(&["socket"], Answer::Fail(EAFNOSUPPORT), Some(vsock))?);
 
     LinuxSeccompBuilder::default()
         .default_action(LinuxSeccompAction::ScmpActErrno)
-        .default_errno_ret(EPERM)
+        .default_errno_ret(ENOSYS)
         .architectures(vec![Arch::ScmpArchX86_64, Arch::ScmpArchX86])
-        .syscalls(syscalls)
+        .syscalls(rules)
         .build()
 }
 
-fn allow_when(name: &str, argument: LinuxSeccompArg) -> Result<LinuxSyscall, OciSpecError> {
-    rule(
-        &[name],
-        LinuxSeccompAction::ScmpActAllow,
-        None,
-        Some(argument),
-    )
+fn clone_without_namespaces() -> Result<Vec<LinuxSyscall>, OciSpecError> {
+    // The guest's libcontainer 0.7 takes `valueTwo` as the mask and `value` as what must be
+    // left of the argument under it; other runtimes read the two the other way round.
+    let masked = |value, mask| argument(LinuxSeccompOperator::ScmpCmpMaskedEq, value, Some(mask));
+    let any = NAMESPACE_FLAGS.iter().fold(0, |all, flag| all | flag);
+    let mut rules = vec![rule(&["clone"], Answer::Allow, Some(masked(0, any)?))?];
+    for flag in NAMESPACE_FLAGS {
+        rules.push(rule(
+            &["clone"],
+            Answer::Fail(EPERM),
+            Some(masked(flag, flag)?),
+        )?);
+    }
+    // `clone3` has its flags in memory, out of a filter's sight: it fails with ENOSYS by
+    // default, and C libraries fall back on `clone`.
+    Ok(rules)
 }
 
-fn rule<'a>(
-    names: impl IntoIterator<Item = &'a &'a str>,
-    action: LinuxSeccompAction,
-    errno: Option<u32>,
+/// What a call gets.
+#[derive(Debug, Clone, Copy)]
+enum Answer {
+    Allow,
+    /// It fails with this errno.
+    Fail(u32),
+}
+
+fn rule(
+    names: &[&str],
+    answer: Answer,
     argument: Option<LinuxSeccompArg>,
 ) -> Result<LinuxSyscall, OciSpecError> {
-    let names: Vec<String> = names.into_iter().map(|name| (*name).to_owned()).collect();
-    let mut rule = LinuxSyscallBuilder::default().names(names).action(action);
-    if let Some(errno) = errno {
-        rule = rule.errno_ret(errno);
-    }
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let rule = LinuxSyscallBuilder::default().names(names);
+    let mut rule = match answer {
+        Answer::Allow => rule.action(LinuxSeccompAction::ScmpActAllow),
+        Answer::Fail(errno) => rule
+            .action(LinuxSeccompAction::ScmpActErrno)
+            .errno_ret(errno),
+    };
     if let Some(argument) = argument {
         rule = rule.args(vec![argument]);
     }
     rule.build()
 }
 
+/// A condition on a call's first argument.
 fn argument(
-    index: usize,
     op: LinuxSeccompOperator,
     value: u64,
     value_two: Option<u64>,
 ) -> Result<LinuxSeccompArg, OciSpecError> {
     let mut argument = LinuxSeccompArgBuilder::default()
-        .index(index)
+        .index(0_usize)
         .op(op)
         .value(value);
     if let Some(value_two) = value_two {
@@ -260,7 +299,6 @@ mod tests {
     #[test]
     fn what_reaches_beyond_a_container_is_refused() {
         let profile = default_profile(&[Capability::Chown]).unwrap();
-        assert_eq!(profile.default_action(), LinuxSeccompAction::ScmpActErrno);
         for name in [
             "mount",
             "umount2",
@@ -280,37 +318,73 @@ mod tests {
             "settimeofday",
             "open_by_handle_at",
         ] {
-            assert!(rules_for(&profile, name).is_empty(), "{name} is allowed");
+            let rules = rules_for(&profile, name);
+            assert_eq!(rules.len(), 1, "{name}");
+            assert_eq!(
+                rules[0].action(),
+                LinuxSeccompAction::ScmpActErrno,
+                "{name}"
+            );
+            assert_eq!(rules[0].errno_ret(), Some(EPERM), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_newer_than_the_lists_is_not_there() {
+        let profile = default_profile(&[]).unwrap();
+        assert_eq!(profile.default_action(), LinuxSeccompAction::ScmpActErrno);
+        assert_eq!(profile.default_errno_ret(), Some(ENOSYS));
+        for name in ["clone3", "a_call_of_next_year"] {
+            assert!(rules_for(&profile, name).is_empty(), "{name}");
         }
     }
 
     #[test]
     fn a_capability_brings_its_calls() {
         let profile = default_profile(&[Capability::SysAdmin]).unwrap();
-        assert_eq!(rules_for(&profile, "mount").len(), 1);
-        let clone3 = rules_for(&profile, "clone3");
-        assert_eq!(clone3.len(), 1);
-        assert_eq!(clone3[0].action(), LinuxSeccompAction::ScmpActAllow);
-        assert!(rules_for(&profile, "reboot").is_empty());
+        for name in ["mount", "clone", "clone3", "bpf", "perf_event_open"] {
+            let rules = rules_for(&profile, name);
+            assert_eq!(rules.len(), 1, "{name}");
+            assert_eq!(
+                rules[0].action(),
+                LinuxSeccompAction::ScmpActAllow,
+                "{name}"
+            );
+        }
+        let reboot = rules_for(&profile, "reboot");
+        assert_eq!(reboot[0].errno_ret(), Some(EPERM));
+    }
+
+    /// What the guest's libcontainer makes of the rules for a call with this first argument.
+    fn answer(profile: &LinuxSeccomp, name: &str, first: u64) -> Option<u32> {
+        let matches = |argument: &LinuxSeccompArg| match argument.op() {
+            LinuxSeccompOperator::ScmpCmpEq => first == argument.value(),
+            LinuxSeccompOperator::ScmpCmpNe => first != argument.value(),
+            LinuxSeccompOperator::ScmpCmpMaskedEq => {
+                first & argument.value_two().unwrap() == argument.value()
+            }
+            other => panic!("{other:?}"),
+        };
+        let fits = |rule: &&LinuxSyscall| rule.args().iter().flatten().all(matches);
+        match rules_for(profile, name).into_iter().find(fits) {
+            None => profile.default_errno_ret(),
+            Some(rule) if rule.action() == LinuxSeccompAction::ScmpActAllow => None,
+            Some(rule) => rule.errno_ret(),
+        }
     }
 
     #[test]
     fn new_namespaces_and_vsock_are_told_by_their_arguments() {
+        const SIGCHLD: u64 = 17;
+        const CLONE_VM: u64 = 0x100;
         let profile = default_profile(&[]).unwrap();
-        let clone = rules_for(&profile, "clone");
-        let argument = clone[0].args().as_ref().unwrap()[0];
-        assert_eq!(argument.op(), LinuxSeccompOperator::ScmpCmpMaskedEq);
-        assert_eq!(
-            (argument.value(), argument.value_two()),
-            (0, Some(NAMESPACE_FLAGS))
-        );
-        let clone3 = rules_for(&profile, "clone3");
-        assert_eq!(clone3[0].errno_ret(), Some(ENOSYS));
-        let socket = rules_for(&profile, "socket");
-        let argument = socket[0].args().as_ref().unwrap()[0];
-        assert_eq!(
-            (argument.op(), argument.value()),
-            (LinuxSeccompOperator::ScmpCmpNe, 40)
-        );
+        assert_eq!(answer(&profile, "clone", SIGCHLD | CLONE_VM), None);
+        for flag in NAMESPACE_FLAGS {
+            assert_eq!(answer(&profile, "clone", SIGCHLD | flag), Some(EPERM));
+        }
+        assert_eq!(answer(&profile, "socket", 2), None);
+        assert_eq!(answer(&profile, "socket", AF_VSOCK), Some(EAFNOSUPPORT));
+        assert_eq!(answer(&profile, "personality", 8), None);
+        assert_eq!(answer(&profile, "personality", 0x0400_0000), Some(ENOSYS));
     }
 }

@@ -15,7 +15,7 @@ use podvisor_agent_protocol::{STDIO_PORT, StreamId, api};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tokio::io::AsyncWriteExt as _;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tracing::debug;
 
 use super::agent::{LinkError, Mux};
@@ -132,21 +132,29 @@ impl Streams {
             let pump = move || send_input(io::stdin().as_fd(), &stream);
             spawn("stdin", pump)?;
         }
+        let broken = Arc::new(Notify::new());
         let (done, stdout) = oneshot::channel();
+        let tell = Arc::clone(&broken);
         spawn("stdout", move || {
-            let _ = done.send(move_output("stdout", &output, io::stdout().as_fd()));
+            // Nobody waits for it any more when the program was given up.
+            let _ = done.send(move_output("stdout", &output, io::stdout().as_fd(), &tell));
         })?;
         let stderr = match errors {
             Some(stream) => {
                 let (done, stderr) = oneshot::channel();
+                let tell = Arc::clone(&broken);
                 spawn("stderr", move || {
-                    let _ = done.send(move_output("stderr", &stream, io::stderr().as_fd()));
+                    let _ = done.send(move_output("stderr", &stream, io::stderr().as_fd(), &tell));
                 })?;
                 Some(stderr)
             }
             None => None,
         };
-        Ok(Outputs { stdout, stderr })
+        Ok(Outputs {
+            stdout,
+            stderr,
+            broken,
+        })
     }
 }
 
@@ -184,9 +192,16 @@ fn spawn(name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(), 
 pub(crate) struct Outputs {
     stdout: oneshot::Receiver<Result<(), StdioError>>,
     stderr: Option<oneshot::Receiver<Result<(), StdioError>>>,
+    broken: Arc<Notify>,
 }
 
 impl Outputs {
+    /// Is notified when one of the user's files takes no more: its reader has gone away, or
+    /// its disk is full.
+    pub(crate) fn broken(&self) -> Arc<Notify> {
+        Arc::clone(&self.broken)
+    }
+
     /// Waits until the user's files have all that the program wrote.
     pub(crate) async fn finish(self) -> Result<(), StdioError> {
         let ended = |result: Result<_, _>| result.unwrap_or(Ok(()));
@@ -222,12 +237,13 @@ fn send_input(from: BorrowedFd<'_>, to: &UnixStream) {
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// Moves the program's output to the user's file. When the file's reader has gone away, the
-/// stream is closed, so that the program learns of it as from any pipe.
+/// Moves the program's output to the user's file. When the file takes no more, the stream is
+/// closed and `broken` told; a reader that has gone away is no error.
 fn move_output(
     name: &'static str,
     from: &UnixStream,
     to: BorrowedFd<'_>,
+    broken: &Notify,
 ) -> Result<(), StdioError> {
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -244,6 +260,7 @@ fn move_output(
             Ok(()) => {}
             Err(error) => {
                 let _ = from.shutdown(Shutdown::Both);
+                broken.notify_one();
                 return match error {
                     Errno::PIPE => Ok(()),
                     error => Err(StdioError::Output {
@@ -320,7 +337,8 @@ mod tests {
         let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
         let expected = sent.clone();
         let guest = thread::spawn(move || (&guest).write_all(&sent));
-        let pump = thread::spawn(move || move_output("stdout", &host, writer.as_fd()));
+        let pump =
+            thread::spawn(move || move_output("stdout", &host, writer.as_fd(), &Notify::new()));
         let mut received = Vec::new();
         reader.read_to_end(&mut received).unwrap();
         guest.join().unwrap().unwrap();
@@ -335,7 +353,7 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         guest.write_all(b"x").unwrap();
-        move_output("stdout", &host, writer.as_fd()).unwrap();
+        move_output("stdout", &host, writer.as_fd(), &Notify::new()).unwrap();
         let error = guest.write_all(b"y").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
@@ -345,7 +363,7 @@ mod tests {
         let (mut guest, host) = UnixStream::pair().unwrap();
         guest.write_all(b"x").unwrap();
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let error = move_output("stdout", &host, full.as_fd()).unwrap_err();
+        let error = move_output("stdout", &host, full.as_fd(), &Notify::new()).unwrap_err();
         assert!(matches!(error, StdioError::Output { name: "stdout", .. }));
     }
 
