@@ -12,6 +12,8 @@
 pub mod blk;
 pub mod console;
 pub mod driver;
+pub mod images_documents;
+pub mod images_layers;
 pub mod mmio;
 pub mod rng;
 pub mod serial;

@@ -25,6 +25,8 @@ mod archive;
 mod digest;
 mod erofs;
 mod error;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod fuzzing;
 mod image;
 mod layer;
 mod limits;

@@ -273,6 +273,20 @@ async fn host() -> Result<()> {
     let error = host.run(request, b"").await.err().context("bob exists")?;
     ensure!(error.kind == ErrorKind::UnknownUser, "{error:?}");
 
+    // Without a pid namespace nobody but the agent ends what a container leaves behind.
+    let mut shared = spec(&["sh", "-c", "ulimit -n; sleep 1000 & exit 5"]);
+    shared["linux"]["namespaces"] = json!([{"type": "mount"}]);
+    shared
+        .as_object_mut()
+        .context("a specification")?
+        .remove("hostname");
+    let out = host.run(Host::request("shared", &shared), b"").await?;
+    ensure!(
+        out.status == ExitStatus::Code(5) && out.stdout == b"1024\n",
+        "{:?}",
+        text(&out.stdout)
+    );
+
     let script = "mknod /dev/port c 1 4; mknod /dev/disk b 254 0; cat /dev/disk; \
                   echo x >/dev/port; echo y >/dev/null && echo ok";
     let mut with_mknod = spec(&["sh", "-c", script]);

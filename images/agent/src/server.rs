@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::stream;
 use podvisor_agent_protocol::api::{Agent, create_agent};
@@ -12,6 +13,9 @@ use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener, VsockStream};
 use ttrpc::asynchronous::{Server, transport};
 
 use crate::stdio::{Connection, Hub};
+
+/// How long to wait when a connection cannot be taken for want of something.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// Where the host connects to.
 #[derive(Debug)]
@@ -51,9 +55,22 @@ impl Listeners {
 }
 
 impl Listener {
-    /// The next connection of the host. Containers can open vsock connections too; those from
-    /// within the guest are closed.
+    /// The next connection of the host.
     async fn accept(&self) -> io::Result<Connection> {
+        loop {
+            match self.accept_once().await {
+                Err(error) if is_temporary(&error) => {
+                    tracing::warn!(%error, "cannot take a connection");
+                    // Nothing tells when descriptors or memory are free again.
+                    tokio::time::sleep(RETRY).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Containers can open vsock connections too; those from within the guest are closed.
+    async fn accept_once(&self) -> io::Result<Connection> {
         loop {
             match self {
                 Self::Unix(listener) => {
@@ -71,6 +88,22 @@ impl Listener {
             }
         }
     }
+}
+
+/// Errors that say nothing about the listener: accept(2) also reports those of a connection
+/// that is gone, and of a process that has too much open.
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ECONNABORTED
+                | libc::ECONNRESET
+                | libc::EMFILE
+                | libc::ENFILE
+                | libc::ENOBUFS
+                | libc::ENOMEM
+        )
+    )
 }
 
 /// Serves calls and streams; ends only by an error.

@@ -11,7 +11,7 @@ mod dir;
 mod inode;
 mod layout;
 mod output;
-#[cfg(test)]
+#[cfg(any(test, feature = "test-utils"))]
 pub(crate) mod reader;
 mod space;
 mod writer;

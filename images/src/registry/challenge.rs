@@ -2,7 +2,7 @@
 
 /// How a registry wants to be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Challenge {
+pub(crate) enum Challenge {
     /// User name and password with every request.
     Basic,
     /// A token from another server.
@@ -15,7 +15,7 @@ pub(super) enum Challenge {
 
 impl Challenge {
     /// The best challenge in a header's value: a token's if there is one.
-    pub(super) fn parse(header: &str) -> Option<Self> {
+    pub(crate) fn parse(header: &str) -> Option<Self> {
         let mut basic = None;
         for (scheme, params) in challenges(header) {
             let get = |key: &str| {

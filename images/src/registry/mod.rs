@@ -18,6 +18,8 @@ mod tls;
 
 pub use auth::Credentials;
 pub(crate) use blob::BlobError;
+#[cfg(any(test, feature = "test-utils"))]
+pub(crate) use challenge::Challenge;
 pub(crate) use client::{Client, Resolved};
 pub use config::{ClientCertificate, Host, Protocol, RegistryConfig};
 pub use error::RegistryError;

@@ -127,6 +127,7 @@ impl Containers {
             match made {
                 Ok(container) => {
                     let pid = container.init.pid();
+                    container.end_with_init();
                     table.slots.insert(id, Slot::Ready(Arc::new(container)));
                     Ok(pid)
                 }
@@ -535,6 +536,19 @@ impl Containers {
 }
 
 impl Container {
+    /// Kills what the container's process leaves behind when it ends. In a pid namespace of
+    /// its own the kernel does so; without one they would stay.
+    fn end_with_init(&self) {
+        let (mut exit, cgroup) = (self.init.exit(), self.cgroup.clone());
+        tokio::spawn(async move {
+            if ended(&mut exit).await.is_ok()
+                && let Err(error) = cgroup.kill()
+            {
+                tracing::warn!(%error, "cannot kill what a container left behind");
+            }
+        });
+    }
+
     fn state(&self) -> api::ContainerState {
         if self.init.has_ended() {
             api::ContainerState::CONTAINER_STATE_EXITED

@@ -3,7 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use oci_spec::runtime::{Mount, Process, RootBuilder, Spec};
+use oci_spec::runtime::{
+    LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec,
+};
 use podvisor_agent_protocol::limits;
 
 use super::cgroup::Cgroup;
@@ -82,7 +84,7 @@ pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
         .namespaces()
         .iter()
         .flatten()
-        .any(|n| n.typ() == oci_spec::runtime::LinuxNamespaceType::Mount && n.path().is_none());
+        .any(|n| n.typ() == LinuxNamespaceType::Mount && n.path().is_none());
     if !has_mount_namespace {
         return Err(SpecError::Refused(
             "a new `mount` namespace is missing in `linux.namespaces`",
@@ -140,6 +142,9 @@ fn check_process(process: &Process) -> Result<(), SpecError> {
 }
 
 /// Fills in where the container's root and control group are, and whether it may write.
+///
+/// A container always gets a cgroup namespace: one that mounts cgroup2 in the guest's own
+/// would change the options of the guest's mount.
 pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
     let readonly = readonly
         || spec
@@ -157,6 +162,12 @@ pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
     );
     if let Some(linux) = spec.linux_mut() {
         linux.set_cgroups_path(Some(cgroup.spec_path().to_owned()));
+        let namespaces = linux.namespaces_mut().get_or_insert_default();
+        if !namespaces.iter().any(|n| n.typ() == LinuxNamespaceType::Cgroup) {
+            let mut namespace = LinuxNamespace::default();
+            namespace.set_typ(LinuxNamespaceType::Cgroup);
+            namespaces.push(namespace);
+        }
     }
 }
 
@@ -296,6 +307,8 @@ mod tests {
         assert_eq!(root.readonly(), Some(true));
         let group = spec.linux().as_ref().unwrap().cgroups_path().as_deref();
         assert_eq!(group, Some(Path::new("/podvisor/c1")));
+        let namespaces = spec.linux().as_ref().unwrap().namespaces().as_ref().unwrap();
+        assert!(namespaces.iter().any(|n| n.typ() == LinuxNamespaceType::Cgroup));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::server::{self, Listeners};
 use crate::service::Service;
@@ -34,6 +35,7 @@ pub fn main() -> ExitCode {
 fn run() -> anyhow::Result<Infallible> {
     mounts::set_up().context("setting up the guest's filesystems")?;
     crate::log::init();
+    raise_open_files();
     if let Err(error) = loopback::up() {
         // Containers without loopback are better than none.
         tracing::warn!(%error, "loopback interface is down");
@@ -43,6 +45,20 @@ fn run() -> anyhow::Result<Infallible> {
         .build()
         .context("starting the event loop")?
         .block_on(serve())
+}
+
+/// Descriptors that PID 1 may have open: streams of many processes add up. A launcher lowers
+/// it again, so that containers do not inherit it.
+const OPEN_FILES: u64 = 65_536;
+
+fn raise_open_files() {
+    let limit = Rlimit {
+        current: Some(OPEN_FILES),
+        maximum: Some(OPEN_FILES),
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
 }
 
 async fn serve() -> anyhow::Result<Infallible> {

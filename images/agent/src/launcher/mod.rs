@@ -22,6 +22,7 @@ use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::error::LibcontainerError;
 use libcontainer::syscall::syscall::SyscallType;
 use podvisor_agent_protocol::limits;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use executor::Command;
@@ -137,7 +138,15 @@ pub fn main(order: Option<String>) -> ExitCode {
     }
 }
 
+/// Open files of a process whose specification sets no limit: what it starts with, and what
+/// it may raise it to.
+const OPEN_FILES: Rlimit = Rlimit {
+    current: Some(1024),
+    maximum: Some(524_288),
+};
+
 fn make(order: &Order, pipe: &Arc<File>) -> anyhow::Result<i32> {
+    setrlimit(Resource::Nofile, OPEN_FILES).context("cannot limit open files")?;
     let builder = ContainerBuilder::new(order.name.clone(), SyscallType::default())
         .with_executor(Command::new(pipe.clone()))
         .with_console_socket(order.console.clone())

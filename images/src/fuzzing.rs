@@ -1,0 +1,161 @@
+//! What fuzz targets drive: the parsers of everything that comes from outside.
+
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::sync::Arc;
+
+use crate::layer::Unpacker;
+use crate::registry::{Challenge, Parsed};
+use crate::{Digest, Limits, erofs, rfc3339};
+
+/// Applies layers, whatever they are, under tight limits. An image that comes out must be a sound one.
+///
+/// # Panics
+/// When it is not, or no temporary file can be made.
+pub fn layers(layers: &[&[u8]]) {
+    let limits = Limits {
+        unpacked_bytes: 1 << 20,
+        entries: 1000,
+        ..Limits::default()
+    };
+    let mut out = temporary();
+    let file = out.try_clone().expect("a second handle");
+    let mut unpacker = Unpacker::new(file, limits, Arc::default());
+    for layer in layers {
+        let mut blob = temporary();
+        blob.write_all(layer).expect("a temporary file takes bytes");
+        blob.rewind().expect("a temporary file can be rewound");
+        let blob_digest = Digest::of(layer);
+        match unpacker.layer(blob, blob_digest) {
+            // Compressed layers have another digest, but by then all of the layer was applied.
+            Ok(()) | Err(crate::LayerError::DiffId { .. }) => {}
+            Err(_) => return,
+        }
+    }
+    if unpacker.finish([0; 16]).is_ok() {
+        let mut image = Vec::new();
+        out.rewind().expect("a temporary file can be rewound");
+        std::io::Read::read_to_end(&mut out, &mut image).expect("a temporary file can be read");
+        erofs::reader::read(&image);
+    }
+}
+
+/// Parses a document as everything that a registry may send.
+pub fn documents(bytes: &[u8]) {
+    let _ = Parsed::parse(bytes, "", &Limits::default());
+    let _ = serde_json::from_slice::<crate::ImageConfiguration>(bytes);
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let _ = Challenge::parse(text);
+    let _ = rfc3339::parse(text);
+    let _ = text.parse::<Digest>();
+    if let Ok(reference) = text.parse::<crate::Reference>() {
+        let again = reference.to_string();
+        assert_eq!(
+            again.parse::<crate::Reference>().as_ref(),
+            Ok(&reference),
+            "{again}"
+        );
+    }
+}
+
+fn temporary() -> File {
+    let name = c"podvisor-fuzz";
+    File::from(
+        rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).expect("a memory file"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    use crate::tarball::Tarball;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        File(u8, u16),
+        Dir(u8),
+        Symlink(u8),
+        Hardlink(u8, u8),
+        Whiteout(u8),
+        Opaque(u8),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (any::<u8>(), any::<u16>()).prop_map(|(at, size)| Step::File(at, size % 20_000)),
+            any::<u8>().prop_map(Step::Dir),
+            any::<u8>().prop_map(Step::Symlink),
+            (any::<u8>(), any::<u8>()).prop_map(|(at, to)| Step::Hardlink(at, to)),
+            any::<u8>().prop_map(Step::Whiteout),
+            any::<u8>().prop_map(Step::Opaque),
+        ]
+    }
+
+    /// A few names in folders of a few names, so that steps meet.
+    fn path(at: u8, prefix: &str) -> String {
+        let parts = [at >> 6, at >> 3 & 3, at & 3];
+        let depth = usize::from(at >> 5 & 1) + 1 + usize::from(at >> 2 & 1);
+        let mut names: Vec<String> = parts[..depth]
+            .iter()
+            .map(|part| format!("n{part}"))
+            .collect();
+        if let Some(last) = names.last_mut() {
+            last.insert_str(0, prefix);
+        }
+        names.join("/")
+    }
+
+    fn tar(steps: &[Step]) -> Vec<u8> {
+        let mut tar = Tarball::new();
+        for step in steps {
+            tar = match step {
+                Step::File(at, size) => {
+                    tar.file(&path(*at, ""), 0o644, &vec![*at; usize::from(*size)])
+                }
+                Step::Dir(at) => tar.dir(&path(*at, ""), 0o700),
+                Step::Symlink(at) => tar.symlink(&path(*at, ""), "n0/n1"),
+                Step::Hardlink(at, to) => tar.hardlink(&path(*at, ""), &path(*to, "")),
+                Step::Whiteout(at) => tar.file(&path(*at, ".wh."), 0, b""),
+                Step::Opaque(at) => tar.file(&format!("{}/.wh..wh..opq", path(*at, "")), 0, b""),
+            };
+        }
+        tar.finish()
+    }
+
+    proptest! {
+        #[test]
+        fn any_layers_give_a_sound_image_or_an_error(
+            steps in prop::collection::vec(prop::collection::vec(step(), 0..12), 1..4),
+        ) {
+            let tars: Vec<_> = steps.iter().map(|steps| tar(steps)).collect();
+            layers(&tars.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn a_damaged_layer_gives_a_sound_image_or_an_error(
+            steps in prop::collection::vec(step(), 1..8),
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
+            let mut tar = tar(&steps);
+            let at = at.index(tar.len());
+            tar[at] = byte;
+            layers(&[&tar]);
+        }
+
+        #[test]
+        fn any_bytes_are_no_reason_to_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            layers(&[&bytes]);
+            documents(&bytes);
+        }
+
+        #[test]
+        fn any_text_is_no_reason_to_panic(text in "[ -~]{0,120}") {
+            documents(text.as_bytes());
+        }
+    }
+}
