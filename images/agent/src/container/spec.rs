@@ -3,9 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use oci_spec::runtime::{
-    LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec,
-};
+use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec};
 use podvisor_agent_protocol::limits;
 
 use super::cgroup::Cgroup;
@@ -163,7 +161,10 @@ pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
     if let Some(linux) = spec.linux_mut() {
         linux.set_cgroups_path(Some(cgroup.spec_path().to_owned()));
         let namespaces = linux.namespaces_mut().get_or_insert_default();
-        if !namespaces.iter().any(|n| n.typ() == LinuxNamespaceType::Cgroup) {
+        if !namespaces
+            .iter()
+            .any(|n| n.typ() == LinuxNamespaceType::Cgroup)
+        {
             let mut namespace = LinuxNamespace::default();
             namespace.set_typ(LinuxNamespaceType::Cgroup);
             namespaces.push(namespace);
@@ -307,8 +308,18 @@ mod tests {
         assert_eq!(root.readonly(), Some(true));
         let group = spec.linux().as_ref().unwrap().cgroups_path().as_deref();
         assert_eq!(group, Some(Path::new("/podvisor/c1")));
-        let namespaces = spec.linux().as_ref().unwrap().namespaces().as_ref().unwrap();
-        assert!(namespaces.iter().any(|n| n.typ() == LinuxNamespaceType::Cgroup));
+        let namespaces = spec
+            .linux()
+            .as_ref()
+            .unwrap()
+            .namespaces()
+            .as_ref()
+            .unwrap();
+        assert!(
+            namespaces
+                .iter()
+                .any(|n| n.typ() == LinuxNamespaceType::Cgroup)
+        );
     }
 
     #[test]
