@@ -72,7 +72,8 @@ fn build(config: &Path, output: &Path) -> Result<()> {
         .with_context(|| format!("{} cannot be read", config.display()))?;
     let source = process::sha256(archive)?;
     let compiler = process::output(Command::new("gcc").arg("--version"))?;
-    let key = process::key(&[RECIPE, &source, &fragment, &compiler])?;
+    let options: Vec<&str> = options(&fragment).collect();
+    let key = process::key(&[RECIPE, &source, &options.join("\n"), &compiler])?;
 
     let key_file = output.with_extension("key");
     let current = |key_file: &Path| {
@@ -169,16 +170,21 @@ fn configure(tree: &Path, config: &Path, fragment: &str) -> Result<()> {
     )
 }
 
+/// A fragment's lines without its comments.
+fn options(fragment: &str) -> impl Iterator<Item = &str> {
+    fragment
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("CONFIG_"))
+}
+
 /// The lines of `fragment` that do not hold in `config`.
 fn lost<'a>(fragment: &'a str, config: &str) -> Vec<&'a str> {
     let set: Vec<&str> = config
         .lines()
         .filter(|line| line.starts_with("CONFIG_"))
         .collect();
-    fragment
-        .lines()
-        .map(str::trim)
-        .filter(|line| line.starts_with("CONFIG_"))
+    options(fragment)
         .filter(|line| match line.strip_suffix("=n") {
             Some(option) => set
                 .iter()
