@@ -41,20 +41,24 @@ pub(crate) const HOST: &[Package] = &[
 /// Building the agent and the product.
 pub(crate) const BUILD: &[Package] = &[
     package("gcc", "links programs"),
-    package("libc6-dev", "links programs"),
+    package("libc6-dev", "links programs, and the agent statically"),
     package(
         "libseccomp-dev",
         "seccomp filters of containers, in the agent",
     ),
-    package("erofs-utils", "makes EROFS images"),
 ];
 
 /// What the tests use beyond that.
 pub(crate) const TEST: &[Package] = &[
+    package("busybox-static", "images of tests"),
     package("docker-registry", "a real registry to pull from"),
-    package("g++", "links the fuzz targets"),
-    package("iproute2", "tests of networks"),
-    package("containernetworking-plugins", "tests of pod networks"),
+    package(
+        "erofs-utils",
+        "checks the EROFS images that podvisor writes",
+    ),
+    package("g++", "builds libFuzzer for the fuzz targets"),
+    package("skopeo", "another client of registries, to compare with"),
+    package("strace", "tells what a sandbox calls"),
 ];
 
 /// What the demo uses beyond the build and the host.
