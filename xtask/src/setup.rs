@@ -58,7 +58,7 @@ pub(crate) const TEST: &[Package] = &[
     ),
     package("g++", "builds libFuzzer for the fuzz targets"),
     package("skopeo", "another client of registries, to compare with"),
-    package("strace", "tells what a sandbox calls"),
+    package("strace", "ends a pull at each of its writes"),
 ];
 
 /// What the demo uses beyond the build and the host.
