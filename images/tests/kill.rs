@@ -3,29 +3,49 @@
 mod support;
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
+use std::process::{Command, ExitStatus, Stdio};
 
 use podvisor_images::{Digest, Error, Image, Prune, Store};
 use support::image::{Layer, Packing};
 use support::{Faulty, Tarball, TestImage, TestStore, options};
 
 /// System calls that change what is on the disk.
-const WRITES: &str = "write,pwrite64,pwritev,fsync,fdatasync,sync_file_range,ftruncate,fallocate,rename,renameat,\
-    renameat2,unlink,unlinkat,rmdir,mkdir,mkdirat";
+const WRITES: [&str; 10] = [
+    "write",
+    "pwrite64",
+    "fsync",
+    "fdatasync",
+    "ftruncate",
+    "fallocate",
+    "rename",
+    "unlink",
+    "rmdir",
+    "mkdir",
+];
 
 /// Where the other process pulls from and to.
 const JOB: &str = "PODVISOR_TEST_PULL";
+
+/// The name that loaded images get.
+const LOADED: &str = "new";
+/// The other process's exit code for a full disk.
+const DISK_FULL: i32 = 28;
 
 /// The pull that gets killed when this binary runs itself; by itself a pull as any other.
 #[tokio::test]
 async fn pulls_as_a_process_of_its_own() {
     if let Ok(job) = std::env::var(JOB) {
-        let (root, name) = job.split_once(' ').unwrap();
-        Store::open(root)
-            .unwrap()
-            .pull(name, &options())
-            .await
-            .unwrap();
+        let (root, source) = job.split_once(' ').unwrap();
+        let store = Store::open(root).unwrap();
+        let done = match source.starts_with('/') {
+            true => store.load(source, Some(LOADED), &options()).map(|_| ()),
+            false => store.pull(source, &options()).await.map(|_| ()),
+        };
+        match done {
+            Ok(()) => {}
+            Err(Error::DiskFull { .. }) => std::process::exit(DISK_FULL),
+            Err(error) => panic!("{error:?}"),
+        }
         return;
     }
     let server = Faulty::serve(TestImage::small(), |_| None);
@@ -35,16 +55,46 @@ async fn pulls_as_a_process_of_its_own() {
     );
 }
 
+/// Pulls, or loads from a path, in a process of its own, to some system calls of which something happens.
+fn pull_with(test: &TestStore, source: &str, calls: &str, fate: &str) -> ExitStatus {
+    Command::new("strace")
+        .args(["-f", "-qq", "-o", "/dev/null"])
+        .args(["-e", &format!("trace={calls}")])
+        .args(["-e", &format!("inject={calls}:{fate}")])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "pulls_as_a_process_of_its_own"])
+        .env(JOB, format!("{} {source}", test.dir.path().display()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .expect("strace is needed: apt-get install strace")
+}
+
 fn fingerprint(image: &Image) -> Digest {
     Digest::of(&std::fs::read(image.rootfs()).unwrap())
 }
 
+/// A pull has several threads; a kill comes when any of them is at its N-th call of a kind.
 #[test]
-fn killed_at_every_write_the_store_is_whole() {
+fn killed_in_the_middle_of_a_pull_the_store_is_whole() {
+    let image = two_layers();
+    let server = Faulty::serve(image, |_| None);
+    kill_at_every_write(&server.name(), &server.name(), 40);
+}
+
+/// Loading has one thread, so here a kill comes at every write that there is.
+#[test]
+fn killed_at_every_write_of_a_load_the_store_is_whole() {
+    let layout = tempfile::tempdir().unwrap();
+    two_layers().write_layout(layout.path(), "x");
+    kill_at_every_write(&layout.path().display().to_string(), LOADED, 40);
+}
+
+fn two_layers() -> TestImage {
     let noise: Vec<u8> = (0..100_000u32)
         .flat_map(|i| i.wrapping_mul(2_654_435_761).to_be_bytes())
         .collect();
-    let image = TestImage::new(vec![
+    TestImage::new(vec![
         Layer::new(
             &Tarball::new()
                 .file("noise", 0o644, &noise)
@@ -56,8 +106,10 @@ fn killed_at_every_write_the_store_is_whole() {
             &Tarball::new().file(".wh.gone", 0, b"").finish(),
             Packing::Plain,
         ),
-    ]);
-    let server = Faulty::serve(image.clone(), |_| None);
+    ])
+}
+
+fn kill_at_every_write(source: &str, name: &str, at_least: usize) {
     let test = TestStore::new();
     let layout = tempfile::tempdir().unwrap();
     TestImage::small().write_layout(layout.path(), "x");
@@ -69,58 +121,99 @@ fn killed_at_every_write_the_store_is_whole() {
     let old_print = fingerprint(&old);
     let mut new_print = None;
     let mut kills = 0;
-    for call in 1.. {
-        assert!(call < 1000, "the pull does not end");
-        let status = Command::new("strace")
-            .args(["-f", "-qq", "-o", "/dev/null"])
-            .args(["-e", &format!("trace={WRITES}")])
-            .args(["-e", &format!("inject={WRITES}:signal=KILL:when={call}")])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "pulls_as_a_process_of_its_own"])
-            .env(
-                JOB,
-                format!("{} {}", test.dir.path().display(), server.name()),
-            )
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .status()
-            .expect("strace is needed: apt-get install strace");
-        let killed = status.signal() == Some(9) || status.code() == Some(128 + 9);
-        assert!(killed || status.success(), "{status}");
-        kills += usize::from(killed);
+    for kind in WRITES {
+        for call in 1.. {
+            let status = pull_with(&test, source, kind, &format!("signal=KILL:when={call}"));
+            let killed = status.signal() == Some(9) || status.code() == Some(128 + 9);
+            assert!(killed || status.success(), "{status}");
+            kills += usize::from(killed);
 
-        let store = Store::open(test.dir.path()).unwrap();
-        assert_eq!(
-            fingerprint(&store.resolve("old").unwrap()),
-            old_print,
-            "call {call}"
-        );
-        match store.resolve(&server.name()) {
-            Ok(new) => {
-                let print = fingerprint(&new);
-                assert_eq!(*new_print.get_or_insert(print), print, "call {call}");
-                store.remove(&server.name()).unwrap();
+            let store = Store::open(test.dir.path()).unwrap();
+            assert_eq!(
+                fingerprint(&store.resolve("old").unwrap()),
+                old_print,
+                "{kind} {call}"
+            );
+            match store.resolve(name) {
+                Ok(new) => {
+                    let print = fingerprint(&new);
+                    assert_eq!(*new_print.get_or_insert(print), print, "{kind} {call}");
+                    store.remove(name).unwrap();
+                }
+                Err(Error::NotFound { .. }) => assert!(killed, "{kind} {call}"),
+                Err(error) => panic!("{kind} {call}: {error:?}"),
             }
-            Err(Error::NotFound { .. }) => assert!(killed, "call {call}"),
-            Err(error) => panic!("call {call}: {error:?}"),
-        }
-        assert!(
-            test.files().iter().all(|file| !file.starts_with("tmp/")),
-            "call {call}: {:?}",
-            test.files()
-        );
-        store.prune(&Prune::default()).unwrap();
-        let left = [format!("images/{}/rootfs.erofs", old.id().hex())];
-        assert!(
-            test.files()
-                .iter()
-                .filter(|file| file.starts_with("images/"))
-                .eq(&left),
-            "call {call}"
-        );
-        if !killed {
-            break;
+            assert!(
+                test.files().iter().all(|file| !file.starts_with("tmp/")),
+                "{kind} {call}: {:?}",
+                test.files()
+            );
+            store.prune(&Prune::default()).unwrap();
+            let left = [format!("images/{}/rootfs.erofs", old.id().hex())];
+            assert!(
+                test.files()
+                    .iter()
+                    .filter(|file| file.starts_with("images/"))
+                    .eq(&left),
+                "{kind} {call}"
+            );
+            if !killed {
+                break;
+            }
         }
     }
-    assert!(kills > 20, "only {kills} kills");
+    assert!(kills >= at_least, "only {kills} kills");
+}
+
+#[test]
+fn a_full_disk_is_told_as_such_and_the_store_stays_as_it_was() {
+    let noise = [7; 300_000];
+    let base = Tarball::new()
+        .file("noise", 0o644, &noise)
+        .file("gone", 0o644, &noise)
+        .finish();
+    let server = Faulty::serve(
+        TestImage::new(vec![Layer::new(&base, Packing::Plain)]),
+        |_| None,
+    );
+    let test = TestStore::new();
+    let layout = tempfile::tempdir().unwrap();
+    TestImage::small().write_layout(layout.path(), "x");
+    test.store
+        .load(layout.path(), Some("old"), &options())
+        .unwrap();
+    let images = |test: &TestStore| -> Vec<String> {
+        let mut files = test.files();
+        files.retain(|file| !file.starts_with("blobs/"));
+        files
+    };
+    let before = images(&test);
+    let mut failures = 0;
+    for call in 1.. {
+        assert!(call < 1000, "the pull does not end");
+        // `write` is left out: the other process reports by it.
+        let status = pull_with(
+            &test,
+            &server.name(),
+            "pwrite64,fallocate",
+            &format!("error=ENOSPC:when={call}+"),
+        );
+        if status.success() {
+            break;
+        }
+        assert_eq!(status.code(), Some(DISK_FULL), "call {call}");
+        failures += 1;
+        assert!(
+            matches!(
+                test.store.resolve(&server.name()),
+                Err(Error::NotFound { .. })
+            ),
+            "call {call}"
+        );
+        assert!(test.store.resolve("old").is_ok(), "call {call}");
+        test.store.prune(&Prune::default()).unwrap();
+        assert_eq!(images(&test), before, "call {call}");
+    }
+    assert!(failures > 3, "only {failures} failures");
+    assert!(test.store.resolve(&server.name()).is_ok());
 }

@@ -1,7 +1,8 @@
 //! Large blobs: from a server to a file, resumed where they broke off.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
+use std::os::unix::fs::FileExt;
 
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_RANGE;
@@ -45,20 +46,22 @@ struct Sink {
 }
 
 impl Sink {
-    fn new(mut file: File) -> Self {
+    fn new(file: File) -> Self {
         let (orders, mut queue) = mpsc::channel(QUEUE);
         let thread = tokio::task::spawn_blocking(move || {
             let mut hasher = Sha256::new();
+            let mut at = 0;
             while let Some(order) = queue.blocking_recv() {
                 match order {
                     Order::Append(bytes) => {
                         hasher.update(&bytes);
-                        file.write_all(&bytes)?;
+                        file.write_all_at(&bytes, at)?;
+                        at += bytes.len() as u64;
                     }
                     Order::Restart => {
                         hasher = Sha256::new();
                         file.set_len(0)?;
-                        io::Seek::rewind(&mut file)?;
+                        at = 0;
                     }
                     Order::Digest(answer) => {
                         // Without a receiver the pull was given up.

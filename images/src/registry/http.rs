@@ -64,13 +64,16 @@ impl Endpoint {
             }
         })?;
         let tls = tls::config(settings)?;
+        // As everywhere else, proxies are not for this machine itself.
+        let direct = address::is_loopback(host);
         let builder = || {
-            reqwest::Client::builder()
+            let builder = reqwest::Client::builder()
                 .tls_backend_preconfigured(tls.clone())
                 .redirect(redirect::Policy::none())
                 .connect_timeout(config.connect_timeout)
                 .read_timeout(config.stall_timeout)
-                .user_agent(concat!("podvisor/", env!("CARGO_PKG_VERSION")))
+                .user_agent(concat!("podvisor/", env!("CARGO_PKG_VERSION")));
+            if direct { builder.no_proxy() } else { builder }
         };
         let build = |builder: reqwest::ClientBuilder| builder.build().map_err(RegistryError::Setup);
         Ok(Self {

@@ -80,7 +80,7 @@ pub(super) fn read(layout: &Layout) -> Result<Contents> {
     update(layout, |_| Ok((Vec::new(), ()))).map(|(contents, ())| contents)
 }
 
-/// One transaction: `decide` sees what there is and says what to change. Returns the contents from before.
+/// One transaction: `decide` sees what there is and says what to change. Returns the contents from after it.
 pub(super) fn update<T>(
     layout: &Layout,
     decide: impl FnOnce(&Contents) -> Result<(Vec<Change>, T)>,
@@ -92,10 +92,13 @@ pub(super) fn update<T>(
         .set_cache_size(CACHE)
         .create(&path)
         .map_err(|error| fault(error.into()))?;
-    let contents = load(&database).map_err(fault)?;
+    let mut contents = load(&database).map_err(fault)?;
     let (changes, out) = decide(&contents)?;
     if !changes.is_empty() {
         apply(&database, &changes).map_err(fault)?;
+        changes
+            .into_iter()
+            .for_each(|change| contents.apply(change));
     }
     Ok((contents, out))
 }
@@ -177,6 +180,23 @@ fn apply(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
 }
 
 impl Contents {
+    /// What [`apply`] does to the database.
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::PutImage(id, record) => {
+                self.apply(Change::DropImage(id));
+                self.images.push((id, record));
+            }
+            Change::DropImage(id) => self.images.retain(|(found, _)| *found != id),
+            Change::PutName(name) => {
+                self.apply(Change::DropName(name.name.clone()));
+                self.names.push(name);
+                self.names.sort_by(|a, b| a.name.cmp(&b.name));
+            }
+            Change::DropName(name) => self.names.retain(|found| found.name != name),
+        }
+    }
+
     pub(super) fn record(&self, id: &Digest) -> Option<&Record> {
         self.images
             .iter()

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
-use tokio::sync::mpsc;
 
 use super::database::{self, Name, Record};
 use super::lookup::canonical;
@@ -133,12 +132,8 @@ impl Inner {
         if target.exists() {
             return Ok(false);
         }
-        let (ready, queue) = mpsc::unbounded_channel();
-        for index in 0..layers.len() {
-            // The receiver is right here.
-            let _ = ready.send(index);
-        }
-        self.unpack(work, id, &layers, queue, Arc::default(), options)?;
+        let mut ready = 0..layers.len();
+        self.unpack(work, id, &layers, || ready.next(), Arc::default(), options)?;
         Ok(true)
     }
 

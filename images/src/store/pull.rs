@@ -189,7 +189,7 @@ impl Inner {
         if target.exists() {
             return Ok(false);
         }
-        let (ready, queue) = mpsc::unbounded_channel();
+        let (ready, mut queue) = mpsc::unbounded_channel();
         let stop = StopOnDrop::default();
         let unpacking = spawn_blocking({
             let (inner, cancelled, options) =
@@ -199,7 +199,16 @@ impl Inner {
                 .map(|layer| layer.digest)
                 .zip(diff_ids)
                 .collect();
-            move || inner.unpack(work, id, &layers, queue, cancelled, &options)
+            move || {
+                inner.unpack(
+                    work,
+                    id,
+                    &layers,
+                    || queue.blocking_recv(),
+                    cancelled,
+                    &options,
+                )
+            }
         });
         let fetched = self
             .clone()
@@ -313,13 +322,13 @@ impl Inner {
         Ok(())
     }
 
-    /// The thread that turns layers into a file system, in order, as they become ready.
+    /// Turns layers into a file system, in order; `next` waits for the index of another layer that is there.
     pub(super) fn unpack(
         &self,
         work: WorkFile,
         id: Digest,
         layers: &[(Digest, Digest)],
-        mut queue: mpsc::UnboundedReceiver<usize>,
+        mut next: impl FnMut() -> Option<usize>,
         cancelled: Arc<AtomicBool>,
         options: &PullOptions,
     ) -> Result<()> {
@@ -330,7 +339,7 @@ impl Inner {
         let mut ready = vec![false; layers.len()];
         for (index, (digest, diff_id)) in layers.iter().enumerate() {
             while !ready[index] {
-                match queue.blocking_recv() {
+                match next() {
                     Some(index) => ready[index] = true,
                     None => {
                         return Err(Error::Layer {
@@ -372,7 +381,7 @@ impl Inner {
         for (digest, bytes) in documents {
             self.put_document(digest, bytes)?;
         }
-        database::update(&self.layout, |before| {
+        let (contents, ()) = database::update(&self.layout, |before| {
             let mut record = record;
             if let Some(old) = before.record(&id) {
                 (record.pulled, record.pinned) = (old.pulled, old.pinned);
@@ -381,7 +390,6 @@ impl Inner {
             changes.extend(names.into_iter().map(Change::PutName));
             Ok((changes, ()))
         })?;
-        let contents = database::read(&self.layout)?;
         let record = contents.record(&id).ok_or_else(|| Error::NotFound {
             name: id.to_string(),
         })?;
