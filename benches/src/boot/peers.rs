@@ -58,11 +58,7 @@ pub(super) struct Peer {
 impl Peer {
     /// Copies the monitor to memory with all that it reads.
     pub(super) fn stage(kind: Kind, program: &Path, guest: &Guest, stage: &Stage) -> Result<Self> {
-        let libraries = match kind {
-            Kind::Qemu => stage.copy_libraries(program)?,
-            // libc and libgcc alone, which this program has mapped too.
-            _ => None,
-        };
+        let libraries = stage.copy_libraries(program)?;
         let arguments = match kind {
             Kind::Podvisor => vec![
                 text(&guest.kernel),

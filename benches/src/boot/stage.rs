@@ -43,8 +43,8 @@ impl Stage {
         Ok(path)
     }
 
-    /// Copies the shared libraries of `program` to a folder for `LD_LIBRARY_PATH`, unless it
-    /// has none beyond what every program has.
+    /// Copies the shared libraries of `program` to a folder for `LD_LIBRARY_PATH`; none when
+    /// it has none.
     pub(super) fn copy_libraries(&self, program: &Path) -> Result<Option<PathBuf>> {
         let output = Command::new("ldd")
             .arg(program)
