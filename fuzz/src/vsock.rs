@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::LazyLock;
 
 use arbitrary::Arbitrary;
@@ -19,6 +20,7 @@ const MAX_HOSTS: usize = 64;
 
 /// The operations of a stream (§5.10.6).
 mod op {
+    pub(super) const REQUEST: u8 = 1;
     pub(super) const RESPONSE: u8 = 2;
     pub(super) const DATA: u8 = 5;
 }
@@ -42,6 +44,11 @@ enum Step {
         payload: Vec<u8>,
         fwd_cnt: u16,
     },
+    /// So many bytes for one of the connections that were there before, within their rights.
+    GuestFlood {
+        from_host: bool,
+        len: u16,
+    },
     /// Anything as a header.
     Header(Vec<u8>),
     ReceiveBuffers(u8),
@@ -59,11 +66,24 @@ enum Step {
 /// Where the sockets are: one folder for the process.
 static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
 
-/// Runs the program `data`.
+/// What there is before the program begins: bits of its first byte.
+mod given {
+    /// The driver posts receive buffers before every step.
+    pub(super) const BUFFERS: u8 = 1;
+    /// A program in the guest has connected to one of the host.
+    pub(super) const FROM_GUEST: u8 = 2;
+    /// A program of the host has connected to one in the guest.
+    pub(super) const FROM_HOST: u8 = 4;
+}
+
+/// Runs the program `data`, whose first byte says what is there before.
 ///
 /// # Panics
 /// When the device misbehaves, or without sockets.
 pub fn run(data: &[u8]) {
+    let Some((mode, data)) = data.split_first() else {
+        return;
+    };
     let path = FOLDER.path().join(unique().to_string());
     let device = VsockDevice::unix_mux(CID, &path).expect("a device");
     let listener_path = format!("{}_{PORT}", path.display());
@@ -71,7 +91,29 @@ pub fn run(data: &[u8]) {
     listener.set_nonblocking(true).expect("a socket's flag");
     let mut bench = Bench::new(device);
     let mut hosts: Vec<UnixStream> = Vec::new();
+    if mode & (given::FROM_GUEST | given::FROM_HOST) != 0 {
+        post(&mut bench, 2);
+    }
+    if mode & given::FROM_GUEST != 0 {
+        let request = header((0, PORT), op::REQUEST, &[], 0, 1 << 16, 0);
+        send(&mut bench, &request, &[]);
+        let (host, _) = listener.accept().expect("a connection of the guest");
+        host.set_nonblocking(true).expect("a socket's flag");
+        hosts.push(host);
+    }
+    if mode & given::FROM_HOST != 0 {
+        let mut host = connect(&path);
+        host.write_all(b"CONNECT 7\n").expect("an empty socket");
+        bench.backend();
+        let response = header((7, 1 << 30), op::RESPONSE, &[], 0, 1 << 16, 0);
+        send(&mut bench, &response, &[]);
+        assert!(host.read(&mut [0; 32]).is_ok(), "an answer");
+        hosts.push(host);
+    }
     for step in steps(data) {
+        if mode & given::BUFFERS != 0 {
+            post(&mut bench, 2);
+        }
         match step {
             Step::Driver(step) => bench.step(step),
             Step::Packet {
@@ -97,17 +139,17 @@ pub fn run(data: &[u8]) {
                 let header = header(ports, op, &payload, 0, 1 << 16, fwd_cnt.into());
                 send(&mut bench, &header, &payload);
             }
-            Step::Header(bytes) => send(&mut bench, &bytes, &[]),
-            Step::ReceiveBuffers(count) => {
-                for n in 0..u64::from(count % 16) {
-                    bench.chain(0, &[], &[(BUFFERS + 0x4_0000 + n * 0x1000, 4096)]);
-                }
-                bench.notify(0);
+            Step::GuestFlood { from_host, len } => {
+                let ports = if from_host { (7, 1 << 30) } else { (0, PORT) };
+                let payload = vec![b'g'; usize::from(len) % 4097];
+                let header = header(ports, op::DATA, &payload, 0, 1 << 16, 0);
+                send(&mut bench, &header, &payload);
             }
+            Step::Header(bytes) => send(&mut bench, &bytes, &[]),
+            Step::ReceiveBuffers(count) => post(&mut bench, count % 16),
             Step::HostConnect(kind) => {
                 if hosts.len() < MAX_HOSTS {
-                    let mut host = UnixStream::connect(&path).expect("a connection");
-                    host.set_nonblocking(true).expect("a socket's flag");
+                    let mut host = connect(&path);
                     if kind & 1 == 0 {
                         let _ = host.write(b"CONNECT 7\n");
                     }
@@ -163,6 +205,20 @@ pub fn run(data: &[u8]) {
     drop(device);
     assert!(!path.exists());
     let _ = std::fs::remove_file(listener_path);
+}
+
+fn connect(path: &Path) -> UnixStream {
+    let host = UnixStream::connect(path).expect("a connection");
+    host.set_nonblocking(true).expect("a socket's flag");
+    host
+}
+
+/// Posts receive buffers.
+fn post(bench: &mut Bench<VsockDevice>, count: u8) {
+    for n in 0..u64::from(count) {
+        bench.chain(0, &[], &[(BUFFERS + 0x4_0000 + n * 0x1000, 4096)]);
+    }
+    bench.notify(0);
 }
 
 fn pick(hosts: &mut [UnixStream], index: u8) -> Option<&mut UnixStream> {
