@@ -146,7 +146,7 @@ fn guest_sees_the_flags() {
     let expected = [
         "2",
         "/srv",
-        "uid=1000(app) gid=50(staff) groups=50(staff)",
+        "uid=1000(app) gid=50(staff)",
         "web-1",
         "flag",
         "a b",
@@ -267,6 +267,12 @@ fn guest_a_hundred_megabytes_come_back_whole() {
 fn guest_program_killed_in_the_guest_gives_128_and_the_signals_number() {
     let ran = turn().sh(&[], "sleep 1000 & kill -KILL $!; wait $!");
     assert_eq!(ran.code, Some(137), "{ran:?}");
+}
+
+#[test]
+fn guest_of_the_least_memory_runs_and_tells_when_it_has_no_more() {
+    let ran = turn().run(&["--memory", "64M"], &["tail", "/dev/zero"]);
+    ran.refused(137, &["no memory left", "--memory"]);
 }
 
 #[test]

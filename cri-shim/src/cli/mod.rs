@@ -174,7 +174,13 @@ fn log_to_stderr(level: LogLevel) {
 
 /// Shows an error with its causes on stderr.
 fn report(error: &anyhow::Error) {
-    let _ = writeln!(io::stderr(), "podvisor: {}", message(error));
+    notice(&message(error));
+}
+
+/// Tells the user something that is not the command's result.
+fn notice(text: &str) {
+    // Nothing is left to tell anybody when stderr is gone.
+    let _ = writeln!(io::stderr(), "podvisor: {text}");
 }
 
 /// An error and its causes as one line, without what could play with a terminal.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use podvisor_agent_protocol::ExitStatus;
 use tokio::time::{Instant, sleep_until};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::run::exit_code_of;
 use super::signals::{Event, Impatience, Signals};
@@ -24,13 +24,15 @@ pub(super) async fn run(
         Outcome::Ended(ended) => {
             debug!(status = ?ended.status, "the program has ended");
             if ended.oom_killed {
-                warn!("the guest had no memory left for the program; give it more with --memory");
+                super::notice(
+                    "the guest had no memory left for the program; give it more with --memory",
+                );
             }
             sandbox.shutdown().await;
             Ok(ended.status.shell_code())
         }
         Outcome::GivenUp(signal) => {
-            warn!("the guest is switched off");
+            super::notice("the program did not end, so its guest is switched off");
             Ok(exit_code_of(signal))
         }
     }
