@@ -61,6 +61,12 @@ pub(crate) enum SandboxError {
         .0.as_secs()
     )]
     Silent(Duration),
+    /// The agent found that it cannot work.
+    #[error(
+        "the guest's agent gave up; its kernel may lack a driver that the agent needs \
+         (virtio-mmio, virtio-vsock, EROFS, overlayfs): run with --console FILE and read there which"
+    )]
+    GaveUp,
     /// The guest ended when it should not.
     #[error("the guest {0}; run again with --console FILE and read there why")]
     Ended(Ending),
@@ -115,7 +121,10 @@ impl Sandbox {
                 Ok(agent) => agent?,
                 Err(_) => return Err(SandboxError::Silent(limit)),
             },
-            ending = machine.ended() => return Err(ending.into()),
+            ending = machine.ended() => return Err(match ending {
+                Ending::PoweredOff => SandboxError::GaveUp,
+                ending => ending.into(),
+            }),
         };
         debug!(elapsed = ?begin.elapsed(), "the agent answers");
         let sandbox = Self {
