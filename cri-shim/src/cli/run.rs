@@ -188,6 +188,7 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
             "the input device is not a terminal; leave out -t to read from a file or a pipe"
         );
     }
+    debug!("begin");
     let terminal = args.tty.then(|| terminal::size().unwrap_or(DEFAULT_SIZE));
     let files = guest_files(args)?;
     check_memory(
@@ -199,10 +200,12 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     let code = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let store = globals.store()?;
+        debug!("the store is open");
         let image = match image(&store, args).await? {
             Pulled::Image(image) => image,
             Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
         };
+        debug!(id = %image.id(), "the image is here");
         let streams = Streams::new(input, terminal)?;
         in_sandbox(args, files, &image, streams, &mut signals).await
     });
