@@ -10,10 +10,12 @@
 //! side of the device as well.
 
 pub mod blk;
+pub mod cmdline;
 pub mod console;
 pub mod driver;
 pub mod images_documents;
 pub mod images_layers;
+pub mod kernel;
 pub mod mmio;
 pub mod rng;
 pub mod serial;
