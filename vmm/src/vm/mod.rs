@@ -38,6 +38,10 @@ use io_thread::{Faults, IoLoop};
 use threads::SignalsBlocked;
 use vcpu::VcpuContext;
 
+/// Stack of each thread. Devices and exits need a few KiB; the usual 2 MiB would become a huge
+/// page that is zeroed for nothing.
+const STACK_SIZE: usize = 256 << 10;
+
 /// A virtual machine.
 ///
 /// Dropping the handle stops the VM and waits for its threads.
@@ -163,7 +167,10 @@ impl Vm {
                 context: self.context.clone(),
                 completed: false,
             };
-            let spawned = thread::Builder::new().name(name.clone()).spawn(move || {
+            let builder = thread::Builder::new()
+                .name(name.clone())
+                .stack_size(STACK_SIZE);
+            let spawned = builder.spawn(move || {
                 let mut guard = guard;
                 body();
                 guard.completed = true;
