@@ -24,7 +24,8 @@ use report::Report;
 use stage::Stage;
 
 /// What a guest boots with unless said: every message of level "error" and worse would show.
-const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k";
+const COMMAND_LINE: &str =
+    "console=ttyS0 quiet panic=-1 reboot=k pci=off noreplace-smp spec_rstack_overflow=off";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
