@@ -12,8 +12,11 @@ use super::run::exit_code_of;
 
 #[derive(Debug, Args)]
 pub(super) struct PullArgs {
-    /// Image to fetch: [REGISTRY/]NAME[:TAG][@DIGEST]
-    #[arg(value_name = "IMAGE")]
+    /// Image to fetch
+    #[arg(
+        value_name = "IMAGE",
+        help = "Image to fetch: [REGISTRY/]NAME[:TAG][@DIGEST]"
+    )]
     image: String,
 
     /// Show no progress
