@@ -53,7 +53,7 @@ const OTHERS: &[(usize, &[u8], &str)] = &[
     (510, b"\x55\xaa", "a disk image with a boot sector"),
 ];
 
-/// How much of a file's beginning [`format`] looks at.
+/// How much of a file's beginning `format` looks at.
 pub(super) const HEAD: usize = 4096;
 
 /// Identifies a file by its first [`HEAD`] bytes (fewer if it is shorter).
