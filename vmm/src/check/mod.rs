@@ -1,6 +1,6 @@
 //! Says whether this host can run guests, and what to do where it cannot.
 //!
-//! [`run`] looks at the host's files and KVM's capabilities ([`host`], [`kvm`]) and then runs
+//! [`run`] looks at the host's files and KVM's capabilities (`host`, `kvm`) and then runs
 //! a guest of a few dozen bytes for each thing that a kernel needs of a processor (`probe`).
 //! Out comes a [`Report`]; printing it, and exit codes, are the caller's.
 //!
