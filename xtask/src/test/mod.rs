@@ -111,8 +111,10 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         });
     }
     if runs(Name::Fuzz) {
-        results.step("building the fuzz targets", |_| {
-            process::run(cargo("build").args(["--quiet", "--package", "podvisor-fuzz", "--bins"]))
+        // Each target's body runs on pseudo-random inputs and the stored seeds.
+        results.step("fuzz targets", |_| {
+            process::run(cargo("build").args(["--quiet", "--package", "podvisor-fuzz", "--bins"]))?;
+            process::run(cargo("test").args(["--quiet", "--package", "podvisor-fuzz", "--lib"]))
         });
     }
     if runs(Name::Doc) {
