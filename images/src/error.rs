@@ -86,7 +86,7 @@ pub enum Error {
         source: Box<redb::Error>,
     },
     /// The disk under the store is full.
-    #[error("no space left for the image store at {}; free some, or remove images by `podvisor rmi` or `podvisor prune`", .path.display())]
+    #[error("no space left for the image store at {}; free some, or remove images by `podvisor rmi`", .path.display())]
     DiskFull {
         /// The file that could not be written.
         path: PathBuf,
