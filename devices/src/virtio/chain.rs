@@ -87,16 +87,7 @@ impl Chain {
     /// When the part is shorter than that.
     pub fn read(&self, mem: &GuestRam, offset: usize, buf: &mut [u8]) -> Result<(), ChainError> {
         let len = buf.len();
-        if offset
-            .checked_add(len)
-            .is_none_or(|end| end > self.readable_len)
-        {
-            return Err(ChainError::ShortReadable {
-                offset,
-                len,
-                have: self.readable_len,
-            });
-        }
+        self.check_readable(offset, len)?;
         let mut rest = buf;
         for piece in pieces(self.readable_segments(), offset, len) {
             let Some((now, later)) = rest.split_at_mut_checked(piece.len as usize) else {
@@ -129,16 +120,7 @@ impl Chain {
     /// When the part is shorter than that.
     pub fn write(&self, mem: &GuestRam, offset: usize, buf: &[u8]) -> Result<(), ChainError> {
         let len = buf.len();
-        if offset
-            .checked_add(len)
-            .is_none_or(|end| end > self.writable_len)
-        {
-            return Err(ChainError::ShortWritable {
-                offset,
-                len,
-                have: self.writable_len,
-            });
-        }
+        self.check_writable(offset, len)?;
         let mut rest = buf;
         for piece in pieces(self.writable_segments(), offset, len) {
             let Some((now, later)) = rest.split_at_checked(piece.len as usize) else {
@@ -163,16 +145,7 @@ impl Chain {
         len: usize,
         out: &mut Vec<VolatileSlice<'m>>,
     ) -> Result<(), ChainError> {
-        if offset
-            .checked_add(len)
-            .is_none_or(|end| end > self.readable_len)
-        {
-            return Err(ChainError::ShortReadable {
-                offset,
-                len,
-                have: self.readable_len,
-            });
-        }
+        self.check_readable(offset, len)?;
         collect_slices(self.readable_segments(), mem, offset, len, out)
     }
 
@@ -188,17 +161,24 @@ impl Chain {
         len: usize,
         out: &mut Vec<VolatileSlice<'m>>,
     ) -> Result<(), ChainError> {
-        if offset
-            .checked_add(len)
-            .is_none_or(|end| end > self.writable_len)
-        {
-            return Err(ChainError::ShortWritable {
-                offset,
-                len,
-                have: self.writable_len,
-            });
-        }
+        self.check_writable(offset, len)?;
         collect_slices(self.writable_segments(), mem, offset, len, out)
+    }
+
+    fn check_readable(&self, offset: usize, len: usize) -> Result<(), ChainError> {
+        let have = self.readable_len;
+        match offset.checked_add(len) {
+            Some(end) if end <= have => Ok(()),
+            _ => Err(ChainError::ShortReadable { offset, len, have }),
+        }
+    }
+
+    fn check_writable(&self, offset: usize, len: usize) -> Result<(), ChainError> {
+        let have = self.writable_len;
+        match offset.checked_add(len) {
+            Some(end) if end <= have => Ok(()),
+            _ => Err(ChainError::ShortWritable { offset, len, have }),
+        }
     }
 
     fn readable_segments(&self) -> &[Segment] {
