@@ -1,5 +1,6 @@
 //! A pull: fetch what is missing, write the file system, then the name.
 
+use std::convert::Infallible;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
@@ -243,34 +244,41 @@ impl Inner {
     ) -> Result<()> {
         let slots = Arc::new(Semaphore::new(options.parallel_layers.max(1)));
         let mut fetches = JoinSet::new();
+        // Whoever holds `alive` may still touch files.
+        let (alive, mut gone) = mpsc::channel::<Infallible>(1);
         for (index, layer) in layers.iter().cloned().enumerate() {
             let (inner, client, slots) =
                 (Arc::clone(&self), Arc::clone(client), Arc::clone(&slots));
-            let options = options.clone();
+            let (options, alive) = (options.clone(), alive.clone());
             fetches.spawn(async move {
                 // Never closed.
                 let _slot = slots.acquire_owned().await.ok();
                 inner
-                    .fetch_layer(&client, &layer, &options)
+                    .fetch_layer(&client, &layer, &options, alive)
                     .await
                     .map(|()| index)
             });
         }
-        loop {
+        let outcome = loop {
             let fetched = tokio::select! {
                 // The unpacking thread is gone, which is for an error: what is still under way is for nothing.
-                () = ready.closed() => return Ok(()),
+                () = ready.closed() => break Ok(()),
                 fetched = fetches.join_next() => fetched,
             };
             match fetched {
-                None => return Ok(()),
+                None => break Ok(()),
                 Some(Ok(Ok(index))) => {
                     let _ = ready.send(index);
                 }
-                Some(Ok(Err(error))) => return Err(error),
+                Some(Ok(Err(error))) => break Err(error),
                 Some(Err(error)) => std::panic::resume_unwind(error.into_panic()),
             }
-        }
+        };
+        // No file is in the making any longer when the pull is over.
+        fetches.shutdown().await;
+        drop(alive);
+        gone.recv().await;
+        outcome
     }
 
     async fn fetch_layer(
@@ -278,6 +286,7 @@ impl Inner {
         client: &Client,
         layer: &Descriptor,
         options: &PullOptions,
+        alive: mpsc::Sender<Infallible>,
     ) -> Result<()> {
         let digest = layer.digest;
         let target = self.layout.blob(&digest);
@@ -314,8 +323,9 @@ impl Inner {
                 BlobError::Write(source) => Error::io("write", &path, source),
             })?;
         blocking(move || {
-            work.publish(&target)
-                .map_err(|source| Error::io("store", &target, source))
+            let published = work.publish(&target);
+            drop(alive);
+            published.map_err(|source| Error::io("store", &target, source))
         })
         .await?;
         options.emit(PullEvent::LayerDone { layer: digest });
