@@ -135,7 +135,7 @@ impl Error {
 
 /// Parses a reference, docker's short forms included (`busybox` is `docker.io/library/busybox:latest`).
 pub(crate) fn parse_reference(input: &str) -> Result<Reference> {
-    input.parse().map_err(|source| Error::Reference {
+    crate::reference::parse(input).map_err(|source| Error::Reference {
         input: input.chars().take(300).collect(),
         source,
     })

@@ -31,6 +31,7 @@ mod image;
 mod layer;
 mod limits;
 mod progress;
+mod reference;
 mod registry;
 mod rfc3339;
 mod store;

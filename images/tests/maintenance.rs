@@ -128,3 +128,21 @@ fn a_damaged_image_is_named_and_does_not_hide_the_others() {
         Err(Error::NotFound { .. })
     ));
 }
+
+#[test]
+fn looking_writes_nothing_and_a_crash_s_rest_is_repaired() {
+    let test = TestStore::new();
+    load(&test, "a");
+    let database = test.dir.path().join("store.redb");
+    let before = std::fs::read(&database).unwrap();
+    test.store.resolve("a").unwrap();
+    test.store.list().unwrap();
+    assert!(std::fs::read(&database).unwrap() == before);
+    // The header's flag by which a writer that died is known (bit 1 behind the magic number).
+    let mut dirty = before.clone();
+    dirty[9] |= 2;
+    std::fs::write(&database, &dirty).unwrap();
+    test.store.resolve("a").unwrap();
+    let repaired = std::fs::read(&database).unwrap();
+    assert_eq!(repaired[9] & 2, 0);
+}

@@ -75,8 +75,21 @@ pub(super) fn time(seconds: u64) -> SystemTime {
         .unwrap_or(UNIX_EPOCH)
 }
 
-/// Reads everything; a missing database is empty.
+/// Reads everything; a missing database is empty. Nothing is written, unless a crash left something to repair.
 pub(super) fn read(layout: &Layout) -> Result<Contents> {
+    let shared = lock(layout, FlockOperation::LockShared)?;
+    let path = layout.database();
+    if !path.exists() {
+        return Ok(Contents::default());
+    }
+    if let Ok(database) = Database::builder()
+        .set_cache_size(CACHE)
+        .open_read_only(&path)
+    {
+        return load(&database).map_err(|source| failed(layout, source));
+    }
+    // Opening it for writing repairs it, or tells what is wrong.
+    drop(shared);
     update(layout, |_| Ok((Vec::new(), ()))).map(|(contents, ())| contents)
 }
 
@@ -85,7 +98,7 @@ pub(super) fn update<T>(
     layout: &Layout,
     decide: impl FnOnce(&Contents) -> Result<(Vec<Change>, T)>,
 ) -> Result<(Contents, T)> {
-    let _lock = lock(layout)?;
+    let _lock = lock(layout, FlockOperation::LockExclusive)?;
     let fault = |source: redb::Error| failed(layout, source);
     let path = layout.database();
     let database = Database::builder()
@@ -103,7 +116,7 @@ pub(super) fn update<T>(
     Ok((contents, out))
 }
 
-fn lock(layout: &Layout) -> Result<File> {
+fn lock(layout: &Layout, how: FlockOperation) -> Result<File> {
     let path = layout.lock();
     let lock = || -> io::Result<File> {
         let file = OpenOptions::new()
@@ -111,7 +124,7 @@ fn lock(layout: &Layout) -> Result<File> {
             .create(true)
             .truncate(false)
             .open(&path)?;
-        flock(&file, FlockOperation::LockExclusive)?;
+        flock(&file, how)?;
         Ok(file)
     };
     lock().map_err(|source| Error::io("lock", &path, source))
@@ -127,7 +140,7 @@ fn failed(layout: &Layout, source: redb::Error) -> Error {
     }
 }
 
-fn load(database: &Database) -> Result<Contents, redb::Error> {
+fn load(database: &impl ReadableDatabase) -> Result<Contents, redb::Error> {
     let transaction = database.begin_read()?;
     let mut contents = Contents::default();
     match transaction.open_table(IMAGES) {
