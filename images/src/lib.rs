@@ -22,11 +22,13 @@
 //! no name that a layer carries ever becomes a path of the host.
 
 mod archive;
+mod decompress;
 mod digest;
 mod erofs;
 mod error;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fuzzing;
+mod http;
 mod image;
 mod layer;
 mod limits;
@@ -41,15 +43,14 @@ pub use archive::ArchiveError;
 pub use digest::{Digest, DigestError};
 pub use erofs::WriteError;
 pub use error::{Error, Result};
+pub use http::{ClientCertificate, Host, Protocol, RegistryConfig};
 pub use image::Image;
 pub use layer::{LayerError, PathFault, TarError};
 pub use limits::Limits;
 pub use oci_spec::distribution::Reference;
 pub use oci_spec::image::ImageConfiguration;
 pub use progress::{PullEvent, PullEvents};
-pub use registry::{
-    ClientCertificate, Credentials, Host, ManifestError, Protocol, RegistryConfig, RegistryError,
-};
+pub use registry::{Credentials, ManifestError, RegistryError};
 pub use store::{Prune, PullOptions, PullPolicy, Removed, Store, StoreOptions, Usage};
 pub use tree::TreeError;
 

@@ -10,7 +10,8 @@ use rustix::fs::{Mode, OFlags};
 
 use super::{ArchiveError, Member, Place};
 use crate::Limits;
-use crate::layer::{Compression, EntryKind, TarError, TarReader, components};
+use crate::decompress::Compression;
+use crate::layer::{EntryKind, TarError, TarReader, components};
 
 /// Links that are followed from one member to another.
 const LINKS: usize = 4;

@@ -5,7 +5,6 @@
 //! Nothing here opens a file of the host by a name that a layer carries.
 
 mod apply;
-mod decompress;
 mod header;
 mod path;
 mod pax;
@@ -14,7 +13,6 @@ mod tar;
 
 pub use apply::LayerError;
 pub(crate) use apply::Unpacker;
-pub(crate) use decompress::Compression;
 pub use path::PathFault;
 pub(crate) use path::components;
 pub use tar::TarError;

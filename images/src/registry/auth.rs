@@ -10,7 +10,8 @@ use serde::Deserialize;
 
 use super::RegistryError;
 use super::challenge::Challenge;
-use super::http::{Endpoint, Origin};
+use super::endpoint::Endpoint;
+use crate::http::Origin;
 
 /// Bytes of a token server's answer.
 const TOKEN_BYTES: u64 = 1 << 20;

@@ -5,12 +5,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use reqwest::StatusCode;
-use reqwest::header::CONTENT_RANGE;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, oneshot};
 
-use super::http::Endpoint;
+use super::endpoint::Endpoint;
 use super::{Client, Descriptor, RegistryError};
+use crate::http::resumes_at;
 use crate::{Digest, PullEvent};
 
 /// Progress is told in steps of this many bytes.
@@ -191,20 +191,4 @@ impl Client {
         }
         Ok(())
     }
-}
-
-fn resumes_at(response: &reqwest::Response, from: u64) -> bool {
-    let range = response
-        .headers()
-        .get(CONTENT_RANGE)
-        .and_then(|value| value.to_str().ok());
-    let first = range.and_then(|range| {
-        range
-            .strip_prefix("bytes ")?
-            .split('-')
-            .next()?
-            .parse()
-            .ok()
-    });
-    first == Some(from)
 }

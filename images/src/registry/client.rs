@@ -5,14 +5,10 @@ use std::time::Duration;
 
 use reqwest::header::CONTENT_TYPE;
 
-use super::http::Endpoint;
-use super::{
-    Credentials, Descriptor, Manifest, Parsed, RegistryConfig, RegistryError, docker_config,
-};
+use super::endpoint::Endpoint;
+use super::{Credentials, Descriptor, Manifest, Parsed, RegistryError, docker_config};
+use crate::http::{self, RegistryConfig};
 use crate::{Digest, Limits, PullEvent, PullEvents, Reference};
-
-/// The longest pause that a server may ask for.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What a reference stands for.
 #[derive(Clone, Debug)]
@@ -312,15 +308,11 @@ impl<'a> Tries<'a> {
     }
 
     fn pause(&self, error: &RegistryError) -> Duration {
-        let doubled = self
-            .client
-            .backoff
-            .saturating_mul(1 << self.attempt.saturating_sub(2).min(10));
         let asked = match error {
             RegistryError::Status { retry_after, .. } => *retry_after,
             _ => None,
         };
-        asked.unwrap_or(doubled).min(LONGEST_PAUSE)
+        http::pause(self.client.backoff, self.attempt, asked)
     }
 }
 

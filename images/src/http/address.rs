@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 /// Host name without port and brackets.
-pub(super) fn host_name(host: &str) -> &str {
+pub(crate) fn host_name(host: &str) -> &str {
     if let Some(rest) = host.strip_prefix('[') {
         return rest.split(']').next().unwrap_or_default();
     }
@@ -16,7 +16,7 @@ pub(super) fn host_name(host: &str) -> &str {
 }
 
 /// Whether `host[:port]` can only be this machine.
-pub(super) fn is_loopback(host: &str) -> bool {
+pub(crate) fn is_loopback(host: &str) -> bool {
     let name = host_name(host);
     name == "localhost"
         || name
@@ -25,7 +25,7 @@ pub(super) fn is_loopback(host: &str) -> bool {
 }
 
 /// Whether an address may be reached by anybody, so that nothing is gained by making us ask it.
-pub(super) fn is_public(address: IpAddr) -> bool {
+pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => {
             let [a, b, ..] = v4.octets();
@@ -66,7 +66,7 @@ fn embedded_v4(v6: Ipv6Addr) -> Option<IpAddr> {
 
 /// Resolves names to public addresses alone.
 #[derive(Debug)]
-pub(super) struct PublicOnly;
+pub(crate) struct PublicOnly;
 
 impl Resolve for PublicOnly {
     fn resolve(&self, name: Name) -> Resolving {

@@ -7,10 +7,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::{Host, RegistryError};
+use super::{Host, HttpError};
 
 /// The system's authorities and the host's own; its client certificate if it has one.
-pub(super) fn config(host: &Host) -> Result<ClientConfig, RegistryError> {
+pub(super) fn config(host: &Host) -> Result<ClientConfig, HttpError> {
     let mut roots = RootCertStore::empty();
     // Of the system's certificates some are often unusable; a registry that needs one of those fails by itself.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -36,7 +36,7 @@ pub(super) fn config(host: &Host) -> Result<ClientConfig, RegistryError> {
         .map_err(|error| unusable(&own.key, error))
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, RegistryError> {
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, HttpError> {
     let found: Vec<_> = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect)
         .map_err(|error| unusable(path, error))?;
@@ -47,11 +47,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, RegistryErr
     }
 }
 
-fn unusable(
-    path: &Path,
-    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> RegistryError {
-    RegistryError::Certificate {
+fn unusable(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> HttpError {
+    HttpError::Certificate {
         path: path.to_owned(),
         source: source.into(),
     }

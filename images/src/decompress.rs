@@ -1,26 +1,32 @@
-//! Decompression of layers, by what their first bytes say. Media types are not asked: registries are known to be
-//! wrong about them, and the digest decides in the end.
+//! Decompression by what the first bytes say. Media types and file names are not asked: servers are known to be wrong
+//! about them, and the digest decides in the end. Memory is bounded whatever a stream asks for.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
+use lzma_rust2::XzReader;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// How a blob is compressed.
+/// KiB that an xz stream may need; `xz -9` makes streams that need 65.
+const XZ_MEMORY_KIB: u32 = 130 << 10;
+
+/// How a stream is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compression {
     None,
     Gzip,
+    Xz,
     Zstd,
 }
 
 impl Compression {
-    /// Recognises a blob by its first bytes.
+    /// Recognises a stream by its first bytes.
     pub(crate) fn detect(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
             // A skippable frame: zstd streams may begin with one.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
@@ -31,23 +37,29 @@ impl Compression {
     /// Reads `file` without its compression.
     pub(crate) fn open(file: File) -> io::Result<Box<dyn Read + Send>> {
         let mut input = BufReader::with_capacity(256 << 10, file);
-        Ok(match Self::detect(input.fill_buf()?) {
+        Ok(Self::detect(input.fill_buf()?).reader(input))
+    }
+
+    /// Reads a stream of this compression.
+    pub(crate) fn reader<'a>(self, input: impl BufRead + Send + 'a) -> Box<dyn Read + Send + 'a> {
+        match self {
             Self::None => Box::new(input),
             Self::Gzip => Box::new(MultiGzDecoder::new(input)),
+            Self::Xz => Box::new(XzReader::new_mem_limit(input, true, XZ_MEMORY_KIB)),
             Self::Zstd => Box::new(ZstdReader::new(input)),
-        })
+        }
     }
 }
 
 /// Decompresses all frames of a zstd stream; windows are bounded by the decoder (128 MiB).
-struct ZstdReader<R> {
+pub(crate) struct ZstdReader<R> {
     input: R,
     frame: FrameDecoder,
     in_frame: bool,
 }
 
 impl<R: BufRead> ZstdReader<R> {
-    fn new(input: R) -> Self {
+    pub(crate) fn new(input: R) -> Self {
         Self {
             input,
             frame: FrameDecoder::new(),
@@ -135,6 +147,21 @@ mod tests {
         compress_to_vec(bytes, CompressionLevel::Fastest)
     }
 
+    /// Packs by the `xz` program.
+    fn xz(bytes: &[u8], arguments: &[&str]) -> Vec<u8> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file.seek(SeekFrom::Start(0)).unwrap();
+        let out = std::process::Command::new("xz")
+            .args(["-c", "-T1"])
+            .args(arguments)
+            .stdin(file)
+            .output()
+            .expect("xz is needed: apt-get install xz-utils");
+        assert!(out.status.success());
+        out.stdout
+    }
+
     #[test]
     fn members_and_frames_follow_each_other() {
         assert_eq!(unpack(b"plain").unwrap(), b"plain");
@@ -153,6 +180,8 @@ mod tests {
         ]
         .concat();
         assert_eq!(unpack(&frames).unwrap(), b"one two");
+        let padded = [&xz(b"one ", &[])[..], &[0; 8], &xz(b"two", &["-9"])].concat();
+        assert_eq!(unpack(&padded).unwrap(), b"one two");
     }
 
     #[test]
@@ -160,11 +189,18 @@ mod tests {
         let data: Vec<u8> = (0..100_000u32)
             .flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes())
             .collect();
-        for packed in [gzip(&data), zstd(&data)] {
+        for packed in [gzip(&data), xz(&data, &["-6"]), zstd(&data)] {
             assert_eq!(unpack(&packed).unwrap(), data);
             assert!(unpack(&packed[..packed.len() / 2]).is_err());
             assert!(unpack(&packed[..20]).is_err());
         }
         assert!(unpack(&[&zstd(b"x")[..], b"trailing junk"].concat()).is_err());
+    }
+
+    #[test]
+    fn an_xz_stream_that_wants_a_gigabyte_of_memory_is_refused() {
+        let greedy = xz(b"x", &["--lzma2=dict=1GiB"]);
+        let error = unpack(&greedy).unwrap_err();
+        assert!(error.to_string().contains("mem"), "{error}");
     }
 }

@@ -1,27 +1,12 @@
-//! One host's HTTP: requests, redirects and the reading of bounded answers.
+//! One registry's addresses: requests with its credentials, and the reading of bounded answers.
 
-use std::time::Duration;
-
-use reqwest::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RANGE, RETRY_AFTER,
-    WWW_AUTHENTICATE,
-};
-use reqwest::{Response, Url, redirect};
+use reqwest::header::{ACCEPT, HeaderMap, HeaderValue, RANGE, WWW_AUTHENTICATE};
+use reqwest::{Response, Url};
 use tokio::sync::Mutex;
 
-use super::address::{self, PublicOnly};
 use super::challenge::Challenge;
-use super::{Credentials, Host, Protocol, RegistryConfig, RegistryError, auth, tls};
-
-/// Redirects followed for one request.
-const HOPS: usize = 5;
-
-/// Whether the server that sends us elsewhere is a public one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Origin {
-    public: bool,
-    https: bool,
-}
+use super::{Credentials, RegistryError, auth};
+use crate::http::{self, Host, Http, HttpError, Origin, Protocol, RegistryConfig};
 
 /// A registry or mirror.
 #[derive(Debug)]
@@ -30,9 +15,7 @@ pub(super) struct Endpoint {
     base: Url,
     /// Set for a mirror: whose content is asked for.
     namespace: Option<String>,
-    client: reqwest::Client,
-    /// For addresses that a public server chose.
-    public_client: reqwest::Client,
+    http: Http,
     credentials: Credentials,
     authorization: Mutex<Option<HeaderValue>>,
 }
@@ -47,7 +30,7 @@ impl Endpoint {
         let default = Host::default();
         let settings = config.hosts.get(host).unwrap_or(&default);
         let plain = match settings.protocol {
-            Protocol::Auto => address::is_loopback(host),
+            Protocol::Auto => http::is_loopback(host),
             Protocol::Https => false,
             Protocol::Http => true,
         };
@@ -63,25 +46,12 @@ impl Endpoint {
                 what: "nothing: its name is not that of a host".to_owned(),
             }
         })?;
-        let tls = tls::config(settings)?;
-        // As everywhere else, proxies are not for this machine itself.
-        let direct = address::is_loopback(host);
-        let builder = || {
-            let builder = reqwest::Client::builder()
-                .tls_backend_preconfigured(tls.clone())
-                .redirect(redirect::Policy::none())
-                .connect_timeout(config.connect_timeout)
-                .read_timeout(config.stall_timeout)
-                .user_agent(concat!("podvisor/", env!("CARGO_PKG_VERSION")));
-            if direct { builder.no_proxy() } else { builder }
-        };
-        let build = |builder: reqwest::ClientBuilder| builder.build().map_err(RegistryError::Setup);
+        let http = Http::new(host, config).map_err(|error| failed(host, error))?;
         Ok(Self {
             host: host.to_owned(),
             base,
             namespace: mirror_of.map(str::to_owned),
-            client: build(builder())?,
-            public_client: build(builder().dns_resolver(PublicOnly))?,
+            http,
             authorization: Mutex::new(credentials.initial_header()),
             credentials,
         })
@@ -128,14 +98,14 @@ impl Endpoint {
             );
         }
         let used = self.authorization.lock().await.clone();
-        let response = self.follow(url.clone(), &headers, used.as_ref()).await?;
+        let response = self.send(&url, &headers, used.as_ref()).await?;
         if response.status() != 401 {
             return Ok(response);
         }
         let Some(challenge) = challenge_of(&response) else {
             return Ok(response);
         };
-        let origin = self.origin_of(&response);
+        let origin = Origin::of(&response);
         let mut authorization = self.authorization.lock().await;
         // Another request of this pull may have got a new token meanwhile.
         if *authorization == used {
@@ -146,54 +116,20 @@ impl Endpoint {
         }
         let header = authorization.clone();
         drop(authorization);
-        self.follow(url, &headers, header.as_ref()).await
+        self.send(&url, &headers, header.as_ref()).await
     }
 
-    /// Sends a request and follows redirects; only the registry itself sees the credentials.
-    async fn follow(
+    /// Only the registry itself sees the credentials.
+    async fn send(
         &self,
-        start: Url,
+        url: &Url,
         headers: &HeaderMap,
         authorization: Option<&HeaderValue>,
     ) -> Result<Response, RegistryError> {
-        let mut url = start;
-        let mut public_only = false;
-        for _ in 0..=HOPS {
-            let client = if public_only {
-                &self.public_client
-            } else {
-                &self.client
-            };
-            let mut request = client.get(url.clone()).headers(headers.clone());
-            if url.origin() == self.base.origin()
-                && let Some(authorization) = authorization
-            {
-                request = request.header(AUTHORIZATION, authorization);
-            }
-            let response = request.send().await.map_err(|error| self.failed(error))?;
-            if !response.status().is_redirection() {
-                return Ok(response);
-            }
-            let target = response
-                .headers()
-                .get(LOCATION)
-                .and_then(|target| target.to_str().ok());
-            let target = target.ok_or_else(|| self.fault("a redirect to nowhere"))?;
-            let next = url
-                .join(target)
-                .map_err(|_| self.fault("a redirect to no valid address"))?;
-            let origin = self.origin_of(&response);
-            public_only |= origin.public;
-            self.check_target(
-                &next,
-                Origin {
-                    public: public_only,
-                    https: url.scheme() == "https",
-                },
-            )?;
-            url = next;
-        }
-        Err(self.refused(&url, "too many redirects"))
+        self.http
+            .get(url, headers, authorization)
+            .await
+            .map_err(|error| failed(&self.host, error))
     }
 
     /// Asks a token server that a challenge named.
@@ -203,17 +139,10 @@ impl Endpoint {
         authorization: Option<HeaderValue>,
         from: Origin,
     ) -> Result<Response, RegistryError> {
-        self.check_target(&url, from)?;
-        let client = if from.public {
-            &self.public_client
-        } else {
-            &self.client
-        };
-        let mut request = client.get(url);
-        if let Some(authorization) = authorization {
-            request = request.header(AUTHORIZATION, authorization);
-        }
-        request.send().await.map_err(|error| self.failed(error))
+        self.http
+            .get_named(url, authorization, from)
+            .await
+            .map_err(|error| failed(&self.host, error))
     }
 
     /// As [`Endpoint::get_token`], by OAuth 2's form.
@@ -223,57 +152,10 @@ impl Endpoint {
         form: String,
         from: Origin,
     ) -> Result<Response, RegistryError> {
-        self.check_target(&url, from)?;
-        let client = if from.public {
-            &self.public_client
-        } else {
-            &self.client
-        };
-        let request = client
-            .post(url)
-            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-            .body(form);
-        request.send().await.map_err(|error| self.failed(error))
-    }
-
-    fn check_target(&self, target: &Url, from: Origin) -> Result<(), RegistryError> {
-        let scheme = target.scheme();
-        if scheme != "https" && (from.https || scheme != "http") {
-            return Err(self.refused(target, "it is not HTTPS"));
-        }
-        let host = target.host_str().unwrap_or_default();
-        let literal = address::host_name(host).parse().ok();
-        if from.public && literal.is_some_and(|address| !address::is_public(address)) {
-            return Err(self.refused(
-                target,
-                "a public registry may not point to a private address",
-            ));
-        }
-        Ok(())
-    }
-
-    fn refused(&self, target: &Url, why: &'static str) -> RegistryError {
-        // Without its query, which may hold secrets.
-        let target = format!(
-            "{}://{}",
-            target.scheme(),
-            target.host_str().unwrap_or_default()
-        );
-        RegistryError::Redirect {
-            host: self.host.clone(),
-            target,
-            why,
-        }
-    }
-
-    fn origin_of(&self, response: &Response) -> Origin {
-        let public = response
-            .remote_addr()
-            .is_some_and(|address| address::is_public(address.ip()));
-        Origin {
-            public,
-            https: response.url().scheme() == "https",
-        }
+        self.http
+            .post_form(url, form, from)
+            .await
+            .map_err(|error| failed(&self.host, error))
     }
 
     /// Turns an answer that is none into an error; `name` says what was asked for.
@@ -289,11 +171,7 @@ impl Endpoint {
             401 | 403 => Err(RegistryError::Unauthorized { host, name }),
             404 => Err(RegistryError::NotFound { host, name }),
             code => {
-                let retry_after = response
-                    .headers()
-                    .get(RETRY_AFTER)
-                    .and_then(|value| value.to_str().ok()?.trim().parse().ok())
-                    .map(Duration::from_secs);
+                let retry_after = http::retry_after(&response);
                 // Whatever the server has to say, in part; the status alone would do.
                 let body = self
                     .read_document(response, "an error", 64 << 10)
@@ -342,16 +220,24 @@ impl Endpoint {
 
     /// Sorts out what went wrong with a connection.
     pub(super) fn failed(&self, error: reqwest::Error) -> RegistryError {
-        let host = self.host.clone();
-        let tls = is_tls(&error);
-        let connecting = error.is_connect();
-        // Addresses may carry tokens.
-        let source = error.without_url();
-        match () {
-            () if tls => RegistryError::Tls { host, source },
-            () if connecting => RegistryError::Unreachable { host, source },
-            () => RegistryError::Transfer { host, source },
-        }
+        failed(&self.host, error.into())
+    }
+}
+
+/// Says of which registry an error is.
+fn failed(host: &str, error: HttpError) -> RegistryError {
+    let host = host.to_owned();
+    match error {
+        HttpError::Unreachable(source) => RegistryError::Unreachable { host, source },
+        HttpError::Tls(source) => RegistryError::Tls { host, source },
+        HttpError::Transfer(source) => RegistryError::Transfer { host, source },
+        HttpError::Protocol(what) => RegistryError::Protocol {
+            host,
+            what: what.to_owned(),
+        },
+        HttpError::Redirect { target, why } => RegistryError::Redirect { host, target, why },
+        HttpError::Certificate { path, source } => RegistryError::Certificate { path, source },
+        HttpError::Setup(source) => RegistryError::Setup(source),
     }
 }
 
@@ -362,24 +248,6 @@ fn challenge_of(response: &Response) -> Option<Challenge> {
         .collect();
     found.sort_by_key(|challenge| matches!(challenge, Challenge::Basic));
     found.into_iter().next()
-}
-
-fn is_tls(error: &reqwest::Error) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        // An I/O error hides what it was made from.
-        let inner = error
-            .downcast_ref::<std::io::Error>()
-            .and_then(std::io::Error::get_ref);
-        if error.is::<rustls::Error>() || inner.is_some_and(|inner| inner.is::<rustls::Error>()) {
-            return true;
-        }
-        cause = match inner {
-            Some(inner) => Some(inner as &(dyn std::error::Error + 'static)),
-            None => error.source(),
-        };
-    }
-    false
 }
 
 /// The first message of a registry's error document, printable and short.

@@ -1,0 +1,215 @@
+//! Requests and redirects.
+
+use std::time::Duration;
+
+use reqwest::header::{
+    AUTHORIZATION, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER,
+};
+use reqwest::{Response, Url, redirect};
+
+use super::address::{self, PublicOnly};
+use super::{Host, HttpError, RegistryConfig, tls};
+
+/// Redirects followed for one request.
+const HOPS: usize = 5;
+
+/// The longest pause that a server may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Whether the server that sends us elsewhere is a public one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    public: bool,
+    https: bool,
+}
+
+/// One host's HTTP.
+#[derive(Debug)]
+pub(crate) struct Http {
+    client: reqwest::Client,
+    /// For addresses that a public server chose.
+    public_client: reqwest::Client,
+}
+
+impl Http {
+    /// Prepares for `host[:port]`. Reads certificates: call it where blocking is allowed.
+    pub(crate) fn new(host: &str, config: &RegistryConfig) -> Result<Self, HttpError> {
+        let default = Host::default();
+        let tls = tls::config(config.hosts.get(host).unwrap_or(&default))?;
+        // As everywhere else, proxies are not for this machine itself.
+        let direct = address::is_loopback(host);
+        let builder = || {
+            let builder = reqwest::Client::builder()
+                .tls_backend_preconfigured(tls.clone())
+                .redirect(redirect::Policy::none())
+                .connect_timeout(config.connect_timeout)
+                .read_timeout(config.stall_timeout)
+                .user_agent(concat!("podvisor/", env!("CARGO_PKG_VERSION")));
+            if direct { builder.no_proxy() } else { builder }
+        };
+        let build = |builder: reqwest::ClientBuilder| builder.build().map_err(HttpError::Setup);
+        Ok(Self {
+            client: build(builder())?,
+            public_client: build(builder().dns_resolver(PublicOnly))?,
+        })
+    }
+
+    /// Sends a request and follows redirects; only the origin of `start` sees the credentials.
+    pub(crate) async fn get(
+        &self,
+        start: &Url,
+        headers: &HeaderMap,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<Response, HttpError> {
+        let mut url = start.clone();
+        let mut public_only = false;
+        for _ in 0..=HOPS {
+            let client = if public_only {
+                &self.public_client
+            } else {
+                &self.client
+            };
+            let mut request = client.get(url.clone()).headers(headers.clone());
+            if url.origin() == start.origin()
+                && let Some(authorization) = authorization
+            {
+                request = request.header(AUTHORIZATION, authorization);
+            }
+            let response = request.send().await?;
+            // 304 is an answer and no redirect.
+            if !response.status().is_redirection() || response.status() == 304 {
+                return Ok(response);
+            }
+            let target = response
+                .headers()
+                .get(LOCATION)
+                .and_then(|target| target.to_str().ok())
+                .ok_or(HttpError::Protocol("a redirect to nowhere"))?;
+            let next = url
+                .join(target)
+                .map_err(|_| HttpError::Protocol("a redirect to no valid address"))?;
+            public_only |= Origin::of(&response).public;
+            check_target(
+                &next,
+                Origin {
+                    public: public_only,
+                    https: url.scheme() == "https",
+                },
+            )?;
+            url = next;
+        }
+        Err(refused(&url, "too many redirects"))
+    }
+
+    /// Asks an address that a server named, once.
+    pub(crate) async fn get_named(
+        &self,
+        url: Url,
+        authorization: Option<HeaderValue>,
+        from: Origin,
+    ) -> Result<Response, HttpError> {
+        let mut request = self.client_from(&url, from)?.get(url);
+        if let Some(authorization) = authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        Ok(request.send().await?)
+    }
+
+    /// As [`Http::get_named`], with a form.
+    pub(crate) async fn post_form(
+        &self,
+        url: Url,
+        form: String,
+        from: Origin,
+    ) -> Result<Response, HttpError> {
+        let request = self
+            .client_from(&url, from)?
+            .post(url)
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(form);
+        Ok(request.send().await?)
+    }
+
+    fn client_from(&self, url: &Url, from: Origin) -> Result<&reqwest::Client, HttpError> {
+        check_target(url, from)?;
+        Ok(if from.public {
+            &self.public_client
+        } else {
+            &self.client
+        })
+    }
+}
+
+impl Origin {
+    /// Where an answer came from.
+    pub(crate) fn of(response: &Response) -> Self {
+        let public = response
+            .remote_addr()
+            .is_some_and(|address| address::is_public(address.ip()));
+        Self {
+            public,
+            https: response.url().scheme() == "https",
+        }
+    }
+}
+
+fn check_target(target: &Url, from: Origin) -> Result<(), HttpError> {
+    let scheme = target.scheme();
+    if scheme != "https" && (from.https || scheme != "http") {
+        return Err(refused(target, "it is not HTTPS"));
+    }
+    let host = target.host_str().unwrap_or_default();
+    let literal = address::host_name(host).parse().ok();
+    if from.public && literal.is_some_and(|address| !address::is_public(address)) {
+        return Err(refused(
+            target,
+            "a public server may not point to a private address",
+        ));
+    }
+    Ok(())
+}
+
+fn refused(target: &Url, why: &'static str) -> HttpError {
+    // Without its query, which may hold secrets.
+    let target = format!(
+        "{}://{}",
+        target.scheme(),
+        target.host_str().unwrap_or_default()
+    );
+    HttpError::Redirect { target, why }
+}
+
+/// The pause before attempt number `attempt`, from 2: doubling, or as the server asks for.
+pub(crate) fn pause(backoff: Duration, attempt: u32, asked: Option<Duration>) -> Duration {
+    let doubled = backoff.saturating_mul(1 << attempt.saturating_sub(2).min(10));
+    asked.unwrap_or(doubled).min(LONGEST_PAUSE)
+}
+
+/// The pause that an answer asks for.
+pub(crate) fn retry_after(response: &Response) -> Option<Duration> {
+    let value = response.headers().get(RETRY_AFTER)?;
+    value
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+        .map(Duration::from_secs)
+}
+
+/// Whether an answer to a range request begins at the byte that was asked for.
+pub(crate) fn resumes_at(response: &Response, from: u64) -> bool {
+    let range = response
+        .headers()
+        .get(CONTENT_RANGE)
+        .and_then(|value| value.to_str().ok());
+    let first = range.and_then(|range| {
+        range
+            .strip_prefix("bytes ")?
+            .split('-')
+            .next()?
+            .parse()
+            .ok()
+    });
+    first == Some(from)
+}
