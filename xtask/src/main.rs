@@ -12,6 +12,7 @@ mod demo;
 mod filler;
 mod guest;
 mod host;
+mod images;
 mod kernel;
 mod paths;
 mod process;

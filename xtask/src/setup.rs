@@ -61,6 +61,25 @@ pub(crate) const TEST: &[Package] = &[
     package("strace", "ends a pull at each of its writes"),
 ];
 
+/// Images made by other people's tools, for tests and benchmarks.
+pub(crate) const IMAGES: &[Package] = &[
+    package("acl", "an image with POSIX ACLs"),
+    package("attr", "an image with extended attributes"),
+    package("buildah", "makes images to run"),
+    package("busybox-static", "images of tests"),
+    package("docker-registry", "a real registry to pull from"),
+    package("libcap2-bin", "an image with file capabilities"),
+    package("mmdebstrap", "makes a full Debian root"),
+    package("skopeo", "converts images, and pushes them"),
+    package(
+        "umoci",
+        "makes images, and unpacks them to compare podvisor's trees with",
+    ),
+];
+
+/// What `cargo xtask bench pull` uses beyond these.
+pub(crate) const BENCH_PULL: &[Package] = &[package("containerd", "a peer that pulls images")];
+
 /// What the demo uses beyond the build and the host.
 pub(crate) const DEMO: &[Package] = &[
     package("docker-registry", "a real registry to pull from"),
@@ -68,7 +87,7 @@ pub(crate) const DEMO: &[Package] = &[
 ];
 
 /// Everything, for `cargo xtask setup`.
-pub(crate) const ALL: &[&[Package]] = &[KERNEL, HOST, BUILD, TEST, DEMO];
+pub(crate) const ALL: &[&[Package]] = &[KERNEL, HOST, BUILD, TEST, IMAGES, BENCH_PULL, DEMO];
 
 /// Installs those of `groups` that are missing; says nothing when there are none.
 pub(crate) fn ensure(groups: &[&[Package]]) -> Result<()> {

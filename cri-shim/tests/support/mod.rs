@@ -2,8 +2,10 @@
 //! busybox, and podvisor itself with a root of its own.
 #![allow(dead_code)] // Each test program uses a part of it.
 
+pub(crate) mod foreign;
 pub(crate) mod image;
 pub(crate) mod registry;
+pub(crate) mod tree;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

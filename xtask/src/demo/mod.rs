@@ -4,7 +4,7 @@
 //! a host whose KVM is sound, which sees the pulled image at the same path.
 
 mod image;
-mod registry;
+pub(crate) mod registry;
 
 use std::fs;
 use std::path::Path;

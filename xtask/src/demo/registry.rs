@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// A running registry; it ends with this value.
 #[derive(Debug)]
-pub(super) struct Registry {
+pub(crate) struct Registry {
     address: SocketAddr,
     #[expect(dead_code, reason = "held: dropping it ends the registry")]
     group: Group,
@@ -26,7 +26,7 @@ pub(super) struct Registry {
 
 impl Registry {
     /// Starts a registry that keeps its data in `folder`, on a free port.
-    pub(super) fn start(folder: &Path) -> Result<Self> {
+    pub(crate) fn start(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder)?;
         // The port is free now; that nobody takes it meanwhile shows when the registry answers.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
@@ -66,7 +66,7 @@ impl Registry {
         Ok(Self { address, group })
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use crate::cargo::{self, TestProgram, cargo};
 use crate::host::quote;
 use crate::report::{self, Step};
-use crate::{guest, paths, process, setup};
+use crate::{guest, images, paths, process, setup};
 use count::Count;
 
 /// How long one test program may take with guests; the emulated host is slow.
@@ -130,7 +130,8 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     if with_guests {
         results.step("kernel and agent", |_| guest::ensure().map(drop));
         results.step("tests with guests", |results| {
-            results.guests = with_guest(&programs)?;
+            let images = images::ensure()?;
+            results.guests = with_guest(&programs, &images)?;
             results.guests.check()?;
             if results.guests.passed == 0 {
                 bail!("no test with guests ran");
@@ -240,7 +241,7 @@ fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
 }
 
 /// Runs all tests that need guests in one host.
-fn with_guest(programs: &[Listed]) -> Result<Count> {
+fn with_guest(programs: &[Listed], images: &Path) -> Result<Count> {
     let wanted: Vec<&Listed> = programs
         .iter()
         .filter(|listed| !listed.guests.is_empty())
@@ -259,6 +260,7 @@ fn with_guest(programs: &[Listed]) -> Result<Count> {
         .arg(&file)
         .current_dir(paths::root())
         .env("PODVISOR_GUEST_DIR", paths::guest())
+        .env("PODVISOR_TEST_IMAGES", images)
         .stdin(Stdio::null());
     let expected = wanted.iter().map(|listed| listed.guests.len()).sum();
     read(&mut command, "tests with guests", expected)
