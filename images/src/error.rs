@@ -85,6 +85,9 @@ pub enum Error {
         #[source]
         source: Box<redb::Error>,
     },
+    /// [`Cancel`](crate::Cancel) was asked for.
+    #[error("the work was given up")]
+    Cancelled,
     /// The disk under the store is full.
     #[error("no space left for the image store at {}; free some, or remove images by `podvisor rmi`", .path.display())]
     DiskFull {

@@ -17,6 +17,7 @@ pub struct Image {
     pub(crate) digests: Vec<String>,
     pub(crate) size: u64,
     pub(crate) pulled: SystemTime,
+    pub(crate) used: SystemTime,
     pub(crate) created: Option<SystemTime>,
     pub(crate) pinned: bool,
     pub(crate) rootfs: PathBuf,
@@ -64,6 +65,12 @@ impl Image {
     #[must_use]
     pub fn pulled(&self) -> SystemTime {
         self.pulled
+    }
+
+    /// When the image was last used ([`Store::touch`](crate::Store::touch)), by which pruning goes.
+    #[must_use]
+    pub fn used(&self) -> SystemTime {
+        self.used
     }
 
     /// Whether pruning leaves the image alone.

@@ -22,6 +22,7 @@
 //! no name that a layer carries ever becomes a path of the host.
 
 mod archive;
+mod cancel;
 mod decompress;
 mod digest;
 mod erofs;
@@ -39,7 +40,8 @@ mod rfc3339;
 mod store;
 mod tree;
 
-pub use archive::ArchiveError;
+pub use archive::{ArchiveError, ArchiveFormat};
+pub use cancel::Cancel;
 pub use digest::{Digest, DigestError};
 pub use erofs::WriteError;
 pub use error::{Error, Result};
@@ -51,7 +53,10 @@ pub use oci_spec::distribution::Reference;
 pub use oci_spec::image::ImageConfiguration;
 pub use progress::{PullEvent, PullEvents};
 pub use registry::{Credentials, ManifestError, RegistryError};
-pub use store::{Prune, PullOptions, PullPolicy, Removed, Store, StoreOptions, Usage};
+pub use store::{
+    Details, HistoryEntry, Layer, Prune, PullOptions, PullPolicy, Removed, Store, StoreOptions,
+    Usage,
+};
 pub use tree::TreeError;
 
 #[cfg(test)]

@@ -139,20 +139,80 @@ fn what_is_no_archive_of_images_is_refused_and_leaves_nothing() {
 #[test]
 fn one_name_is_not_given_to_several_images() {
     let dir = tempfile::tempdir().unwrap();
-    TestImage::small().write_layout(dir.path(), "x/y:z");
-    let index = std::fs::read_to_string(dir.path().join("index.json")).unwrap();
-    let mut index: serde_json::Value = serde_json::from_str(&index).unwrap();
-    let entry = index["manifests"][0].clone();
-    index["manifests"].as_array_mut().unwrap().push(entry);
-    std::fs::write(dir.path().join("index.json"), index.to_string()).unwrap();
+    let add = |image: &TestImage, name: &str, before: Vec<serde_json::Value>| {
+        image.write_layout(dir.path(), name);
+        let path = dir.path().join("index.json");
+        let mut index: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let entries = index["manifests"].as_array_mut().unwrap();
+        entries.extend(before);
+        let entries = entries.clone();
+        std::fs::write(path, index.to_string()).unwrap();
+        entries
+    };
+    let entries = add(&TestImage::small(), "x/y:z", Vec::new());
+    let other = TestImage::packed([Packing::Plain, Packing::Plain]);
+    add(&other, "x/y:other", entries);
     let test = TestStore::new();
+    // Packed otherwise, it is still the same image.
+    let loaded = test.store.load(dir.path(), None, &options()).unwrap();
+    assert_eq!(loaded.len(), 2);
+    assert_eq!(loaded[0].id(), loaded[1].id());
     let error = test
         .store
         .load(dir.path(), Some("one"), &options())
         .unwrap_err();
     assert!(matches!(error, Error::SeveralImages { count: 2, .. }));
-    assert_eq!(
-        test.store.load(dir.path(), None, &options()).unwrap().len(),
-        2
-    );
+}
+
+#[test]
+fn an_image_with_several_entries_gets_all_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    TestImage::small().write_layout(dir.path(), "x/y:z");
+    let path = dir.path().join("index.json");
+    let index = std::fs::read_to_string(&path).unwrap();
+    let mut index: serde_json::Value = serde_json::from_str(&index).unwrap();
+    let mut entry = index["manifests"][0].clone();
+    entry["annotations"]["org.opencontainers.image.ref.name"] = "x/y:other".into();
+    index["manifests"].as_array_mut().unwrap().push(entry);
+    std::fs::write(&path, index.to_string()).unwrap();
+    let test = TestStore::new();
+    let loaded = test.store.load(dir.path(), None, &options()).unwrap();
+    assert_eq!(loaded.len(), 1);
+    assert_eq!(loaded[0].tags(), ["docker.io/x/y:other", "docker.io/x/y:z"]);
+}
+
+#[test]
+fn an_archive_may_come_through_a_pipe_and_be_compressed() {
+    let dir = tempfile::tempdir().unwrap();
+    TestImage::small().write_layout(dir.path(), "x/y:z");
+    for program in ["cat", "gzip"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("tar c -C \"$0\" . | {program}")])
+            .arg(dir.path())
+            .stdout(writer)
+            .spawn()
+            .unwrap();
+        let test = TestStore::new();
+        let file = std::fs::File::from(std::os::fd::OwnedFd::from(reader));
+        let loaded = test.store.load_file(file, None, &options()).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(loaded[0].id(), TestImage::small().id());
+        check(&loaded[0]);
+        assert!(test.files().iter().all(|file| !file.starts_with("tmp/")));
+    }
+}
+
+#[test]
+fn work_that_is_given_up_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    TestImage::small().write_layout(dir.path(), "x/y:z");
+    let test = TestStore::new();
+    let cancel = podvisor_images::Cancel::default();
+    cancel.cancel();
+    let options = options().cancel(cancel);
+    let error = test.store.load(dir.path(), None, &options).unwrap_err();
+    assert!(matches!(error, Error::Cancelled), "{error:?}");
+    assert_eq!(test.files(), [""; 0]);
 }

@@ -146,3 +146,53 @@ fn looking_writes_nothing_and_a_crash_s_rest_is_repaired() {
     let repaired = std::fs::read(&database).unwrap();
     assert_eq!(repaired[9] & 2, 0);
 }
+
+#[test]
+fn files_stay_while_somebody_saves_and_go_with_the_next_pruning() {
+    let test = TestStore::new();
+    load(&test, "a");
+    load(&test, "b");
+    /// Removes an image while another is written.
+    struct Meddler<'a>(&'a TestStore, Vec<podvisor_images::Removed>);
+    impl std::io::Write for &mut Meddler<'_> {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            if self.1.is_empty() {
+                self.1.push(self.0.store.remove("a").unwrap());
+                self.1
+                    .extend(self.0.store.prune(&Prune::default()).unwrap());
+            }
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut meddler = Meddler(&test, Vec::new());
+    let cancel = podvisor_images::Cancel::default();
+    test.store
+        .save(&["a", "b"], Default::default(), &mut meddler, &cancel)
+        .unwrap();
+    let removed = &meddler.1[0];
+    assert!(removed.image.is_some() && removed.deferred && removed.bytes == 0);
+    assert!(meddler.1[1].deferred);
+    assert_eq!(test.store.list().unwrap().len(), 1);
+    let removed = test.store.prune(&Prune::default()).unwrap();
+    assert!(removed[0].bytes > 0 && !removed[0].deferred, "{removed:?}");
+    assert_eq!(test.store.prune(&Prune::default()).unwrap(), []);
+}
+
+#[test]
+fn an_inspection_tells_layers_configuration_and_history() {
+    let test = TestStore::new();
+    let image = load(&test, "a");
+    let details = test.store.inspect("a").unwrap();
+    assert_eq!(details.image.id(), image.id());
+    assert_eq!(podvisor_images::Digest::of(&details.config), image.id());
+    assert_eq!(details.layers.len(), 1);
+    assert_eq!(details.layers[0].digest, details.layers[0].diff_id);
+    assert_eq!(details.history[0].layer, Some(0));
+    assert!(matches!(
+        test.store.inspect("none"),
+        Err(Error::NotFound { .. })
+    ));
+}

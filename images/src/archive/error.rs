@@ -27,12 +27,19 @@ pub enum ArchiveError {
         #[source]
         source: io::Error,
     },
+    /// An archive could not be written.
+    #[error("cannot write the archive")]
+    Write {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// It is no archive.
     #[error("this is no tar archive, or a broken one")]
     Tar(#[from] TarError),
     /// It is an archive, but of something else.
     #[error(
-        "this holds no image: neither index.json (OCI layout) nor manifest.json (docker save) is in it"
+        "this holds no image: neither index.json (OCI layout) nor manifest.json (docker save) is in it; `podvisor import` makes an image of a root file system"
     )]
     Unknown,
     /// It is too large, or has too many members.

@@ -31,9 +31,13 @@ impl TarIndex {
         scratch: &Path,
         limits: &Limits,
     ) -> Result<(File, Self), ArchiveError> {
-        let mut head = [0; 4];
-        let got = file.read_at(&mut head, 0).map_err(TarError::Read)?;
-        if Compression::detect(&head[..got]) != Compression::None {
+        let is_file = file.metadata().map_err(TarError::Read)?.is_file();
+        let mut head = [0; 6];
+        let plain = is_file && {
+            let got = file.read_at(&mut head, 0).map_err(TarError::Read)?;
+            Compression::detect(&head[..got]) == Compression::None
+        };
+        if !plain {
             file = decompress(file, scratch, limits)?;
         }
         let handle = file.try_clone().map_err(TarError::Read)?;

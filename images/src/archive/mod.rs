@@ -1,4 +1,4 @@
-//! Images from files: OCI image layouts, as a folder or as a tar, and what `docker save` writes.
+//! Images from files and to files: OCI image layouts, as a folder or as a tar, and what `docker save` writes.
 //!
 //! A tar is indexed once, by name, and read in place; nothing of it is unpacked. A compressed one is decompressed into a
 //! nameless temporary file first. Names within are only compared, never used as paths of the host, but for the blobs of a
@@ -8,6 +8,7 @@ mod docker;
 mod error;
 mod index;
 mod oci;
+pub(crate) mod save;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -17,6 +18,17 @@ pub use error::ArchiveError;
 use index::TarIndex;
 
 use crate::{Digest, Limits};
+
+/// What kind of file images are saved to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ArchiveFormat {
+    /// What `docker save` writes now: an OCI layout with a `manifest.json` that older tools look for. All of Docker,
+    /// Podman, containerd and Skopeo load it.
+    #[default]
+    Docker,
+    /// The OCI image layout alone.
+    Oci,
+}
 
 /// An image found in an archive.
 #[derive(Debug)]
@@ -63,7 +75,11 @@ impl Archive {
         if std::fs::metadata(path).map_err(fault)?.is_dir() {
             return Ok(Self::Folder(path.to_owned()));
         }
-        let file = File::open(path).map_err(fault)?;
+        Self::read(File::open(path).map_err(fault)?, scratch, limits)
+    }
+
+    /// Reads a tar. What cannot be read twice, such as a pipe, is copied to a temporary file.
+    pub(crate) fn read(file: File, scratch: &Path, limits: &Limits) -> Result<Self, ArchiveError> {
         let (file, index) = TarIndex::read(file, scratch, limits)?;
         Ok(Self::Tar { file, index })
     }

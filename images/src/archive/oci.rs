@@ -9,9 +9,9 @@ use crate::registry::{Manifest, Parsed};
 use crate::{Digest, Limits, ManifestError};
 
 /// containerd's full name of an image.
-const FULL_NAME: &str = "io.containerd.image.name";
+pub(super) const FULL_NAME: &str = "io.containerd.image.name";
 /// The specification's name, often only a tag.
-const REF_NAME: &str = "org.opencontainers.image.ref.name";
+pub(super) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 #[derive(Deserialize)]
 struct Index {
@@ -36,8 +36,21 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
             name: "every image: its index is empty".to_owned(),
         });
     }
-    let mut found = Vec::new();
+    let mut found: Vec<Found> = Vec::new();
+    let mut places: HashMap<Digest, usize> = HashMap::new();
     for entry in index.manifests.iter().take(limits.layers) {
+        let full = entry.annotations.get(FULL_NAME);
+        // A tag alone is nobody's name.
+        let name = full.or(entry
+            .annotations
+            .get(REF_NAME)
+            .filter(|name| name.contains([':', '/'])));
+        // An image has an entry for each of its names.
+        if let Some(place) = places.get(&entry.digest) {
+            found[*place].names.extend(name.cloned());
+            continue;
+        }
+        places.insert(entry.digest, found.len());
         let (bytes, manifest) = manifest(archive, entry.digest, limits)?;
         let mut layers = Vec::new();
         for layer in &manifest.layers {
@@ -46,12 +59,6 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
         }
         let config = archive.blob(&manifest.config.digest)?;
         let config = archive.document("the configuration", &config, limits.config_bytes)?;
-        let full = entry.annotations.get(FULL_NAME);
-        // A tag alone is nobody's name.
-        let name = full.or(entry
-            .annotations
-            .get(REF_NAME)
-            .filter(|name| name.contains([':', '/'])));
         found.push(Found {
             names: name.into_iter().cloned().collect(),
             manifest: Some(bytes),

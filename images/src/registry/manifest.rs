@@ -119,6 +119,7 @@ struct Platform {
 /// An image's manifest, checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Manifest {
+    pub(crate) media_type: String,
     pub(crate) config: Descriptor,
     pub(crate) layers: Vec<Descriptor>,
 }
@@ -166,7 +167,12 @@ impl Parsed {
                 let config = raw
                     .config
                     .ok_or_else(|| ManifestError::Type(media_type.to_owned()))?;
-                Manifest { config, layers }.check(limits).map(Self::Image)
+                let manifest = Manifest {
+                    media_type: media_type.to_owned(),
+                    config,
+                    layers,
+                };
+                manifest.check(limits).map(Self::Image)
             }
             OCI_INDEX | DOCKER_LIST => choose(raw.manifests.unwrap_or_default()).map(Self::Index),
             other => Err(ManifestError::Type(other.chars().take(100).collect())),

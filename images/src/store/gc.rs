@@ -66,7 +66,9 @@ impl Inner {
             Ok((changes, removed))
         })?;
         if removed.image.is_some() {
-            removed.bytes = self.collect()?;
+            let freed = self.collect()?;
+            removed.bytes = freed.unwrap_or(0);
+            removed.deferred = freed.is_none();
         }
         Ok(removed)
     }
@@ -81,10 +83,10 @@ impl Inner {
         }
     }
 
-    /// Removes files that no image needs; bytes freed. While a pull runs nothing is removed: a later call will.
-    pub(super) fn collect(&self) -> Result<u64> {
+    /// Removes files that no image needs; bytes freed. `None` while somebody holds the files: a later call will.
+    pub(super) fn collect(&self) -> Result<Option<u64>> {
         let Some(_alone) = self.gc_lock(FlockOperation::NonBlockingLockExclusive)? else {
-            return Ok(0);
+            return Ok(None);
         };
         let contents = database::read(&self.layout)?;
         let needed = self.needed(&contents);
@@ -99,7 +101,7 @@ impl Inner {
                 freed += self.remove_rootfs(&id, &folder)?;
             }
         }
-        Ok(freed)
+        Ok(Some(freed))
     }
 
     fn remove_rootfs(&self, id: &Digest, folder: &Path) -> Result<u64> {

@@ -1,8 +1,8 @@
 //! Loading images from archives and layout folders.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
@@ -11,8 +11,9 @@ use super::lookup::canonical;
 use super::work::WorkFile;
 use super::{Inner, PullOptions, Store};
 use crate::archive::{Archive, ArchiveError, Found, Member};
+use crate::decompress::Compression;
 use crate::error::parse_reference;
-use crate::{Digest, Error, Image, Result};
+use crate::{Cancel, Digest, Error, Image, Limits, Result, TarError};
 
 const CHUNK: usize = 256 << 10;
 
@@ -29,23 +30,64 @@ impl Store {
         name: Option<&str>,
         options: &PullOptions,
     ) -> Result<Vec<Image>> {
-        let outcome = {
-            let _stay = self.inner.hold_files()?;
-            self.inner.load(path.as_ref(), name, options)
-        };
-        if outcome.is_err()
-            && let Err(error) = self.inner.collect()
-        {
-            tracing::warn!(%error, "cannot clear the store after a failed load");
-        }
-        outcome
+        self.inner.load(name, options, |scratch, limits| {
+            Archive::open(path.as_ref(), scratch, limits)
+        })
+    }
+
+    /// As [`Store::load`], from an open file, which may also be a pipe: that is copied to the store's disk first.
+    ///
+    /// # Errors
+    /// As [`Store::load`].
+    pub fn load_file(
+        &self,
+        file: File,
+        name: Option<&str>,
+        options: &PullOptions,
+    ) -> Result<Vec<Image>> {
+        self.inner.load(name, options, |scratch, limits| {
+            Archive::read(file, scratch, limits)
+        })
     }
 }
 
 impl Inner {
-    fn load(&self, path: &Path, name: Option<&str>, options: &PullOptions) -> Result<Vec<Image>> {
+    fn load(
+        &self,
+        name: Option<&str>,
+        options: &PullOptions,
+        open: impl FnOnce(&Path, &Limits) -> Result<Archive, ArchiveError>,
+    ) -> Result<Vec<Image>> {
+        let outcome = self.hold_files().and_then(|_stay| {
+            let scratch = self.layout.temporary();
+            let archive = open(&scratch, &self.options.limits).map_err(|error| match error {
+                ArchiveError::Tar(TarError::Read(source)) if is_full(&source) => {
+                    Error::io("write", &scratch, source)
+                }
+                error => error.into(),
+            })?;
+            self.load_all(&archive, name, options)
+        });
+        self.clear_after(outcome)
+    }
+
+    /// Removes what work that failed had finished of its files.
+    pub(super) fn clear_after<T>(&self, outcome: Result<T>) -> Result<T> {
+        if outcome.is_err()
+            && let Err(error) = self.collect()
+        {
+            tracing::warn!(%error, "cannot clear the store after work that failed");
+        }
+        outcome
+    }
+
+    fn load_all(
+        &self,
+        archive: &Archive,
+        name: Option<&str>,
+        options: &PullOptions,
+    ) -> Result<Vec<Image>> {
         let limits = &self.options.limits;
-        let archive = Archive::open(path, &self.layout.temporary(), limits)?;
         let found = archive.images(limits)?;
         if let (Some(name), 2..) = (name, found.len()) {
             return Err(Error::SeveralImages {
@@ -55,7 +97,7 @@ impl Inner {
         }
         found
             .into_iter()
-            .map(|found| self.load_image(&archive, found, name, options))
+            .map(|found| self.load_image(archive, found, name, options))
             .collect()
     }
 
@@ -80,15 +122,12 @@ impl Inner {
             .map_err(ArchiveError::from)?;
         let mut digests = Vec::new();
         for layer in &found.layers {
-            digests.push(self.load_blob(archive, layer)?);
+            digests.push(self.load_blob(archive, layer, &options.cancel)?);
         }
         let manifest = found.manifest.unwrap_or_else(|| {
-            let layers = digests
-                .iter()
-                .copied()
-                .zip(&found.layers)
-                .map(|(digest, layer)| (digest, layer.size));
-            synthesise(id, found.config.len(), layers)
+            let layers = digests.iter().zip(&found.layers);
+            let layers = layers.map(|(digest, layer)| self.layer_descriptor(digest, layer.size));
+            synthesise(id, found.config.len(), layers.collect())
         });
         let new = self.load_rootfs(id, digests.into_iter().zip(diff_ids).collect(), options)?;
         let digest = Digest::of(&manifest);
@@ -133,12 +172,19 @@ impl Inner {
             return Ok(false);
         }
         let mut ready = 0..layers.len();
-        self.unpack(work, id, &layers, || ready.next(), Arc::default(), options)?;
+        self.unpack(
+            work,
+            id,
+            &layers,
+            || ready.next(),
+            options.cancel.flag(),
+            options,
+        )?;
         Ok(true)
     }
 
     /// Copies a layer into the store and returns its digest.
-    fn load_blob(&self, archive: &Archive, member: &Member) -> Result<Digest> {
+    fn load_blob(&self, archive: &Archive, member: &Member, cancel: &Cancel) -> Result<Digest> {
         let limit = self.options.limits.layer_bytes;
         if member.size > limit {
             return Err(ArchiveError::Limit {
@@ -166,6 +212,7 @@ impl Inner {
         let mut buffer = vec![0; CHUNK];
         let mut left = member.size;
         while left > 0 {
+            cancel.check()?;
             let got = input.read(&mut buffer).map_err(read)?;
             if got == 0 {
                 return Err(read(io::ErrorKind::UnexpectedEof.into()));
@@ -186,6 +233,26 @@ impl Inner {
         Ok(actual)
     }
 
+    /// Says of a layer in the store what a manifest does.
+    pub(super) fn layer_descriptor(&self, digest: &Digest, size: u64) -> serde_json::Value {
+        let mut head = Vec::new();
+        // What cannot be read here fails the unpacking in its own words.
+        if let Ok(blob) = File::open(self.layout.blob(digest)) {
+            let _ = blob.take(6).read_to_end(&mut head);
+        }
+        let suffix = match Compression::detect(&head) {
+            // The specification has no type for xz.
+            Compression::None | Compression::Xz => "",
+            Compression::Gzip => "+gzip",
+            Compression::Zstd => "+zstd",
+        };
+        serde_json::json!({
+            "mediaType": format!("application/vnd.oci.image.layer.v1.tar{suffix}"),
+            "digest": digest,
+            "size": size,
+        })
+    }
+
     /// A number that no other file in the making of this process has.
     fn serial(&self) -> u64 {
         self.serial
@@ -193,21 +260,19 @@ impl Inner {
     }
 }
 
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
 /// The manifest that an image from `docker save` would have been pushed with.
-fn synthesise(
+pub(super) fn synthesise(
     id: Digest,
     config_bytes: usize,
-    layers: impl Iterator<Item = (Digest, u64)>,
+    layers: Vec<serde_json::Value>,
 ) -> Vec<u8> {
-    let layers: Vec<_> = layers
-        .map(|(digest, size)| {
-            serde_json::json!({
-                "mediaType": "application/vnd.oci.image.layer.v1.tar",
-                "digest": digest,
-                "size": size,
-            })
-        })
-        .collect();
     let manifest = serde_json::json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",

@@ -89,6 +89,7 @@ impl Inner {
             digests,
             size: std::os::unix::fs::MetadataExt::blocks(&metadata) * 512,
             pulled: database::time(record.pulled),
+            used: database::time(record.used),
             created: config.created().as_deref().and_then(rfc3339::parse),
             pinned: record.pinned,
             rootfs,

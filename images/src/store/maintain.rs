@@ -111,16 +111,18 @@ impl Store {
         Ok(())
     }
 
-    /// Removes images that nobody needs, longest unused first, and files that no image needs.
+    /// Removes images that nobody needs, longest unused first, and files that no image needs. While a pull, load or save
+    /// is under way the images go, but their files stay for the next call ([`Removed::deferred`]).
     ///
     /// # Errors
     /// When the store cannot be read or written.
     pub fn prune(&self, prune: &Prune) -> Result<Vec<Removed>> {
         let mut removed = Vec::new();
         let orphans = self.inner.collect()?;
-        if orphans > 0 {
+        if orphans != Some(0) {
             removed.push(Removed {
-                bytes: orphans,
+                bytes: orphans.unwrap_or(0),
+                deferred: orphans.is_none(),
                 ..Removed::default()
             });
         }

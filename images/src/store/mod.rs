@@ -8,25 +8,28 @@
 //! ROOT/lock, ROOT/gc.lock             flock: short transactions; work that needs its blobs to stay
 //! ```
 //!
-//! Data enters through [`Store::pull`] and leaves as [`Image`]s. A file gets its final name only when it is
+//! Data enters through [`Store::pull`] and [`Store::load`], and leaves as [`Image`]s and through [`Store::save`]. A file gets its final name only when it is
 //! complete, verified and on the disk, and an image its record only when all its files have theirs, so that a crash at
 //! any moment leaves old state or new state. Several processes may use one store at the same time.
 
 mod database;
 mod flights;
 mod gc;
+mod inspect;
 mod layout;
 mod load;
 mod lookup;
 mod maintain;
 mod options;
 mod pull;
+mod save;
 mod work;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub use inspect::{Details, HistoryEntry, Layer};
 pub use maintain::{Prune, Usage};
 pub use options::{PullOptions, PullPolicy, StoreOptions};
 
@@ -59,6 +62,8 @@ pub struct Removed {
     pub image: Option<Digest>,
     /// Bytes of disk space freed.
     pub bytes: u64,
+    /// Files that nothing needs any longer were left: a pull, load or save is under way. The next removal takes them.
+    pub deferred: bool,
 }
 
 impl Store {

@@ -1,6 +1,6 @@
 //! Settings of a store and of a pull.
 
-use crate::{Credentials, Limits, PullEvent, PullEvents, RegistryConfig};
+use crate::{Cancel, Credentials, Limits, PullEvent, PullEvents, RegistryConfig};
 
 /// Settings of a store.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +43,8 @@ pub struct PullOptions {
     pub credentials: Credentials,
     /// How registries are reached.
     pub registries: RegistryConfig,
+    /// Ends a load from another thread; a pull ends when its future is dropped.
+    pub cancel: Cancel,
 }
 
 impl Default for PullOptions {
@@ -53,6 +55,7 @@ impl Default for PullOptions {
             parallel_layers: 3,
             credentials: Credentials::Auto,
             registries: RegistryConfig::default(),
+            cancel: Cancel::default(),
         }
     }
 }
@@ -83,6 +86,13 @@ impl PullOptions {
     #[must_use]
     pub fn registries(mut self, registries: RegistryConfig) -> Self {
         self.registries = registries;
+        self
+    }
+
+    /// Lets `cancel` end a load.
+    #[must_use]
+    pub fn cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
         self
     }
 

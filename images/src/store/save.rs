@@ -1,0 +1,92 @@
+//! Saving images to archives.
+
+use std::fs::{self, File};
+use std::io::Write;
+
+use super::database::{self, Contents};
+use super::lookup::{Found, find};
+use super::{Inner, Store};
+use crate::archive::ArchiveFormat;
+use crate::archive::save::{self, Saved};
+use crate::registry::{Manifest, Parsed};
+use crate::{Cancel, Digest, Error, Result};
+
+impl Store {
+    /// Writes images to an archive that [`Store::load`] and other tools load again, with the same ids: manifests,
+    /// configurations and layers as they came. An image that is asked for by a name has that name in the archive,
+    /// one that is asked for by id or digest has none. Blocks until done; what is written is a stream.
+    ///
+    /// # Errors
+    /// As [`Store::resolve`]; [`Error::Damaged`]; [`Error::Archive`] when `out` takes no more; [`Error::Cancelled`].
+    pub fn save(
+        &self,
+        images: &[impl AsRef<str>],
+        format: ArchiveFormat,
+        out: impl Write,
+        cancel: &Cancel,
+    ) -> Result<()> {
+        let _stay = self.inner.hold_files()?;
+        let contents = database::read(&self.inner.layout)?;
+        let mut all: Vec<Saved> = Vec::new();
+        for name in images {
+            let found = find(&contents, name.as_ref())?;
+            let id = found.id();
+            let at = match all.iter().position(|saved| saved.id == id) {
+                Some(at) => at,
+                None => {
+                    all.push(self.inner.saved(&contents, id)?);
+                    all.len() - 1
+                }
+            };
+            if let Found::Name(name, _) = found
+                && !name.contains('@')
+                && !all[at].tags.contains(&name)
+            {
+                all[at].tags.push(name);
+            }
+        }
+        let open = |digest: &Digest| {
+            let path = self.inner.layout.blob(digest);
+            File::open(&path).map_err(|source| Error::io("read", &path, source))
+        };
+        save::write(&all, format, open, out, cancel)
+    }
+}
+
+impl Inner {
+    fn saved(&self, contents: &Contents, id: Digest) -> Result<Saved> {
+        let (digest, bytes, manifest) = self.manifest(contents, id)?;
+        let complete = [&manifest.config]
+            .into_iter()
+            .chain(&manifest.layers)
+            .all(|part| {
+                let found = fs::metadata(self.layout.blob(&part.digest));
+                found.is_ok_and(|found| found.len() == part.size)
+            });
+        if !complete || manifest.config.digest != id {
+            return Err(Error::Damaged { id });
+        }
+        Ok(Saved {
+            id,
+            tags: Vec::new(),
+            digest,
+            bytes,
+            manifest,
+        })
+    }
+
+    /// An image's manifest, as it came and parsed.
+    pub(super) fn manifest(
+        &self,
+        contents: &Contents,
+        id: Digest,
+    ) -> Result<(Digest, Vec<u8>, Manifest)> {
+        let damaged = || Error::Damaged { id };
+        let digest = contents.record(&id).ok_or_else(damaged)?.manifest;
+        let bytes = fs::read(self.layout.blob(&digest)).map_err(|_| damaged())?;
+        match Parsed::parse(&bytes, "", &self.options.limits) {
+            Ok(Parsed::Image(manifest)) => Ok((digest, bytes, manifest)),
+            _ => Err(damaged()),
+        }
+    }
+}
