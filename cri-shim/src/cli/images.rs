@@ -14,7 +14,7 @@ use super::table::Table;
 const SHORT_ID: usize = 12;
 
 /// What stands where an image has no name.
-const NONE: &str = "<none>";
+pub(super) const NONE: &str = "<none>";
 
 #[derive(Debug, Args)]
 pub(super) struct ImagesArgs {
@@ -54,7 +54,6 @@ pub(super) struct ImageView {
 
 impl From<&Image> for ImageView {
     fn from(image: &Image) -> Self {
-        let rfc3339 = |time| humantime::format_rfc3339_seconds(time).to_string();
         let config = image.config().config().as_ref();
         Self {
             id: image.id().to_string(),
@@ -76,7 +75,7 @@ pub(super) fn run(globals: &Globals, args: &ImagesArgs) -> anyhow::Result<u8> {
         let views: Vec<ImageView> = images.iter().map(ImageView::from).collect();
         super::print_json(&views)?;
     } else if args.quiet {
-        let line = |image: &Image| format!("{}\n", shown_id(image, args.no_trunc));
+        let line = |image: &Image| format!("{}\n", short_id(image, args.no_trunc));
         super::print(&images.iter().map(line).collect::<String>())?;
     } else {
         super::print(&table(&images, args, SystemTime::now()))?;
@@ -89,7 +88,7 @@ fn table(images: &[Image], args: &ImagesArgs, now: SystemTime) -> String {
         Table::new(["REPOSITORY", "TAG", "DIGEST", "IMAGE ID", "CREATED", "SIZE"]);
     let mut plain = Table::new(["REPOSITORY", "TAG", "IMAGE ID", "CREATED", "SIZE"]);
     for image in images {
-        let id = shown_id(image, args.no_trunc);
+        let id = short_id(image, args.no_trunc);
         let created = ago(image.created(), now);
         let size = size::human(image.size());
         for (repository, tag) in names(image.tags(), image.digests()) {
@@ -109,7 +108,13 @@ fn table(images: &[Image], args: &ImagesArgs, now: SystemTime) -> String {
     }
 }
 
-fn shown_id(image: &Image, in_full: bool) -> String {
+/// A time for scripts.
+pub(super) fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
+/// An image's id, as people are shown it or in full.
+pub(super) fn short_id(image: &Image, in_full: bool) -> String {
     if in_full {
         image.id().to_string()
     } else {
@@ -135,7 +140,7 @@ fn split_tag(name: &str) -> (String, String) {
 }
 
 /// A time as people say it: `3 weeks ago`.
-fn ago(time: Option<SystemTime>, now: SystemTime) -> String {
+pub(super) fn ago(time: Option<SystemTime>, now: SystemTime) -> String {
     let Some(age) = time.and_then(|time| now.duration_since(time).ok()) else {
         return "N/A".to_owned();
     };

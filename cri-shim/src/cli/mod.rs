@@ -1,21 +1,29 @@
 //! The command line. Arguments come in, a command's output goes to stdout, everything else
 //! (progress, logs, errors) to stderr, and the exit code says how it went.
 //!
-//! One file per command, each with its flags and what it prints; `table`, `progress` and
-//! `terminal` are what they share. What a command does is not decided here: images are
+//! One file per command, each with its flags and what it prints; `table`, `progress`,
+//! `interrupt` and `terminal` are what they share. What a command does is not decided here: images are
 //! `podvisor-images`' and virtual machines are `sandbox`'s.
 
 mod check;
 mod completions;
+mod image;
 mod images;
+mod inspect;
+mod interrupt;
+mod load;
 mod program;
 mod progress;
+mod prune;
 mod pull;
 mod rmi;
 mod run;
+mod save;
 mod signals;
 mod size;
+mod system;
 mod table;
+mod tag;
 mod terminal;
 mod version;
 
@@ -92,6 +100,20 @@ enum Command {
     Images(images::ImagesArgs),
     /// Remove images
     Rmi(rmi::RmiArgs),
+    /// Remove images that nobody needs
+    Prune(prune::PruneArgs),
+    /// Give an image more names
+    Tag(tag::TagArgs),
+    /// Take images from an archive
+    Load(load::LoadArgs),
+    /// Write images to an archive
+    Save(save::SaveArgs),
+    /// Show how an image was made
+    History(inspect::HistoryArgs),
+    /// Inspect, pin and manage images
+    Image(image::ImageArgs),
+    /// Show what podvisor takes of this machine
+    System(system::SystemArgs),
     /// Say whether this machine can run guests, and what to do if not
     Check(check::CheckArgs),
     /// Show versions
@@ -118,6 +140,13 @@ pub(crate) fn main() -> ExitCode {
         Command::Pull(args) => pull::run(&cli.globals, &args),
         Command::Images(args) => images::run(&cli.globals, &args),
         Command::Rmi(args) => rmi::run(&cli.globals, &args),
+        Command::Prune(args) => prune::run(&cli.globals, &args),
+        Command::Tag(args) => tag::run(&cli.globals, &args),
+        Command::Load(args) => load::run(&cli.globals, &args),
+        Command::Save(args) => save::run(&cli.globals, &args),
+        Command::History(args) => inspect::history(&cli.globals, &args),
+        Command::Image(args) => image::run(&cli.globals, &args),
+        Command::System(args) => system::run(&cli.globals, &args),
         Command::Check(args) => check::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completions(args) => completions::run(&args),

@@ -17,6 +17,8 @@ pub(super) enum Progress {
     Quiet,
     /// One line for each step.
     Lines,
+    /// One line for each step, but none for the result.
+    Steps,
     /// One bar for each layer.
     Bars,
 }
@@ -31,13 +33,19 @@ impl Progress {
         }
     }
 
+    /// For work that fetches nothing.
+    pub(super) fn for_steps(quiet: bool) -> Self {
+        if quiet { Self::Quiet } else { Self::Steps }
+    }
+
     /// Shows events until there are no more.
     pub(super) async fn show(self, mut events: UnboundedReceiver<PullEvent>) {
         let mut bars = Bars::default();
         while let Some(event) = events.recv().await {
             match self {
                 Self::Quiet => {}
-                Self::Lines => {
+                Self::Steps if matches!(event, PullEvent::Done { .. }) => {}
+                Self::Lines | Self::Steps => {
                     if let Some(line) = line(&event) {
                         // Progress that nobody can read is no reason to fail.
                         let _ = writeln!(io::stderr(), "{line}");

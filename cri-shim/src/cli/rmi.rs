@@ -4,7 +4,7 @@ use clap::Args;
 use podvisor_images::{Error, Removed};
 use serde::Serialize;
 
-use super::Globals;
+use super::{Globals, size};
 
 #[derive(Debug, Args)]
 pub(super) struct RmiArgs {
@@ -22,18 +22,39 @@ pub(super) struct RmiArgs {
 }
 
 #[derive(Debug, Default, Serialize)]
-struct RemovedView {
+pub(super) struct RemovedView {
     untagged: Vec<String>,
     deleted: Vec<String>,
     /// Bytes of disk space that are free again.
     freed: u64,
+    /// Files stay for the next removal, because a pull, load or save is under way.
+    deferred: bool,
 }
 
 impl RemovedView {
-    fn add(&mut self, removed: Removed) {
+    pub(super) fn add(&mut self, removed: Removed) {
         self.untagged.extend(removed.names);
         self.deleted.extend(removed.image.map(|id| id.to_string()));
         self.freed = self.freed.saturating_add(removed.bytes);
+        self.deferred |= removed.deferred;
+    }
+
+    /// What was removed, and the space that is free again.
+    pub(super) fn to_summary(&self) -> String {
+        format!(
+            "{}Total reclaimed space: {}\n",
+            self.to_text(),
+            size::human(self.freed)
+        )
+    }
+
+    /// Tells when the disk space is not free yet.
+    pub(super) fn notice(&self) {
+        if self.deferred {
+            super::notice(
+                "images are being fetched or saved, so files that are no longer needed stay until the next `podvisor prune`",
+            );
+        }
     }
 
     fn to_text(&self) -> String {
@@ -66,6 +87,7 @@ pub(super) fn run(globals: &Globals, args: &RmiArgs) -> anyhow::Result<u8> {
     } else {
         super::print(&all.to_text())?;
     }
+    all.notice();
     Ok(code)
 }
 
@@ -77,8 +99,8 @@ mod tests {
     fn names_come_before_images() {
         let removed = |name: &str| Removed {
             names: vec![name.to_owned()],
-            image: None,
             bytes: 10,
+            ..Removed::default()
         };
         let mut all = RemovedView::default();
         all.add(removed("a:1"));

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -24,6 +24,9 @@ const MEMORY_MIN: u64 = 64 << 20;
 
 /// Digits of an id that make a host name or a disk's serial, as in docker.
 const SHORT_ID: usize = 12;
+
+/// A use so soon after another need not be noted.
+const USE_NOTED: Duration = Duration::from_secs(3600);
 
 /// What a terminal has that does not say.
 const DEFAULT_SIZE: TerminalSize = TerminalSize {
@@ -207,7 +210,9 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
         };
         debug!(id = %image.id(), "the image is here");
         let streams = Streams::new(input, terminal)?;
-        in_sandbox(args, files, &image, streams, &mut signals).await
+        let code = in_sandbox(args, files, &image, streams, &mut signals).await;
+        note_use(&store, &image);
+        code
     });
     // A thread may sit in a read of stdin for ever.
     runtime.shutdown_background();
@@ -262,6 +267,14 @@ async fn image(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled> {
         Progress::for_stderr()
     };
     pull(store, name, PullPolicy::Always, progress).await
+}
+
+/// Tells the store that the image was used, for pruning to see. That writes to the disk, so not for each run.
+fn note_use(store: &Store, image: &Image) {
+    let is_new = image.used().elapsed().is_ok_and(|age| age < USE_NOTED);
+    if !is_new && let Err(error) = store.touch(&image.id().to_string()) {
+        debug!(%error, "the use of the image is not noted");
+    }
 }
 
 /// Runs the program of `image` and gives its exit code.

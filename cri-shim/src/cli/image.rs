@@ -1,0 +1,55 @@
+//! `podvisor image`: all that is done with images, under one name.
+
+use clap::{Args, Subcommand};
+
+use super::{Globals, images, inspect, load, prune, pull, rmi, save, tag};
+
+#[derive(Debug, Args)]
+pub(super) struct ImageArgs {
+    #[command(subcommand)]
+    command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ImageCommand {
+    /// Show all that is known of images, as JSON
+    Inspect(inspect::InspectArgs),
+    /// Show how an image was made
+    History(inspect::HistoryArgs),
+    /// Keep images from being pruned
+    Pin(tag::PinArgs),
+    /// Let images be pruned again
+    Unpin(tag::PinArgs),
+    /// List the images that are here
+    #[command(visible_alias = "list")]
+    Ls(images::ImagesArgs),
+    /// Fetch images from a registry
+    Pull(pull::PullArgs),
+    /// Remove images
+    #[command(visible_alias = "remove")]
+    Rm(rmi::RmiArgs),
+    /// Remove images that nobody needs
+    Prune(prune::PruneArgs),
+    /// Give an image more names
+    Tag(tag::TagArgs),
+    /// Take images from an archive
+    Load(load::LoadArgs),
+    /// Write images to an archive
+    Save(save::SaveArgs),
+}
+
+pub(super) fn run(globals: &Globals, args: &ImageArgs) -> anyhow::Result<u8> {
+    match &args.command {
+        ImageCommand::Inspect(args) => inspect::run(globals, args),
+        ImageCommand::History(args) => inspect::history(globals, args),
+        ImageCommand::Pin(args) => tag::pin(globals, args, true),
+        ImageCommand::Unpin(args) => tag::pin(globals, args, false),
+        ImageCommand::Ls(args) => images::run(globals, args),
+        ImageCommand::Pull(args) => pull::run(globals, args),
+        ImageCommand::Rm(args) => rmi::run(globals, args),
+        ImageCommand::Prune(args) => prune::run(globals, args),
+        ImageCommand::Tag(args) => tag::run(globals, args),
+        ImageCommand::Load(args) => load::run(globals, args),
+        ImageCommand::Save(args) => save::run(globals, args),
+    }
+}

@@ -1,0 +1,161 @@
+//! `podvisor image inspect` and `podvisor history`: one image in detail.
+
+use std::time::SystemTime;
+
+use anyhow::Context as _;
+use clap::Args;
+use podvisor_images::{Details, HistoryEntry};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::images::{NONE, ago, rfc3339, short_id};
+use super::table::Table;
+use super::{Globals, size};
+
+/// Characters of a command that are shown, as in docker.
+const COMMAND: usize = 45;
+
+#[derive(Debug, Args)]
+pub(super) struct InspectArgs {
+    /// Names, ids or digests
+    #[arg(value_name = "IMAGE", required = true)]
+    images: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct HistoryArgs {
+    /// Name, id or digest
+    image: String,
+
+    /// Show ids and commands in full
+    #[arg(long)]
+    no_trunc: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints what is there; each failure is reported, and one is enough to fail.
+pub(super) fn run(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {
+    let store = globals.store()?;
+    let mut found = Vec::new();
+    let mut code = 0;
+    for name in &args.images {
+        let details = store.inspect(name).map_err(anyhow::Error::from);
+        match details.and_then(|details| view(&details)) {
+            Ok(view) => found.push(view),
+            Err(error) => {
+                super::report(&error);
+                code = super::FAILURE;
+            }
+        }
+    }
+    super::print_json(&found)?;
+    Ok(code)
+}
+
+/// An image with docker's names for things, for scripts that know those.
+fn view(details: &Details) -> anyhow::Result<Value> {
+    let image = &details.image;
+    let config: Value =
+        serde_json::from_slice(&details.config).context("cannot read the configuration")?;
+    let part = |name: &str| config.get(name).cloned().unwrap_or_default();
+    let layers = details.layers.iter();
+    let stored = layers.clone().map(|layer| {
+        json!({
+            "Digest": layer.digest,
+            "MediaType": layer.media_type,
+            "Size": layer.size,
+        })
+    });
+    Ok(json!({
+        "Id": image.id(),
+        "Digest": image.manifest_digest(),
+        "RepoTags": image.tags(),
+        "RepoDigests": image.digests(),
+        "Created": part("created"),
+        "Author": part("author"),
+        "Architecture": part("architecture"),
+        "Os": part("os"),
+        "Config": part("config"),
+        "RootFS": {
+            "Type": "layers",
+            "Layers": layers.map(|layer| layer.diff_id).collect::<Vec<_>>(),
+        },
+        "Layers": stored.collect::<Vec<_>>(),
+        "History": part("history"),
+        "Size": image.size(),
+        "File": image.rootfs(),
+        "Pulled": rfc3339(image.pulled()),
+        "LastUsed": rfc3339(image.used()),
+        "Pinned": image.pinned(),
+    }))
+}
+
+/// A step as JSON shows it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StepView<'a> {
+    /// The image, of the newest step.
+    id: Option<String>,
+    created: Option<String>,
+    created_by: Option<&'a str>,
+    comment: Option<&'a str>,
+    /// Digest of the layer as it came; steps need not make one.
+    layer: Option<String>,
+    /// Bytes of the layer as it came.
+    size: u64,
+}
+
+pub(super) fn history(globals: &Globals, args: &HistoryArgs) -> anyhow::Result<u8> {
+    let details = globals.store()?.inspect(&args.image)?;
+    if args.json {
+        let steps = details.history.iter().rev().enumerate();
+        let views = steps.map(|(index, step)| {
+            let layer = step.layer.and_then(|layer| details.layers.get(layer));
+            StepView {
+                id: (index == 0).then(|| details.image.id().to_string()),
+                created: step.created.map(rfc3339),
+                created_by: step.created_by.as_deref(),
+                comment: step.comment.as_deref(),
+                layer: layer.map(|layer| layer.digest.to_string()),
+                size: layer.map_or(0, |layer| layer.size),
+            }
+        });
+        super::print_json(&views.collect::<Vec<_>>())?;
+    } else {
+        super::print(&table(&details, args.no_trunc, SystemTime::now()))?;
+    }
+    Ok(0)
+}
+
+fn table(details: &Details, in_full: bool, now: SystemTime) -> String {
+    let mut table = Table::new(["IMAGE", "CREATED", "CREATED BY", "SIZE", "COMMENT"]);
+    let newest_first = details.history.iter().rev().enumerate();
+    for (index, step) in newest_first {
+        let id = match index {
+            0 => short_id(&details.image, in_full),
+            _ => "<missing>".to_owned(),
+        };
+        let layer = step.layer.and_then(|layer| details.layers.get(layer));
+        table.row([
+            id,
+            ago(step.created, now),
+            command(step, in_full),
+            size::human(layer.map_or(0, |layer| layer.size)),
+            step.comment.clone().unwrap_or_default(),
+        ]);
+    }
+    table.render()
+}
+
+fn command(step: &HistoryEntry, in_full: bool) -> String {
+    let text = step.created_by.as_deref().unwrap_or(NONE);
+    if in_full || text.chars().count() <= COMMAND {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(COMMAND - 1).collect();
+    cut.push('…');
+    cut
+}

@@ -1,0 +1,81 @@
+//! `podvisor load`: images from an archive.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use podvisor_images::Image;
+
+use super::Globals;
+use super::images::ImageView;
+use super::interrupt::{Ended, interruptible};
+use super::progress::Progress;
+use super::run::exit_code_of;
+use super::terminal;
+
+#[derive(Debug, Args)]
+pub(super) struct LoadArgs {
+    /// Archive or OCI layout folder to load instead of stdin
+    #[arg(short, long, value_name = "FILE")]
+    input: Option<PathBuf>,
+
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
+    let stdin = match &args.input {
+        Some(_) => None,
+        None if terminal::is_terminal(io::stdin()) => {
+            anyhow::bail!(
+                "nothing to load from a terminal; give --input FILE or pipe an archive in"
+            )
+        }
+        None => Some(stdin()?),
+    };
+    let store = globals.store()?;
+    let input = args.input.clone();
+    let ended = interruptible(Progress::for_steps(args.quiet), move |options| {
+        match (stdin, input) {
+            (Some(stdin), _) => store.load_file(stdin, None, options),
+            (None, input) => store.load(input.unwrap_or_default(), None, options),
+        }
+    });
+    match ended? {
+        Ended::Done(images) => {
+            if args.json {
+                let views: Vec<_> = images.iter().map(ImageView::from).collect();
+                super::print_json(&views)?;
+            } else {
+                super::print(&images.iter().map(loaded).collect::<String>())?;
+            }
+            Ok(0)
+        }
+        Ended::Interrupted(signal) => Ok(exit_code_of(signal)),
+    }
+}
+
+/// Stdin as a file of its own.
+pub(super) fn stdin() -> anyhow::Result<File> {
+    let stdin = io::stdin().as_fd().try_clone_to_owned();
+    stdin.map(File::from).context("cannot read stdin")
+}
+
+/// A line for each name, as docker says it.
+fn loaded(image: &Image) -> String {
+    if image.tags().is_empty() {
+        return format!("Loaded image ID: {}\n", image.id());
+    }
+    let names = image.tags().iter();
+    names
+        .map(|name| format!("Loaded image: {name}\n"))
+        .collect()
+}

@@ -1,0 +1,166 @@
+//! `podvisor save`: images to an archive.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use podvisor_images::{ArchiveError, ArchiveFormat, Error};
+use tempfile::NamedTempFile;
+
+use super::Globals;
+use super::interrupt::{Ended, interruptible};
+use super::progress::Progress;
+use super::run::exit_code_of;
+use super::terminal;
+
+#[derive(Debug, Args)]
+pub(super) struct SaveArgs {
+    /// Names, ids or digests
+    #[arg(value_name = "IMAGE", required = true)]
+    images: Vec<String>,
+
+    /// File to write instead of stdout
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Kind of archive
+    #[arg(long, value_enum, default_value_t = Format::DockerArchive)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For docker, podman, containerd and skopeo
+    DockerArchive,
+    /// The OCI image layout alone
+    OciArchive,
+}
+
+impl From<Format> for ArchiveFormat {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::DockerArchive => Self::Docker,
+            Format::OciArchive => Self::Oci,
+        }
+    }
+}
+
+pub(super) fn run(globals: &Globals, args: &SaveArgs) -> anyhow::Result<u8> {
+    let output = Output::new(args.output.as_deref())?;
+    let store = globals.store()?;
+    let (images, format) = (args.images.clone(), args.format.into());
+    let file = output.file()?;
+    let saved = interruptible(Progress::Quiet, move |options| {
+        store.save(&images, format, file, &options.cancel)
+    });
+    match saved.map_err(|error| output.explain(error))? {
+        Ended::Done(()) => output.finish().map(|()| 0),
+        Ended::Interrupted(signal) => Ok(exit_code_of(signal)),
+    }
+}
+
+/// Where the archive goes. A file appears under its name when it is complete.
+enum Output {
+    Stdout,
+    /// A device, pipe or socket, which is written as it is.
+    Special(PathBuf),
+    File {
+        making: NamedTempFile,
+        path: PathBuf,
+    },
+}
+
+impl Output {
+    fn new(path: Option<&Path>) -> anyhow::Result<Self> {
+        let Some(path) = path else {
+            anyhow::ensure!(
+                !terminal::is_terminal(io::stdout()),
+                "an archive is nothing for a terminal; give --output FILE or redirect stdout"
+            );
+            return Ok(Self::Stdout);
+        };
+        let path = match fs::metadata(path) {
+            Ok(found) if found.is_dir() => {
+                anyhow::bail!("{} is a folder; give --output a file", path.display())
+            }
+            Ok(found) if !found.is_file() => return Ok(Self::Special(path.to_owned())),
+            // What a symbolic link points to is replaced, not the link.
+            Ok(_) => fs::canonicalize(path).with_context(|| cannot_write(path))?,
+            Err(_) => path.to_owned(),
+        };
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        let making = tempfile::Builder::new()
+            .prefix(".podvisor-save-")
+            .permissions(fs::Permissions::from_mode(0o666))
+            .tempfile_in(folder)
+            .with_context(|| cannot_write(&path))?;
+        Ok(Self::File { making, path })
+    }
+
+    fn file(&self) -> anyhow::Result<File> {
+        match self {
+            Self::Stdout => {
+                let stdout = io::stdout().as_fd().try_clone_to_owned();
+                stdout.map(File::from).context("cannot write to stdout")
+            }
+            Self::Special(path) => {
+                let file = File::options().write(true).open(path);
+                file.with_context(|| cannot_write(path))
+            }
+            Self::File { making, path } => {
+                let file = making.as_file().try_clone();
+                file.with_context(|| cannot_write(path))
+            }
+        }
+    }
+
+    /// Says what could not be written, if that is what failed.
+    fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let Some(Error::Archive(ArchiveError::Write { source })) = error.downcast_ref() else {
+            return error;
+        };
+        let is_full = matches!(
+            source.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        );
+        match self.path() {
+            Some(path) if is_full => error.context(format!(
+                "no space left for {}; free some, or save to another disk",
+                path.display()
+            )),
+            Some(path) => error.context(cannot_write(path)),
+            None => error.context("cannot write to stdout"),
+        }
+    }
+
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Stdout => None,
+            Self::Special(path) | Self::File { path, .. } => Some(path),
+        }
+    }
+
+    fn finish(self) -> anyhow::Result<()> {
+        match self {
+            Self::Stdout => io::stdout().flush().context("cannot write to stdout"),
+            Self::Special(_) => Ok(()),
+            Self::File { making, path } => {
+                let done = making.as_file().sync_all();
+                done.and_then(|()| making.persist(&path).map_err(io::Error::from))
+                    .with_context(|| cannot_write(&path))?;
+                Ok(())
+            }
+        }
+    }
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}

@@ -1,0 +1,428 @@
+//! What the commands for images do, print and refuse: load, save, tag, prune, inspect, history.
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use support::image::Image;
+use support::registry::Registry;
+use support::{Ran, Root};
+
+const NAME: &str = "docker.io/library/app:1";
+
+/// A root with an image of busybox under [`NAME`], and the image's id.
+fn root() -> (Root, String) {
+    let root = Root::default();
+    let image = Image::busybox(json!({ "Cmd": ["sh"], "Healthcheck": { "Test": ["NONE"] } }));
+    let id = image.config.digest.clone();
+    let registry = Registry::serve(&[("app", image)]);
+    let name = registry.name("app");
+    root.output(&["pull", "-q", &name])
+        .printed(&format!("{id}\n"));
+    root.output(&["tag", &name, "app:1"]).printed("");
+    assert_eq!(root.output(&["rmi", &name]).code, Some(0));
+    (root, id)
+}
+
+fn file(root: &Root, name: &str) -> String {
+    root.path().join(name).display().to_string()
+}
+
+/// All files under the root that hold images, with their contents.
+fn contents(root: &Root) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut files = root.files_ending_in("");
+    files.retain(|file| file.starts_with(root.path().join("images")));
+    files.retain(|file| !file.ends_with("store.redb"));
+    files.sort();
+    let with_bytes = files.into_iter().map(|file| {
+        let bytes = fs::read(&file).unwrap();
+        (file, bytes)
+    });
+    with_bytes.collect()
+}
+
+#[test]
+fn a_saved_image_is_loaded_from_a_file_stdin_and_a_pipe() {
+    let (root, id) = root();
+    let tar = file(&root, "app.tar");
+    root.output(&["save", "-o", &tar, "app:1"]).printed("");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&tar).unwrap().permissions());
+    assert_eq!(mode & 0o600, 0o600);
+    let piped = root.podvisor(&["save", "app:1"]).output().unwrap();
+    assert!(piped.stdout == fs::read(&tar).unwrap());
+
+    let loaded = format!("Loaded image: {NAME}\n");
+    let from_file = Root::default();
+    let ran = from_file.output(&["load", "-i", &tar]);
+    ran.printed(&loaded);
+    assert!(ran.stderr.contains("unpacking"), "{ran:?}");
+    let ids = from_file.output(&["image", "ls", "-q", "--no-trunc"]);
+    ids.printed(&format!("{id}\n"));
+
+    let from_stdin = Root::default();
+    let mut command = from_stdin.podvisor(&["load", "-q"]);
+    let ran = Ran::new(command.stdin(File::open(&tar).unwrap()).output().unwrap());
+    ran.printed(&loaded);
+    assert_eq!(ran.stderr, "");
+
+    let from_pipe = Root::default();
+    let mut child = from_pipe
+        .podvisor(&["load", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(&piped.stdout).unwrap();
+    drop(stdin);
+    let views: Value = serde_json::from_str(&Ran::of(child).stdout).unwrap();
+    assert_eq!(views[0]["id"], json!(id));
+    assert_eq!(views[0]["repoTags"], json!([NAME]));
+}
+
+#[test]
+fn skopeo_reads_both_formats() {
+    let (root, id) = root();
+    for (format, transport) in [
+        ("docker-archive", "docker-archive"),
+        ("oci-archive", "oci-archive"),
+    ] {
+        let tar = file(&root, format);
+        root.output(&["save", "--format", format, "-o", &tar, "app:1"])
+            .printed("");
+        let from = format!("{transport}:{tar}:{NAME}");
+        let out = Command::new("skopeo")
+            .args(["inspect", "--config", "--raw", &from])
+            .output()
+            .expect("skopeo is needed: apt-get install skopeo");
+        assert!(out.status.success(), "{out:?}");
+        let config = String::from_utf8(out.stdout).unwrap();
+        let digest = <sha2::Sha256 as sha2::Digest>::digest(config.trim_end());
+        let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(format!("sha256:{hex}"), id);
+    }
+}
+
+#[test]
+fn what_is_no_archive_says_so_and_leaves_the_store_alone() {
+    let (root, _) = root();
+    let before = contents(&root);
+    let text = file(&root, "text");
+    fs::write(&text, "not a tar\n".repeat(100)).unwrap();
+    root.output(&["load", "-i", &text])
+        .refused(1, &["no tar archive"]);
+    let mut command = root.podvisor(&["load"]);
+    Ran::new(command.stdin(File::open(&text).unwrap()).output().unwrap())
+        .refused(1, &["no tar archive"]);
+    root.output(&["load"]).refused(1, &["no image"]);
+    root.output(&["load", "-i", "/no/such.tar"])
+        .refused(1, &["/no/such.tar"]);
+    assert!(contents(&root) == before);
+}
+
+/// Both ends of a terminal.
+fn terminal() -> (OwnedFd, File) {
+    let flags = rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY;
+    let master = rustix::pty::openpt(flags).unwrap();
+    rustix::pty::grantpt(&master).unwrap();
+    rustix::pty::unlockpt(&master).unwrap();
+    let name = rustix::pty::ptsname(&master, Vec::new()).unwrap();
+    let path = Path::new(name.to_str().unwrap()).to_owned();
+    let slave = File::options().read(true).write(true).open(path).unwrap();
+    (master, slave)
+}
+
+#[test]
+fn archives_are_kept_from_terminals() {
+    let (root, _) = root();
+    let (_master, slave) = terminal();
+    let mut command = root.podvisor(&["save", "app:1"]);
+    command.stdout(slave.try_clone().unwrap());
+    let child = command.stderr(Stdio::piped()).spawn().unwrap();
+    Ran::of(child).refused(1, &["terminal", "--output"]);
+    let mut command = root.podvisor(&["load"]);
+    Ran::new(command.stdin(slave).output().unwrap()).refused(1, &["terminal", "--input"]);
+}
+
+#[test]
+fn a_save_that_fails_leaves_no_file_and_keeps_an_old_one() {
+    let (root, _) = root();
+    let folder = root.path().join("out");
+    fs::create_dir(&folder).unwrap();
+    let tar = folder.join("x.tar").display().to_string();
+    let names = || -> Vec<_> {
+        let entries = fs::read_dir(&folder).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect()
+    };
+    root.output(&["save", "-o", &tar, "nosuch"])
+        .refused(1, &["nosuch"]);
+    assert!(names().is_empty());
+    fs::write(&tar, "old").unwrap();
+    root.output(&["save", "-o", &tar, "app:1", "nosuch"])
+        .refused(1, &["nosuch"]);
+    assert_eq!(fs::read(&tar).unwrap(), b"old");
+    root.output(&["save", "-o", "/no/such/x.tar", "app:1"])
+        .refused(1, &["cannot write /no/such/x.tar"]);
+    root.output(&["save", "-o", folder.to_str().unwrap(), "app:1"])
+        .refused(1, &["is a folder"]);
+    root.output(&["save", "-o", "/dev/full", "app:1"])
+        .refused(1, &["no space left for /dev/full"]);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut command = root.podvisor(&["save", "app:1"]);
+    let child = command.stdout(full).stderr(Stdio::piped()).spawn();
+    Ran::of(child.unwrap()).refused(1, &["stdout", "No space left"]);
+    root.output(&["save", "-o", "/dev/null", "app:1"])
+        .printed("");
+    assert_eq!(names().len(), 1);
+
+    // Through a link, it is the file behind it that is replaced.
+    let link = folder.join("link");
+    std::os::unix::fs::symlink("x.tar", &link).unwrap();
+    root.output(&["save", "-o", link.to_str().unwrap(), "app:1"])
+        .printed("");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(fs::metadata(&tar).unwrap().len() > 10_000);
+}
+
+#[test]
+fn a_save_that_is_killed_leaves_no_half_file() {
+    let (root, _) = root();
+    let whole = root.podvisor(&["save", "app:1"]).output().unwrap().stdout;
+    let folder = root.path().join("out");
+    for (signal, code) in [("TERM", 143), ("KILL", 137)] {
+        fs::create_dir(&folder).unwrap();
+        let tar = folder.join("x.tar");
+        let mut interrupted = 0;
+        for call in 1.. {
+            let podvisor = root.podvisor(&["save", "app:1", "-o", tar.to_str().unwrap()]);
+            let inject = format!("inject=write,fsync,rename:signal={signal}:when={call}");
+            let mut command = Command::new("strace");
+            command
+                .args([
+                    "-f",
+                    "-qq",
+                    "-o",
+                    "/dev/null",
+                    "-e",
+                    "trace=write,fsync,rename",
+                ])
+                .args(["-e", &inject])
+                .arg(podvisor.get_program())
+                .args(podvisor.get_args())
+                .env("PODVISOR_ROOT", root.path());
+            let status = command
+                .status()
+                .expect("strace is needed: apt-get install strace");
+            let is_done = status.success();
+            let ended = status.code().or(status.signal().map(|signal| 128 + signal));
+            assert!(is_done || ended == Some(code), "{status}");
+            interrupted += usize::from(!is_done);
+            match fs::read(&tar) {
+                Ok(bytes) => assert!(bytes == whole, "{signal} {call}"),
+                Err(_) => assert!(!is_done, "{signal} {call}"),
+            }
+            // Nobody can clear up after SIGKILL.
+            if signal == "TERM" {
+                let mut left = fs::read_dir(&folder).unwrap().flatten();
+                assert!(left.all(|entry| entry.path() == tar), "{signal} {call}");
+            }
+            if is_done {
+                break;
+            }
+        }
+        assert!(interrupted > 3, "{signal} {interrupted}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+#[test]
+fn a_save_into_a_pipe_that_is_full_can_be_interrupted() {
+    let (root, _) = root();
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        // A pipe that nobody empties keeps podvisor in the middle of its work.
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let mut child = root
+            .podvisor(&["save", "app:1"])
+            .stdout(writer)
+            .spawn()
+            .unwrap();
+        reader.read_exact(&mut [0; 512]).unwrap();
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+    }
+}
+
+#[test]
+fn a_load_that_is_interrupted_leaves_the_store_alone() {
+    let (root, _) = root();
+    let before = contents(&root);
+    let tar = file(&root, "app.tar");
+    root.output(&["save", "-o", &tar, "app:1"]).printed("");
+    let bytes = fs::read(&tar).unwrap();
+    let mut child = root
+        .podvisor(&["load"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // More than a pipe holds: podvisor is at its work when all of it is written.
+    stdin.write_all(&bytes[..500_000]).unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(contents(&root) == before);
+}
+
+#[test]
+fn names_are_given_and_bad_ones_refused() {
+    let (root, id) = root();
+    root.output(&["tag", "app:1", "other", "localhost:5000/x:2"])
+        .printed("");
+    let list = root.output(&["images", "--json"]);
+    let list: Value = serde_json::from_str(&list.stdout).unwrap();
+    let tags = json!([NAME, "docker.io/library/other:latest", "localhost:5000/x:2"]);
+    assert_eq!(list[0]["repoTags"], tags);
+    root.output(&["tag", "app:1", "Not/A Name"])
+        .refused(1, &["Not/A Name", "lower case"]);
+    root.output(&["tag", "nosuch", "x"])
+        .refused(1, &["nosuch", "podvisor images"]);
+    let digest = format!("x@{id}");
+    root.output(&["tag", "app:1", &digest]).refused(1, &["x@"]);
+}
+
+#[test]
+fn pruning_asks_first_and_takes_what_nobody_needs() {
+    let (root, id) = root();
+    root.output(&["prune"]).refused(1, &["--force"]);
+    root.output(&["prune", "-f"])
+        .printed("Total reclaimed space: 0B\n");
+    root.output(&["image", "pin", "app:1"]).printed("");
+    root.output(&["prune", "-af"])
+        .printed("Total reclaimed space: 0B\n");
+    root.output(&["image", "unpin", "app:1"]).printed("");
+    root.output(&["image", "pin", "nosuch"])
+        .refused(1, &["nosuch"]);
+    root.output(&["prune", "-af", "--filter", "until=24h"])
+        .printed("Total reclaimed space: 0B\n");
+    root.output(&["prune", "-af", "--keep-size", "1G"])
+        .printed("Total reclaimed space: 0B\n");
+    let bad = root.output(&["prune", "--filter", "label=x"]);
+    assert_eq!(bad.code, Some(2), "{bad:?}");
+    assert!(bad.stderr.contains("until=24h"), "{bad:?}");
+
+    let ask = |answer: &[u8]| {
+        let (master, slave) = terminal();
+        let mut command = root.podvisor(&["prune", "-a"]);
+        let child = command
+            .stdin(slave)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        rustix::io::write(&master, answer).unwrap();
+        Ran::of(child)
+    };
+    let no = ask(b"n\n");
+    no.printed("");
+    assert!(no.stderr.contains("[y/N]"), "{no:?}");
+    let yes = ask(b"y\n");
+    assert_eq!(yes.code, Some(0), "{yes:?}");
+    let words = format!("Untagged: {NAME}\nDeleted: {id}\nTotal reclaimed space: ");
+    assert!(yes.stdout.contains(&words), "{yes:?}");
+    assert_eq!(root.output(&["images", "-q"]).stdout, "");
+    let json = root.output(&["prune", "-f", "--json"]);
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    let nothing = json!({"untagged": [], "deleted": [], "freed": 0, "deferred": false});
+    assert_eq!(json, nothing);
+}
+
+#[test]
+fn files_that_others_are_at_stay_and_that_is_said() {
+    let (root, _) = root();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let saving = root
+        .podvisor(&["save", "app:1"])
+        .stdout(writer)
+        .spawn()
+        .unwrap();
+    let mut archive = vec![0; 512];
+    reader.read_exact(&mut archive).unwrap();
+    let removed = root.output(&["rmi", "app:1"]);
+    assert_eq!(removed.code, Some(0), "{removed:?}");
+    assert!(removed.stderr.contains("podvisor prune"), "{removed:?}");
+    reader.read_to_end(&mut archive).unwrap();
+    assert_eq!(Ran::of(saving).code, Some(0));
+    let pruned = root.output(&["prune", "-f", "--json"]);
+    let pruned: Value = serde_json::from_str(&pruned.stdout).unwrap();
+    assert!(pruned["freed"].as_u64().unwrap() > 10_000, "{pruned}");
+    // What was removed in the meantime is whole in the archive.
+    let tar = file(&root, "x.tar");
+    fs::write(&tar, archive).unwrap();
+    root.output(&["load", "-i", &tar])
+        .printed(&format!("Loaded image: {NAME}\n"));
+}
+
+#[test]
+fn an_image_that_is_used_is_neither_removed_nor_pruned() {
+    let (root, _) = root();
+    let rootfs = File::open(&root.files_ending_in(".erofs")[0]).unwrap();
+    rustix::fs::flock(&rootfs, rustix::fs::FlockOperation::LockShared).unwrap();
+    root.output(&["rmi", "app:1"])
+        .refused(1, &["in use", "stop it"]);
+    root.output(&["prune", "-af"])
+        .printed("Total reclaimed space: 0B\n");
+    drop(rootfs);
+    assert_eq!(root.output(&["image", "rm", "app:1"]).code, Some(0));
+}
+
+#[test]
+fn an_inspection_has_docker_s_names_and_all_of_the_configuration() {
+    let (root, id) = root();
+    let ran = root.output(&["image", "inspect", "app:1", &id[7..19]]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let all: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(all[0], all[1]);
+    assert_eq!(all[0]["Id"], json!(id));
+    assert_eq!(all[0]["RepoTags"], json!([NAME]));
+    assert_eq!(all[0]["Config"]["Cmd"], json!(["sh"]));
+    assert_eq!(all[0]["Config"]["Healthcheck"]["Test"], json!(["NONE"]));
+    assert_eq!(all[0]["Created"], "2026-01-02T03:04:05Z");
+    assert_eq!(all[0]["RootFS"]["Layers"][0], all[0]["Layers"][0]["Digest"]);
+    let ran = root.output(&["image", "inspect", "nosuch", "app:1"]);
+    ran.refused(1, &["nosuch"]);
+    let one: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(one.as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn the_history_has_a_row_for_each_step() {
+    let (root, id) = root();
+    let ran = root.output(&["history", "app:1"]);
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert_eq!(lines.len(), 2, "{ran:?}");
+    assert!(lines[0].starts_with("IMAGE "), "{ran:?}");
+    assert!(lines[1].starts_with(&id[7..19]), "{ran:?}");
+    let json = root.output(&["image", "history", "--json", "app:1"]);
+    let steps: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(steps[0]["id"], json!(id));
+    assert!(steps[0]["size"].as_u64().unwrap() > 10_000);
+    root.output(&["history", "nosuch"]).refused(1, &["nosuch"]);
+}
+
+#[test]
+fn usage_is_told_in_text_and_json() {
+    let (root, _) = root();
+    let text = root.output(&["system", "df"]);
+    assert!(text.stdout.contains("Images   1"), "{text:?}");
+    let json = root.output(&["system", "df", "--json"]);
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json["images"]["total"], 1);
+    assert!(json["images"]["size"].as_u64().unwrap() > 10_000, "{json}");
+    assert!(json["images"]["inodes"].as_u64().unwrap() > 5, "{json}");
+}
