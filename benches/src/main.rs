@@ -2,13 +2,14 @@
 //!
 //! One folder per subject. A measurement goes in as the paths of the programs to compare and
 //! comes out as a table and as JSON. Product code is never here: podvisor is measured from
-//! outside, like every other virtual machine monitor.
+//! outside, like every other program.
 
 mod boot;
+mod pull;
 
 use clap::{Parser, Subcommand};
 
-/// Measures virtual machine monitors side by side.
+/// Measures podvisor and its peers side by side.
 #[derive(Debug, Parser)]
 #[command(name = "podvisor-benches", disable_version_flag = true)]
 struct Cli {
@@ -20,10 +21,13 @@ struct Cli {
 enum Subject {
     /// From starting the program to the guest's init
     Boot(boot::Args),
+    /// From a registry to a root file system
+    Pull(pull::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().subject {
         Subject::Boot(args) => boot::command(&args),
+        Subject::Pull(args) => pull::command(&args),
     }
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::host::{self, Request};
 use crate::report::Step;
-use crate::{cpio, kernel, paths, process, setup};
+use crate::{cpio, images, kernel, paths, process, setup};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -22,6 +22,8 @@ pub(crate) struct Args {
 enum Subject {
     /// From starting the program to the guest's init: podvisor and QEMU's microvm side by side
     Boot(BootArgs),
+    /// From a registry to a root file system: podvisor, containerd, and skopeo with umoci side by side (as root)
+    Pull(PullArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -52,9 +54,20 @@ struct BootArgs {
     json: Option<PathBuf>,
 }
 
+#[derive(Debug, clap::Args)]
+struct PullArgs {
+    /// Pulls of each image by each program
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    runs: usize,
+    /// Write the results as JSON to this file, or to stdout (`-`)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     match &args.subject {
         Subject::Boot(args) => boot(args),
+        Subject::Pull(args) => pull(args),
     }
 }
 
@@ -64,7 +77,7 @@ fn boot(args: &BootArgs) -> Result<ExitCode> {
         Some(kernel) => absolute(kernel)?,
         None => kernel::ensure()?,
     };
-    let programs = build()?;
+    let programs = build(&["podvisor-benches"])?;
     let initramfs = initramfs()?;
     let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
 
@@ -114,18 +127,41 @@ fn boot(args: &BootArgs) -> Result<ExitCode> {
     host::run_request(request).map(ExitCode::from)
 }
 
+/// Runs here, as root: the disk is this machine's own.
+fn pull(args: &PullArgs) -> Result<ExitCode> {
+    setup::ensure(&[setup::BUILD, setup::IMAGES, setup::BENCH_PULL])?;
+    let images = images::ensure()?;
+    let programs = build(&["podvisor-benches", "podvisor-cri"])?;
+    let mut command = process::tied(programs.join("podvisor-benches"));
+    command
+        .args(["pull", "--runs", &args.runs.to_string()])
+        .arg("--podvisor")
+        .arg(programs.join("podvisor"))
+        .arg("--registry")
+        .arg(images.join("registry/data"))
+        .arg("--folder")
+        .arg(paths::target().join("bench/pull"))
+        .stdin(Stdio::null());
+    if let Some(path) = &args.json {
+        command.arg("--json").arg(path);
+    }
+    process::run(&mut command)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn absolute(path: &Path) -> Result<PathBuf> {
     path.canonicalize()
         .with_context(|| format!("{} cannot be read", path.display()))
 }
 
 /// Builds the harness and podvisor's side of it, optimised; gives their folder.
-fn build() -> Result<PathBuf> {
+fn build(packages: &[&str]) -> Result<PathBuf> {
     let step = Step::begin("building the benchmarks");
     process::run(
         process::tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(["build", "--quiet", "--release", "--locked"])
-            .args(["--package", "podvisor-benches", "--bins"])
+            .arg("--bins")
+            .args(packages.iter().flat_map(|package| ["--package", package]))
             .current_dir(paths::root())
             .stdin(Stdio::null())
             .stdout(std::io::stderr()),

@@ -15,8 +15,18 @@ umoci raw add-layer --image oci:debian root.tar
 umoci config --image oci:debian --config.cmd /bin/sh --os linux --architecture amd64
 rm root.tar
 
-# A second layer: every kind of file, and every kind of change to what the first has.
+# The same in four layers that do not overlap.
 umoci unpack --image oci:debian bundle
+umoci new --image oci:split
+for part in usr/lib usr/share usr/bin .; do
+    tar -C bundle/rootfs --format=pax --exclude='./usr/lib/*' --exclude='./usr/share/*' --exclude='./usr/bin/*' \
+        -cf part.tar "$part"
+    umoci raw add-layer --image oci:split part.tar
+done
+umoci config --image oci:split --config.cmd /bin/sh --os linux --architecture amd64
+rm part.tar
+
+# A second layer: every kind of file, and every kind of change to what the first has.
 (
     cd bundle/rootfs
     mkdir -p srv/tree/kinds srv/tree/sizes srv/tree/names srv/tree/times srv/tree/modes
@@ -123,6 +133,7 @@ rm -r storage home passwd
 skopeo copy --quiet oci:oci:busybox oci-archive:busybox.oci.tar:example.org/busybox:skopeo
 push() { skopeo copy --quiet --dest-tls-verify=false "$@"; }
 push oci:oci:debian "docker://$REGISTRY/debian:1"
+push oci:oci:split "docker://$REGISTRY/split:1"
 push oci:oci:layers "docker://$REGISTRY/layers:1"
 push --dest-compress --dest-compress-format zstd oci:oci:debian "docker://$REGISTRY/zstd:1"
 push --format v2s2 oci:oci:busybox "docker://$REGISTRY/schema2:1"

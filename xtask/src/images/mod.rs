@@ -4,12 +4,13 @@
 //!
 //! | name | what it is |
 //! | --- | --- |
-//! | `registry/` | storage of a docker-registry with `debian:1`, `layers:1`, `zstd:1` and `schema2:1` |
+//! | `registry/` | storage of a docker-registry with `debian:1`, `split:1`, `layers:1`, `zstd:1` and `schema2:1` |
 //! | `layers.list` | what `umoci unpack` makes of `layers:1`, file by file ([`listing`]) |
 //! | `busybox.docker.tar` | a docker-archive by buildah |
 //! | `busybox.oci.tar` | an oci-archive by skopeo |
 //!
-//! `debian` is a Debian root in one layer, `layers` the same with three more layers that change it.
+//! `debian` is a Debian root in one layer, `zstd` the same in zstd, `split` the same in four layers, `layers` the same with
+//! three more layers that change it.
 
 mod listing;
 

@@ -1,0 +1,104 @@
+//! From a registry to what a container can start from: podvisor, containerd, and skopeo with umoci, side by side.
+//!
+//! A docker-registry on loopback serves the images. Each run begins with an empty folder on the same file system and ends
+//! with a root file system that is ready; [`peers`] knows the programs, [`measure`] what they cost, [`report`] what is told.
+
+mod measure;
+mod peers;
+mod registry;
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use measure::Sample;
+use peers::Peer;
+use registry::Registry;
+use report::Report;
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The podvisor program
+    #[arg(long, value_name = "FILE")]
+    podvisor: PathBuf,
+    /// A docker-registry's storage with the images
+    #[arg(long, value_name = "DIR")]
+    registry: PathBuf,
+    /// A folder for everything that is written; it is emptied
+    #[arg(long, value_name = "DIR")]
+    folder: PathBuf,
+    /// Images of that registry
+    #[arg(long, value_name = "NAME", default_values = ["debian:1", "split:1"])]
+    image: Vec<String>,
+    /// Pulls by each program
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    runs: usize,
+    /// Write the results as JSON to this file, or to stdout (`-`)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub(crate) fn command(args: &Args) -> Result<()> {
+    if args.runs == 0 {
+        bail!("--runs 0 measures nothing: give 1 or more");
+    }
+    clear(&args.folder)?;
+    let registry = Registry::start(&args.registry, &args.folder.join("registry"))?;
+    let mut report = Report::new(args.runs);
+    for image in &args.image {
+        let name = format!("{}/{image}", registry.address());
+        let samples = measure_image(args, &name)?;
+        report.add(image, &samples)?;
+    }
+    drop(registry);
+    clear(&args.folder)?;
+
+    let json = args.json.as_deref();
+    if json == Some(Path::new("-")) {
+        eprint!("{report}");
+        println!("{}", serde_json::to_string_pretty(&report)?);
+        return Ok(());
+    }
+    print!("{report}");
+    if let Some(path) = json {
+        let text = serde_json::to_string_pretty(&report)? + "\n";
+        fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+    }
+    Ok(())
+}
+
+/// All programs in turn, round by round, each round beginning with another one; the first round is not counted.
+fn measure_image(args: &Args, name: &str) -> Result<Vec<(Peer, Vec<Sample>)>> {
+    let mut results: Vec<(Peer, Vec<Sample>)> = Peer::all(&args.podvisor)
+        .into_iter()
+        .map(|peer| (peer, Vec::new()))
+        .collect();
+    for round in 0..=args.runs {
+        let count = results.len();
+        for turn in 0..count {
+            let (peer, samples) = &mut results[(round + turn) % count];
+            let folder = args.folder.join("store");
+            clear(&folder)?;
+            let sample = peer
+                .measure(name, &folder)
+                .with_context(|| format!("{} cannot pull {name}", peer.name()))?;
+            if round > 0 {
+                samples.push(sample);
+            }
+        }
+    }
+    clear(&args.folder.join("store"))?;
+    Ok(results)
+}
+
+/// Makes an empty folder of `folder`.
+fn clear(folder: &Path) -> Result<()> {
+    let made = match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => fs::create_dir_all(folder),
+    };
+    made.with_context(|| format!("{} cannot be emptied", folder.display()))
+}

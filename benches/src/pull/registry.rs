@@ -1,0 +1,99 @@
+//! A docker-registry on loopback that serves what its storage has.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// How long a server may take to answer.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A server in a process of its own; it ends with this value.
+#[derive(Debug)]
+pub(super) struct Server {
+    child: Child,
+}
+
+impl Server {
+    /// Starts a server and waits until `answers` says that it is up. What it prints goes to `log`.
+    pub(super) fn start(
+        command: &mut Command,
+        log: &Path,
+        answers: impl Fn() -> bool,
+    ) -> Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let file =
+            File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("{name} cannot be started"))?;
+        let mut server = Self { child };
+        let began = Instant::now();
+        while !answers() {
+            if let Some(status) = server.child.try_wait()? {
+                let text = fs::read_to_string(log).unwrap_or_default();
+                let last = text.lines().last().unwrap_or_default();
+                bail!("{name} ended at once ({status}): {last}");
+            }
+            if began.elapsed() > LIMIT {
+                bail!("{name} does not answer; its log is {}", log.display());
+            }
+            // Nothing tells when a server of others begins to listen.
+            sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // None of them has anything to put in order: its folder goes next.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The registry.
+#[derive(Debug)]
+pub(super) struct Registry {
+    address: SocketAddr,
+    _server: Server,
+}
+
+impl Registry {
+    /// Serves `storage`, read-only; `folder` is for the registry's own files.
+    pub(super) fn start(storage: &Path, folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder)?;
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let config = folder.join("config.yml");
+        let text = format!(
+            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {storage:?}}}, \
+             maintenance: {{readonly: {{enabled: true}}}}}}\nhttp: {{addr: \"{address}\"}}\n"
+        );
+        fs::write(&config, text)?;
+        let server = Server::start(
+            Command::new("docker-registry").arg("serve").arg(&config),
+            &folder.join("log"),
+            || TcpStream::connect(address).is_ok(),
+        )?;
+        Ok(Self {
+            address,
+            _server: server,
+        })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
