@@ -114,6 +114,11 @@ impl<R: BufRead> Read for ZstdReader<R> {
                 return Ok(got);
             }
             self.in_frame = false;
+            let expected = self.frame.get_checksum_from_data();
+            if expected.is_some() && expected != self.frame.get_calculated_checksum() {
+                let fault = "the content does not have the checksum that its frame names";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, fault));
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{ArchiveError, Digest, LayerError, Reference, RegistryError};
+use crate::{ArchiveError, Digest, DiskError, LayerError, Reference, RegistryError};
 
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -57,6 +57,9 @@ pub enum Error {
     /// An archive, or what is in it.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
+    /// A disk image, or the server that has it.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// One name for several images.
     #[error(
         "the archive has {count} images, so they cannot all be named {name:?}; leave the name out"
@@ -116,6 +119,7 @@ impl Error {
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Registry(error) => error.may_pass(),
+            Self::Disk(error) => error.may_pass(),
             Self::DiskFull { .. } | Self::Io { .. } => true,
             _ => false,
         }

@@ -20,6 +20,7 @@ pub struct Image {
     pub(crate) used: SystemTime,
     pub(crate) created: Option<SystemTime>,
     pub(crate) pinned: bool,
+    pub(crate) disk: Option<Digest>,
     pub(crate) rootfs: PathBuf,
     pub(crate) config: ImageConfiguration,
 }
@@ -77,6 +78,13 @@ impl Image {
     #[must_use]
     pub fn pinned(&self) -> bool {
         self.pinned
+    }
+
+    /// Id of the disk image in it, when the image is a containerDisk: pulling or loading finds a single disk
+    /// image in `/disk`.
+    #[must_use]
+    pub fn disk(&self) -> Option<Digest> {
+        self.disk
     }
 
     /// The OCI image configuration: entrypoint, environment, user, working folder, …

@@ -25,6 +25,7 @@ mod archive;
 mod cancel;
 mod decompress;
 mod digest;
+mod disk;
 mod erofs;
 mod error;
 #[cfg(any(test, feature = "test-utils"))]
@@ -43,6 +44,7 @@ mod tree;
 pub use archive::{ArchiveError, ArchiveFormat};
 pub use cancel::Cancel;
 pub use digest::{Digest, DigestError};
+pub use disk::{Checksum, ChecksumError, ConvertError, Disk, DiskError, Format, Qcow2Error};
 pub use erofs::WriteError;
 pub use error::{Error, Result};
 pub use http::{ClientCertificate, Host, Protocol, RegistryConfig};

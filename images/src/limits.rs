@@ -28,6 +28,12 @@ pub struct Limits {
     pub devices: bool,
     /// Manifests that an index may nest before the image's own.
     pub index_depth: usize,
+    /// Bytes of a disk image's file, as it is served and when decompressed.
+    pub disk_file_bytes: u64,
+    /// Bytes of a disk, as its guest sees it.
+    pub disk_bytes: u64,
+    /// Bytes of a disk that are not zeros.
+    pub disk_data_bytes: u64,
 }
 
 impl Default for Limits {
@@ -44,6 +50,9 @@ impl Default for Limits {
             xattr_bytes: 64 << 10,
             devices: true,
             index_depth: 4,
+            disk_file_bytes: 256 << 30,
+            disk_bytes: 2 << 40,
+            disk_data_bytes: 256 << 30,
         }
     }
 }

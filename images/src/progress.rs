@@ -61,6 +61,16 @@ pub enum PullEvent {
         /// The layer.
         layer: Digest,
     },
+    /// Another pull, of this or another process, fetches this disk image; this one waits for it.
+    DiskWaiting,
+    /// So many bytes of a disk image's file have arrived, and were converted or wait for it. A retry that cannot resume
+    /// starts at 0 again.
+    DiskBytes {
+        /// Bytes so far.
+        done: u64,
+        /// Bytes in all, when the server says so.
+        total: Option<u64>,
+    },
     /// The image is in the store under its name.
     Done {
         /// The image's id.

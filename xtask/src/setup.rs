@@ -57,8 +57,11 @@ pub(crate) const TEST: &[Package] = &[
         "checks the EROFS images that podvisor writes",
     ),
     package("g++", "builds libFuzzer for the fuzz targets"),
+    package("qemu-utils", "disk images in all variants, to compare with"),
     package("skopeo", "another client of registries, to compare with"),
     package("strace", "ends a pull at each of its writes"),
+    package("xz-utils", "packs disk images"),
+    package("zstd", "packs disk images"),
 ];
 
 /// Images made by other people's tools, for tests and benchmarks.

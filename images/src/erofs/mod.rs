@@ -10,6 +10,7 @@
 mod dir;
 mod inode;
 mod layout;
+mod lookup;
 mod output;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) mod reader;
@@ -17,6 +18,7 @@ mod space;
 mod writer;
 
 pub(crate) use inode::storable_xattr;
+pub(crate) use lookup::{FileSystem, Inode};
 pub use writer::WriteError;
 pub(crate) use writer::Writer;
 

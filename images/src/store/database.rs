@@ -11,6 +11,7 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use super::disk_records::{self, DiskChange, Disks};
 use super::layout::Layout;
 use crate::{Digest, Error, Result};
 
@@ -36,6 +37,9 @@ pub(super) struct Record {
     pub(super) used: u64,
     #[serde(default)]
     pub(super) pinned: bool,
+    /// The disk image that was found in it.
+    #[serde(default)]
+    pub(super) disk: Option<Digest>,
 }
 
 /// A name and the image that it stands for.
@@ -51,6 +55,7 @@ pub(super) struct Contents {
     pub(super) images: Vec<(Digest, Record)>,
     /// Sorted by name.
     pub(super) names: Vec<Name>,
+    pub(super) disks: Disks,
 }
 
 /// A change.
@@ -60,6 +65,7 @@ pub(super) enum Change {
     DropImage(Digest),
     PutName(Name),
     DropName(String),
+    Disk(DiskChange),
 }
 
 pub(super) fn now() -> u64 {
@@ -142,7 +148,10 @@ fn failed(layout: &Layout, source: redb::Error) -> Error {
 
 fn load(database: &impl ReadableDatabase) -> Result<Contents, redb::Error> {
     let transaction = database.begin_read()?;
-    let mut contents = Contents::default();
+    let mut contents = Contents {
+        disks: disk_records::load(&transaction)?,
+        ..Contents::default()
+    };
     match transaction.open_table(IMAGES) {
         Ok(images) => {
             for row in images.iter()? {
@@ -185,6 +194,7 @@ fn apply(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
                     drop(names.insert(name.as_str(), id.hex().as_str())?);
                 }
                 Change::DropName(name) => drop(names.remove(name.as_str())?),
+                Change::Disk(change) => disk_records::apply(&transaction, change)?,
             }
         }
     }
@@ -207,6 +217,7 @@ impl Contents {
                 self.names.sort_by(|a, b| a.name.cmp(&b.name));
             }
             Change::DropName(name) => self.names.retain(|found| found.name != name),
+            Change::Disk(change) => self.disks.apply(change),
         }
     }
 

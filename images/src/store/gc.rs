@@ -101,6 +101,7 @@ impl Inner {
                 freed += self.remove_rootfs(&id, &folder)?;
             }
         }
+        freed += self.collect_disks(&contents)?;
         Ok(Some(freed))
     }
 
@@ -136,7 +137,7 @@ impl Inner {
 }
 
 /// An exclusive lock on a root file system; `None` while it is open somewhere.
-fn lock_unused(path: &Path) -> io::Result<Option<File>> {
+pub(super) fn lock_unused(path: &Path) -> io::Result<Option<File>> {
     let file = File::open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),
@@ -146,7 +147,7 @@ fn lock_unused(path: &Path) -> io::Result<Option<File>> {
 }
 
 /// Entries of a folder whose names are digests.
-fn entries(folder: &Path) -> Result<Vec<(Digest, PathBuf)>> {
+pub(super) fn entries(folder: &Path) -> Result<Vec<(Digest, PathBuf)>> {
     let read = || -> io::Result<Vec<_>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(folder)? {
@@ -164,7 +165,7 @@ fn entries(folder: &Path) -> Result<Vec<(Digest, PathBuf)>> {
     read().map_err(|source| Error::io("list", folder, source))
 }
 
-fn remove_file(path: &Path) -> Result<u64> {
+pub(super) fn remove_file(path: &Path) -> Result<u64> {
     let remove = || {
         let bytes = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(path)?) * 512;
         fs::remove_file(path).map(|()| bytes)

@@ -22,8 +22,8 @@ impl Layout {
     }
 
     /// Folders that must exist.
-    pub(super) fn folders(&self) -> [PathBuf; 3] {
-        [self.blobs(), self.images(), self.temporary()]
+    pub(super) fn folders(&self) -> [PathBuf; 4] {
+        [self.blobs(), self.images(), self.disks(), self.temporary()]
     }
 
     pub(super) fn blobs(&self) -> PathBuf {
@@ -46,6 +46,18 @@ impl Layout {
         self.image(id).join("rootfs.erofs")
     }
 
+    pub(super) fn disks(&self) -> PathBuf {
+        self.root.join("disks")
+    }
+
+    pub(super) fn disk_folder(&self, id: &Digest) -> PathBuf {
+        self.disks().join(id.hex())
+    }
+
+    pub(super) fn disk(&self, id: &Digest) -> PathBuf {
+        self.disk_folder(id).join("disk.raw")
+    }
+
     pub(super) fn temporary(&self) -> PathBuf {
         self.root.join("tmp")
     }
@@ -58,6 +70,11 @@ impl Layout {
     /// Where a root file system is while it is written.
     pub(super) fn rootfs_work(&self, id: &Digest) -> PathBuf {
         self.temporary().join(format!("rootfs-{}", id.hex()))
+    }
+
+    /// Where a disk image is while it is made; `key` says of what.
+    pub(super) fn disk_work(&self, key: &Digest) -> PathBuf {
+        self.temporary().join(format!("disk-{}", key.hex()))
     }
 
     pub(super) fn database(&self) -> PathBuf {

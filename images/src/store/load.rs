@@ -148,6 +148,7 @@ impl Inner {
             pulled: now,
             used: now,
             pinned: false,
+            disk: None,
         };
         let documents = [(digest, manifest), (id, found.config)];
         let image = self.commit(id, record, names, &documents)?;

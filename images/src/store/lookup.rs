@@ -92,6 +92,7 @@ impl Inner {
             used: database::time(record.used),
             created: config.created().as_deref().and_then(rfc3339::parse),
             pinned: record.pinned,
+            disk: record.disk,
             rootfs,
             config,
         })

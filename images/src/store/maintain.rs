@@ -140,6 +140,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
+        self.inner.prune_disks(prune, &mut removed)?;
         Ok(removed)
     }
 
@@ -178,7 +179,7 @@ fn candidates(contents: &Contents, prune: &Prune) -> Vec<Digest> {
 }
 
 impl Inner {
-    fn usage(&self) -> Result<Usage> {
+    pub(super) fn usage(&self) -> Result<Usage> {
         let mut usage = Usage::default();
         let mut folders = vec![self.layout.root().to_owned()];
         while let Some(folder) = folders.pop() {

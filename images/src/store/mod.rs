@@ -4,6 +4,7 @@
 //! ROOT/store.redb                     what cannot be derived: names, times of use, pins
 //! ROOT/blobs/sha256/<hex>             manifests, configurations and layers, as the registry sent them, verified
 //! ROOT/images/<hex of id>/rootfs.erofs  the image's file system
+//! ROOT/disks/<hex of id>/disk.raw     a disk image, sparse; its id is the digest of the file that it came from
 //! ROOT/tmp/                           downloads and file systems in the making; a crash's rest goes at the next open
 //! ROOT/lock, ROOT/gc.lock             flock: short transactions; work that needs its blobs to stay
 //! ```
@@ -12,7 +13,10 @@
 //! complete, verified and on the disk, and an image its record only when all its files have theirs, so that a crash at
 //! any moment leaves old state or new state. Several processes may use one store at the same time.
 
+mod container_disk;
 mod database;
+mod disk_records;
+mod disks;
 mod flights;
 mod gc;
 mod inspect;
@@ -145,11 +149,14 @@ impl Store {
         self.inner.image(&contents, id, record)
     }
 
-    /// Takes away a name, or by id all of an image's names; the image goes with its last name.
+    /// Takes away a name, of a disk image too, or by id all of an image's names; the image goes with its last name.
     ///
     /// # Errors
     /// As [`Store::resolve`], and [`Error::InUse`] when the image's file is open somewhere.
     pub fn remove(&self, name: &str) -> Result<Removed> {
+        if self.is_disk(name)? {
+            return self.inner.remove_disk(name);
+        }
         self.inner.remove(name)
     }
 }

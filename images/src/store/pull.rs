@@ -124,6 +124,7 @@ impl Inner {
             pulled: database::now(),
             used: database::now(),
             pinned: false,
+            disk: None,
         };
         let image = blocking(move || self.commit(id, record, names, &documents)).await?;
         options.emit(PullEvent::Done { id, new });
@@ -395,6 +396,7 @@ impl Inner {
             let mut record = record;
             if let Some(old) = before.record(&id) {
                 (record.pulled, record.pinned) = (old.pulled, old.pinned);
+                record.disk = old.disk;
             }
             let mut changes = vec![Change::PutImage(id, record)];
             changes.extend(names.into_iter().map(Change::PutName));
@@ -403,7 +405,8 @@ impl Inner {
         let record = contents.record(&id).ok_or_else(|| Error::NotFound {
             name: id.to_string(),
         })?;
-        self.image(&contents, id, record)
+        let image = self.image(&contents, id, record)?;
+        Ok(self.recognise_disk(image))
     }
 
     /// Stores a manifest or configuration.
@@ -423,7 +426,7 @@ impl Inner {
 }
 
 /// Takes a work file; `waiting` is called when another process has it.
-async fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<WorkFile> {
+pub(super) async fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<WorkFile> {
     let fault = |source| Error::io("create", path, source);
     if let Some(work) = WorkFile::try_acquire(path).map_err(fault)? {
         return Ok(work);

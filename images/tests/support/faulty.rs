@@ -41,6 +41,8 @@ pub enum Body {
     Endless(Vec<u8>),
     /// In chunks, without a length.
     Chunked(Vec<u8>),
+    /// Until the connection ends, without a length.
+    Unsized(Vec<u8>),
 }
 
 pub struct Reply {
@@ -150,13 +152,14 @@ fn answer(
         Body::Bytes(bytes) | Body::Cut(bytes, _) | Body::Stall(bytes, _) => {
             head.push_str(&format!("Content-Length: {}\r\n\r\n", bytes.len()));
         }
+        Body::Unsized(_) => head.push_str("\r\n"),
         Body::Endless(_) | Body::Chunked(_) => head.push_str("Transfer-Encoding: chunked\r\n\r\n"),
     }
     let _ = stream.write_all(head.as_bytes());
     let chunk =
         |bytes: &[u8]| [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
     match &reply.body {
-        Body::Bytes(bytes) => drop(stream.write_all(bytes)),
+        Body::Bytes(bytes) | Body::Unsized(bytes) => drop(stream.write_all(bytes)),
         Body::Cut(bytes, length) => drop(stream.write_all(&bytes[..*length])),
         Body::Stall(bytes, length) => {
             let _ = stream.write_all(&bytes[..*length]);

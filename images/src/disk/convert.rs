@@ -1,0 +1,277 @@
+//! From a stream to a raw file: hash, decompress, recognise, write.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::checksum::{Checksum, Hasher};
+use super::sparse::SparseFile;
+use super::{Qcow2Error, qcow2};
+use crate::decompress::Compression;
+use crate::{Digest, Limits};
+
+/// Bytes read at a time.
+const CHUNK: usize = 256 << 10;
+/// Disks are whole numbers of sectors.
+const SECTOR: u64 = 512;
+
+/// The format that a disk image has where it comes from. Here all are raw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Format {
+    /// The disk's bytes.
+    Raw,
+    /// QEMU's copy-on-write format.
+    Qcow2,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        })
+    }
+}
+
+impl FromStr for Format {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Self, ()> {
+        match name {
+            "raw" => Ok(Self::Raw),
+            "qcow2" => Ok(Self::Qcow2),
+            _ => Err(()),
+        }
+    }
+}
+
+/// Why a file is no disk image that can be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// The bytes stopped, or what they are compressed with is damaged.
+    #[error("the file cannot be read to its end; it is damaged or cut off")]
+    Read(#[source] io::Error),
+    /// The disk image cannot be written.
+    #[error("the disk image cannot be written")]
+    Write(#[source] io::Error),
+    /// The qcow2 file.
+    #[error("the qcow2 file cannot be used")]
+    Qcow2(#[from] Qcow2Error),
+    /// A format for which there is no reader.
+    #[error("it is in {0} format; convert it by `qemu-img convert -O qcow2`")]
+    Format(&'static str),
+    /// Nothing.
+    #[error("it is empty")]
+    Empty,
+    /// Beyond what is allowed.
+    #[error("it has more than {limit} bytes of {what}, which is more than is allowed")]
+    TooLarge {
+        /// Data, disk or file.
+        what: &'static str,
+        /// The bound.
+        limit: u64,
+    },
+    /// Nobody wants it any longer.
+    #[error("the conversion was given up")]
+    Cancelled,
+}
+
+/// What a conversion must keep to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job<'a> {
+    pub(crate) limits: &'a Limits,
+    pub(crate) cancelled: &'a AtomicBool,
+}
+
+impl Job<'_> {
+    pub(super) fn check_cancelled(&self) -> Result<(), ConvertError> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            Err(ConvertError::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(super) fn check_file_size(&self, bytes: u64) -> Result<(), ConvertError> {
+        self.check_cancelled()?;
+        at_most("file", bytes, self.limits.disk_file_bytes)
+    }
+}
+
+fn at_most(what: &'static str, bytes: u64, limit: u64) -> Result<(), ConvertError> {
+    if bytes > limit {
+        Err(ConvertError::TooLarge { what, limit })
+    } else {
+        Ok(())
+    }
+}
+
+/// What came out of a conversion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Converted {
+    /// Of the file as it came.
+    pub(crate) digest: Digest,
+    pub(crate) format: Format,
+    /// Bytes of the disk.
+    pub(crate) size: u64,
+}
+
+/// A conversion that went wrong only at the end: the bytes are not the expected ones.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Convert(ConvertError),
+    Checksum(Checksum),
+}
+
+impl From<ConvertError> for Failure {
+    fn from(error: ConvertError) -> Self {
+        Self::Convert(error)
+    }
+}
+
+/// Reads `input` to its end and writes the disk into `out`, which must be empty. With a checksum, the input must have it;
+/// a wrong one is told rather than what else is wrong with the file.
+pub(crate) fn convert(
+    input: impl Read + Send,
+    checksum: Option<&Checksum>,
+    out: File,
+    job: &Job<'_>,
+) -> Result<Converted, Failure> {
+    let mut input = Hashing {
+        input,
+        hasher: Hasher::new(checksum),
+        bytes: 0,
+        limit: job.limits.disk_file_bytes,
+        overrun: false,
+    };
+    let mut converted = write_disk(&mut input, out, job);
+    if checksum.is_none() && converted.is_err() && !input.overrun {
+        // Whatever else comes, it changes nothing.
+        return Err(converted.expect_err("it is an error").into());
+    }
+    // What the format does not need is part of the file all the same.
+    let drained = io::copy(&mut input, &mut io::sink());
+    if input.overrun {
+        let limit = input.limit;
+        return Err(ConvertError::TooLarge {
+            what: "file",
+            limit,
+        }
+        .into());
+    }
+    match drained {
+        Ok(_) => {}
+        // The first error tells more than what came of it.
+        Err(_) if converted.is_err() => {}
+        Err(source) => converted = Err(ConvertError::Read(source)),
+    }
+    if let Err(error @ (ConvertError::Write(_) | ConvertError::Cancelled)) = converted {
+        return Err(error.into());
+    }
+    let digest = input.hasher.finish().map_err(Failure::Checksum)?;
+    let (format, size) = converted?;
+    Ok(Converted {
+        digest,
+        format,
+        size,
+    })
+}
+
+fn write_disk(
+    input: &mut (impl Read + Send),
+    out: File,
+    job: &Job<'_>,
+) -> Result<(Format, u64), ConvertError> {
+    let mut input = BufReader::with_capacity(CHUNK, input);
+    let compression = Compression::detect(input.fill_buf().map_err(ConvertError::Read)?);
+    let mut plain = BufReader::with_capacity(CHUNK, compression.reader(input));
+    let head = plain.fill_buf().map_err(ConvertError::Read)?;
+    let format = recognise(head)?;
+    let mut out = SparseFile::new(out, job.limits.disk_data_bytes);
+    let size = match format {
+        Format::Raw => raw(&mut plain, &mut out, job)?,
+        Format::Qcow2 => qcow2::convert(&mut plain, &mut out, job)?,
+    };
+    if size == 0 {
+        return Err(ConvertError::Empty);
+    }
+    let size = size.next_multiple_of(SECTOR);
+    // A decompressor checks what it has read when it comes to its end.
+    io::copy(&mut plain, &mut io::sink()).map_err(ConvertError::Read)?;
+    out.finish(size).map_err(ConvertError::Write)?;
+    Ok((format, size))
+}
+
+/// Tells the format. What is in no known one is raw.
+fn recognise(head: &[u8]) -> Result<Format, ConvertError> {
+    match head {
+        _ if head.starts_with(&qcow2::MAGIC) => Ok(Format::Qcow2),
+        [b'K', b'D', b'M', b'V', ..] => Err(ConvertError::Format("VMDK")),
+        [b'v', b'h', b'd', b'x', b'f', b'i', b'l', b'e', ..] => Err(ConvertError::Format("VHDX")),
+        [b'c', b'o', b'n', b'e', b'c', b't', b'i', b'x', ..] => Err(ConvertError::Format("VHD")),
+        [b'Q', b'E', b'D', 0, ..] => Err(ConvertError::Format("QED")),
+        _ if head.get(0x40..0x44) == Some(&[0x7f, 0x10, 0xda, 0xbe]) => {
+            Err(ConvertError::Format("VDI"))
+        }
+        _ => Ok(Format::Raw),
+    }
+}
+
+fn raw(input: &mut dyn Read, out: &mut SparseFile, job: &Job<'_>) -> Result<u64, ConvertError> {
+    let mut buffer = vec![0; CHUNK];
+    let mut at = 0;
+    loop {
+        job.check_cancelled()?;
+        let got = fill(input, &mut buffer)?;
+        if got == 0 {
+            return Ok(at);
+        }
+        at_most("disk", at + got as u64, job.limits.disk_bytes)?;
+        out.write(at, &buffer[..got])?;
+        at += got as u64;
+    }
+}
+
+/// Reads until the buffer is full or there is no more.
+pub(super) fn fill(input: &mut dyn Read, buffer: &mut [u8]) -> Result<usize, ConvertError> {
+    let mut have = 0;
+    while have < buffer.len() {
+        match input.read(&mut buffer[have..]) {
+            Ok(0) => break,
+            Ok(got) => have += got,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(ConvertError::Read(error)),
+        }
+    }
+    Ok(have)
+}
+
+/// Hashes what passes through, as far as it may be long.
+struct Hashing<R> {
+    input: R,
+    hasher: Hasher,
+    bytes: u64,
+    limit: u64,
+    overrun: bool,
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.input.read(buffer)?;
+        self.bytes += got as u64;
+        if self.bytes > self.limit {
+            self.overrun = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.hasher.update(&buffer[..got]);
+        Ok(got)
+    }
+}
+
+#[cfg(test)]
+#[path = "convert_tests.rs"]
+mod tests;

@@ -1,0 +1,177 @@
+//! What can go wrong with a disk image, besides what is wrong in its file.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Checksum, ConvertError};
+
+/// Why there is no disk image. Addresses are shown without their query, which may hold secrets.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiskError {
+    /// The string is no address of a disk image.
+    #[error("{input:?} is not the address of a disk image: {why}; write https://HOST/PATH")]
+    Url {
+        /// What was given.
+        input: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// Plain HTTP, where anybody on the way can change the content.
+    #[error(
+        "{url} is plain HTTP, by which anybody on the way can change the image; use HTTPS, or give the file's checksum (--checksum sha256:…)"
+    )]
+    Insecure {
+        /// The address.
+        url: String,
+    },
+    /// No connection.
+    #[error("cannot reach {host}; check the name, the network and that the server runs")]
+    Unreachable {
+        /// The server.
+        host: String,
+        /// Cause.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The connection cannot be trusted.
+    #[error(
+        "{host} cannot be trusted; if its certificate comes from an authority of your own, add that to the system's (update-ca-certificates)"
+    )]
+    Tls {
+        /// The server.
+        host: String,
+        /// Cause.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The server stopped sending, or the connection broke, and repeating did not help.
+    #[error("{host} broke off the transfer; try again")]
+    Transfer {
+        /// The server.
+        host: String,
+        /// Cause.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The answer breaks the protocol.
+    #[error("{host} answered with {what}")]
+    Protocol {
+        /// The server.
+        host: String,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A redirect that is refused.
+    #[error("{host} sends us to {target}, which is refused: {why}")]
+    Redirect {
+        /// The server.
+        host: String,
+        /// Where to.
+        target: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// A certificate or key file cannot be used.
+    #[error("cannot use {} for TLS", .path.display())]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The HTTP client cannot be set up.
+    #[error("cannot set up HTTP")]
+    Setup(#[source] reqwest::Error),
+    /// No such file.
+    #[error("there is no {url}; check the address")]
+    NotFound {
+        /// The address.
+        url: String,
+    },
+    /// Not allowed.
+    #[error(
+        "the server does not allow to fetch {url}; put credentials into it: https://USER:PASSWORD@HOST/…"
+    )]
+    Unauthorized {
+        /// The address.
+        url: String,
+    },
+    /// The server has a problem.
+    #[error("the server answered {status} for {url}; try again later")]
+    Status {
+        /// The address.
+        url: String,
+        /// HTTP status.
+        status: u16,
+        /// The pause that the server asks for.
+        retry_after: Option<Duration>,
+    },
+    /// Nothing tells where the file ends.
+    #[error(
+        "the server does not tell how long {url} is, so that a part of it cannot be told from all of it; give the file's checksum (--checksum sha256:…)"
+    )]
+    NoLength {
+        /// The address.
+        url: String,
+    },
+    /// Another file than expected.
+    #[error(
+        "{url} has the checksum {actual} instead of {expected}; it is damaged, forged or newer than the checksum, and was discarded"
+    )]
+    Checksum {
+        /// The address.
+        url: String,
+        /// Asked for.
+        expected: Box<Checksum>,
+        /// Received.
+        actual: Box<Checksum>,
+    },
+    /// The file is there, but it is no disk image, or none that can be used.
+    #[error("{name} is no disk image that can be used")]
+    Unusable {
+        /// Address, or image and file in it.
+        name: String,
+        /// Why.
+        #[source]
+        source: ConvertError,
+    },
+    /// An image without a disk.
+    #[error("image {image} has no disk: there is no file in its folder /disk")]
+    NoDisk {
+        /// The image.
+        image: String,
+    },
+    /// An image with several files where a disk should be.
+    #[error("image {image} has {count} files in its folder /disk instead of one: {names}")]
+    SeveralDisks {
+        /// The image.
+        image: String,
+        /// How many.
+        count: usize,
+        /// Their names, at most ten.
+        names: String,
+    },
+    /// The image's own file system cannot be read.
+    #[error("the file system of image {image} cannot be read; remove the image and pull it again")]
+    FileSystem {
+        /// The image.
+        image: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl DiskError {
+    /// Whether the same request may succeed later: nothing is wrong with the disk image itself.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Transfer { .. } => true,
+            Self::Status { status, .. } => *status == 429 || *status >= 500,
+            _ => false,
+        }
+    }
+}

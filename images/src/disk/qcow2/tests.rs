@@ -1,0 +1,561 @@
+//! Files of `qemu-img` in all their variants, the same with their clusters shuffled, and hostile ones.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+
+use proptest::prelude::*;
+
+use super::Qcow2Error;
+use crate::Limits;
+use crate::disk::{ConvertError, Converted, Failure, Job, convert};
+
+pub(in crate::disk) fn qemu_img(arguments: &[&str]) {
+    let out = Command::new("qemu-img")
+        .args(arguments)
+        .output()
+        .expect("qemu-img is needed: apt-get install qemu-utils");
+    assert!(
+        out.status.success(),
+        "qemu-img {arguments:?}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+pub(in crate::disk) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Converts, and gives back the disk and what the file takes.
+pub(in crate::disk) fn converted(
+    input: impl Read + Send,
+    limits: &Limits,
+) -> Result<(Converted, Vec<u8>, u64), ConvertError> {
+    let mut out = tempfile::tempfile().unwrap();
+    let job = Job {
+        limits,
+        cancelled: &AtomicBool::new(false),
+    };
+    let done = match convert(input, None, out.try_clone().unwrap(), &job) {
+        Ok(done) => done,
+        Err(Failure::Convert(error)) => return Err(error),
+        Err(Failure::Checksum(_)) => unreachable!(),
+    };
+    let mut disk = Vec::new();
+    out.seek(SeekFrom::Start(0)).unwrap();
+    out.read_to_end(&mut disk).unwrap();
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&out.metadata().unwrap());
+    Ok((done, disk, blocks * 512))
+}
+
+fn qcow2_error(bytes: &[u8]) -> Qcow2Error {
+    match converted(bytes, &Limits::default()) {
+        Err(ConvertError::Qcow2(error)) => error,
+        other => panic!("{:?}", other.map(|(converted, ..)| converted)),
+    }
+}
+
+/// A disk with data, text that compresses, zeros that are written, and holes.
+fn disk(length: usize) -> Vec<u8> {
+    let mut disk = vec![0; length];
+    let mut state = 1u64;
+    for (index, block) in disk.chunks_mut(8192).enumerate() {
+        match index % 7 {
+            0 | 3 => block.fill_with(|| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                (state >> 56) as u8
+            }),
+            1 => block.fill(b'a' + (index % 26) as u8),
+            5 => block[17] = 1,
+            _ => {}
+        }
+    }
+    disk
+}
+
+struct Files {
+    dir: tempfile::TempDir,
+    disk: Vec<u8>,
+}
+
+impl Files {
+    fn new(length: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = disk(length);
+        std::fs::write(dir.path().join("disk.raw"), &disk).unwrap();
+        Self { dir, disk }
+    }
+
+    /// The disk in qcow2, by qemu-img.
+    fn qcow2(&self, options: &str, more: &[&str]) -> Vec<u8> {
+        let (raw, out) = (
+            self.dir.path().join("disk.raw"),
+            self.dir.path().join("disk.qcow2"),
+        );
+        let mut arguments = vec!["convert", "-f", "raw", "-O", "qcow2", "-o", options];
+        arguments.extend(more);
+        arguments.extend([text(&raw), text(&out)]);
+        qemu_img(&arguments);
+        std::fs::read(out).unwrap()
+    }
+}
+
+#[test]
+fn what_qemu_img_writes_comes_back_byte_for_byte() {
+    let files = Files::new(3 << 20);
+    let variants: &[(&str, &[&str])] = &[
+        ("compat=0.10", &[]),
+        ("compat=1.1", &[]),
+        ("compat=1.1,lazy_refcounts=on", &[]),
+        ("compat=1.1,refcount_bits=1", &[]),
+        ("compat=1.1,refcount_bits=64", &[]),
+        ("preallocation=metadata", &[]),
+        ("preallocation=full", &[]),
+        ("cluster_size=512", &[]),
+        ("cluster_size=4k", &[]),
+        ("cluster_size=2M", &[]),
+        ("compat=0.10", &["-c"]),
+        ("compression_type=zlib", &["-c"]),
+        ("compression_type=zstd", &["-c"]),
+        ("compression_type=zstd,cluster_size=512", &["-c"]),
+        ("cluster_size=512", &["-c"]),
+        ("cluster_size=2M", &["-c"]),
+        ("compression_type=zstd,cluster_size=2M", &["-c"]),
+        // Out of order, and with zeros written as data.
+        ("cluster_size=4k", &["-W", "-m", "16"]),
+        ("cluster_size=4k", &["-c", "-W", "-m", "16"]),
+        ("cluster_size=64k", &["-S", "0"]),
+    ];
+    for (options, more) in variants {
+        let qcow2 = files.qcow2(options, more);
+        let (done, disk, _) = converted(&qcow2[..], &Limits::default())
+            .unwrap_or_else(|error| panic!("{options} {more:?}: {error:?}"));
+        assert!(disk == files.disk, "{options} {more:?}");
+        assert_eq!(done.digest, crate::Digest::of(&qcow2));
+        assert_eq!(done.size, disk.len() as u64);
+    }
+}
+
+#[test]
+fn odd_sizes_are_kept_and_parts_of_sectors_filled_up() {
+    for length in [1 << 20, (1 << 20) + 512, 66_048, 512] {
+        let files = Files::new(length);
+        for options in ["cluster_size=64k", "cluster_size=512"] {
+            let (done, disk, _) =
+                converted(&files.qcow2(options, &[])[..], &Limits::default()).unwrap();
+            assert!(disk == files.disk, "{length} {options}");
+            assert_eq!(done.size, length as u64);
+        }
+    }
+    let (done, disk, _) = converted(&b"tiny"[..], &Limits::default()).unwrap();
+    assert_eq!(
+        (done.size, &disk[..5], disk.len()),
+        (512, &b"tiny\0"[..], 512)
+    );
+}
+
+#[test]
+fn holes_take_no_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let raw = dir.path().join("raw");
+    let file = File::create(&raw).unwrap();
+    file.set_len(1 << 30).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[7; 100_000], 900 << 20).unwrap();
+    let out = dir.path().join("qcow2");
+    qemu_img(&["convert", "-O", "qcow2", text(&raw), text(&out)]);
+    let (done, _, taken) = converted(File::open(out).unwrap(), &Limits::default()).unwrap();
+    assert_eq!(done.size, 1 << 30);
+    assert!(taken <= 200 << 10, "{taken} bytes taken");
+}
+
+#[test]
+fn snapshots_and_bitmaps_are_passed_over() {
+    let files = Files::new(2 << 20);
+    let path = files.dir.path().join("disk.qcow2");
+    files.qcow2("compat=1.1", &[]);
+    qemu_img(&["snapshot", "-c", "before", text(&path)]);
+    qemu_img(&["bitmap", "--add", "--enable", text(&path), "dirty"]);
+    let out = Command::new("qemu-io")
+        .args(["-c", "write -P 5 100k 300k", "-c", "write -z 1M 128k"])
+        .arg(&path)
+        .output()
+        .expect("qemu-io is needed: apt-get install qemu-utils");
+    assert!(out.status.success());
+    let mut expected = files.disk.clone();
+    expected[100 << 10..400 << 10].fill(5);
+    expected[1 << 20..(1 << 20) + (128 << 10)].fill(0);
+    let (_, disk, _) = converted(File::open(path).unwrap(), &Limits::default()).unwrap();
+    assert!(disk == expected);
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+fn put(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
+}
+
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+
+/// The same disk with the clusters after the header in another order: what `order` says, as far as it goes.
+fn shuffled(qcow2: &[u8], order: impl Fn(u64) -> u64) -> Vec<u8> {
+    let cluster = 1u64 << u32::from_be_bytes(qcow2[20..24].try_into().unwrap());
+    let mut file = qcow2.to_vec();
+    file.resize(file.len().next_multiple_of(cluster as usize), 0);
+    let count = file.len() as u64 / cluster;
+    // L1 tables of more than a cluster must stay in one piece, so they and what is before them stay.
+    let l1 = u64_at(&file, 40);
+    let l1_entries = u64::from(u32::from_be_bytes(file[36..40].try_into().unwrap()));
+    let l1_clusters = (l1_entries * 8).div_ceil(cluster);
+    let movable: Vec<u64> = (1..count)
+        .filter(|host| {
+            l1_clusters == 1 || !(l1 / cluster..l1 / cluster + l1_clusters).contains(host)
+        })
+        .collect();
+    let mut targets = movable.clone();
+    targets.sort_by_key(|host| order(*host));
+    let mut to: Vec<u64> = (0..count).collect();
+    movable
+        .iter()
+        .zip(&targets)
+        .for_each(|(from, target)| to[*from as usize] = *target);
+    let moved = |entry: u64| match entry & OFFSET {
+        0 => entry,
+        offset => (entry & !OFFSET) | (to[(offset / cluster) as usize] * cluster),
+    };
+    for index in 0..l1_entries {
+        let at = (l1 + index * 8) as usize;
+        let l2 = u64_at(&file, at) & OFFSET;
+        if l2 != 0 {
+            for entry in 0..cluster / 8 {
+                let at = (l2 + entry * 8) as usize;
+                let value = u64_at(&file, at);
+                assert!(value & (1 << 62) == 0, "compressed data crosses clusters");
+                put(&mut file, at, moved(value));
+            }
+        }
+        let value = u64_at(&file, at);
+        put(&mut file, at, moved(value));
+    }
+    put(&mut file, 40, to[(l1 / cluster) as usize] * cluster);
+    let mut out = vec![0; file.len()];
+    for host in 0..count {
+        let (from, target) = (
+            (host * cluster) as usize,
+            (to[host as usize] * cluster) as usize,
+        );
+        out[target..target + cluster as usize]
+            .copy_from_slice(&file[from..from + cluster as usize]);
+    }
+    out
+}
+
+#[test]
+fn clusters_and_tables_may_come_in_any_order() {
+    let files = Files::new(2 << 20);
+    for options in ["cluster_size=64k", "cluster_size=4k", "cluster_size=512"] {
+        let qcow2 = files.qcow2(options, &[]);
+        let backwards = shuffled(&qcow2, |host| u64::MAX - host);
+        let mixed = shuffled(&qcow2, |host| host.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        for (what, bytes) in [("backwards", backwards), ("mixed", mixed)] {
+            assert_ne!(bytes, qcow2);
+            let (_, disk, taken) = converted(&bytes[..], &Limits::default()).unwrap();
+            assert!(disk == files.disk, "{options} {what}");
+            let data = disk
+                .chunks(4096)
+                .filter(|block| block.iter().any(|byte| *byte != 0));
+            assert!(
+                taken <= data.count() as u64 * 4096 + (64 << 10),
+                "{options} {what}: {taken}"
+            );
+        }
+    }
+}
+
+/// The compressed disk, its L1 and L2 tables moved behind all data.
+#[test]
+fn tables_may_come_after_compressed_clusters() {
+    let files = Files::new(2 << 20);
+    for options in ["cluster_size=64k", "cluster_size=4k,compression_type=zstd"] {
+        let mut file = files.qcow2(options, &["-c"]);
+        let cluster = 1usize << u32::from_be_bytes(file[20..24].try_into().unwrap());
+        let l1 = u64_at(&file, 40) as usize;
+        let l1_bytes = u32::from_be_bytes(file[36..40].try_into().unwrap()) as usize * 8;
+        let append = |file: &mut Vec<u8>, from: usize, length: usize| {
+            file.resize(file.len().next_multiple_of(cluster), 0);
+            let at = file.len();
+            file.extend_from_within(from..from + length);
+            file[from..from + length].fill(0xee);
+            at as u64
+        };
+        for at in (l1..l1 + l1_bytes).step_by(8) {
+            let l2 = u64_at(&file, at) & OFFSET;
+            if l2 != 0 {
+                let moved = append(&mut file, l2 as usize, cluster);
+                put(&mut file, at, moved);
+            }
+        }
+        let moved = append(&mut file, l1, l1_bytes);
+        put(&mut file, 40, moved);
+        let (_, disk, _) = converted(&file[..], &Limits::default()).unwrap();
+        assert!(disk == files.disk, "{options}");
+    }
+}
+
+/// A small file: header, L1 table at 64 KiB, L2 at 128 KiB, one cluster of ones at 192 KiB.
+fn small() -> Vec<u8> {
+    let mut file = vec![0; 256 << 10];
+    file[..4].copy_from_slice(b"QFI\xfb");
+    file[7] = 3;
+    file[23] = 16;
+    put(&mut file, 24, 1 << 20);
+    file[39] = 1;
+    put(&mut file, 40, 64 << 10);
+    file[99] = 4;
+    file[103] = 104;
+    put(&mut file, 64 << 10, 128 << 10 | 1 << 63);
+    put(&mut file, 128 << 10, 192 << 10 | 1 << 63);
+    file[192 << 10..].fill(1);
+    file
+}
+
+#[test]
+fn hostile_files_are_refused_in_words() {
+    let (_, disk, _) = converted(&small()[..], &Limits::default()).unwrap();
+    assert!(disk[..65536] == [1; 65536] && disk.len() == 1 << 20);
+    type Damage = fn(&mut Vec<u8>);
+    let cases: &[(Damage, &str)] = &[
+        (|file| file[7] = 1, "of version 1"),
+        (|file| file[7] = 4, "of version 4"),
+        (|file| file[15] = 200, "needs a backing file"),
+        (|file| file[79] = 4, "data is in an external file"),
+        (|file| file[35] = 1, "is encrypted"),
+        (|file| file[35] = 2, "is encrypted"),
+        (|file| file[79] = 2, "marked as corrupt"),
+        (|file| file[79] = 16, "extended L2 entries"),
+        (
+            |file| file[72] = 0x80,
+            "unknown here (incompatible bits 0x8000000000000000)",
+        ),
+        (|file| file[79] = 8, "the compression type in its header"),
+        (|file| file[23] = 8, "the cluster size in its header"),
+        (|file| file[23] = 22, "the cluster size in its header"),
+        (|file| file[23] = 255, "the cluster size in its header"),
+        (|file| file[99] = 7, "the refcount order in its header"),
+        (|file| file[103] = 72, "the header's length in its header"),
+        (|file| file[24] = 0xff, "at most 2199023255552 are allowed"),
+        (
+            |file| (file[23], file[27]) = (9, 1 << 5),
+            "L1 table is larger than 8 MiB",
+        ),
+        (|file| file[39] = 0, "the L1 table's size in its header"),
+        (|file| file[47] = 1, "the L1 table's place in its header"),
+        (
+            |file| put(file, 40, 0),
+            "the L1 table's place in its header",
+        ),
+        (|file| put(file, 40, 1 << 50), "more than 2^28 clusters"),
+        (
+            |file| put(file, 40, u64::MAX << 16),
+            "more than 2^28 clusters",
+        ),
+        (
+            |file| put(file, 40, 1 << 30),
+            "its L1 table at 0x40000000 is past its end",
+        ),
+        (
+            |file| put(file, 64 << 10, 1 << 30),
+            "its L2 table at 0x40000000 is past its end",
+        ),
+        (
+            |file| put(file, 128 << 10, 1 << 30),
+            "its cluster at 0x40000000 is past its end",
+        ),
+        (
+            |file| put(file, 128 << 10, 1 << 55),
+            "more than 2^28 clusters",
+        ),
+        (
+            |file| put(file, 64 << 10, 0x20200),
+            "the L2 table at 0x20200 is not aligned",
+        ),
+        (
+            |file| put(file, 128 << 10, 0x30200),
+            "the cluster at 0x30200 is not aligned",
+        ),
+        (
+            |file| put(file, 128 << 10, 0x10000),
+            "at 0x10000, something else is where a cluster should be",
+        ),
+        (
+            |file| put(file, 128 << 10, 0x20000),
+            "at 0x20000, something else is where a cluster should be",
+        ),
+        (
+            |file| put(file, 64 << 10, 0x10000),
+            "at 0x10000, something else is where a L2 table should be",
+        ),
+        (
+            |file| {
+                put(file, (128 << 10) + 8, 192 << 10);
+            },
+            "at 0x30000, something else is where a cluster should be",
+        ),
+        (
+            |file| put(file, 128 << 10, 1 << 62 | 192 << 10),
+            "the compressed cluster at 0x30000 cannot be decompressed",
+        ),
+        (
+            |file| put(file, 128 << 10, 1 << 62 | 64 << 10),
+            "at 0x10000, something else is where a compressed cluster should be",
+        ),
+        (
+            |file| put(file, 128 << 10, 1 << 62 | 1 << 40),
+            "its cluster at 0x10000000000 is past its end",
+        ),
+        (
+            |file| {
+                file[7] = 2;
+                put(file, 128 << 10, 1);
+            },
+            "a zero cluster in a file of version 2",
+        ),
+        (
+            |file| file.truncate(64 << 10),
+            "its L1 table at 0x10000 is past its end",
+        ),
+        (
+            |file| file.truncate(128 << 10),
+            "its L2 table at 0x20000 is past its end",
+        ),
+        (
+            |file| file.truncate(192 << 10),
+            "its cluster at 0x30000 is past its end",
+        ),
+        (
+            |file| file.truncate(60),
+            "the header's length in its header",
+        ),
+    ];
+    for (index, (damage, words)) in cases.iter().enumerate() {
+        let mut file = small();
+        damage(&mut file);
+        let message = qcow2_error(&file).to_string();
+        assert!(message.contains(words), "{index}: {message}");
+    }
+}
+
+#[test]
+fn a_dirty_file_and_zero_clusters_are_read() {
+    let mut file = small();
+    file[79] = 1;
+    put(&mut file, (128 << 10) + 8, 1);
+    // A preallocated zero cluster.
+    put(&mut file, 128 << 10, 192 << 10 | 1);
+    let (_, disk, _) = converted(&file[..], &Limits::default()).unwrap();
+    assert!(disk.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn one_compressed_cluster_that_stands_for_many_is_bounded_by_the_limits() {
+    let mut file = small();
+    put(&mut file, 24, 1 << 30);
+    file[39] = 2;
+    let ones = vec![1; 65536];
+    let mut deflate = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::best());
+    deflate.write_all(&ones).unwrap();
+    let packed = deflate.finish().unwrap();
+    file[192 << 10..][..packed.len()].copy_from_slice(&packed);
+    for at in (128 << 10..192 << 10).step_by(8) {
+        put(&mut file, at, 1 << 62 | 192 << 10);
+    }
+    let limits = Limits {
+        disk_data_bytes: 10 << 20,
+        ..Limits::default()
+    };
+    let error = converted(&file[..], &limits).unwrap_err();
+    assert!(
+        matches!(error, ConvertError::TooLarge { what: "data", .. }),
+        "{error:?}"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_order_of_clusters_gives_the_same_disk(
+        data in prop::collection::vec((0u64..64, any::<u8>()), 1..40),
+        seed in any::<u64>(),
+        bits in 9u32..13,
+    ) {
+        let (file, disk) = fuzzing::build(&data, seed, bits);
+        let (_, back, _) = converted(&file[..], &Limits::default()).unwrap();
+        prop_assert!(back == disk);
+    }
+
+    #[test]
+    fn a_damaged_file_gives_a_disk_or_an_error(
+        data in prop::collection::vec((0u64..64, any::<u8>()), 1..40),
+        seed in any::<u64>(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let (mut file, _) = fuzzing::build(&data, seed, 9);
+        damage.iter().for_each(|(at, byte)| {
+            let at = at.index(file.len());
+            file[at] = *byte;
+        });
+        file.truncate(cut.index(file.len()) + 1);
+        let limits = Limits { disk_bytes: 1 << 30, ..Limits::default() };
+        let _ = converted(&file[..], &limits);
+    }
+}
+
+/// Files in any order, as the fuzz target makes them too.
+mod fuzzing {
+    use super::put;
+
+    /// A file whose clusters, tables included, stand in an order that `seed` gives; and its disk of 64 clusters.
+    pub(super) fn build(data: &[(u64, u8)], seed: u64, bits: u32) -> (Vec<u8>, Vec<u8>) {
+        let cluster = 1usize << bits;
+        let mut disk = vec![0; 64 * cluster];
+        let mut guests: Vec<u64> = data.iter().map(|(guest, _)| *guest).collect();
+        guests.sort_unstable();
+        guests.dedup();
+        for (guest, byte) in data {
+            let at = *guest as usize * cluster;
+            disk[at..at + cluster].fill(*byte);
+        }
+        let entries = cluster as u64 / 8;
+        let tables = 64u64.div_ceil(entries);
+        // The header, and then L1, L2 tables and data in a shuffled order.
+        let mut order: Vec<u64> = (1..=1 + tables + guests.len() as u64).collect();
+        order.sort_by_key(|host| (host ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let place = |item: u64| order[item as usize] * cluster as u64;
+        let mut file = vec![0; (order.len() + 1) * cluster];
+        file[..4].copy_from_slice(b"QFI\xfb");
+        file[7] = 3;
+        file[23] = bits as u8;
+        put(&mut file, 24, disk.len() as u64);
+        file[39] = tables as u8;
+        put(&mut file, 40, place(0));
+        file[99] = 4;
+        file[103] = 104;
+        for table in 0..tables {
+            put(&mut file, (place(0) + table * 8) as usize, place(1 + table));
+        }
+        for (item, guest) in (1 + tables..).zip(&guests) {
+            let at = place(1 + guest / entries) + guest % entries * 8;
+            put(&mut file, at as usize, place(item));
+            let (from, to) = (*guest as usize * cluster, place(item) as usize);
+            file[to..to + cluster].copy_from_slice(&disk[from..from + cluster]);
+        }
+        (file, disk)
+    }
+}

@@ -1,0 +1,170 @@
+//! Disk images inside OCI images (KubeVirt's containerDisk: one file in the folder `/disk`).
+
+use std::fs::File;
+use std::sync::atomic::AtomicBool;
+
+use super::database;
+use super::disk_records::DiskRecord;
+use super::disks::new_record;
+use super::work::WorkFile;
+use super::{Inner, Store};
+use crate::disk::{ConvertError, Failure, Job, convert};
+use crate::erofs::{FileSystem, Inode};
+use crate::{Digest, Disk, DiskError, Error, Image, Result};
+
+/// The folder of the disk image.
+const FOLDER: &[u8] = b"disk";
+
+/// Names that a message lists.
+const LISTED: usize = 10;
+
+/// The file of a disk image.
+struct Found {
+    files: FileSystem,
+    name: String,
+    inode: Inode,
+    /// Nothing else is in the image.
+    alone: bool,
+}
+
+impl Store {
+    /// The disk image in an OCI image: the one file in its folder `/disk`, whatever its name, raw or qcow2, as it is or
+    /// compressed. It is converted at the first call, unless the pull has done that.
+    ///
+    /// # Errors
+    /// As [`Store::resolve`]; [`DiskError::NoDisk`], [`DiskError::SeveralDisks`], [`DiskError::Unusable`].
+    pub fn container_disk(&self, image: &str) -> Result<Disk> {
+        let _stay = self.inner.hold_files()?;
+        let image = self.resolve(image)?;
+        let contents = database::read(&self.inner.layout)?;
+        let known = image.disk().map(|id| self.inner.disk_by_id(&contents, id));
+        match known {
+            Some(Ok(disk)) => Ok(disk),
+            _ => self.inner.make_disk(&image, self.inner.find_disk(&image)?),
+        }
+    }
+}
+
+impl Inner {
+    /// Converts the disk image of an image that is evidently there for nothing else, so that what is wrong with it shows
+    /// before a machine needs it. An image that has one for other reasons is none the worse.
+    pub(super) fn recognise_disk(&self, image: Image) -> Image {
+        let contents = database::read(&self.layout);
+        let known = image
+            .disk
+            .zip(contents.ok())
+            .map(|(id, contents)| self.disk_by_id(&contents, id));
+        if let Some(Ok(_)) = known {
+            return image;
+        }
+        let made = match self.find_disk(&image) {
+            Ok(found) if found.is_evident() => self.make_disk(&image, found),
+            Ok(_) | Err(Error::Disk(DiskError::NoDisk { .. } | DiskError::SeveralDisks { .. })) => {
+                return image;
+            }
+            Err(error) => Err(error),
+        };
+        match made {
+            Ok(disk) => Image {
+                disk: Some(disk.id),
+                ..image
+            },
+            Err(error) => {
+                tracing::warn!(image = %image.id, %error, "the image's disk cannot be used");
+                image
+            }
+        }
+    }
+
+    fn find_disk(&self, image: &Image) -> Result<Found> {
+        let shown = || shown(image);
+        let path = self.layout.rootfs(&image.id);
+        let file = File::open(&path).map_err(|source| Error::io("read", &path, source))?;
+        let read = |source| DiskError::FileSystem {
+            image: shown(),
+            source,
+        };
+        let files = FileSystem::new(file).map_err(read)?;
+        let root = files.list(None).map_err(read)?;
+        let mut found = files.list(Some(FOLDER)).map_err(read)?;
+        found.retain(|(_, inode)| inode.is_file());
+        if found.len() > 1 {
+            let names: Vec<String> = found
+                .iter()
+                .take(LISTED)
+                .map(|(name, _)| printable(name))
+                .collect();
+            return Err(DiskError::SeveralDisks {
+                image: shown(),
+                count: found.len(),
+                names: names.join(", "),
+            }
+            .into());
+        }
+        let (name, inode) = found
+            .pop()
+            .ok_or_else(|| DiskError::NoDisk { image: shown() })?;
+        Ok(Found {
+            files,
+            name: printable(&name),
+            inode,
+            alone: root.len() == 1,
+        })
+    }
+
+    fn make_disk(&self, image: &Image, found: Found) -> Result<Disk> {
+        let path = self.layout.disk_work(&image.id);
+        let write = |source| Error::io("write", &path, source);
+        let work = WorkFile::acquire(&path).map_err(write)?;
+        // Another may have made it meanwhile.
+        let contents = database::read(&self.layout)?;
+        let known = contents.record(&image.id).and_then(|record| record.disk);
+        if let Some(Ok(disk)) = known.map(|id| self.disk_by_id(&contents, id)) {
+            return Ok(disk);
+        }
+        let name = format!("{} in image {}", found.name, shown(image));
+        let unusable = |source| DiskError::Unusable {
+            name: name.clone(),
+            source,
+        };
+        let input = found.files.open(&found.inode);
+        let input = input.map_err(|source| unusable(ConvertError::Read(source)))?;
+        let job = Job {
+            limits: &self.options.limits,
+            cancelled: &AtomicBool::new(false),
+        };
+        let out = work.handle().map_err(write)?;
+        let converted = convert(input, None, out, &job).map_err(|failure| match failure {
+            Failure::Convert(ConvertError::Write(source)) => write(source),
+            Failure::Convert(source) => unusable(source).into(),
+            Failure::Checksum(_) => unreachable!("there is none to keep to"),
+        })?;
+        self.keep_disk(work, &converted)?;
+        let record = DiskRecord {
+            from_image: true,
+            ..new_record(&converted, None)
+        };
+        self.commit_disk(converted.digest, record, None, Some(image.id))
+    }
+}
+
+impl Found {
+    fn is_evident(&self) -> bool {
+        let name = self.name.as_bytes();
+        let ends = |ending: &str| name.to_ascii_lowercase().ends_with(ending.as_bytes());
+        self.alone || [".img", ".qcow2", ".raw"].into_iter().any(ends)
+    }
+}
+
+/// An image as messages name it.
+fn shown(image: &Image) -> String {
+    let name = image.tags().iter().chain(image.digests()).next();
+    name.cloned()
+        .unwrap_or_else(|| Digest::to_string(&image.id))
+}
+
+/// A file's name as messages may show it.
+fn printable(name: &[u8]) -> String {
+    let name = String::from_utf8_lossy(name);
+    name.chars().filter(|c| !c.is_control()).take(100).collect()
+}

@@ -1,0 +1,151 @@
+//! What the database remembers of disk images.
+
+use std::io;
+
+use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError, WriteTransaction};
+use serde::{Deserialize, Serialize};
+
+use crate::Digest;
+use crate::disk::Validators;
+
+/// Hexadecimal id to a [`DiskRecord`] in JSON.
+const DISKS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("disks");
+/// Address to a [`DiskName`] in JSON.
+const NAMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("disk_names");
+
+/// A disk image. Its id is the digest of the file that it came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DiskRecord {
+    /// What the file was.
+    pub(super) format: String,
+    /// Bytes of the disk.
+    pub(super) size: u64,
+    /// Checksums besides the id that the file was found to have.
+    #[serde(default)]
+    pub(super) checksums: Vec<String>,
+    /// Seconds since 1970.
+    pub(super) fetched: u64,
+    /// Seconds since 1970.
+    pub(super) used: u64,
+    #[serde(default)]
+    pub(super) pinned: bool,
+    /// It came out of an OCI image and goes with it.
+    #[serde(default)]
+    pub(super) from_image: bool,
+}
+
+/// What an address had when it was last asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DiskName {
+    pub(super) id: Digest,
+    #[serde(default)]
+    pub(super) validators: Validators,
+    /// Nanoseconds since 1970, so that two answers are not taken for one.
+    pub(super) asked: u64,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Disks {
+    pub(super) records: Vec<(Digest, DiskRecord)>,
+    /// Sorted by address.
+    pub(super) names: Vec<(String, DiskName)>,
+}
+
+/// A change.
+#[derive(Clone, Debug)]
+pub(super) enum DiskChange {
+    Put(Digest, DiskRecord),
+    Drop(Digest),
+    PutName(String, DiskName),
+    DropName(String),
+}
+
+/// All rows of a table that this version can read; a missing table has none.
+fn rows<T: for<'a> Deserialize<'a>>(
+    transaction: &ReadTransaction,
+    table: TableDefinition<'_, &str, &[u8]>,
+) -> Result<Vec<(String, T)>, redb::Error> {
+    let table = match transaction.open_table(table) {
+        Ok(table) => table,
+        Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    };
+    let mut found = Vec::new();
+    for row in table.iter()? {
+        let (key, value) = row?;
+        if let Ok(value) = serde_json::from_slice(value.value()) {
+            found.push((key.value().to_owned(), value));
+        }
+    }
+    Ok(found)
+}
+
+pub(super) fn load(transaction: &ReadTransaction) -> Result<Disks, redb::Error> {
+    let records = rows(transaction, DISKS)?.into_iter();
+    Ok(Disks {
+        records: records
+            .filter_map(|(id, record)| Some((Digest::from_hex(&id).ok()?, record)))
+            .collect(),
+        names: rows(transaction, NAMES)?,
+    })
+}
+
+pub(super) fn apply(
+    transaction: &WriteTransaction,
+    change: &DiskChange,
+) -> Result<(), redb::Error> {
+    let mut disks = transaction.open_table(DISKS)?;
+    let mut names = transaction.open_table(NAMES)?;
+    match change {
+        DiskChange::Put(id, record) => {
+            let json = serde_json::to_vec(record).map_err(io::Error::other)?;
+            disks.insert(id.hex().as_str(), json.as_slice())?;
+        }
+        DiskChange::Drop(id) => drop(disks.remove(id.hex().as_str())?),
+        DiskChange::PutName(address, name) => {
+            let json = serde_json::to_vec(name).map_err(io::Error::other)?;
+            names.insert(address.as_str(), json.as_slice())?;
+        }
+        DiskChange::DropName(address) => drop(names.remove(address.as_str())?),
+    }
+    Ok(())
+}
+
+impl Disks {
+    /// What [`apply`] does to the database.
+    pub(super) fn apply(&mut self, change: DiskChange) {
+        match change {
+            DiskChange::Put(id, record) => {
+                self.apply(DiskChange::Drop(id));
+                self.records.push((id, record));
+            }
+            DiskChange::Drop(id) => self.records.retain(|(found, _)| *found != id),
+            DiskChange::PutName(address, name) => {
+                self.apply(DiskChange::DropName(address.clone()));
+                self.names.push((address, name));
+                self.names.sort_by(|a, b| a.0.cmp(&b.0));
+            }
+            DiskChange::DropName(address) => self.names.retain(|(found, _)| *found != address),
+        }
+    }
+
+    pub(super) fn record(&self, id: &Digest) -> Option<&DiskRecord> {
+        let mut records = self.records.iter();
+        records
+            .find(|(found, _)| found == id)
+            .map(|(_, record)| record)
+    }
+
+    pub(super) fn name(&self, address: &str) -> Option<&DiskName> {
+        let mut names = self.names.iter();
+        names
+            .find(|(found, _)| found == address)
+            .map(|(_, name)| name)
+    }
+
+    pub(super) fn names_of(&self, id: &Digest) -> impl Iterator<Item = &str> {
+        let names = self.names.iter().filter(move |(_, name)| name.id == *id);
+        names.map(|(address, _)| address.as_str())
+    }
+}

@@ -1,0 +1,523 @@
+//! Disk images in the store: fetched once, found by address, removed when nobody needs them.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::database::{self, Change, Contents};
+use super::disk_records::{DiskChange, DiskName, DiskRecord};
+use super::gc::{entries, lock_unused, remove_file};
+use super::pull::{acquire, blocking};
+use super::work::{WorkFile, sync_folder_of};
+use super::{Inner, Prune, PullOptions, PullPolicy, Removed, Store};
+use crate::disk::{Converted, FetchError, Fetched, Fetcher, Source, Validators};
+use crate::{Checksum, Digest, Disk, Error, PullEvent, Result};
+
+/// Digits of an id's beginning that are accepted as its name.
+const PREFIX: usize = 4;
+
+impl Store {
+    /// Fetches the disk image at an `https://` or `http://` address, raw or qcow2, as it is or compressed, and keeps it as a
+    /// sparse raw file under its address. With a checksum the file must have it; one that the store has by that
+    /// checksum is not fetched. A file that the server says has not changed is not fetched either. Fetches of one address, also
+    /// by different processes, share the work. Dropping the future stops the fetch and leaves the store as it was.
+    ///
+    /// Of `options` the policy, the events and how hosts are reached are used. User and password may stand in the
+    /// address; they are not kept.
+    ///
+    /// # Errors
+    /// [`Error::Disk`] for whatever is wrong with address, server or file; the store is then as it was before.
+    pub async fn pull_disk(
+        &self,
+        url: &str,
+        checksum: Option<&Checksum>,
+        options: &PullOptions,
+    ) -> Result<Disk> {
+        let source = Source::parse(url)?;
+        if options.policy == PullPolicy::IfMissing && checksum.is_none() {
+            match self.resolve_disk(&source.name()) {
+                Err(Error::NotFound { .. } | Error::Damaged { .. }) => {}
+                found => return found,
+            }
+        }
+        let inner = Arc::clone(&self.inner);
+        let _stay = blocking(move || inner.hold_files()).await?;
+        let inner = Arc::clone(&self.inner);
+        inner.fetch_disk(source, checksum.cloned(), options).await
+    }
+
+    /// All disk images, newest first.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn disks(&self) -> Result<Vec<Disk>> {
+        let contents = database::read(&self.inner.layout)?;
+        let mut disks = Vec::new();
+        for (id, record) in &contents.disks.records {
+            match self.inner.disk(&contents, *id, record) {
+                Ok(disk) => disks.push(disk),
+                // One bad disk image must not hide the others; asking for it by name tells.
+                Err(error @ Error::Damaged { .. }) => {
+                    tracing::warn!(%id, %error, "disk image left out");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        disks.sort_by_key(|disk| std::cmp::Reverse((disk.fetched, disk.id)));
+        Ok(disks)
+    }
+
+    /// Finds a disk image by address, by id, or by the beginning of its id (at least 4 digits).
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Ambiguous`], or the store cannot be read.
+    pub fn resolve_disk(&self, name: &str) -> Result<Disk> {
+        let contents = database::read(&self.inner.layout)?;
+        let id = find(&contents, name)?;
+        self.inner.disk_by_id(&contents, id)
+    }
+
+    /// Protects a disk image from pruning, or no longer.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], or the store cannot be written.
+    pub fn pin_disk(&self, name: &str, pinned: bool) -> Result<()> {
+        self.change_disk(name, |record| DiskRecord { pinned, ..record })
+    }
+
+    /// Notes that a disk image is used now, which pruning looks at.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], or the store cannot be written.
+    pub fn touch_disk(&self, name: &str) -> Result<()> {
+        let used = database::now();
+        self.change_disk(name, |record| DiskRecord { used, ..record })
+    }
+
+    fn change_disk(&self, name: &str, change: impl FnOnce(DiskRecord) -> DiskRecord) -> Result<()> {
+        database::update(&self.inner.layout, |contents| {
+            let id = find(contents, name)?;
+            let record = contents.disks.record(&id).ok_or(Error::Damaged { id })?;
+            let change = DiskChange::Put(id, change(record.clone()));
+            Ok((vec![Change::Disk(change)], ()))
+        })?;
+        Ok(())
+    }
+
+    /// Whether a name is that of a disk image and of no OCI image.
+    pub(super) fn is_disk(&self, name: &str) -> Result<bool> {
+        if Source::is_meant(name) {
+            return Ok(true);
+        }
+        let contents = database::read(&self.inner.layout)?;
+        let image = super::lookup::find(&contents, name);
+        Ok(matches!(image, Err(Error::NotFound { .. })) && find(&contents, name).is_ok())
+    }
+}
+
+/// The id that a name stands for.
+fn find(contents: &Contents, name: &str) -> Result<Digest> {
+    if Source::is_meant(name) {
+        let source = Source::parse(name)?;
+        let found = contents.disks.name(&source.name());
+        return found.map(|found| found.id).ok_or_else(|| Error::NotFound {
+            name: source.shown(),
+        });
+    }
+    let digits = name.strip_prefix("sha256:").unwrap_or(name);
+    let ids = contents.disks.records.iter().map(|(id, _)| *id);
+    let fitting: Vec<_> = ids
+        .filter(|id| digits.len() >= PREFIX && id.hex().starts_with(digits))
+        .collect();
+    match fitting[..] {
+        [id] => Ok(id),
+        [] => Err(Error::NotFound {
+            name: name.chars().take(300).collect(),
+        }),
+        _ => Err(Error::Ambiguous {
+            name: name.to_owned(),
+            count: fitting.len(),
+        }),
+    }
+}
+
+impl Inner {
+    pub(super) fn disk_by_id(&self, contents: &Contents, id: Digest) -> Result<Disk> {
+        let record = contents.disks.record(&id).ok_or(Error::Damaged { id })?;
+        self.disk(contents, id, record)
+    }
+
+    /// Puts together what is known of a disk image.
+    fn disk(&self, contents: &Contents, id: Digest, record: &DiskRecord) -> Result<Disk> {
+        let path = self.layout.disk(&id);
+        let metadata = fs::metadata(&path).map_err(|_| Error::Damaged { id })?;
+        if metadata.len() != record.size {
+            return Err(Error::Damaged { id });
+        }
+        let urls = contents.disks.names_of(&id);
+        Ok(Disk {
+            id,
+            urls: urls.map(str::to_owned).collect(),
+            format: record.format.parse().ok(),
+            virtual_size: record.size,
+            size: metadata.blocks() * 512,
+            fetched: database::time(record.fetched),
+            pinned: record.pinned,
+            path,
+        })
+    }
+
+    async fn fetch_disk(
+        self: Arc<Self>,
+        source: Source,
+        checksum: Option<Checksum>,
+        options: &PullOptions,
+    ) -> Result<Disk> {
+        let name = source.name();
+        options.emit(PullEvent::Resolving {
+            reference: source.shown(),
+        });
+        if let Some(disk) = self.known_by_checksum(&name, checksum.as_ref()).await? {
+            options.emit(PullEvent::Done {
+                id: disk.id,
+                new: false,
+            });
+            return Ok(disk);
+        }
+        let fetcher = blocking({
+            let (options, checksum) = (options.clone(), checksum.clone());
+            let limits = self.options.limits.clone();
+            move || {
+                let PullOptions {
+                    registries, events, ..
+                } = options;
+                Fetcher::new(source, checksum, &registries, &limits, events)
+            }
+        });
+        let fetcher = fetcher.await?;
+        let before = self.read_contents().await?.disks.name(&name).cloned();
+        let key = Digest::of(name.as_bytes());
+        let path = self.layout.disk_work(&key);
+        let mut waited = false;
+        let flight = self.flights.enter(key);
+        let _turn = match flight.try_lock() {
+            Ok(turn) => turn,
+            Err(_) => {
+                waited = true;
+                options.emit(PullEvent::DiskWaiting);
+                flight.lock().await
+            }
+        };
+        let work = acquire(&path, || {
+            waited = true;
+            options.emit(PullEvent::DiskWaiting);
+        })
+        .await?;
+        let contents = self.read_contents().await?;
+        let now = contents.disks.name(&name).cloned();
+        // What another fetched while this one waited is new enough, unless a certain file is wanted.
+        let shared = waited && now != before;
+        if shared
+            && checksum.is_none()
+            && let Some(found) = &now
+            && let Ok(disk) = self.disk_by_id(&contents, found.id)
+        {
+            options.emit(PullEvent::Done {
+                id: disk.id,
+                new: false,
+            });
+            return Ok(disk);
+        }
+        if shared && let Some(disk) = self.known_by_checksum(&name, checksum.as_ref()).await? {
+            options.emit(PullEvent::Done {
+                id: disk.id,
+                new: false,
+            });
+            return Ok(disk);
+        }
+        // With a checksum it is that file which is wanted, and this one is another.
+        let known =
+            now.filter(|found| checksum.is_none() && self.disk_by_id(&contents, found.id).is_ok());
+        let write = |source| Error::io("write", &path, source);
+        let out = work.handle().map_err(write)?;
+        let fetched = fetcher
+            .fetch(known.as_ref().map(|known| &known.validators), &out)
+            .await
+            .map_err(|error| match error {
+                FetchError::Disk(error) => Error::from(error),
+                FetchError::Write(source) => write(source),
+            })?;
+        let disk = blocking(move || match (fetched, known) {
+            (Fetched::NotModified, Some(known)) => {
+                self.name_disk(&name, known.id, known.validators)
+            }
+            (Fetched::NotModified, None) => Err(Error::NotFound { name }),
+            (Fetched::File(converted, validators), _) => {
+                self.keep_disk(work, &converted)?;
+                let record = new_record(&converted, checksum.as_ref());
+                self.commit_disk(converted.digest, record, Some((name, validators)), None)
+            }
+        });
+        let disk = disk.await?;
+        options.emit(PullEvent::Done {
+            id: disk.id,
+            new: before.is_none_or(|before| before.id != disk.id),
+        });
+        Ok(disk)
+    }
+
+    async fn read_contents(self: &Arc<Self>) -> Result<Contents> {
+        let inner = Arc::clone(self);
+        blocking(move || database::read(&inner.layout)).await
+    }
+
+    /// A disk image that is known to have come from a file of that checksum. It gets the name.
+    async fn known_by_checksum(
+        self: &Arc<Self>,
+        name: &str,
+        checksum: Option<&Checksum>,
+    ) -> Result<Option<Disk>> {
+        let Some(checksum) = checksum else {
+            return Ok(None);
+        };
+        let contents = self.read_contents().await?;
+        let text = checksum.to_string();
+        let known = contents.disks.records.iter().find(|(id, record)| {
+            checksum.sha256() == Some(*id) || record.checksums.contains(&text)
+        });
+        let Some((id, _)) = known else {
+            return Ok(None);
+        };
+        if self.disk_by_id(&contents, *id).is_err() {
+            return Ok(None);
+        }
+        let (inner, name, id) = (Arc::clone(self), name.to_owned(), *id);
+        let validators = contents.disks.name(&name).filter(|found| found.id == id);
+        let validators = validators.map(|found| found.validators.clone());
+        blocking(move || inner.name_disk(&name, id, validators.unwrap_or_default()))
+            .await
+            .map(Some)
+    }
+
+    /// Gives a finished file its final place, unless there is one already.
+    pub(super) fn keep_disk(&self, work: WorkFile, converted: &Converted) -> Result<()> {
+        let id = converted.digest;
+        let (folder, target) = (self.layout.disk_folder(&id), self.layout.disk(&id));
+        if fs::metadata(&target).is_ok_and(|found| found.len() == converted.size) {
+            return Ok(());
+        }
+        fs::create_dir_all(&folder)
+            .and_then(|()| sync_folder_of(&folder))
+            .map_err(|source| Error::io("create the folder", &folder, source))?;
+        work.publish(&target)
+            .map_err(|source| Error::io("store", &target, source))
+    }
+
+    /// Remembers a disk image whose file is in its place: under an address, or as part of an OCI image.
+    pub(super) fn commit_disk(
+        &self,
+        id: Digest,
+        mut record: DiskRecord,
+        name: Option<(String, Validators)>,
+        image: Option<Digest>,
+    ) -> Result<Disk> {
+        let (contents, ()) = database::update(&self.layout, |before| {
+            if let Some(old) = before.disks.record(&id) {
+                (record.fetched, record.pinned) = (old.fetched, old.pinned);
+                record.checksums.extend(old.checksums.iter().cloned());
+                record.checksums.sort();
+                record.checksums.dedup();
+                record.from_image |= old.from_image;
+            }
+            let mut changes = vec![Change::Disk(DiskChange::Put(id, record))];
+            changes.extend(name.map(|(url, validators)| put_name(url, id, validators)));
+            if let Some((image, mut record)) =
+                image.and_then(|image| Some((image, before.record(&image)?.clone())))
+            {
+                record.disk = Some(id);
+                changes.push(Change::PutImage(image, record));
+            }
+            Ok((changes, ()))
+        })?;
+        self.disk_by_id(&contents, id)
+    }
+
+    /// Gives a disk image of the store an address.
+    fn name_disk(&self, url: &str, id: Digest, validators: Validators) -> Result<Disk> {
+        let (contents, ()) = database::update(&self.layout, |before| {
+            let record = before.disks.record(&id).ok_or(Error::Damaged { id })?;
+            let used = DiskRecord {
+                used: database::now(),
+                ..record.clone()
+            };
+            let changes = vec![
+                Change::Disk(DiskChange::Put(id, used)),
+                put_name(url.to_owned(), id, validators),
+            ];
+            Ok((changes, ()))
+        })?;
+        self.disk_by_id(&contents, id)
+    }
+
+    /// Takes an address away, or by id all of them; the disk image goes with the last one.
+    pub(super) fn remove_disk(&self, name: &str) -> Result<Removed> {
+        let (_, mut removed) = database::update(&self.layout, |contents| {
+            let id = find(contents, name)?;
+            let all: Vec<String> = contents.disks.names_of(&id).map(str::to_owned).collect();
+            let names = match Source::is_meant(name) {
+                true => vec![Source::parse(name)?.name()],
+                false => all.clone(),
+            };
+            let mut changes: Vec<_> = names
+                .iter()
+                .map(|name| Change::Disk(DiskChange::DropName(name.clone())))
+                .collect();
+            let mut removed = Removed {
+                names,
+                ..Removed::default()
+            };
+            let last = removed.names.len() == all.len();
+            let in_image = contents
+                .images
+                .iter()
+                .any(|(_, image)| image.disk == Some(id));
+            if last && !in_image {
+                self.check_disk_unused(&id)?;
+                changes.push(Change::Disk(DiskChange::Drop(id)));
+                removed.image = Some(id);
+            }
+            Ok((changes, removed))
+        })?;
+        if removed.image.is_some() {
+            removed.bytes = self.collect()?;
+        }
+        Ok(removed)
+    }
+
+    fn check_disk_unused(&self, id: &Digest) -> Result<()> {
+        let path = self.layout.disk(id);
+        match lock_unused(&path) {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(Error::InUse { id: *id }),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(Error::io("lock", &path, source)),
+        }
+    }
+
+    /// Removes disk images whose OCI image is gone, and files that are no disk image's; bytes freed. For
+    /// [`Inner::collect`], which has made sure that nobody is at work.
+    pub(super) fn collect_disks(&self, contents: &Contents) -> Result<u64> {
+        let orphans = orphans(contents);
+        if !orphans.is_empty() {
+            database::update(&self.layout, |contents| {
+                let drop = |id| Change::Disk(DiskChange::Drop(id));
+                Ok((self::orphans(contents).into_iter().map(drop).collect(), ()))
+            })?;
+        }
+        let mut freed = 0;
+        for (id, folder) in entries(&self.layout.disks())? {
+            if contents.disks.record(&id).is_some() && !orphans.contains(&id) {
+                continue;
+            }
+            let path = self.layout.disk(&id);
+            freed += match lock_unused(&path) {
+                Ok(Some(_lock)) => remove_file(&path)?,
+                // A sandbox still runs from it.
+                Ok(None) => continue,
+                Err(source) if source.kind() == io::ErrorKind::NotFound => 0,
+                Err(source) => return Err(Error::io("lock", &path, source)),
+            };
+            fs::remove_dir(&folder).map_err(|source| Error::io("remove", &folder, source))?;
+        }
+        Ok(freed)
+    }
+
+    /// Removes disk images that nobody needs, longest unused first, by the rules for images: an address is a tag.
+    pub(super) fn prune_disks(&self, prune: &Prune, removed: &mut Vec<Removed>) -> Result<()> {
+        let contents = database::read(&self.layout)?;
+        let in_images: HashSet<Digest> = contents
+            .images
+            .iter()
+            .filter_map(|(_, image)| image.disk)
+            .collect();
+        let idle = |record: &DiskRecord| {
+            SystemTime::now()
+                .duration_since(database::time(record.used))
+                .unwrap_or_default()
+        };
+        let mut candidates: Vec<_> = contents
+            .disks
+            .records
+            .iter()
+            .filter(|(id, record)| {
+                let named = contents.disks.names_of(id).next().is_some();
+                !record.pinned
+                    && !in_images.contains(id)
+                    && (prune.tagged || !named)
+                    && prune.unused_for.is_none_or(|limit| idle(record) >= limit)
+            })
+            .map(|(id, record)| (record.used, *id))
+            .collect();
+        candidates.sort_unstable();
+        for (_, id) in candidates {
+            if let Some(keep) = prune.keep_bytes
+                && self.usage()?.bytes <= keep
+            {
+                break;
+            }
+            match self.remove_disk(&id.to_string()) {
+                Ok(done) => removed.push(done),
+                // Somebody was faster, or needs it.
+                Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Disk images that came with an OCI image which is gone.
+fn orphans(contents: &Contents) -> Vec<Digest> {
+    let disks = contents.disks.records.iter();
+    disks
+        .filter(|(id, record)| {
+            record.from_image
+                && contents.disks.names_of(id).next().is_none()
+                && !contents
+                    .images
+                    .iter()
+                    .any(|(_, image)| image.disk == Some(*id))
+        })
+        .map(|(id, _)| *id)
+        .collect()
+}
+
+pub(super) fn new_record(converted: &Converted, checksum: Option<&Checksum>) -> DiskRecord {
+    let now = database::now();
+    let checksum = checksum.filter(|checksum| checksum.sha256().is_none());
+    DiskRecord {
+        format: converted.format.to_string(),
+        size: converted.size,
+        checksums: checksum.map(ToString::to_string).into_iter().collect(),
+        fetched: now,
+        used: now,
+        pinned: false,
+        from_image: false,
+    }
+}
+
+fn put_name(url: String, id: Digest, validators: Validators) -> Change {
+    let asked = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let name = DiskName {
+        id,
+        validators,
+        // Enough until the year 2554.
+        asked: u64::try_from(asked.as_nanos()).unwrap_or(u64::MAX),
+    };
+    Change::Disk(DiskChange::PutName(url, name))
+}

@@ -1,0 +1,754 @@
+//! Disk images by HTTP, from servers good and bad, and out of OCI images.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use podvisor_images::{
+    Checksum, Digest, Disk, DiskError, Error, Format, Host, Protocol, Prune, PullEvent, PullPolicy,
+    Store, StoreOptions,
+};
+use sha2::{Digest as _, Sha512};
+use support::faulty::Request;
+use support::image::{Layer, Packing};
+use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, explain, options, registries};
+
+/// A disk of some megabytes: noise, and holes.
+fn raw() -> Vec<u8> {
+    let mut disk = vec![0; 6 << 20];
+    for (index, block) in disk.chunks_mut(64 << 10).enumerate() {
+        if index % 3 != 2 {
+            let mut state = index as u64 + 1;
+            block.fill_with(|| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                (state >> 56) as u8
+            });
+        }
+    }
+    disk
+}
+
+fn qemu_img(arguments: &[&str], paths: &[&Path]) {
+    let out = Command::new("qemu-img")
+        .args(arguments)
+        .args(paths)
+        .output()
+        .expect("qemu-img is needed: apt-get install qemu-utils");
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+fn qcow2(raw: &[u8], arguments: &[&str]) -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("raw"), dir.path().join("qcow2"));
+    std::fs::write(&from, raw).unwrap();
+    let all = [&["convert", "-f", "raw", "-O", "qcow2"], arguments].concat();
+    qemu_img(&all, &[&from, &to]);
+    std::fs::read(to).unwrap()
+}
+
+/// A good file server, with ranges and tags.
+fn file(request: &Request, bytes: &[u8]) -> Reply {
+    let tag = format!("\"{}\"", &Digest::of(bytes).hex()[..16]);
+    if request.headers.get("if-none-match") == Some(&tag) {
+        return Reply::new(304, "").header("ETag", tag);
+    }
+    let same = request
+        .headers
+        .get("if-range")
+        .is_none_or(|range| *range == tag);
+    match request.range().filter(|_| same) {
+        Some(from) if from >= bytes.len() => Reply::new(416, ""),
+        Some(from) => Reply::new(206, &bytes[from..]).header(
+            "Content-Range",
+            format!("bytes {from}-{}/{}", bytes.len() - 1, bytes.len()),
+        ),
+        None => Reply::new(200, bytes),
+    }
+    .header("ETag", tag)
+}
+
+/// Serves `bytes`, but the first answer is what `first` makes of them.
+fn serve(
+    bytes: Vec<u8>,
+    first: impl Fn(&Request, &[u8]) -> Option<Reply> + Send + Sync + 'static,
+) -> Faulty {
+    let count = AtomicUsize::new(0);
+    Faulty::serve(TestImage::small(), move |request| {
+        let now = count.fetch_add(1, Ordering::SeqCst);
+        let reply = if now == 0 {
+            first(request, &bytes)
+        } else {
+            None
+        };
+        Some(reply.unwrap_or_else(|| file(request, &bytes)))
+    })
+}
+
+fn url(server: &Faulty) -> String {
+    format!("http://{}/images/disk.qcow2", server.host)
+}
+
+async fn pull(test: &TestStore, server: &Faulty) -> podvisor_images::Result<Disk> {
+    test.store.pull_disk(&url(server), None, &options()).await
+}
+
+fn content(disk: &Disk) -> Vec<u8> {
+    std::fs::read(disk.path()).unwrap()
+}
+
+/// Pulls and returns the error's words; nothing may be left in the store.
+async fn refused(server: &Faulty, checksum: Option<&Checksum>) -> String {
+    let test = TestStore::new();
+    let error = test
+        .store
+        .pull_disk(&url(server), checksum, &options())
+        .await;
+    let error = error.expect_err("the disk image must be refused");
+    assert_eq!(test.files(), [""; 0], "{error:?}");
+    assert!(test.store.disks().unwrap().is_empty());
+    explain(&error)
+}
+
+fn sha512(bytes: &[u8]) -> Checksum {
+    let digest = Sha512::digest(bytes);
+    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha512:{hex}").parse().unwrap()
+}
+
+fn sha256(bytes: &[u8]) -> Checksum {
+    Digest::of(bytes).to_string().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_disk_image_is_fetched_once_and_kept_as_a_sparse_raw_file() {
+    let raw = raw();
+    let bytes = qcow2(&raw, &["-c"]);
+    let server = serve(bytes.clone(), |_, _| None);
+    let test = TestStore::new();
+    let disk = pull(&test, &server).await.unwrap();
+    assert!(content(&disk) == raw);
+    assert_eq!(disk.id(), Digest::of(&bytes));
+    assert_eq!(disk.source_format(), Some(Format::Qcow2));
+    assert_eq!(disk.virtual_size(), raw.len() as u64);
+    assert!(disk.size() < disk.virtual_size() * 3 / 4, "{}", disk.size());
+    assert_eq!(disk.urls(), [url(&server)]);
+    assert_eq!(
+        test.files(),
+        [format!("disks/{}/disk.raw", disk.id().hex())]
+    );
+
+    // The server says that it is the same, and is not even asked where that is not wanted.
+    assert_eq!(pull(&test, &server).await.unwrap().id(), disk.id());
+    let missing = options().policy(PullPolicy::IfMissing);
+    test.store
+        .pull_disk(&url(&server), None, &missing)
+        .await
+        .unwrap();
+    let asked: Vec<bool> = server
+        .requests
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|request| request.headers.contains_key("if-none-match"))
+        .collect();
+    assert_eq!(asked, [false, true]);
+
+    let id = disk.id().to_string();
+    for name in [&url(&server), &id, &id[7..15]] {
+        assert_eq!(test.store.resolve_disk(name).unwrap().id(), disk.id());
+    }
+    let again = Store::open(test.dir.path()).unwrap();
+    assert_eq!(again.disks().unwrap().len(), 1);
+    assert!(again.usage().unwrap().bytes >= disk.size());
+}
+
+#[tokio::test]
+async fn a_changed_file_takes_the_name_and_the_old_one_is_pruned() {
+    let (old, new) = (vec![1; 10_000], vec![2; 20_000]);
+    let server = serve(new.clone(), move |request, _| Some(file(request, &old)));
+    let test = TestStore::new();
+    let first = pull(&test, &server).await.unwrap();
+    let second = pull(&test, &server).await.unwrap();
+    assert_eq!(content(&second)[..20_000], new);
+    assert!(
+        test.store
+            .resolve_disk(&first.id().to_string())
+            .unwrap()
+            .urls()
+            .is_empty()
+    );
+    let removed = test.store.prune(&Prune::default()).unwrap();
+    assert_eq!(
+        removed
+            .iter()
+            .filter_map(|removed| removed.image)
+            .collect::<Vec<_>>(),
+        [first.id()]
+    );
+    assert!(!first.path().exists() && second.path().exists());
+    test.store.pin_disk(&url(&server), true).unwrap();
+    assert!(
+        test.store
+            .prune(&Prune::default().tagged())
+            .unwrap()
+            .is_empty()
+    );
+    test.store.pin_disk(&url(&server), false).unwrap();
+    assert_eq!(
+        test.store.prune(&Prune::default().tagged()).unwrap().len(),
+        1
+    );
+    assert_eq!(test.files(), [""; 0]);
+}
+
+#[tokio::test]
+async fn what_is_in_use_is_kept_and_a_removed_disk_image_leaves_nothing() {
+    let server = serve(vec![7; 5000], |_, _| None);
+    let test = TestStore::new();
+    let disk = pull(&test, &server).await.unwrap();
+    let open = disk.open().unwrap();
+    assert!(matches!(
+        test.store.remove(&url(&server)),
+        Err(Error::InUse { .. })
+    ));
+    assert!(
+        test.store
+            .prune(&Prune::default().tagged())
+            .unwrap()
+            .is_empty()
+    );
+    drop(open);
+    let removed = test.store.remove(&url(&server)).unwrap();
+    assert_eq!(
+        (removed.names, removed.image),
+        (vec![url(&server)], Some(disk.id()))
+    );
+    assert!(removed.bytes > 0);
+    assert_eq!(test.files(), [""; 0]);
+    assert!(matches!(
+        test.store.remove(&url(&server)),
+        Err(Error::NotFound { .. })
+    ));
+    assert!(matches!(disk.open(), Err(Error::NotFound { .. })));
+    // By id as well.
+    let disk = pull(&test, &server).await.unwrap();
+    test.store.remove(&disk.id().hex()[..12]).unwrap();
+    assert_eq!(test.files(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_broken_download_goes_on_where_it_stopped() {
+    let raw = raw();
+    for bytes in [raw.clone(), qcow2(&raw, &[])] {
+        let cut = bytes.len() / 2 + 77;
+        let server = serve(bytes.clone(), move |request, bytes| {
+            Some(Reply {
+                body: Body::Cut(bytes.to_vec(), cut),
+                ..file(request, bytes)
+            })
+        });
+        let test = TestStore::new();
+        let (events, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let disk = test
+            .store
+            .pull_disk(&url(&server), None, &options().events(events))
+            .await
+            .unwrap();
+        assert!(content(&disk) == raw);
+        let ranges: Vec<_> = server
+            .requests
+            .lock()
+            .unwrap()
+            .iter()
+            .map(Request::range)
+            .collect();
+        assert_eq!(ranges.len(), 2);
+        // What was on the way when the connection broke may be lost.
+        assert!(ranges[0].is_none() && ranges[1].is_some_and(|from| from > 0 && from <= cut));
+        let mut last = 0;
+        let mut retried = false;
+        while let Some(event) = received.recv().await {
+            match event {
+                PullEvent::DiskBytes { done, total } => {
+                    assert!(done > last && total == Some(bytes.len() as u64) || retried);
+                    last = done;
+                }
+                PullEvent::Retrying { .. } => retried = true,
+                PullEvent::Done { new, .. } => assert!(new),
+                _ => {}
+            }
+        }
+        assert!(retried);
+        assert_eq!(last, bytes.len() as u64);
+    }
+}
+
+#[tokio::test]
+async fn without_ranges_or_tags_a_broken_download_begins_again() {
+    let bytes = qcow2(&raw(), &[]);
+    // No ranges: the whole file comes. No tag: it is asked for from the beginning.
+    for tag in [true, false] {
+        let count = AtomicUsize::new(0);
+        let served = bytes.clone();
+        let server = Faulty::serve(TestImage::small(), move |_| {
+            let reply = match count.fetch_add(1, Ordering::SeqCst) {
+                0 => Reply::ok(Body::Cut(served.clone(), served.len() / 2)),
+                _ => Reply::new(200, served.clone()),
+            };
+            Some(if tag {
+                reply.header("ETag", "\"x\"")
+            } else {
+                reply
+            })
+        });
+        let test = TestStore::new();
+        assert!(content(&pull(&test, &server).await.unwrap()) == raw());
+        let ranges: Vec<_> = server
+            .requests
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|request| request.range().is_some())
+            .collect();
+        assert_eq!(ranges, [false, tag]);
+    }
+}
+
+#[tokio::test]
+async fn the_rest_of_another_file_is_refused() {
+    let bytes = vec![5; 3 << 20];
+    type Lie = fn(usize) -> Reply;
+    let lies: [(Lie, &str); 3] = [
+        (
+            |from| {
+                Reply::new(206, vec![6; 100])
+                    .header("ETag", "\"y\"")
+                    .header(
+                        "Content-Range",
+                        format!("bytes {from}-{}/{}", from + 99, from + 100),
+                    )
+            },
+            "a part of another file than before",
+        ),
+        (
+            |from| {
+                Reply::new(206, vec![6; 100]).header(
+                    "Content-Range",
+                    format!("bytes {}-{}/{}", from + 1, from + 100, 3 << 20),
+                )
+            },
+            "another part of the file than was asked for",
+        ),
+        (
+            |_| Reply::new(206, vec![6; 100]),
+            "another part of the file than was asked for",
+        ),
+    ];
+    for (lie, words) in lies {
+        let served = bytes.clone();
+        let server = Faulty::serve(TestImage::small(), move |request| {
+            Some(match request.range() {
+                Some(from) => lie(from),
+                None => Reply::ok(Body::Cut(served.clone(), 2 << 20)).header("ETag", "\"x\""),
+            })
+        });
+        let message = refused(&server, None).await;
+        assert!(message.contains(words), "{message}");
+    }
+    // A file that has become shorter is fetched anew.
+    let (long, short) = (bytes, vec![6; 1 << 20]);
+    let server = serve(short.clone(), move |_, _| {
+        Some(Reply::ok(Body::Cut(long.clone(), 2 << 20)).header("Last-Modified", "x"))
+    });
+    assert!(content(&pull(&TestStore::new(), &server).await.unwrap()) == short);
+}
+
+#[tokio::test]
+async fn a_server_that_stalls_is_given_up_and_asked_again() {
+    let bytes = raw();
+    let server = serve(bytes.clone(), |request, bytes| {
+        Some(Reply {
+            body: Body::Stall(bytes.to_vec(), 1 << 20),
+            ..file(request, bytes)
+        })
+    });
+    let mut registries = registries();
+    registries.stall_timeout = Duration::from_millis(300);
+    let test = TestStore::new();
+    let options = options().registries(registries);
+    let disk = test
+        .store
+        .pull_disk(&url(&server), None, &options)
+        .await
+        .unwrap();
+    assert!(content(&disk) == bytes);
+    assert_eq!(server.paths().len(), 2);
+}
+
+#[tokio::test]
+async fn a_server_that_never_gets_further_is_given_up() {
+    let server = Faulty::serve(TestImage::small(), |_| {
+        Some(Reply::ok(Body::Cut(vec![1; 1000], 10)).header("ETag", "\"x\""))
+    });
+    let message = refused(&server, None).await;
+    assert!(
+        message.contains("answered with") || message.contains("broke off"),
+        "{message}"
+    );
+    let server = Faulty::serve(TestImage::small(), |_| Some(Reply::new(503, "")));
+    let message = refused(&server, None).await;
+    assert!(
+        message.contains("the server answered 503 for http://"),
+        "{message}"
+    );
+    assert_eq!(server.paths().len(), 5);
+}
+
+#[tokio::test]
+async fn a_checksum_is_kept_to_and_spares_the_next_fetch() {
+    let bytes = qcow2(&raw(), &[]);
+    let server = serve(bytes.clone(), |_, _| None);
+    let test = TestStore::new();
+    let store = &test.store;
+    let disk = store
+        .pull_disk(&url(&server), Some(&sha512(&bytes)), &options())
+        .await
+        .unwrap();
+    for checksum in [sha512(&bytes), sha256(&bytes)] {
+        let other = format!("{}?mirror", url(&server));
+        let again = store
+            .pull_disk(&other, Some(&checksum), &options())
+            .await
+            .unwrap();
+        assert_eq!(again.id(), disk.id());
+        assert_eq!(again.urls().len(), 2);
+    }
+    assert_eq!(server.paths().len(), 1);
+    for wrong in [sha256(b"x"), sha512(b"x")] {
+        let message = refused(&server, Some(&wrong)).await;
+        let words = format!("instead of {wrong}; it is damaged, forged or newer");
+        assert!(message.contains(&words), "{message}");
+        // What the store has under the name stays.
+        assert!(
+            store
+                .pull_disk(&url(&server), Some(&wrong), &options())
+                .await
+                .is_err()
+        );
+        assert!(content(&store.resolve_disk(&url(&server)).unwrap()) == raw());
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_which_nobody_says_how_long_it_is_needs_a_checksum() {
+    let bytes = vec![9; 100_000];
+    let whole = bytes.clone();
+    let server = Faulty::serve(TestImage::small(), move |_| {
+        Some(Reply::ok(Body::Unsized(whole.clone())))
+    });
+    let message = refused(&server, None).await;
+    assert!(message.contains("does not tell how long"), "{message}");
+    let test = TestStore::new();
+    test.store
+        .pull_disk(&url(&server), Some(&sha256(&bytes)), &options())
+        .await
+        .unwrap();
+    let cut = bytes[..50_000].to_vec();
+    let server = Faulty::serve(TestImage::small(), move |_| {
+        Some(Reply::ok(Body::Unsized(cut.clone())))
+    });
+    let message = refused(&server, Some(&sha256(&bytes))).await;
+    assert!(message.contains("instead of sha256:"), "{message}");
+    // Chunks have an end of their own.
+    let server = Faulty::serve(TestImage::small(), |_| {
+        Some(Reply::ok(Body::Chunked(vec![1; 5000])))
+    });
+    pull(&test, &server).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_no_disk_image_is_refused_and_leaves_nothing() {
+    let raw = vec![3; 200_000];
+    let dir = tempfile::tempdir().unwrap();
+    let (base, overlay) = (dir.path().join("base"), dir.path().join("overlay"));
+    std::fs::write(&base, &raw).unwrap();
+    qemu_img(
+        &["create", "-q", "-f", "qcow2", "-F", "raw", "-b"],
+        &[&base, &overlay],
+    );
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut gzip, &noise()).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let cases = [
+        (std::fs::read(overlay).unwrap(), "it needs a backing file"),
+        (Vec::new(), "it is empty"),
+        (b"KDMV".to_vec(), "it is in VMDK format"),
+        (gzip[..gzip.len() / 2].to_vec(), "damaged or cut off"),
+        (qcow2(&raw, &[])[..300_000].to_vec(), "damaged or cut off"),
+    ];
+    for (bytes, words) in cases {
+        let server = serve(bytes, |_, _| None);
+        let message = refused(&server, None).await;
+        assert!(message.contains(words), "{message}");
+        assert!(
+            message.contains("is no disk image that can be used"),
+            "{message}"
+        );
+        assert_eq!(server.paths().len(), 1);
+    }
+}
+
+fn noise() -> Vec<u8> {
+    raw()[..500_000].to_vec()
+}
+
+#[tokio::test]
+async fn endless_files_and_bombs_end_at_the_limits() {
+    let mut limits = podvisor_images::Limits::default();
+    limits.disk_file_bytes = 4 << 20;
+    limits.disk_bytes = 4 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open_with(dir.path(), StoreOptions::default().limits(limits)).unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    std::io::Write::write_all(&mut gzip, &vec![0; 8 << 20]).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let bodies: [(Box<dyn Fn() -> Body + Send + Sync>, &str); 3] = [
+        (
+            Box::new(|| Body::Endless(vec![0; 65536])),
+            "more than 4194304 bytes of",
+        ),
+        (
+            Box::new(|| Body::Bytes(vec![0; 5 << 20])),
+            "more than 4194304 bytes of file",
+        ),
+        (
+            Box::new(move || Body::Bytes(gzip.clone())),
+            "more than 4194304 bytes of disk",
+        ),
+    ];
+    for (body, words) in bodies {
+        let server = Faulty::serve(TestImage::small(), move |_| Some(Reply::ok(body())));
+        let error = store
+            .pull_disk(&url(&server), None, &options())
+            .await
+            .unwrap_err();
+        assert!(explain(&error).contains(words), "{}", explain(&error));
+    }
+    assert!(
+        std::fs::read_dir(dir.path().join("tmp"))
+            .unwrap()
+            .next()
+            .is_none()
+    );
+}
+
+#[tokio::test]
+async fn addresses_status_and_redirects_are_told_in_words() {
+    let message = |error: Error| explain(&error);
+    let test = TestStore::new();
+    let store = &test.store;
+    let plain = store
+        .pull_disk("http://192.0.2.1/x.img", None, &options())
+        .await
+        .unwrap_err();
+    assert!(message(plain).contains("http://192.0.2.1/x.img is plain HTTP"));
+    let bad = store
+        .pull_disk("ftp://host/x", None, &options())
+        .await
+        .unwrap_err();
+    assert!(message(bad).contains("is not the address of a disk image"));
+    for (reply, words) in [
+        (404, "there is no http://"),
+        (403, "does not allow to fetch http://"),
+    ] {
+        let server = Faulty::serve(TestImage::small(), move |_| Some(Reply::new(reply, "")));
+        let text = refused(&server, None).await;
+        assert!(text.contains(words), "{text}");
+        assert_eq!(server.paths().len(), 1);
+    }
+    let server = Faulty::serve(TestImage::small(), |request| {
+        Some(Reply::new(302, "").header("Location", format!("{}x", request.path)))
+    });
+    let text = refused(&server, None).await;
+    assert!(text.contains("too many redirects"), "{text}");
+    let server = Faulty::serve(TestImage::small(), |_| {
+        Some(Reply::new(302, "").header("Location", "file:///etc/passwd"))
+    });
+    let text = refused(&server, None).await;
+    assert!(text.contains("which is refused: it is not HTTPS"), "{text}");
+    assert!(matches!(
+        store
+            .pull_disk("http://127.0.0.1:1/x", None, &options())
+            .await,
+        Err(Error::Disk(DiskError::Unreachable { .. }))
+    ));
+    let tls = registries().host("127.0.0.1:1", Host::default().protocol(Protocol::Https));
+    let options = options().registries(tls);
+    let error = store
+        .pull_disk("http://127.0.0.1:1/x", None, &options)
+        .await
+        .unwrap_err();
+    assert!(message(error).contains("is plain HTTP"));
+}
+
+#[tokio::test]
+async fn user_and_password_go_to_the_server_and_nowhere_else() {
+    let bytes = vec![1; 1000];
+    let elsewhere = serve(bytes, |_, _| None);
+    let target = url(&elsewhere);
+    let server = Faulty::serve(TestImage::small(), move |_| {
+        Some(Reply::new(302, "").header("Location", target.clone()))
+    });
+    let test = TestStore::new();
+    let secret = format!("http://me:pass@{}/images/disk.qcow2", server.host);
+    let disk = test
+        .store
+        .pull_disk(&secret, None, &options())
+        .await
+        .unwrap();
+    assert_eq!(disk.urls(), [url(&server)]);
+    let sent = |server: &Faulty| {
+        server.requests.lock().unwrap()[0]
+            .headers
+            .get("authorization")
+            .cloned()
+    };
+    assert_eq!(sent(&server).as_deref(), Some("Basic bWU6cGFzcw=="));
+    assert_eq!(sent(&elsewhere), None);
+    assert_eq!(test.store.resolve_disk(&secret).unwrap().id(), disk.id());
+}
+
+#[tokio::test]
+async fn fetches_at_the_same_time_share_the_work() {
+    let bytes = raw();
+    // The answer waits until both have asked for the image.
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let server = Arc::new(serve(bytes.clone(), move |_, _| {
+        let _ = held.lock().unwrap().recv();
+        None
+    }));
+    let test = TestStore::new();
+    let second = Store::open(test.dir.path()).unwrap();
+    let (events, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let (url, options) = (url(&server), options().events(events));
+    let waiting = async {
+        let mut waiters = 0;
+        while let Some(event) = received.recv().await {
+            waiters += usize::from(event == PullEvent::DiskWaiting);
+            if waiters == 2 {
+                break;
+            }
+        }
+        release.send(()).unwrap();
+        // So that nobody waits for a receiver.
+        received
+    };
+    let (a, b, c, _events) = tokio::join!(
+        test.store.pull_disk(&url, None, &options),
+        test.store.pull_disk(&url, None, &options),
+        second.pull_disk(&url, None, &options),
+        waiting,
+    );
+    for disk in [a, b, c] {
+        assert!(content(&disk.unwrap()) == bytes);
+    }
+    assert_eq!(server.paths().len(), 1);
+}
+
+/// Loads an image of one layer from an OCI layout folder.
+fn load(test: &TestStore, name: &str, tar: Tarball) -> podvisor_images::Image {
+    let image = TestImage::new(vec![Layer::new(&tar.finish(), Packing::Gzip)]);
+    let dir = tempfile::tempdir().unwrap();
+    image.write_layout(dir.path(), "x");
+    test.store
+        .load(dir.path(), Some(name), &options())
+        .unwrap()
+        .remove(0)
+}
+
+#[test]
+fn a_container_disk_is_recognised_and_goes_with_its_image() {
+    let raw = raw();
+    let test = TestStore::new();
+    for (name, bytes) in [
+        ("fedora.qcow2", qcow2(&raw, &["-c"])),
+        ("disk.img", raw.clone()),
+        ("Whatever", qcow2(&raw, &[])),
+    ] {
+        let tar = Tarball::new()
+            .dir("disk", 0o555)
+            .file(&format!("disk/{name}"), 0o440, &bytes);
+        let image = load(&test, "vm", tar);
+        assert_eq!(image.disk(), Some(Digest::of(&bytes)), "{name}");
+        let disk = test.store.container_disk("vm").unwrap();
+        assert!(content(&disk) == raw, "{name}");
+        // The disk alone cannot go.
+        assert_eq!(
+            test.store.remove(&disk.id().to_string()).unwrap().image,
+            None
+        );
+        assert!(disk.path().exists());
+        test.store.remove("vm").unwrap();
+        assert!(!disk.path().exists() && test.store.disks().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn an_image_with_other_files_than_one_in_its_disk_folder_has_no_disk() {
+    let test = TestStore::new();
+    let two = Tarball::new()
+        .dir("disk", 0o755)
+        .file("disk/a.img", 0o644, b"a")
+        .file("disk/b.img", 0o644, b"b");
+    assert_eq!(load(&test, "two", two).disk(), None);
+    let message = explain(&test.store.container_disk("two").unwrap_err());
+    assert!(
+        message.contains("has 2 files in its folder /disk instead of one: a.img, b.img"),
+        "{message}"
+    );
+    assert_eq!(
+        load(
+            &test,
+            "none",
+            Tarball::new().dir("disk", 0o755).file("etc", 0o644, b"")
+        )
+        .disk(),
+        None
+    );
+    let message = explain(&test.store.container_disk("none").unwrap_err());
+    assert!(
+        message.contains("library/none:latest has no disk: there is no file in its folder /disk"),
+        "{message}"
+    );
+    // What is there for other reasons is no disk until somebody says so.
+    let program = Tarball::new()
+        .dir("disk", 0o755)
+        .file("disk/notes", 0o644, &[b'x'; 600])
+        .file("init", 0o755, b"");
+    assert_eq!(load(&test, "program", program).disk(), None);
+    let disk = test.store.container_disk("program").unwrap();
+    assert_eq!(content(&disk)[..600], [b'x'; 600]);
+    // A damaged one does not keep an image from being pulled.
+    let damaged = Tarball::new()
+        .dir("disk", 0o755)
+        .file("disk/x.qcow2", 0o644, b"QFI\xfb");
+    assert_eq!(load(&test, "damaged", damaged).disk(), None);
+    let message = explain(&test.store.container_disk("damaged").unwrap_err());
+    assert!(
+        message.contains(
+            "x.qcow2 in image docker.io/library/damaged:latest is no disk image that can be used"
+        ),
+        "{message}"
+    );
+}
