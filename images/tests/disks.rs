@@ -196,14 +196,14 @@ async fn a_changed_file_takes_the_name_and_the_old_one_is_pruned() {
         [first.id()]
     );
     assert!(!first.path().exists() && second.path().exists());
-    test.store.pin_disk(&url(&server), true).unwrap();
+    test.store.pin(&url(&server), true).unwrap();
     assert!(
         test.store
             .prune(&Prune::default().tagged())
             .unwrap()
             .is_empty()
     );
-    test.store.pin_disk(&url(&server), false).unwrap();
+    test.store.pin(&url(&server), false).unwrap();
     assert_eq!(
         test.store.prune(&Prune::default().tagged()).unwrap().len(),
         1
@@ -522,7 +522,8 @@ async fn endless_files_and_bombs_end_at_the_limits() {
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     std::io::Write::write_all(&mut gzip, &vec![0; 8 << 20]).unwrap();
     let gzip = gzip.finish().unwrap();
-    let bodies: [(Box<dyn Fn() -> Body + Send + Sync>, &str); 3] = [
+    type Make = Box<dyn Fn() -> Body + Send + Sync>;
+    let bodies: [(Make, &str); 3] = [
         (
             Box::new(|| Body::Endless(vec![0; 65536])),
             "more than 4194304 bytes of",

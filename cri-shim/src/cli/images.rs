@@ -11,7 +11,7 @@ use super::size;
 use super::table::Table;
 
 /// Hexadecimal digits of an id that are shown, as in docker.
-const SHORT_ID: usize = 12;
+pub(super) const SHORT_ID: usize = 12;
 
 /// What stands where an image has no name.
 pub(super) const NONE: &str = "<none>";
@@ -29,6 +29,10 @@ pub(super) struct ImagesArgs {
     /// Show ids in full
     #[arg(long)]
     no_trunc: bool,
+
+    /// List disk images instead
+    #[arg(long, conflicts_with = "digests")]
+    disks: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -70,7 +74,11 @@ impl From<&Image> for ImageView {
 }
 
 pub(super) fn run(globals: &Globals, args: &ImagesArgs) -> anyhow::Result<u8> {
-    let images = globals.store()?.list()?;
+    let store = globals.store()?;
+    if args.disks {
+        return super::disks::list(&store.disks()?, args.quiet, args.no_trunc, args.json);
+    }
+    let images = store.list()?;
     if args.json {
         let views: Vec<ImageView> = images.iter().map(ImageView::from).collect();
         super::print_json(&views)?;

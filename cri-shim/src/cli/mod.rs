@@ -7,6 +7,7 @@
 
 mod check;
 mod completions;
+mod disks;
 mod image;
 mod images;
 mod inspect;

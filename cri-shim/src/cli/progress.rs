@@ -81,6 +81,7 @@ fn line(event: &PullEvent) -> Option<String> {
         }
         PullEvent::LayerDone { layer } => format!("{}: fetched", short(layer)),
         PullEvent::Unpacking { layer } => format!("{}: unpacking", short(layer)),
+        PullEvent::DiskWaiting => "Waiting for another pull".to_owned(),
         PullEvent::Retrying { reason, attempt } => format!("Attempt {attempt}: {reason}"),
         PullEvent::Done { id, new: true } => format!("Pulled {id}"),
         PullEvent::Done { id, new: false } => format!("Up to date: {id}"),
@@ -94,6 +95,7 @@ struct Bars {
     all: MultiProgress,
     layers: HashMap<Digest, ProgressBar>,
     heading: Option<ProgressBar>,
+    disk: Option<ProgressBar>,
 }
 
 impl Default for Bars {
@@ -102,6 +104,7 @@ impl Default for Bars {
             all: MultiProgress::with_draw_target(ProgressDrawTarget::stderr()),
             layers: HashMap::new(),
             heading: None,
+            disk: None,
         }
     }
 }
@@ -122,6 +125,7 @@ impl Bars {
                     bar.set_message("fetching");
                 }
             }
+            PullEvent::DiskBytes { done, total } => self.disk(*done, *total),
             PullEvent::LayerPresent { layer } => self.state(layer, "already here", true),
             PullEvent::LayerWaiting { layer } => {
                 self.state(layer, "waiting for another pull", false);
@@ -161,6 +165,19 @@ impl Bars {
         self.layers.insert(*layer, bar);
     }
 
+    /// The one bar of a disk image; without an end when the server tells none.
+    fn disk(&mut self, done: u64, total: Option<u64>) {
+        let bar = self.disk.get_or_insert_with(|| {
+            let bar = self.all.add(ProgressBar::no_length());
+            bar.set_style(style("[{bar:30}] {bytes:>10}/{total_bytes:<10} {eta}"));
+            bar
+        });
+        if let Some(total) = total {
+            bar.set_length(total);
+        }
+        bar.set_position(done);
+    }
+
     fn state(&self, layer: &Digest, message: &'static str, complete: bool) {
         if let Some(bar) = self.layers.get(layer) {
             if complete && let Some(length) = bar.length() {
@@ -172,7 +189,7 @@ impl Bars {
 
     /// Leaves the bars on the terminal as they are.
     fn finish(&self) {
-        for bar in self.layers.values().chain(&self.heading) {
+        for bar in self.layers.values().chain(&self.heading).chain(&self.disk) {
             bar.abandon();
         }
     }

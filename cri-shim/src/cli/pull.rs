@@ -1,7 +1,7 @@
 //! `podvisor pull`, and the pull that `run` makes when an image is not here.
 
 use clap::Args;
-use podvisor_images::{Image, PullOptions, PullPolicy, Store};
+use podvisor_images::{Checksum, Disk, Image, PullEvents, PullOptions, PullPolicy, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -15,9 +15,13 @@ pub(super) struct PullArgs {
     /// Image to fetch
     #[arg(
         value_name = "IMAGE",
-        help = "Image to fetch: [REGISTRY/]NAME[:TAG][@DIGEST]"
+        help = "Image to fetch: [REGISTRY/]NAME[:TAG][@DIGEST], or the https:// address of a disk image"
     )]
     image: String,
+
+    /// What the file of a disk image must have: sha256:... or sha512:...
+    #[arg(long, value_name = "CHECKSUM")]
+    checksum: Option<Checksum>,
 
     /// Show no progress
     #[arg(short, long)]
@@ -29,9 +33,9 @@ pub(super) struct PullArgs {
 }
 
 /// How a pull ended that did not fail.
-pub(super) enum Pulled {
+pub(super) enum Pulled<T = Image> {
     /// The image is in the store.
-    Image(Box<Image>),
+    Image(Box<T>),
     /// The user wants no more of it; the signal's number.
     Interrupted(u8),
 }
@@ -45,6 +49,21 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
         Progress::for_stderr()
     };
     let runtime = super::runtime()?;
+    if Disk::is_address(&args.image) {
+        let pull = async |events| {
+            let options = PullOptions::default().events(events);
+            let checksum = args.checksum.as_ref();
+            store.pull_disk(&args.image, checksum, &options).await
+        };
+        let pulled = runtime.block_on(watched(progress, pull));
+        runtime.shutdown_background();
+        return super::disks::print_pulled(pulled?, args.json);
+    }
+    if args.checksum.is_some() {
+        anyhow::bail!(
+            "--checksum is for disk images (https://...); name an image by its digest instead: NAME@sha256:..."
+        );
+    }
     let pulled = runtime.block_on(pull(&store, &args.image, PullPolicy::Always, progress));
     // What a stopped pull still does on other threads is not worth waiting for.
     runtime.shutdown_background();
@@ -69,15 +88,23 @@ pub(super) async fn pull(
     policy: PullPolicy,
     progress: Progress,
 ) -> anyhow::Result<Pulled> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let (events, received) = mpsc::unbounded_channel();
-    let pull = async {
+    watched(progress, async |events| {
         // The options hold the sender: with them goes the end of the progress.
         let options = PullOptions::default().policy(policy).events(events);
         store.pull(reference, &options).await
-    };
-    let work = async { tokio::join!(pull, progress.show(received)).0 };
+    })
+    .await
+}
+
+/// Runs a pull with its progress on stderr, until SIGINT or SIGTERM comes.
+async fn watched<T>(
+    progress: Progress,
+    pull: impl AsyncFnOnce(PullEvents) -> podvisor_images::Result<T>,
+) -> anyhow::Result<Pulled<T>> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let (events, received) = mpsc::unbounded_channel();
+    let work = async { tokio::join!(pull(events), progress.show(received)).0 };
     tokio::select! {
         pulled = work => Ok(Pulled::Image(Box::new(pulled?))),
         _ = interrupt.recv() => Ok(Pulled::Interrupted(2)),

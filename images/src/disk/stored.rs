@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::Format;
+use super::{Format, Source};
 use crate::{Digest, Error, Result};
 
 /// A disk image of the store, as it was when it was looked up: a sparse raw file, whatever it came from.
@@ -21,6 +21,12 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// Whether a name is meant to be the address of a disk image (`https://…`, `http://…`) and not an OCI image's.
+    #[must_use]
+    pub fn is_address(name: &str) -> bool {
+        Source::is_meant(name)
+    }
+
     /// The SHA-256 digest of the file that it came from, as that was served.
     #[must_use]
     pub fn id(&self) -> Digest {

@@ -80,19 +80,13 @@ impl Store {
         self.inner.disk_by_id(&contents, id)
     }
 
-    /// Protects a disk image from pruning, or no longer.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], or the store cannot be written.
-    pub fn pin_disk(&self, name: &str, pinned: bool) -> Result<()> {
+    /// As [`Store::pin`] for images.
+    pub(super) fn pin_disk(&self, name: &str, pinned: bool) -> Result<()> {
         self.change_disk(name, |record| DiskRecord { pinned, ..record })
     }
 
-    /// Notes that a disk image is used now, which pruning looks at.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], or the store cannot be written.
-    pub fn touch_disk(&self, name: &str) -> Result<()> {
+    /// As [`Store::touch`] for images.
+    pub(super) fn touch_disk(&self, name: &str) -> Result<()> {
         let used = database::now();
         self.change_disk(name, |record| DiskRecord { used, ..record })
     }
@@ -392,7 +386,9 @@ impl Inner {
             Ok((changes, removed))
         })?;
         if removed.image.is_some() {
-            removed.bytes = self.collect()?;
+            let freed = self.collect()?;
+            removed.bytes = freed.unwrap_or(0);
+            removed.deferred = freed.is_none();
         }
         Ok(removed)
     }

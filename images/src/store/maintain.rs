@@ -77,21 +77,27 @@ impl Store {
         })
     }
 
-    /// Protects an image from pruning, or no longer.
+    /// Protects an image, or a disk image, from pruning, or no longer.
     ///
     /// # Errors
     /// [`Error::NotFound`], or the store cannot be written.
     pub fn pin(&self, image: &str, pinned: bool) -> Result<()> {
+        if self.is_disk(image)? {
+            return self.pin_disk(image, pinned);
+        }
         self.change(image, |record, id| {
             vec![Change::PutImage(id, Record { pinned, ..record })]
         })
     }
 
-    /// Notes that an image is used now, which pruning looks at.
+    /// Notes that an image, or a disk image, is used now, which pruning looks at.
     ///
     /// # Errors
     /// [`Error::NotFound`], or the store cannot be written.
     pub fn touch(&self, image: &str) -> Result<()> {
+        if self.is_disk(image)? {
+            return self.touch_disk(image);
+        }
         let used = database::now();
         self.change(image, |record, id| {
             vec![Change::PutImage(id, Record { used, ..record })]

@@ -86,7 +86,7 @@ impl Header {
             codec,
         };
         let overlaps = header.l1_offset < header.cluster() && l1_entries > 0;
-        if header.l1_offset % header.cluster() != 0 || overlaps {
+        if !header.l1_offset.is_multiple_of(header.cluster()) || overlaps {
             return Err(Qcow2Error::Header("L1 table's place"));
         }
         Ok(header)
@@ -131,7 +131,7 @@ fn codec(bytes: &[u8; HEADER]) -> Result<Codec, Qcow2Error> {
         return Err(Qcow2Error::Header("refcount order"));
     }
     let length = u32_at(bytes, 100);
-    if length < 104 || length % 8 != 0 {
+    if length < 104 || !length.is_multiple_of(8) {
         return Err(Qcow2Error::Header("header's length"));
     }
     // The field is there when the header is long enough.
