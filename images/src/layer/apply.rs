@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sha2::{Digest as _, Sha256};
 
+use super::ahead::ReadAhead;
 use super::path::{PathFault, Target, components, target};
 use super::tar::{EntryKind, Piece, TarEntry, TarError, TarReader};
 use crate::decompress::Compression;
@@ -118,7 +119,9 @@ impl Unpacker {
     /// Applies the layer in `blob`, whose digest without compression must be `diff_id`.
     pub(crate) fn layer(&mut self, blob: File, diff_id: Digest) -> Result<(), LayerError> {
         let input = Hashing {
-            input: Compression::open(blob).map_err(TarError::Read)?,
+            input: Compression::open(blob)
+                .and_then(ReadAhead::new)
+                .map_err(TarError::Read)?,
             hasher: Sha256::new(),
             budget: self.budget,
             over: false,

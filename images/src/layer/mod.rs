@@ -4,6 +4,7 @@
 //! read under [`Limits`](crate::Limits) and applied to the tree, file data going straight to the file system writer.
 //! Nothing here opens a file of the host by a name that a layer carries.
 
+mod ahead;
 mod apply;
 mod header;
 mod path;
