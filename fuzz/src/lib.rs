@@ -15,6 +15,8 @@ pub mod console;
 pub mod driver;
 pub mod images_documents;
 pub mod images_layers;
+pub mod images_qcow2;
+pub mod images_references;
 pub mod kernel;
 pub mod mmio;
 pub mod rng;

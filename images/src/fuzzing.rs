@@ -1,12 +1,13 @@
 //! What fuzz targets drive: the parsers of everything that comes from outside.
 
 use std::fs::File;
-use std::io::{Seek, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::layer::Unpacker;
 use crate::registry::{Challenge, Parsed};
-use crate::{Digest, Limits, erofs, rfc3339};
+use crate::{Checksum, Digest, Limits, disk, erofs, rfc3339};
 
 /// Applies layers, whatever they are, under tight limits. An image that comes out must be a sound one.
 ///
@@ -62,6 +63,88 @@ pub fn documents(bytes: &[u8]) {
             Ok(&reference),
             "{again}"
         );
+    }
+}
+
+/// Converts a file, whatever it is, to a disk, under tight limits. A disk that comes out has the length that it says, and is
+/// the same however the file comes in pieces.
+///
+/// # Panics
+/// When it is not, or no temporary file can be made.
+pub fn disk(file: &[u8]) {
+    let limits = Limits {
+        disk_file_bytes: 1 << 20,
+        disk_bytes: 64 << 20,
+        disk_data_bytes: 4 << 20,
+        ..Limits::default()
+    };
+    let cancelled = AtomicBool::new(false);
+    let job = disk::Job {
+        limits: &limits,
+        cancelled: &cancelled,
+    };
+    let mut out = temporary();
+    let sink = out.try_clone().expect("a second handle");
+    let Ok(converted) = disk::convert(file, None, sink, &job) else {
+        return;
+    };
+    assert_eq!(converted.digest, Digest::of(file));
+    let length = out.seek(SeekFrom::End(0)).expect("a length");
+    assert_eq!(length, converted.size);
+    assert!(length.is_multiple_of(512) && length <= limits.disk_bytes);
+    let mut again = temporary();
+    let sink = again.try_clone().expect("a second handle");
+    let slow = Slow(file);
+    let second = disk::convert(slow, None, sink, &job).expect("what works once works again");
+    assert_eq!(second, converted);
+    if length <= 4 << 20 {
+        assert!(content(&mut out) == content(&mut again));
+    }
+}
+
+/// Gives a few bytes at a time.
+struct Slow<'a>(&'a [u8]);
+
+impl Read for Slow<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = buffer.len().min(self.0.len()).min(777);
+        let (now, rest) = self.0.split_at(length);
+        buffer[..length].copy_from_slice(now);
+        self.0 = rest;
+        Ok(length)
+    }
+}
+
+fn content(file: &mut File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    file.rewind().expect("a temporary file can be rewound");
+    file.read_to_end(&mut bytes)
+        .expect("a temporary file can be read");
+    bytes
+}
+
+/// Takes text for the name of an image, the address of a disk image and a checksum. What is understood is understood the
+/// same way when it is written out.
+///
+/// # Panics
+/// When it is not.
+pub fn names(text: &str) {
+    if let Ok(source) = disk::Source::parse(text) {
+        let name = source.name();
+        assert!(disk::Source::is_meant(&name), "{name}");
+        let again = disk::Source::parse(&name).expect("a name is an address");
+        assert_eq!(again.name(), name);
+        assert!(!source.shown().contains(['?', '#']), "{name}");
+    }
+    if let Ok(checksum) = text.parse::<Checksum>() {
+        let again = checksum.to_string();
+        assert_eq!(again.parse::<Checksum>().as_ref(), Ok(&checksum), "{again}");
+    }
+    if let Ok(reference) = crate::error::parse_reference(text) {
+        let again = reference.to_string();
+        let parsed = crate::error::parse_reference(&again).expect("a name is a reference");
+        assert_eq!(parsed, reference, "{again}");
+        assert!(!disk::Source::is_meant(&again), "{again}");
     }
 }
 
@@ -156,11 +239,13 @@ mod tests {
         fn any_bytes_are_no_reason_to_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             layers(&[&bytes]);
             documents(&bytes);
+            disk(&bytes);
         }
 
         #[test]
         fn any_text_is_no_reason_to_panic(text in "[ -~]{0,120}") {
             documents(text.as_bytes());
+            names(&text);
         }
     }
 }

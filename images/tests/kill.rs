@@ -5,7 +5,7 @@ mod support;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
-use podvisor_images::{Digest, Error, Image, Prune, Store};
+use podvisor_images::{Digest, Disk, Error, Image, Prune, Store};
 use support::image::{Layer, Packing};
 use support::{Faulty, Tarball, TestImage, TestStore, options};
 
@@ -39,6 +39,9 @@ async fn pulls_as_a_process_of_its_own() {
         let store = Store::open(root).unwrap();
         let done = match source.starts_with('/') {
             true => store.load(source, Some(LOADED), &options()).map(|_| ()),
+            false if Disk::is_address(source) => {
+                store.pull_disk(source, None, &options()).await.map(|_| ())
+            }
             false => store.pull(source, &options()).await.map(|_| ()),
         };
         match done {
@@ -216,4 +219,105 @@ fn a_full_disk_is_told_as_such_and_the_store_stays_as_it_was() {
     }
     assert!(failures > 3, "only {failures} failures");
     assert!(test.store.resolve(&server.name()).is_ok());
+}
+
+/// A qcow2 file whose tables come after its data: everything is kept first and moved then.
+fn backwards() -> Vec<u8> {
+    const CLUSTER: usize = 64 << 10;
+    const DATA: usize = 20;
+    let mut file = vec![0; (DATA + 3) * CLUSTER];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    let place = |cluster: usize| ((cluster * CLUSTER) as u64).to_be_bytes();
+    put(0, b"QFI\xfb\0\0\0\x03");
+    put(20, &16u32.to_be_bytes());
+    put(24, &place(DATA));
+    put(36, &1u32.to_be_bytes());
+    put(40, &place(DATA + 1));
+    put(96, &4u32.to_be_bytes());
+    put(100, &104u32.to_be_bytes());
+    put((DATA + 1) * CLUSTER, &place(DATA + 2));
+    for guest in 0..DATA {
+        put((DATA + 2) * CLUSTER + guest * 8, &place(DATA - guest));
+        put((DATA - guest) * CLUSTER, &vec![guest as u8 + 1; CLUSTER]);
+    }
+    file
+}
+
+/// Serves a disk image at any address.
+fn serve_disk(file: Vec<u8>) -> (Faulty, String) {
+    let server = Faulty::serve(TestImage::small(), move |_| {
+        Some(support::Reply::new(200, file.clone()))
+    });
+    let url = format!("http://{}/disk.qcow2", server.host);
+    (server, url)
+}
+
+#[test]
+fn killed_in_the_middle_of_fetching_a_disk_image_the_store_is_whole() {
+    let (_server, url) = serve_disk(backwards());
+    let (_old_server, old_url) = serve_disk(vec![7; 10_000]);
+    let test = TestStore::new();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let old = runtime
+        .block_on(test.store.pull_disk(&old_url, None, &options()))
+        .unwrap();
+    let old_file = format!("disks/{}/disk.raw", old.id().hex());
+    let mut kills = 0;
+    for kind in WRITES {
+        for call in 1.. {
+            let status = pull_with(&test, &url, kind, &format!("signal=KILL:when={call}"));
+            let killed = status.signal() == Some(9) || status.code() == Some(128 + 9);
+            assert!(killed || status.success(), "{status}");
+            kills += usize::from(killed);
+
+            let store = Store::open(test.dir.path()).unwrap();
+            let kept = store.resolve_disk(&old_url).unwrap();
+            assert_eq!(std::fs::read(kept.path()).unwrap()[..10_000], [7; 10_000]);
+            match store.resolve_disk(&url) {
+                Ok(new) => {
+                    let disk = std::fs::read(new.path()).unwrap();
+                    let clusters = disk.chunks(64 << 10).zip(1..);
+                    assert_eq!(disk.len(), 20 * (64 << 10), "{kind} {call}");
+                    for (cluster, byte) in clusters {
+                        assert!(cluster.iter().all(|found| *found == byte), "{kind} {call}");
+                    }
+                    store.remove(&url).unwrap();
+                }
+                Err(Error::NotFound { .. }) => assert!(killed, "{kind} {call}"),
+                Err(error) => panic!("{kind} {call}: {error:?}"),
+            }
+            store.prune(&Prune::default()).unwrap();
+            assert_eq!(test.files(), [old_file.clone()], "{kind} {call}");
+            if !killed {
+                break;
+            }
+        }
+    }
+    assert!(kills >= 30, "only {kills} kills");
+}
+
+#[test]
+fn a_full_disk_while_a_disk_image_is_written_is_told_as_such() {
+    let (_server, url) = serve_disk(backwards());
+    let test = TestStore::new();
+    let mut failures = 0;
+    for call in 1.. {
+        assert!(call < 1000, "the pull does not end");
+        let fate = format!("error=ENOSPC:when={call}+");
+        let status = pull_with(&test, &url, "pwrite64,ftruncate", &fate);
+        if status.success() {
+            break;
+        }
+        assert_eq!(status.code(), Some(DISK_FULL), "call {call}");
+        failures += 1;
+        assert!(
+            matches!(test.store.resolve_disk(&url), Err(Error::NotFound { .. })),
+            "call {call}"
+        );
+        // What could not even be emptied goes at the next open.
+        Store::open(test.dir.path()).unwrap();
+        assert_eq!(test.files(), [""; 0], "call {call}");
+    }
+    assert!(failures > 20, "only {failures} failures");
+    assert!(test.store.resolve_disk(&url).is_ok());
 }
