@@ -287,7 +287,11 @@ fn killed_in_the_middle_of_fetching_a_disk_image_the_store_is_whole() {
                 Err(error) => panic!("{kind} {call}: {error:?}"),
             }
             store.prune(&Prune::default()).unwrap();
-            assert_eq!(test.files(), [old_file.clone()], "{kind} {call}");
+            assert_eq!(
+                test.files(),
+                std::slice::from_ref(&old_file),
+                "{kind} {call}"
+            );
             if !killed {
                 break;
             }

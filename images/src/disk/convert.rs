@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufReader, Read};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -149,27 +149,25 @@ pub(crate) fn convert(
         overrun: false,
     };
     let mut converted = write_disk(&mut input, out, job);
-    if checksum.is_none() && converted.is_err() && !input.overrun {
-        // Whatever else comes, it changes nothing.
-        return Err(converted.expect_err("it is an error").into());
+    // What is no disk image is only read on for its checksum.
+    let hopeless = match converted {
+        Ok(_) => false,
+        Err(ConvertError::Write(_) | ConvertError::Cancelled) => true,
+        Err(_) => checksum.is_none(),
+    };
+    if !hopeless {
+        // What the format does not need is part of the file all the same.
+        let drained = io::copy(&mut input, &mut io::sink());
+        if let (Ok(_), Err(source)) = (&converted, drained) {
+            converted = Err(ConvertError::Read(source));
+        }
     }
-    // What the format does not need is part of the file all the same.
-    let drained = io::copy(&mut input, &mut io::sink());
     if input.overrun {
         let limit = input.limit;
-        return Err(ConvertError::TooLarge {
-            what: "file",
-            limit,
-        }
-        .into());
+        let what = "file";
+        return Err(ConvertError::TooLarge { what, limit }.into());
     }
-    match drained {
-        Ok(_) => {}
-        // The first error tells more than what came of it.
-        Err(_) if converted.is_err() => {}
-        Err(source) => converted = Err(ConvertError::Read(source)),
-    }
-    if let Err(error @ (ConvertError::Write(_) | ConvertError::Cancelled)) = converted {
+    if hopeless && let Err(error) = converted {
         return Err(error.into());
     }
     let digest = input.hasher.finish().map_err(Failure::Checksum)?;
@@ -186,11 +184,11 @@ fn write_disk(
     out: File,
     job: &Job<'_>,
 ) -> Result<(Format, u64), ConvertError> {
-    let mut input = BufReader::with_capacity(CHUNK, input);
-    let compression = Compression::detect(input.fill_buf().map_err(ConvertError::Read)?);
-    let mut plain = BufReader::with_capacity(CHUNK, compression.reader(input));
-    let head = plain.fill_buf().map_err(ConvertError::Read)?;
-    let format = recognise(head)?;
+    let (head, input) = peek(input)?;
+    let input = BufReader::with_capacity(CHUNK, input);
+    let mut plain = Compression::detect(&head).reader(input);
+    let (head, mut plain) = peek(&mut *plain)?;
+    let format = recognise(&head)?;
     let mut out = SparseFile::new(out, job.limits.disk_data_bytes);
     let size = match format {
         Format::Raw => raw(&mut plain, &mut out, job)?,
@@ -204,6 +202,14 @@ fn write_disk(
     io::copy(&mut plain, &mut io::sink()).map_err(ConvertError::Read)?;
     out.finish(size).map_err(ConvertError::Write)?;
     Ok((format, size))
+}
+
+/// The first bytes, as many as telling needs, and all of it.
+fn peek<R: Read>(mut input: R) -> Result<(Vec<u8>, impl Read), ConvertError> {
+    let mut head = vec![0; 512];
+    let got = fill(&mut input, &mut head)?;
+    head.truncate(got);
+    Ok((head.clone(), io::Cursor::new(head).chain(input)))
 }
 
 /// Tells the format. What is in no known one is raw.

@@ -147,3 +147,28 @@ fn a_wrong_checksum_is_told_before_what_is_wrong_with_the_file() {
         other => panic!("{other:?}"),
     }
 }
+
+/// Gives one byte at a time.
+struct Trickle<'a>(&'a [u8]);
+
+impl Read for Trickle<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = buffer.len().min(1);
+        self.0.read(&mut buffer[..length])
+    }
+}
+
+#[test]
+fn what_trickles_in_is_recognised_all_the_same() {
+    let (raw, qcow2) = files();
+    for packing in [
+        &["cat"][..],
+        &["gzip", "-c"],
+        &["xz", "-c"],
+        &["zstd", "-c"],
+    ] {
+        let bytes = packed(packing, &qcow2);
+        let (done, disk, _) = converted(Trickle(&bytes), &Limits::default()).unwrap();
+        assert!(disk == raw && done.format == Format::Qcow2, "{packing:?}");
+    }
+}

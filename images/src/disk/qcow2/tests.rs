@@ -277,6 +277,52 @@ fn clusters_and_tables_may_come_in_any_order() {
     }
 }
 
+/// Tells the most that the output took while the input was read.
+struct Watch<'a> {
+    input: &'a [u8],
+    out: File,
+    most: &'a mut u64,
+    last: &'a mut u64,
+}
+
+impl Read for Watch<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        *self.last = std::os::unix::fs::MetadataExt::blocks(&self.out.metadata()?) * 512;
+        *self.most = (*self.most).max(*self.last);
+        let length = buffer.len().min(64 << 10);
+        self.input.read(&mut buffer[..length])
+    }
+}
+
+#[test]
+fn no_space_is_taken_but_the_disks_and_the_tables() {
+    let files = Files::new(8 << 20);
+    let tight = files.qcow2("cluster_size=64k", &[]);
+    let backwards = shuffled(&tight, |host| u64::MAX - host);
+    for (what, mut bytes) in [("in order", tight), ("backwards", backwards)] {
+        // So that something is read after all of it is in its place.
+        bytes.resize(bytes.len() + (4 << 20), 0x55);
+        let out = tempfile::tempfile().unwrap();
+        let (mut most, mut last) = (0, 0);
+        let input = Watch {
+            input: &bytes,
+            out: out.try_clone().unwrap(),
+            most: &mut most,
+            last: &mut last,
+        };
+        let job = Job {
+            limits: &Limits::default(),
+            cancelled: &AtomicBool::new(false),
+        };
+        convert(input, None, out, &job).unwrap();
+        let data = files.disk.chunks(4096);
+        let data = data.filter(|block| block.iter().any(|byte| *byte != 0));
+        let data = data.count() as u64 * 4096;
+        assert!(last <= data + (512 << 10), "{what}: {last} of {data}");
+        assert!(most <= data + (512 << 10), "{what}: {most} of {data}");
+    }
+}
+
 /// The compressed disk, its L1 and L2 tables moved behind all data.
 #[test]
 fn tables_may_come_after_compressed_clusters() {
