@@ -426,3 +426,70 @@ fn usage_is_told_in_text_and_json() {
     assert!(json["images"]["size"].as_u64().unwrap() > 10_000, "{json}");
     assert!(json["images"]["inodes"].as_u64().unwrap() > 5, "{json}");
 }
+
+#[test]
+fn a_folder_and_its_tar_are_imported_and_can_be_saved() {
+    let root = Root::default();
+    let folder = root.path().join("rootfs");
+    fs::create_dir_all(folder.join("etc")).unwrap();
+    fs::write(folder.join("etc/hello"), "hello\n").unwrap();
+    let folder = folder.to_str().unwrap();
+    let imported = root.output(&["import", "-q", folder, "mine:1"]);
+    assert_eq!((imported.code, imported.stderr.as_str()), (Some(0), ""));
+    let id = imported.stdout.trim_end().to_owned();
+    let listed = root.output(&["images", "-q", "--no-trunc"]);
+    listed.printed(&format!("{id}\n"));
+    let again = root.output(&["image", "import", "--json", folder]);
+    let again: Value = serde_json::from_str(&again.stdout).unwrap();
+    assert_eq!(again["id"], json!(id));
+    assert_eq!(again["repoTags"], json!(["docker.io/library/mine:1"]));
+
+    let tar = file(&root, "rootfs.tar.gz");
+    let packed = Command::new("tar")
+        .args(["czf", &tar, "-C", folder, "."])
+        .status();
+    assert!(packed.unwrap().success());
+    let from_file = root.output(&["import", &tar, "packed"]);
+    assert_eq!(from_file.code, Some(0), "{from_file:?}");
+    let mut command = root.podvisor(&["import", "-"]);
+    let from_stdin = Ran::new(command.stdin(File::open(&tar).unwrap()).output().unwrap());
+    from_stdin.printed(&from_file.stdout);
+
+    let saved = file(&root, "saved.tar");
+    root.output(&["save", "-o", &saved, "mine:1", "packed"])
+        .printed("");
+    let other = Root::default();
+    other.output(&["load", "-i", &saved]).printed(
+        "Loaded image: docker.io/library/mine:1\nLoaded image: docker.io/library/packed:latest\n",
+    );
+}
+
+#[test]
+fn what_cannot_be_imported_is_said_and_leaves_the_store_alone() {
+    let (root, _) = root();
+    let before = contents(&root);
+    let tar = file(&root, "app.tar");
+    root.output(&["save", "-o", &tar, "app:1"]).printed("");
+    root.output(&["import", &tar])
+        .refused(1, &["archive of images", "podvisor load"]);
+    let empty = root.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let empty = empty.to_str().unwrap();
+    root.output(&["import", empty]).refused(1, &["no files"]);
+    root.output(&["import", "-"]).refused(1, &["no files"]);
+    root.output(&["import", "/no/such"])
+        .refused(1, &["cannot open /no/such"]);
+    root.output(&["import", "https://example.org/x.tar"])
+        .refused(
+            1,
+            &["curl -fL https://example.org/x.tar | podvisor import -"],
+        );
+    root.output(&["import", empty, "Not A Name"])
+        .refused(1, &["Not A Name", "lower case"]);
+    root.output(&["import", "/etc/passwd"])
+        .refused(1, &["no tar archive"]);
+    let (_master, slave) = terminal();
+    let mut command = root.podvisor(&["import", "-"]);
+    Ran::new(command.stdin(slave).output().unwrap()).refused(1, &["terminal"]);
+    assert!(contents(&root) == before);
+}

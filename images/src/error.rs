@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{ArchiveError, Digest, DiskError, LayerError, Reference, RegistryError};
+use crate::{ArchiveError, Digest, DiskError, ImportError, LayerError, Reference, RegistryError};
 
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -60,6 +60,9 @@ pub enum Error {
     /// A disk image, or the server that has it.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// A root file system, or what is in it.
+    #[error(transparent)]
+    Import(#[from] ImportError),
     /// One name for several images.
     #[error(
         "the archive has {count} images, so they cannot all be named {name:?}; leave the name out"

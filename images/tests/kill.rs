@@ -5,7 +5,7 @@ mod support;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
-use podvisor_images::{Digest, Disk, Error, Image, Prune, Store};
+use podvisor_images::{Digest, Disk, Error, Image, ImportSource, Prune, Store};
 use support::image::{Layer, Packing};
 use support::{Faulty, Tarball, TestImage, TestStore, options};
 
@@ -37,12 +37,18 @@ async fn pulls_as_a_process_of_its_own() {
     if let Ok(job) = std::env::var(JOB) {
         let (root, source) = job.split_once(' ').unwrap();
         let store = Store::open(root).unwrap();
-        let done = match source.starts_with('/') {
-            true => store.load(source, Some(LOADED), &options()).map(|_| ()),
-            false if Disk::is_address(source) => {
+        let done = match source.split_once(':') {
+            Some(("import", folder)) => {
+                let source = ImportSource::Folder(folder.into());
+                store.import(source, Some(LOADED), &options()).map(|_| ())
+            }
+            _ if source.starts_with('/') => {
+                store.load(source, Some(LOADED), &options()).map(|_| ())
+            }
+            _ if Disk::is_address(source) => {
                 store.pull_disk(source, None, &options()).await.map(|_| ())
             }
-            false => store.pull(source, &options()).await.map(|_| ()),
+            _ => store.pull(source, &options()).await.map(|_| ()),
         };
         match done {
             Ok(()) => {}
@@ -91,6 +97,52 @@ fn killed_at_every_write_of_a_load_the_store_is_whole() {
     let layout = tempfile::tempdir().unwrap();
     two_layers().write_layout(layout.path(), "x");
     kill_at_every_write(&layout.path().display().to_string(), LOADED, 40);
+}
+
+#[test]
+fn killed_at_every_write_of_an_import_the_store_is_whole() {
+    let folder = folder();
+    let source = format!("import:{}", folder.path().display());
+    kill_at_every_write(&source, LOADED, 25);
+}
+
+#[test]
+fn an_import_that_fills_the_disk_leaves_the_store_as_it_was() {
+    let folder = folder();
+    let test = TestStore::new();
+    let layout = tempfile::tempdir().unwrap();
+    TestImage::small().write_layout(layout.path(), "x");
+    test.store
+        .load(layout.path(), Some("old"), &options())
+        .unwrap();
+    let before = test.files();
+    let source = format!("import:{}", folder.path().display());
+    let mut failures = 0;
+    for call in 1.. {
+        assert!(call < 1000, "the import does not end");
+        let fate = format!("error=ENOSPC:when={call}");
+        let status = pull_with(&test, &source, "write,pwrite64,fallocate", &fate);
+        if status.success() {
+            break;
+        }
+        // A few of the writes are the test harness's own.
+        failures += usize::from(status.code() == Some(DISK_FULL));
+        assert!(
+            matches!(test.store.resolve(LOADED), Err(Error::NotFound { .. })),
+            "call {call}"
+        );
+        assert_eq!(test.files(), before, "call {call}");
+    }
+    assert!(failures > 3, "only {failures} failures");
+    assert!(test.store.resolve(LOADED).is_ok());
+}
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("large"), [7; 300_000]).unwrap();
+    std::fs::create_dir(folder.path().join("etc")).unwrap();
+    std::fs::write(folder.path().join("etc/name"), "x").unwrap();
+    folder
 }
 
 fn two_layers() -> TestImage {

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::{Globals, images, inspect, load, prune, pull, rmi, save, tag};
+use super::{Globals, images, import, inspect, load, prune, pull, rmi, save, tag};
 
 #[derive(Debug, Args)]
 pub(super) struct ImageArgs {
@@ -36,6 +36,8 @@ enum ImageCommand {
     Load(load::LoadArgs),
     /// Write images to an archive
     Save(save::SaveArgs),
+    /// Make an image of a root file system: a folder or a tar
+    Import(import::ImportArgs),
 }
 
 pub(super) fn run(globals: &Globals, args: &ImageArgs) -> anyhow::Result<u8> {
@@ -51,5 +53,6 @@ pub(super) fn run(globals: &Globals, args: &ImageArgs) -> anyhow::Result<u8> {
         ImageCommand::Tag(args) => tag::run(globals, args),
         ImageCommand::Load(args) => load::run(globals, args),
         ImageCommand::Save(args) => save::run(globals, args),
+        ImageCommand::Import(args) => import::run(globals, args),
     }
 }

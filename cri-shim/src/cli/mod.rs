@@ -10,6 +10,7 @@ mod completions;
 mod disks;
 mod image;
 mod images;
+mod import;
 mod inspect;
 mod interrupt;
 mod load;
@@ -109,6 +110,8 @@ enum Command {
     Load(load::LoadArgs),
     /// Write images to an archive
     Save(save::SaveArgs),
+    /// Make an image of a root file system: a folder or a tar
+    Import(import::ImportArgs),
     /// Show how an image was made
     History(inspect::HistoryArgs),
     /// Inspect, pin and manage images
@@ -145,6 +148,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Tag(args) => tag::run(&cli.globals, &args),
         Command::Load(args) => load::run(&cli.globals, &args),
         Command::Save(args) => save::run(&cli.globals, &args),
+        Command::Import(args) => import::run(&cli.globals, &args),
         Command::History(args) => inspect::history(&cli.globals, &args),
         Command::Image(args) => image::run(&cli.globals, &args),
         Command::System(args) => system::run(&cli.globals, &args),

@@ -157,7 +157,7 @@ impl Inner {
     }
 
     /// Writes the file system unless it is there; all layers are.
-    fn load_rootfs(
+    pub(super) fn load_rootfs(
         &self,
         id: Digest,
         layers: Vec<(Digest, Digest)>,
@@ -200,13 +200,8 @@ impl Inner {
                 source,
             })
         };
-        // Without a name for it yet, so nobody else can be at it.
-        let path =
-            self.layout
-                .temporary()
-                .join(format!("load-{}-{}", std::process::id(), self.serial()));
-        let fault = |source| Error::io("write", &path, source);
-        let work = WorkFile::acquire(&path).map_err(fault)?;
+        let work = self.unnamed_work()?;
+        let fault = |source| Error::io("write", work.path(), source);
         let mut out = work.handle().map_err(fault)?;
         let mut input = archive.reader(member).map_err(read)?;
         let mut hasher = Sha256::new();
@@ -226,12 +221,25 @@ impl Inner {
         if let Some(expected) = member.digest.filter(|expected| *expected != actual) {
             return Err(ArchiveError::Digest { expected, actual }.into());
         }
-        let target = self.layout.blob(&actual);
-        if !target.exists() {
-            work.publish(&target)
-                .map_err(|source| Error::io("store", &target, source))?;
-        }
+        self.publish_blob(work, &actual)?;
         Ok(actual)
+    }
+
+    /// A file for a blob whose name is not known yet, so nobody else can be at it.
+    pub(super) fn unnamed_work(&self) -> Result<WorkFile> {
+        let name = format!("load-{}-{}", std::process::id(), self.serial());
+        let path = self.layout.temporary().join(name);
+        WorkFile::acquire(&path).map_err(|source| Error::io("write", &path, source))
+    }
+
+    /// Gives a blob its name, unless the store has it.
+    pub(super) fn publish_blob(&self, work: WorkFile, digest: &Digest) -> Result<()> {
+        let target = self.layout.blob(digest);
+        if target.exists() {
+            return Ok(());
+        }
+        work.publish(&target)
+            .map_err(|source| Error::io("store", &target, source))
     }
 
     /// Says of a layer in the store what a manifest does.

@@ -19,6 +19,7 @@ mod disk_records;
 mod disks;
 mod flights;
 mod gc;
+mod import;
 mod inspect;
 mod layout;
 mod load;

@@ -1,0 +1,76 @@
+//! `podvisor import`: an image of a folder or of a tar.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use podvisor_images::ImportSource;
+
+use super::images::ImageView;
+use super::interrupt::{Ended, interruptible};
+use super::progress::Progress;
+use super::run::exit_code_of;
+use super::{Globals, load, terminal};
+
+#[derive(Debug, Args)]
+pub(super) struct ImportArgs {
+    /// Folder, or tar of one; `-` is stdin
+    #[arg(value_name = "DIR|TAR|-")]
+    source: PathBuf,
+
+    /// Name for the image
+    name: Option<String>,
+
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(globals: &Globals, args: &ImportArgs) -> anyhow::Result<u8> {
+    let source = source(&args.source)?;
+    let store = globals.store()?;
+    let name = args.name.clone();
+    let ended = interruptible(Progress::for_steps(args.quiet), move |options| {
+        store.import(source, name.as_deref(), options)
+    });
+    match ended? {
+        Ended::Done(image) => {
+            if args.json {
+                super::print_json(&ImageView::from(&image))?;
+            } else {
+                super::print(&format!("{}\n", image.id()))?;
+            }
+            Ok(0)
+        }
+        Ended::Interrupted(signal) => Ok(exit_code_of(signal)),
+    }
+}
+
+fn source(path: &Path) -> anyhow::Result<ImportSource> {
+    if path == Path::new("-") {
+        anyhow::ensure!(
+            !terminal::is_terminal(io::stdin()),
+            "nothing to import from a terminal; give a folder or a file, or pipe a tar in"
+        );
+        return load::stdin().map(ImportSource::Tar);
+    }
+    if path.is_dir() {
+        return Ok(ImportSource::Folder(path.to_owned()));
+    }
+    let file = File::open(path).with_context(|| {
+        let shown = path.display();
+        match path.starts_with("http:") || path.starts_with("https:") {
+            true => {
+                format!("cannot open {shown}; fetch it first: curl -fL {shown} | podvisor import -")
+            }
+            false => format!("cannot open {shown}"),
+        }
+    })?;
+    Ok(ImportSource::Tar(file))
+}

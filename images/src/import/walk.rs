@@ -1,0 +1,238 @@
+//! Going through a folder, without ever leaving it.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatfs, openat2, statat,
+};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+
+use super::ImportError;
+use crate::{Cancel, Limits, Result};
+
+/// How often a folder is opened again that is moved about meanwhile.
+const TRIES: usize = 100;
+
+/// Types of file systems whose content is the kernel's: proc, sysfs, cgroup, cgroup2, devpts, debugfs, tracefs, securityfs,
+/// bpf, pstore, efivarfs, mqueue, configfs, binfmt_misc, fusectl.
+const KERNEL: [u32; 15] = [
+    0x9fa0,
+    0x6265_6572,
+    0x27_e0eb,
+    0x6367_7270,
+    0x1cd1,
+    0x6462_6720,
+    0x7472_6163,
+    0x7363_6673,
+    0xcafe_4a11,
+    0x6165_676c,
+    0xde5e_81e4,
+    0x1980_0202,
+    0x6265_6570,
+    0x4249_4e4d,
+    0x6573_5543,
+];
+
+/// A file or folder that a walk has come to.
+pub(super) struct Found<'a> {
+    /// The folder that it is in, or the folder itself.
+    pub(super) folder: &'a OwnedFd,
+    /// Its name in there; `.` for the folder itself.
+    pub(super) name: &'a [u8],
+    /// Its path below the root; empty for the root.
+    pub(super) path: &'a [u8],
+    pub(super) stat: Stat,
+}
+
+/// Goes through a folder, each time in the same order: a folder, its files by name, then its folders.
+pub(super) struct Walk<'a> {
+    root: &'a Path,
+    fd: OwnedFd,
+    pub(super) limits: &'a Limits,
+    pub(super) cancel: &'a Cancel,
+    pub(super) entries: u64,
+    /// Of everything that changes when a file does.
+    pub(super) hasher: Sha256,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(
+        root: &'a Path,
+        limits: &'a Limits,
+        cancel: &'a Cancel,
+    ) -> Result<Self, ImportError> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(root, flags, Mode::empty()).map_err(|source| {
+            let (path, source) = (root.to_owned(), source.into());
+            ImportError::Read { path, source }
+        })?;
+        Ok(Self {
+            root,
+            fd,
+            limits,
+            cancel,
+            entries: 0,
+            hasher: Sha256::new(),
+        })
+    }
+
+    /// Shows everything to `see`, which returns what it found a file to be when it was done with it.
+    pub(super) fn run(
+        &mut self,
+        mut see: impl FnMut(&Self, &Found<'_>) -> Result<Stat>,
+    ) -> Result<()> {
+        let mut folders = vec![Vec::new()];
+        while let Some(path) = folders.pop() {
+            let folder = self.open(&path)?;
+            let stat = fstat(&folder).map_err(|error| self.unreadable(&path, error))?;
+            self.show(&mut see, &folder, b".", &path, stat)?;
+            if self.is_kernels(&folder, &path)? {
+                continue;
+            }
+            let names = self.names(&folder, &path)?;
+            let mut below = Vec::new();
+            for name in names {
+                let inner = match path.as_slice() {
+                    b"" => name.clone(),
+                    path => [path, b"/", &name].concat(),
+                };
+                let stat = statat(&folder, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
+                    .map_err(|error| self.unreadable(&inner, error))?;
+                match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::Directory => below.push(inner),
+                    FileType::Socket => {
+                        tracing::debug!(path = %self.shown(&inner).display(), "a socket is left out");
+                    }
+                    _ => self.show(&mut see, &folder, &name, &inner, stat)?,
+                }
+            }
+            folders.extend(below.into_iter().rev());
+        }
+        Ok(())
+    }
+
+    fn show(
+        &mut self,
+        see: &mut impl FnMut(&Self, &Found<'_>) -> Result<Stat>,
+        folder: &OwnedFd,
+        name: &[u8],
+        path: &[u8],
+        stat: Stat,
+    ) -> Result<()> {
+        self.cancel.check()?;
+        self.entries += 1;
+        if self.entries > self.limits.entries {
+            let (what, limit) = ("entries", self.limits.entries);
+            return Err(ImportError::Limit { what, limit }.into());
+        }
+        let found = Found {
+            folder,
+            name,
+            path,
+            stat,
+        };
+        let stat = see(self, &found)?;
+        self.hasher.update((path.len() as u64).to_le_bytes());
+        self.hasher.update(path);
+        for number in [
+            stat.st_dev,
+            stat.st_ino,
+            stat.st_mode.into(),
+            stat.st_size.cast_unsigned(),
+            stat.st_mtime.cast_unsigned(),
+            stat.st_mtime_nsec,
+            stat.st_ctime.cast_unsigned(),
+            stat.st_ctime_nsec,
+        ] {
+            self.hasher.update(number.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    /// Opens a folder below the root, through folders alone.
+    fn open(&self, path: &[u8]) -> Result<OwnedFd, ImportError> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve =
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let name = if path.is_empty() {
+            b".".as_slice()
+        } else {
+            path
+        };
+        for _ in 0..TRIES {
+            match openat2(&self.fd, name, flags, Mode::empty(), resolve) {
+                Ok(folder) => return Ok(folder),
+                // A folder was moved on the way.
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::NAMETOOLONG) => return Err(self.unfit(path, "has too long a path")),
+                Err(error) => return Err(self.unreadable(path, error)),
+            }
+        }
+        let path = self.shown(path);
+        Err(ImportError::Changed { path })
+    }
+
+    /// Names in a folder, sorted.
+    fn names(&self, folder: &OwnedFd, path: &[u8]) -> Result<Vec<Vec<u8>>, ImportError> {
+        let fault = |error| self.unreadable(path, error);
+        let mut names = Vec::new();
+        for entry in Dir::read_from(folder).map_err(fault)? {
+            let entry = entry.map_err(fault)?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            names.push(name.to_vec());
+            // One folder's names are all that is kept in memory.
+            if names.len() as u64 > self.limits.entries {
+                let (what, limit) = ("entries", self.limits.entries);
+                return Err(ImportError::Limit { what, limit });
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn is_kernels(&self, folder: &OwnedFd, path: &[u8]) -> Result<bool, ImportError> {
+        let found = fstatfs(folder).map_err(|error| self.unreadable(path, error))?;
+        // The type is 32 bits, whatever the field is.
+        Ok(KERNEL.contains(&(found.f_type as u32)))
+    }
+
+    pub(super) fn shown(&self, path: &[u8]) -> PathBuf {
+        self.root.join(OsStr::from_bytes(path))
+    }
+
+    pub(super) fn unreadable(&self, path: &[u8], error: Errno) -> ImportError {
+        let path = self.shown(path);
+        match error {
+            // It was there when its folder was listed.
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP => ImportError::Changed { path },
+            error => ImportError::Read {
+                path,
+                source: error.into(),
+            },
+        }
+    }
+
+    pub(super) fn unfit(&self, path: &[u8], what: &'static str) -> ImportError {
+        let path = self.shown(path);
+        ImportError::Unfit { path, what }
+    }
+}
+
+/// Whether nothing happened to a file between two looks at it.
+pub(super) fn is_same(a: &Stat, b: &Stat) -> bool {
+    let key = |stat: &Stat| {
+        (
+            (stat.st_dev, stat.st_ino, stat.st_mode, stat.st_size),
+            (stat.st_mtime, stat.st_mtime_nsec),
+            (stat.st_ctime, stat.st_ctime_nsec),
+        )
+    };
+    key(a) == key(b)
+}
