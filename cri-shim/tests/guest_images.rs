@@ -4,6 +4,8 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use podvisor_images::{PullOptions, Store};
@@ -40,11 +42,27 @@ fn loaded(archive: &str) -> (Root, String) {
     (root, name)
 }
 
-/// What the image of busybox prints that buildah gave its settings, however it came here.
+/// What the image of busybox prints that buildah gave its settings, however it came here; and that no guest of it takes
+/// disk of its own.
 fn says_what_buildah_set((root, name): &(Root, String)) {
+    let before = disk_use(root.path());
     root.output(&["run", name]).printed("buildah's\n");
     let script = ["run", name, "sh", "-c", "echo $FROM; pwd; id -u; id -g"];
     root.output(&script).printed("buildah\n/home\n1000\n50\n");
+    assert_eq!(disk_use(root.path()), before);
+}
+
+/// Bytes of allocated blocks and the number of files below `folder`.
+fn disk_use(folder: &Path) -> (u64, u64) {
+    let meta = fs::symlink_metadata(folder).unwrap();
+    let mut used = (meta.blocks() * 512, 1);
+    if meta.is_dir() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let (bytes, files) = disk_use(&entry.unwrap().path());
+            used = (used.0 + bytes, used.1 + files);
+        }
+    }
+    used
 }
 
 #[test]
