@@ -83,19 +83,22 @@ fn guest_bzimage_is_entered_in_64_bit_mode_with_its_zero_page() {
 }
 
 #[test]
-fn guest_linux_without_pvh_boots_by_its_64_bit_entry() {
+fn guest_kernel_boots_by_its_pvh_entry() {
     let dir = std::env::var_os("PODVISOR_GUEST_DIR").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/guest")),
         PathBuf::from,
     );
     let mut vmlinux = std::fs::read(dir.join("vmlinux")).expect("run `cargo xtask kernel`");
-    // The note's type becomes one that nobody knows.
-    let note = b"\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0";
-    let at = vmlinux
-        .windows(note.len())
-        .position(|w| w == note)
-        .expect("a kernel with the PVH note");
-    vmlinux[at + 8] = 0x7f;
+    // It no longer says that it is Linux, which would be entered in 64-bit mode.
+    let notes = vmlinux.windows(6).enumerate();
+    let notes: Vec<usize> = notes
+        .filter(|(_, w)| w == b"Linux\0")
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!notes.is_empty());
+    for at in notes {
+        vmlinux[at..at + 5].copy_from_slice(b"Other");
+    }
 
     let console = Console::default();
     let vm = Vm::builder()

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::guest::TRIPLE;
 use crate::host::{self, Request};
 use crate::report::Step;
 use crate::{cpio, images, kernel, paths, process, setup};
@@ -154,20 +155,22 @@ fn absolute(path: &Path) -> Result<PathBuf> {
         .with_context(|| format!("{} cannot be read", path.display()))
 }
 
-/// Builds the harness and podvisor's side of it, optimised; gives their folder.
+/// Builds the harness and podvisor's side of it, optimised and static, as a program that starts
+/// once per pod should be; gives their folder.
 fn build(packages: &[&str]) -> Result<PathBuf> {
     let step = Step::begin("building the benchmarks");
     process::run(
         process::tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(["build", "--quiet", "--release", "--locked"])
-            .arg("--bins")
+            .args(["--bins", "--target", TRIPLE])
+            .env("RUSTFLAGS", "-C target-feature=+crt-static")
             .args(packages.iter().flat_map(|package| ["--package", package]))
             .current_dir(paths::root())
             .stdin(Stdio::null())
             .stdout(std::io::stderr()),
     )?;
     step.done();
-    Ok(paths::cargo_target().join("release"))
+    Ok(paths::cargo_target().join(TRIPLE).join("release"))
 }
 
 /// An initramfs with the harness's own init alone, which costs next to nothing to start.

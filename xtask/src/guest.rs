@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::report::Step;
 use crate::{cargo, cpio, kernel, paths, process, setup};
 
-const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+pub(crate) const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 pub(crate) fn command() -> Result<()> {
     for path in ensure()? {

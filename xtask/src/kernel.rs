@@ -34,6 +34,26 @@ const LEFT_OUT: &[&str] = &[
     "*/tools/testing/*",
 ];
 
+/// A line that is taken out of the source, because no option of the configuration does it.
+#[derive(Debug)]
+struct Edit {
+    file: &'static str,
+    /// The whole line but for white space around it; it is there exactly once.
+    line: &'static str,
+}
+
+/// docs/kernel.md tells what each of them saves and why nothing is lost.
+const EDITS: &[Edit] = &[
+    Edit {
+        file: "mm/slub.c",
+        line: "late_initcall(slab_late_init);",
+    },
+    Edit {
+        file: "arch/x86/kernel/apic/io_apic.c",
+        line: "clear_IO_APIC();",
+    },
+];
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Build from this configuration fragment instead of images/kernel/guest.config
@@ -73,7 +93,13 @@ fn build(config: &Path, output: &Path) -> Result<()> {
     let source = process::sha256(archive)?;
     let compiler = process::output(Command::new("gcc").arg("--version"))?;
     let options: Vec<&str> = options(&fragment).collect();
-    let key = process::key(&[RECIPE, &source, &options.join("\n"), &compiler])?;
+    let key = process::key(&[
+        RECIPE,
+        &source,
+        &format!("{EDITS:?}"),
+        &options.join("\n"),
+        &compiler,
+    ])?;
 
     let key_file = output.with_extension("key");
     let current = |key_file: &Path| {
@@ -117,11 +143,11 @@ fn build(config: &Path, output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks the source, unless the same archive was unpacked here before.
+/// Unpacks and edits the source, unless the same was done here before.
 fn unpack(archive: &Path, digest: &str, folder: &Path) -> Result<PathBuf> {
     let tree = folder.join("source");
     let key_file = folder.join("source.key");
-    let key = format!("{digest} {LEFT_OUT:?}");
+    let key = format!("{digest} {LEFT_OUT:?} {EDITS:?}");
     if tree.is_dir() && fs::read_to_string(&key_file).is_ok_and(|unpacked| unpacked == key) {
         return Ok(tree);
     }
@@ -144,9 +170,28 @@ fn unpack(archive: &Path, digest: &str, folder: &Path) -> Result<PathBuf> {
             .arg("-xf")
             .arg(archive),
     )?;
+    for edit in EDITS {
+        let file = tree.join(edit.file);
+        let text = fs::read_to_string(&file)
+            .with_context(|| format!("{} cannot be read", file.display()))?;
+        let text = without_line(&text, edit.line).with_context(|| {
+            format!(
+                "{} does not have the line {:?} exactly once: the source is not as expected",
+                edit.file, edit.line
+            )
+        })?;
+        fs::write(&file, text).with_context(|| format!("{} cannot be written", file.display()))?;
+    }
     fs::write(&key_file, key)?;
     step.done();
     Ok(tree)
+}
+
+/// `text` without the one line that reads `line`; `None` when there is none or more of them.
+fn without_line(text: &str, line: &str) -> Option<String> {
+    let is_it = |candidate: &&str| candidate.trim() == line;
+    let once = text.lines().filter(is_it).count() == 1;
+    once.then(|| text.split_inclusive('\n').filter(|l| !is_it(l)).collect())
 }
 
 /// `allnoconfig` with the fragment laid over it; every line of the fragment must survive.
@@ -249,7 +294,15 @@ fn compile(tree: &Path, archive: &Path, log: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::lost;
+    use super::{lost, without_line};
+
+    #[test]
+    fn an_edit_takes_out_one_line_or_fails() {
+        let text = "a\n\tcall();\nb call();\n";
+        assert_eq!(without_line(text, "call();").unwrap(), "a\nb call();\n");
+        assert_eq!(without_line(text, "missing();"), None);
+        assert_eq!(without_line("call();\n  call();\n", "call();"), None);
+    }
 
     #[test]
     fn every_option_asked_for_must_have_its_value() {

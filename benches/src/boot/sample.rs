@@ -94,13 +94,15 @@ pub(super) fn take(pid: u32, kind: Kind, memory_mib: u64, to_init: Duration) -> 
 #[derive(Debug, Default)]
 struct Mapping<'a> {
     file: &'a str,
+    range: (u64, u64),
     size: u64,
     rss: u64,
     pss: u64,
     anonymous: u64,
 }
 
-/// Adds up an smaps file. The guest's memory is the one mapping of exactly `guest_kib`.
+/// Adds up an smaps file. The guest's memory is what makes exactly `guest_kib`: a mapping, or
+/// several adjacent ones that differ in their advice.
 fn memory(smaps: &str, guest_kib: u64) -> Result<Memory> {
     let mut mappings: Vec<Mapping<'_>> = Vec::new();
     for line in smaps.lines() {
@@ -112,6 +114,7 @@ fn memory(smaps: &str, guest_kib: u64) -> Result<Memory> {
             let file = rest.trim_start().splitn(5, ' ').nth(4).unwrap_or_default();
             mappings.push(Mapping {
                 file: file.trim(),
+                range: addresses(key),
                 ..Mapping::default()
             });
             continue;
@@ -131,15 +134,11 @@ fn memory(smaps: &str, guest_kib: u64) -> Result<Memory> {
             _ => {}
         }
     }
-    let guest = mappings
-        .iter()
-        .position(|mapping| mapping.size == guest_kib);
-    let Some(guest) = guest else {
+    let Some(guest) = guest_memory(&mappings, guest_kib) else {
         bail!("no mapping is {guest_kib} KiB large: where is the guest's memory?");
     };
-    let guest = mappings.remove(guest);
     let mut result = Memory {
-        guest: guest.rss,
+        guest: mappings.drain(guest).map(|part| part.rss).sum(),
         ..Memory::default()
     };
     for mapping in &mappings {
@@ -155,6 +154,31 @@ fn memory(smaps: &str, guest_kib: u64) -> Result<Memory> {
         }
     }
     Ok(result)
+}
+
+/// The two ends of a mapping, as smaps writes them; 0 when it does not.
+fn addresses(text: &str) -> (u64, u64) {
+    let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
+    let (start, end) = text.split_once('-').unwrap_or_default();
+    (number(start), number(end))
+}
+
+/// Indexes of the adjacent anonymous mappings that are `kib` large together.
+fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<usize>> {
+    (0..mappings.len()).find_map(|first| {
+        let mut size = 0;
+        for (index, mapping) in mappings.iter().enumerate().skip(first) {
+            let adjacent = index == first || mappings[index - 1].range.1 == mapping.range.0;
+            size += mapping.size;
+            if !adjacent || !mapping.file.is_empty() || size > kib {
+                return None;
+            }
+            if size == kib {
+                return Some(first..index + 1);
+            }
+        }
+        None
+    })
 }
 
 /// CPU time of a process with all its threads, ended ones too, in ns.
@@ -215,11 +239,19 @@ Pss:                 500 kB
 Pss_Dirty:             0 kB
 Anonymous:            12 kB
 VmFlags: rd ex mr mw me
-7f0000000000-7f0008000000 rw-p 00000000 00:00 0
-Size:             131072 kB
-Rss:               30000 kB
-Pss:               30000 kB
-Anonymous:         30000 kB
+7effffff0000-7f0000000000 rw-p 00000000 00:00 0
+Size:                 64 kB
+Rss:                   0 kB
+7f0000000000-7f0000200000 rw-p 00000000 00:00 0
+Size:               2048 kB
+Rss:                 100 kB
+Pss:                 100 kB
+Anonymous:           100 kB
+7f0000200000-7f0008000000 rw-p 00000000 00:00 0
+Size:             129024 kB
+Rss:               29900 kB
+Pss:               29900 kB
+Anonymous:         29900 kB
 7f0010000000-7f0010001000 r--p 00000000 00:1c 43                         /lib/libc.so.6
 Size:                  4 kB
 Rss:                   4 kB

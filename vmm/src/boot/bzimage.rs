@@ -4,7 +4,7 @@ use linux_loader::bootparam::{XLF_KERNEL_64, setup_header};
 use vm_memory::ByteValued;
 
 use super::KernelFault;
-use super::kernel::Piece;
+use super::source::Piece;
 use crate::layout;
 
 /// Where the setup header lies in the file and in the zero page.

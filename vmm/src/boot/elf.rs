@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use linux_loader::elf::{self, Elf64_Ehdr, Elf64_Nhdr, Elf64_Phdr};
 use vm_memory::ByteValued;
 
-use super::KernelFault;
-use super::kernel::Piece;
+use super::source::Piece;
+use super::{Entry, KernelFault, Protocol};
 use crate::layout;
 
 const EHDR_SIZE: usize = size_of::<Elf64_Ehdr>();
@@ -33,8 +33,7 @@ const PHYS32_ENTRY: u32 = 18;
 /// A checked ELF kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ElfImage {
-    entry: u64,
-    pvh_entry: Option<u64>,
+    entry: Entry,
     /// Ascending by address, without overlaps.
     segments: Vec<Segment>,
 }
@@ -69,13 +68,11 @@ impl ElfImage {
         check_kind(&header)?;
 
         let mut segments = Vec::new();
-        let mut pvh_entry = None;
+        let mut notes = Notes::default();
         for (index, phdr) in program_headers(file, size, &header)?.iter().enumerate() {
             match phdr.p_type {
                 elf::PT_LOAD => segments.extend(segment(index, phdr, size)?),
-                elf::PT_NOTE if pvh_entry.is_none() => {
-                    pvh_entry = find_pvh_entry(file, size, index, phdr)?;
-                }
+                elf::PT_NOTE => notes.find(file, size, index, phdr)?,
                 PT_INTERP => {
                     return Err(KernelFault::ElfKind {
                         what: "program for user space",
@@ -94,25 +91,18 @@ impl ElfImage {
             });
         }
 
-        let entry = pvh_entry.unwrap_or(header.e_entry);
-        if !segments.iter().any(|s| s.holds_code_at(entry)) {
-            return Err(KernelFault::Entry { entry });
+        let entry = notes.entry(header.e_entry);
+        if !segments.iter().any(|s| s.holds_code_at(entry.address)) {
+            return Err(KernelFault::Entry {
+                entry: entry.address,
+            });
         }
-        Ok(Self {
-            entry: header.e_entry,
-            pvh_entry,
-            segments,
-        })
+        Ok(Self { entry, segments })
     }
 
-    /// The 64-bit entry, a physical address in Linux's ELF files.
-    pub(super) fn entry(&self) -> u64 {
+    /// Where and how the kernel is entered.
+    pub(super) fn entry(&self) -> Entry {
         self.entry
-    }
-
-    /// The 32-bit PVH entry, when the kernel has one.
-    pub(super) fn pvh_entry(&self) -> Option<u64> {
-        self.pvh_entry
     }
 
     /// One past the last byte in memory, BSS included.
@@ -200,37 +190,67 @@ fn segment(index: usize, phdr: &Elf64_Phdr, size: u64) -> Result<Option<Segment>
     }))
 }
 
-/// Looks for the PVH entry point among the notes of a `PT_NOTE` segment.
-fn find_pvh_entry(
-    file: &File,
-    size: u64,
-    index: usize,
-    phdr: &Elf64_Phdr,
-) -> Result<Option<u64>, KernelFault> {
-    let len = usize::try_from(phdr.p_filesz.min(NOTES_MAX))
-        .map_err(|_| KernelFault::Segment { index })?;
-    let notes = read(file, size, phdr.p_offset, len, "notes")?;
-    let mut rest = notes.as_slice();
-    // Each turn takes at least a note's header off `rest`.
-    while let Some((header, body)) = rest.split_at_checked(NHDR_SIZE) {
-        let Some(note) = Elf64_Nhdr::from_slice_copy(header) else {
-            break;
-        };
-        let (name_len, desc_len) = (note.n_namesz as usize, note.n_descsz as usize);
-        let Some((name, body)) = take_aligned(body, name_len) else {
-            break;
-        };
-        let Some((desc, body)) = take_aligned(body, desc_len) else {
-            break;
-        };
-        if note.n_type == PHYS32_ENTRY && name == b"Xen\0" {
-            // Its own size differs between kernels (4 or 8 bytes); the address has 32 bits.
-            let entry = desc.first_chunk::<4>().ok_or(KernelFault::PvhNote)?;
-            return Ok(Some(u32::from_le_bytes(*entry).into()));
+/// What a kernel's notes say about how to enter it.
+#[derive(Debug, Default)]
+struct Notes {
+    pvh_entry: Option<u64>,
+    /// Whether it is a Linux kernel, which has its 64-bit entry at the ELF file's.
+    linux: bool,
+}
+
+impl Notes {
+    /// Reads a `PT_NOTE` segment.
+    fn find(
+        &mut self,
+        file: &File,
+        size: u64,
+        index: usize,
+        phdr: &Elf64_Phdr,
+    ) -> Result<(), KernelFault> {
+        let len = usize::try_from(phdr.p_filesz.min(NOTES_MAX))
+            .map_err(|_| KernelFault::Segment { index })?;
+        let notes = read(file, size, phdr.p_offset, len, "notes")?;
+        let mut rest = notes.as_slice();
+        // Each turn takes at least a note's header off `rest`.
+        while let Some((header, body)) = rest.split_at_checked(NHDR_SIZE) {
+            let Some(note) = Elf64_Nhdr::from_slice_copy(header) else {
+                break;
+            };
+            let (name_len, desc_len) = (note.n_namesz as usize, note.n_descsz as usize);
+            let Some((name, body)) = take_aligned(body, name_len) else {
+                break;
+            };
+            let Some((desc, body)) = take_aligned(body, desc_len) else {
+                break;
+            };
+            match (name, note.n_type) {
+                (b"Xen\0", PHYS32_ENTRY) if self.pvh_entry.is_none() => {
+                    // Its own size differs between kernels (4 or 8 bytes); the address has 32 bits.
+                    let entry = desc.first_chunk::<4>().ok_or(KernelFault::PvhNote)?;
+                    self.pvh_entry = Some(u32::from_le_bytes(*entry).into());
+                }
+                (b"Linux\0", _) => self.linux = true,
+                _ => {}
+            }
+            rest = body;
         }
-        rest = body;
+        Ok(())
     }
-    Ok(None)
+
+    /// Linux is entered in 64-bit mode: behind its PVH entry it would look for Xen first, which is
+    /// 256 CPUID exits.
+    fn entry(&self, elf_entry: u64) -> Entry {
+        match self.pvh_entry {
+            Some(address) if !self.linux => Entry {
+                address,
+                protocol: Protocol::Pvh,
+            },
+            _ => Entry {
+                address: elf_entry,
+                protocol: Protocol::Linux64,
+            },
+        }
+    }
 }
 
 /// Splits `len` bytes off, and the padding to a multiple of 4 behind them.

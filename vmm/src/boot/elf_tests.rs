@@ -21,12 +21,25 @@ fn fault(spoil: impl FnOnce(&mut Elf)) -> KernelFault {
     parse(&elf).unwrap_err()
 }
 
+fn entry(elf: &Elf) -> (u64, Protocol) {
+    let Entry { address, protocol } = parse(elf).unwrap().entry();
+    (address, protocol)
+}
+
 #[test]
 fn a_kernel_with_the_pvh_note_is_entered_there() {
-    let image = parse(&Elf::new(&CODE, 0).with_pvh(LOAD as u32 + 8)).unwrap();
-    assert_eq!(image.pvh_entry(), Some(LOAD + 8));
-    let image = parse(&Elf::new(&CODE, 0)).unwrap();
-    assert_eq!((image.pvh_entry(), image.entry()), (None, LOAD));
+    let elf = Elf::new(&CODE, 0);
+    assert_eq!(entry(&elf), (LOAD, Protocol::Linux64));
+    let elf = elf.with_pvh(LOAD as u32 + 8);
+    assert_eq!(entry(&elf), (LOAD + 8, Protocol::Pvh));
+}
+
+#[test]
+fn linux_is_entered_in_64_bit_mode_even_with_the_pvh_note() {
+    let mut notes = note(b"Linux\0", 257, &[0]);
+    notes.extend(note(b"Xen\0", 18, &(LOAD as u32 + 8).to_le_bytes()));
+    let elf = Elf::new(&CODE, 0).with_notes(notes);
+    assert_eq!(entry(&elf), (LOAD, Protocol::Linux64));
 }
 
 #[test]
@@ -144,7 +157,7 @@ fn notes_that_lie_about_their_size_end_the_search() {
         notes[4..8].copy_from_slice(&desc.to_le_bytes());
         let mut elf = Elf::new(&CODE, 0).with_pvh(LOAD as u32);
         elf.contents[1].1[..notes.len()].copy_from_slice(&notes);
-        assert_eq!(parse(&elf).unwrap().pvh_entry(), None);
+        assert_eq!(parse(&elf).unwrap().entry().protocol, Protocol::Linux64);
     }
 }
 

@@ -1,28 +1,21 @@
 //! The initramfs: bytes that the kernel unpacks itself.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use podvisor_devices::GuestRam;
 
 use super::BootError;
-use super::kernel::{Piece, read_into, regular_file_size};
+use super::source::{Piece, Source};
 
 /// An initramfs (cpio archive, plain or compressed as the kernel understands it).
 ///
 /// Its contents are the kernel's affair and are not looked at.
 #[derive(Debug)]
-pub struct Initramfs(Source);
+pub struct Initramfs(Contents);
 
 #[derive(Debug)]
-enum Source {
-    File {
-        path: PathBuf,
-        /// Behind a lock, because reading moves the file's offset.
-        file: Mutex<File>,
-        size: u64,
-    },
+enum Contents {
+    File(Source),
     Bytes(Vec<u8>),
 }
 
@@ -33,17 +26,7 @@ impl Initramfs {
     ///
     /// When the file cannot be opened, is not a regular one, or is empty.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, BootError> {
-        let path = path.as_ref();
-        let file = File::open(path).map_err(|source| BootError::Open {
-            path: path.to_owned(),
-            source,
-        })?;
-        let size = regular_file_size(&file, path)?;
-        Ok(Self(Source::File {
-            path: path.to_owned(),
-            file: Mutex::new(file),
-            size,
-        }))
+        Source::open(path.as_ref()).map(|source| Self(Contents::File(source)))
     }
 
     /// Takes an initramfs from memory.
@@ -59,29 +42,28 @@ impl Initramfs {
                 seems: "empty",
             });
         }
-        Ok(Self(Source::Bytes(bytes)))
+        Ok(Self(Contents::Bytes(bytes)))
     }
 
     /// Bytes, never 0.
     pub(super) fn size(&self) -> u64 {
         match &self.0 {
-            Source::File { size, .. } => *size,
-            Source::Bytes(bytes) => bytes.len() as u64,
+            Contents::File(source) => source.size(),
+            Contents::Bytes(bytes) => bytes.len() as u64,
         }
     }
 
     pub(super) fn load(&self, mem: &GuestRam, address: u64) -> Result<(), BootError> {
         match &self.0 {
-            Source::File { path, file, size } => {
-                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-                let piece = Piece {
+            Contents::File(source) => {
+                let whole = Piece {
                     offset: 0,
                     address,
-                    size: *size,
+                    size: source.size(),
                 };
-                read_into(&mut file, path, mem, piece)
+                source.load(mem, std::iter::once(whole))
             }
-            Source::Bytes(bytes) => super::write(mem, "the initramfs", address, bytes),
+            Contents::Bytes(bytes) => super::write(mem, "the initramfs", address, bytes),
         }
     }
 }

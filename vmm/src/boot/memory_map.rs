@@ -6,20 +6,15 @@ use vm_memory::{Address, GuestMemory, GuestMemoryRegion};
 use super::BootError;
 use crate::layout;
 
-/// What a range of the memory map is; the values are E820's and PVH's alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(super) enum Kind {
-    Ram = 1,
-    Reserved = 2,
-}
+/// The type of memory, in E820 as in PVH's map. Nothing else is listed: each entry costs
+/// Linux time when it maps its memory, and what is not listed is not used.
+pub(super) const RAM: u32 = 1;
 
-/// A range of guest physical addresses.
+/// A range of guest physical addresses that is memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) start: u64,
     pub(super) size: u64,
-    pub(super) kind: Kind,
 }
 
 /// The ranges in ascending order.
@@ -47,22 +42,16 @@ impl MemoryMap {
             }
             _ => return Err(BootError::MemoryLayout),
         };
-        let range = |start, end, kind| Range {
+        let range = |start, end| Range {
             start,
             size: end - start,
-            kind,
         };
         let mut ranges = vec![
-            range(0, layout::EBDA_START, Kind::Ram),
-            // The MP table, and what would be video memory and ROM of a PC.
-            range(layout::EBDA_START, layout::HIMEM_START, Kind::Reserved),
-            range(layout::HIMEM_START, low_end, Kind::Ram),
+            // Up to 1 MiB: the MP table, and what would be video memory and ROM of a PC.
+            range(0, layout::EBDA_START),
+            range(layout::HIMEM_START, low_end),
         ];
-        ranges.extend(
-            above
-                .iter()
-                .map(|&(start, end)| range(start, end, Kind::Ram)),
-        );
+        ranges.extend(above.iter().map(|&(start, end)| range(start, end)));
         Ok(Self { ranges, low_end })
     }
 
@@ -91,10 +80,7 @@ mod tests {
         let map = map(&[(0, 128 << 20)]).unwrap();
         assert_eq!(map.low_end(), 128 << 20);
         let last = map.ranges().last().unwrap();
-        assert_eq!(
-            (last.start, last.size, last.kind),
-            (1 << 20, 127 << 20, Kind::Ram)
-        );
+        assert_eq!((last.start, last.size), (1 << 20, 127 << 20));
     }
 
     #[test]
@@ -107,8 +93,8 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(map.low_end(), layout::MMIO_START);
-        assert_eq!(map.ranges().len(), 4);
-        let high = map.ranges()[3];
+        assert_eq!(map.ranges().len(), 3);
+        let high = map.ranges()[2];
         assert_eq!((high.start, high.size), (layout::HIGH_RAM_START, 5 << 30));
     }
 

@@ -9,8 +9,8 @@
 //! entered and how ([`Entry`]); [`boot_registers`] brings a vCPU there. `load` needs nothing of
 //! KVM: it runs on a thread of its own beside KVM's set-up.
 //!
-//! Two protocols reach the kernel: PVH for an ELF `vmlinux` with Xen's `PHYS32_ENTRY` note,
-//! and Linux's 64-bit entry for other ELF kernels and for bzImages.
+//! Two protocols reach the kernel: Linux's 64-bit entry for its `vmlinux` and bzImages, and PVH
+//! for other ELF kernels with Xen's `PHYS32_ENTRY` note.
 //!
 //! # What it must not know
 //!
@@ -29,6 +29,7 @@ mod memory_map;
 mod mptable;
 mod pvh;
 mod registers;
+mod source;
 mod zero_page;
 
 pub use cpio::InitramfsBuilder;

@@ -7,7 +7,7 @@ use linux_loader::loader::elf::start_info::{
 use podvisor_devices::GuestRam;
 use vm_memory::ByteValued;
 
-use super::memory_map::MemoryMap;
+use super::memory_map::{MemoryMap, RAM};
 use super::{BootError, Handover, write as put};
 use crate::layout;
 
@@ -46,7 +46,7 @@ pub(super) fn write(mem: &GuestRam, map: &MemoryMap, handover: Handover) -> Resu
         let entry = hvm_memmap_table_entry {
             addr: range.start,
             size: range.size,
-            type_: range.kind as u32,
+            type_: RAM,
             reserved: 0,
         };
         table.extend_from_slice(entry.as_slice());

@@ -58,10 +58,15 @@ impl Elf {
 
     /// The same with notes, the last of which names the PVH entry.
     #[must_use]
-    pub fn with_pvh(mut self, entry: u32) -> Self {
+    pub fn with_pvh(self, entry: u32) -> Self {
         let mut notes = note(b"GNU\0", 3, &[7; 20]);
-        notes.extend(note(b"Linux\0", 257, &[0]));
         notes.extend(note(b"Xen\0", 18, &u64::from(entry).to_le_bytes()));
+        self.with_notes(notes)
+    }
+
+    /// The same with these notes.
+    #[must_use]
+    pub fn with_notes(mut self, notes: Vec<u8>) -> Self {
         self.headers.push(Header {
             kind: PT_NOTE,
             offset: 0x800,

@@ -5,7 +5,7 @@ use linux_loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use podvisor_devices::GuestRam;
 use vm_memory::ByteValued;
 
-use super::memory_map::MemoryMap;
+use super::memory_map::{MemoryMap, RAM};
 use super::{BootError, Handover, write as put};
 use crate::layout;
 
@@ -60,7 +60,7 @@ pub(super) fn write(
         *entry = boot_e820_entry {
             addr: range.start,
             size: range.size,
-            type_: range.kind as u32,
+            type_: RAM,
         };
         params.e820_entries += 1;
     }
