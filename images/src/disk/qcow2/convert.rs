@@ -17,16 +17,28 @@ const TAIL: u64 = 2 << 20;
 /// Space is given back in pieces of this many bytes at least.
 const PUNCH: u64 = 16 << 20;
 
+/// Runs of clusters that are planned for at a time, some 64 bytes each.
+const PLANNED: usize = 1 << 20;
+
 /// Reads a qcow2 file to its end and writes its disk; the bytes of the disk.
 pub(in crate::disk) fn convert(
     input: &mut dyn Read,
     out: &mut SparseFile,
     job: &Job<'_>,
 ) -> Result<u64, ConvertError> {
+    convert_with(input, out, job, Plan::new(PLANNED))
+}
+
+pub(super) fn convert_with(
+    input: &mut dyn Read,
+    out: &mut SparseFile,
+    job: &Job<'_>,
+    plan: Plan,
+) -> Result<u64, ConvertError> {
     let mut head = [0; HEADER];
     let got = fill(input, &mut head)?;
     let header = Header::parse(&head, job.limits)?;
-    let mut file = Conversion::new(header, out, job)?;
+    let mut file = Conversion::new(header, out, job, plan)?;
     file.read(&head[..got], input)?;
     file.finish()
 }
@@ -63,7 +75,12 @@ struct Freed {
 }
 
 impl<'a> Conversion<'a> {
-    fn new(header: Header, out: &'a mut SparseFile, job: &'a Job<'a>) -> Result<Self, Qcow2Error> {
+    fn new(
+        header: Header,
+        out: &'a mut SparseFile,
+        job: &'a Job<'a>,
+        plan: Plan,
+    ) -> Result<Self, Qcow2Error> {
         let mut claims = Claims::new(header.cluster_bits);
         claims.whole("header", 0)?;
         let l1_end = header.l1_offset.saturating_add(header.l1_entries * 8);
@@ -83,7 +100,7 @@ impl<'a> Conversion<'a> {
             l1_known: false,
             tables: BTreeMap::new(),
             later: Vec::new(),
-            plan: Plan::default(),
+            plan,
             claims,
             recent: Vec::new(),
             recent_start: 0,
@@ -216,9 +233,6 @@ impl<'a> Conversion<'a> {
         bytes: &[u8],
         last: bool,
     ) -> Result<(), ConvertError> {
-        let recent = std::mem::take(&mut self.recent);
-        self.settle(&recent, self.position)?;
-        self.recent = recent;
         let used = entries(bytes).filter(|entry| *entry != 0).count();
         if !last && !self.plan.has_room(used) {
             self.later.push((index, offset));

@@ -10,6 +10,8 @@
 //! read, so that they may be wrong (the dirty bit, lazy refcounts); neither are internal snapshots and bitmaps. Refused is
 //! whatever would need another file or a key, and what no sound file has: the variants of [`Qcow2Error`].
 
+#[cfg(test)]
+mod build;
 mod claims;
 mod clusters;
 mod convert;

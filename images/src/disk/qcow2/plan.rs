@@ -2,9 +2,6 @@
 
 use std::collections::BTreeMap;
 
-/// Entries kept at a time, some 64 bytes each.
-const ENTRIES: usize = 1 << 20;
-
 /// Data that is compressed in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Packed {
@@ -17,17 +14,27 @@ pub(super) struct Packed {
 }
 
 /// What is expected, in the order in which the file brings it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Plan {
+    capacity: usize,
     /// Runs by their first host cluster: first guest cluster and length.
     whole: BTreeMap<u64, (u64, u64)>,
     packed: BTreeMap<(u64, u64), u64>,
 }
 
 impl Plan {
+    /// A plan of so many entries at most.
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            whole: BTreeMap::new(),
+            packed: BTreeMap::new(),
+        }
+    }
+
     /// Whether so many entries fit in.
     pub(super) fn has_room(&self, entries: usize) -> bool {
-        self.whole.len() + self.packed.len() + entries <= ENTRIES
+        self.whole.len() + self.packed.len() + entries <= self.capacity
     }
 
     /// Expects a host cluster for a guest cluster.
@@ -92,7 +99,7 @@ mod tests {
 
     #[test]
     fn runs_are_kept_as_one_and_given_back_one_by_one() {
-        let mut plan = Plan::default();
+        let mut plan = Plan::new(100);
         (10..20).for_each(|host| plan.expect(host, host + 100));
         plan.expect(20, 5);
         assert_eq!(plan.whole.len(), 2);
@@ -105,7 +112,7 @@ mod tests {
 
     #[test]
     fn packed_data_comes_back_when_all_of_it_is_there() {
-        let mut plan = Plan::default();
+        let mut plan = Plan::new(100);
         for (start, end, guest) in [(100, 512, 1), (400, 1024, 2), (2000, 2048, 3)] {
             plan.expect_packed(Packed { start, end, guest });
         }

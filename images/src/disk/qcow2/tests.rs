@@ -9,7 +9,11 @@ use std::sync::atomic::AtomicBool;
 use proptest::prelude::*;
 
 use super::Qcow2Error;
+use super::build::{self, put};
+use super::convert::convert_with;
+use super::plan::Plan;
 use crate::Limits;
+use crate::disk::sparse::SparseFile;
 use crate::disk::{ConvertError, Converted, Failure, Job, convert};
 
 pub(in crate::disk) fn qemu_img(arguments: &[&str]) {
@@ -196,10 +200,6 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-fn put(bytes: &mut [u8], at: usize, value: u64) {
-    bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
-}
-
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
 /// The same disk with the clusters after the header in another order: what `order` says, as far as it goes.
@@ -350,6 +350,39 @@ fn tables_may_come_after_compressed_clusters() {
         put(&mut file, 40, moved);
         let (_, disk, _) = converted(&file[..], &Limits::default()).unwrap();
         assert!(disk == files.disk, "{options}");
+    }
+}
+
+#[test]
+fn tables_that_the_plan_has_no_room_for_wait_for_the_end() {
+    let files = Files::new(2 << 20);
+    let limits = Limits::default();
+    let job = Job {
+        limits: &limits,
+        cancelled: &AtomicBool::new(false),
+    };
+    for (options, more) in [("cluster_size=4k", &[][..]), ("cluster_size=512", &["-c"])] {
+        let tight = files.qcow2(options, more);
+        let mut variants = vec![tight.clone()];
+        if more.is_empty() {
+            variants.push(shuffled(&tight, |host| {
+                host.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            }));
+        }
+        for (file, capacity) in variants
+            .iter()
+            .flat_map(|file| [(file, 0), (file, 20), (file, 70)])
+        {
+            let mut out = tempfile::tempfile().unwrap();
+            let mut sparse = SparseFile::new(out.try_clone().unwrap(), u64::MAX);
+            let size =
+                convert_with(&mut &file[..], &mut sparse, &job, Plan::new(capacity)).unwrap();
+            sparse.finish(size).unwrap();
+            let mut disk = Vec::new();
+            out.seek(SeekFrom::Start(0)).unwrap();
+            out.read_to_end(&mut disk).unwrap();
+            assert!(disk == files.disk, "{options} {capacity}");
+        }
     }
 }
 
@@ -540,7 +573,18 @@ proptest! {
         seed in any::<u64>(),
         bits in 9u32..13,
     ) {
-        let (file, disk) = fuzzing::build(&data, seed, bits);
+        let (file, disk) = build::build(&data, seed, bits);
+        let (_, back, _) = converted(&file[..], &Limits::default()).unwrap();
+        prop_assert!(back == disk);
+    }
+
+    #[test]
+    fn any_order_of_compressed_clusters_gives_the_same_disk(
+        data in prop::collection::vec((0u64..64, any::<u8>()), 1..40),
+        seed in any::<u64>(),
+        bits in 9u32..13,
+    ) {
+        let (file, disk) = build::build_packed(&data, seed, bits);
         let (_, back, _) = converted(&file[..], &Limits::default()).unwrap();
         prop_assert!(back == disk);
     }
@@ -552,7 +596,7 @@ proptest! {
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         cut in any::<prop::sample::Index>(),
     ) {
-        let (mut file, _) = fuzzing::build(&data, seed, 9);
+        let (mut file, _) = build::build(&data, seed, 9);
         damage.iter().for_each(|(at, byte)| {
             let at = at.index(file.len());
             file[at] = *byte;
@@ -560,48 +604,5 @@ proptest! {
         file.truncate(cut.index(file.len()) + 1);
         let limits = Limits { disk_bytes: 1 << 30, ..Limits::default() };
         let _ = converted(&file[..], &limits);
-    }
-}
-
-/// Files in any order, as the fuzz target makes them too.
-mod fuzzing {
-    use super::put;
-
-    /// A file whose clusters, tables included, stand in an order that `seed` gives; and its disk of 64 clusters.
-    pub(super) fn build(data: &[(u64, u8)], seed: u64, bits: u32) -> (Vec<u8>, Vec<u8>) {
-        let cluster = 1usize << bits;
-        let mut disk = vec![0; 64 * cluster];
-        let mut guests: Vec<u64> = data.iter().map(|(guest, _)| *guest).collect();
-        guests.sort_unstable();
-        guests.dedup();
-        for (guest, byte) in data {
-            let at = *guest as usize * cluster;
-            disk[at..at + cluster].fill(*byte);
-        }
-        let entries = cluster as u64 / 8;
-        let tables = 64u64.div_ceil(entries);
-        // The header, and then L1, L2 tables and data in a shuffled order.
-        let mut order: Vec<u64> = (1..=1 + tables + guests.len() as u64).collect();
-        order.sort_by_key(|host| (host ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let place = |item: u64| order[item as usize] * cluster as u64;
-        let mut file = vec![0; (order.len() + 1) * cluster];
-        file[..4].copy_from_slice(b"QFI\xfb");
-        file[7] = 3;
-        file[23] = bits as u8;
-        put(&mut file, 24, disk.len() as u64);
-        file[39] = tables as u8;
-        put(&mut file, 40, place(0));
-        file[99] = 4;
-        file[103] = 104;
-        for table in 0..tables {
-            put(&mut file, (place(0) + table * 8) as usize, place(1 + table));
-        }
-        for (item, guest) in (1 + tables..).zip(&guests) {
-            let at = place(1 + guest / entries) + guest % entries * 8;
-            put(&mut file, at as usize, place(item));
-            let (from, to) = (*guest as usize * cluster, place(item) as usize);
-            file[to..to + cluster].copy_from_slice(&disk[from..from + cluster]);
-        }
-        (file, disk)
     }
 }
