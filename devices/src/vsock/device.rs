@@ -4,7 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use super::connection::{MAX_BATCH, Read};
-use super::mux::{Mux, VsockError, Work};
+use super::error::VsockError;
+use super::mux::{Mux, Work};
 use super::packet::{HEADER_LEN, Header, Op};
 use crate::GuestRam;
 use crate::virtio::{
@@ -385,5 +386,5 @@ impl VirtioDevice for VsockDevice {
 }
 
 #[cfg(test)]
-#[path = "device_tests.rs"]
+#[path = "device_tests/mod.rs"]
 mod tests;

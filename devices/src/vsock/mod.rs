@@ -5,6 +5,7 @@
 //! * `credit.rs` counts what either side may still send (§5.10.6.3).
 //! * `connection.rs` is one stream: its socket, its phase, what it owes the guest.
 //! * `handshake.rs` reads the line by which a host program names the guest's port.
+//! * `listener.rs` is the socket that host programs connect to.
 //! * `mux.rs` owns all sockets of the host behind one epoll instance and decides which
 //!   connection speaks to the guest next.
 //! * `device.rs` owns the three queues and carries packets between them and the multiplexer.
@@ -22,12 +23,14 @@
 mod connection;
 mod credit;
 mod device;
+mod error;
 mod handshake;
+mod listener;
 mod mux;
 mod packet;
 
 pub use device::VsockDevice;
-pub use mux::VsockError;
+pub use error::VsockError;
 
 /// The host's context identifier (§5.10.4).
 pub const HOST_CID: u64 = 2;
@@ -35,3 +38,6 @@ pub const HOST_CID: u64 = 2;
 pub const MIN_GUEST_CID: u64 = 3;
 /// The highest context identifier that a guest may have; the one above means "any".
 pub const MAX_GUEST_CID: u64 = 0xffff_fffe;
+
+/// Bytes of a Unix socket's path (107) without those that `_PORT` may take (11).
+const MAX_PATH: usize = 107 - 11;

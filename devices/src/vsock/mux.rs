@@ -5,23 +5,18 @@
 //! makes nothing spin, and no system call is needed when interest changes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fs;
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    socket_with,
-};
 
 use super::connection::{Connection, Fate, Outlet, Step};
+use super::error::VsockError;
 use super::handshake::{self, Handshake};
+use super::listener::Listener;
 use super::packet::{Header, Op, Ports, TYPE_STREAM};
 use super::{HOST_CID, MAX_GUEST_CID, MIN_GUEST_CID};
 use crate::GuestRam;
@@ -40,11 +35,6 @@ const LARGE_BUFFERS: usize = 32;
 /// What all others buffer.
 const SMALL_BUFFER: u32 = 32 << 10;
 
-/// Bytes of a Unix socket's path, without the end.
-const MAX_SOCKET_PATH: usize = 107;
-/// Bytes that `_PORT` may take.
-const MAX_PORT_SUFFIX: usize = 11;
-
 /// The first port of the host that is given to a host program.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
@@ -52,58 +42,6 @@ const FIRST_HOST_PORT: u32 = 1 << 30;
 const LISTENER: u64 = 0;
 const REMINDER: u64 = u64::MAX;
 const EVENTS_PER_CALL: usize = 64;
-
-/// Why the host's side of a vsock device cannot be set up.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum VsockError {
-    /// CIDs 0 to 2 and 2³²-1 have meanings of their own, and larger ones do not exist.
-    #[error("{cid} cannot be a guest's CID: choose one from {MIN_GUEST_CID} to {MAX_GUEST_CID}")]
-    GuestCid {
-        /// The CID.
-        cid: u64,
-    },
-    /// The operating system limits a Unix socket's path.
-    #[error(
-        "the socket path {} is longer than the {} bytes that leave room for `_PORT`: choose a shorter one",
-        path.display(),
-        MAX_SOCKET_PATH - MAX_PORT_SUFFIX
-    )]
-    PathTooLong {
-        /// The path.
-        path: PathBuf,
-    },
-    /// There is something at the path that is not a socket.
-    #[error("{} exists and is no socket: remove it, or choose another path", path.display())]
-    NotASocket {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Somebody listens there.
-    #[error("another process listens on {}: choose another path, or end that process", path.display())]
-    InUse {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The socket could not be made.
-    #[error("listening on {}: its folder must exist and be writable", path.display())]
-    Listen {
-        /// The path.
-        path: PathBuf,
-        /// The operating system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// No epoll instance.
-    #[error("making an epoll instance for the sockets of {}", path.display())]
-    Epoll {
-        /// The path.
-        path: PathBuf,
-        /// The operating system's answer.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// What has happened since the device was made.
 #[derive(Debug, Default)]
@@ -139,11 +77,8 @@ pub(super) enum Work {
 #[derive(Debug)]
 pub(super) struct Mux {
     guest_cid: u64,
-    path: PathBuf,
-    /// Device and inode of the listening socket's file: only that one is removed.
-    file: Option<(u64, u64)>,
     epoll: OwnedFd,
-    listener: OwnedFd,
+    listener: Listener,
     /// In the epoll instance too: what was left over keeps the device readable.
     reminder: OwnedFd,
     /// The listener may have more, but there was no room.
@@ -167,14 +102,6 @@ impl Mux {
         if !(MIN_GUEST_CID..=MAX_GUEST_CID).contains(&guest_cid) {
             return Err(VsockError::GuestCid { cid: guest_cid });
         }
-        if path.as_os_str().len() > MAX_SOCKET_PATH.saturating_sub(MAX_PORT_SUFFIX) {
-            return Err(VsockError::PathTooLong { path: path.into() });
-        }
-        clear_stale(path)?;
-        let listen_error = |source: Errno| VsockError::Listen {
-            path: path.into(),
-            source: source.into(),
-        };
         let epoll_error = |source: Errno| VsockError::Epoll {
             path: path.into(),
             source: source.into(),
@@ -182,19 +109,9 @@ impl Mux {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(epoll_error)?;
         let reminder =
             eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(epoll_error)?;
-        let listener = stream_socket().map_err(listen_error)?;
-        let address = SocketAddrUnix::new(path).map_err(listen_error)?;
-        bind(&listener, &address).map_err(|error| match error {
-            Errno::ADDRINUSE => VsockError::InUse { path: path.into() },
-            other => listen_error(other),
-        })?;
-        let file = fs::symlink_metadata(path)
-            .ok()
-            .map(|meta| (meta.dev(), meta.ino()));
+        let listener = Listener::bind(path)?;
         let mux = Self {
             guest_cid,
-            path: path.into(),
-            file,
             epoll,
             listener,
             reminder,
@@ -210,7 +127,6 @@ impl Mux {
             complaints: RateLimit::new(Duration::from_secs(10)),
             counters: Counters::default(),
         };
-        listen(&mux.listener, 128).map_err(listen_error)?;
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         let data = epoll::EventData::new_u64(LISTENER);
         epoll::add(&mux.epoll, &mux.listener, data, edges).map_err(epoll_error)?;
@@ -306,8 +222,7 @@ impl Mux {
     /// Takes new host programs as far as there is room.
     pub(super) fn accept(&mut self) {
         while self.accept_pending && self.has_room() {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match accept_with(&self.listener, flags) {
+            match self.listener.accept() {
                 Ok(socket) => self.begin_handshake(socket),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => self.accept_pending = false,
@@ -605,11 +520,7 @@ impl Mux {
     }
 
     fn connect_host(&mut self, header: &Header) -> Result<(), Errno> {
-        let mut path = self.path.clone().into_os_string();
-        path.push(format!("_{}", header.dst_port));
-        let socket = stream_socket()?;
-        // A listener whose backlog is full answers EAGAIN at once: the guest hears a refusal.
-        connect(&socket, &SocketAddrUnix::new(Path::new(&path))?)?;
+        let socket = self.listener.connect_out(header.dst_port)?;
         let id = self.new_id();
         self.watch(id, socket.as_fd())?;
         let mut connection = Connection::from_guest(socket, header.ports(), self.buffer_size());
@@ -624,7 +535,7 @@ impl Mux {
 
     fn complain(&mut self, what: &'static str, error: Option<Errno>) {
         if let Some(suppressed) = self.complaints.permit() {
-            tracing::warn!(path = %self.path.display(), ?error, suppressed, "vsock: {what}");
+            tracing::warn!(path = %self.listener.path().display(), ?error, suppressed, "vsock: {what}");
         }
     }
 
@@ -650,48 +561,7 @@ impl Mux {
     }
 }
 
-impl Drop for Mux {
-    fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path)
-            .ok()
-            .map(|meta| (meta.dev(), meta.ino()));
-        if ours.is_some() && ours == self.file {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 const NO_WAIT: rustix::time::Timespec = rustix::time::Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
-
-fn stream_socket() -> Result<OwnedFd, Errno> {
-    socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )
-}
-
-/// Removes a socket file that a process left behind; anything else at the path is an error.
-fn clear_stale(path: &Path) -> Result<(), VsockError> {
-    let Ok(meta) = fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    if !meta.file_type().is_socket() {
-        return Err(VsockError::NotASocket { path: path.into() });
-    }
-    let listen_error = |source: io::Error| VsockError::Listen {
-        path: path.into(),
-        source,
-    };
-    let probe = stream_socket().map_err(|error| listen_error(error.into()))?;
-    let address = SocketAddrUnix::new(path).map_err(|error| listen_error(error.into()))?;
-    match connect(&probe, &address) {
-        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(listen_error),
-        Err(Errno::NOENT) => Ok(()),
-        _ => Err(VsockError::InUse { path: path.into() }),
-    }
-}

@@ -1,0 +1,241 @@
+//! Hostile guests and hostile host programs.
+
+use super::*;
+
+#[test]
+fn a_packet_shorter_than_its_header_or_its_length_is_a_fault() {
+    let mut rig = Rig::ready();
+    rig.tx.add(&[(TX_BASE, 43)], &[]);
+    assert!(matches!(rig.device.on_queue(TX), Err(Fault::Guest(_))));
+
+    for (len, payload) in [(1, 0), (101, 100), (u32::MAX, 100), (u32::MAX - 43, 100)] {
+        let mut rig = Rig::ready();
+        let (ports, _host) = rig.open_from_guest(1);
+        let header = Header {
+            len,
+            ..rig.packet(ports, Op::Data)
+        };
+        rig.mem
+            .write_slice(&header.to_bytes(), GuestAddress(TX_BASE))
+            .unwrap();
+        rig.tx.add(&[(TX_BASE, 44 + payload)], &[]);
+        assert!(matches!(rig.device.on_queue(TX), Err(Fault::Guest(_))));
+    }
+}
+
+#[test]
+fn a_buffer_longer_than_the_packet_says_is_used_as_far_as_it_says() {
+    let mut rig = Rig::ready();
+    let (ports, mut host) = rig.open_from_guest(1);
+    let header = Header {
+        len: 3,
+        ..rig.packet(ports, Op::Data)
+    };
+    rig.send_raw(&header, b"abcdef");
+    rig.data(ports, b"XYZ");
+    assert_eq!(read(&mut host, 6), b"abcXYZ");
+}
+
+#[test]
+fn packets_that_belong_to_nothing_are_reset_and_resets_are_not() {
+    let mut rig = Rig::ready();
+    let ports = Ports { guest: 1, host: 2 };
+    for op in [
+        Op::Response,
+        Op::Shutdown,
+        Op::Data,
+        Op::CreditUpdate,
+        Op::CreditRequest,
+    ] {
+        rig.send(ports, op);
+        rig.expect(Op::Reset);
+    }
+    rig.send(ports, Op::Reset);
+    rig.expect_nothing();
+    let unknown = Header {
+        op: 77,
+        ..rig.packet(ports, Op::Data)
+    };
+    rig.send_raw(&unknown, &[]);
+    rig.expect(Op::Reset);
+}
+
+#[test]
+fn packets_of_other_types_and_to_other_hosts_are_reset_and_forged_ones_dropped() {
+    let mut rig = Rig::ready();
+    let good = rig.packet(Ports { guest: 1, host: 2 }, Op::Request);
+    rig.send_raw(&Header { kind: 2, ..good }, &[]);
+    assert_eq!(rig.expect(Op::Reset).0.kind, 2);
+    rig.send_raw(&Header { dst_cid: 7, ..good }, &[]);
+    assert_eq!(rig.expect(Op::Reset).0.src_cid, 7);
+    rig.send_raw(&Header { src_cid: 9, ..good }, &[]);
+    rig.expect_nothing();
+    assert_eq!(rig.counter("invalid_packets"), 3);
+}
+
+#[test]
+fn a_second_request_for_the_same_ports_is_a_reset() {
+    let mut rig = Rig::ready();
+    let (ports, mut host) = rig.open_from_guest(1);
+    rig.send(ports, Op::Request);
+    rig.expect(Op::Reset);
+    assert!(is_closed(&mut host));
+    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_guest_that_answers_before_it_was_asked_is_not_heeded() {
+    let mut rig = Rig::new();
+    let mut host = UnixStream::connect(rig.path()).unwrap();
+    limit(&host);
+    host.write_all(b"CONNECT 1\n").unwrap();
+    rig.run();
+    let ports = Ports {
+        guest: 1,
+        host: 1 << 30,
+    };
+    rig.send(ports, Op::Response);
+    assert!(is_closed(&mut host));
+}
+
+#[test]
+fn a_flood_of_resets_stalls_the_flood_and_loses_none() {
+    let mut rig = Rig::new();
+    let ports = Ports { guest: 1, host: 2 };
+    let mut sent = 0;
+    let header = rig.packet(ports, Op::Data);
+    rig.mem
+        .write_slice(&header.to_bytes(), GuestAddress(TX_BASE))
+        .unwrap();
+    let mut pending = 0;
+    for _ in 0..MAX_RESETS + 40 {
+        if pending == usize::from(QUEUE) {
+            break;
+        }
+        rig.tx.add(&[(TX_BASE, 44)], &[]);
+        sent += 1;
+        pending += 1;
+        rig.run();
+        while rig.tx.take_used().is_some() {
+            pending -= 1;
+        }
+    }
+    assert_eq!(rig.device.census().3, MAX_RESETS);
+    assert!(pending > 0, "packets wait in the queue");
+    rig.post_rx(usize::from(QUEUE));
+    let resets = rig.drain().len();
+    assert_eq!(resets, sent);
+    assert_eq!(rig.device.census().3, 0);
+}
+
+#[test]
+fn connections_are_bounded_and_room_comes_back() {
+    let mut rig = Rig::ready();
+    let listener = rig.listen(1);
+    listener.set_nonblocking(true).unwrap();
+    let mut hosts = Vec::new();
+    let mut first_reset = None;
+    for n in 0..MAX_CONNECTIONS as u32 + 5 {
+        rig.send(Ports { guest: n, host: 1 }, Op::Request);
+        if let Ok((host, _)) = listener.accept() {
+            hosts.push(host);
+        }
+        for (header, _) in rig.drain() {
+            if header.op == Op::Reset as u16 {
+                first_reset.get_or_insert(n);
+            }
+        }
+    }
+    assert_eq!(first_reset, Some(MAX_CONNECTIONS as u32));
+    assert_eq!(rig.device.census().0, MAX_CONNECTIONS);
+    // A host program waits, without a busy loop, until a connection ends.
+    let mut late = UnixStream::connect(rig.path()).unwrap();
+    late.write_all(b"CONNECT 5\n").unwrap();
+    rig.run();
+    rig.expect_nothing();
+    assert!(!rig.backend_readable());
+    rig.shutdown(Ports { guest: 0, host: 1 }, SHUTDOWN_BOTH);
+    let ops: Vec<_> = rig.drain().iter().map(|(h, _)| h.op).collect();
+    assert_eq!(ops, [Op::Reset as u16, Op::Request as u16]);
+}
+
+#[test]
+fn connections_that_the_host_left_make_room_for_new_ones() {
+    let mut rig = Rig::ready();
+    let listener = rig.listen(1);
+    for n in 0..MAX_CONNECTIONS as u32 + 1 {
+        rig.send(Ports { guest: n, host: 1 }, Op::Request);
+        drop(listener.accept().unwrap());
+        rig.drain();
+    }
+    assert_eq!(rig.device.census().0, MAX_CONNECTIONS);
+    assert_eq!(rig.counter("connections_refused"), 0);
+}
+
+#[test]
+fn handshakes_are_bounded() {
+    let mut rig = Rig::ready();
+    let mut silent = Vec::new();
+    for _ in 0..MAX_HANDSHAKES + 10 {
+        silent.push(UnixStream::connect(rig.path()).unwrap());
+        rig.run();
+    }
+    assert_eq!(rig.device.census().1, MAX_HANDSHAKES);
+    assert_eq!(rig.counter("handshakes_dropped"), 10);
+    limit(&silent[0]);
+    assert!(is_closed(&mut silent[0]));
+    rig.open_from_host(3);
+}
+
+#[test]
+fn a_host_program_that_closes_or_babbles_before_its_line_is_dropped() {
+    let mut rig = Rig::ready();
+    drop(UnixStream::connect(rig.path()).unwrap());
+    let mut partial = UnixStream::connect(rig.path()).unwrap();
+    partial.write_all(b"CONN").unwrap();
+    rig.run();
+    assert_eq!(rig.device.census().1, 1);
+    partial.shutdown(Shutdown::Write).unwrap();
+    rig.run();
+    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    let mut babble = UnixStream::connect(rig.path()).unwrap();
+    babble.write_all(&[b'A'; 4096]).unwrap();
+    rig.run();
+    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    rig.expect_nothing();
+    assert_eq!(rig.counter("handshakes_dropped"), 3);
+}
+
+#[test]
+fn a_host_program_that_gives_up_waiting_for_the_guest_is_forgotten() {
+    let mut rig = Rig::ready();
+    let mut host = UnixStream::connect(rig.path()).unwrap();
+    host.write_all(b"CONNECT 1\n").unwrap();
+    rig.run();
+    let (request, _) = rig.expect(Op::Request);
+    drop(host);
+    rig.run();
+    rig.expect(Op::Reset);
+    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    let ports = Ports {
+        guest: 1,
+        host: request.src_port,
+    };
+    rig.send(ports, Op::Response);
+    rig.expect(Op::Reset);
+}
+
+#[test]
+fn many_streams_take_turns() {
+    let mut rig = Rig::ready();
+    let mut streams: Vec<_> = (1..=8).map(|port| rig.open_from_guest(port)).collect();
+    for (_, host) in &mut streams {
+        host.write_all(&pattern(60_000)).unwrap();
+    }
+    let mut got = std::collections::HashMap::<u32, Vec<u8>>::new();
+    for (header, payload) in rig.drain() {
+        got.entry(header.src_port).or_default().extend(payload);
+    }
+    assert_eq!(got.len(), 8);
+    assert!(got.values().all(|data| *data == pattern(60_000)));
+}

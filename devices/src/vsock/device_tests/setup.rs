@@ -1,0 +1,129 @@
+//! Setting up, stopping and starting.
+
+use super::*;
+
+#[test]
+fn the_guest_reads_its_cid() {
+    let rig = Rig::new();
+    let mut data = [0; 12];
+    rig.device.read_config(0, &mut data);
+    assert_eq!(data, [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn cids_that_mean_something_else_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for cid in [0, 1, 2, 0xffff_ffff, 1 << 32, u64::MAX] {
+        assert!(matches!(
+            VsockDevice::unix_mux(cid, dir.path().join("v")),
+            Err(VsockError::GuestCid { .. })
+        ));
+    }
+    assert!(!dir.path().join("v").exists());
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vsock");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let first = VsockDevice::unix_mux(3, &path).unwrap();
+    assert!(matches!(
+        VsockDevice::unix_mux(4, &path),
+        Err(VsockError::InUse { .. })
+    ));
+    drop(first);
+    assert!(!path.exists(), "the file goes with the device");
+}
+
+#[test]
+fn what_is_no_socket_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("precious");
+    std::fs::write(&path, "data").unwrap();
+    assert!(matches!(
+        VsockDevice::unix_mux(3, &path),
+        Err(VsockError::NotASocket { .. })
+    ));
+    assert_eq!(std::fs::read(&path).unwrap(), b"data");
+}
+
+#[test]
+fn a_file_that_replaced_the_socket_is_not_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vsock");
+    let device = VsockDevice::unix_mux(3, &path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "other").unwrap();
+    drop(device);
+    assert!(path.exists());
+}
+
+#[test]
+fn a_missing_folder_and_a_long_path_are_named() {
+    let missing = VsockDevice::unix_mux(3, "/nonexistent/x/vsock").unwrap_err();
+    assert!(missing.to_string().contains("/nonexistent/x/vsock"));
+    let long = format!("/tmp/{}", "x".repeat(100));
+    assert!(matches!(
+        VsockDevice::unix_mux(3, long),
+        Err(VsockError::PathTooLong { .. })
+    ));
+}
+
+#[test]
+fn a_device_without_all_queues_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut device = VsockDevice::unix_mux(3, dir.path().join("v")).unwrap();
+    let mem = memory(1 << 20);
+    let queue = DriverQueue::new(&mem, 0x10000, 16);
+    let irq = Arc::new(CountingInterrupt::default());
+    let mut parts = resources(&mem, &[&queue], &irq, 0);
+    parts.queues.push(None);
+    parts.queues.push(None);
+    assert!(device.start(parts).is_err());
+    assert!(!device.is_running());
+}
+
+#[test]
+fn a_pause_keeps_connections_and_a_reset_ends_them() {
+    let mut rig = Rig::ready();
+    let (ports, mut host) = rig.open_from_guest(1);
+    let queues = rig.device.stop();
+    assert_eq!(queues.len(), 3);
+    assert!(rig.device.stop().is_empty());
+    host.write_all(b"meanwhile").unwrap();
+    let parts = Resources {
+        mem: rig.mem.clone(),
+        queues,
+        irq: rig.irq.clone(),
+        features: 1,
+    };
+    rig.device.start(parts).unwrap();
+    rig.run();
+    assert_eq!(rig.expect(Op::Data).1, b"meanwhile");
+    rig.data(ports, b"yes");
+    assert_eq!(read(&mut host, 3), b"yes");
+    rig.device.stop();
+    rig.device.reset();
+    assert!(is_closed(&mut host));
+    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_reset_of_the_transport_is_an_event() {
+    let mut rig = Rig::ready();
+    let (_, mut host) = rig.open_from_guest(1);
+    rig.device.reset_transport().unwrap();
+    assert!(is_closed(&mut host));
+    assert!(rig.event.take_used().is_none(), "no buffer yet");
+    rig.mem.write_obj(7u32, GuestAddress(EVENT_BUF)).unwrap();
+    rig.event.add(&[], &[(EVENT_BUF, 4)]);
+    rig.run();
+    assert_eq!(rig.event.take_used().unwrap().len, 4);
+    assert_eq!(rig.mem.read_obj::<u32>(GuestAddress(EVENT_BUF)).unwrap(), 0);
+    rig.event.add(&[], &[(EVENT_BUF, 4)]);
+    rig.run();
+    assert!(rig.event.take_used().is_none(), "told once");
+    rig.expect_nothing();
+}

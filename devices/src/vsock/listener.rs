@@ -1,0 +1,123 @@
+//! The Unix socket that host programs connect to, and those that guests' connections lead to.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+
+use super::MAX_PATH;
+use super::error::VsockError;
+
+/// A listening socket; its file goes with it.
+#[derive(Debug)]
+pub(super) struct Listener {
+    path: PathBuf,
+    /// Device and inode of the socket's file: only that one is removed.
+    file: Option<(u64, u64)>,
+    socket: OwnedFd,
+}
+
+impl Listener {
+    /// Listens at `path`, where a socket that a process left behind is replaced.
+    pub(super) fn bind(path: &Path) -> Result<Self, VsockError> {
+        if path.as_os_str().len() > MAX_PATH {
+            return Err(VsockError::PathTooLong { path: path.into() });
+        }
+        clear_stale(path)?;
+        let listen_error = |source: Errno| VsockError::Listen {
+            path: path.into(),
+            source: source.into(),
+        };
+        let socket = stream_socket().map_err(listen_error)?;
+        let address = SocketAddrUnix::new(path).map_err(listen_error)?;
+        bind(&socket, &address).map_err(|error| match error {
+            Errno::ADDRINUSE => VsockError::InUse { path: path.into() },
+            other => listen_error(other),
+        })?;
+        let listener = Self {
+            path: path.into(),
+            file: identity(path),
+            socket,
+        };
+        listen(&listener.socket, 128).map_err(listen_error)?;
+        Ok(listener)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes a connection of a host program, if one waits.
+    pub(super) fn accept(&self) -> Result<OwnedFd, Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        accept_with(&self.socket, flags)
+    }
+
+    /// Connects to the host program that serves `port` for the guest: it listens at `PATH_PORT`.
+    /// A listener whose backlog is full answers EAGAIN at once: the guest hears a refusal.
+    pub(super) fn connect_out(&self, port: u32) -> Result<OwnedFd, Errno> {
+        let mut path = self.path.clone().into_os_string();
+        path.push(format!("_{port}"));
+        let socket = stream_socket()?;
+        connect(&socket, &SocketAddrUnix::new(Path::new(&path))?)?;
+        Ok(socket)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let there = identity(&self.path);
+        if there.is_some() && there == self.file {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Device and inode of what is at `path`.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let meta = fs::symlink_metadata(path).ok()?;
+    Some((meta.dev(), meta.ino()))
+}
+
+fn stream_socket() -> Result<OwnedFd, Errno> {
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+/// Removes a socket file that a process left behind; anything else at the path is an error.
+fn clear_stale(path: &Path) -> Result<(), VsockError> {
+    let Ok(meta) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !meta.file_type().is_socket() {
+        return Err(VsockError::NotASocket { path: path.into() });
+    }
+    let listen_error = |source: io::Error| VsockError::Listen {
+        path: path.into(),
+        source,
+    };
+    let probe = stream_socket().map_err(|error| listen_error(error.into()))?;
+    let address = SocketAddrUnix::new(path).map_err(|error| listen_error(error.into()))?;
+    match connect(&probe, &address) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(listen_error),
+        Err(Errno::NOENT) => Ok(()),
+        _ => Err(VsockError::InUse { path: path.into() }),
+    }
+}
