@@ -116,6 +116,23 @@ fn guest_kernel_boots_by_its_pvh_entry() {
 }
 
 #[test]
+fn guest_distribution_bzimage_boots_as_far_as_its_init() {
+    let vmlinuz = std::env::var_os("PODVISOR_TEST_VMLINUZ").expect("`cargo xtask test` sets it");
+    let console = Console::default();
+    let vm = Vm::builder()
+        .kernel(Kernel::open(vmlinuz).unwrap())
+        .initramfs(busybox("echo INIT of $(uname -r)"))
+        .cmdline("console=ttyS0 quiet panic=-1 reboot=k")
+        .serial(console.clone())
+        .memory(MemorySize::mib(512))
+        .build()
+        .unwrap();
+    assert_eq!(run_to_the_end(vm), Exit::Reset);
+    let text = console.text();
+    assert!(text.contains("INIT of 6.1."), "{text}");
+}
+
+#[test]
 fn guest_sees_one_socket_of_as_many_cores_as_vcpus() {
     let script = "echo CPUS $(nproc); \
         echo SOCKETS $(grep '^physical id' /proc/cpuinfo | sort -u | wc -l); \

@@ -11,13 +11,18 @@ use podvisor_vmm::{Initramfs, InitramfsBuilder, Kernel, Vm, VmBuilder};
 /// How long a guest may take for anything, on an emulated host too.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The guest kernel that `cargo xtask kernel` builds.
-pub(crate) fn kernel() -> Kernel {
+/// A file that guests boot from, made by `cargo xtask guest`.
+pub(crate) fn guest_file(name: &str) -> PathBuf {
     let dir = std::env::var_os("PODVISOR_GUEST_DIR").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/guest")),
         PathBuf::from,
     );
-    Kernel::open(dir.join("vmlinux")).expect("the guest kernel: run `cargo xtask kernel`")
+    dir.join(name)
+}
+
+/// The guest kernel that `cargo xtask kernel` builds.
+pub(crate) fn kernel() -> Kernel {
+    Kernel::open(guest_file("vmlinux")).expect("the guest kernel: run `cargo xtask kernel`")
 }
 
 /// An initramfs of Debian's static busybox, whose init runs `script`.

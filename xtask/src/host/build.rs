@@ -118,6 +118,11 @@ struct Kernel {
     release: String,
 }
 
+/// Debian's kernel as Debian ships it, a bzImage: what users bring along.
+pub(crate) fn distribution_kernel() -> Result<PathBuf> {
+    Ok(kernel()?.folder.join("vmlinuz"))
+}
+
 /// Downloads the kernel that `linux-image-amd64` stands for today, or takes the one that was
 /// downloaded before.
 fn kernel() -> Result<Kernel> {
@@ -125,7 +130,9 @@ fn kernel() -> Result<Kernel> {
     fs::create_dir_all(&parent)?;
     for entry in fs::read_dir(&parent)? {
         let folder = entry?.path();
-        if let Ok(release) = fs::read_to_string(folder.join("release")) {
+        if let Ok(release) = fs::read_to_string(folder.join("release"))
+            && folder.join("vmlinuz").is_file()
+        {
             return Ok(Kernel { folder, release });
         }
     }
@@ -178,8 +185,13 @@ fn kernel() -> Result<Kernel> {
             .arg(&release)
             .env("PATH", path_with_sbin()),
     )?;
-    let image = fs::read(tree.join("boot").join(format!("vmlinuz-{release}")))
-        .context("the kernel package holds no kernel")?;
+    let bzimage = folder.join("vmlinuz");
+    fs::rename(
+        tree.join("boot").join(format!("vmlinuz-{release}")),
+        &bzimage,
+    )
+    .context("the kernel package holds no kernel")?;
+    let image = fs::read(&bzimage)?;
     fs::write(folder.join("vmlinux"), unpack_bzimage(&image)?)?;
     fs::remove_dir_all(&download)?;
     fs::write(folder.join("release"), &release)?;

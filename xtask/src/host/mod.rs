@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::{paths, process, report, setup};
+pub(crate) use build::distribution_kernel;
 pub(crate) use run::quote;
 use run::{Ended, Job};
 

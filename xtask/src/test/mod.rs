@@ -8,14 +8,14 @@
 mod count;
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::cargo::{self, TestProgram, cargo};
-use crate::host::quote;
+use crate::host::{self, quote};
 use crate::report::{self, Step};
 use crate::{guest, images, paths, process, setup};
 use count::Count;
@@ -130,8 +130,12 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     if with_guests {
         results.step("kernel and agent", |_| guest::ensure().map(drop));
         results.step("tests with guests", |results| {
-            let images = images::ensure()?;
-            results.guests = with_guest(&programs, &images)?;
+            let assets = [
+                ("PODVISOR_GUEST_DIR", paths::guest()),
+                ("PODVISOR_TEST_IMAGES", images::ensure()?),
+                ("PODVISOR_TEST_VMLINUZ", host::distribution_kernel()?),
+            ];
+            results.guests = with_guest(&programs, assets)?;
             results.guests.check()?;
             if results.guests.passed == 0 {
                 bail!("no test with guests ran");
@@ -240,8 +244,8 @@ fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
     Ok(count)
 }
 
-/// Runs all tests that need guests in one host.
-fn with_guest(programs: &[Listed], images: &Path) -> Result<Count> {
+/// Runs all tests that need guests in one host; the environment leads them to their files.
+fn with_guest<const N: usize>(programs: &[Listed], assets: [(&str, PathBuf); N]) -> Result<Count> {
     let wanted: Vec<&Listed> = programs
         .iter()
         .filter(|listed| !listed.guests.is_empty())
@@ -259,8 +263,7 @@ fn with_guest(programs: &[Listed], images: &Path) -> Result<Count> {
         .args(["--", "sh"])
         .arg(&file)
         .current_dir(paths::root())
-        .env("PODVISOR_GUEST_DIR", paths::guest())
-        .env("PODVISOR_TEST_IMAGES", images)
+        .envs(assets)
         .stdin(Stdio::null());
     let expected = wanted.iter().map(|listed| listed.guests.len()).sum();
     read(&mut command, "tests with guests", expected)

@@ -1,0 +1,84 @@
+//! The programs in `examples/` do what they say.
+
+mod support;
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::guest_file;
+
+/// An example's program: beside this one's folder.
+fn example(name: &str) -> Command {
+    let own = std::env::current_exe().unwrap();
+    let target = own.parent().and_then(Path::parent).unwrap();
+    Command::new(target.join("examples").join(name))
+}
+
+/// Runs an example to its end and gives what it printed.
+fn output(name: &str, arguments: &[&OsStr]) -> String {
+    let output = example(name).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).replace('\r', "");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{errors}");
+    text
+}
+
+/// A folder with busybox and an init that runs `script`.
+fn root(dir: &Path, script: &str) -> PathBuf {
+    let root = dir.join("root");
+    for folder in ["bin", "dev"] {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+    let script = format!(
+        "#!/bin/busybox sh\n/bin/busybox mount -t devtmpfs dev /dev\nexec >/dev/console 2>&1\n\
+         {script}\n/bin/busybox reboot -f\n"
+    );
+    let init = root.join("init");
+    std::fs::write(&init, script).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&init, mode).unwrap();
+    root
+}
+
+/// Runs a command of a shell in `folder`.
+fn shell(folder: &Path, command: &str) {
+    let mut shell = Command::new("sh");
+    let status = shell.arg("-ec").arg(command).current_dir(folder).status();
+    assert!(status.unwrap().success(), "{command}");
+}
+
+#[test]
+fn guest_of_the_example_hello_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = root(dir.path(), "echo hello from init");
+    shell(
+        &root,
+        "find . | busybox cpio -o -H newc > ../initramfs 2>/dev/null",
+    );
+    let (vmlinux, initramfs) = (guest_file("vmlinux"), dir.path().join("initramfs"));
+    let text = output("hello", &[vmlinux.as_ref(), initramfs.as_ref()]);
+    assert!(text.contains("hello from init"), "{text}");
+}
+
+#[test]
+fn guest_of_the_example_disk_runs_a_program_from_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = root(dir.path(), "echo \"from the disk: $*\"");
+    shell(&root, "/usr/sbin/mke2fs -q -t ext4 -d . ../disk.ext4 16M");
+    let disk = dir.path().join("disk.ext4");
+    let vmlinux = guest_file("vmlinux");
+    let arguments = ["/init", "one", "two"].map(OsStr::new);
+    let [init, one, two] = arguments;
+    let text = output("disk", &[vmlinux.as_ref(), disk.as_ref(), init, one, two]);
+    assert!(text.contains("from the disk: one two"), "{text}");
+    assert!(text.contains("blk"), "counters: {text}");
+}
+
+#[test]
+fn guest_of_the_example_vsock_is_heard() {
+    let (vmlinux, initramfs) = (guest_file("vmlinux"), guest_file("initramfs.cpio"));
+    let text = output("vsock", &[vmlinux.as_ref(), initramfs.as_ref()]);
+    assert!(text.contains("the guest says: podvisor-agent "), "{text}");
+}
