@@ -419,12 +419,16 @@ fn the_history_has_a_row_for_each_step() {
 fn usage_is_told_in_text_and_json() {
     let (root, _) = root();
     let text = root.output(&["system", "df"]);
-    assert!(text.stdout.contains("Images   1"), "{text:?}");
+    assert!(text.stdout.contains("Images        1 "), "{text:?}");
+    assert!(text.stdout.contains("Disk images   0 "), "{text:?}");
+    assert!(text.stdout.contains(" inodes\n"), "{text:?}");
     let json = root.output(&["system", "df", "--json"]);
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(json["images"]["total"], 1);
     assert!(json["images"]["size"].as_u64().unwrap() > 10_000, "{json}");
-    assert!(json["images"]["inodes"].as_u64().unwrap() > 5, "{json}");
+    assert_eq!(json["images"]["size"], json["size"]);
+    assert_eq!(json["disks"], json!({"total": 0, "size": 0}));
+    assert!(json["inodes"].as_u64().unwrap() > 5, "{json}");
 }
 
 #[test]

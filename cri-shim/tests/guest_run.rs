@@ -551,3 +551,33 @@ fn guest_control_c_is_the_programs_on_a_terminal() {
     terminal.read_until("got it");
     assert_eq!(child.wait().unwrap().code(), Some(5));
 }
+
+#[test]
+fn guest_runs_an_imported_folder_and_a_saved_image() {
+    let turn = turn();
+    let root = Root::default();
+    let folder = root.path().join("rootfs");
+    for name in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
+        fs::create_dir_all(folder.join(name)).unwrap();
+    }
+    fs::copy("/bin/busybox", folder.join("bin/busybox")).unwrap();
+    fs::hard_link(folder.join("bin/busybox"), folder.join("bin/sh")).unwrap();
+    fs::write(folder.join("etc/hello"), "from a folder\n").unwrap();
+    let folder = folder.display().to_string();
+    let imported = root.output(&["import", "-q", &folder, "folder"]);
+    assert_eq!(imported.code, Some(0), "{imported:?}");
+    let script = "busybox cat /etc/hello; busybox stat -c %h /bin/sh";
+    root.output(&["run", "folder", "/bin/sh", "-c", script])
+        .printed("from a folder\n2\n");
+
+    let tar = root.path().join("saved.tar").display().to_string();
+    STORE
+        .root
+        .output(&["save", "-o", &tar, &STORE.name])
+        .printed("");
+    let loaded = root.output(&["load", "-q", "-i", &tar]);
+    loaded.printed(&format!("Loaded image: {}\n", STORE.name));
+    root.output(&["run", "--pull", "never", &STORE.name])
+        .printed("the image says hello\n");
+    drop(turn);
+}

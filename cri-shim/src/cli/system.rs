@@ -28,39 +28,58 @@ struct DfArgs {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct UsageView {
-    images: ImagesUsage,
+    images: KindUsage,
+    disks: KindUsage,
+    /// Bytes on the host's disk, all in all.
+    size: u64,
+    /// Files and folders, all in all.
+    inodes: u64,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ImagesUsage {
+struct KindUsage {
     total: usize,
-    /// Bytes on the disk, layers included.
+    /// Bytes on the host's disk, of images with their layers.
     size: u64,
-    /// Files and folders.
-    inodes: u64,
 }
 
 pub(super) fn run(globals: &Globals, args: &SystemArgs) -> anyhow::Result<u8> {
     let SystemCommand::Df(args) = &args.command;
     let store = globals.store()?;
     let usage = store.usage()?;
-    let images = ImagesUsage {
+    let disks = store.disks()?;
+    let disks = KindUsage {
+        total: disks.len(),
+        size: disks.iter().map(podvisor_images::Disk::size).sum(),
+    };
+    let images = KindUsage {
         total: store.list()?.len(),
+        // Disks may have come or gone since the usage was counted.
+        size: usage.bytes.saturating_sub(disks.size),
+    };
+    let view = UsageView {
+        images,
+        disks,
         size: usage.bytes,
         inodes: usage.inodes,
     };
     if args.json {
-        super::print_json(&UsageView { images })?;
+        super::print_json(&view)?;
     } else {
-        let mut table = Table::new(["TYPE", "TOTAL", "SIZE", "INODES"]);
-        table.row([
-            "Images".to_owned(),
-            images.total.to_string(),
-            size::human(images.size),
-            images.inodes.to_string(),
-        ]);
-        super::print(&table.render())?;
+        super::print(&view.to_text())?;
     }
     Ok(0)
+}
+
+impl UsageView {
+    fn to_text(&self) -> String {
+        let mut table = Table::new(["TYPE", "TOTAL", "SIZE"]);
+        for (name, kind) in [("Images", &self.images), ("Disk images", &self.disks)] {
+            let (total, size) = (kind.total.to_string(), size::human(kind.size));
+            table.row([name.to_owned(), total, size]);
+        }
+        let all = size::human(self.size);
+        format!("{}\n{all} in all, {} inodes\n", table.render(), self.inodes)
+    }
 }
