@@ -17,6 +17,7 @@ pub mod images_documents;
 pub mod images_layers;
 pub mod images_qcow2;
 pub mod images_references;
+pub mod images_signatures;
 pub mod kernel;
 pub mod mmio;
 pub mod rng;

@@ -3,7 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{ArchiveError, Digest, DiskError, ImportError, LayerError, Reference, RegistryError};
+use crate::{
+    ArchiveError, Digest, DiskError, ImportError, LayerError, Reference, RegistryError,
+    SignatureError,
+};
 
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -60,6 +63,9 @@ pub enum Error {
     /// A disk image, or the server that has it.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// The signature policy refuses the image.
+    #[error(transparent)]
+    Signature(#[from] SignatureError),
     /// A root file system, or what is in it.
     #[error(transparent)]
     Import(#[from] ImportError),

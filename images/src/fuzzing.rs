@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 
 use crate::layer::Unpacker;
 use crate::registry::{Challenge, Parsed};
-use crate::{Checksum, Digest, Limits, disk, erofs, rfc3339};
+use crate::signature::{bundle_of, bundles_of, simple_of};
+use crate::{Checksum, Digest, Limits, SignaturePolicy, disk, erofs, rfc3339};
 
 /// Applies layers, whatever they are, under tight limits. An image that comes out must be a sound one.
 ///
@@ -63,6 +64,28 @@ pub fn documents(bytes: &[u8]) {
             Ok(&reference),
             "{again}"
         );
+    }
+}
+
+/// Takes a document for everything that has to do with signatures: a policy, an index of signatures, a signature. None is valid.
+///
+/// # Panics
+/// When one is.
+pub fn signatures(bytes: &[u8]) {
+    // A public key whose private one is nowhere.
+    const POLICY: &[u8] = br#"{"default": [{"type": "sigstoreSigned", "keyData":
+        "LS0tLS1CRUdJTiBQVUJMSUMgS0VZLS0tLS0KTUNvd0JRWURLMlZ3QXlFQUJsd0x0RHp1MWZ5QlV2Y1llL3RrZVovdy9UbWVCT3lZSUg5UWdxK1AvdVk9Ci0tLS0tRU5EIFBVQkxJQyBLRVktLS0tLQo=",
+        "signedIdentity": {"type": "matchDigest"}}]}"#;
+    let policy = SignaturePolicy::parse(POLICY).expect("the policy is sound");
+    let image = crate::reference::parse("app").expect("a sound name");
+    let _ = SignaturePolicy::parse(bytes);
+    let _ = bundles_of(bytes);
+    let mut found = simple_of(bytes);
+    found.extend(bundle_of(bytes));
+    for pointer in found {
+        assert!(pointer.blob.size <= pointer.limit);
+        let signature = pointer.with(bytes.to_vec());
+        assert_eq!(policy.claim(&image, &signature), None);
     }
 }
 

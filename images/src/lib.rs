@@ -17,7 +17,7 @@
 //! # }
 //! ```
 //!
-//! The rooms: `registry` fetches and verifies bytes, `layer` turns a verified layer into entries of a tree,
+//! The rooms: `registry` fetches and verifies bytes, `signature` says whose word an image needs, `layer` turns a verified layer into entries of a tree,
 //! `erofs` writes that tree, `store` keeps the results. Nothing here knows virtual machines, and
 //! no name that a layer carries ever becomes a path of the host.
 
@@ -39,6 +39,7 @@ mod progress;
 mod reference;
 mod registry;
 mod rfc3339;
+mod signature;
 mod store;
 mod tree;
 
@@ -57,6 +58,7 @@ pub use oci_spec::distribution::Reference;
 pub use oci_spec::image::ImageConfiguration;
 pub use progress::{PullEvent, PullEvents};
 pub use registry::{Credentials, ManifestError, RegistryError};
+pub use signature::{PolicyError, SignatureError, SignaturePolicy};
 pub use store::{
     Details, HistoryEntry, Layer, Prune, PullOptions, PullPolicy, Removed, Store, StoreOptions,
     Usage,

@@ -25,6 +25,11 @@ pub enum PullEvent {
         /// Each layer's digest and size in bytes as the registry sends it, base first.
         layers: Vec<(Digest, u64)>,
     },
+    /// A signature by a trusted key was found; there may be several.
+    Verified {
+        /// Fingerprint of the key: the SHA-256 of its `SubjectPublicKeyInfo` in DER.
+        key: Digest,
+    },
     /// The layer need not be fetched: the store has it.
     LayerPresent {
         /// The layer.

@@ -273,6 +273,37 @@ fn a_full_disk_is_told_as_such_and_the_store_stays_as_it_was() {
     assert!(test.store.resolve(&server.name()).is_ok());
 }
 
+#[test]
+fn killed_in_the_middle_of_its_first_pull_a_store_can_be_used() {
+    let base = Tarball::new().file("a", 0o644, b"a\n").finish();
+    let image = TestImage::new(vec![Layer::new(&base, Packing::Plain)]);
+    let server = Faulty::serve(image, |_| None);
+    let mut kills = 0;
+    for kind in WRITES {
+        for call in 1.. {
+            let test = TestStore::new();
+            let fate = format!("signal=KILL:when={call}");
+            let status = pull_with(&test, &server.name(), kind, &fate);
+            let killed = status.signal() == Some(9) || status.code() == Some(128 + 9);
+            assert!(killed || status.success(), "{status}");
+            kills += usize::from(killed);
+            let store = Store::open(test.dir.path()).unwrap();
+            let found = store
+                .list()
+                .unwrap_or_else(|error| panic!("{kind} {call}: {error:?}"));
+            assert!(found.len() <= 1, "{kind} {call}");
+            store.prune(&Prune::default()).unwrap();
+            if found.is_empty() {
+                assert_eq!(test.files(), [""; 0], "{kind} {call}");
+            }
+            if !killed {
+                break;
+            }
+        }
+    }
+    assert!(kills >= 30, "only {kills} kills");
+}
+
 /// A qcow2 file whose tables come after its data: everything is kept first and moved then.
 fn backwards() -> Vec<u8> {
     const CLUSTER: usize = 64 << 10;

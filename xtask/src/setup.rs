@@ -57,6 +57,7 @@ pub(crate) const TEST: &[Package] = &[
         "checks the EROFS images that podvisor writes",
     ),
     package("g++", "builds libFuzzer for the fuzz targets"),
+    package("openssl", "signs images"),
     package("qemu-utils", "disk images in all variants, to compare with"),
     package("skopeo", "another client of registries, to compare with"),
     package("strace", "ends a pull at each of its writes"),

@@ -27,6 +27,7 @@ mod system;
 mod table;
 mod tag;
 mod terminal;
+mod verify;
 mod version;
 
 use std::env;

@@ -75,6 +75,7 @@ fn line(event: &PullEvent) -> Option<String> {
         PullEvent::Resolved { manifest, layers } => {
             format!("Resolved {manifest}, {}", plural(layers.len(), "layer"))
         }
+        PullEvent::Verified { key } => format!("Signed by the key {key}"),
         PullEvent::LayerPresent { layer } => format!("{}: already here", short(layer)),
         PullEvent::LayerWaiting { layer } => {
             format!("{}: waiting for another pull", short(layer))

@@ -1,7 +1,7 @@
 //! `podvisor pull`, and the pull that `run` makes when an image is not here.
 
 use clap::Args;
-use podvisor_images::{Checksum, Disk, Image, PullEvents, PullOptions, PullPolicy, Store};
+use podvisor_images::{Checksum, Disk, Image, PullEvents, PullOptions, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -9,6 +9,7 @@ use super::Globals;
 use super::images::ImageView;
 use super::progress::Progress;
 use super::run::exit_code_of;
+use super::verify::VerifyArgs;
 
 #[derive(Debug, Args)]
 pub(super) struct PullArgs {
@@ -22,6 +23,9 @@ pub(super) struct PullArgs {
     /// What the file of a disk image must have: sha256:... or sha512:...
     #[arg(long, value_name = "CHECKSUM")]
     checksum: Option<Checksum>,
+
+    #[command(flatten)]
+    verify: VerifyArgs,
 
     /// Show no progress
     #[arg(short, long)]
@@ -50,6 +54,11 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
     };
     let runtime = super::runtime()?;
     if Disk::is_address(&args.image) {
+        if args.verify.is_given() {
+            anyhow::bail!(
+                "--verify-key and --signature-policy are for images of a registry; give a disk image's --checksum instead"
+            );
+        }
         let pull = async |events| {
             let options = PullOptions::default().events(events);
             let checksum = args.checksum.as_ref();
@@ -64,7 +73,9 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
             "--checksum is for disk images (https://...); name an image by its digest instead: NAME@sha256:..."
         );
     }
-    let pulled = runtime.block_on(pull(&store, &args.image, PullPolicy::Always, progress));
+    let mut options = PullOptions::default();
+    options.signatures = args.verify.policy()?;
+    let pulled = runtime.block_on(pull(&store, &args.image, options, progress));
     // What a stopped pull still does on other threads is not worth waiting for.
     runtime.shutdown_background();
     match pulled? {
@@ -85,12 +96,12 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
 pub(super) async fn pull(
     store: &Store,
     reference: &str,
-    policy: PullPolicy,
+    options: PullOptions,
     progress: Progress,
 ) -> anyhow::Result<Pulled> {
     watched(progress, async |events| {
         // The options hold the sender: with them goes the end of the progress.
-        let options = PullOptions::default().policy(policy).events(events);
+        let options = options.events(events);
         store.pull(reference, &options).await
     })
     .await

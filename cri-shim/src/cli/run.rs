@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use podvisor_images::{Error, Image, PullPolicy, Store};
+use podvisor_images::{Error, Image, PullOptions, Store};
 use tracing::debug;
 
 use super::progress::Progress;
 use super::pull::{Pulled, pull};
 use super::signals::Signals;
+use super::verify::VerifyArgs;
 use super::{Globals, program, size, terminal};
 use crate::sandbox::{
     Assets, ContainerOptions, Disk, GuestFiles, Input, LinkError, MachineConfig, RootAccess,
@@ -88,6 +89,9 @@ pub(super) struct RunArgs {
     /// When to ask the registry for the image
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = Pull::Missing)]
     pull: Pull,
+
+    #[command(flatten)]
+    verify: VerifyArgs,
 
     /// Show no progress of a pull
     #[arg(short, long)]
@@ -254,10 +258,16 @@ fn check_memory(wanted: u64, meminfo: &str) -> anyhow::Result<()> {
 /// The image from the store, or from its registry.
 async fn image(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled> {
     let name = args.image();
+    let mut options = PullOptions::default();
+    options.signatures = args.verify.policy()?;
     if args.pull != Pull::Always {
-        match store.resolve(name) {
+        let found = match &options.signatures {
+            Some(policy) => store.resolve_signed(name, policy),
+            None => store.resolve(name),
+        };
+        match found {
             Ok(image) => return Ok(Pulled::Image(Box::new(image))),
-            Err(Error::NotFound { .. }) if args.pull == Pull::Missing => {}
+            Err(Error::NotFound { .. } | Error::Signature(_)) if args.pull == Pull::Missing => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -266,7 +276,7 @@ async fn image(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled> {
     } else {
         Progress::for_stderr()
     };
-    pull(store, name, PullPolicy::Always, progress).await
+    pull(store, name, options, progress).await
 }
 
 /// Tells the store that the image was used, for pruning to see. That writes to the disk, so not for each run.

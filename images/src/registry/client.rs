@@ -81,7 +81,8 @@ impl Client {
         let mut indexes = Vec::new();
         loop {
             let name = wanted.map_or_else(|| tag.to_owned(), |digest| digest.to_string());
-            let (digest, bytes, content_type) = self.fetch_manifest(&name, wanted).await?;
+            let (digest, bytes, content_type) =
+                self.fetch_document("manifests", &name, wanted).await?;
             let parsed = Parsed::parse(&bytes, &content_type, &self.limits)
                 .map_err(|source| self.unusable(source))?;
             match parsed {
@@ -114,27 +115,33 @@ impl Client {
         }
     }
 
-    async fn fetch_manifest(
+    /// Fetches a manifest, or another `kind` of document of the repository that has its form.
+    pub(super) async fn fetch_document(
         &self,
+        kind: &'static str,
         name: &str,
         wanted: Option<Digest>,
     ) -> Result<(Digest, Vec<u8>, String), RegistryError> {
         let mut tries = self.tries(false);
         loop {
-            match self.manifest_from(tries.endpoint(), name, wanted).await {
+            match self
+                .fetch_document_from(tries.endpoint(), kind, name, wanted)
+                .await
+            {
                 Ok(found) => return Ok(found),
                 Err(error) => tries.after(error).await?,
             }
         }
     }
 
-    async fn manifest_from(
+    async fn fetch_document_from(
         &self,
         endpoint: &Endpoint,
+        kind: &'static str,
         name: &str,
         wanted: Option<Digest>,
     ) -> Result<(Digest, Vec<u8>, String), RegistryError> {
-        let response = endpoint.get(&self.repository, "manifests", name, 0).await?;
+        let response = endpoint.get(&self.repository, kind, name, 0).await?;
         let response = endpoint.check_status(response, &self.name).await?;
         let content_type = response
             .headers()

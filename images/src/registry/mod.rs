@@ -11,6 +11,7 @@ mod docker_config;
 mod endpoint;
 mod error;
 mod manifest;
+mod signatures;
 
 pub use auth::Credentials;
 pub(crate) use blob::BlobError;

@@ -3,7 +3,7 @@
 //! A database can be open in one process at a time, and a store must serve several, so it is opened for each transaction
 //! under a lock of its own and closed again. A transaction is on the disk when it ends.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::disk_records::{self, DiskChange, Disks};
 use super::layout::Layout;
+use super::work::sync_folder_of;
+use crate::signature::Claim;
 use crate::{Digest, Error, Result};
 
 /// Full reference, with tag or digest, to the hexadecimal id.
@@ -40,6 +42,9 @@ pub(super) struct Record {
     /// The disk image that was found in it.
     #[serde(default)]
     pub(super) disk: Option<Digest>,
+    /// Signatures that were verified when it was pulled.
+    #[serde(default)]
+    pub(super) signatures: Vec<Claim>,
 }
 
 /// A name and the image that it stands for.
@@ -107,9 +112,12 @@ pub(super) fn update<T>(
     let _lock = lock(layout, FlockOperation::LockExclusive)?;
     let fault = |source: redb::Error| failed(layout, source);
     let path = layout.database();
+    if !path.exists() {
+        create(layout).map_err(fault)?;
+    }
     let database = Database::builder()
         .set_cache_size(CACHE)
-        .create(&path)
+        .open(&path)
         .map_err(|error| fault(error.into()))?;
     let mut contents = load(&database).map_err(fault)?;
     let (changes, out) = decide(&contents)?;
@@ -120,6 +128,40 @@ pub(super) fn update<T>(
             .for_each(|change| contents.apply(change));
     }
     Ok((contents, out))
+}
+
+/// Makes an empty database, which has its name only when it is complete: of one that was cut off in the making nothing could be
+/// repaired. Called under the lock.
+fn create(layout: &Layout) -> Result<(), redb::Error> {
+    let path = layout.new_database();
+    let make = || -> Result<(), redb::Error> {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => drop(Database::create(&path)?),
+        }
+        File::open(&path)?.sync_all()?;
+        fs::rename(&path, layout.database())?;
+        Ok(sync_folder_of(&path)?)
+    };
+    make().inspect_err(|_| {
+        // What cannot be removed now goes at the next open.
+        let _ = fs::remove_file(&path);
+    })
+}
+
+/// Removes what a crash left of a database in the making.
+pub(super) fn clear(layout: &Layout) -> Result<()> {
+    let path = layout.new_database();
+    if !path.exists() {
+        return Ok(());
+    }
+    let _lock = lock(layout, FlockOperation::LockExclusive)?;
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io("remove", &path, error))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn lock(layout: &Layout, how: FlockOperation) -> Result<File> {

@@ -44,9 +44,16 @@ impl Store {
             }
         }
         let inner = Arc::clone(&self.inner);
-        let _stay = blocking(move || inner.hold_files()).await?;
+        let stay = blocking(move || inner.hold_files()).await?;
         let inner = Arc::clone(&self.inner);
-        inner.fetch_disk(source, checksum.cloned(), options).await
+        let outcome = inner.fetch_disk(source, checksum.cloned(), options).await;
+        drop(stay);
+        // The file may have its place and no record, which alone makes it a disk image.
+        if let Err(Error::DiskFull { .. } | Error::Io { .. } | Error::Database { .. }) = &outcome {
+            let inner = Arc::clone(&self.inner);
+            return blocking(move || inner.clear_after(outcome)).await;
+        }
+        outcome
     }
 
     /// All disk images, newest first.

@@ -73,6 +73,7 @@ impl Inner {
             used: now,
             pinned: false,
             disk: None,
+            signatures: Vec::new(),
         };
         let image = self.commit(id, record, names, &[(digest, manifest), (id, config)])?;
         options.emit(PullEvent::Done { id, new });

@@ -81,6 +81,11 @@ impl Layout {
         self.root.join("store.redb")
     }
 
+    /// A database in the making.
+    pub(super) fn new_database(&self) -> PathBuf {
+        self.root.join("store.redb.new")
+    }
+
     /// Held for the length of a transaction.
     pub(super) fn lock(&self) -> PathBuf {
         self.root.join("lock")

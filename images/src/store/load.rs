@@ -149,6 +149,7 @@ impl Inner {
             used: now,
             pinned: false,
             disk: None,
+            signatures: Vec::new(),
         };
         let documents = [(digest, manifest), (id, found.config)];
         let image = self.commit(id, record, names, &documents)?;

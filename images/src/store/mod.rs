@@ -28,6 +28,7 @@ mod maintain;
 mod options;
 mod pull;
 mod save;
+mod signatures;
 mod work;
 
 use std::path::Path;
@@ -93,6 +94,7 @@ impl Store {
         }
         let temporary = layout.temporary();
         work::clear(&temporary).map_err(|source| Error::io("clear", &temporary, source))?;
+        database::clear(&layout)?;
         Ok(Self {
             inner: Arc::new(Inner {
                 layout,

@@ -1,6 +1,8 @@
 //! Settings of a store and of a pull.
 
-use crate::{Cancel, Credentials, Limits, PullEvent, PullEvents, RegistryConfig};
+use std::sync::Arc;
+
+use crate::{Cancel, Credentials, Limits, PullEvent, PullEvents, RegistryConfig, SignaturePolicy};
 
 /// Settings of a store.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +45,8 @@ pub struct PullOptions {
     pub credentials: Credentials,
     /// How registries are reached.
     pub registries: RegistryConfig,
+    /// Which signatures images need; by default none, and none is looked at.
+    pub signatures: Option<Arc<SignaturePolicy>>,
     /// Ends a load from another thread; a pull ends when its future is dropped.
     pub cancel: Cancel,
 }
@@ -55,6 +59,7 @@ impl Default for PullOptions {
             parallel_layers: 3,
             credentials: Credentials::Auto,
             registries: RegistryConfig::default(),
+            signatures: None,
             cancel: Cancel::default(),
         }
     }
@@ -86,6 +91,13 @@ impl PullOptions {
     #[must_use]
     pub fn registries(mut self, registries: RegistryConfig) -> Self {
         self.registries = registries;
+        self
+    }
+
+    /// Sets which signatures images need.
+    #[must_use]
+    pub fn signatures(mut self, policy: Arc<SignaturePolicy>) -> Self {
+        self.signatures = Some(policy);
         self
     }
 

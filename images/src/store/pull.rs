@@ -13,7 +13,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use super::database::{self, Change, Name, Record};
 use super::lookup::canonical;
 use super::work::{WorkFile, sync_folder_of};
-use super::{Inner, PullOptions, PullPolicy, Store};
+use super::{Inner, PullOptions, PullPolicy, Store, signatures};
 use crate::error::parse_reference;
 use crate::layer::{LayerError, Unpacker};
 use crate::registry::{BlobError, Client, Descriptor, ManifestError, RegistryError, Resolved};
@@ -45,10 +45,20 @@ impl Store {
     pub(super) async fn pull_image(&self, name: &str, options: &PullOptions) -> Result<Image> {
         let reference = parse_reference(name)?;
         if options.policy == PullPolicy::IfMissing {
-            match self.resolve(name) {
-                Err(Error::NotFound { .. } | Error::Damaged { .. }) => {}
+            let found = match &options.signatures {
+                Some(policy) => self.resolve_signed(name, policy),
+                None => self.resolve(name),
+            };
+            match found {
+                Err(Error::NotFound { .. } | Error::Damaged { .. } | Error::Signature(_)) => {}
                 found => return found,
             }
+        }
+        // What no signature could change need not be asked for.
+        if let Some(policy) = &options.signatures
+            && !policy.wants_signatures(&reference)
+        {
+            policy.check(&reference, &[], 0)?;
         }
         let outcome = {
             let inner = Arc::clone(&self.inner);
@@ -91,6 +101,9 @@ impl Inner {
         });
         let client = Arc::new(client.await?);
         let resolved = client.resolve(reference).await?;
+        let signatures = self
+            .verify_signatures(&client, reference, &resolved, options)
+            .await?;
         let layers = &resolved.manifest.layers;
         options.emit(PullEvent::Resolved {
             manifest: resolved.digest,
@@ -125,6 +138,7 @@ impl Inner {
             used: database::now(),
             pinned: false,
             disk: None,
+            signatures,
         };
         let image = blocking(move || self.commit(id, record, names, &documents)).await?;
         options.emit(PullEvent::Done { id, new });
@@ -397,6 +411,7 @@ impl Inner {
             if let Some(old) = before.record(&id) {
                 (record.pulled, record.pinned) = (old.pulled, old.pinned);
                 record.disk = old.disk;
+                signatures::remember(&mut record, old);
             }
             let mut changes = vec![Change::PutImage(id, record)];
             changes.extend(names.into_iter().map(Change::PutName));
