@@ -114,6 +114,7 @@ fn a_kernel_that_is_none_is_named() {
     run(&root, &["--kernel", "/no/such/kernel", "busybox"]).refused(125, &["/no/such/kernel"]);
     run(&root, &["--kernel", "/etc/passwd", "busybox"]).refused(125, &["/etc/passwd", "vmlinux"]);
     run(&root, &["--kernel", "/", "busybox"]).refused(125, &["directory"]);
+    run(&root, &["--cpus", "65", "busybox"]).refused(125, &["built for 64", "--kernel"]);
     assert!(!root.path().join("images").exists());
 }
 

@@ -23,6 +23,9 @@ use crate::sandbox::{
 /// Less than this, and the guest's kernel and agent have no room.
 const MEMORY_MIN: u64 = 64 << 20;
 
+/// CPUs that podvisor's own kernel is built for (`CONFIG_NR_CPUS`); further ones it would leave idle.
+const OWN_KERNEL_CPUS: u8 = 64;
+
 /// Digits of an id that make a host name or a disk's serial, as in docker.
 const SHORT_ID: usize = 12;
 
@@ -234,6 +237,10 @@ fn guest_files(args: &RunArgs) -> anyhow::Result<GuestFiles> {
     let assets = Assets::of_this_process();
     let kernel = match &args.kernel {
         Some(kernel) => kernel.clone(),
+        None if args.cpus > OWN_KERNEL_CPUS => anyhow::bail!(
+            "--cpus {}: podvisor's own kernel is built for {OWN_KERNEL_CPUS}; ask for fewer, or give one that is built for more by --kernel",
+            args.cpus
+        ),
         None => assets.kernel()?,
     };
     Ok(GuestFiles::open(&kernel, &assets.initramfs()?)?)

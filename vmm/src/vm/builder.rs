@@ -7,20 +7,17 @@ use std::sync::{Arc, Mutex};
 
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
 use podvisor_devices::console::ConsoleDevice;
-use podvisor_devices::legacy::serial::{self, SerialPort};
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::virtio::VirtioDevice;
 use podvisor_devices::vsock::VsockDevice;
-use vmm_sys_util::eventfd::EventFd;
 
-use super::attach::{self, Attached};
-use super::bus::Bus;
 use super::control::Control;
-use super::io_thread::{Faults, IoLoop, IoWaker};
+use super::hardware::Hardware;
+use super::io_thread::{IoLoop, IoWaker};
+use super::threads::beside;
 use super::vcpu::{Kicker, VcpuContext, VcpuCounters};
 use super::{Parts, Vm};
 use crate::boot::{self, BootError, Initramfs, Kernel};
-use crate::cpuid;
 use crate::kvm::{self, KvmError};
 use crate::layout;
 use crate::memory::{self, MemoryError, MemorySize};
@@ -234,42 +231,26 @@ impl VmBuilder {
         } = self.validate(max_vcpus)?;
 
         let mem = memory::allocate(memory)?;
-        let vm_fd = kvm::create_vm(&kvm, &mem)?;
-
-        let faults = Faults::default();
-        let Attached {
-            transports,
+        let initramfs = self.initramfs.as_ref();
+        // Reading files keeps a processor busy, while KVM's ioctls mostly wait for others to notice what they change.
+        let (loaded, hardware) = beside(
+            "vm-load",
+            || boot::load(&mem, &kernel, initramfs),
+            || Hardware::new(&kvm, &mem, &self.devices, self.serial.take(), vcpus),
+        );
+        let (loaded, hardware) = (loaded?, hardware?);
+        let Hardware {
+            vm_fd,
+            vcpus: vcpu_fds,
+            bus,
             runners,
             announcements,
-        } = attach::attach(&vm_fd, &mem, &self.devices, &faults)?;
-        let serial = self
-            .serial
-            .map(|out| attach_serial(&vm_fd, out))
-            .transpose()?;
-        let bus = Arc::new(Bus {
-            mmio: transports,
-            serial,
-        });
-
+            faults,
+        } = hardware;
         let cmdline = with_announcements(&self.cmdline, &announcements);
-        let entry = boot::load(&mem, &kernel, self.initramfs.as_ref(), &cmdline, vcpus)?;
-
-        let mut vcpu_fds = Vec::with_capacity(usize::from(vcpus));
-        let mut base_cpuid = None;
-        for id in 0..vcpus {
-            let vcpu = vm_fd
-                .create_vcpu(u64::from(id))
-                .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
-            let base = match &base_cpuid {
-                Some(base) => base,
-                None => {
-                    base_cpuid.insert(cpuid::guest_cpuid(&kvm, vcpus, vcpu.get_tsc_khz().ok())?)
-                }
-            };
-            vcpu.set_cpuid2(&cpuid::for_vcpu(base, id))
-                .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
-            boot::boot_registers(&vcpu, (id == 0).then_some(&entry))?;
-            vcpu_fds.push(vcpu);
+        let entry = boot::hand_over(&mem, &kernel, &loaded, &cmdline, vcpus)?;
+        for (id, vcpu) in vcpu_fds.iter().enumerate() {
+            boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
         }
 
         let control = Arc::new(Control::new());
@@ -353,20 +334,6 @@ struct Validated {
     kernel: Kernel,
     vcpus: u8,
     memory: MemorySize,
-}
-
-fn attach_serial(
-    vm: &kvm_ioctls::VmFd,
-    out: Box<dyn Write + Send>,
-) -> Result<Mutex<SerialPort>, BuildError> {
-    let descriptor = |source| BuildError::Descriptor {
-        what: "the serial port's interrupt eventfd",
-        source,
-    };
-    let line = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(descriptor)?;
-    vm.register_irqfd(&line, serial::IRQ)
-        .map_err(KvmError::ioctl("KVM_IRQFD"))?;
-    Ok(Mutex::new(SerialPort::new(line, out)))
 }
 
 /// Puts the announcements of devices before a ` -- `, behind which everything is init's.

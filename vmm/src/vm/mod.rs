@@ -13,6 +13,7 @@ mod builder;
 mod bus;
 mod control;
 mod exit;
+mod hardware;
 mod io_thread;
 mod state;
 mod threads;
@@ -35,12 +36,8 @@ pub use state::{Action, State};
 
 use control::{Control, Ending, Inner, Request};
 use io_thread::{Faults, IoLoop};
-use threads::SignalsBlocked;
+use threads::{STACK_SIZE, SignalsBlocked};
 use vcpu::VcpuContext;
-
-/// Stack of each thread. Devices and exits need a few KiB; the usual 2 MiB would become a huge
-/// page that is zeroed for nothing.
-const STACK_SIZE: usize = 256 << 10;
 
 /// A virtual machine.
 ///

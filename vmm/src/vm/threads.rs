@@ -1,8 +1,37 @@
-//! The signal mask of a VM's threads.
+//! How threads of a VM are started: their stack, and the signals that they do not take.
 #![allow(unsafe_code)] // pthread_sigmask
 
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::thread;
+
+/// Stack of each thread. Devices and exits need a few KiB; the usual 2 MiB would become a huge
+/// page that is zeroed for nothing.
+pub(super) const STACK_SIZE: usize = 256 << 10;
+
+/// Does `there` on another thread while `here` runs on this one, or after it where there may be no more threads.
+pub(super) fn beside<A: Send, B>(
+    name: &str,
+    there: impl Fn() -> A + Sync,
+    here: impl FnOnce() -> B,
+) -> (A, B) {
+    thread::scope(|scope| {
+        let builder = thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(STACK_SIZE);
+        let blocked = SignalsBlocked::new();
+        let spawned = builder.spawn_scoped(scope, &there);
+        drop(blocked);
+        let here = here();
+        let there = match spawned {
+            Ok(thread) => thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => there(),
+        };
+        (there, here)
+    })
+}
 
 /// While it lives, every signal is blocked in the thread that made it. Threads started meanwhile
 /// inherit that for good: signals of the process are for the threads of the program that uses

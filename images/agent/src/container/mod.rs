@@ -2,7 +2,7 @@
 //!
 //! A request enters through [`Containers`]. A container is put together in this order, and
 //! taken down in the opposite one: image and overlay ([`rootfs`], [`disk`]), user ([`user`]),
-//! specification ([`spec`], [`devices`]), process with its streams ([`launch`], [`process`]); its
+//! specification ([`spec`], [`devices`]), process with its streams ([`launch`], [`process`]), all in `make`; its
 //! processes live in one control group ([`cgroup`]).
 //!
 //! Within the guest a container has a short name of the agent's own (`c1`), so that paths
@@ -19,27 +19,24 @@ pub mod spec;
 pub mod user;
 
 mod error;
+mod folder;
+mod make;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libcontainer::container::Container as LibContainer;
 use podvisor_agent_protocol::{api, limits};
 
 use crate::init::reaper::{Exit, Reaper, ended};
-use crate::launcher::Kind;
 use crate::stdio::Hub;
 use cgroup::Cgroup;
-use devices::DeviceFilter;
 pub use error::{ContainerError, Result};
-use launch::{Launcher, Streams};
+use folder::{Folder, remove_folder};
 use process::Process;
 use rootfs::{Images, Rootfs};
-use spec::EtcFile;
-use user::Databases;
 
 /// Where the agent keeps what containers need.
 pub const BASE: &str = "/run/podvisor";
@@ -157,102 +154,6 @@ impl Containers {
         Ok(table.created)
     }
 
-    async fn make(&self, order: u64, request: &api::CreateContainerRequest) -> Result<Container> {
-        let Shared {
-            base,
-            reaper,
-            hub,
-            images,
-            ..
-        } = &*self.shared;
-        let default_stdio = api::Stdio::default();
-        let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
-        let mut spec = spec::parse(&request.spec_json)?;
-        let devices = spec.linux().as_ref().map(DeviceFilter::new).transpose()?;
-        disk::validate_serial(&request.image_serial).map_err(rootfs::RootfsError::from)?;
-
-        let name = format!("c{order}");
-        let folder = Folder::create(base.join(&name))?;
-        let image = images
-            .get(&request.image_serial, &base.join("images"))
-            .await?;
-        let rootfs = Rootfs::create(image, &folder.path)?;
-
-        let databases = Databases::read(rootfs.path())?;
-        let user = (!request.user.is_empty())
-            .then(|| databases.resolve(&request.user))
-            .transpose()?;
-        let cgroup = Cgroup::new(&name);
-        spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
-        spec::show_files(
-            &mut spec,
-            &folder.path,
-            &[
-                EtcFile {
-                    destination: "/etc/hosts",
-                    contents: &request.etc_hosts,
-                },
-                EtcFile {
-                    destination: "/etc/hostname",
-                    contents: &request.etc_hostname,
-                },
-                EtcFile {
-                    destination: "/etc/resolv.conf",
-                    contents: &request.etc_resolv_conf,
-                },
-            ],
-        )?;
-        if let Some(process) = spec.process_mut() {
-            let home = |uid| databases.home_of(uid);
-            spec::complete_process(process, user, home, streams.is_terminal());
-            rootfs.make_dir(process.cwd())?;
-        }
-        spec::store(&spec, folder.path.join("config.json"))?;
-
-        let launcher = Launcher {
-            reaper,
-            hub,
-            name: &name,
-            state: base.join("state"),
-            folder: folder.path.clone(),
-        };
-        let made = async {
-            // The group is there before libcontainer, so that no process is ever in it
-            // without its rules for devices.
-            cgroup.create().map_err(|source| ContainerError::Io {
-                action: "create a control group",
-                source,
-            })?;
-            if let Some(devices) = devices {
-                devices.attach(cgroup.path())?;
-            }
-            let kind = Kind::Create {
-                bundle: folder.path.clone(),
-            };
-            Ok::<_, ContainerError>(launcher.make(kind, streams).await?)
-        };
-        match made.await {
-            Ok(init) => Ok(Container {
-                order,
-                cgroup,
-                init,
-                started: Mutex::default(),
-                execs: Mutex::default(),
-                rootfs,
-                folder,
-                name,
-            }),
-            Err(error) => {
-                // What the launcher may have left.
-                if let Err(error) = cgroup.destroy().await {
-                    tracing::warn!(%name, %error, "cannot remove a control group");
-                }
-                remove_folder(&base.join("state").join(&name));
-                Err(error)
-            }
-        }
-    }
-
     /// Lets a container's process execute its command.
     ///
     /// # Errors
@@ -309,39 +210,6 @@ impl Containers {
             }
         })
         .await
-    }
-
-    async fn make_exec(
-        &self,
-        container: &Container,
-        request: &api::ExecProcessRequest,
-    ) -> Result<Process> {
-        let default_stdio = api::Stdio::default();
-        let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
-        let mut process = spec::parse_process(&request.process_json)?;
-        // Read anew: the container may have changed them, as a shell in it would see.
-        let databases = Databases::read(container.rootfs.path())?;
-        let user = (!request.user.is_empty())
-            .then(|| databases.resolve(&request.user))
-            .transpose()?;
-        let home = |uid| databases.home_of(uid);
-        spec::complete_process(&mut process, user, home, streams.is_terminal());
-        let folder = Folder::create(
-            container
-                .folder
-                .path
-                .join(format!("exec-{}", request.exec_id)),
-        )?;
-        let path = spec::store(&process, folder.path.join("process.json"))?;
-        let launcher = Launcher {
-            reaper: &self.shared.reaper,
-            hub: &self.shared.hub,
-            name: &container.name,
-            state: self.shared.base.join("state"),
-            // Not the exec's own folder, whose name can be too long for a socket.
-            folder: container.folder.path.clone(),
-        };
-        Ok(launcher.make(Kind::Exec { process: path }, streams).await?)
     }
 
     /// Sends a signal to one process; to a process that has ended it is lost.
@@ -576,37 +444,6 @@ impl Container {
         }
         execs.insert(exec_id.to_owned(), None);
         Ok(())
-    }
-}
-
-/// A folder that goes when its value goes.
-#[derive(Debug)]
-struct Folder {
-    path: PathBuf,
-}
-
-impl Folder {
-    fn create(path: PathBuf) -> Result<Self> {
-        std::fs::create_dir_all(&path).map_err(|source| ContainerError::Io {
-            action: "create a folder",
-            source,
-        })?;
-        Ok(Self { path })
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        remove_folder(&self.path);
-    }
-}
-
-fn remove_folder(path: &Path) {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(?path, %error, "cannot remove a folder");
-        }
-        _ => {}
     }
 }
 

@@ -3,7 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec};
+use oci_spec::runtime::{
+    LinuxNamespace, LinuxNamespaceType, LinuxSeccomp, LinuxSeccompArgBuilder, LinuxSeccompOperator,
+    Mount, Process, RootBuilder, Spec,
+};
 use podvisor_agent_protocol::limits;
 
 use super::cgroup::Cgroup;
@@ -159,6 +162,9 @@ pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
             .ok(),
     );
     if let Some(linux) = spec.linux_mut() {
+        if let Some(seccomp) = linux.seccomp_mut() {
+            order_masks(seccomp);
+        }
         linux.set_cgroups_path(Some(cgroup.spec_path().to_owned()));
         let namespaces = linux.namespaces_mut().get_or_insert_default();
         if !namespaces
@@ -170,6 +176,28 @@ pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
             namespaces.push(namespace);
         }
     }
+}
+
+/// `SCMP_CMP_MASKED_EQ` has the mask in `value` and what must be left of the argument under it in `valueTwo`
+/// (seccomp_rule_add(3), and every other runtime); libcontainer 0.7 reads them the other way round.
+fn order_masks(seccomp: &mut LinuxSeccomp) {
+    let mut rules = seccomp.syscalls().clone();
+    for rule in rules.iter_mut().flatten() {
+        let mut arguments = rule.args().clone();
+        for argument in arguments.iter_mut().flatten() {
+            if argument.op() == LinuxSeccompOperator::ScmpCmpMaskedEq {
+                let swapped = LinuxSeccompArgBuilder::default()
+                    .index(argument.index())
+                    .value(argument.value_two().unwrap_or(0))
+                    .value_two(argument.value())
+                    .op(argument.op());
+                // Building from these four fields does not fail.
+                *argument = swapped.build().unwrap_or(*argument);
+            }
+        }
+        rule.set_args(arguments);
+    }
+    seccomp.set_syscalls(rules);
 }
 
 /// Fills in user, home and terminal of a process.
@@ -320,6 +348,26 @@ mod tests {
                 .iter()
                 .any(|n| n.typ() == LinuxNamespaceType::Cgroup)
         );
+    }
+
+    #[test]
+    fn masks_of_a_seccomp_profile_are_put_as_libcontainer_reads_them() {
+        let mut value = spec();
+        value["linux"]["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ERRNO",
+            "syscalls": [{"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [
+                {"index": 0, "value": 0x7e02_0000, "op": "SCMP_CMP_MASKED_EQ"},
+                {"index": 1, "value": 1, "valueTwo": 2, "op": "SCMP_CMP_EQ"},
+            ]}],
+        });
+        let mut spec = parsed(&value).unwrap();
+        place(&mut spec, Path::new("/r"), false, &Cgroup::new("c1"));
+        let spec = serde_json::to_value(&spec).unwrap();
+        let arguments = &spec["linux"]["seccomp"]["syscalls"][0]["args"];
+        assert_eq!(arguments[0]["value"], 0);
+        assert_eq!(arguments[0]["valueTwo"], 0x7e02_0000);
+        assert_eq!(arguments[1]["value"], 1);
+        assert_eq!(arguments[1]["valueTwo"], 2);
     }
 
     #[test]

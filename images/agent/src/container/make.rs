@@ -1,0 +1,153 @@
+//! Putting containers and further processes together, in the order that the room's documentation gives.
+
+use std::sync::Mutex;
+
+use podvisor_agent_protocol::api;
+
+use super::cgroup::Cgroup;
+use super::devices::DeviceFilter;
+use super::folder::{Folder, remove_folder};
+use super::launch::{Launcher, Streams};
+use super::process::Process;
+use super::rootfs::Rootfs;
+use super::spec::{self, EtcFile};
+use super::user::Databases;
+use super::{Container, ContainerError, Containers, Result, Shared, disk, rootfs};
+use crate::launcher::Kind;
+
+impl Containers {
+    /// Makes a container; what there was of one that could not be made is gone.
+    pub(super) async fn make(
+        &self,
+        order: u64,
+        request: &api::CreateContainerRequest,
+    ) -> Result<Container> {
+        let Shared {
+            base,
+            reaper,
+            hub,
+            images,
+            ..
+        } = &*self.shared;
+        let default_stdio = api::Stdio::default();
+        let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
+        let mut spec = spec::parse(&request.spec_json)?;
+        let devices = spec.linux().as_ref().map(DeviceFilter::new).transpose()?;
+        disk::validate_serial(&request.image_serial).map_err(rootfs::RootfsError::from)?;
+
+        let name = format!("c{order}");
+        let folder = Folder::create(base.join(&name))?;
+        let image = images
+            .get(&request.image_serial, &base.join("images"))
+            .await?;
+        let rootfs = Rootfs::create(image, &folder.path)?;
+
+        let databases = Databases::read(rootfs.path())?;
+        let user = (!request.user.is_empty())
+            .then(|| databases.resolve(&request.user))
+            .transpose()?;
+        let cgroup = Cgroup::new(&name);
+        spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
+        spec::show_files(
+            &mut spec,
+            &folder.path,
+            &[
+                EtcFile {
+                    destination: "/etc/hosts",
+                    contents: &request.etc_hosts,
+                },
+                EtcFile {
+                    destination: "/etc/hostname",
+                    contents: &request.etc_hostname,
+                },
+                EtcFile {
+                    destination: "/etc/resolv.conf",
+                    contents: &request.etc_resolv_conf,
+                },
+            ],
+        )?;
+        if let Some(process) = spec.process_mut() {
+            let home = |uid| databases.home_of(uid);
+            spec::complete_process(process, user, home, streams.is_terminal());
+            rootfs.make_dir(process.cwd())?;
+        }
+        spec::store(&spec, folder.path.join("config.json"))?;
+
+        let launcher = Launcher {
+            reaper,
+            hub,
+            name: &name,
+            state: base.join("state"),
+            folder: folder.path.clone(),
+        };
+        let made = async {
+            // The group is there before libcontainer, so that no process is ever in it
+            // without its rules for devices.
+            cgroup.create().map_err(|source| ContainerError::Io {
+                action: "create a control group",
+                source,
+            })?;
+            if let Some(devices) = devices {
+                devices.attach(cgroup.path())?;
+            }
+            let kind = Kind::Create {
+                bundle: folder.path.clone(),
+            };
+            Ok::<_, ContainerError>(launcher.make(kind, streams).await?)
+        };
+        match made.await {
+            Ok(init) => Ok(Container {
+                order,
+                cgroup,
+                init,
+                started: Mutex::default(),
+                execs: Mutex::default(),
+                rootfs,
+                folder,
+                name,
+            }),
+            Err(error) => {
+                // What the launcher may have left.
+                if let Err(error) = cgroup.destroy().await {
+                    tracing::warn!(%name, %error, "cannot remove a control group");
+                }
+                remove_folder(&base.join("state").join(&name));
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a further process of a container.
+    pub(super) async fn make_exec(
+        &self,
+        container: &Container,
+        request: &api::ExecProcessRequest,
+    ) -> Result<Process> {
+        let default_stdio = api::Stdio::default();
+        let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
+        let mut process = spec::parse_process(&request.process_json)?;
+        // Read anew: the container may have changed them, as a shell in it would see.
+        let databases = Databases::read(container.rootfs.path())?;
+        let user = (!request.user.is_empty())
+            .then(|| databases.resolve(&request.user))
+            .transpose()?;
+        let home = |uid| databases.home_of(uid);
+        spec::complete_process(&mut process, user, home, streams.is_terminal());
+        let folder = Folder::create(
+            container
+                .folder
+                .path
+                .join(format!("exec-{}", request.exec_id)),
+        )?;
+        let path = spec::store(&process, folder.path.join("process.json"))?;
+        let launcher = Launcher {
+            reaper: &self.shared.reaper,
+            hub: &self.shared.hub,
+            name: &container.name,
+            state: self.shared.base.join("state"),
+            // Not the exec's own folder, whose name can be too long for a socket.
+            folder: container.folder.path.clone(),
+        };
+        Ok(launcher.make(Kind::Exec { process: path }, streams).await?)
+    }
+}

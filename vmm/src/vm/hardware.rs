@@ -1,0 +1,91 @@
+//! All that KVM makes of a VM: its memory and interrupt controllers, devices on its bus, and vCPUs.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use podvisor_devices::GuestRam;
+use podvisor_devices::legacy::serial::{self, SerialPort};
+use podvisor_devices::virtio::VirtioDevice;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::BuildError;
+use super::attach::{self, Attached};
+use super::bus::Bus;
+use super::io_thread::{DeviceRunner, Faults};
+use crate::cpuid;
+use crate::kvm::{self, KvmError};
+
+/// A machine with nothing in its memory.
+pub(super) struct Hardware {
+    pub(super) vm_fd: VmFd,
+    /// With their CPUID, as after RESET.
+    pub(super) vcpus: Vec<VcpuFd>,
+    pub(super) bus: Arc<Bus>,
+    pub(super) runners: Vec<DeviceRunner>,
+    /// What the command line must say of the devices.
+    pub(super) announcements: Vec<String>,
+    pub(super) faults: Faults,
+}
+
+impl Hardware {
+    /// Creates it around `mem`, which KVM then knows, and may be written meanwhile.
+    pub(super) fn new(
+        kvm: &Kvm,
+        mem: &GuestRam,
+        devices: &[Arc<Mutex<dyn VirtioDevice>>],
+        serial: Option<Box<dyn Write + Send>>,
+        vcpus: u8,
+    ) -> Result<Self, BuildError> {
+        let vm_fd = kvm::create_vm(kvm, mem)?;
+        let faults = Faults::default();
+        let Attached {
+            transports,
+            runners,
+            announcements,
+        } = attach::attach(&vm_fd, mem, devices, &faults)?;
+        let serial = serial.map(|out| attach_serial(&vm_fd, out)).transpose()?;
+        let bus = Arc::new(Bus {
+            mmio: transports,
+            serial,
+        });
+        let vcpus = create_vcpus(kvm, &vm_fd, vcpus)?;
+        Ok(Self {
+            vm_fd,
+            vcpus,
+            bus,
+            runners,
+            announcements,
+            faults,
+        })
+    }
+}
+
+fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<Vec<VcpuFd>, BuildError> {
+    let mut vcpus = Vec::with_capacity(usize::from(count));
+    let mut base_cpuid = None;
+    for id in 0..count {
+        let vcpu = vm
+            .create_vcpu(u64::from(id))
+            .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
+        let base = match &base_cpuid {
+            Some(base) => base,
+            None => base_cpuid.insert(cpuid::guest_cpuid(kvm, count, vcpu.get_tsc_khz().ok())?),
+        };
+        vcpu.set_cpuid2(&cpuid::for_vcpu(base, id))
+            .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
+        vcpus.push(vcpu);
+    }
+    Ok(vcpus)
+}
+
+fn attach_serial(vm: &VmFd, out: Box<dyn Write + Send>) -> Result<Mutex<SerialPort>, BuildError> {
+    let descriptor = |source| BuildError::Descriptor {
+        what: "the serial port's interrupt eventfd",
+        source,
+    };
+    let line = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(descriptor)?;
+    vm.register_irqfd(&line, serial::IRQ)
+        .map_err(KvmError::ioctl("KVM_IRQFD"))?;
+    Ok(Mutex::new(SerialPort::new(line, out)))
+}
