@@ -10,6 +10,7 @@ mod cargo;
 mod cpio;
 mod demo;
 mod filler;
+mod fuzz;
 mod guest;
 mod host;
 mod images;
@@ -50,6 +51,8 @@ enum Command {
     Demo,
     /// Run every check and test; the last lines count the tests
     Test(test::Args),
+    /// Give fuzz targets to libFuzzer; finds stay in target/fuzz
+    Fuzz(fuzz::Args),
     /// Run a command where KVM is sound: here, or in an emulated test host
     Host(host::Args),
 }
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::command(&args),
         Command::Demo => demo::command(),
         Command::Test(args) => test::command(&args),
+        Command::Fuzz(args) => fuzz::command(&args),
         Command::Host(args) => host::command(&args),
     };
     process::clean_up();
