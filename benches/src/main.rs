@@ -1,10 +1,11 @@
 //! Side-by-side measurements of podvisor and its peers, run by `cargo xtask bench`.
 //!
-//! One folder per subject. A measurement goes in as the paths of the programs to compare and
+//! One folder per subject, and `output` for what all of them print. A measurement goes in as the paths of the programs to compare and
 //! comes out as a table and as JSON. Product code is never here: podvisor is measured from
 //! outside, like every other program.
 
 mod boot;
+mod output;
 mod pull;
 
 use clap::{Parser, Subcommand};

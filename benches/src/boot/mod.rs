@@ -14,11 +14,11 @@ mod run;
 mod sample;
 mod stage;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use crate::output;
 use peers::{Guest, Kind, Peer};
 use report::Report;
 use stage::Stage;
@@ -100,16 +100,5 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     }
 
     let report = Report::new(args, &results)?;
-    let json = args.json.as_deref();
-    if json == Some(Path::new("-")) {
-        eprint!("{report}");
-        println!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(());
-    }
-    print!("{report}");
-    if let Some(path) = json {
-        let text = serde_json::to_string_pretty(&report)? + "\n";
-        fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
-    }
-    Ok(())
+    output::print(&report, args.json.as_deref())
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::Args;
 use super::peers::{Kind, Peer};
 use super::sample::Sample;
+use crate::output::Criterion;
 
 /// podvisor's whole boot, against QEMU's.
 const RATIO_LIMIT: f64 = 0.26;
@@ -62,25 +63,6 @@ struct ThreadCost {
 struct Ratio {
     to: &'static str,
     total: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct Criterion {
-    what: &'static str,
-    limit: f64,
-    value: f64,
-    holds: bool,
-}
-
-impl Criterion {
-    fn at_most(what: &'static str, limit: f64, value: f64) -> Self {
-        Self {
-            what,
-            limit,
-            value,
-            holds: value <= limit,
-        }
-    }
 }
 
 impl Report {

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::output;
 use measure::Sample;
 use peers::Peer;
 use registry::Registry;
@@ -56,18 +57,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     drop(registry);
     clear(&args.folder)?;
 
-    let json = args.json.as_deref();
-    if json == Some(Path::new("-")) {
-        eprint!("{report}");
-        println!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(());
-    }
-    print!("{report}");
-    if let Some(path) = json {
-        let text = serde_json::to_string_pretty(&report)? + "\n";
-        fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
-    }
-    Ok(())
+    output::print(&report, args.json.as_deref())
 }
 
 /// All programs in turn, round by round, each round beginning with another one; the first round is not counted.

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::measure::Sample;
 use super::peers::Peer;
+use crate::output::Criterion;
 
 /// podvisor's wall time, against containerd's.
 const RATIO_LIMIT: f64 = 1.0;
@@ -51,25 +52,6 @@ struct Ratios {
     written: f64,
     disk: f64,
     inodes: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct Criterion {
-    what: &'static str,
-    limit: f64,
-    value: f64,
-    holds: bool,
-}
-
-impl Criterion {
-    fn at_most(what: &'static str, limit: f64, value: f64) -> Self {
-        Self {
-            what,
-            limit,
-            value,
-            holds: value <= limit,
-        }
-    }
 }
 
 impl Report {

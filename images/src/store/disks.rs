@@ -2,14 +2,13 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::database::{self, Change, Contents};
 use super::disk_records::{DiskChange, DiskName, DiskRecord};
-use super::gc::{entries, lock_unused, remove_file};
+use super::gc::{check_unused, entries, remove_unused};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_folder_of};
 use super::{Inner, Prune, PullOptions, PullPolicy, Removed, Store};
@@ -386,28 +385,14 @@ impl Inner {
                 .iter()
                 .any(|(_, image)| image.disk == Some(id));
             if last && !in_image {
-                self.check_disk_unused(&id)?;
+                check_unused(&self.layout.disk(&id), id)?;
                 changes.push(Change::Disk(DiskChange::Drop(id)));
                 removed.image = Some(id);
             }
             Ok((changes, removed))
         })?;
-        if removed.image.is_some() {
-            let freed = self.collect()?;
-            removed.bytes = freed.unwrap_or(0);
-            removed.deferred = freed.is_none();
-        }
+        self.count_freed(&mut removed)?;
         Ok(removed)
-    }
-
-    fn check_disk_unused(&self, id: &Digest) -> Result<()> {
-        let path = self.layout.disk(id);
-        match lock_unused(&path) {
-            Ok(Some(_)) => Ok(()),
-            Ok(None) => Err(Error::InUse { id: *id }),
-            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(source) => Err(Error::io("lock", &path, source)),
-        }
     }
 
     /// Removes disk images whose OCI image is gone, and files that are no disk image's; bytes freed. For
@@ -425,15 +410,7 @@ impl Inner {
             if contents.disks.record(&id).is_some() && !orphans.contains(&id) {
                 continue;
             }
-            let path = self.layout.disk(&id);
-            freed += match lock_unused(&path) {
-                Ok(Some(_lock)) => remove_file(&path)?,
-                // A sandbox still runs from it.
-                Ok(None) => continue,
-                Err(source) if source.kind() == io::ErrorKind::NotFound => 0,
-                Err(source) => return Err(Error::io("lock", &path, source)),
-            };
-            fs::remove_dir(&folder).map_err(|source| Error::io("remove", &folder, source))?;
+            freed += remove_unused(&self.layout.disk(&id), &folder)?;
         }
         Ok(freed)
     }

@@ -59,28 +59,24 @@ impl Inner {
                 ..Removed::default()
             };
             if removed.names.len() == all.len() {
-                self.check_unused(&id)?;
+                check_unused(&self.layout.rootfs(&id), id)?;
                 changes.push(Change::DropImage(id));
                 removed.image = Some(id);
             }
             Ok((changes, removed))
         })?;
+        self.count_freed(&mut removed)?;
+        Ok(removed)
+    }
+
+    /// Frees the files of what was removed, unless somebody holds them.
+    pub(super) fn count_freed(&self, removed: &mut Removed) -> Result<()> {
         if removed.image.is_some() {
             let freed = self.collect()?;
             removed.bytes = freed.unwrap_or(0);
             removed.deferred = freed.is_none();
         }
-        Ok(removed)
-    }
-
-    fn check_unused(&self, id: &Digest) -> Result<()> {
-        let path = self.layout.rootfs(id);
-        match lock_unused(&path) {
-            Ok(Some(_)) => Ok(()),
-            Ok(None) => Err(Error::InUse { id: *id }),
-            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(source) => Err(Error::io("lock", &path, source)),
-        }
+        Ok(())
     }
 
     /// Removes files that no image needs; bytes freed. `None` while somebody holds the files: a later call will.
@@ -98,24 +94,11 @@ impl Inner {
         }
         for (id, folder) in entries(&self.layout.images())? {
             if contents.record(&id).is_none() {
-                freed += self.remove_rootfs(&id, &folder)?;
+                freed += remove_unused(&self.layout.rootfs(&id), &folder)?;
             }
         }
         freed += self.collect_disks(&contents)?;
         Ok(Some(freed))
-    }
-
-    fn remove_rootfs(&self, id: &Digest, folder: &Path) -> Result<u64> {
-        let path = self.layout.rootfs(id);
-        let freed = match lock_unused(&path) {
-            Ok(Some(_lock)) => remove_file(&path)?,
-            // A sandbox still runs from it.
-            Ok(None) => return Ok(0),
-            Err(source) if source.kind() == io::ErrorKind::NotFound => 0,
-            Err(source) => return Err(Error::io("lock", &path, source)),
-        };
-        fs::remove_dir(folder).map_err(|source| Error::io("remove", folder, source))?;
-        Ok(freed)
     }
 
     /// Blobs that images in the database are made of.
@@ -136,8 +119,30 @@ impl Inner {
     }
 }
 
-/// An exclusive lock on a root file system; `None` while it is open somewhere.
-pub(super) fn lock_unused(path: &Path) -> io::Result<Option<File>> {
+/// Refuses what some sandbox runs from: `path` is the file of the image or disk image `id`. A file that is not there is unused.
+pub(super) fn check_unused(path: &Path, id: Digest) -> Result<()> {
+    match lock_unused(path) {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err(Error::InUse { id }),
+        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(Error::io("lock", path, source)),
+    }
+}
+
+/// Removes a file that may be missing and its folder, unless a sandbox runs from it; bytes freed.
+pub(super) fn remove_unused(path: &Path, folder: &Path) -> Result<u64> {
+    let freed = match lock_unused(path) {
+        Ok(Some(_lock)) => remove_file(path)?,
+        Ok(None) => return Ok(0),
+        Err(source) if source.kind() == io::ErrorKind::NotFound => 0,
+        Err(source) => return Err(Error::io("lock", path, source)),
+    };
+    fs::remove_dir(folder).map_err(|source| Error::io("remove", folder, source))?;
+    Ok(freed)
+}
+
+/// An exclusive lock on a file that sandboxes run from; `None` while it is open somewhere.
+fn lock_unused(path: &Path) -> io::Result<Option<File>> {
     let file = File::open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),

@@ -1,0 +1,43 @@
+//! What every measurement ends with: criteria, a table on stdout, and JSON.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+/// A figure and what it may be at most.
+#[derive(Debug, Serialize)]
+pub(crate) struct Criterion {
+    pub(crate) what: &'static str,
+    pub(crate) limit: f64,
+    pub(crate) value: f64,
+    pub(crate) holds: bool,
+}
+
+impl Criterion {
+    pub(crate) fn at_most(what: &'static str, limit: f64, value: f64) -> Self {
+        Self {
+            what,
+            limit,
+            value,
+            holds: value <= limit,
+        }
+    }
+}
+
+/// Prints the table, and writes JSON to the file `json`. With `-` that goes to stdout and the table to stderr.
+pub(crate) fn print<R: Display + Serialize>(report: &R, json: Option<&Path>) -> Result<()> {
+    if json == Some(Path::new("-")) {
+        eprint!("{report}");
+        println!("{}", serde_json::to_string_pretty(report)?);
+        return Ok(());
+    }
+    print!("{report}");
+    if let Some(path) = json {
+        let text = serde_json::to_string_pretty(report)? + "\n";
+        fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+    }
+    Ok(())
+}
