@@ -2,7 +2,7 @@
 //!
 //! A folder becomes a tar ([`folder`]), the same bytes as long as the folder is the same, and from there on goes the way of
 //! every layer. Names are read relative to the folder and no symbolic link in it is followed, so nothing outside of it is
-//! read, whoever changes it meanwhile. A tar is only looked through ([`survey`]): what is in it is checked when it is unpacked.
+//! read, whoever changes it meanwhile. A tar is only looked through ([`survey()`]): what is in it is checked when it is unpacked.
 
 mod entry;
 mod error;
