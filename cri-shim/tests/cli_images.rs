@@ -35,6 +35,34 @@ fn file(root: &Root, name: &str) -> String {
     root.path().join(name).display().to_string()
 }
 
+#[test]
+fn a_folder_of_settings_says_where_a_registry_is() {
+    let root = Root::default();
+    let image = Image::busybox(json!({ "Cmd": ["sh"] }));
+    let id = image.config.digest.clone();
+    let registry = Registry::serve(&[("app", image)]);
+    let address = registry.name("app").replace("/app:1", "");
+    let folder = root.path().join("certs.d/registry.example");
+    fs::create_dir_all(&folder).unwrap();
+    let settings = folder.join("hosts.toml");
+    fs::write(&settings, format!("server = \"http://{address}\"")).unwrap();
+    let hosts = file(&root, "certs.d");
+    let pull = [
+        "pull",
+        "-q",
+        "--hosts-dir",
+        &hosts,
+        "registry.example/app:1",
+    ];
+    root.output(&pull).printed(&format!("{id}\n"));
+
+    fs::write(&settings, "skip_verify = true").unwrap();
+    root.output(&pull).refused(1, &["hosts.toml", "`ca`"]);
+    let nowhere = ["pull", "--hosts-dir", "/no/such/folder", "app"];
+    root.output(&nowhere)
+        .refused(1, &["cannot read /no/such/folder"]);
+}
+
 /// All files under the root that hold images, with their contents.
 fn contents(root: &Root) -> Vec<(PathBuf, Vec<u8>)> {
     let mut files = root.files_ending_in("");

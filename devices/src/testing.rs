@@ -188,7 +188,13 @@ pub fn backend_readable(device: &dyn VirtioDevice) -> bool {
         tv_nsec: 0,
     };
     let mut fds = [PollFd::from_borrowed_fd(backend, PollFlags::IN)];
-    poll(&mut fds, Some(&none)).unwrap() == 1
+    loop {
+        match poll(&mut fds, Some(&none)) {
+            // The fuzzer has a timer.
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return ready.unwrap() == 1,
+        }
+    }
 }
 
 /// Resources for a device with these queues.

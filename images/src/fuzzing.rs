@@ -54,8 +54,15 @@ pub fn documents(bytes: &[u8]) {
     let _ = text.parse::<Digest>();
     let reference = crate::reference::parse(text);
     if text.is_ascii() {
-        let oracle = text.parse::<crate::Reference>();
-        assert_eq!(reference.as_ref().ok(), oracle.as_ref().ok(), "{text}");
+        // oci-spec lets capital letters pass where they look like a registry's.
+        let is_lower = |name: &crate::Reference| {
+            !name
+                .repository()
+                .bytes()
+                .any(|byte| byte.is_ascii_uppercase())
+        };
+        let oracle = text.parse::<crate::Reference>().ok().filter(is_lower);
+        assert_eq!(reference.as_ref().ok(), oracle.as_ref(), "{text}");
     }
     if let Ok(reference) = reference {
         let again = reference.to_string();

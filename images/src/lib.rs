@@ -49,7 +49,7 @@ pub use digest::{Digest, DigestError};
 pub use disk::{Checksum, ChecksumError, ConvertError, Disk, DiskError, Format, Qcow2Error};
 pub use erofs::WriteError;
 pub use error::{Error, Result};
-pub use http::{ClientCertificate, Host, Protocol, RegistryConfig};
+pub use http::{ClientCertificate, Host, HostsError, Mirror, Protocol, RegistryConfig};
 pub use image::Image;
 pub use import::{ImportError, ImportSource};
 pub use layer::{LayerError, PathFault, TarError};

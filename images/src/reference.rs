@@ -3,7 +3,8 @@
 //!
 //! `oci-spec` parses by a regular expression whose compilation takes longer than all else that finding an image needs.
 //! This parser walks the text once and is held to the same results by a property test, but for tags, which are ASCII
-//! here as the grammar says.
+//! here as the grammar says, and for capital letters in the first part of a repository's name (`Team/app`), which are refused as in
+//! all others.
 
 use oci_spec::distribution::{ParseError, Reference};
 
@@ -43,6 +44,10 @@ pub(crate) fn parse(input: &str) -> Result<Reference, ParseError> {
         check_digest(digest)?;
     }
     let (registry, repository) = split_registry(name);
+    // What could have been a registry by its letters, but is none.
+    if repository.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Err(ParseError::NameContainsUppercase);
+    }
     if repository.len() > NAME_MAX {
         return Err(ParseError::NameTooLong);
     }
@@ -174,6 +179,14 @@ mod tests {
         match (parse(input), input.parse::<Reference>()) {
             (Ok(ours), Ok(theirs)) => assert_eq!(ours, theirs, "{input:?}"),
             (Err(_), Err(_)) => {}
+            (Err(ParseError::NameContainsUppercase), Ok(theirs)) => {
+                assert!(
+                    theirs
+                        .repository()
+                        .bytes()
+                        .any(|byte| byte.is_ascii_uppercase())
+                );
+            }
             (ours, theirs) => panic!("{input:?}: {ours:?} but {theirs:?}"),
         }
     }
@@ -212,6 +225,7 @@ mod tests {
             ("", ParseError::NameEmpty),
             ("A", ParseError::NameContainsUppercase),
             ("host.example/Name", ParseError::NameContainsUppercase),
+            ("Team/app", ParseError::NameContainsUppercase),
             ("a b", ParseError::ReferenceInvalidFormat),
             ("a/", ParseError::ReferenceInvalidFormat),
             ("-a", ParseError::ReferenceInvalidFormat),

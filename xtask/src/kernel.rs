@@ -34,23 +34,53 @@ const LEFT_OUT: &[&str] = &[
     "*/tools/testing/*",
 ];
 
-/// A line that is taken out of the source, because no option of the configuration does it.
+/// Lines that are taken out of the source, because no option of the configuration does it.
 #[derive(Debug)]
 struct Edit {
     file: &'static str,
-    /// The whole line but for white space around it; it is there exactly once.
-    line: &'static str,
+    /// Whole lines that follow each other, but for white space around them; they are there exactly once.
+    lines: &'static [&'static str],
 }
 
 /// docs/kernel.md tells what each of them saves and why nothing is lost.
 const EDITS: &[Edit] = &[
     Edit {
         file: "mm/slub.c",
-        line: "late_initcall(slab_late_init);",
+        lines: &["late_initcall(slab_late_init);"],
     },
     Edit {
         file: "arch/x86/kernel/apic/io_apic.c",
-        line: "clear_IO_APIC();",
+        lines: &["clear_IO_APIC();"],
+    },
+    Edit {
+        file: "arch/x86/kernel/apic/apic.c",
+        lines: &[
+            "ret = save_ioapic_entries();",
+            "if (ret) {",
+            r#"pr_info("Saving IO-APIC state failed: %d\n", ret);"#,
+            "return;",
+            "}",
+        ],
+    },
+    Edit {
+        file: "arch/x86/kernel/apic/apic.c",
+        lines: &[
+            "mask_ioapic_entries();",
+            "",
+            "/* If irq_remapping_prepare() succeeded, try to enable it */",
+        ],
+    },
+    Edit {
+        file: "arch/x86/kernel/apic/apic.c",
+        lines: &["if (ir_stat < 0)", "restore_ioapic_entries();"],
+    },
+    Edit {
+        file: "arch/x86/pci/init.c",
+        lines: &[
+            "if (!raw_pci_ops && !raw_pci_ext_ops)",
+            "printk(KERN_ERR",
+            r#""PCI: Fatal: No config space access function found\n");"#,
+        ],
     },
 ];
 
@@ -174,10 +204,10 @@ fn unpack(archive: &Path, digest: &str, folder: &Path) -> Result<PathBuf> {
         let file = tree.join(edit.file);
         let text = fs::read_to_string(&file)
             .with_context(|| format!("{} cannot be read", file.display()))?;
-        let text = without_line(&text, edit.line).with_context(|| {
+        let text = without_lines(&text, edit.lines).with_context(|| {
             format!(
-                "{} does not have the line {:?} exactly once: the source is not as expected",
-                edit.file, edit.line
+                "{} does not have the lines {:?} exactly once: the source is not as expected",
+                edit.file, edit.lines
             )
         })?;
         fs::write(&file, text).with_context(|| format!("{} cannot be written", file.display()))?;
@@ -187,11 +217,19 @@ fn unpack(archive: &Path, digest: &str, folder: &Path) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// `text` without the one line that reads `line`; `None` when there is none or more of them.
-fn without_line(text: &str, line: &str) -> Option<String> {
-    let is_it = |candidate: &&str| candidate.trim() == line;
-    let once = text.lines().filter(is_it).count() == 1;
-    once.then(|| text.split_inclusive('\n').filter(|l| !is_it(l)).collect())
+/// `text` without the one place that reads `lines`; `None` when there is none or more of them.
+fn without_lines(text: &str, lines: &[&str]) -> Option<String> {
+    let all: Vec<&str> = text.split_inclusive('\n').collect();
+    let is_it = |at: &usize| {
+        let here = all[*at..].iter().map(|line| line.trim());
+        here.take(lines.len()).eq(lines.iter().copied())
+    };
+    let mut places = (0..all.len()).filter(is_it);
+    let (Some(place), None) = (places.next(), places.next()) else {
+        return None;
+    };
+    let (before, rest) = all.split_at(place);
+    Some([before, &rest[lines.len()..]].concat().concat())
 }
 
 /// `allnoconfig` with the fragment laid over it; every line of the fragment must survive.
@@ -294,14 +332,19 @@ fn compile(tree: &Path, archive: &Path, log: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{lost, without_line};
+    use super::{lost, without_lines};
 
     #[test]
-    fn an_edit_takes_out_one_line_or_fails() {
+    fn an_edit_takes_out_its_lines_or_fails() {
         let text = "a\n\tcall();\nb call();\n";
-        assert_eq!(without_line(text, "call();").unwrap(), "a\nb call();\n");
-        assert_eq!(without_line(text, "missing();"), None);
-        assert_eq!(without_line("call();\n  call();\n", "call();"), None);
+        assert_eq!(without_lines(text, &["call();"]).unwrap(), "a\nb call();\n");
+        assert_eq!(
+            without_lines(text, &["call();", "b call();"]).unwrap(),
+            "a\n"
+        );
+        assert_eq!(without_lines(text, &["b call();", ""]), None);
+        assert_eq!(without_lines(text, &["missing();"]), None);
+        assert_eq!(without_lines("call();\n  call();\n", &["call();"]), None);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod program;
 mod progress;
 mod prune;
 mod pull;
+mod registries;
 mod rmi;
 mod run;
 mod save;

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use super::Globals;
 use super::images::ImageView;
 use super::progress::Progress;
+use super::registries::RegistryArgs;
 use super::run::exit_code_of;
 use super::verify::VerifyArgs;
 
@@ -26,6 +27,9 @@ pub(super) struct PullArgs {
 
     #[command(flatten)]
     verify: VerifyArgs,
+
+    #[command(flatten)]
+    registries: RegistryArgs,
 
     /// Show no progress
     #[arg(short, long)]
@@ -59,8 +63,9 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
                 "--verify-key and --signature-policy are for images of a registry; give a disk image's --checksum instead"
             );
         }
+        let registries = args.registries.config()?;
         let pull = async |events| {
-            let options = PullOptions::default().events(events);
+            let options = PullOptions::default().registries(registries).events(events);
             let checksum = args.checksum.as_ref();
             store.pull_disk(&args.image, checksum, &options).await
         };
@@ -73,7 +78,7 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
             "--checksum is for disk images (https://...); name an image by its digest instead: NAME@sha256:..."
         );
     }
-    let mut options = PullOptions::default();
+    let mut options = PullOptions::default().registries(args.registries.config()?);
     options.signatures = args.verify.policy()?;
     let pulled = runtime.block_on(pull(&store, &args.image, options, progress));
     // What a stopped pull still does on other threads is not worth waiting for.

@@ -12,6 +12,7 @@ use tracing::debug;
 
 use super::progress::Progress;
 use super::pull::{Pulled, pull};
+use super::registries::RegistryArgs;
 use super::signals::Signals;
 use super::verify::VerifyArgs;
 use super::{Globals, program, size, terminal};
@@ -95,6 +96,9 @@ pub(super) struct RunArgs {
 
     #[command(flatten)]
     verify: VerifyArgs,
+
+    #[command(flatten)]
+    registries: RegistryArgs,
 
     /// Show no progress of a pull
     #[arg(short, long)]
@@ -283,6 +287,7 @@ async fn image(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled> {
     } else {
         Progress::for_stderr()
     };
+    let options = options.registries(args.registries.config()?);
     pull(store, name, options, progress).await
 }
 

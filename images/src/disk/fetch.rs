@@ -95,7 +95,8 @@ impl Fetcher {
     ) -> Result<Self, DiskError> {
         source.check_protocol(config, checksum.is_some())?;
         let host = source.host();
-        let http = Http::new(&host, config).map_err(|error| failed(&host, error))?;
+        let http =
+            Http::new(&host, config.of(&host), config).map_err(|error| failed(&host, error))?;
         Ok(Self {
             source,
             checksum,

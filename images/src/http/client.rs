@@ -33,9 +33,12 @@ pub(crate) struct Http {
 
 impl Http {
     /// Prepares for `host[:port]`. Reads certificates: call it where blocking is allowed.
-    pub(crate) fn new(host: &str, config: &RegistryConfig) -> Result<Self, HttpError> {
-        let default = Host::default();
-        let tls = tls::config(config.hosts.get(host).unwrap_or(&default))?;
+    pub(crate) fn new(
+        host: &str,
+        settings: &Host,
+        config: &RegistryConfig,
+    ) -> Result<Self, HttpError> {
+        let tls = tls::config(settings)?;
         // As everywhere else, proxies are not for this machine itself.
         let direct = address::is_loopback(host);
         let builder = || {

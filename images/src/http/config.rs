@@ -10,6 +10,8 @@ use std::time::Duration;
 pub struct RegistryConfig {
     /// Settings by registry host, with the port when it is not the usual one (`docker.io`, `localhost:5000`).
     pub hosts: BTreeMap<String, Host>,
+    /// Settings of registries that `hosts` does not have. Mirrors that it does not have get none.
+    pub other_hosts: Host,
     /// Docker's configuration file with credentials. Default: `$DOCKER_CONFIG/config.json`, else
     /// `~/.docker/config.json`; a missing file is no error.
     pub docker_config: Option<PathBuf>,
@@ -30,6 +32,7 @@ impl Default for RegistryConfig {
             .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".docker")));
         Self {
             hosts: BTreeMap::new(),
+            other_hosts: Host::default(),
             docker_config: folder.map(|folder| folder.join("config.json")),
             connect_timeout: Duration::from_secs(15),
             stall_timeout: Duration::from_secs(30),
@@ -46,6 +49,11 @@ impl RegistryConfig {
         self.hosts.insert(name.into(), host);
         self
     }
+
+    /// The settings of a registry.
+    pub(crate) fn of(&self, name: &str) -> &Host {
+        self.hosts.get(name).unwrap_or(&self.other_hosts)
+    }
 }
 
 /// Settings of one registry.
@@ -54,8 +62,10 @@ impl RegistryConfig {
 pub struct Host {
     /// HTTPS or HTTP.
     pub protocol: Protocol,
-    /// Hosts that are asked before the registry itself, in order; each may have settings of its own.
-    pub mirrors: Vec<String>,
+    /// Servers that are asked before the registry itself, in order; each may have settings of its own.
+    pub mirrors: Vec<Mirror>,
+    /// Where the registry really is, when that is not its name: as [`Mirror::address`].
+    pub server: Option<String>,
     /// PEM files of authorities to trust besides the system's.
     pub authorities: Vec<PathBuf>,
     /// Certificate to show to the registry.
@@ -72,8 +82,8 @@ impl Host {
 
     /// Adds a mirror, asked after those added before.
     #[must_use]
-    pub fn mirror(mut self, host: impl Into<String>) -> Self {
-        self.mirrors.push(host.into());
+    pub fn mirror(mut self, mirror: impl Into<Mirror>) -> Self {
+        self.mirrors.push(mirror.into());
         self
     }
 
@@ -89,6 +99,25 @@ impl Host {
     pub fn client_certificate(mut self, certificate: ClientCertificate) -> Self {
         self.client_certificate = Some(certificate);
         self
+    }
+}
+
+/// A server that has what a registry has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Mirror {
+    /// `HOST[:PORT]`, or `HOST[:PORT]/PATH` when the server's interface is elsewhere than under `/v2`.
+    pub address: String,
+    /// Whether it is asked what a tag stands for; without that it only serves what is named by digest, which nobody can forge.
+    pub resolves_tags: bool,
+}
+
+impl<T: Into<String>> From<T> for Mirror {
+    fn from(address: T) -> Self {
+        Self {
+            address: address.into(),
+            resolves_tags: true,
+        }
     }
 }
 

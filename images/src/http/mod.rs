@@ -8,9 +8,11 @@ mod address;
 mod client;
 mod config;
 mod error;
+mod hosts;
 mod tls;
 
 pub(crate) use address::is_loopback;
 pub(crate) use client::{Http, Origin, pause, resumes_at, retry_after};
-pub use config::{ClientCertificate, Host, Protocol, RegistryConfig};
+pub use config::{ClientCertificate, Host, Mirror, Protocol, RegistryConfig};
 pub(crate) use error::HttpError;
+pub use hosts::HostsError;

@@ -7,7 +7,7 @@ use reqwest::header::CONTENT_TYPE;
 
 use super::endpoint::Endpoint;
 use super::{Credentials, Descriptor, Manifest, Parsed, RegistryError, docker_config};
-use crate::http::{self, RegistryConfig};
+use crate::http::{self, Host, RegistryConfig};
 use crate::{Digest, Limits, PullEvent, PullEvents, Reference};
 
 /// What a reference stands for.
@@ -48,20 +48,29 @@ impl Client {
         events: Option<PullEvents>,
     ) -> Result<Self, RegistryError> {
         let registry = reference.registry();
-        let mirrors = config
-            .hosts
-            .get(registry)
-            .map_or(&[][..], |host| &host.mirrors[..]);
+        let settings = config.of(registry);
         let mut endpoints = Vec::new();
-        for mirror in mirrors {
-            let credentials = stored_credentials(config.docker_config.as_ref(), mirror)?;
-            endpoints.push(Endpoint::new(mirror, Some(registry), config, credentials)?);
+        for mirror in &settings.mirrors {
+            let host = host_of(&mirror.address);
+            let credentials = stored_credentials(config.docker_config.as_ref(), host)?;
+            let none = Host::default();
+            let own = config.hosts.get(host).unwrap_or(&none);
+            let mut endpoint = Endpoint::new(&mirror.address, own, config, credentials)?;
+            endpoint.serve_for(registry, mirror.resolves_tags);
+            endpoints.push(endpoint);
         }
         let credentials = match credentials {
             Credentials::Auto => stored_credentials(config.docker_config.as_ref(), registry)?,
             other => other.clone(),
         };
-        endpoints.push(Endpoint::new(registry, None, config, credentials)?);
+        let address = match (&settings.server, registry) {
+            (Some(server), _) => server,
+            (None, "docker.io") => "registry-1.docker.io",
+            (None, registry) => registry,
+        };
+        let mut endpoint = Endpoint::new(address, settings, config, credentials)?;
+        endpoint.call(registry);
+        endpoints.push(endpoint);
         Ok(Self {
             endpoints,
             repository: reference.repository().to_owned(),
@@ -124,6 +133,9 @@ impl Client {
     ) -> Result<(Digest, Vec<u8>, String), RegistryError> {
         let mut tries = self.tries(false);
         loop {
+            if wanted.is_none() && !tries.endpoint().resolves_tags() && tries.pass_over() {
+                continue;
+            }
             match self
                 .fetch_document_from(tries.endpoint(), kind, name, wanted)
                 .await
@@ -289,6 +301,15 @@ impl<'a> Tries<'a> {
         self.now
     }
 
+    /// Leaves out a source that does not serve this; false when it is the last.
+    pub(super) fn pass_over(&mut self) -> bool {
+        let next = self.rest.next();
+        if let Some(next) = next {
+            (self.now, self.attempt) = (next, 1);
+        }
+        next.is_some()
+    }
+
     /// After a failure: moves on to the next attempt, after a pause, or the next source.
     ///
     /// # Errors
@@ -306,11 +327,11 @@ impl<'a> Tries<'a> {
             tokio::time::sleep(self.pause(&error)).await;
             return Ok(());
         }
-        let Some(next) = self.rest.next() else {
+        let failed = self.now.host();
+        if !self.pass_over() {
             return Err(error);
-        };
-        tracing::info!(mirror = self.now.host(), %error, "mirror failed");
-        (self.now, self.attempt) = (next, 1);
+        }
+        tracing::info!(mirror = failed, %error, "mirror failed");
         Ok(())
     }
 
@@ -321,6 +342,11 @@ impl<'a> Tries<'a> {
         };
         http::pause(self.client.backoff, self.attempt, asked)
     }
+}
+
+/// The host, with its port, of an address that may have a path.
+pub(super) fn host_of(address: &str) -> &str {
+    address.split('/').next().unwrap_or(address)
 }
 
 fn stored_credentials(file: Option<&PathBuf>, host: &str) -> Result<Credentials, RegistryError> {

@@ -5,6 +5,7 @@ use reqwest::{Response, Url};
 use tokio::sync::Mutex;
 
 use super::challenge::Challenge;
+use super::client::host_of;
 use super::{Credentials, RegistryError, auth};
 use crate::http::{self, Host, Http, HttpError, Origin, Protocol, RegistryConfig};
 
@@ -15,46 +16,59 @@ pub(super) struct Endpoint {
     base: Url,
     /// Set for a mirror: whose content is asked for.
     namespace: Option<String>,
+    resolves_tags: bool,
     http: Http,
     credentials: Credentials,
     authorization: Mutex<Option<HeaderValue>>,
 }
 
 impl Endpoint {
+    /// `address` is `HOST[:PORT]`, perhaps with the path of the interface; that is `/v2` otherwise.
     pub(super) fn new(
-        host: &str,
-        mirror_of: Option<&str>,
+        address: &str,
+        settings: &Host,
         config: &RegistryConfig,
         credentials: Credentials,
     ) -> Result<Self, RegistryError> {
-        let default = Host::default();
-        let settings = config.hosts.get(host).unwrap_or(&default);
+        let host = host_of(address);
         let plain = match settings.protocol {
             Protocol::Auto => http::is_loopback(host),
             Protocol::Https => false,
             Protocol::Http => true,
         };
-        let server = if host == "docker.io" {
-            "registry-1.docker.io"
-        } else {
-            host
-        };
         let scheme = if plain { "http" } else { "https" };
-        let base = Url::parse(&format!("{scheme}://{server}/v2/")).map_err(|_| {
-            RegistryError::Protocol {
-                host: host.to_owned(),
-                what: "nothing: its name is not that of a host".to_owned(),
-            }
+        let path = address.strip_prefix(host).filter(|path| !path.is_empty());
+        let root = format!("{scheme}://{host}{}", path.unwrap_or("/v2"));
+        let base = Url::parse(&root).map_err(|_| RegistryError::Protocol {
+            host: host.to_owned(),
+            what: "nothing: its name is not that of a host".to_owned(),
         })?;
-        let http = Http::new(host, config).map_err(|error| failed(host, error))?;
+        let http = Http::new(host, settings, config).map_err(|error| failed(host, error))?;
         Ok(Self {
             host: host.to_owned(),
             base,
-            namespace: mirror_of.map(str::to_owned),
+            namespace: None,
+            resolves_tags: true,
             http,
             authorization: Mutex::new(credentials.initial_header()),
             credentials,
         })
+    }
+
+    /// Makes it a mirror of `registry`.
+    pub(super) fn serve_for(&mut self, registry: &str, resolves_tags: bool) {
+        self.namespace = Some(registry.to_owned());
+        self.resolves_tags = resolves_tags;
+    }
+
+    /// Sets the name that messages have for it.
+    pub(super) fn call(&mut self, name: &str) {
+        name.clone_into(&mut self.host);
+    }
+
+    /// Whether it may say what a tag stands for.
+    pub(super) fn resolves_tags(&self) -> bool {
+        self.resolves_tags
     }
 
     pub(super) fn host(&self) -> &str {
@@ -82,7 +96,7 @@ impl Endpoint {
         from: u64,
     ) -> Result<Response, RegistryError> {
         let mut url = self.base.clone();
-        url.set_path(&format!("/v2/{repository}/{kind}/{name}"));
+        url.set_path(&format!("{}/{repository}/{kind}/{name}", self.base.path()));
         if let Some(namespace) = &self.namespace {
             url.query_pairs_mut().append_pair("ns", namespace);
         }

@@ -1,0 +1,432 @@
+//! Settings of registries from a folder: that of containerd (`hosts.toml`) and Docker (certificates alone), one folder per
+//! registry, `_default` for all that have none.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use super::config::{ClientCertificate, Host, Mirror, Protocol, RegistryConfig};
+
+/// Bytes of a `hosts.toml`.
+const FILE: u64 = 1 << 20;
+/// The folder of what is true for all registries.
+const DEFAULT: &str = "_default";
+
+/// Why a folder with settings of registries cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostsError {
+    /// It cannot be read.
+    #[error("cannot read {}", .path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is not the TOML that it should be.
+    #[error("{} is no valid hosts.toml", .path.display())]
+    Toml {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// It says something that makes no sense or is not supported.
+    #[error("{}: {what}", .path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What.
+        what: String,
+    },
+}
+
+impl RegistryConfig {
+    /// Adds what `folder` says of registries: `folder/HOST[:PORT]/hosts.toml` as containerd has it, or certificates as Docker has
+    /// them (`*.crt` to trust, `NAME.cert` with `NAME.key` to show).
+    ///
+    /// # Errors
+    /// A folder or file that cannot be read, or says what makes no sense or is not supported.
+    pub fn hosts_folder(mut self, folder: &Path) -> Result<Self, HostsError> {
+        let mut folders = list(folder)?;
+        folders.retain(|path| path.is_dir());
+        for path in folders {
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+                continue;
+            };
+            let file = path.join("hosts.toml");
+            let host = if file.is_file() {
+                self.take_toml(&read(&file)?, &file)?
+            } else {
+                certificates_in(&path)?
+            };
+            if name == DEFAULT {
+                self.other_hosts = host;
+            } else {
+                // Where names of folders may hold no colon, containerd writes it so.
+                let host_name = match name
+                    .strip_suffix('_')
+                    .and_then(|name| name.rsplit_once('_'))
+                {
+                    Some((host, port)) => format!("{host}:{port}"),
+                    None => name.to_owned(),
+                };
+                let known = self.hosts.entry(host_name).or_default();
+                known.server = host.server;
+                known.mirrors = host.mirrors;
+                known.add(host.protocol, host.authorities, host.client_certificate);
+            }
+        }
+        Ok(self)
+    }
+
+    /// Reads a `hosts.toml`. What it says of mirrors' own servers is kept under their names.
+    fn take_toml(&mut self, text: &str, file: &Path) -> Result<Host, HostsError> {
+        let table: Table = toml::from_str(text).map_err(|source| HostsError::Toml {
+            path: file.to_owned(),
+            source: Box::new(source),
+        })?;
+        let at = |what: String| HostsError::Invalid {
+            path: file.to_owned(),
+            what,
+        };
+        let folder = file.parent().unwrap_or(Path::new(""));
+        let (mut own, mut mirrors) = (Table::new(), Table::new());
+        let mut server = None;
+        for (key, value) in table {
+            match (key.as_str(), value) {
+                ("server", Value::String(address)) => server = Some(address),
+                ("host", Value::Table(hosts)) => mirrors = hosts,
+                (_, value) => drop(own.insert(key, value)),
+            }
+        }
+        let own = Settings::of(&own, folder).map_err(at)?;
+        let mut host = Host::default();
+        if let Some(server) = server {
+            let (protocol, address) = address_of(&server, own.override_path).map_err(at)?;
+            host.protocol = protocol;
+            host.server = Some(address);
+        }
+        host.add(host.protocol, own.authorities, own.client);
+        for (url, value) in mirrors {
+            let Value::Table(table) = value else {
+                return Err(at(format!("[host.{url:?}] is no table")));
+            };
+            let settings = Settings::of(&table, folder)
+                .map_err(|what| at(format!("[host.{url:?}]: {what}")))?;
+            let (protocol, address) = address_of(&url, settings.override_path).map_err(at)?;
+            if !settings.pulls {
+                continue;
+            }
+            let name = address.split('/').next().unwrap_or_default().to_owned();
+            self.hosts.entry(name).or_default().add(
+                protocol,
+                settings.authorities,
+                settings.client,
+            );
+            let mut mirror = Mirror::from(address);
+            mirror.resolves_tags = settings.resolves;
+            host.mirrors.push(mirror);
+        }
+        Ok(host)
+    }
+}
+
+impl Host {
+    fn add(
+        &mut self,
+        protocol: Protocol,
+        authorities: Vec<PathBuf>,
+        client: Option<ClientCertificate>,
+    ) {
+        if protocol != Protocol::Auto {
+            self.protocol = protocol;
+        }
+        for authority in authorities {
+            if !self.authorities.contains(&authority) {
+                self.authorities.push(authority);
+            }
+        }
+        self.client_certificate = client.or(self.client_certificate.take());
+    }
+}
+
+/// What a `hosts.toml` says of one server.
+struct Settings {
+    pulls: bool,
+    resolves: bool,
+    override_path: bool,
+    authorities: Vec<PathBuf>,
+    client: Option<ClientCertificate>,
+}
+
+impl Settings {
+    fn of(table: &Table, folder: &Path) -> Result<Self, String> {
+        let mut settings = Self {
+            pulls: true,
+            resolves: true,
+            override_path: false,
+            authorities: Vec::new(),
+            client: None,
+        };
+        for (key, value) in table {
+            let wrong = || format!("`{key}` has a value of the wrong type");
+            match key.as_str() {
+                "capabilities" => {
+                    let capabilities = strings(value).ok_or_else(wrong)?;
+                    settings.pulls = capabilities.contains(&"pull");
+                    settings.resolves = capabilities.contains(&"resolve");
+                }
+                "ca" => {
+                    let files = strings(value).ok_or_else(wrong)?;
+                    settings.authorities = files.iter().map(|file| folder.join(file)).collect();
+                }
+                "client" => settings.client = client(value, folder).ok_or_else(wrong)?,
+                "override_path" => settings.override_path = value.as_bool().ok_or_else(wrong)?,
+                "skip_verify" if value.as_bool() == Some(false) => {}
+                "skip_verify" => {
+                    let text = "`skip_verify` is not supported: trust the server's certificate by `ca` instead";
+                    return Err(text.to_owned());
+                }
+                _ => return Err(format!("`{key}` is not supported")),
+            }
+        }
+        Ok(settings)
+    }
+}
+
+/// One string or a list of them.
+fn strings(value: &Value) -> Option<Vec<&str>> {
+    match value {
+        Value::String(text) => Some(vec![text]),
+        Value::Array(values) => values.iter().map(Value::as_str).collect(),
+        _ => None,
+    }
+}
+
+/// A file with certificate and key, a pair of files, or a list of these, of which the first is taken.
+fn client(value: &Value, folder: &Path) -> Option<Option<ClientCertificate>> {
+    let pair = |chain: &str, key: &str| ClientCertificate {
+        chain: folder.join(chain),
+        key: folder.join(key),
+    };
+    let both = |file: &str| Some(pair(file, file));
+    match value {
+        Value::String(file) => Some(both(file)),
+        Value::Array(entries) => match entries.first() {
+            None => Some(None),
+            Some(Value::String(file)) => Some(both(file)),
+            Some(Value::Array(files)) => match files.as_slice() {
+                [chain, key] => Some(Some(pair(chain.as_str()?, key.as_str()?))),
+                [file] => Some(both(file.as_str()?)),
+                _ => None,
+            },
+            Some(_) => None,
+        },
+        _ => None,
+    }
+}
+
+/// `http://HOST[:PORT][/PATH]` as a protocol and what [`Mirror`] takes for an address.
+fn address_of(url: &str, is_whole_path: bool) -> Result<(Protocol, String), String> {
+    let wrong = || format!("{url:?} is no address of a server; write https://HOST[:PORT]");
+    let (protocol, rest) = match url.split_once("://") {
+        Some(("https", rest)) => (Protocol::Https, rest),
+        Some(("http", rest)) => (Protocol::Http, rest),
+        Some(_) => return Err(wrong()),
+        None => (Protocol::Auto, url),
+    };
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let path = path.trim_end_matches('/');
+    let parsed = reqwest::Url::parse(&format!("https://{rest}")).map_err(|_| wrong())?;
+    let is_plain = parsed.username().is_empty()
+        && parsed.password().is_none()
+        && parsed.query().is_none()
+        && parsed.fragment().is_none();
+    if host.is_empty() || !is_plain {
+        return Err(wrong());
+    }
+    let address = match (path, is_whole_path) {
+        ("" | "v2", _) => host.to_owned(),
+        (path, true) => format!("{host}/{path}"),
+        (path, false) => format!("{host}/{path}/v2"),
+    };
+    Ok((protocol, address))
+}
+
+/// Docker's way: certificates in the registry's folder.
+fn certificates_in(folder: &Path) -> Result<Host, HostsError> {
+    let mut host = Host::default();
+    for path in list(folder)? {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("crt") => host.authorities.push(path),
+            Some("cert") => {
+                let key = path.with_extension("key");
+                if !key.is_file() {
+                    return Err(HostsError::Invalid {
+                        what: format!("there is no {} beside it", key.display()),
+                        path,
+                    });
+                }
+                let certificate = ClientCertificate { chain: path, key };
+                host.client_certificate.get_or_insert(certificate);
+            }
+            _ => {}
+        }
+    }
+    Ok(host)
+}
+
+/// Sorted.
+fn list(folder: &Path) -> Result<Vec<PathBuf>, HostsError> {
+    let entries = || -> io::Result<Vec<PathBuf>> {
+        fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.path()))
+            .collect()
+    };
+    let mut entries = entries().map_err(|source| HostsError::Read {
+        path: folder.to_owned(),
+        source,
+    })?;
+    entries.sort();
+    Ok(entries)
+}
+
+fn read(file: &Path) -> Result<String, HostsError> {
+    let mut text = String::new();
+    let opened = File::open(file);
+    opened
+        .and_then(|opened| opened.take(FILE).read_to_string(&mut text))
+        .map_err(|source| HostsError::Read {
+            path: file.to_owned(),
+            source,
+        })?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        dir
+    }
+
+    fn config(dir: &tempfile::TempDir) -> Result<RegistryConfig, HostsError> {
+        RegistryConfig::default().hosts_folder(dir.path())
+    }
+
+    #[test]
+    fn containerds_hosts_toml_is_understood() {
+        let dir = folder(&[(
+            "docker.io/hosts.toml",
+            r#"
+            server = "https://registry-1.docker.io"
+            [host."https://z.example:5000"]
+              capabilities = ["pull"]
+              ca = "z.crt"
+              client = [["z.cert", "/keys/z.key"]]
+            [host."http://a.example"]
+              capabilities = ["pull", "resolve", "push"]
+            [host."https://harbor.example/v2/hub"]
+              override_path = true
+            [host."https://deep.example/some/where"]
+              ca = ["1.crt", "/2.crt"]
+            [host."https://push.example"]
+              capabilities = ["push"]
+            "#,
+        )]);
+        let config = config(&dir).unwrap();
+        let hub = config.of("docker.io");
+        assert_eq!(hub.server.as_deref(), Some("registry-1.docker.io"));
+        let mirrors: Vec<_> = hub
+            .mirrors
+            .iter()
+            .map(|m| (m.address.as_str(), m.resolves_tags))
+            .collect();
+        assert_eq!(
+            mirrors,
+            [
+                ("z.example:5000", false),
+                ("a.example", true),
+                ("harbor.example/v2/hub", true),
+                ("deep.example/some/where/v2", true),
+            ]
+        );
+        let z = config.of("z.example:5000");
+        assert_eq!(z.protocol, Protocol::Https);
+        assert_eq!(z.authorities, [dir.path().join("docker.io/z.crt")]);
+        let client = z.client_certificate.as_ref().unwrap();
+        assert_eq!(client.key, Path::new("/keys/z.key"));
+        assert_eq!(config.of("a.example").protocol, Protocol::Http);
+        let deep = [dir.path().join("docker.io/1.crt"), "/2.crt".into()];
+        assert_eq!(config.of("deep.example").authorities, deep);
+    }
+
+    #[test]
+    fn dockers_certificates_and_a_default_are_understood() {
+        let dir = folder(&[
+            ("one.example:5000/ca.crt", ""),
+            ("one.example:5000/me.cert", ""),
+            ("one.example:5000/me.key", ""),
+            ("two.example_443_/ca.crt", ""),
+            ("_default/hosts.toml", "[host.\"https://mirror.example\"]"),
+            ("a file", ""),
+        ]);
+        let config = config(&dir).unwrap();
+        let one = config.of("one.example:5000");
+        assert_eq!(
+            one.authorities,
+            [dir.path().join("one.example:5000/ca.crt")]
+        );
+        let client = one.client_certificate.as_ref().unwrap();
+        assert_eq!(client.key, dir.path().join("one.example:5000/me.key"));
+        assert_eq!(config.of("two.example:443").authorities.len(), 1);
+        assert!(one.mirrors.is_empty());
+        assert_eq!(
+            config.of("else.example").mirrors[0].address,
+            "mirror.example"
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told_with_its_file() {
+        for (text, expected) in [
+            ("server =", "no valid hosts.toml"),
+            ("server = 1", "`server` is not supported"),
+            ("serverr = \"x\"", "`serverr` is not supported"),
+            ("server = \"ftp://x\"", "no address of a server"),
+            ("server = \"https://u:p@x\"", "no address of a server"),
+            ("[host.\"https://\"]", "no address of a server"),
+            ("skip_verify = true", "by `ca` instead"),
+            ("ca = 1", "`ca` has a value of the wrong type"),
+            ("client = [[1]]", "`client` has a value of the wrong type"),
+            (
+                "[host.\"https://a\"]\nheader = {}",
+                "`header` is not supported",
+            ),
+            ("host = {\"https://a\" = 1}", "is no table"),
+        ] {
+            let dir = folder(&[("x.example/hosts.toml", text)]);
+            let error = config(&dir).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+            assert!(error.contains("x.example/hosts.toml"), "{error}");
+        }
+        let dir = folder(&[("x.example/me.cert", "")]);
+        let error = config(&dir).unwrap_err().to_string();
+        assert!(error.contains("me.key beside it"), "{error}");
+        let error = RegistryConfig::default().hosts_folder(Path::new("/no/such/folder"));
+        assert!(error.unwrap_err().to_string().contains("/no/such/folder"));
+    }
+}

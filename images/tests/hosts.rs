@@ -1,0 +1,103 @@
+//! Registries as a folder of settings describes them.
+
+mod support;
+
+use std::path::Path;
+
+use podvisor_images::{HostsError, PullOptions, RegistryConfig};
+use support::faulty::honest;
+use support::{Faulty, Reply, TestImage, TestStore, options, registries};
+
+fn folder(files: &[(&str, String)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    dir
+}
+
+fn with(dir: &Path) -> Result<PullOptions, HostsError> {
+    let config: RegistryConfig = registries().hosts_folder(dir)?;
+    Ok(options().registries(config))
+}
+
+#[tokio::test]
+async fn a_registry_is_found_where_the_folder_says() {
+    let server = Faulty::serve(TestImage::small(), |_| None);
+    let toml = format!("server = \"http://{}\"", server.host);
+    let dir = folder(&[("registry.example/hosts.toml", toml)]);
+    let test = TestStore::new();
+    let image = test
+        .store
+        .pull("registry.example/app:v1", &with(dir.path()).unwrap())
+        .await
+        .unwrap();
+    // Its name stays what it was asked for by.
+    assert_eq!(image.tags(), ["registry.example/app:v1"]);
+    assert!(server.paths()[0].starts_with("/v2/app/manifests/v1"));
+}
+
+#[tokio::test]
+async fn mirrors_below_a_path_serve_every_registry() {
+    let image = TestImage::small();
+    let mirror = Faulty::serve(image.clone(), move |request| {
+        let mut request = request.clone();
+        request.path = match request.path.strip_prefix("/v2/proxy") {
+            Some(path) => format!("/v2{path}"),
+            None => return Some(Reply::new(500, "not below the path")),
+        };
+        Some(honest(&request, &image))
+    });
+    let toml = format!(
+        "[host.\"http://{}/v2/proxy\"]\noverride_path = true",
+        mirror.host
+    );
+    let dir = folder(&[("_default/hosts.toml", toml)]);
+    let test = TestStore::new();
+    test.store
+        .pull("nowhere.invalid/app:v1", &with(dir.path()).unwrap())
+        .await
+        .unwrap();
+    assert!(
+        mirror
+            .paths()
+            .iter()
+            .all(|path| path.contains("ns=nowhere.invalid")),
+        "{:?}",
+        mirror.paths()
+    );
+}
+
+#[tokio::test]
+async fn a_mirror_that_may_only_serve_digests_is_not_asked_for_tags() {
+    let image = TestImage::small();
+    let mirror = Faulty::serve(image.clone(), |_| None);
+    let registry = Faulty::serve(image, |_| None);
+    let toml = format!(
+        "server = \"http://{}\"\n[host.\"http://{}\"]\ncapabilities = [\"pull\"]",
+        registry.host, mirror.host
+    );
+    let dir = folder(&[("registry.example/hosts.toml", toml)]);
+    let test = TestStore::new();
+    test.store
+        .pull("registry.example/app:v1", &with(dir.path()).unwrap())
+        .await
+        .unwrap();
+    let kind = |server: &Faulty, kind: &str| {
+        server
+            .paths()
+            .iter()
+            .filter(|path| path.contains(kind))
+            .count()
+    };
+    assert_eq!(
+        (kind(&mirror, "/manifests/"), kind(&mirror, "/blobs/")),
+        (0, 3)
+    );
+    assert_eq!(
+        (kind(&registry, "/manifests/"), kind(&registry, "/blobs/")),
+        (1, 0)
+    );
+}
