@@ -5,9 +5,7 @@ use std::time::SystemTime;
 use podvisor_images::Disk;
 use serde::Serialize;
 
-use super::images::{NONE, SHORT_ID, ago};
-use super::pull::Pulled;
-use super::run::exit_code_of;
+use super::shown::{NONE, SHORT_ID, ago};
 use super::size;
 use super::table::Table;
 
@@ -45,13 +43,12 @@ impl From<&Disk> for DiskView {
 }
 
 /// Prints the id of a disk image that was pulled.
-pub(super) fn print_pulled(pulled: Pulled<Disk>, json: bool) -> anyhow::Result<u8> {
-    match pulled {
-        Pulled::Image(disk) if json => super::print_json(&DiskView::from(&*disk))?,
-        Pulled::Image(disk) => super::print(&format!("{}\n", disk.id()))?,
-        Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
+pub(super) fn print_pulled(disk: &Disk, json: bool) -> anyhow::Result<()> {
+    if json {
+        super::print_json(&DiskView::from(disk))
+    } else {
+        super::print(&format!("{}\n", disk.id()))
     }
-    Ok(0)
 }
 
 /// Lists disk images.

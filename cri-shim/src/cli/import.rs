@@ -11,7 +11,7 @@ use podvisor_images::ImportSource;
 use super::images::ImageView;
 use super::interrupt::{Ended, interruptible};
 use super::progress::Progress;
-use super::run::exit_code_of;
+use super::signals::exit_code_of;
 use super::{Globals, load, terminal};
 
 #[derive(Debug, Args)]

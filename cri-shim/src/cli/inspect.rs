@@ -8,7 +8,8 @@ use podvisor_images::{Details, HistoryEntry};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::images::{NONE, ago, rfc3339, short_id};
+use super::images::short_id;
+use super::shown::{NONE, ago, rfc3339};
 use super::table::Table;
 use super::{Globals, size};
 

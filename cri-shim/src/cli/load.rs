@@ -13,7 +13,7 @@ use super::Globals;
 use super::images::ImageView;
 use super::interrupt::{Ended, interruptible};
 use super::progress::Progress;
-use super::run::exit_code_of;
+use super::signals::exit_code_of;
 use super::terminal;
 
 #[derive(Debug, Args)]

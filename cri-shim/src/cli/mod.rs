@@ -1,7 +1,7 @@
 //! The command line. Arguments come in, a command's output goes to stdout, everything else
 //! (progress, logs, errors) to stderr, and the exit code says how it went.
 //!
-//! One file per command, each with its flags and what it prints; `table`, `progress`,
+//! One file per command, each with its flags and what it prints; `table`, `shown`, `progress`,
 //! `interrupt` and `terminal` are what they share. What a command does is not decided here: images are
 //! `podvisor-images`' and virtual machines are `sandbox`'s.
 
@@ -22,6 +22,7 @@ mod registries;
 mod rmi;
 mod run;
 mod save;
+mod shown;
 mod signals;
 mod size;
 mod system;

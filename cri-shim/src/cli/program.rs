@@ -7,8 +7,7 @@ use podvisor_agent_protocol::ExitStatus;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::run::exit_code_of;
-use super::signals::{Event, Impatience, Signals};
+use super::signals::{Event, Impatience, Signals, exit_code_of};
 use super::terminal::{self, RawMode};
 use crate::sandbox::{Ended, Input, Sandbox, SandboxError, Streams};
 

@@ -9,7 +9,7 @@ use super::Globals;
 use super::images::ImageView;
 use super::progress::Progress;
 use super::registries::RegistryArgs;
-use super::run::exit_code_of;
+use super::signals::exit_code_of;
 use super::verify::VerifyArgs;
 
 #[derive(Debug, Args)]
@@ -71,7 +71,10 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
         };
         let pulled = runtime.block_on(watched(progress, pull));
         runtime.shutdown_background();
-        return super::disks::print_pulled(pulled?, args.json);
+        return match pulled? {
+            Pulled::Image(disk) => super::disks::print_pulled(&disk, args.json).map(|()| 0),
+            Pulled::Interrupted(signal) => Ok(exit_code_of(signal)),
+        };
     }
     if args.checksum.is_some() {
         anyhow::bail!(

@@ -13,7 +13,8 @@ use tracing::debug;
 use super::progress::Progress;
 use super::pull::{Pulled, pull};
 use super::registries::RegistryArgs;
-use super::signals::Signals;
+use super::shown::SHORT_ID;
+use super::signals::{Signals, exit_code_of};
 use super::verify::VerifyArgs;
 use super::{Globals, program, size, terminal};
 use crate::sandbox::{
@@ -26,9 +27,6 @@ const MEMORY_MIN: u64 = 64 << 20;
 
 /// CPUs that podvisor's own kernel is built for (`CONFIG_NR_CPUS`); further ones it would leave idle.
 const OWN_KERNEL_CPUS: u8 = 64;
-
-/// Digits of an id that make a host name or a disk's serial, as in docker.
-const SHORT_ID: usize = 12;
 
 /// A use so soon after another need not be noted.
 const USE_NOTED: Duration = Duration::from_secs(3600);
@@ -230,11 +228,6 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     code
 }
 
-/// The exit code that says which signal ended something.
-pub(super) fn exit_code_of(signal: u8) -> u8 {
-    128_u8.saturating_add(signal)
-}
-
 /// The kernel that the user gave, or podvisor's own, with the agent's initramfs. Opened before
 /// anything is pulled: what is wrong with them is said at once.
 fn guest_files(args: &RunArgs) -> anyhow::Result<GuestFiles> {
@@ -429,11 +422,5 @@ mod tests {
         let code = not_started(error(ErrorKind::CommandNotExecutable)).unwrap();
         assert_eq!(code, 126);
         assert!(not_started(error(ErrorKind::Internal)).is_err());
-    }
-
-    #[test]
-    fn signals_make_exit_codes_above_128() {
-        assert_eq!(exit_code_of(9), 137);
-        assert_eq!(exit_code_of(2), 130);
     }
 }

@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 use super::Globals;
 use super::interrupt::{Ended, interruptible};
 use super::progress::Progress;
-use super::run::exit_code_of;
+use super::signals::exit_code_of;
 use super::terminal;
 
 #[derive(Debug, Args)]

@@ -11,6 +11,11 @@ const PATIENCE: usize = 3;
 /// Within this time.
 const PATIENCE_WINDOW: Duration = Duration::from_secs(10);
 
+/// The exit code that says which signal ended something.
+pub(super) fn exit_code_of(signal: u8) -> u8 {
+    128_u8.saturating_add(signal)
+}
+
 /// Something that the program's terminal or parent wants it to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
@@ -99,6 +104,12 @@ impl Impatience {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_make_exit_codes_above_128() {
+        assert_eq!(exit_code_of(9), 137);
+        assert_eq!(exit_code_of(2), 130);
+    }
 
     #[test]
     fn the_third_in_a_short_time_is_one_too_many() {

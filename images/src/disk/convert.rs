@@ -4,13 +4,13 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::checksum::{Checksum, Hasher};
+use super::job::{ConvertError, Job, at_most, fill};
+use super::qcow2;
 use super::sparse::SparseFile;
-use super::{Qcow2Error, qcow2};
+use crate::Digest;
 use crate::decompress::Compression;
-use crate::{Digest, Limits};
 
 /// Bytes read at a time.
 const CHUNK: usize = 256 << 10;
@@ -45,68 +45,6 @@ impl FromStr for Format {
             "qcow2" => Ok(Self::Qcow2),
             _ => Err(()),
         }
-    }
-}
-
-/// Why a file is no disk image that can be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConvertError {
-    /// The bytes stopped, or what they are compressed with is damaged.
-    #[error("the file cannot be read to its end; it is damaged or cut off")]
-    Read(#[source] io::Error),
-    /// The disk image cannot be written.
-    #[error("the disk image cannot be written")]
-    Write(#[source] io::Error),
-    /// The qcow2 file.
-    #[error("the qcow2 file cannot be used")]
-    Qcow2(#[from] Qcow2Error),
-    /// A format for which there is no reader.
-    #[error("it is in {0} format; convert it by `qemu-img convert -O qcow2`")]
-    Format(&'static str),
-    /// Nothing.
-    #[error("it is empty")]
-    Empty,
-    /// Beyond what is allowed.
-    #[error("it has more than {limit} bytes of {what}, which is more than is allowed")]
-    TooLarge {
-        /// Data, disk or file.
-        what: &'static str,
-        /// The bound.
-        limit: u64,
-    },
-    /// Nobody wants it any longer.
-    #[error("the conversion was given up")]
-    Cancelled,
-}
-
-/// What a conversion must keep to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Job<'a> {
-    pub(crate) limits: &'a Limits,
-    pub(crate) cancelled: &'a AtomicBool,
-}
-
-impl Job<'_> {
-    pub(super) fn check_cancelled(&self) -> Result<(), ConvertError> {
-        if self.cancelled.load(Ordering::Relaxed) {
-            Err(ConvertError::Cancelled)
-        } else {
-            Ok(())
-        }
-    }
-
-    pub(super) fn check_file_size(&self, bytes: u64) -> Result<(), ConvertError> {
-        self.check_cancelled()?;
-        at_most("file", bytes, self.limits.disk_file_bytes)
-    }
-}
-
-fn at_most(what: &'static str, bytes: u64, limit: u64) -> Result<(), ConvertError> {
-    if bytes > limit {
-        Err(ConvertError::TooLarge { what, limit })
-    } else {
-        Ok(())
     }
 }
 
@@ -240,20 +178,6 @@ fn raw(input: &mut dyn Read, out: &mut SparseFile, job: &Job<'_>) -> Result<u64,
         out.write(at, &buffer[..got])?;
         at += got as u64;
     }
-}
-
-/// Reads until the buffer is full or there is no more.
-pub(super) fn fill(input: &mut dyn Read, buffer: &mut [u8]) -> Result<usize, ConvertError> {
-    let mut have = 0;
-    while have < buffer.len() {
-        match input.read(&mut buffer[have..]) {
-            Ok(0) => break,
-            Ok(got) => have += got,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(ConvertError::Read(error)),
-        }
-    }
-    Ok(have)
 }
 
 /// Hashes what passes through, as far as it may be long.

@@ -1,8 +1,10 @@
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+
 use super::super::qcow2::tests::{converted, qemu_img, text};
 use super::*;
 use crate::Limits;
-use std::io::Write;
-use std::process::{Command, Stdio};
 
 /// Packs by a program.
 fn packed(program: &[&str], bytes: &[u8]) -> Vec<u8> {

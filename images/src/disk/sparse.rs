@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-use super::convert::ConvertError;
+use super::job::ConvertError;
 
 /// Blocks that are left out when they are all zeros; the block size of file systems.
 const BLOCK: usize = 4096;

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sha2::{Digest as _, Sha256};
 
 use super::ahead::ReadAhead;
+use super::error::TarError;
 use super::path::{PathFault, Target, components, target};
-use super::tar::{EntryKind, Piece, TarEntry, TarError, TarReader};
+use super::tar::{EntryKind, Piece, TarEntry, TarReader};
 use crate::decompress::Compression;
 use crate::erofs::{WriteError, Writer, storable_xattr};
 use crate::tree::{Leaf, Meta, Tree, TreeError, show};

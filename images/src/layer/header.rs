@@ -1,6 +1,6 @@
 //! The 512-byte tar header (POSIX.1-1988 ustar, GNU tar's and star's variants).
 
-use super::tar::TarError;
+use super::error::TarError;
 
 /// Bytes of a header, and the unit that all of a tar is padded to.
 pub(crate) const RECORD: usize = 512;

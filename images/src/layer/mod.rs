@@ -6,6 +6,7 @@
 
 mod ahead;
 mod apply;
+mod error;
 mod header;
 mod path;
 mod pax;
@@ -14,7 +15,7 @@ mod tar;
 
 pub use apply::LayerError;
 pub(crate) use apply::Unpacker;
+pub use error::TarError;
 pub use path::PathFault;
 pub(crate) use path::components;
-pub use tar::TarError;
 pub(crate) use tar::{EntryKind, TarReader};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::tar::TarError;
+use super::error::TarError;
 
 /// What extended headers say of the entry that follows them.
 #[derive(Clone, Debug, Default)]

@@ -1,8 +1,8 @@
 //! Maps of sparse files: which ranges have data in the archive.
 
+use super::error::TarError;
 use super::header::{RECORD, number};
 use super::pax::decimal;
-use super::tar::TarError;
 
 /// Ranges of a sparse file; hostile maps are bounded by this.
 const RANGES: usize = 1 << 20;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use reqwest::header::CONTENT_TYPE;
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, host_of};
 use super::{Credentials, Descriptor, Manifest, Parsed, RegistryError, docker_config};
 use crate::http::{self, Host, RegistryConfig};
 use crate::{Digest, Limits, PullEvent, PullEvents, Reference};
@@ -342,11 +342,6 @@ impl<'a> Tries<'a> {
         };
         http::pause(self.client.backoff, self.attempt, asked)
     }
-}
-
-/// The host, with its port, of an address that may have a path.
-pub(super) fn host_of(address: &str) -> &str {
-    address.split('/').next().unwrap_or(address)
 }
 
 fn stored_credentials(file: Option<&PathBuf>, host: &str) -> Result<Credentials, RegistryError> {

@@ -5,7 +5,6 @@ use reqwest::{Response, Url};
 use tokio::sync::Mutex;
 
 use super::challenge::Challenge;
-use super::client::host_of;
 use super::{Credentials, RegistryError, auth};
 use crate::http::{self, Host, Http, HttpError, Origin, Protocol, RegistryConfig};
 
@@ -20,6 +19,11 @@ pub(super) struct Endpoint {
     http: Http,
     credentials: Credentials,
     authorization: Mutex<Option<HeaderValue>>,
+}
+
+/// The host, with its port, of an address that may have a path.
+pub(super) fn host_of(address: &str) -> &str {
+    address.split('/').next().unwrap_or(address)
 }
 
 impl Endpoint {

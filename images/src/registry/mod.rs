@@ -7,17 +7,18 @@ mod auth;
 mod blob;
 mod challenge;
 mod client;
+mod credentials;
 mod docker_config;
 mod endpoint;
 mod error;
 mod manifest;
 mod signatures;
 
-pub use auth::Credentials;
 pub(crate) use blob::BlobError;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) use challenge::Challenge;
 pub(crate) use client::{Client, Resolved};
+pub use credentials::Credentials;
 pub use error::RegistryError;
 pub use manifest::ManifestError;
 pub(crate) use manifest::{Descriptor, Manifest, Parsed};

@@ -10,7 +10,7 @@ use podvisor_devices::virtio::VirtioDevice;
 use podvisor_devices::virtio::transport::{MmioInterrupt, MmioTransport, WINDOW_SIZE};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::builder::BuildError;
+use super::error::BuildError;
 use super::io_thread::{DeviceRunner, Faults};
 use crate::kvm::KvmError;
 use crate::layout;

@@ -9,9 +9,9 @@ use podvisor_devices::legacy::serial::{self, SerialPort};
 use podvisor_devices::virtio::VirtioDevice;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::BuildError;
 use super::attach::{self, Attached};
 use super::bus::Bus;
+use super::error::BuildError;
 use super::io_thread::{DeviceRunner, Faults};
 use crate::cpuid;
 use crate::kvm::{self, KvmError};

@@ -12,6 +12,7 @@ mod attach;
 mod builder;
 mod bus;
 mod control;
+mod error;
 mod exit;
 mod hardware;
 mod io_thread;
@@ -29,7 +30,8 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use podvisor_devices::GuestRam;
 use podvisor_devices::virtio::{Counter, VirtioDevice};
 
-pub use builder::{BuildError, ConfigError, ConfigErrors, VmBuilder};
+pub use builder::VmBuilder;
+pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use exit::{Exit, Poison, PoisonCause, Registers};
 pub use io_thread::DeviceFault;
 pub use state::{Action, State};

@@ -12,11 +12,10 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
-use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
-use super::process::Process;
+use super::process::{Process, resize};
 use crate::init::reaper::{Reaper, ended};
 use crate::launcher::{self, Failure, Kind, Order, Report};
 use crate::stdio::fd::Endpoint;
@@ -143,21 +142,6 @@ impl Streams {
 pub fn terminal_size(columns: u32, rows: u32) -> Option<(u16, u16)> {
     let within = |n| u16::try_from(n).ok().filter(|&n| n > 0);
     Some((within(columns)?, within(rows)?))
-}
-
-/// Sets the size of the terminal behind `master`.
-///
-/// # Errors
-///
-/// What the kernel says.
-pub fn resize(master: &Endpoint, (columns, rows): (u16, u16)) -> io::Result<()> {
-    let size = Winsize {
-        ws_row: rows,
-        ws_col: columns,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
-    Ok(tcsetwinsize(master, size)?)
 }
 
 /// What makes processes of one container.

@@ -4,9 +4,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::process::Pid;
+use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::task::JoinSet;
 
-use super::launch;
 use crate::init::reaper::{Child, ExitWatch};
 use crate::stdio::fd::Endpoint;
 
@@ -79,6 +79,17 @@ impl Process {
         let Some(terminal) = &self.terminal else {
             return Ok(false);
         };
-        launch::resize(terminal, size).map(|()| true)
+        resize(terminal, size).map(|()| true)
     }
+}
+
+/// Sets the size of the terminal behind `master`.
+pub(super) fn resize(master: &Endpoint, (columns, rows): (u16, u16)) -> io::Result<()> {
+    let size = Winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    Ok(tcsetwinsize(master, size)?)
 }

@@ -8,7 +8,7 @@ use super::claims::Claims;
 use super::clusters::{Place, Unpacker, l2_offset, place};
 use super::header::{HEADER, Header};
 use super::plan::{Packed, Plan};
-use crate::disk::convert::{ConvertError, Job, fill};
+use crate::disk::job::{ConvertError, Job, fill};
 use crate::disk::sparse::SparseFile;
 
 /// What is kept begins at a multiple of this behind the disk: of every cluster size and block size.

@@ -1,0 +1,104 @@
+//! Why a VM is not built.
+
+use std::fmt;
+use std::io;
+
+use podvisor_devices::blk::BlockDeviceError;
+
+use crate::boot::BootError;
+use crate::kvm::KvmError;
+use crate::layout;
+use crate::memory::{MemoryError, MemorySize};
+
+/// The most virtio devices on the MMIO transport: each has an interrupt line of its own.
+pub(super) const MAX_DEVICES: usize = (layout::GSI_END - layout::FIRST_GSI) as usize;
+
+/// One thing that is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// [`VmBuilder::kernel`] was not called.
+    #[error("there is no kernel: add `.kernel(Kernel::open(path)?)`")]
+    NoKernel,
+    /// Outside what the host's KVM takes.
+    #[error("{vcpus} vCPUs: this host takes 1 to {max}")]
+    Vcpus {
+        /// What was asked for.
+        vcpus: u8,
+        /// The host's limit.
+        max: u8,
+    },
+    /// Less than a kernel can unpack itself in, or no whole pages.
+    #[error(
+        "{size} of memory: at least {} and a multiple of 4 KiB is needed",
+        MemorySize::MIN
+    )]
+    Memory {
+        /// What was asked for.
+        size: MemorySize,
+    },
+    /// More than the host has in all.
+    #[error("{size} of memory: this host has {host} in all")]
+    MoreMemoryThanHost {
+        /// What was asked for.
+        size: MemorySize,
+        /// What there is.
+        host: MemorySize,
+    },
+    /// Interrupt lines run out.
+    #[error("{count} virtio devices: at most {MAX_DEVICES} fit on the MMIO transport")]
+    TooManyDevices {
+        /// How many were added.
+        count: usize,
+    },
+    /// A disk cannot do what it promises.
+    #[error("a disk")]
+    Disk(#[source] BlockDeviceError),
+}
+
+/// Everything that is wrong with a configuration.
+#[derive(Debug)]
+pub struct ConfigErrors(pub Vec<ConfigError>);
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, error) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { "; " };
+            match error {
+                // The list has no single source, so this one's is told here.
+                ConfigError::Disk(disk) => write!(f, "{separator}{disk}")?,
+                other => write!(f, "{separator}{other}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// Why a VM could not be built. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(ConfigErrors),
+    /// KVM refused.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// Guest memory could not be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The kernel or initramfs could not be loaded.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// An eventfd or epoll instance could not be made.
+    #[error("making {what}")]
+    Descriptor {
+        /// What for.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
