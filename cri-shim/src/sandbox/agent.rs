@@ -199,6 +199,12 @@ impl Agent {
         Ok(Self { client, mux })
     }
 
+    /// For calls that nothing but tests makes yet.
+    #[cfg(test)]
+    pub(super) fn client(&self) -> &AgentClient {
+        &self.client
+    }
+
     /// The way to the guest's ports.
     pub(crate) fn mux(&self) -> &Mux {
         &self.mux

@@ -212,3 +212,6 @@ mod tests {
         assert_ne!(a, b);
     }
 }
+
+#[cfg(test)]
+mod exec_tests;

@@ -148,6 +148,10 @@ impl Containers {
             // Not the exec's own folder, whose name can be too long for a socket.
             folder: container.folder.path.clone(),
         };
-        Ok(launcher.make(Kind::Exec { process: path }, streams).await?)
+        let kind = Kind::Exec {
+            process: path,
+            bundle: container.folder.path.clone(),
+        };
+        Ok(launcher.make(kind, streams).await?)
     }
 }

@@ -16,6 +16,7 @@ use oci_spec::runtime::{Process, Spec};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 
+use super::confinement::Confinement;
 use super::{Failure, Report};
 
 /// Where commands are looked for when the process has no PATH, as execvp(3) has it for us.
@@ -25,6 +26,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 #[derive(Debug, Clone)]
 pub(super) struct Command {
     report: Arc<File>,
+    confinement: Option<Confinement>,
 }
 
 /// Why a command cannot be run.
@@ -35,8 +37,17 @@ enum Unusable {
 }
 
 impl Command {
-    pub(super) fn new(report: Arc<File>) -> Self {
-        Self { report }
+    pub(super) fn new(report: Arc<File>, confinement: Option<Confinement>) -> Self {
+        Self {
+            report,
+            confinement,
+        }
+    }
+
+    /// Reports here, before libcontainer turns the failure into text of its own.
+    fn refuse(&self, failure: Failure, message: String) -> ExecutorValidationError {
+        Report::failed(failure, message.clone()).send(&self.report);
+        ExecutorValidationError::ArgValidationError(message)
     }
 }
 
@@ -44,6 +55,12 @@ impl Executor for Command {
     fn validate(&self, spec: &Spec) -> Result<(), ExecutorValidationError> {
         let (process, name) = command_of(spec)
             .ok_or_else(|| ExecutorValidationError::ArgValidationError("no command".to_owned()))?;
+        // With the rights of the command, which decide what it finds.
+        if let Some(confinement) = &self.confinement {
+            confinement
+                .apply()
+                .map_err(|error| self.refuse(Failure::Other, format!("{error:#}")))?;
+        }
         let Err(unusable) = find(name, path_of(process)) else {
             return Ok(());
         };
@@ -61,9 +78,7 @@ impl Executor for Command {
                 format!("command {name:?} cannot be executed: {why}"),
             ),
         };
-        // Sent here, before libcontainer turns it into text of its own.
-        Report::failed(failure, message.clone()).send(&self.report);
-        Err(ExecutorValidationError::ArgValidationError(message))
+        Err(self.refuse(failure, message))
     }
 
     /// Nothing: the command gets its environment with the execve(2).

@@ -9,6 +9,7 @@
 //!
 //! This module is what runs in the launcher; `container::launch` is PID 1's side.
 
+mod confinement;
 mod executor;
 
 use std::fs::File;
@@ -25,6 +26,7 @@ use podvisor_agent_protocol::limits;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
+use confinement::Confinement;
 use executor::Command;
 
 /// First argument of a launcher's command line; the second is an [`Order`] as JSON.
@@ -60,6 +62,8 @@ pub enum Kind {
     Exec {
         /// File that holds the process object.
         process: PathBuf,
+        /// Holds the container's config.json.
+        bundle: PathBuf,
     },
 }
 
@@ -147,8 +151,12 @@ const OPEN_FILES: Rlimit = Rlimit {
 
 fn make(order: &Order, pipe: &Arc<File>) -> anyhow::Result<i32> {
     setrlimit(Resource::Nofile, OPEN_FILES).context("cannot limit open files")?;
+    let confinement = match &order.kind {
+        Kind::Create { .. } => None,
+        Kind::Exec { process, bundle } => Confinement::take(bundle, process)?,
+    };
     let builder = ContainerBuilder::new(order.name.clone(), SyscallType::default())
-        .with_executor(Command::new(pipe.clone()))
+        .with_executor(Command::new(pipe.clone(), confinement))
         .with_console_socket(order.console.clone())
         .with_root_path(&order.state)?;
     let made = match &order.kind {
@@ -163,7 +171,7 @@ fn make(order: &Order, pipe: &Arc<File>) -> anyhow::Result<i32> {
                     LibcontainerError::Other("the new container has no process".to_owned())
                 })
             }),
-        Kind::Exec { process } => builder
+        Kind::Exec { process, .. } => builder
             .as_tenant()
             .with_process(Some(process))
             .with_detach(true)
