@@ -45,6 +45,10 @@ impl Source {
         let _ = url.set_username("");
         let _ = url.set_password(None);
         url.set_fragment(None);
+        // Written out, letters of other scripts take more bytes.
+        if url.as_str().len() > LONGEST {
+            return Err(fault("it is too long"));
+        }
         Ok(Self { url, authorization })
     }
 
