@@ -8,17 +8,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
+use support::guest_files::{elf, run};
 use support::image::Image;
 use support::registry::Registry;
 use support::{Ran, Root};
-
-/// Guest files that look right as long as nobody boots them: an ELF header and a cpio.
-fn guest_dir(root: &Root) -> String {
-    let folder = root.path().join("guest");
-    fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("initramfs.cpio"), b"070701").unwrap();
-    folder.to_str().unwrap().to_owned()
-}
 
 #[test]
 fn without_a_command_the_usage_is_shown() {
@@ -64,15 +57,6 @@ fn sizes_that_make_no_sense_are_refused_with_the_remedy() {
     }
 }
 
-/// `podvisor run` with guest files that exist.
-fn run(root: &Root, arguments: &[&str]) -> Ran {
-    let mut command = root.podvisor(&["run"]);
-    command
-        .args(arguments)
-        .env("PODVISOR_GUEST_DIR", guest_dir(root));
-    Ran::new(command.output().unwrap())
-}
-
 #[test]
 fn more_memory_than_the_machine_has_is_refused() {
     let root = Root::default();
@@ -82,30 +66,6 @@ fn more_memory_than_the_machine_has_is_refused() {
         &["--kernel", &kernel, "--memory", "9000T", "busybox"],
     );
     ran.refused(125, &["--memory", "more than", "ask for less"]);
-}
-
-/// The least file that passes for an ELF kernel: a header and one segment to load.
-fn elf(root: &Root) -> String {
-    let path = root.path().join("vmlinux-elf");
-    let mut bytes = vec![0; 4096];
-    bytes[..8].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0]);
-    bytes[16..20].copy_from_slice(&[2, 0, 62, 0]); // ET_EXEC, EM_X86_64
-    bytes[20] = 1; // version
-    bytes[24..32].copy_from_slice(&0x0100_0000u64.to_le_bytes()); // entry
-    bytes[32] = 64; // program headers behind this one
-    bytes[52..58].copy_from_slice(&[64, 0, 56, 0, 1, 0]);
-    bytes[64..72].copy_from_slice(&[1, 0, 0, 0, 5, 0, 0, 0]); // PT_LOAD, r-x
-    for (offset, value) in [
-        (72, 0u64),
-        (80, 0x0100_0000),
-        (88, 0x0100_0000),
-        (96, 4096),
-        (104, 4096),
-    ] {
-        bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
-    }
-    fs::write(&path, bytes).unwrap();
-    path.to_str().unwrap().to_owned()
 }
 
 #[test]

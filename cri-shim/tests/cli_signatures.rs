@@ -4,6 +4,7 @@ mod support;
 
 use serde_json::json;
 use support::Root;
+use support::guest_files::{elf, run};
 use support::image::Image;
 use support::registry::Registry;
 
@@ -29,22 +30,20 @@ fn an_image_that_is_not_signed_is_refused_and_leaves_nothing() {
     let root = Root::default();
     let (_registry, name) = app();
     let key = file(&root, "cosign.pub", KEY);
-    for command in ["pull", "image pull", "run"] {
-        let words: Vec<_> = command
-            .split(' ')
-            .chain(["-q", "--verify-key", &key, &name])
-            .collect();
-        let code = if command == "run" { 125 } else { 1 };
-        root.output(&words)
-            .refused(code, &["is not signed", "cosign sign --key", &name]);
+    let refusal = ["is not signed", "cosign sign --key", &name];
+    for pull in [&["pull"][..], &["image", "pull"]] {
+        let words = [pull, &["-q", "--verify-key", &key, &name]].concat();
+        root.output(&words).refused(1, &refusal);
     }
+    let kernel = elf(&root);
+    let signed = ["--kernel", &kernel, "--verify-key", &key];
+    run(&root, &[&signed[..], &["-q", &name]].concat()).refused(125, &refusal);
     assert!(root.files_ending_in(".erofs").is_empty());
 
     // What is here without having been verified counts no more than what is not.
     root.output(&["pull", "-q", &name]);
-    let never = ["run", "--pull", "never", "--verify-key", &key, &name];
-    root.output(&never)
-        .refused(125, &["no signature of it was verified", "pull it again"]);
+    let never = [&signed[..], &["--pull", "never", &name]].concat();
+    run(&root, &never).refused(125, &["no signature of it was verified", "pull it again"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Each test program uses a part of it.
 
 pub(crate) mod foreign;
+pub(crate) mod guest_files;
 pub(crate) mod image;
 pub(crate) mod registry;
 pub(crate) mod tree;
@@ -35,6 +36,7 @@ impl Root {
         let mut command = Command::new(env!("CARGO_BIN_EXE_podvisor"));
         command.args(arguments).stdin(Stdio::null());
         for name in [
+            "PODVISOR_HOSTS_DIR",
             "PODVISOR_ROOT",
             "XDG_DATA_HOME",
             "http_proxy",

@@ -17,7 +17,7 @@ pub(super) const MAX_DEVICES: usize = (layout::GSI_END - layout::FIRST_GSI) as u
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// [`VmBuilder::kernel`] was not called.
+    /// [`VmBuilder::kernel`](super::VmBuilder::kernel) was not called.
     #[error("there is no kernel: add `.kernel(Kernel::open(path)?)`")]
     NoKernel,
     /// Outside what the host's KVM takes.
