@@ -1,9 +1,7 @@
-//! Disk images by HTTP, from servers good and bad, and out of OCI images.
+//! Disk images by HTTP, from servers good and bad.
 
 mod support;
 
-use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,48 +11,9 @@ use podvisor_images::{
     Store, StoreOptions,
 };
 use sha2::{Digest as _, Sha512};
+use support::disk::{content, qcow2, qemu_img, raw};
 use support::faulty::Request;
-use support::image::{Layer, Packing};
-use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, explain, options, registries};
-
-/// A disk of some megabytes: noise, and holes.
-fn raw() -> Vec<u8> {
-    let mut disk = vec![0; 6 << 20];
-    for (index, block) in disk.chunks_mut(64 << 10).enumerate() {
-        if index % 3 != 2 {
-            let mut state = index as u64 + 1;
-            block.fill_with(|| {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1);
-                (state >> 56) as u8
-            });
-        }
-    }
-    disk
-}
-
-fn qemu_img(arguments: &[&str], paths: &[&Path]) {
-    let out = Command::new("qemu-img")
-        .args(arguments)
-        .args(paths)
-        .output()
-        .expect("qemu-img is needed: apt-get install qemu-utils");
-    assert!(
-        out.status.success(),
-        "{}",
-        String::from_utf8_lossy(&out.stderr)
-    );
-}
-
-fn qcow2(raw: &[u8], arguments: &[&str]) -> Vec<u8> {
-    let dir = tempfile::tempdir().unwrap();
-    let (from, to) = (dir.path().join("raw"), dir.path().join("qcow2"));
-    std::fs::write(&from, raw).unwrap();
-    let all = [&["convert", "-f", "raw", "-O", "qcow2"], arguments].concat();
-    qemu_img(&all, &[&from, &to]);
-    std::fs::read(to).unwrap()
-}
+use support::{Body, Faulty, Reply, TestImage, TestStore, explain, options, registries};
 
 /// A good file server, with ranges and tags.
 fn file(request: &Request, bytes: &[u8]) -> Reply {
@@ -100,10 +59,6 @@ fn url(server: &Faulty) -> String {
 
 async fn pull(test: &TestStore, server: &Faulty) -> podvisor_images::Result<Disk> {
     test.store.pull_disk(&url(server), None, &options()).await
-}
-
-fn content(disk: &Disk) -> Vec<u8> {
-    std::fs::read(disk.path()).unwrap()
 }
 
 /// Pulls and returns the error's words; nothing may be left in the store.
@@ -665,91 +620,4 @@ async fn fetches_at_the_same_time_share_the_work() {
         assert!(content(&disk.unwrap()) == bytes);
     }
     assert_eq!(server.paths().len(), 1);
-}
-
-/// Loads an image of one layer from an OCI layout folder.
-fn load(test: &TestStore, name: &str, tar: Tarball) -> podvisor_images::Image {
-    let image = TestImage::new(vec![Layer::new(&tar.finish(), Packing::Gzip)]);
-    let dir = tempfile::tempdir().unwrap();
-    image.write_layout(dir.path(), "x");
-    test.store
-        .load(dir.path(), Some(name), &options())
-        .unwrap()
-        .remove(0)
-}
-
-#[test]
-fn a_container_disk_is_recognised_and_goes_with_its_image() {
-    let raw = raw();
-    let test = TestStore::new();
-    for (name, bytes) in [
-        ("fedora.qcow2", qcow2(&raw, &["-c"])),
-        ("disk.img", raw.clone()),
-        ("Whatever", qcow2(&raw, &[])),
-    ] {
-        let tar = Tarball::new()
-            .dir("disk", 0o555)
-            .file(&format!("disk/{name}"), 0o440, &bytes);
-        let image = load(&test, "vm", tar);
-        assert_eq!(image.disk(), Some(Digest::of(&bytes)), "{name}");
-        let disk = test.store.container_disk("vm").unwrap();
-        assert!(content(&disk) == raw, "{name}");
-        // The disk alone cannot go.
-        assert_eq!(
-            test.store.remove(&disk.id().to_string()).unwrap().image,
-            None
-        );
-        assert!(disk.path().exists());
-        test.store.remove("vm").unwrap();
-        assert!(!disk.path().exists() && test.store.disks().unwrap().is_empty());
-    }
-}
-
-#[test]
-fn an_image_with_other_files_than_one_in_its_disk_folder_has_no_disk() {
-    let test = TestStore::new();
-    let two = Tarball::new()
-        .dir("disk", 0o755)
-        .file("disk/a.img", 0o644, b"a")
-        .file("disk/b.img", 0o644, b"b");
-    assert_eq!(load(&test, "two", two).disk(), None);
-    let message = explain(&test.store.container_disk("two").unwrap_err());
-    assert!(
-        message.contains("has 2 files in its folder /disk instead of one: a.img, b.img"),
-        "{message}"
-    );
-    assert_eq!(
-        load(
-            &test,
-            "none",
-            Tarball::new().dir("disk", 0o755).file("etc", 0o644, b"")
-        )
-        .disk(),
-        None
-    );
-    let message = explain(&test.store.container_disk("none").unwrap_err());
-    assert!(
-        message.contains("library/none:latest has no disk: there is no file in its folder /disk"),
-        "{message}"
-    );
-    // What is there for other reasons is no disk until somebody says so.
-    let program = Tarball::new()
-        .dir("disk", 0o755)
-        .file("disk/notes", 0o644, &[b'x'; 600])
-        .file("init", 0o755, b"");
-    assert_eq!(load(&test, "program", program).disk(), None);
-    let disk = test.store.container_disk("program").unwrap();
-    assert_eq!(content(&disk)[..600], [b'x'; 600]);
-    // A damaged one does not keep an image from being pulled.
-    let damaged = Tarball::new()
-        .dir("disk", 0o755)
-        .file("disk/x.qcow2", 0o644, b"QFI\xfb");
-    assert_eq!(load(&test, "damaged", damaged).disk(), None);
-    let message = explain(&test.store.container_disk("damaged").unwrap_err());
-    assert!(
-        message.contains(
-            "x.qcow2 in image docker.io/library/damaged:latest is no disk image that can be used"
-        ),
-        "{message}"
-    );
 }

@@ -7,6 +7,7 @@
     reason = "every test binary uses its part of it"
 )]
 
+pub mod disk;
 pub mod faulty;
 pub mod image;
 pub mod registry;
