@@ -301,11 +301,17 @@ fn read(file: &Path) -> Result<String, HostsError> {
     let mut text = String::new();
     let opened = File::open(file);
     opened
-        .and_then(|opened| opened.take(FILE).read_to_string(&mut text))
+        .and_then(|opened| opened.take(FILE + 1).read_to_string(&mut text))
         .map_err(|source| HostsError::Read {
             path: file.to_owned(),
             source,
         })?;
+    if text.len() as u64 > FILE {
+        return Err(HostsError::Invalid {
+            path: file.to_owned(),
+            what: format!("it has more than {FILE} bytes"),
+        });
+    }
     Ok(text)
 }
 
@@ -423,6 +429,10 @@ mod tests {
             assert!(error.contains(expected), "{text}: {error}");
             assert!(error.contains("x.example/hosts.toml"), "{error}");
         }
+        let endless = "#".repeat(2 << 20);
+        let dir = folder(&[("x.example/hosts.toml", &endless)]);
+        let error = config(&dir).unwrap_err().to_string();
+        assert!(error.contains("more than 1048576 bytes"), "{error}");
         let dir = folder(&[("x.example/me.cert", "")]);
         let error = config(&dir).unwrap_err().to_string();
         assert!(error.contains("me.key beside it"), "{error}");

@@ -47,6 +47,22 @@ pub(super) struct Record {
     pub(super) signatures: Vec<Claim>,
 }
 
+impl Record {
+    /// Of an image that has just come.
+    pub(super) fn new(manifest: Digest) -> Self {
+        let now = now();
+        Self {
+            manifest,
+            indexes: Vec::new(),
+            pulled: now,
+            used: now,
+            pinned: false,
+            disk: None,
+            signatures: Vec::new(),
+        }
+    }
+}
+
 /// A name and the image that it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Name {

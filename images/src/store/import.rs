@@ -7,9 +7,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use sha2::{Digest as _, Sha256};
 
-use super::database::{self, Name, Record};
+use super::database::Record;
 use super::load::synthesise;
-use super::lookup::canonical;
+use super::lookup::names_of;
 use super::{Inner, PullOptions, Store};
 use crate::error::parse_reference;
 use crate::import::{self, ImportError, ImportSource, Survey};
@@ -59,22 +59,10 @@ impl Inner {
         let manifest = synthesise(id, config.len(), vec![descriptor]);
         let digest = Digest::of(&manifest);
         let new = self.load_rootfs(id, vec![(layer, survey.diff_id)], options)?;
-        let mut names = Vec::new();
-        if let Some(reference) = reference {
-            let repository = format!("{}/{}", reference.registry(), reference.repository());
-            names = vec![canonical(reference), format!("{repository}@{digest}")];
-        }
-        let names = names.into_iter().map(|name| Name { name, id }).collect();
-        let now = database::now();
-        let record = Record {
-            manifest: digest,
-            indexes: Vec::new(),
-            pulled: now,
-            used: now,
-            pinned: false,
-            disk: None,
-            signatures: Vec::new(),
-        };
+        let names = reference.map_or_else(Vec::new, |reference| {
+            names_of(reference, &digest, id).into()
+        });
+        let record = Record::new(digest);
         let image = self.commit(id, record, names, &[(digest, manifest), (id, config)])?;
         options.emit(PullEvent::Done { id, new });
         Ok(image)

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
-use super::database::{self, Name, Record};
-use super::lookup::canonical;
+use super::database::Record;
+use super::lookup::names_of;
 use super::work::WorkFile;
 use super::{Inner, PullOptions, Store};
 use crate::archive::{Archive, ArchiveError, Found, Member};
@@ -131,26 +131,11 @@ impl Inner {
         });
         let new = self.load_rootfs(id, digests.into_iter().zip(diff_ids).collect(), options)?;
         let digest = Digest::of(&manifest);
-        let mut names: Vec<String> = Vec::new();
-        for reference in &references {
-            names.push(canonical(reference));
-            names.push(format!(
-                "{}/{}@{digest}",
-                reference.registry(),
-                reference.repository()
-            ));
-        }
-        let names = names.into_iter().map(|name| Name { name, id }).collect();
-        let now = database::now();
-        let record = Record {
-            manifest: digest,
-            indexes: Vec::new(),
-            pulled: now,
-            used: now,
-            pinned: false,
-            disk: None,
-            signatures: Vec::new(),
-        };
+        let names = references.iter();
+        let names = names
+            .flat_map(|reference| names_of(reference, &digest, id))
+            .collect();
+        let record = Record::new(digest);
         let documents = [(digest, manifest), (id, found.config)];
         let image = self.commit(id, record, names, &documents)?;
         options.emit(crate::PullEvent::Done { id, new });

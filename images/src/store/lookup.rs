@@ -1,9 +1,9 @@
 //! Finding images, by whatever a person calls them.
 
 use super::Inner;
-use super::database::{self, Contents, Record};
+use super::database::{self, Contents, Name, Record};
 use crate::error::parse_reference;
-use crate::{Digest, Error, Image, ImageConfiguration, Result, rfc3339};
+use crate::{Digest, Error, Image, ImageConfiguration, Reference, Result, rfc3339};
 
 /// Digits of an id's beginning that are accepted as its name.
 const PREFIX: usize = 4;
@@ -64,6 +64,13 @@ pub(super) fn canonical(reference: &crate::Reference) -> String {
         ),
         None => reference.to_string(),
     }
+}
+
+/// The names that an image gets: what was asked for, and the repository with the digest; twice the same when that was asked for.
+pub(super) fn names_of(reference: &Reference, manifest: &Digest, id: Digest) -> [Name; 2] {
+    let repository = format!("{}/{}", reference.registry(), reference.repository());
+    let names = [canonical(reference), format!("{repository}@{manifest}")];
+    names.map(|name| Name { name, id })
 }
 
 impl Inner {

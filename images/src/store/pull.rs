@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinSet, spawn_blocking};
 
 use super::database::{self, Change, Name, Record};
-use super::lookup::canonical;
+use super::lookup::names_of;
 use super::work::{WorkFile, sync_folder_of};
 use super::{Inner, PullOptions, PullPolicy, Store, signatures};
 use crate::error::parse_reference;
@@ -130,15 +130,11 @@ impl Inner {
             .map(|(digest, bytes)| (*digest, bytes.clone())))
         .chain([(resolved.digest, resolved.bytes.clone()), (id, config)])
         .collect();
-        let names = names(reference, &resolved, id);
+        let names = names_of(reference, &resolved.target, id).into();
         let record = Record {
-            manifest: resolved.digest,
             indexes: resolved.indexes.iter().map(|(digest, _)| *digest).collect(),
-            pulled: database::now(),
-            used: database::now(),
-            pinned: false,
-            disk: None,
             signatures,
+            ..Record::new(resolved.digest)
         };
         let image = blocking(move || self.commit(id, record, names, &documents)).await?;
         options.emit(PullEvent::Done { id, new });
@@ -458,15 +454,4 @@ fn layer_error(layer: Digest, error: LayerError, work: &Path) -> Error {
         Ok(source) => Error::io("write", work, source),
         Err(source) => Error::Layer { layer, source },
     }
-}
-
-/// The names that an image gets: what was asked for, and the repository with the digest.
-fn names(reference: &Reference, resolved: &Resolved, id: Digest) -> Vec<Name> {
-    let repository = format!("{}/{}", reference.registry(), reference.repository());
-    let mut names = vec![
-        canonical(reference),
-        format!("{repository}@{}", resolved.target),
-    ];
-    names.dedup();
-    names.into_iter().map(|name| Name { name, id }).collect()
 }
