@@ -46,6 +46,10 @@ pub(crate) const BUILD: &[Package] = &[
         "libseccomp-dev",
         "seccomp filters of containers, in the agent",
     ),
+    package(
+        "protobuf-compiler",
+        "compiles the messages of the Container Runtime Interface",
+    ),
 ];
 
 /// What the tests use beyond that.
