@@ -2,12 +2,29 @@
 //! `cargo clean` removes every trace.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-/// The workspace's root folder.
+/// The workspace's root directory, found when the program runs: a tree that was copied or moved
+/// builds into itself, whichever tree this program was compiled in.
 pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask/ lies in the workspace's root")
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        // Set by `cargo run`, to this package's directory.
+        let by_cargo = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+        let start = by_cargo.or_else(|| std::env::current_dir().ok());
+        start
+            .as_deref()
+            .and_then(workspace_above)
+            .unwrap_or_else(|| PathBuf::from("."))
+    })
+}
+
+/// The nearest directory from `start` upwards that holds `xtask/` and a lock file.
+fn workspace_above(start: &Path) -> Option<PathBuf> {
+    start
+        .ancestors()
+        .find(|dir| dir.join("xtask/Cargo.toml").is_file() && dir.join("Cargo.lock").is_file())
+        .map(Path::to_owned)
 }
 
 /// `target/` of the workspace, whatever `CARGO_TARGET_DIR` says: results that are shared by
@@ -40,4 +57,22 @@ pub(crate) fn display(path: &Path) -> String {
         .unwrap_or(path)
         .display()
         .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_is_the_one_around_the_starting_directory() {
+        let copy = std::env::temp_dir().join(format!("xtask-paths-{}", std::process::id()));
+        std::fs::create_dir_all(copy.join("xtask/src")).unwrap();
+        assert_eq!(workspace_above(&copy.join("xtask/src")), None);
+        for file in ["xtask/Cargo.toml", "Cargo.lock"] {
+            std::fs::write(copy.join(file), "").unwrap();
+        }
+        let found = workspace_above(&copy.join("xtask/src"));
+        std::fs::remove_dir_all(&copy).unwrap();
+        assert_eq!(found, Some(copy));
+    }
 }
