@@ -30,6 +30,8 @@ use Change::{Clear, Keep, Set};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rule {
     pub(super) leaf: u32,
+    /// `None` where all sub-leaves are meant, or the leaf has none.
+    pub(super) sub_leaf: Option<u32>,
     pub(super) register: Register,
     pub(super) change: Change,
     /// For the reader; also what `docs/boot.md` says.
@@ -40,9 +42,24 @@ pub(super) struct Rule {
 const fn rule(leaf: u32, register: Register, change: Change, why: &'static str) -> Rule {
     Rule {
         leaf,
+        sub_leaf: None,
         register,
         change,
         why,
+    }
+}
+
+/// A rule for one sub-leaf: in leaf 7 the same bit means something else in each.
+const fn sub(
+    leaf: u32,
+    sub_leaf: u32,
+    register: Register,
+    change: Change,
+    why: &'static str,
+) -> Rule {
+    Rule {
+        sub_leaf: Some(sub_leaf),
+        ..rule(leaf, register, change, why)
     }
 }
 
@@ -57,8 +74,7 @@ const fn bits<const N: usize>(numbers: [u32; N]) -> u32 {
     mask
 }
 
-/// The policy, in order of leaves; every sub-leaf of a leaf is meant. What no rule names passes
-/// through as KVM offers it.
+/// The policy, in order of leaves. What no rule names passes through as KVM offers it.
 #[rustfmt::skip]
 pub(super) const RULES: &[Rule] = &[
     rule(0x1, Ecx, Clear(bits([3])), "MONITOR: an idle guest must HLT, so that the host gets the CPU"),
@@ -74,14 +90,16 @@ pub(super) const RULES: &[Rule] = &[
     rule(0x5, Edx, Keep(0), "MONITOR/MWAIT parameters"),
     rule(0x6, Eax, Keep(bits([2])), "power and heat are the host's; ARAT stays: the APIC timer never stops"),
     rule(0x6, Ecx, Keep(0), "power and heat are the host's"),
-    rule(0x7, Ebx, Clear(bits([2])), "SGX: no enclaves"),
-    rule(0x7, Ebx, Clear(bits([12, 15])), "PQM, PQE: cache and bandwidth quotas are the host's"),
-    rule(0x7, Ebx, Clear(bits([14])), "MPX: gone from newer processors and kernels"),
-    rule(0x7, Ebx, Clear(bits([25])), "PT: no processor trace"),
-    rule(0x7, Ecx, Clear(bits([5])), "WAITPKG: as MONITOR"),
-    rule(0x7, Ecx, Clear(bits([13, 24, 29, 30])), "TME, bus lock detection, ENQCMD, SGX launch control"),
-    rule(0x7, Edx, Clear(bits([18, 19])), "PCONFIG, architectural LBR"),
-    rule(0x7, Edx, Clear(bits([22, 24, 25])), "AMX: 8 KiB more state for each vCPU, and a permission that the process has not"),
+    sub(0x7, 0, Ebx, Clear(bits([2])), "SGX: no enclaves"),
+    sub(0x7, 0, Ebx, Clear(bits([12, 15])), "PQM, PQE: cache and bandwidth quotas are the host's"),
+    sub(0x7, 0, Ebx, Clear(bits([14])), "MPX: gone from newer processors and kernels"),
+    sub(0x7, 0, Ebx, Clear(bits([25])), "PT: no processor trace"),
+    sub(0x7, 0, Ecx, Clear(bits([5])), "WAITPKG: as MONITOR"),
+    sub(0x7, 0, Ecx, Clear(bits([13, 24, 29, 30])), "TME, bus lock detection, ENQCMD, SGX launch control"),
+    sub(0x7, 0, Edx, Clear(bits([18, 19])), "PCONFIG, architectural LBR"),
+    sub(0x7, 0, Edx, Clear(bits([22, 24, 25])), "AMX: 8 KiB more state for each vCPU, and a permission that the process has not"),
+    sub(0x7, 1, Eax, Clear(bits([21])), "AMX-FP16: as AMX"),
+    sub(0x7, 1, Edx, Clear(bits([8])), "AMX-COMPLEX: as AMX"),
     rule(0xa, Eax, Keep(0), "no performance monitoring"),
     rule(0xa, Ebx, Keep(0), "no performance monitoring"),
     rule(0xa, Ecx, Keep(0), "no performance monitoring"),
@@ -132,14 +150,22 @@ const TIMING: u32 = 0x4000_0010;
 /// KVM's local APIC counts nanoseconds.
 const APIC_BUS_KHZ: u32 = 1_000_000;
 const TSC_DEADLINE: u32 = 1 << 24;
+/// Leaf 7: the MSR `IA32_ARCH_CAPABILITIES`. KVM emulates it on every host, but no AMD processor
+/// has it: a guest would take its bits for facts about a processor that they do not describe.
+const ARCH_CAPABILITIES: u32 = 1 << 29;
 
 /// Applies the policy.
 pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
     entries.retain(|entry| ABSENT.iter().all(|(leaf, _)| *leaf != entry.function));
+    let amd = is_amd(entries);
     for entry in entries.iter_mut() {
         let leaf = entry.function;
-        for rule in RULES.iter().filter(|rule| rule.leaf == leaf) {
+        let sub_leaf = entry.index;
+        for rule in RULES.iter().filter(|rule| rule.names(leaf, sub_leaf)) {
             change(entry, rule);
+        }
+        if amd && leaf == 0x7 && sub_leaf == 0 {
+            entry.edx &= !ARCH_CAPABILITIES;
         }
         if entry.function == 1 {
             entry.ecx &= !TSC_DEADLINE;
@@ -156,6 +182,21 @@ pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
         }
     }
     announce_frequencies(entries, guest.tsc_khz);
+}
+
+impl Rule {
+    fn names(&self, leaf: u32, sub_leaf: u32) -> bool {
+        self.leaf == leaf && self.sub_leaf.is_none_or(|only| only == sub_leaf)
+    }
+}
+
+/// Whether the vendor is AMD, or Hygon, whose processors are AMD's.
+fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
+    // "Auth", "Hygo": the first word of the vendor's name.
+    const VENDORS: [u32; 2] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"Hygo")];
+    entries
+        .iter()
+        .any(|entry| entry.function == 0 && VENDORS.contains(&entry.ebx))
 }
 
 fn change(entry: &mut kvm_cpuid_entry2, rule: &Rule) {

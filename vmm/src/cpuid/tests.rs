@@ -33,6 +33,7 @@ fn intel() -> Vec<kvm_cpuid_entry2> {
         entry(4, 3, [0; 4]),
         entry(6, 0, ALL),
         entry(7, 0, ALL),
+        entry(7, 1, ALL),
         entry(0xa, 0, ALL),
         entry(0xb, 0, [1, 2, 0x100, 9]),
         entry(0x14, 0, ALL),
@@ -47,6 +48,7 @@ fn amd() -> Vec<kvm_cpuid_entry2> {
     vec![
         vendor(0xd, b"AuthenticAMD"),
         entry(1, 0, ALL),
+        entry(7, 0, ALL),
         entry(0x8000_0001, 0, ALL),
         entry(0x8000_0008, 0, [0x3030, 0, u32::MAX, 0]),
         entry(0x8000_000a, 0, ALL),
@@ -127,6 +129,27 @@ fn features_that_no_rule_names_pass_through() {
             "kvm-clock, steal time, PV EOI: bit {bit}"
         );
     }
+}
+
+#[test]
+fn a_rule_for_one_sub_leaf_leaves_the_others_alone() {
+    let entries = compose(&intel(), &guest(1));
+    let one = find(&entries, 7, 1);
+    assert_eq!(one.eax, !(1 << 21), "AMX-FP16 goes, AVX-VNNI stays");
+    assert_eq!(one.edx, !(1 << 8), "AMX-COMPLEX goes, AVX10 (bit 19) stays");
+    assert_eq!(one.ebx, u32::MAX);
+    assert_eq!(
+        find(&entries, 7, 0).edx >> 19 & 1,
+        0,
+        "architectural LBR is bit 19 of sub-leaf 0"
+    );
+}
+
+#[test]
+fn only_processors_that_have_it_show_arch_capabilities() {
+    let bit = |entries: &[kvm_cpuid_entry2]| find(entries, 7, 0).edx >> 29 & 1;
+    assert_eq!(bit(&compose(&intel(), &guest(1))), 1);
+    assert_eq!(bit(&compose(&amd(), &guest(1))), 0);
 }
 
 #[test]
