@@ -4,11 +4,15 @@
 //! Errors keep the name of the ioctl. Nothing here knows devices or vCPU threads.
 
 mod memslot;
+mod pit;
 mod signal_mask;
 
 use std::io;
 
-use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
+use kvm_bindings::{
+    KVM_CAP_PMU_CAPABILITY, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE, kvm_enable_cap,
+    kvm_pit_config,
+};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use podvisor_devices::GuestRam;
 
@@ -105,5 +109,20 @@ pub(crate) fn create_vm(kvm: &Kvm, memory: &GuestRam) -> Result<VmFd, KvmError> 
     };
     vm.create_pit2(pit)
         .map_err(KvmError::ioctl("KVM_CREATE_PIT2"))?;
+    pit::disable_reinjection(&vm)?;
+    disable_pmu(&vm);
     Ok(vm)
+}
+
+/// Spares the host the emulation of performance counters, which the guest's CPUID does not show
+/// anyway. It must be said before the first vCPU; kernels before 5.18 do not know it.
+fn disable_pmu(vm: &VmFd) {
+    let disable = kvm_enable_cap {
+        cap: KVM_CAP_PMU_CAPABILITY,
+        args: [u64::from(KVM_PMU_CAP_DISABLE), 0, 0, 0],
+        ..Default::default()
+    };
+    if let Err(error) = vm.enable_cap(&disable) {
+        tracing::debug!(%error, "KVM_CAP_PMU_CAPABILITY is not there");
+    }
 }
