@@ -5,12 +5,13 @@
 //! each figure is a whole round trip and two of them are to be compared, not read alone.
 
 use std::hint::black_box;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use podvisor_devices::rng::RngDevice;
-use podvisor_devices::testing::{CountingInterrupt, DriverQueue, memory};
-use podvisor_devices::virtio::transport::{MmioInterrupt, MmioTransport};
+use podvisor_devices::testing::{CountingInterrupt, DirectLink, DriverQueue, memory};
+use podvisor_devices::virtio::VirtioDevice;
+use podvisor_devices::virtio::transport::{MmioInterrupt, MmioTransport, TransportParts};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const MEMORY: usize = 1 << 20;
@@ -50,8 +51,14 @@ fn queue(c: &mut Criterion) {
 fn registers(c: &mut Criterion) {
     let eventfd = || EventFd::new(EFD_NONBLOCK).unwrap();
     let irq = Arc::new(MmioInterrupt::new(eventfd()));
-    let device = Arc::new(Mutex::new(RngDevice::new()));
-    let mut transport = MmioTransport::new(device, memory(MEMORY), irq, vec![eventfd()]);
+    let device = RngDevice::new();
+    let parts = TransportParts {
+        info: device.info(),
+        link: Arc::new(DirectLink::new(Box::new(device), irq.clone())),
+        mem: memory(MEMORY),
+        kicks: vec![Arc::new(eventfd())],
+    };
+    let mut transport = MmioTransport::new(parts, irq);
     let mut group = c.benchmark_group("mmio");
     for (name, offset) in [("MagicValue", 0x000), ("InterruptStatus", 0x060)] {
         group.bench_function(format!("read {name}"), |b| {

@@ -7,13 +7,18 @@
     clippy::missing_panics_doc
 )]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::GuestRam;
-use crate::virtio::{Interrupt, Queue, QueueConfig, Resources, VirtioDevice};
+use crate::virtio::transport::TransportInterrupt;
+use crate::virtio::{
+    Command, Interrupt, Queue, QueueConfig, QueueResources, QueueState, VirtioDevice, Worker,
+    WorkerLink,
+};
 
 /// Descriptor flag: another descriptor follows (§2.7.5).
 pub const F_NEXT: u16 = 1;
@@ -48,6 +53,15 @@ impl Interrupt for CountingInterrupt {
     }
     fn signal_needs_reset(&self) {
         self.needs_reset.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl TransportInterrupt for CountingInterrupt {
+    fn needs_reset(&self) -> bool {
+        self.needs_reset.load(Ordering::SeqCst) != 0
+    }
+    fn reset(&self) {
+        self.needs_reset.store(0, Ordering::SeqCst);
     }
 }
 
@@ -103,8 +117,8 @@ impl DriverQueue {
     /// The device's side of this queue.
     #[must_use]
     pub fn device_queue(&self, index: u16, irq: Arc<dyn Interrupt>) -> Queue {
-        let max = self.size;
-        Queue::new(index, max, &self.config(), false, self.mem.clone(), irq).unwrap()
+        let resources = queue_resources(&self.mem, irq);
+        Queue::new(index, self.size, &self.config(), resources).unwrap()
     }
 
     /// Writes one descriptor.
@@ -197,23 +211,67 @@ pub fn backend_readable(device: &dyn VirtioDevice) -> bool {
     }
 }
 
-/// Resources for a device with these queues.
+/// What a new queue works with.
 #[must_use]
-pub fn resources(
-    mem: &GuestRam,
+pub fn queue_resources(mem: &GuestRam, irq: Arc<dyn Interrupt>) -> QueueResources {
+    QueueResources {
+        mem: mem.clone(),
+        irq,
+        kick: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()),
+        event_idx: false,
+        state: QueueState::default(),
+    }
+}
+
+/// Negotiates `features` and starts these queues of a device, the first one with index 0.
+pub fn start(
+    device: &mut dyn VirtioDevice,
     queues: &[&DriverQueue],
     irq: &Arc<CountingInterrupt>,
     features: u64,
-) -> Resources {
-    let irq: Arc<dyn Interrupt> = irq.clone();
-    Resources {
-        mem: mem.clone(),
-        queues: queues
-            .iter()
-            .enumerate()
-            .map(|(i, q)| Some(q.device_queue(u16::try_from(i).unwrap(), irq.clone())))
-            .collect(),
-        irq: irq.clone(),
-        features,
+) {
+    device.negotiated(features);
+    for (index, queue) in (0u16..).zip(queues) {
+        let queue = queue.device_queue(index, irq.clone());
+        device.start_queue(queue).unwrap();
+    }
+}
+
+/// Stops all queues of a device and returns those that ran.
+pub fn stop(device: &mut dyn VirtioDevice) -> Vec<Queue> {
+    let count = u16::try_from(device.info().queue_sizes.len()).unwrap();
+    (0..count)
+        .filter_map(|index| device.stop_queue(index))
+        .collect()
+}
+
+/// A counter of a device.
+#[must_use]
+pub fn counter(device: &dyn VirtioDevice, name: &str) -> u64 {
+    let counters = device.info().counters.read();
+    counters.iter().find(|c| c.name == name).unwrap().value
+}
+
+/// A worker whose commands are carried out at once, on the thread that sends them.
+#[derive(Clone, Debug)]
+pub struct DirectLink(pub Arc<Mutex<Worker>>);
+
+impl DirectLink {
+    /// A worker for `device`.
+    #[must_use]
+    pub fn new(device: Box<dyn VirtioDevice>, irq: Arc<dyn Interrupt>) -> Self {
+        let worker = Worker::new("test0".to_owned(), device, irq);
+        Self(Arc::new(Mutex::new(worker)))
+    }
+
+    /// Does something with the worker.
+    pub fn with<R>(&self, work: impl FnOnce(&mut Worker) -> R) -> R {
+        work(&mut self.0.lock().unwrap())
+    }
+}
+
+impl WorkerLink for DirectLink {
+    fn send(&self, command: Command) {
+        self.with(command);
     }
 }

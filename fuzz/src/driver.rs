@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arbitrary::{Arbitrary, Unstructured};
 use podvisor_devices::GuestRam;
 use podvisor_devices::testing::{
-    CountingInterrupt, DriverQueue, backend_readable, memory, resources,
+    CountingInterrupt, DriverQueue, backend_readable, memory, start, stop,
 };
 use podvisor_devices::virtio::{Fault, Progress, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress};
@@ -173,21 +173,18 @@ impl<D: VirtioDevice> Bench<D> {
 
     fn start(&mut self) {
         self.queues = (1u64..)
-            .zip(self.device.queue_sizes())
+            .zip(self.device.info().queue_sizes)
             .map(|(n, _)| DriverQueue::new(&self.mem, n * 0x1_0000, QUEUE_SIZE))
             .collect();
         let queues: Vec<_> = self.queues.iter().collect();
-        let features = self.device.features();
-        let resources = resources(&self.mem, &queues, &self.irq, features);
-        self.device.start(resources).expect("a device that starts");
-        assert!(self.device.is_running());
+        let features = self.device.info().features;
+        start(&mut self.device, &queues, &self.irq, features);
     }
 
     fn stop(&mut self) {
-        let stopped = self.device.stop();
+        let stopped = stop(&mut self.device);
         assert_eq!(stopped.len(), self.queues.len());
-        assert!(!self.device.is_running());
-        assert!(self.device.stop().is_empty());
+        assert!(stop(&mut self.device).is_empty());
     }
 
     /// Parks a device after a fault, as its owner would, and resets it, as its driver would.
@@ -310,22 +307,17 @@ impl<D: VirtioDevice> Bench<D> {
             }
             Step::Notify(queue) => self.notify(queue.into()),
             Step::ReadConfig(offset, len) => {
-                self.device
-                    .read_config(offset, &mut vec![0; usize::from(len)]);
+                let config = self.device.info().config;
+                config.read(offset, &mut vec![0; usize::from(len)]);
             }
-            Step::WriteConfig(offset, bytes) => self.device.write_config(offset, &bytes),
+            Step::WriteConfig(offset, bytes) => {
+                self.device.info().config.driver_write(offset, &bytes);
+            }
             Step::Pause => {
-                let queues = self.device.stop();
-                let irq = self.irq.clone();
-                let features = self.device.features();
-                self.device
-                    .start(podvisor_devices::virtio::Resources {
-                        mem: self.mem.clone(),
-                        queues,
-                        irq,
-                        features,
-                    })
-                    .expect("a device that starts again");
+                for queue in stop(&mut self.device) {
+                    let started = self.device.start_queue(queue);
+                    started.expect("a queue that starts again");
+                }
             }
             Step::Reset => {
                 self.stop();
@@ -380,7 +372,7 @@ pub fn finish<D: VirtioDevice>(mut bench: Bench<D>) -> D {
         bench.notify(u16::try_from(queue).expect("few queues"));
     }
     bench.backend();
-    std::hint::black_box(bench.device.counters());
+    std::hint::black_box(bench.device.info().counters.read());
     bench.stop();
     bench.device
 }

@@ -1,12 +1,12 @@
 //! The MMIO transport under register accesses of any kind, with a device behind it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use podvisor_devices::rng::RngDevice;
-use podvisor_devices::testing::{DriverQueue, memory};
-use podvisor_devices::virtio::transport::{MmioInterrupt, MmioTransport};
-use podvisor_devices::virtio::{Interrupt, Progress, VirtioDevice};
+use podvisor_devices::testing::{DirectLink, DriverQueue, memory};
+use podvisor_devices::virtio::transport::{MmioInterrupt, MmioTransport, TransportParts};
+use podvisor_devices::virtio::{Progress, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -32,12 +32,19 @@ enum Step {
 /// When the transport or its device misbehaves, or without eventfds.
 pub fn run(data: &[u8]) {
     let mem = memory(usize::try_from(MEMORY).expect("small"));
-    let device = Arc::new(Mutex::new(RngDevice::new()));
+    let device = RngDevice::new();
     let eventfd = || EventFd::new(EFD_NONBLOCK).expect("an eventfd");
     let irq = Arc::new(MmioInterrupt::new(eventfd()));
-    let kick = eventfd();
-    let kicks = vec![kick.try_clone().expect("a descriptor")];
-    let mut mmio = MmioTransport::new(device.clone(), mem.clone(), irq.clone(), kicks);
+    let kick = Arc::new(eventfd());
+    let info = device.info();
+    let link = DirectLink::new(Box::new(device), irq.clone());
+    let parts = TransportParts {
+        info,
+        link: Arc::new(link.clone()),
+        mem: mem.clone(),
+        kicks: vec![kick.clone()],
+    };
+    let mut mmio = MmioTransport::new(parts, irq);
     let mut driver = DriverQueue::new(&mem, 0x1_0000, 16);
     for step in steps(data) {
         match step {
@@ -63,23 +70,17 @@ pub fn run(data: &[u8]) {
             }
             Step::Serve => {
                 if kick.read().is_ok() {
-                    let mut device = device.lock().expect("a device that did not panic");
                     for _ in 0..1000 {
-                        match device.on_queue(0) {
-                            Ok(Progress::More) => {}
-                            Ok(Progress::Idle) => break,
-                            Err(_) => {
-                                device.stop();
-                                irq.signal_needs_reset();
-                                break;
-                            }
+                        let result = link.with(|worker| worker.on_queue(0));
+                        if result.expect("no fault of the host's") == Progress::Idle {
+                            break;
                         }
                     }
                 }
             }
         }
         let status = mmio.status();
-        let running = device.lock().expect("not panicked").is_running();
+        let running = link.with(|worker| worker.is_serving());
         assert!(!running || status & 4 != 0, "runs without DRIVER_OK");
     }
 }

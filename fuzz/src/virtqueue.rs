@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use podvisor_devices::testing::{CountingInterrupt, DriverQueue, memory};
-use podvisor_devices::virtio::{Chain, MAX_SEGMENTS, Queue, QueueConfig, QueueFault};
+use podvisor_devices::testing::{CountingInterrupt, DriverQueue, memory, queue_resources};
+use podvisor_devices::virtio::{
+    Chain, MAX_SEGMENTS, Queue, QueueConfig, QueueFault, QueueResources,
+};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::driver::{Addr, Len, MEMORY, QUEUE_SIZE, steps};
@@ -41,7 +43,11 @@ pub fn run(data: &[u8]) {
     let irq = Arc::new(CountingInterrupt::default());
     let event_idx = mode & 1 != 0;
     let make = |config: &QueueConfig| {
-        Queue::new(0, QUEUE_SIZE, config, event_idx, mem.clone(), irq.clone())
+        let resources = QueueResources {
+            event_idx,
+            ..queue_resources(&mem, irq.clone())
+        };
+        Queue::new(0, QUEUE_SIZE, config, resources)
     };
     let mut queue = make(&driver.config()).expect("a sound configuration");
     let mut taken: Vec<Chain> = Vec::new();
@@ -108,7 +114,7 @@ pub fn run(data: &[u8]) {
             },
             Step::Undo => {
                 if let Some(chain) = taken.pop() {
-                    queue.undo(chain);
+                    queue.undo_pop(chain);
                 }
                 Ok(())
             }

@@ -197,7 +197,7 @@ pub fn run(data: &[u8]) {
                 let _ = bench.device.reset_transport();
             }
         }
-        let (connections, handshakes, lingering, resets) = bench.device.census();
+        let (connections, handshakes, lingering, resets) = bench.device.statistics();
         assert!(connections + lingering <= 1024 && handshakes <= 256 && resets <= 256 + 1024);
         bench.take_used();
     }

@@ -81,6 +81,7 @@ pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
 pub use podvisor_devices::rng::RngDevice;
 pub use podvisor_devices::vsock::{VsockDevice, VsockError};
 pub use vm::{
-    Action, BuildError, ConfigError, ConfigErrors, DeviceCounters, DeviceFault, Exit, Poison,
-    PoisonCause, Registers, State, Vm, VmBuilder, VmError,
+    Action, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle, DeviceCounters,
+    DeviceFault, DeviceHandle, Exit, HandleError, Poison, PoisonCause, Registers, State, Vm,
+    VmBuilder, VmError, VsockHandle,
 };

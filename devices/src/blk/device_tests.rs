@@ -1,5 +1,8 @@
 use super::*;
-use crate::testing::{CountingInterrupt, DriverQueue, memory, resources};
+use crate::GuestRam;
+use crate::blk::{Completion, Operation, Submitted};
+use crate::testing::{CountingInterrupt, DriverQueue, memory, start, stop};
+use crate::virtio::Counter;
 use proptest::prelude::*;
 use std::io::Write;
 use std::sync::Arc;
@@ -22,7 +25,7 @@ impl Rig {
         let mem = memory(1 << 20);
         let driver = DriverQueue::new(&mem, 0x10000, 16);
         let irq = Arc::new(CountingInterrupt::default());
-        device.start(resources(&mem, &[&driver], &irq, 0)).unwrap();
+        start(&mut device, &[&driver], &irq, 0);
         Self {
             mem,
             driver,
@@ -97,7 +100,7 @@ fn a_write_lands_on_the_disk() {
         rig.mem.read_obj::<u8>(GuestAddress(DATA + 511)).unwrap(),
         0xab
     );
-    let counters = rig.device.counters();
+    let counters = rig.device.info().counters.read();
     assert!(counters.contains(&Counter {
         name: "write_bytes",
         value: 512
@@ -122,7 +125,7 @@ fn requests_beyond_the_disk_or_of_odd_length_are_io_errors() {
 #[test]
 fn a_read_only_disk_says_so_and_refuses_writes() {
     let mut rig = Rig::over(disk_of_8_sectors().read_only());
-    assert_ne!(rig.device.features() & (1 << 5), 0);
+    assert_ne!(rig.device.info().features & (1 << 5), 0);
     assert_eq!(rig.write(0, 512), 1);
     assert_eq!(rig.read(0, 512), 0);
     assert_eq!(rig.mem.read_obj::<u8>(GuestAddress(DATA)).unwrap(), 0);
@@ -160,7 +163,11 @@ fn a_request_without_status_byte_or_whole_header_is_a_guest_fault() {
     let mut rig = Rig::new();
     rig.driver.add(&[(HEADER, 15)], &[(STATUS, 1)]);
     assert!(matches!(rig.device.on_queue(0), Err(Fault::Guest(_))));
-    assert_eq!(rig.device.stop().len(), 1, "a faulted device still stops");
+    assert_eq!(
+        stop(&mut rig.device).len(),
+        1,
+        "a faulted device still stops"
+    );
 }
 
 #[test]
@@ -180,10 +187,10 @@ fn a_driver_that_refills_the_ring_does_not_keep_the_loop() {
     mem.write_obj(4u32, GuestAddress(HEADER)).unwrap();
     let mut driver = DriverQueue::new(&mem, 0x10000, 16);
     let irq = Arc::new(CountingInterrupt::default());
-    let res = resources(&mem, &[&driver], &irq, 0);
+    let queue = driver.device_queue(0, irq);
     driver.add(&[(HEADER, 16)], &[(STATUS, 1)]);
     let mut device = BlockDevice::new(Box::new(Refilling(std::sync::Mutex::new(driver))));
-    device.start(res).unwrap();
+    device.start_queue(queue).unwrap();
     assert_eq!(device.on_queue(0).unwrap(), Progress::More);
 }
 
@@ -223,9 +230,13 @@ fn requests_in_flight_finish_by_the_backend_and_before_a_stop() {
     );
 
     assert_eq!(rig.read(0, 512), 0xff);
-    assert_eq!(rig.device.stop().len(), 1);
+    assert_eq!(stop(&mut rig.device).len(), 1);
     assert_eq!(rig.status(), 0);
-    assert_eq!(rig.device.stop().len(), 0, "a stopped device holds nothing");
+    assert_eq!(
+        stop(&mut rig.device).len(),
+        0,
+        "a stopped device holds nothing"
+    );
 }
 
 #[test]
@@ -244,10 +255,6 @@ fn a_file_that_may_not_be_written_needs_read_only() {
     ));
     let file = tempfile::NamedTempFile::new().unwrap();
     assert!(BlockDevice::open(file.path()).unwrap().check().is_ok());
-    let mut device = BlockDevice::open(file.path()).unwrap();
-    let denied = io::Error::from(io::ErrorKind::PermissionDenied);
-    device.not_writable = Some((file.path().into(), denied));
-    assert!(device.check().is_err());
 }
 
 proptest! {

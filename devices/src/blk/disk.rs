@@ -30,6 +30,29 @@ pub enum Operation<'a, 'm> {
     Flush,
 }
 
+/// A disk that is not there yet: one sector of zeroes.
+#[derive(Debug)]
+pub(super) struct EmptySlot;
+
+impl Disk for EmptySlot {
+    fn len(&self) -> u64 {
+        super::SECTOR_SIZE
+    }
+
+    fn submit(&mut self, _: &GuestRam, _token: u16, operation: Operation<'_, '_>) -> Submitted {
+        Submitted::Done(match operation {
+            Operation::Read { slices, .. } => {
+                for slice in slices {
+                    slice.copy_from(&[0u8; super::SECTOR_SIZE as usize]);
+                }
+                Ok(())
+            }
+            Operation::Write { .. } => Err(io::ErrorKind::PermissionDenied.into()),
+            Operation::Flush => Ok(()),
+        })
+    }
+}
+
 /// What became of a request at once.
 #[derive(Debug)]
 #[must_use]
@@ -57,6 +80,14 @@ pub trait Disk: Debug + Send {
     /// Whether the disk has no sector.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Looks at the size again, for [`Self::len`].
+    ///
+    /// # Errors
+    /// When it cannot be found.
+    fn refresh(&mut self) -> io::Result<()> {
+        Ok(())
     }
 
     /// Begins a request. A backend that answers [`Submitted::Queued`] keeps a clone of `mem`

@@ -11,7 +11,7 @@ use super::disk::{Disk, Operation, Submitted};
 use crate::GuestRam;
 use crate::virtio::iovec;
 
-/// A file as a disk. Its length is taken once, when it is opened.
+/// A file as a disk. Its length is taken when it is opened, and by [`Disk::refresh`].
 #[derive(Debug)]
 pub struct FileDisk {
     file: File,
@@ -35,58 +35,52 @@ impl Disk for FileDisk {
         self.len
     }
 
+    fn refresh(&mut self) -> io::Result<()> {
+        self.len = self.file.seek(SeekFrom::End(0))?;
+        Ok(())
+    }
+
     fn submit(&mut self, _: &GuestRam, _token: u16, operation: Operation<'_, '_>) -> Submitted {
         let file = self.file.as_fd();
         Submitted::Done(match operation {
-            Operation::Read { offset, slices } => transfer(slices, offset, |slices, at| {
-                iovec::read_at(file, slices, at)
+            Operation::Read { offset, slices } => transfer(slices, offset, |slices, skip, at| {
+                iovec::read_at(file, slices, skip, at)
             }),
-            Operation::Write { offset, slices } => transfer(slices, offset, |slices, at| {
-                iovec::write_at(file, slices, at)
+            Operation::Write { offset, slices } => transfer(slices, offset, |slices, skip, at| {
+                iovec::write_at(file, slices, skip, at)
             }),
             Operation::Flush => self.file.sync_data(),
         })
     }
 }
 
-/// Calls `step` until all of `slices` is transferred.
-fn transfer(
-    slices: &[VolatileSlice<'_>],
+/// Calls `step` with the slices that are left, and how much of the first one is done, until all
+/// of `slices` is transferred.
+fn transfer<'m>(
+    slices: &[VolatileSlice<'m>],
     mut offset: u64,
-    mut step: impl FnMut(&[VolatileSlice<'_>], u64) -> io::Result<usize>,
+    mut step: impl FnMut(&[VolatileSlice<'m>], usize, u64) -> io::Result<usize>,
 ) -> io::Result<()> {
-    let mut left: usize = slices.iter().map(VolatileSlice::len).sum();
-    let mut done = step(slices, offset)?;
-    if done >= left {
-        return Ok(());
-    }
-    // A short transfer is rare: only then is the list copied.
-    let mut rest = slices.to_vec();
-    loop {
+    let mut rest = slices;
+    let mut skip = 0usize;
+    while !rest.is_empty() {
+        let mut done = step(rest, skip, offset)?;
         if done == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
-        left = left.saturating_sub(done);
-        if left == 0 {
-            return Ok(());
-        }
         offset = offset.saturating_add(done as u64);
-        rest = advance(rest, done)?;
-        done = step(&rest, offset)?;
-    }
-}
-
-fn advance(slices: Vec<VolatileSlice<'_>>, mut by: usize) -> io::Result<Vec<VolatileSlice<'_>>> {
-    let mut rest = Vec::with_capacity(slices.len());
-    for slice in slices {
-        if by >= slice.len() {
-            by = by.saturating_sub(slice.len());
-        } else {
-            rest.push(slice.offset(by).map_err(io::Error::other)?);
-            by = 0;
+        done = done.saturating_add(skip);
+        skip = 0;
+        while let Some((first, others)) = rest.split_first() {
+            if done < first.len() {
+                skip = done;
+                break;
+            }
+            done = done.saturating_sub(first.len());
+            rest = others;
         }
     }
-    Ok(rest)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -104,8 +98,9 @@ mod tests {
             mem.get_slice(GuestAddress(100), 20).unwrap(),
         ];
         let mut calls = Vec::new();
-        transfer(&slices, 1000, |slices, at| {
+        transfer(&slices, 1000, |slices, skip, at| {
             let total: usize = slices.iter().map(VolatileSlice::len).sum();
+            let total = total - skip;
             calls.push((at, total));
             Ok(total.min(7))
         })

@@ -1,19 +1,29 @@
 //! The block device (§5.2): requests of the driver in, calls on a [`Disk`] out.
 //!
 //! * `request.rs` reads a chain's header once and checks what it asks for against the disk.
-//! * `device.rs` owns the queue and the requests in flight.
+//! * `engine.rs` carries requests out, in pieces.
+//! * `device.rs` owns the queue and the engine.
+//! * `open.rs` is about files: what may be a disk, and who may write it.
 //! * [`Disk`] is what a backend is; [`FileDisk`] is a regular file or block device.
 //!
 //! The device does not know image formats: a backend presents raw sectors.
 
 mod device;
 mod disk;
+mod engine;
 mod file;
+mod open;
 mod request;
 
-pub use device::{BlockDevice, BlockDeviceError};
+pub use device::BlockDevice;
 pub use disk::{Completion, Disk, Operation, Submitted};
 pub use file::FileDisk;
+pub use open::BlockDeviceError;
 
 /// Bytes per sector of the request header and of `capacity` (§5.2.4), whatever the block size.
 pub const SECTOR_SIZE: u64 = 512;
+
+/// Whole sectors of a disk.
+fn sectors(disk: &dyn Disk) -> u64 {
+    disk.len().checked_div(SECTOR_SIZE).unwrap_or(0)
+}

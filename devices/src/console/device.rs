@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::input::{ConsoleError, Input};
 use crate::GuestRam;
 use crate::virtio::{
-    Chain, Counter, DeviceType, Fault, Interrupt, Progress, Queue, Resources, StartError,
-    VirtioDevice, read_config,
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue,
+    ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
 /// Queue numbers (§5.3.2).
@@ -27,9 +27,6 @@ pub const MAX_TRANSMIT: usize = 1 << 20;
 /// Bytes in each direction before the event loop gets its turn again.
 const BUDGET: usize = 256 << 10;
 
-/// What a chain counts for at least, so that empty ones are bounded too.
-const CHAIN_COST: usize = 64;
-
 /// Bytes copied out of guest memory at once.
 const PIECE: usize = 4096;
 
@@ -41,34 +38,36 @@ const PIECE: usize = 4096;
 pub struct ConsoleDevice {
     out: Box<dyn Write + Send>,
     input: Option<Input>,
-    columns: u16,
-    rows: u16,
-    running: Option<Running>,
-    counters: Counters,
-}
-
-#[derive(Debug)]
-struct Running {
-    mem: GuestRam,
-    rx: Queue,
-    tx: Queue,
-    irq: Arc<dyn Interrupt>,
+    rx: Option<Queue>,
+    tx: Option<Queue>,
+    config: Arc<ConfigSpace>,
+    counters: Arc<Counters>,
 }
 
 #[derive(Debug, Default)]
 struct Counters {
-    tx_bytes: u64,
-    lost_bytes: u64,
-    rx_bytes: u64,
+    tx_bytes: Count,
+    lost_bytes: Count,
+    rx_bytes: Count,
+}
+
+impl ReadCounters for Counters {
+    fn read(&self) -> Vec<Counter> {
+        vec![
+            self.tx_bytes.named("tx_bytes"),
+            self.lost_bytes.named("lost_bytes"),
+            self.rx_bytes.named("rx_bytes"),
+        ]
+    }
 }
 
 impl fmt::Debug for ConsoleDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsoleDevice")
             .field("input", &self.input)
-            .field("columns", &self.columns)
-            .field("rows", &self.rows)
-            .field("running", &self.running)
+            .field("rx", &self.rx)
+            .field("tx", &self.tx)
+            .field("config", &self.config)
             .field("counters", &self.counters)
             .finish_non_exhaustive()
     }
@@ -81,10 +80,10 @@ impl ConsoleDevice {
         Self {
             out,
             input: None,
-            columns: 80,
-            rows: 25,
-            running: None,
-            counters: Counters::default(),
+            rx: None,
+            tx: None,
+            config: Arc::new(ConfigSpace::new(size_bytes(80, 25))),
+            counters: Arc::default(),
         }
     }
 
@@ -100,64 +99,44 @@ impl ConsoleDevice {
     /// The size that the driver sees first.
     #[must_use]
     pub fn size(mut self, columns: u16, rows: u16) -> Self {
-        self.columns = columns;
-        self.rows = rows;
+        self.config = Arc::new(ConfigSpace::new(size_bytes(columns, rows)));
         self
     }
 
     /// The terminal changed its size: the driver is told (§5.3.4).
     pub fn resize(&mut self, columns: u16, rows: u16) {
-        if (self.columns, self.rows) == (columns, rows) {
-            return;
-        }
-        self.columns = columns;
-        self.rows = rows;
-        if let Some(running) = &self.running {
-            running.irq.signal_config();
-        }
+        self.config.update(0, &size_bytes(columns, rows));
     }
 
     fn transmit(&mut self) -> Result<Progress, Fault> {
-        let Some(running) = &mut self.running else {
+        let Some(tx) = &mut self.tx else {
             return Ok(Progress::Idle);
         };
-        let mut spent = 0usize;
-        loop {
-            running.tx.disable_kicks()?;
-            while spent < BUDGET {
-                let Some(chain) = running.tx.next()? else {
-                    break;
-                };
-                let len = chain.readable_len();
-                if len > MAX_TRANSMIT {
-                    return Err(Fault::protocol("a console transmission that is too long"));
-                }
-                write_out(&mut self.out, &mut self.counters, &running.mem, &chain)?;
-                running.tx.complete(chain, 0)?;
-                spent = spent.saturating_add(len.max(CHAIN_COST));
+        let (out, counters) = (&mut self.out, &self.counters);
+        let progress = tx.serve(BUDGET, |tx, chain| {
+            let len = chain.readable_len();
+            if len > MAX_TRANSMIT {
+                return Err(Fault::protocol("a console transmission that is too long"));
             }
-            // Errors showed when the bytes were written.
-            let _ = self.out.flush();
-            running.tx.notify()?;
-            if spent >= BUDGET {
-                return Ok(Progress::More);
-            }
-            if !running.tx.enable_kicks()? {
-                return Ok(Progress::Idle);
-            }
-        }
+            write_out(out, counters, tx.memory(), &chain)?;
+            tx.complete(chain, 0)?;
+            Ok(len)
+        });
+        // Errors showed when the bytes were written.
+        let _ = self.out.flush();
+        progress
     }
 
     /// Gives the driver what the input has, as far as it has buffers.
     fn receive(&mut self) -> Result<Progress, Fault> {
-        let (Some(running), Some(input)) = (&mut self.running, &mut self.input) else {
+        let (Some(rx), Some(input)) = (&mut self.rx, &mut self.input) else {
             return Ok(Progress::Idle);
         };
-        let mem = running.mem.clone();
+        let mem = rx.memory().clone();
         let mut spent = 0usize;
         let mut slices = Vec::new();
         while input.is_ready() && spent < BUDGET {
-            let Some(chain) = running.next_buffer()? else {
+            let Some(chain) = rx.next_or_enable_kicks()? else {
                 input.ignore();
                 break;
             };
@@ -168,17 +147,15 @@ impl ConsoleDevice {
             }
             let len = input.read(&slices).min(room);
             if len == 0 {
-                running.rx.undo(chain);
+                rx.undo_pop(chain);
                 break;
             }
+            spent = spent.saturating_add(len).saturating_add(chain.cost());
             // At most PIECE.
-            running
-                .rx
-                .complete(chain, u32::try_from(len).unwrap_or(0))?;
-            self.counters.rx_bytes = self.counters.rx_bytes.saturating_add(len as u64);
-            spent = spent.saturating_add(len.max(CHAIN_COST));
+            rx.complete(chain, u32::try_from(len).unwrap_or(0))?;
+            self.counters.rx_bytes.add(len as u64);
         }
-        running.rx.notify()?;
+        rx.notify()?;
         // What is left keeps the backend readable by itself.
         Ok(if spent >= BUDGET {
             Progress::More
@@ -186,26 +163,27 @@ impl ConsoleDevice {
             Progress::Idle
         })
     }
-}
 
-impl Running {
-    /// The next receive buffer. Without one the driver is asked to notify.
-    fn next_buffer(&mut self) -> Result<Option<Chain>, Fault> {
-        loop {
-            if let Some(chain) = self.rx.next()? {
-                return Ok(Some(chain));
-            }
-            if !self.rx.enable_kicks()? {
-                return Ok(None);
-            }
+    fn queue_mut(&mut self, index: u16) -> Option<&mut Option<Queue>> {
+        match index {
+            RX => Some(&mut self.rx),
+            TX => Some(&mut self.tx),
+            _ => None,
         }
     }
+}
+
+/// `struct virtio_console_config` (§5.3.4): columns, rows, and what is not offered.
+fn size_bytes(columns: u16, rows: u16) -> [u8; 4] {
+    let [a, b] = columns.to_le_bytes();
+    let [c, d] = rows.to_le_bytes();
+    [a, b, c, d]
 }
 
 /// Writes the chain's bytes; counts those that the writer does not take.
 fn write_out(
     out: &mut dyn Write,
-    counters: &mut Counters,
+    counters: &Counters,
     mem: &GuestRam,
     chain: &Chain,
 ) -> Result<(), Fault> {
@@ -220,8 +198,8 @@ fn write_out(
         chain.read(mem, done, bytes)?;
         let taken = write_some(out, bytes);
         let lost = want.saturating_sub(taken);
-        counters.tx_bytes = counters.tx_bytes.saturating_add(taken as u64);
-        counters.lost_bytes = counters.lost_bytes.saturating_add(lost as u64);
+        counters.tx_bytes.add(taken as u64);
+        counters.lost_bytes.add(lost as u64);
         done = done.saturating_add(want);
     }
     Ok(())
@@ -240,49 +218,28 @@ fn write_some(out: &mut dyn Write, bytes: &[u8]) -> usize {
 }
 
 impl VirtioDevice for ConsoleDevice {
-    fn device_type(&self) -> DeviceType {
-        DeviceType::Console
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
-    }
-
-    fn features(&self) -> u64 {
-        F_SIZE
-    }
-
-    fn read_config(&self, offset: u64, data: &mut [u8]) {
-        // `struct virtio_console_config` (§5.3.4): columns, rows, and what is not offered.
-        let [a, b] = self.columns.to_le_bytes();
-        let [c, d] = self.rows.to_le_bytes();
-        read_config(&[a, b, c, d], offset, data);
-    }
-
-    fn start(&mut self, mut resources: Resources) -> Result<(), StartError> {
-        if self.running.is_some() {
-            return Err(StartError::Running);
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::Console,
+            queue_sizes: QUEUE_SIZES.to_vec(),
+            features: F_SIZE,
+            config: self.config.clone(),
+            counters: self.counters.clone(),
         }
-        let rx = resources.require(usize::from(RX))?;
-        let tx = resources.require(usize::from(TX))?;
-        self.running = Some(Running {
-            mem: resources.mem,
-            rx,
-            tx,
-            irq: resources.irq,
-        });
+    }
+
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        let index = queue.index();
+        match self.queue_mut(index) {
+            Some(place @ None) => *place = Some(queue),
+            Some(Some(_)) => return Err(StartError::Running { index }),
+            None => return Err(StartError::NoSuchQueue { index }),
+        }
         Ok(())
     }
 
-    fn stop(&mut self) -> Vec<Option<Queue>> {
-        match self.running.take() {
-            Some(running) => vec![Some(running.rx), Some(running.tx)],
-            None => Vec::new(),
-        }
-    }
-
-    fn is_running(&self) -> bool {
-        self.running.is_some()
+    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
+        self.queue_mut(index)?.take()
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
@@ -306,16 +263,19 @@ impl VirtioDevice for ConsoleDevice {
         self.receive()
     }
 
-    fn counters(&self) -> Vec<Counter> {
-        let c = &self.counters;
-        [
-            ("tx_bytes", c.tx_bytes),
-            ("lost_bytes", c.lost_bytes),
-            ("rx_bytes", c.rx_bytes),
-        ]
-        .into_iter()
-        .map(|(name, value)| Counter { name, value })
-        .collect()
+    fn save(&self) -> SavedDevice {
+        let mut bytes = vec![0; 4];
+        self.config.read(0, &mut bytes);
+        SavedDevice { version: 1, bytes }
+    }
+
+    fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
+        let size =
+            <[u8; 4]>::try_from(saved.of_version(1)?).map_err(|_| RestoreError::Invalid {
+                what: "a console's size is four bytes",
+            })?;
+        self.config.update(0, &size);
+        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{CountingInterrupt, DriverQueue, memory, resources};
+use crate::testing::{CountingInterrupt, DriverQueue, memory, start, stop};
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
@@ -35,7 +35,7 @@ fn rig(mut device: ConsoleDevice) -> Rig {
     let rx = DriverQueue::new(&mem, 0x10000, 16);
     let tx = DriverQueue::new(&mem, 0x20000, 16);
     let irq = Arc::new(CountingInterrupt::default());
-    device.start(resources(&mem, &[&rx, &tx], &irq, 0)).unwrap();
+    start(&mut device, &[&rx, &tx], &irq, 0);
     Rig {
         mem,
         rx,
@@ -66,8 +66,7 @@ impl Rig {
     }
 
     fn counter(&self, name: &str) -> u64 {
-        let counters = self.device.counters();
-        counters.iter().find(|c| c.name == name).unwrap().value
+        crate::testing::counter(&self.device, name)
     }
 }
 
@@ -174,13 +173,13 @@ fn a_new_size_is_a_configuration_change() {
     let device = ConsoleDevice::new(Box::new(io::sink())).size(132, 50);
     let mut rig = rig(device);
     let mut config = [9; 12];
-    rig.device.read_config(0, &mut config);
+    rig.device.info().config.read(0, &mut config);
     assert_eq!(config, [132, 0, 50, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     rig.device.resize(132, 50);
-    assert_eq!(rig.irq.config.load(SeqCst), 0);
+    assert_eq!(rig.device.info().config.generation(), 0);
     rig.device.resize(300, 100);
-    assert_eq!(rig.irq.config.load(SeqCst), 1);
-    rig.device.read_config(0, &mut config);
+    assert_eq!(rig.device.info().config.generation(), 1);
+    rig.device.info().config.read(0, &mut config);
     assert_eq!(&config[..4], &[44, 1, 100, 0]);
 }
 
@@ -192,5 +191,5 @@ fn a_console_without_input_keeps_its_buffers() {
     assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::Idle);
     assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
     assert!(rig.rx.take_used().is_none());
-    assert_eq!(rig.device.stop().len(), 2);
+    assert_eq!(stop(&mut rig.device).len(), 2);
 }

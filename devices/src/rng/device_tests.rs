@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{CountingInterrupt, DriverQueue, memory, resources};
+use crate::testing::{CountingInterrupt, DriverQueue, memory, start, stop};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -19,7 +19,7 @@ fn rig() -> Rig {
     let driver = DriverQueue::new(&mem, 0x10000, 64);
     let irq = Arc::new(CountingInterrupt::default());
     let mut device = RngDevice::new();
-    device.start(resources(&mem, &[&driver], &irq, 0)).unwrap();
+    start(&mut device, &[&driver], &irq, 0);
     Rig {
         mem,
         driver,
@@ -99,7 +99,7 @@ fn unmapped_buffers_are_a_fault_once() {
     let mut rig = rig();
     rig.driver.add(&[], &[(1 << 40, 64)]);
     assert!(matches!(rig.device.on_queue(0), Err(Fault::Guest(_))));
-    assert_eq!(rig.device.stop().len(), 1);
+    assert_eq!(stop(&mut rig.device).len(), 1);
     assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
 }
 

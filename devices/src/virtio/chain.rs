@@ -4,9 +4,12 @@ use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemory, GuestMemoryError, 
 
 use crate::GuestRam;
 
-/// The most segments that a chain may have, direct or indirect. It is what `preadv` and
+/// The most descriptors that a chain may have, direct or indirect, empty or not. It is what `preadv` and
 /// `pwritev` take in one call (`IOV_MAX`).
 pub const MAX_SEGMENTS: usize = 1024;
+
+/// What a descriptor counts for in a budget of bytes: walking it is not free either.
+const DESCRIPTOR_COST: usize = 64;
 
 /// One buffer of a chain: guest physical address and length in bytes, never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +63,8 @@ pub struct Chain {
     pub(super) readable: usize,
     pub(super) readable_len: usize,
     pub(super) writable_len: usize,
+    /// Descriptors that were walked, empty ones too.
+    pub(super) descriptors: usize,
 }
 
 impl Chain {
@@ -67,6 +72,18 @@ impl Chain {
     #[must_use]
     pub fn head(&self) -> u16 {
         self.head
+    }
+
+    /// How many descriptors the driver used for it, empty ones too: what it cost to walk.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        self.descriptors
+    }
+
+    /// What walking it counts for in a budget of bytes.
+    #[must_use]
+    pub fn cost(&self) -> usize {
+        self.descriptors.max(1).saturating_mul(DESCRIPTOR_COST)
     }
 
     /// Bytes that the device may read.
@@ -261,6 +278,7 @@ mod tests {
             readable: readable.len(),
             readable_len: readable.iter().map(|&l| l as usize).sum(),
             writable_len: writable.iter().map(|&l| l as usize).sum(),
+            descriptors: readable.len() + writable.len(),
         }
     }
 

@@ -1,10 +1,10 @@
-//! What a virtio device is to its transport and to its event loop.
+//! What a virtio device is: a worker that serves queues, and what others know of it.
 
+use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use super::{Fault, Interrupt, Queue};
-use crate::GuestRam;
+use super::{ConfigSpace, Fault, Queue, ReadCounters, RestoreError, SavedDevice};
 
 /// Device type numbers (§5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,46 +46,56 @@ impl DeviceType {
     }
 }
 
-/// What a device gets when its driver says `DRIVER_OK`.
-#[derive(Debug)]
-pub struct Resources {
-    /// Guest memory.
-    pub mem: GuestRam,
-    /// One entry per queue of [`VirtioDevice::queue_sizes`]; `None` where the driver left the
-    /// queue disabled.
-    pub queues: Vec<Option<Queue>>,
-    /// The way to interrupt the driver for configuration changes. (Queues carry their own.)
-    pub irq: Arc<dyn Interrupt>,
-    /// The feature bits that driver and device agreed on.
+/// What transport and owner know of a device without asking its worker. Made once, cheap to
+/// clone.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// The device's type number.
+    pub device_type: DeviceType,
+    /// The largest size of each queue, in descriptors; powers of two.
+    pub queue_sizes: Vec<u16>,
+    /// Device-specific feature bits; the transport adds [`super::features::RING`].
     pub features: u64,
+    /// Configuration space.
+    pub config: Arc<ConfigSpace>,
+    /// Counters.
+    pub counters: Arc<dyn ReadCounters>,
 }
 
-impl Resources {
-    /// Takes queue `index`, which the device cannot work without.
-    ///
-    /// # Errors
-    /// [`StartError::QueueMissing`] when the driver did not enable it.
-    pub fn require(&mut self, index: usize) -> Result<Queue, StartError> {
-        self.queues
-            .get_mut(index)
-            .and_then(Option::take)
-            .ok_or(StartError::QueueMissing { index })
-    }
+/// Which event loop a device runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// The VM's I/O thread, with other devices: for one that never blocks.
+    Shared,
+    /// A thread of its own: for one whose backend may block.
+    Own,
 }
 
-/// Why a device would not start. The driver sees `DEVICE_NEEDS_RESET`.
+/// Why a queue would not start. The driver sees `DEVICE_NEEDS_RESET`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The driver said `DRIVER_OK` without a queue that the device type requires.
-    #[error("the driver did not enable queue {index}, which this device type requires")]
-    QueueMissing {
+    /// The device type has no such queue.
+    #[error("there is no queue {index}")]
+    NoSuchQueue {
         /// The queue's index.
-        index: usize,
+        index: u16,
     },
-    /// The device runs already.
-    #[error("the device runs already")]
-    Running,
+    /// The queue runs already.
+    #[error("queue {index} runs already")]
+    Running {
+        /// The queue's index.
+        index: u16,
+    },
+    /// The host does not let the device serve it.
+    #[error("queue {index} could not be started")]
+    Host {
+        /// The queue's index.
+        index: u16,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 /// Whether a device has caught up with a queue.
@@ -98,110 +108,81 @@ pub enum Progress {
     More,
 }
 
-/// One of a device's counters, as read by its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counter {
-    /// In snake case; a counter of bytes ends in `_bytes`.
-    pub name: &'static str,
-    /// Since the device was made.
-    pub value: u64,
-}
-
 /// A virtio device, apart from its transport.
 ///
-/// `start` and `stop` serve activation, reset, pause, snapshot and shutdown alike: a device that
-/// is stopped holds no descriptor chain and no queue. The calls are serialised by the owner.
-pub trait VirtioDevice: std::fmt::Debug + Send {
-    /// The device's type number.
-    fn device_type(&self) -> DeviceType;
+/// It is owned by one event loop, by way of a [`super::Worker`], which makes all calls.
+/// [`Self::start_queue`] and [`Self::stop_queue`] serve activation, reset of the device or of
+/// one queue, pause, snapshot and shutdown alike: a queue that is stopped has no chain in flight,
+/// and the device touches guest memory only through queues that run.
+pub trait VirtioDevice: std::fmt::Debug + Send + Any {
+    /// What others may know of the device. The same at every call.
+    fn info(&self) -> DeviceInfo;
 
-    /// The largest size of each queue, in descriptors; powers of two.
-    fn queue_sizes(&self) -> &[u16];
-
-    /// Device-specific feature bits; the transport adds [`super::features::RING`].
-    fn features(&self) -> u64;
-
-    /// Reads configuration space. Bytes beyond its end read as zero.
-    fn read_config(&self, offset: u64, data: &mut [u8]);
-
-    /// Writes configuration space; the default ignores it, as for read-only fields.
-    fn write_config(&mut self, offset: u64, data: &[u8]) {
-        let _ = (offset, data);
+    /// Which event loop it runs on.
+    fn placement(&self) -> Placement {
+        Placement::Shared
     }
 
-    /// Takes the queues and begins to serve them.
+    /// Driver and device agreed on these feature bits. Called before the first
+    /// [`Self::start_queue`] after a reset.
+    fn negotiated(&mut self, features: u64) {
+        let _ = features;
+    }
+
+    /// Takes a queue and serves it from now on. [`Self::on_queue`] is called for it soon. A
+    /// device that needs several queues does nothing until it has them.
     ///
     /// # Errors
-    /// When a required queue is missing. Nothing has been started then.
-    fn start(&mut self, resources: Resources) -> Result<(), StartError>;
+    /// When the queue does not exist, or cannot be served. It is dropped then.
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError>;
 
-    /// Completes or gives up what is in flight and hands the queues back, in order.
-    /// A device that does not run returns nothing.
-    fn stop(&mut self) -> Vec<Option<Queue>>;
+    /// Completes or puts back what is in flight of queue `index`, and hands the queue back.
+    /// `None` when it does not run.
+    fn stop_queue(&mut self, index: u16) -> Option<Queue>;
 
-    /// The driver reset the device, which does not run: what it knows of that driver's doings
-    /// (connections, say) is forgotten. Stopping alone, for a pause, keeps it.
+    /// The driver reset the device, whose queues are stopped: what it knows of that driver's
+    /// doings (connections, say) is forgotten. Stopping queues alone, for a pause, keeps it.
     fn reset(&mut self) {}
 
-    /// Whether the device is between [`Self::start`] and [`Self::stop`]. Nobody waits on
-    /// [`Self::backend`] of a device that is not.
-    fn is_running(&self) -> bool;
-
-    /// The driver notified queue `index`. A call without `start`, or for a queue that does not
+    /// The driver notified queue `index`. A call for a queue that does not run, or does not
     /// exist, does nothing.
     ///
     /// # Errors
-    /// Any [`Fault`] means that the device must be stopped.
+    /// Any [`Fault`] means that the device's queues must be stopped.
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault>;
 
     /// A file descriptor that is readable when the host side has work for
     /// [`Self::on_backend`]. It stays the same for the device's life; devices with several, or
-    /// whose interest changes, own an epoll instance and return that.
+    /// whose interest changes, own an epoll instance and return that. It is waited for only while a
+    /// queue runs.
     fn backend(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// [`Self::backend`] is readable.
+    /// [`Self::backend`] is readable. A device that has more to do keeps it readable.
     ///
     /// # Errors
-    /// Any [`Fault`] means that the device must be stopped.
+    /// Any [`Fault`] means that the device's queues must be stopped.
     fn on_backend(&mut self) -> Result<Progress, Fault> {
         Ok(Progress::Idle)
     }
 
-    /// The device's counters.
-    fn counters(&self) -> Vec<Counter>;
-}
-
-/// Reads `data.len()` bytes at `offset` of a configuration space that is `config`; what lies
-/// beyond its end, for any `offset` whatever, reads as zero.
-pub fn read_config(config: &[u8], offset: u64, data: &mut [u8]) {
-    data.fill(0);
-    let rest = usize::try_from(offset)
-        .ok()
-        .and_then(|start| config.get(start..))
-        .unwrap_or(&[]);
-    for (to, from) in data.iter_mut().zip(rest) {
-        *to = *from;
+    /// The device's state beyond its queues, for a snapshot. All queues are stopped.
+    fn save(&self) -> SavedDevice {
+        SavedDevice::default()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn config_reads_beyond_the_end_are_zero() {
-        let config = [1, 2, 3, 4];
-        let mut data = [9; 4];
-        read_config(&config, 2, &mut data);
-        assert_eq!(data, [3, 4, 0, 0]);
-        data = [9; 4];
-        read_config(&config, u64::MAX, &mut data);
-        assert_eq!(data, [0; 4]);
-        read_config(&config, 4, &mut []);
-        let mut wide = [9; 9];
-        read_config(&config, 0, &mut wide);
-        assert_eq!(wide, [1, 2, 3, 4, 0, 0, 0, 0, 0]);
+    /// Puts back what [`Self::save`] gave, in a device that was made like the one saved and has not
+    /// been started. The state is not trusted.
+    ///
+    /// # Errors
+    /// See [`RestoreError`].
+    fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
+        match saved.of_version(0)? {
+            [] => Ok(()),
+            _ => Err(RestoreError::Invalid {
+                what: "state for a device that keeps none",
+            }),
+        }
     }
 }

@@ -1,13 +1,21 @@
 //! How a device interrupts its driver, whichever transport it sits on.
 
 use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
 
 /// Sends the two kinds of device interrupts (§2.3). Called from any thread; never blocks.
 pub trait Interrupt: Debug + Send + Sync {
     /// Used Buffer Notification for the queue with this index.
     fn signal_queue(&self, queue: u16);
 
-    /// Configuration Change Notification: bumps the configuration generation too.
+    /// The eventfd whose writes are Used Buffer Notifications of this queue, where the
+    /// transport needs nothing else for one: for vhost.
+    fn queue_eventfd(&self, queue: u16) -> Option<BorrowedFd<'_>> {
+        let _ = queue;
+        None
+    }
+
+    /// Configuration Change Notification.
     fn signal_config(&self);
 
     /// Sets `DEVICE_NEEDS_RESET` and tells the driver by a configuration change (§2.1.2).

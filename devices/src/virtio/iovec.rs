@@ -2,61 +2,56 @@
 #![allow(unsafe_code)] // preadv, readv and their kin on memory that no Rust reference may cover
 
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
 
 use vm_memory::VolatileSlice;
 
-/// Reads from `file` at byte `offset` into `slices`, in order, as far as one system call goes.
-/// Returns the number of bytes read; 0 is the end of the file.
+/// Slices that one system call takes here. What exceeds them is left to the next one, so that
+/// the list fits on the stack.
+const BATCH: usize = 256;
+
+/// Reads from `file` at byte `offset` into `slices`, in order, but for the first `skip` bytes of
+/// the first one, as far as one system call goes. Returns the number of bytes read; 0 is the end of
+/// the file.
 ///
 /// # Errors
 /// What `preadv(2)` says; an interrupted call is tried again.
 pub fn read_at(
     file: BorrowedFd<'_>,
     slices: &[VolatileSlice<'_>],
+    skip: usize,
     offset: u64,
 ) -> io::Result<usize> {
     let offset = file_offset(offset)?;
-    let guards: Vec<_> = slices.iter().map(VolatileSlice::ptr_guard_mut).collect();
-    let iovecs: Vec<_> = guards
-        .iter()
-        .map(|g| libc::iovec {
-            iov_base: g.as_ptr().cast(),
-            iov_len: g.len(),
-        })
-        .collect();
-    let count = iovec_count(&iovecs)?;
+    let iovecs = IoVecs::new(slices, skip);
+    let (list, count) = iovecs.as_raw();
     retry(|| {
-        // SAFETY: every iovec covers memory that its guard keeps mapped and writable for the
-        // length of the call; the kernel is the only one to write through it.
-        unsafe { libc::preadv64(file.as_raw_fd(), iovecs.as_ptr(), count, offset) }
+        // SAFETY: `IoVecs` points to `count` pieces of memory that the slices keep mapped and
+        // writable for the length of the call; the kernel is the only one to write through it.
+        unsafe { libc::preadv64(file.as_raw_fd(), list, count, offset) }
     })
 }
 
-/// Writes `slices`, in order, to `file` at byte `offset`, as far as one system call goes.
-/// Returns the number of bytes written.
+/// Writes `slices`, in order, but for the first `skip` bytes of the first one, to `file` at byte
+/// `offset`, as far as one system call goes. Returns the number of bytes written.
 ///
 /// # Errors
 /// What `pwritev(2)` says; an interrupted call is tried again.
 pub fn write_at(
     file: BorrowedFd<'_>,
     slices: &[VolatileSlice<'_>],
+    skip: usize,
     offset: u64,
 ) -> io::Result<usize> {
     let offset = file_offset(offset)?;
-    let guards: Vec<_> = slices.iter().map(VolatileSlice::ptr_guard).collect();
-    let iovecs: Vec<_> = guards
-        .iter()
-        .map(|g| libc::iovec {
-            iov_base: g.as_ptr().cast_mut().cast(),
-            iov_len: g.len(),
-        })
-        .collect();
-    let count = iovec_count(&iovecs)?;
+    let iovecs = IoVecs::new(slices, skip);
+    let (list, count) = iovecs.as_raw();
     retry(|| {
-        // SAFETY: every iovec covers memory that its guard keeps mapped for the length of the
-        // call; pwritev only reads from it.
-        unsafe { libc::pwritev64(file.as_raw_fd(), iovecs.as_ptr(), count, offset) }
+        // SAFETY: `IoVecs` points to `count` pieces of memory that the slices keep mapped for the
+        // length of the call; pwritev only reads from it.
+        unsafe { libc::pwritev64(file.as_raw_fd(), list, count, offset) }
     })
 }
 
@@ -66,19 +61,12 @@ pub fn write_at(
 /// # Errors
 /// What `readv(2)` says; an interrupted call is tried again.
 pub fn receive(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
-    let guards: Vec<_> = slices.iter().map(VolatileSlice::ptr_guard_mut).collect();
-    let iovecs: Vec<_> = guards
-        .iter()
-        .map(|g| libc::iovec {
-            iov_base: g.as_ptr().cast(),
-            iov_len: g.len(),
-        })
-        .collect();
-    let count = iovec_count(&iovecs)?;
+    let iovecs = IoVecs::new(slices, 0);
+    let (list, count) = iovecs.as_raw();
     retry(|| {
-        // SAFETY: every iovec covers memory that its guard keeps mapped and writable for the
-        // length of the call; the kernel is the only one to write through it.
-        unsafe { libc::readv(socket.as_raw_fd(), iovecs.as_ptr(), count) }
+        // SAFETY: `IoVecs` points to `count` pieces of memory that the slices keep mapped and
+        // writable for the length of the call; the kernel is the only one to write through it.
+        unsafe { libc::readv(socket.as_raw_fd(), list, count) }
     })
 }
 
@@ -88,32 +76,60 @@ pub fn receive(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Resu
 /// # Errors
 /// What `sendmsg(2)` says; an interrupted call is tried again.
 pub fn send(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
-    let guards: Vec<_> = slices.iter().map(VolatileSlice::ptr_guard).collect();
-    let mut iovecs: Vec<_> = guards
-        .iter()
-        .map(|g| libc::iovec {
-            iov_base: g.as_ptr().cast_mut().cast(),
-            iov_len: g.len(),
-        })
-        .collect();
+    let mut iovecs = IoVecs::new(slices, 0);
     // SAFETY: a msghdr of zeroes is a valid one: no name, no data, no control.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = iovecs.as_mut_ptr();
-    message.msg_iovlen = iovecs.len();
+    message.msg_iov = iovecs.list.as_mut_ptr();
+    message.msg_iovlen = iovecs.count;
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     retry(|| {
-        // SAFETY: the message points to the iovecs above, each of which covers memory that its
-        // guard keeps mapped for the length of the call; sendmsg only reads from it.
+        // SAFETY: the message points to `IoVecs` above, which points to memory that the slices
+        // keep mapped for the length of the call; sendmsg only reads from it.
         unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) }
     })
 }
 
-fn file_offset(offset: u64) -> io::Result<i64> {
-    i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+/// The first slices of a list as the kernel takes them.
+struct IoVecs<'s> {
+    list: [libc::iovec; BATCH],
+    count: usize,
+    /// The slices keep their memory mapped. (A `PtrGuard` of theirs does nothing but on Xen, for which
+    /// this crate is not built.)
+    _slices: PhantomData<&'s [VolatileSlice<'s>]>,
 }
 
-fn iovec_count(iovecs: &[libc::iovec]) -> io::Result<i32> {
-    i32::try_from(iovecs.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+impl<'s> IoVecs<'s> {
+    fn new(slices: &'s [VolatileSlice<'_>], mut skip: usize) -> Self {
+        let mut list = [libc::iovec {
+            iov_base: ptr::null_mut(),
+            iov_len: 0,
+        }; BATCH];
+        let mut count = 0usize;
+        for (entry, slice) in list.iter_mut().zip(slices) {
+            let skipped = std::mem::take(&mut skip).min(slice.len());
+            let start = slice.ptr_guard_mut().as_ptr();
+            *entry = libc::iovec {
+                iov_base: start.wrapping_add(skipped).cast(),
+                iov_len: slice.len().saturating_sub(skipped),
+            };
+            count = count.saturating_add(1);
+        }
+        Self {
+            list,
+            count,
+            _slices: PhantomData,
+        }
+    }
+
+    /// For system calls: where the list is, and how long.
+    fn as_raw(&self) -> (*const libc::iovec, i32) {
+        // At most BATCH.
+        (self.list.as_ptr(), i32::try_from(self.count).unwrap_or(0))
+    }
+}
+
+fn file_offset(offset: u64) -> io::Result<i64> {
+    i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
 }
 
 fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {

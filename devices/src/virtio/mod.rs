@@ -1,29 +1,40 @@
-//! The virtio core: queues, chains, faults, and the two traits that devices and transports
-//! meet at.
+//! The virtio core: queues, chains, faults, and what devices and transports meet at.
 //!
 //! * [`Queue`] hands out each available descriptor chain once, as a [`Chain`] that was walked
 //!   and bounded when it was taken; the driver cannot change it afterwards.
-//! * [`VirtioDevice`] is what a device implements. It owns its queues between
-//!   [`VirtioDevice::start`] and [`VirtioDevice::stop`].
-//! * [`transport`] turns register accesses into that pair of calls.
+//! * [`VirtioDevice`] is what a device implements. It owns each of its queues between
+//!   [`VirtioDevice::start_queue`] and [`VirtioDevice::stop_queue`].
+//! * [`Worker`] is a device as its event loop owns it. Nobody else calls the device: others
+//!   send a [`Command`] by a [`WorkerLink`].
+//! * [`DeviceInfo`] is what others know of the device without asking: configuration space,
+//!   counters, features. None of it waits for the device's work.
+//! * [`transport`] turns register accesses into commands.
 //!
 //! Clauses are those of the Virtual I/O Device specification, version 1.3.
 
 mod chain;
+mod config_space;
+mod counters;
 mod device;
 mod fault;
 mod interrupt;
 pub mod iovec;
 mod queue;
 mod rate_limit;
+mod saved;
 pub mod transport;
+mod worker;
 
 pub use chain::{Chain, ChainError, MAX_SEGMENTS, Segment};
-pub use device::{Counter, DeviceType, Progress, Resources, StartError, VirtioDevice, read_config};
+pub use config_space::ConfigSpace;
+pub use counters::{Count, Counter, ReadCounters};
+pub use device::{DeviceInfo, DeviceType, Placement, Progress, StartError, VirtioDevice};
 pub use fault::{Fault, GuestFault, HostFault};
 pub use interrupt::Interrupt;
-pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault};
+pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault, QueueResources, QueueState};
 pub use rate_limit::RateLimit;
+pub use saved::{RestoreError, SavedDevice};
+pub use worker::{Command, Worker, WorkerLink};
 
 /// Feature bits that belong to the ring and the transport rather than to a device (§6).
 pub mod features {

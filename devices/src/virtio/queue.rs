@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError};
+use vmm_sys_util::eventfd::EventFd;
 
-use super::{Chain, Interrupt, MAX_SEGMENTS, Segment};
+use super::{Chain, Fault, Interrupt, MAX_SEGMENTS, Progress, Segment};
 use crate::GuestRam;
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` (§2.7.6).
@@ -29,6 +30,30 @@ pub struct QueueConfig {
     pub avail_ring: u64,
     /// Guest physical address of the used ring.
     pub used_ring: u64,
+}
+
+/// How far device and driver have come in a queue's rings: what a queue that is stopped keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueState {
+    /// The position in the available ring that is read next.
+    pub next_avail: u16,
+    /// The position in the used ring that is written next.
+    pub next_used: u16,
+}
+
+/// What a queue works with, besides its rings.
+#[derive(Clone, Debug)]
+pub struct QueueResources {
+    /// Guest memory.
+    pub mem: GuestRam,
+    /// Interrupts the driver.
+    pub irq: Arc<dyn Interrupt>,
+    /// Written when the driver notifies the queue.
+    pub kick: Arc<EventFd>,
+    /// Whether `VIRTIO_F_EVENT_IDX` was negotiated.
+    pub event_idx: bool,
+    /// Where to go on; the default for a queue that was never used.
+    pub state: QueueState,
 }
 
 /// Why a queue cannot be used as the driver configured it.
@@ -120,14 +145,15 @@ pub enum QueueFault {
     Flags(#[source] GuestMemoryError),
 }
 
-/// A virtqueue that a running device owns, with the memory it lies in and the interrupt of its
-/// driver.
+/// A virtqueue that a device owns while it serves it, with the memory it lies in, the eventfd of
+/// the driver's notifications and the interrupt of the driver.
 #[derive(Debug)]
 pub struct Queue {
     index: u16,
     ring: virtio_queue::Queue,
     mem: GuestRam,
     irq: Arc<dyn Interrupt>,
+    kick: Arc<EventFd>,
     /// One bit per descriptor: taken and not yet completed.
     in_use: Vec<u64>,
     /// Emptied segment lists, so that a chain costs no allocation.
@@ -145,10 +171,15 @@ impl Queue {
         index: u16,
         max_size: u16,
         config: &QueueConfig,
-        event_idx: bool,
-        mem: GuestRam,
-        irq: Arc<dyn Interrupt>,
+        resources: QueueResources,
     ) -> Result<Self, QueueConfigError> {
+        let QueueResources {
+            mem,
+            irq,
+            kick,
+            event_idx,
+            state,
+        } = resources;
         let size_error = || QueueConfigError::Size {
             size: config.size,
             max: max_size,
@@ -199,11 +230,14 @@ impl Queue {
             .map_err(|_| size_error())?;
         ring.set_event_idx(event_idx);
         ring.set_ready(true);
+        ring.set_next_avail(state.next_avail);
+        ring.set_next_used(state.next_used);
         Ok(Self {
             index,
             ring,
             mem,
             irq,
+            kick,
             in_use: vec![0; n.div_ceil(64)],
             spare: Vec::new(),
             completed: false,
@@ -220,6 +254,40 @@ impl Queue {
     #[must_use]
     pub fn size(&self) -> u16 {
         self.ring.size()
+    }
+
+    /// What the driver configured.
+    #[must_use]
+    pub fn config(&self) -> QueueConfig {
+        QueueConfig {
+            size: u32::from(self.ring.size()),
+            ready: true,
+            desc_table: self.ring.desc_table(),
+            avail_ring: self.ring.avail_ring(),
+            used_ring: self.ring.used_ring(),
+        }
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub fn state(&self) -> QueueState {
+        QueueState {
+            next_avail: self.ring.next_avail(),
+            next_used: self.ring.next_used(),
+        }
+    }
+
+    /// The eventfd that is written when the driver notifies this queue: for backends that wait
+    /// for it themselves, such as vhost.
+    #[must_use]
+    pub fn kick(&self) -> &EventFd {
+        &self.kick
+    }
+
+    /// The driver's interrupt.
+    #[must_use]
+    pub fn interrupt(&self) -> &Arc<dyn Interrupt> {
+        &self.irq
     }
 
     /// The memory that chains of this queue point into.
@@ -259,6 +327,7 @@ impl Queue {
             readable: 0,
             readable_len: 0,
             writable_len: 0,
+            descriptors: 0,
         };
         // The iterator ends alike after the last descriptor and at a broken link; only the
         // last descriptor has no NEXT flag.
@@ -266,11 +335,12 @@ impl Queue {
         for descriptor in descriptors.by_ref() {
             ended = !descriptor.has_next();
             let (addr, len) = (descriptor.addr(), descriptor.len());
+            if chain.descriptors == MAX_SEGMENTS {
+                return Err(QueueFault::ChainTooLong { head });
+            }
+            chain.descriptors = chain.descriptors.saturating_add(1);
             if len == 0 {
                 continue;
-            }
-            if chain.segments.len() == MAX_SEGMENTS {
-                return Err(QueueFault::ChainTooLong { head });
             }
             if !self.mem.check_range(addr, len as usize) {
                 return Err(QueueFault::SegmentMemory { head, addr: addr.0 });
@@ -292,23 +362,28 @@ impl Queue {
         Ok(Some(chain))
     }
 
+    /// The next chain; without one the driver is asked to notify.
+    ///
+    /// # Errors
+    /// As [`Self::next`] and [`Self::enable_kicks`].
+    pub fn next_or_enable_kicks(&mut self) -> Result<Option<Chain>, QueueFault> {
+        loop {
+            if let Some(chain) = self.next()? {
+                return Ok(Some(chain));
+            }
+            if !self.enable_kicks()? {
+                return Ok(None);
+            }
+        }
+    }
+
     /// Gives a chain back to the driver, of which the device wrote the first `len` bytes of
     /// the device-writable part. The driver is not interrupted yet: see [`Self::notify`].
     ///
     /// # Errors
     /// When the used ring cannot be written.
     pub fn complete(&mut self, chain: Chain, len: u32) -> Result<(), QueueFault> {
-        let Chain {
-            head, mut segments, ..
-        } = chain;
-        let (word, bit) = slot(head);
-        if let Some(used) = self.in_use.get_mut(word) {
-            *used &= !bit;
-        }
-        if self.spare.len() < SPARE_LISTS {
-            segments.clear();
-            self.spare.push(segments);
-        }
+        let head = self.release(chain);
         self.completed = true;
         self.ring
             .add_used(&self.mem, head, len)
@@ -316,7 +391,13 @@ impl Queue {
     }
 
     /// Puts back the chain that [`Self::next`] gave last, as if it had not been taken.
-    pub fn undo(&mut self, chain: Chain) {
+    pub fn undo_pop(&mut self, chain: Chain) {
+        self.release(chain);
+        self.ring.go_to_previous_position();
+    }
+
+    /// The device works on the chain no more.
+    fn release(&mut self, chain: Chain) -> u16 {
         let Chain {
             head, mut segments, ..
         } = chain;
@@ -328,7 +409,38 @@ impl Queue {
             segments.clear();
             self.spare.push(segments);
         }
-        self.ring.go_to_previous_position();
+        head
+    }
+
+    /// Takes chains, without being notified of each, until there are none or `budget` is used
+    /// up, and interrupts the driver. `each` completes a chain now or later and returns how many
+    /// bytes it handled; descriptors are added to that. The last call may exceed the budget.
+    ///
+    /// # Errors
+    /// What is wrong with the ring or a chain, and what `each` returns.
+    pub fn serve(
+        &mut self,
+        budget: usize,
+        mut each: impl FnMut(&mut Self, Chain) -> Result<usize, Fault>,
+    ) -> Result<Progress, Fault> {
+        let mut spent = 0usize;
+        loop {
+            self.disable_kicks()?;
+            while spent < budget {
+                let Some(chain) = self.next()? else {
+                    break;
+                };
+                spent = spent.saturating_add(chain.cost());
+                spent = spent.saturating_add(each(self, chain)?);
+            }
+            self.notify()?;
+            if spent >= budget {
+                return Ok(Progress::More);
+            }
+            if !self.enable_kicks()? {
+                return Ok(Progress::Idle);
+            }
+        }
     }
 
     /// Interrupts the driver when chains were completed since the last call and the driver

@@ -1,5 +1,7 @@
 use super::*;
-use crate::testing::{CountingInterrupt, DriverQueue, F_INDIRECT, F_NEXT, F_WRITE, memory};
+use crate::testing::{
+    CountingInterrupt, DriverQueue, F_INDIRECT, F_NEXT, F_WRITE, memory, queue_resources,
+};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -43,7 +45,7 @@ fn an_undone_chain_comes_out_again() {
     let (_, mut driver, mut queue, _) = setup();
     let head = driver.add(&[(BUF, 10)], &[]);
     let chain = queue.next().unwrap().unwrap();
-    queue.undo(chain);
+    queue.undo_pop(chain);
     assert_eq!(queue.next().unwrap().unwrap().head(), head);
 }
 
@@ -187,7 +189,7 @@ fn bad_configurations_are_refused() {
     let driver = DriverQueue::new(&mem, BASE, 16);
     let irq: Arc<dyn Interrupt> = Arc::new(CountingInterrupt::default());
     let good = driver.config();
-    let try_new = |c: QueueConfig| Queue::new(0, 16, &c, false, mem.clone(), irq.clone());
+    let try_new = |c: QueueConfig| Queue::new(0, 16, &c, queue_resources(&mem, irq.clone()));
     assert!(try_new(good).is_ok());
     for size in [0, 3, 32, 0x10010] {
         assert!(matches!(
@@ -259,4 +261,75 @@ proptest! {
         }
         queue.notify().unwrap();
     }
+}
+
+#[test]
+fn empty_descriptors_count_like_others() {
+    let mem = memory(8 << 20);
+    let mut driver = DriverQueue::new(&mem, BASE, 16);
+    let mut queue = driver.device_queue(0, Arc::new(CountingInterrupt::default()));
+    let table = 0x10_0000;
+    let indirect = |n: u16, len: u32| {
+        let mut raw = [0; 16];
+        raw[8..12].copy_from_slice(&len.to_le_bytes());
+        raw[12..14].copy_from_slice(&F_NEXT.to_le_bytes());
+        raw[14..].copy_from_slice(&(n + 1).to_le_bytes());
+        mem.write_slice(&raw, GuestAddress(table + 16 * u64::from(n)))
+            .unwrap();
+    };
+    for n in 0..u16::MAX {
+        indirect(n, 0);
+    }
+    driver.descriptor(0, table, 16 * u32::from(u16::MAX), F_INDIRECT, 0);
+    driver.make_available(0);
+    assert!(matches!(
+        queue.next(),
+        Err(QueueFault::ChainTooLong { head: 0 })
+    ));
+}
+
+#[test]
+fn a_turn_ends_when_its_budget_is_used_up_by_descriptors_alone() {
+    let (_, mut driver, mut queue, irq) = setup();
+    for _ in 0..8 {
+        driver.add(&[(BUF, 0)], &[(BUF, 0)]);
+    }
+    let mut served = 0;
+    let mut serve = |queue: &mut Queue| {
+        queue.serve(600, |queue, chain| {
+            served += 1;
+            queue.complete(chain, 0)?;
+            Ok(0)
+        })
+    };
+    // Two descriptors of 64 each: five chains.
+    assert_eq!(serve(&mut queue).unwrap(), Progress::More);
+    assert_eq!(irq.queue.load(SeqCst), 1, "told at the end of a turn");
+    assert_eq!(serve(&mut queue).unwrap(), Progress::Idle);
+    assert_eq!((served, irq.queue.load(SeqCst)), (8, 2));
+}
+
+#[test]
+fn a_queue_goes_on_from_its_saved_state() {
+    let (mem, mut driver, mut queue, irq) = setup();
+    driver.add(&[(BUF, 10)], &[]);
+    let chain = queue.next().unwrap().unwrap();
+    queue.complete(chain, 0).unwrap();
+    let state = queue.state();
+    assert_eq!((state.next_avail, state.next_used), (1, 1));
+    let config = queue.config();
+    assert_eq!(config, driver.config());
+    drop(queue);
+    let head = driver.add(&[(BUF, 20)], &[]);
+    let resources = QueueResources {
+        state,
+        ..queue_resources(&mem, irq)
+    };
+    let mut queue = Queue::new(0, 16, &config, resources).unwrap();
+    let chain = queue.next().unwrap().unwrap();
+    assert_eq!((chain.head(), chain.readable_len()), (head, 20));
+    assert!(queue.next().unwrap().is_none());
+    queue.complete(chain, 0).unwrap();
+    driver.take_used().unwrap();
+    assert_eq!(driver.take_used().unwrap().id, u32::from(head));
 }

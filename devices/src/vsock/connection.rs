@@ -494,7 +494,7 @@ impl Connection {
     }
 
     /// Bytes that one read may bring, and receive buffers that it should be offered.
-    pub(super) fn appetite(&self) -> (usize, usize) {
+    pub(super) fn read_quota(&self) -> (usize, usize) {
         (self.outbound.free() as usize, self.batch)
     }
 

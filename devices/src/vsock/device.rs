@@ -2,20 +2,18 @@
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::connection::{MAX_BATCH, Read};
 use super::error::VsockError;
 use super::mux::{Mux, Work};
 use super::packet::{HEADER_LEN, Header, Op};
-use crate::GuestRam;
 use crate::virtio::{
-    Chain, Counter, DeviceType, Fault, MAX_SEGMENTS, Progress, Queue, Resources, StartError,
-    VirtioDevice, read_config,
+    Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_SEGMENTS, Progress, Queue, StartError,
+    VirtioDevice,
 };
 
-/// Queue numbers (§5.10.2).
-const RX: u16 = 0;
-const TX: u16 = 1;
+/// Number of the event queue; before it come those for receiving and transmitting (§5.10.2).
 const EVENT: u16 = 2;
 
 const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
@@ -36,19 +34,36 @@ pub struct VsockDevice {
     mux: Mux,
     /// The guest has yet to hear that its connections are gone.
     reset_due: bool,
-    running: Option<Running>,
+    config: Arc<ConfigSpace>,
+    /// By their numbers; data flows when the first two run.
+    queues: [Option<Queue>; QUEUE_SIZES.len()],
+    flow: Flow,
 }
 
-#[derive(Debug)]
-struct Running {
-    mem: GuestRam,
-    rx: Queue,
-    tx: Queue,
-    event: Queue,
+/// What keeps data from flowing.
+#[derive(Clone, Copy, Debug)]
+struct Flow {
     /// The driver is asked to notify of receive buffers.
     rx_kicks: bool,
     /// Packets of the driver wait until resets have found receive buffers.
     tx_stalled: bool,
+}
+
+impl Default for Flow {
+    fn default() -> Self {
+        Self {
+            rx_kicks: true,
+            tx_stalled: false,
+        }
+    }
+}
+
+/// The two queues of data at work.
+#[derive(Debug)]
+struct Running<'a> {
+    rx: &'a mut Queue,
+    tx: &'a mut Queue,
+    flow: &'a mut Flow,
 }
 
 /// Why sending to the driver ended.
@@ -67,10 +82,13 @@ impl VsockDevice {
     /// # Errors
     /// See [`VsockError`].
     pub fn unix_mux(guest_cid: u64, path: impl AsRef<Path>) -> Result<Self, VsockError> {
+        let mux = Mux::new(guest_cid, path.as_ref())?;
         Ok(Self {
-            mux: Mux::new(guest_cid, path.as_ref())?,
+            config: Arc::new(ConfigSpace::new(mux.guest_cid().to_le_bytes())),
+            mux,
             reset_due: false,
-            running: None,
+            queues: [const { None }; QUEUE_SIZES.len()],
+            flow: Flow::default(),
         })
     }
 
@@ -89,28 +107,44 @@ impl VsockDevice {
     pub fn reset_transport(&mut self) -> Result<(), Fault> {
         self.mux.forget_connections();
         self.reset_due = true;
-        match &mut self.running {
-            Some(running) => running.announce_reset(&mut self.reset_due),
-            None => Ok(()),
-        }
+        self.send_reset_event()
     }
 
     /// Connections, handshakes, sockets with unsent bytes, and resets waiting for buffers.
     #[cfg(any(test, feature = "test-utils"))]
     #[must_use]
-    pub fn census(&self) -> (usize, usize, usize, usize) {
-        self.mux.census()
+    pub fn statistics(&self) -> (usize, usize, usize, usize) {
+        self.mux.statistics()
     }
 
     fn serve(&mut self) -> Result<Progress, Fault> {
-        match &mut self.running {
-            Some(running) => running.serve(&mut self.mux),
-            None => Ok(Progress::Idle),
+        let [Some(rx), Some(tx), _] = &mut self.queues else {
+            return Ok(Progress::Idle);
+        };
+        let flow = &mut self.flow;
+        Running { rx, tx, flow }.serve(&mut self.mux)
+    }
+
+    /// Tells the driver of a reset of the transport, once it has a buffer for that.
+    fn send_reset_event(&mut self) -> Result<(), Fault> {
+        let [_, _, Some(event)] = &mut self.queues else {
+            return Ok(());
+        };
+        if !self.reset_due {
+            return Ok(());
         }
+        let Some(chain) = event.next()? else {
+            return Ok(());
+        };
+        self.reset_due = false;
+        chain.write(event.memory(), 0, &TRANSPORT_RESET)?;
+        event.complete(chain, TRANSPORT_RESET.len() as u32)?;
+        event.notify()?;
+        Ok(())
     }
 }
 
-impl Running {
+impl Running<'_> {
     /// Takes packets from the driver and gives it what is there for it, until neither is
     /// possible or the budget is used up.
     fn serve(&mut self, mux: &mut Mux) -> Result<Progress, Fault> {
@@ -126,7 +160,7 @@ impl Running {
             if to_receive == 0 || sent == Sent::Budget {
                 return Ok(Progress::More);
             }
-            if self.tx_stalled {
+            if self.flow.tx_stalled {
                 if mux.may_receive() {
                     continue;
                 }
@@ -141,10 +175,10 @@ impl Running {
 
     /// Takes packets from the driver.
     fn receive(&mut self, mux: &mut Mux, budget: &mut usize) -> Result<(), Fault> {
-        self.tx_stalled = false;
+        self.flow.tx_stalled = false;
         while *budget > 0 {
             if !mux.may_receive() {
-                self.tx_stalled = true;
+                self.flow.tx_stalled = true;
                 break;
             }
             let Some(chain) = self.tx.next()? else {
@@ -152,7 +186,7 @@ impl Running {
             };
             *budget = budget.saturating_sub(1);
             let mut raw = [0; HEADER_LEN];
-            chain.read(&self.mem, 0, &mut raw)?;
+            chain.read(self.tx.memory(), 0, &mut raw)?;
             let header = Header::from_bytes(&raw);
             let room = chain.readable_len().saturating_sub(HEADER_LEN);
             if header.len as usize > room {
@@ -160,7 +194,7 @@ impl Running {
                     "a vsock packet that is longer than its buffer",
                 ));
             }
-            mux.on_packet(&self.mem, &header, &chain, HEADER_LEN)?;
+            mux.on_packet(self.tx.memory(), &header, &chain, HEADER_LEN)?;
             self.tx.complete(chain, 0)?;
         }
         Ok(())
@@ -184,7 +218,7 @@ impl Running {
                     self.finish(mux, chain, &header)?;
                 }
                 Some(Work::Data(id)) => self.send_data(mux, id, chain, budget)?,
-                None => self.rx.undo(chain),
+                None => self.rx.undo_pop(chain),
             }
         }
     }
@@ -193,9 +227,9 @@ impl Running {
     fn next_buffer(&mut self) -> Result<Option<Chain>, Fault> {
         loop {
             if let Some(chain) = self.rx.next()? {
-                if self.rx_kicks {
+                if self.flow.rx_kicks {
                     self.rx.disable_kicks()?;
-                    self.rx_kicks = false;
+                    self.flow.rx_kicks = false;
                 }
                 if chain.writable_len() <= HEADER_LEN {
                     return Err(Fault::protocol(
@@ -204,7 +238,7 @@ impl Running {
                 }
                 return Ok(Some(chain));
             }
-            self.rx_kicks = true;
+            self.flow.rx_kicks = true;
             if !self.rx.enable_kicks()? {
                 return Ok(None);
             }
@@ -222,12 +256,12 @@ impl Running {
     ) -> Result<(), Fault> {
         let guest_cid = mux.guest_cid();
         let Some(connection) = mux.connection(id) else {
-            self.rx.undo(first);
+            self.rx.undo_pop(first);
             return Ok(());
         };
-        let (appetite, batch) = connection.appetite();
+        let (quota, batch) = connection.read_quota();
         let batch = batch.min(*budget).clamp(1, MAX_BATCH);
-        let mem = self.mem.clone();
+        let mem = self.rx.memory().clone();
         let mut chains = Vec::with_capacity(batch);
         let mut slices = Vec::new();
         let mut piece = Vec::new();
@@ -235,16 +269,16 @@ impl Running {
         let mut next = Some(first);
         while let Some(chain) = next {
             let data = chain.writable_len().saturating_sub(HEADER_LEN);
-            let want = data.min(appetite.saturating_sub(room));
+            let want = data.min(quota.saturating_sub(room));
             chain.writable_slices(&mem, HEADER_LEN, want, &mut piece)?;
             if !slices.is_empty() && slices.len().saturating_add(piece.len()) > MAX_SEGMENTS {
-                self.rx.undo(chain);
+                self.rx.undo_pop(chain);
                 break;
             }
             slices.append(&mut piece);
             room = room.saturating_add(want);
             chains.push((chain, want));
-            next = if chains.len() < batch && room < appetite {
+            next = if chains.len() < batch && room < quota {
                 self.next_buffer()?
             } else {
                 None
@@ -274,7 +308,7 @@ impl Running {
             self.finish(mux, chain, &header)?;
         }
         while let Some(chain) = unused.pop() {
-            self.rx.undo(chain);
+            self.rx.undo_pop(chain);
         }
         mux.end_turn(id, read == Read::Failed);
         Ok(())
@@ -282,74 +316,39 @@ impl Running {
 
     /// Completes a receive buffer whose payload is in place.
     fn finish(&mut self, mux: &mut Mux, chain: Chain, header: &Header) -> Result<(), Fault> {
-        chain.write(&self.mem, 0, &header.to_bytes())?;
-        let counters = &mut mux.counters;
-        counters.rx_packets = counters.rx_packets.saturating_add(1);
-        counters.rx_bytes = counters.rx_bytes.saturating_add(u64::from(header.len));
+        chain.write(self.rx.memory(), 0, &header.to_bytes())?;
+        mux.counters.rx_packets.one();
+        mux.counters.rx_bytes.add(u64::from(header.len));
         let written = header.len.saturating_add(HEADER_LEN as u32);
         self.rx.complete(chain, written)?;
-        Ok(())
-    }
-
-    fn announce_reset(&mut self, due: &mut bool) -> Result<(), Fault> {
-        if !*due {
-            return Ok(());
-        }
-        let Some(chain) = self.event.next()? else {
-            return Ok(());
-        };
-        *due = false;
-        chain.write(&self.mem, 0, &TRANSPORT_RESET)?;
-        self.event.complete(chain, TRANSPORT_RESET.len() as u32)?;
-        self.event.notify()?;
         Ok(())
     }
 }
 
 impl VirtioDevice for VsockDevice {
-    fn device_type(&self) -> DeviceType {
-        DeviceType::Vsock
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
-    }
-
-    fn features(&self) -> u64 {
-        F_STREAM
-    }
-
-    fn read_config(&self, offset: u64, data: &mut [u8]) {
-        read_config(&self.mux.guest_cid().to_le_bytes(), offset, data);
-    }
-
-    fn start(&mut self, mut resources: Resources) -> Result<(), StartError> {
-        if self.running.is_some() {
-            return Err(StartError::Running);
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::Vsock,
+            queue_sizes: QUEUE_SIZES.to_vec(),
+            features: F_STREAM,
+            config: self.config.clone(),
+            counters: self.mux.counters.clone(),
         }
-        let rx = resources.require(usize::from(RX))?;
-        let tx = resources.require(usize::from(TX))?;
-        let event = resources.require(usize::from(EVENT))?;
-        self.running = Some(Running {
-            mem: resources.mem,
-            rx,
-            tx,
-            event,
-            rx_kicks: true,
-            tx_stalled: false,
-        });
+    }
+
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        let index = queue.index();
+        match self.queues.get_mut(usize::from(index)) {
+            Some(place @ None) => *place = Some(queue),
+            Some(Some(_)) => return Err(StartError::Running { index }),
+            None => return Err(StartError::NoSuchQueue { index }),
+        }
+        self.flow = Flow::default();
         Ok(())
     }
 
-    fn stop(&mut self) -> Vec<Option<Queue>> {
-        match self.running.take() {
-            Some(running) => vec![Some(running.rx), Some(running.tx), Some(running.event)],
-            None => Vec::new(),
-        }
-    }
-
-    fn is_running(&self) -> bool {
-        self.running.is_some()
+    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
+        self.queues.get_mut(usize::from(index))?.take()
     }
 
     fn reset(&mut self) {
@@ -358,13 +357,11 @@ impl VirtioDevice for VsockDevice {
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        match (&mut self.running, index) {
-            (Some(running), EVENT) => {
-                running.announce_reset(&mut self.reset_due)?;
-                Ok(Progress::Idle)
-            }
-            _ => self.serve(),
+        if index == EVENT {
+            self.send_reset_event()?;
+            return Ok(Progress::Idle);
         }
+        self.serve()
     }
 
     fn backend(&self) -> Option<BorrowedFd<'_>> {
@@ -378,10 +375,6 @@ impl VirtioDevice for VsockDevice {
             self.mux.remind();
         }
         Ok(progress)
-    }
-
-    fn counters(&self) -> Vec<Counter> {
-        self.mux.counters()
     }
 }
 

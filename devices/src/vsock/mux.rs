@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -20,7 +21,7 @@ use super::listener::Listener;
 use super::packet::{Header, Op, Ports, TYPE_STREAM};
 use super::{HOST_CID, MAX_GUEST_CID, MIN_GUEST_CID};
 use crate::GuestRam;
-use crate::virtio::{Chain, Counter, Fault, RateLimit};
+use crate::virtio::{Chain, Count, Counter, Fault, RateLimit, ReadCounters};
 
 /// Connections, including closed ones whose last bytes a host program has yet to take.
 pub(super) const MAX_CONNECTIONS: usize = 1024;
@@ -46,22 +47,37 @@ const EVENTS_PER_CALL: usize = 64;
 /// What has happened since the device was made.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    from_host: u64,
-    from_guest: u64,
-    refused: u64,
-    handshakes_dropped: u64,
-    pub(super) tx_packets: u64,
-    tx_bytes: u64,
-    pub(super) rx_packets: u64,
-    pub(super) rx_bytes: u64,
-    resets_sent: u64,
-    resets_received: u64,
-    invalid_packets: u64,
-    protocol_errors: u64,
+    from_host: Count,
+    from_guest: Count,
+    refused: Count,
+    handshakes_dropped: Count,
+    tx_packets: Count,
+    tx_bytes: Count,
+    pub(super) rx_packets: Count,
+    pub(super) rx_bytes: Count,
+    resets_sent: Count,
+    resets_received: Count,
+    invalid_packets: Count,
+    protocol_errors: Count,
 }
 
-fn bump(counter: &mut u64) {
-    *counter = counter.saturating_add(1);
+impl ReadCounters for Counters {
+    fn read(&self) -> Vec<Counter> {
+        vec![
+            self.from_host.named("connections_from_host"),
+            self.from_guest.named("connections_from_guest"),
+            self.refused.named("connections_refused"),
+            self.handshakes_dropped.named("handshakes_dropped"),
+            self.tx_packets.named("tx_packets"),
+            self.tx_bytes.named("tx_bytes"),
+            self.rx_packets.named("rx_packets"),
+            self.rx_bytes.named("rx_bytes"),
+            self.resets_sent.named("resets_sent"),
+            self.resets_received.named("resets_received"),
+            self.invalid_packets.named("invalid_packets"),
+            self.protocol_errors.named("protocol_errors"),
+        ]
+    }
 }
 
 /// The thing that the guest is sent next.
@@ -93,8 +109,8 @@ pub(super) struct Mux {
     /// Connections that may have something for the guest, each once, in turn.
     ready: VecDeque<u64>,
     resets: VecDeque<Header>,
-    complaints: RateLimit,
-    pub(super) counters: Counters,
+    log: RateLimit,
+    pub(super) counters: Arc<Counters>,
 }
 
 impl Mux {
@@ -124,8 +140,8 @@ impl Mux {
             lingering: HashMap::new(),
             ready: VecDeque::new(),
             resets: VecDeque::new(),
-            complaints: RateLimit::new(Duration::from_secs(10)),
-            counters: Counters::default(),
+            log: RateLimit::new(Duration::from_secs(10)),
+            counters: Arc::default(),
         };
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         let data = epoll::EventData::new_u64(LISTENER);
@@ -150,7 +166,7 @@ impl Mux {
     }
 
     #[cfg(any(test, feature = "test-utils"))]
-    pub(super) fn census(&self) -> (usize, usize, usize, usize) {
+    pub(super) fn statistics(&self) -> (usize, usize, usize, usize) {
         (
             self.connections.len(),
             self.handshakes.len(),
@@ -228,7 +244,7 @@ impl Mux {
                 Err(Errno::AGAIN) => self.accept_pending = false,
                 Err(error) => {
                     // Out of descriptors or memory: the next wake-up tries again.
-                    self.complain("a host program could not be accepted", Some(error));
+                    self.log_error("a host program could not be accepted", Some(error));
                     return;
                 }
             }
@@ -238,11 +254,11 @@ impl Mux {
     fn begin_handshake(&mut self, socket: OwnedFd) {
         if self.handshakes.len() >= MAX_HANDSHAKES {
             self.handshakes.pop_first();
-            bump(&mut self.counters.handshakes_dropped);
+            self.counters.handshakes_dropped.one();
         }
         let id = self.new_id();
         if let Err(error) = self.watch(id, socket.as_fd()) {
-            self.complain("a socket could not be watched", Some(error));
+            self.log_error("a socket could not be watched", Some(error));
             return;
         }
         self.handshakes.insert(id, socket);
@@ -267,11 +283,11 @@ impl Mux {
                     guest: port,
                     host: self.new_host_port(port),
                 };
-                bump(&mut self.counters.from_host);
+                self.counters.from_host.one();
                 let connection = Connection::from_host(socket, ports, self.buffer_size());
                 self.insert(id, connection);
             }
-            _ => bump(&mut self.counters.handshakes_dropped),
+            _ => self.counters.handshakes_dropped.one(),
         }
     }
 
@@ -407,7 +423,7 @@ impl Mux {
     /// [`Self::connection`] and gives the turn back by [`Self::end_turn`].
     pub(super) fn next_work(&mut self) -> Option<Work> {
         if let Some(reset) = self.resets.pop_front() {
-            bump(&mut self.counters.resets_sent);
+            self.counters.resets_sent.one();
             return Some(Work::Packet(reset));
         }
         while let Some(id) = self.ready.pop_front() {
@@ -447,15 +463,15 @@ impl Mux {
         chain: &Chain,
         offset: usize,
     ) -> Result<(), Fault> {
-        bump(&mut self.counters.tx_packets);
+        self.counters.tx_packets.one();
         if header.src_cid != self.guest_cid {
             // It may not speak for others, and an answer would go to whom it names.
-            bump(&mut self.counters.invalid_packets);
+            self.counters.invalid_packets.one();
             return Ok(());
         }
         let op = Op::from_raw(header.op);
         if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
-            bump(&mut self.counters.invalid_packets);
+            self.counters.invalid_packets.one();
             self.refuse(header, op);
             return Ok(());
         }
@@ -463,8 +479,7 @@ impl Mux {
         match (op, id) {
             (Some(Op::Request), None) => self.on_request(header),
             (Some(Op::Data), Some(id)) => {
-                self.counters.tx_bytes =
-                    self.counters.tx_bytes.saturating_add(u64::from(header.len));
+                self.counters.tx_bytes.add(u64::from(header.len));
                 let Some(connection) = self.connections.get_mut(&id) else {
                     return Ok(());
                 };
@@ -474,25 +489,25 @@ impl Mux {
                     Fate::Reset
                 };
                 if fate == Fate::Reset {
-                    bump(&mut self.counters.protocol_errors);
+                    self.counters.protocol_errors.one();
                 }
                 self.settle(id, fate);
             }
             (Some(op), Some(id)) => {
                 if op == Op::Reset {
-                    bump(&mut self.counters.resets_received);
+                    self.counters.resets_received.one();
                 }
                 if let Some(connection) = self.connections.get_mut(&id) {
                     let fate = connection.on_control(op, header);
                     if fate == Fate::Reset && op != Op::Shutdown {
-                        bump(&mut self.counters.protocol_errors);
+                        self.counters.protocol_errors.one();
                     }
                     self.settle(id, fate);
                 }
             }
             (op, None) => self.refuse(header, op),
             (None, Some(id)) => {
-                bump(&mut self.counters.protocol_errors);
+                self.counters.protocol_errors.one();
                 self.settle(id, Fate::Reset);
             }
         }
@@ -513,7 +528,7 @@ impl Mux {
             Err(Errno::MFILE)
         };
         if let Err(error) = connected {
-            bump(&mut self.counters.refused);
+            self.counters.refused.one();
             tracing::debug!(port = header.dst_port, %error, "vsock: no such listener");
             self.refuse(header, Some(Op::Request));
         }
@@ -525,39 +540,18 @@ impl Mux {
         self.watch(id, socket.as_fd())?;
         let mut connection = Connection::from_guest(socket, header.ports(), self.buffer_size());
         if !connection.take_credit(header) {
-            bump(&mut self.counters.protocol_errors);
+            self.counters.protocol_errors.one();
             return Err(Errno::PROTO);
         }
-        bump(&mut self.counters.from_guest);
+        self.counters.from_guest.one();
         self.insert(id, connection);
         Ok(())
     }
 
-    fn complain(&mut self, what: &'static str, error: Option<Errno>) {
-        if let Some(suppressed) = self.complaints.permit() {
+    fn log_error(&mut self, what: &'static str, error: Option<Errno>) {
+        if let Some(suppressed) = self.log.permit() {
             tracing::warn!(path = %self.listener.path().display(), ?error, suppressed, "vsock: {what}");
         }
-    }
-
-    pub(super) fn counters(&self) -> Vec<Counter> {
-        let c = &self.counters;
-        [
-            ("connections_from_host", c.from_host),
-            ("connections_from_guest", c.from_guest),
-            ("connections_refused", c.refused),
-            ("handshakes_dropped", c.handshakes_dropped),
-            ("tx_packets", c.tx_packets),
-            ("tx_bytes", c.tx_bytes),
-            ("rx_packets", c.rx_packets),
-            ("rx_bytes", c.rx_bytes),
-            ("resets_sent", c.resets_sent),
-            ("resets_received", c.resets_received),
-            ("invalid_packets", c.invalid_packets),
-            ("protocol_errors", c.protocol_errors),
-        ]
-        .into_iter()
-        .map(|(name, value)| Counter { name, value })
-        .collect()
     }
 }
 

@@ -1,11 +1,14 @@
 //! `KVM_SET_SIGNAL_MASK`: the signals that are blocked while a vCPU runs guest code.
 //!
-//! A vCPU thread blocks the kick signal and lets KVM unblock it for the time of `KVM_RUN`
-//! alone. A kick that comes a moment too early stays pending and ends the next `KVM_RUN` at
-//! once, so none is ever lost, and no signal handler is needed: the signal is never delivered.
+//! It is the thread's own mask, with two exceptions. The kick ends `KVM_RUN`. SIGBUS does, too,
+//! which is how the host says that memory below the guest has failed: blocked, it would make
+//! KVM try the same access for ever. (The C library's own signals, 32 and 33, are open in every
+//! thread's mask and must stay so: `setuid` of a process waits for all its threads.)
 #![allow(unsafe_code)] // an ioctl that kvm-ioctls does not wrap
 
 use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
 
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::ioctl_with_ref;
@@ -31,16 +34,20 @@ ioctl_iow_nr!(
     SignalMaskHead
 );
 
-/// While `vcpu` runs guest code every signal but `kick` is blocked in its thread.
+/// While `vcpu` runs guest code on the calling thread, that thread's mask is in force, but for
+/// `kick` and SIGBUS, which are open.
 pub(crate) fn set_signal_mask(vcpu: &VcpuFd, kick: i32) -> Result<(), KvmError> {
-    let bit = u64::try_from(kick - 1)
-        .ok()
-        .and_then(|shift| 1u64.checked_shl(shift as u32));
-    let all_but_kick = !bit.unwrap_or(0);
-    let mask = SignalMask {
-        len: 8,
-        set: all_but_kick.to_ne_bytes(),
+    let mut own = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: both pointers are valid, and the set is initialised even when the call fails.
+    let set = unsafe {
+        libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), own.as_mut_ptr());
+        for signal in [kick, libc::SIGBUS] {
+            libc::sigdelset(own.as_mut_ptr(), signal);
+        }
+        // The kernel's 64 signals are the first 8 bytes of the C library's set.
+        own.as_ptr().cast::<[u8; 8]>().read()
     };
+    let mask = SignalMask { len: 8, set };
     // SAFETY: the kernel reads the head and `len` more bytes, which is exactly `mask`
     // (`repr(C)`, no padding before `set`).
     let result = unsafe { ioctl_with_ref(vcpu, KVM_SET_SIGNAL_MASK(), &mask) };

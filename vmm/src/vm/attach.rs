@@ -1,77 +1,105 @@
 //! Puts devices on the MMIO transport: a window, an interrupt line and notification eventfds
-//! each, known to KVM, to the bus and to the I/O thread.
+//! each, known to KVM, to the bus and to the device's event loop.
 
+use std::any::TypeId;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use podvisor_devices::GuestRam;
-use podvisor_devices::virtio::VirtioDevice;
-use podvisor_devices::virtio::transport::{MmioInterrupt, MmioTransport, WINDOW_SIZE};
+use podvisor_devices::virtio::transport::{
+    MmioInterrupt, MmioTransport, QUEUE_NOTIFY, TransportParts, WINDOW_SIZE,
+};
+use podvisor_devices::virtio::{DeviceInfo, VirtioDevice};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::bus::Bus;
 use super::error::BuildError;
-use super::io_thread::{DeviceRunner, Faults};
+use super::io::{Link, LoopsBuilder};
 use crate::kvm::KvmError;
 use crate::layout;
 
-/// Offset of the `QueueNotify` register in a window (virtio 1.3 §4.2.2).
-const QUEUE_NOTIFY: u64 = 0x50;
-
-/// The devices of a VM, from three sides.
-#[derive(Default)]
+/// What the owner of a VM keeps of a device.
+#[derive(Debug)]
 pub(crate) struct Attached {
-    /// For the bus, in the order of their windows.
-    pub(crate) transports: Vec<Mutex<MmioTransport>>,
-    /// For the I/O thread.
-    pub(crate) runners: Vec<DeviceRunner>,
+    /// The device type and its number among its like.
+    pub(crate) name: String,
+    /// The Rust type of the device.
+    pub(crate) kind: TypeId,
+    pub(crate) info: DeviceInfo,
+    pub(crate) link: Link,
+}
+
+/// The devices of a VM.
+#[derive(Debug, Default)]
+pub(crate) struct Attachments {
+    pub(crate) devices: Vec<Attached>,
     /// For the kernel's command line.
-    pub(crate) announcements: Vec<String>,
+    pub(crate) cmdline: Vec<String>,
 }
 
 pub(crate) fn attach(
     vm: &VmFd,
     mem: &GuestRam,
-    devices: &[Arc<Mutex<dyn VirtioDevice>>],
-    faults: &Faults,
-) -> Result<Attached, BuildError> {
-    let mut attached = Attached::default();
+    devices: Vec<Box<dyn VirtioDevice>>,
+    bus: &Bus,
+    loops: &mut LoopsBuilder,
+) -> Result<Attachments, BuildError> {
+    let mut attachments = Attachments::default();
     let mut of_type = HashMap::<&str, u32>::new();
     for (slot, device) in (0u32..).zip(devices) {
-        let (kind, queues) = {
-            let device = device.lock().unwrap_or_else(PoisonError::into_inner);
-            (device.device_type().name(), device.queue_sizes().len())
-        };
+        let info = device.info();
+        let type_name = info.device_type.name();
+        let number = of_type.entry(type_name).or_default();
+        let name = format!("{type_name}{number}");
+        *number += 1;
         let window = layout::VIRTIO_MMIO_START + u64::from(slot) * WINDOW_SIZE;
         let gsi = layout::FIRST_GSI + slot;
 
         let line = eventfd("an interrupt eventfd")?;
         vm.register_irqfd(&line, gsi)
             .map_err(KvmError::ioctl("KVM_IRQFD"))?;
-        let kicks = notifications(vm, window, queues)?;
-        let for_transport = kicks.iter().map(clone).collect::<Result<Vec<_>, _>>()?;
-
+        let kicks = notifications(vm, window, info.queue_sizes.len())?;
         let irq = Arc::new(MmioInterrupt::new(line));
-        let transport = MmioTransport::new(device.clone(), mem.clone(), irq.clone(), for_transport);
-        attached.transports.push(Mutex::new(transport));
-        let number = of_type.entry(kind).or_default();
-        let name = format!("{kind}{number}");
-        *number += 1;
-        let runner = DeviceRunner::new(name, device.clone(), irq, kicks, faults.clone());
-        attached.runners.push(runner);
-        attached
-            .announcements
+
+        let event_loop = |source| BuildError::Descriptor {
+            what: "an event loop",
+            source,
+        };
+        let place = loops.place(&name, device.placement()).map_err(event_loop)?;
+        let parts = TransportParts {
+            info: info.clone(),
+            link: Arc::new(place.link.clone()),
+            mem: mem.clone(),
+            kicks: kicks.clone(),
+        };
+        let transport = Mutex::new(MmioTransport::new(parts, irq.clone()));
+        bus.mmio
+            .insert(window, WINDOW_SIZE, Arc::new(transport))
+            .map_err(|error| BuildError::Addresses(Box::new(error)))?;
+        let kind = std::any::Any::type_id(&*device);
+        loops
+            .install(&place, name.clone(), device, irq, kicks)
+            .map_err(event_loop)?;
+        attachments.devices.push(Attached {
+            name,
+            kind,
+            info,
+            link: place.link,
+        });
+        attachments
+            .cmdline
             .push(format!("virtio_mmio.device=4K@{window:#x}:{gsi}"));
     }
-    Ok(attached)
+    Ok(attachments)
 }
 
 /// One eventfd per queue, which KVM writes instead of an exit when the driver notifies it.
-fn notifications(vm: &VmFd, window: u64, queues: usize) -> Result<Vec<EventFd>, BuildError> {
+fn notifications(vm: &VmFd, window: u64, queues: usize) -> Result<Vec<Arc<EventFd>>, BuildError> {
     let address = IoEventAddress::Mmio(window + QUEUE_NOTIFY);
     let register = KvmError::ioctl("KVM_IOEVENTFD");
     let kicks = (0..queues)
-        .map(|_| eventfd("a notification eventfd"))
+        .map(|_| eventfd("a notification eventfd").map(Arc::new))
         .collect::<Result<Vec<_>, _>>()?;
     // Where one queue is all there is, any value means it: KVM need not decode the guest's
     // instruction then, which is its fast path for MMIO.
@@ -90,11 +118,4 @@ fn notifications(vm: &VmFd, window: u64, queues: usize) -> Result<Vec<EventFd>, 
 fn eventfd(what: &'static str) -> Result<EventFd, BuildError> {
     EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
         .map_err(|source| BuildError::Descriptor { what, source })
-}
-
-fn clone(fd: &EventFd) -> Result<EventFd, BuildError> {
-    fd.try_clone().map_err(|source| BuildError::Descriptor {
-        what: "a second notification eventfd",
-        source,
-    })
 }

@@ -2,8 +2,8 @@
 //! at once.
 
 use std::fmt;
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
+use std::io::Write;
+use std::sync::Arc;
 
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
 use podvisor_devices::console::ConsoleDevice;
@@ -14,9 +14,9 @@ use podvisor_devices::vsock::VsockDevice;
 use super::control::Control;
 use super::error::{BuildError, ConfigError, ConfigErrors, MAX_DEVICES};
 use super::hardware::Hardware;
-use super::io_thread::{IoLoop, IoWaker};
-use super::threads::beside;
-use super::vcpu::{Kicker, VcpuContext, VcpuCounters};
+use super::kick::Kicker;
+use super::threads::in_parallel;
+use super::vcpu::{Machine, VcpuContext, VcpuCounters};
 use super::{Parts, Vm};
 use crate::boot::{self, Initramfs, Kernel};
 use crate::kvm;
@@ -34,7 +34,7 @@ pub struct VmBuilder {
     vcpus: Option<u8>,
     memory: Option<MemorySize>,
     serial: Option<Box<dyn Write + Send>>,
-    devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
+    devices: Vec<Box<dyn VirtioDevice>>,
     broken_disks: Vec<BlockDeviceError>,
 }
 
@@ -65,7 +65,7 @@ impl VmBuilder {
         self
     }
 
-    /// The kernel's command line. What announces virtio devices is added by [`Self::build`].
+    /// The kernel's command line. The parameters that name virtio devices are added by [`Self::build`].
     pub fn cmdline(mut self, cmdline: impl Into<String>) -> Self {
         self.cmdline = cmdline.into();
         self
@@ -118,7 +118,7 @@ impl VmBuilder {
 
     /// Any virtio device.
     pub fn device(mut self, device: impl VirtioDevice + 'static) -> Self {
-        self.devices.push(Arc::new(Mutex::new(device)));
+        self.devices.push(Box::new(device));
         self
     }
 
@@ -139,61 +139,47 @@ impl VmBuilder {
 
         let mem = memory::allocate(memory)?;
         let initramfs = self.initramfs.as_ref();
-        // Reading files keeps a processor busy, while KVM's ioctls mostly wait for others to notice what they change.
-        let (loaded, hardware) = beside(
+        let devices = std::mem::take(&mut self.devices);
+        let serial = self.serial.take();
+        // Reading files keeps a processor busy, while KVM's ioctls mostly wait for others to
+        // notice what they change.
+        let (loaded, hardware) = in_parallel(
             "vm-load",
             || boot::load(&mem, &kernel, initramfs),
-            || Hardware::new(&kvm, &mem, &self.devices, self.serial.take(), vcpus),
+            || Hardware::new(&kvm, &mem, devices, serial, vcpus),
         );
         let (loaded, hardware) = (loaded?, hardware?);
         let Hardware {
             vm_fd,
             vcpus: vcpu_fds,
             bus,
-            runners,
-            announcements,
+            devices,
+            loops,
             faults,
         } = hardware;
-        let cmdline = with_announcements(&self.cmdline, &announcements);
+        let cmdline = with_parameters(&self.cmdline, &devices.cmdline);
         let entry = boot::hand_over(&mem, &kernel, &loaded, &cmdline, vcpus)?;
         for (id, vcpu) in vcpu_fds.iter().enumerate() {
             boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
         }
 
-        let control = Arc::new(Control::new());
-        let io = IoWaker::new().map_err(|source| BuildError::Descriptor {
-            what: "a wake-up eventfd",
-            source,
-        })?;
-        let devices = runners
-            .iter()
-            .map(|r| (r.name.clone(), r.device.clone()))
-            .collect();
-        let io_loop = IoLoop::new(control.clone(), io.clone(), runners).map_err(|error| {
-            let source = io::Error::other(error);
-            BuildError::Descriptor {
-                what: "the event loop",
-                source,
-            }
-        })?;
+        let (loops, handles) = loops.finish();
         let context = VcpuContext {
-            control,
+            control: Arc::new(Control::new()),
             bus,
             peers: Arc::new(Kicker::default()),
-            io,
+            loops: Arc::new(handles),
             counters: Arc::new(VcpuCounters::default()),
+            _machine: Arc::new(Machine {
+                _vm_fd: vm_fd,
+                _mem: mem,
+            }),
         };
-        Ok(Vm::new(
-            context,
-            Parts {
-                vcpus: vcpu_fds,
-                io_loop,
-            },
-            devices,
-            faults,
-            vm_fd,
-            mem,
-        ))
+        let parts = Parts {
+            vcpus: vcpu_fds,
+            loops,
+        };
+        Ok(Vm::new(context, parts, devices.devices, faults))
     }
 
     fn validate(&mut self, max_vcpus: u8) -> Result<Validated, BuildError> {
@@ -243,18 +229,18 @@ struct Validated {
     memory: MemorySize,
 }
 
-/// Puts the announcements of devices before a ` -- `, behind which everything is init's.
-fn with_announcements(cmdline: &str, announcements: &[String]) -> String {
+/// Puts parameters for the kernel before a ` -- `, behind which everything is init's.
+fn with_parameters(cmdline: &str, parameters: &[String]) -> String {
     let (kernel, init) = match cmdline.find(" -- ") {
         Some(at) => cmdline.split_at(at),
         None => (cmdline, ""),
     };
     let mut line = kernel.trim_end().to_owned();
-    for announcement in announcements {
+    for parameter in parameters {
         if !line.is_empty() {
             line.push(' ');
         }
-        line.push_str(announcement);
+        line.push_str(parameter);
     }
     line.push_str(init);
     line
@@ -265,15 +251,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn announcements_go_before_the_arguments_of_init() {
+    fn parameters_go_before_the_arguments_of_init() {
         let devices = ["virtio_mmio.device=4K@0xc0000000:5".to_owned()];
-        assert_eq!(with_announcements("", &devices), devices[0]);
+        assert_eq!(with_parameters("", &devices), devices[0]);
         assert_eq!(
-            with_announcements("quiet", &devices),
+            with_parameters("quiet", &devices),
             format!("quiet {}", devices[0])
         );
         assert_eq!(
-            with_announcements("quiet -- sh -c true", &devices),
+            with_parameters("quiet -- sh -c true", &devices),
             format!("quiet {} -- sh -c true", devices[0])
         );
     }

@@ -1,72 +1,188 @@
 //! Where the guest's MMIO and port accesses go. Called on vCPU threads.
+//!
+//! Both address spaces are maps of ranges, which may change while vCPUs run.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use podvisor_devices::legacy::power::{self, PowerRequest};
-use podvisor_devices::legacy::serial::{self, SerialPort};
-use podvisor_devices::virtio::transport::{MmioTransport, WINDOW_SIZE};
+use podvisor_devices::legacy::serial::SerialPort;
+use podvisor_devices::virtio::transport::MmioTransport;
 
-use crate::layout;
+/// What answers at a range of addresses. Offsets count from the range's start.
+pub(crate) trait BusDevice: Debug + Send + Sync {
+    /// The guest reads `data.len()` bytes.
+    fn read(&self, offset: u64, data: &mut [u8]);
 
-/// The devices that answer to addresses. Windows of virtio-mmio devices follow each other, so
-/// that an address is looked up by a division.
-#[derive(Debug, Default)]
-pub(crate) struct Bus {
-    pub(crate) mmio: Vec<Mutex<MmioTransport>>,
-    pub(crate) serial: Option<Mutex<SerialPort>>,
+    /// The guest writes `data`. `Some` when that asks for the end of the VM.
+    fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest>;
 }
 
-impl Bus {
-    /// Reads that no device answers see all ones, as on a PC.
-    pub(crate) fn mmio_read(&self, address: u64, data: &mut [u8]) {
+/// The range overlaps one that is taken, or has no end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the addresses from {start:#x} to {last:#x} are taken")]
+pub(crate) struct RangeTaken {
+    start: u64,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    start: u64,
+    last: u64,
+    device: Arc<dyn BusDevice>,
+}
+
+/// One address space.
+#[derive(Debug, Default)]
+pub(crate) struct AddressMap {
+    /// Sorted, without overlaps.
+    entries: RwLock<Vec<Entry>>,
+}
+
+impl AddressMap {
+    /// Puts `device` at the `len` addresses from `start` on.
+    pub(crate) fn insert(
+        &self,
+        start: u64,
+        len: u64,
+        device: Arc<dyn BusDevice>,
+    ) -> Result<(), RangeTaken> {
+        let last = len.checked_sub(1).and_then(|rest| start.checked_add(rest));
+        let Some(last) = last else {
+            return Err(RangeTaken { start, last: start });
+        };
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let at = entries.partition_point(|entry| entry.last < start);
+        if entries.get(at).is_some_and(|entry| entry.start <= last) {
+            return Err(RangeTaken { start, last });
+        }
+        entries.insert(
+            at,
+            Entry {
+                start,
+                last,
+                device,
+            },
+        );
+        Ok(())
+    }
+
+    /// Takes away what lies at `start`. Accesses that have begun may still end.
+    #[cfg_attr(not(test), expect(dead_code, reason = "hot-plug comes with PCI"))]
+    pub(crate) fn remove(&self, start: u64) -> Option<Arc<dyn BusDevice>> {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let at = entries.binary_search_by_key(&start, |entry| entry.start);
+        Some(entries.remove(at.ok()?).device)
+    }
+
+    /// Calls `access` with what lies at `address`, outside of the map's lock.
+    fn find(&self, address: u64) -> Option<(Arc<dyn BusDevice>, u64)> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let at = entries.partition_point(|entry| entry.last < address);
+        let entry = entries.get(at)?;
+        let offset = address.checked_sub(entry.start)?;
+        Some((entry.device.clone(), offset))
+    }
+
+    fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address) {
-            Some((device, offset)) => lock(device).read(offset, data),
+            Some((device, offset)) => device.read(offset, data),
+            // As on a PC.
             None => data.fill(0xff),
         }
     }
 
-    pub(crate) fn mmio_write(&self, address: u64, data: &[u8]) {
-        if let Some((device, offset)) = self.find(address) {
-            lock(device).write(offset, data);
+    fn write(&self, address: u64, data: &[u8]) -> Option<PowerRequest> {
+        let (device, offset) = self.find(address)?;
+        device.write(offset, data)
+    }
+}
+
+/// The address spaces of a VM.
+#[derive(Debug, Default)]
+pub(crate) struct Bus {
+    pub(crate) mmio: AddressMap,
+    pub(crate) ports: AddressMap,
+}
+
+impl Bus {
+    /// A bus with the ports by which a guest ends its VM.
+    pub(crate) fn new() -> Self {
+        let bus = Self::default();
+        for port in [power::I8042_COMMAND_PORT, power::SLEEP_CONTROL_PORT] {
+            // The map is empty but for these.
+            let _ = bus
+                .ports
+                .insert(u64::from(port), 1, Arc::new(PowerPort(port)));
         }
+        bus
+    }
+
+    /// Reads that no device answers see all ones.
+    pub(crate) fn mmio_read(&self, address: u64, data: &mut [u8]) {
+        self.mmio.read(address, data);
+    }
+
+    pub(crate) fn mmio_write(&self, address: u64, data: &[u8]) {
+        self.mmio.write(address, data);
     }
 
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
-        data.fill(0xff);
         // `data` can be several one-byte accesses of a string instruction: all alike here.
         for byte in data {
-            if port == power::I8042_COMMAND_PORT {
-                // An idle controller: Linux waits for that before it pulses the reset line.
-                *byte = 0;
-            } else if let Some((uart, offset)) = self.serial_register(port) {
-                *byte = lock(uart).read(offset);
-            }
+            self.ports.read(u64::from(port), std::slice::from_mut(byte));
         }
     }
 
     /// `Some` when the guest asked for the end of the VM.
     pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<PowerRequest> {
+        data.iter().find_map(|byte| {
+            self.ports
+                .write(u64::from(port), std::slice::from_ref(byte))
+        })
+    }
+}
+
+/// One of the ports by which a guest ends its VM.
+#[derive(Debug)]
+struct PowerPort(u16);
+
+impl BusDevice for PowerPort {
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        // An idle keyboard controller: Linux waits for that before it pulses the reset line.
+        let idle = self.0 == power::I8042_COMMAND_PORT;
+        data.fill(if idle { 0 } else { 0xff });
+    }
+
+    fn write(&self, _offset: u64, data: &[u8]) -> Option<PowerRequest> {
+        data.iter().find_map(|byte| power::request(self.0, *byte))
+    }
+}
+
+impl BusDevice for Mutex<SerialPort> {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let offset = u8::try_from(offset).unwrap_or(u8::MAX);
+        data.fill_with(|| lock(self).read(offset));
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest> {
+        let offset = u8::try_from(offset).unwrap_or(u8::MAX);
         for byte in data {
-            if let Some((uart, offset)) = self.serial_register(port) {
-                lock(uart).write(offset, *byte);
-            } else if let Some(request) = power::request(port, *byte) {
-                return Some(request);
-            }
+            lock(self).write(offset, *byte);
         }
         None
     }
+}
 
-    fn find(&self, address: u64) -> Option<(&Mutex<MmioTransport>, u64)> {
-        let relative = address.checked_sub(layout::VIRTIO_MMIO_START)?;
-        let index = usize::try_from(relative / WINDOW_SIZE).ok()?;
-        Some((self.mmio.get(index)?, relative % WINDOW_SIZE))
+impl BusDevice for Mutex<MmioTransport> {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        lock(self).read(offset, data);
     }
 
-    fn serial_register(&self, port: u16) -> Option<(&Mutex<SerialPort>, u8)> {
-        let offset = port
-            .checked_sub(serial::PORT)
-            .filter(|offset| *offset < serial::PORTS)?;
-        Some((self.serial.as_ref()?, u8::try_from(offset).ok()?))
+    fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest> {
+        lock(self).write(offset, data);
+        None
     }
 }
 
@@ -83,7 +199,7 @@ mod tests {
     fn addresses_without_a_device_read_as_ones_and_swallow_writes() {
         let bus = Bus::default();
         let mut data = [0; 8];
-        for address in [0, layout::VIRTIO_MMIO_START, u64::MAX] {
+        for address in [0, crate::layout::VIRTIO_MMIO_START, u64::MAX] {
             bus.mmio_read(address, &mut data);
             assert_eq!(data, [0xff; 8]);
             bus.mmio_write(address, &data);
@@ -95,11 +211,55 @@ mod tests {
 
     #[test]
     fn the_power_ports_are_there_without_any_device() {
-        let bus = Bus::default();
+        let bus = Bus::new();
         let mut status = [0xff];
         bus.port_read(0x64, &mut status);
         assert_eq!(status, [0]);
+        bus.port_read(0x600, &mut status);
+        assert_eq!(status, [0xff]);
         assert_eq!(bus.port_write(0x64, &[0xfe]), Some(PowerRequest::Reset));
         assert_eq!(bus.port_write(0x600, &[0x34]), Some(PowerRequest::Shutdown));
+        assert_eq!(bus.port_write(0x64, &[1, 0xfe]), Some(PowerRequest::Reset));
+    }
+
+    /// Answers with its number and the offset.
+    #[derive(Debug)]
+    struct Numbered(u8);
+    impl BusDevice for Numbered {
+        fn read(&self, offset: u64, data: &mut [u8]) {
+            data.copy_from_slice(&[self.0, offset as u8]);
+        }
+        fn write(&self, _: u64, _: &[u8]) -> Option<PowerRequest> {
+            None
+        }
+    }
+
+    #[test]
+    fn ranges_come_and_go_and_never_overlap() {
+        let map = AddressMap::default();
+        let put = |start, len, n| map.insert(start, len, Arc::new(Numbered(n)));
+        assert_eq!(put(100, 10, 1), Ok(()));
+        assert_eq!(put(u64::MAX, 1, 2), Ok(()));
+        assert_eq!(put(110, 5, 3), Ok(()));
+        assert_eq!(put(90, 10, 4), Ok(()));
+        for (start, len) in [(95, 1), (80, 11), (109, 1), (114, 9), (0, u64::MAX), (5, 0)] {
+            assert!(put(start, len, 9).is_err(), "{start} {len}");
+        }
+        assert!(put(u64::MAX, 2, 9).is_err());
+        let at = |address| {
+            let mut data = [0; 2];
+            map.read(address, &mut data);
+            data
+        };
+        assert_eq!((at(99), at(100), at(109)), ([4, 9], [1, 0], [1, 9]));
+        assert_eq!(
+            (at(110), at(115), at(u64::MAX)),
+            ([3, 0], [255, 255], [2, 0])
+        );
+        assert!(map.remove(101).is_none());
+        assert!(map.remove(100).is_some());
+        assert_eq!((at(99), at(105), at(110)), ([4, 9], [255, 255], [3, 0]));
+        assert_eq!(put(100, 10, 5), Ok(()));
+        assert_eq!(at(105), [5, 5]);
     }
 }

@@ -5,9 +5,13 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::exit::{Exit, Poison};
 use super::state::State;
+
+/// How long a wait goes on before those who are waited for are nudged again.
+const NUDGE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What the threads are asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +34,7 @@ impl Request {
 
 /// How a VM ended.
 #[derive(Clone, Debug)]
-pub(crate) enum Ending {
+pub(crate) enum Outcome {
     Exit(Exit),
     Poison(Arc<Poison>),
 }
@@ -45,10 +49,12 @@ pub(crate) struct Control {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) state: State,
-    pub(crate) ending: Option<Ending>,
-    /// Threads of this VM (vCPUs and I/O) that have not ended.
+    pub(crate) outcome: Option<Outcome>,
+    /// Threads of this VM (vCPUs and event loops) that have not ended.
     pub(crate) threads: usize,
-    /// Those of them that stand still because of [`Request::Pause`].
+    /// Those of them that run vCPUs.
+    pub(crate) vcpus: usize,
+    /// Those of the vCPUs' that stand still because of [`Request::Pause`].
     pub(crate) parked: usize,
 }
 
@@ -58,8 +64,9 @@ impl Control {
             request: AtomicU8::new(Request::Run as u8),
             inner: Mutex::new(Inner {
                 state: State::Created,
-                ending: None,
+                outcome: None,
                 threads: 0,
+                vcpus: 0,
                 parked: 0,
             }),
             changed: Condvar::new(),
@@ -95,7 +102,33 @@ impl Control {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Called by a thread of the VM between two steps: stands still while a pause is asked
+    /// As [`Self::wait_until`], until `deadline` at most, and calls `nudge` now and again
+    /// meanwhile. `false` when it was not `done` by then.
+    pub(crate) fn wait_deadline<'a>(
+        &'a self,
+        mut guard: MutexGuard<'a, Inner>,
+        deadline: Instant,
+        nudge: impl Fn(),
+        mut done: impl FnMut(&Inner) -> bool,
+    ) -> (MutexGuard<'a, Inner>, bool) {
+        loop {
+            if done(&guard) {
+                return (guard, true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return (guard, false);
+            }
+            let waited = self.changed.wait_timeout(guard, left.min(NUDGE_INTERVAL));
+            let (next, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            guard = next;
+            if timeout.timed_out() {
+                nudge();
+            }
+        }
+    }
+
+    /// Called by a vCPU's thread between two steps: stands still while a pause is asked
     /// for. `false` means that the thread must end.
     pub(crate) fn checkpoint(&self) -> bool {
         match self.request() {
@@ -112,24 +145,25 @@ impl Control {
         self.request() == Request::Run
     }
 
-    /// The first ending counts. `true` when it is this one.
-    pub(crate) fn end(&self, ending: Ending) -> bool {
+    /// The first outcome counts. `true` when it is this one.
+    pub(crate) fn end(&self, outcome: Outcome) -> bool {
         let mut inner = self.lock();
-        if inner.ending.is_some() {
+        if inner.outcome.is_some() {
             return false;
         }
-        inner.state = match ending {
-            Ending::Exit(_) => State::Stopped,
-            Ending::Poison(_) => State::Poisoned,
+        inner.state = match outcome {
+            Outcome::Exit(_) => State::Stopped,
+            Outcome::Poison(_) => State::Poisoned,
         };
-        inner.ending = Some(ending);
+        inner.outcome = Some(outcome);
         self.ask(&mut inner, Request::End);
         true
     }
 
     /// A thread of the VM has ended.
-    pub(crate) fn thread_ended(&self) {
+    pub(crate) fn thread_ended(&self, is_vcpu: bool) {
         let mut inner = self.lock();
+        inner.vcpus = inner.vcpus.saturating_sub(usize::from(is_vcpu));
         inner.threads = inner.threads.saturating_sub(1);
         self.changed.notify_all();
     }

@@ -92,12 +92,15 @@ pub enum BuildError {
     /// The kernel or initramfs could not be loaded.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// Two devices claim the same addresses.
+    #[error("the guest's address space is laid out wrongly")]
+    Addresses(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// An eventfd or epoll instance could not be made.
-    #[error("making {what}")]
+    #[error("failed to create {what}")]
     Descriptor {
         /// What for.
         what: &'static str,
-        /// Why.
+        /// The operating system's answer.
         #[source]
         source: io::Error,
     },

@@ -39,12 +39,12 @@ impl fmt::Display for Exit {
     }
 }
 
-/// Why a VM is poisoned: KVM could not go on with a vCPU.
+/// Why a VM is poisoned: it cannot go on, through no doing of its guest's.
 #[derive(Debug)]
 pub struct Poison {
-    /// The vCPU.
-    pub vcpu: u8,
-    /// What KVM said.
+    /// The vCPU; none when it happened on another thread.
+    pub vcpu: Option<u8>,
+    /// What happened.
     pub cause: PoisonCause,
     /// The vCPU's registers, where KVM still gave them.
     pub registers: Option<Box<Registers>>,
@@ -76,36 +76,39 @@ pub enum PoisonCause {
         /// Its name.
         exit: String,
     },
-    /// The thread that ran the vCPU or the devices panicked: a fault of this library.
-    Panic,
+    /// Memory of the host below the guest's has failed.
+    MemoryFailure {
+        /// Where, as an address of this process.
+        address: u64,
+    },
+    /// A thread of the VM panicked: a fault of this library.
+    Panic {
+        /// Its name.
+        thread: String,
+    },
 }
 
 impl fmt::Display for Poison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.cause {
-            PoisonCause::Ioctl { ioctl, .. } => {
-                write!(f, "KVM refused {ioctl} on vCPU {}", self.vcpu)?;
+            PoisonCause::Ioctl { ioctl, .. } => write!(f, "KVM refused {ioctl}")?,
+            PoisonCause::InternalError { suberror: 1 } => {
+                f.write_str("KVM could not emulate an instruction of the guest")?;
             }
-            PoisonCause::InternalError { suberror: 1 } => write!(
-                f,
-                "KVM could not emulate an instruction of the guest on vCPU {}; \
-                 `podvisor check` says whether this host's KVM is sound",
-                self.vcpu
-            )?,
             PoisonCause::InternalError { suberror } => {
-                write!(f, "KVM internal error {suberror} on vCPU {}", self.vcpu)?;
+                write!(f, "KVM internal error {suberror}")?;
             }
             PoisonCause::FailEntry { reason } => {
-                write!(
-                    f,
-                    "the processor refused to enter vCPU {} ({reason:#x})",
-                    self.vcpu
-                )?;
+                write!(f, "the processor refused the guest's state ({reason:#x})")?;
             }
-            PoisonCause::UnexpectedExit { exit } => {
-                write!(f, "unexpected exit {exit} of vCPU {}", self.vcpu)?;
+            PoisonCause::UnexpectedExit { exit } => write!(f, "unexpected exit {exit}")?,
+            PoisonCause::MemoryFailure { address } => {
+                write!(f, "the host's memory failed at {address:#x}")?;
             }
-            PoisonCause::Panic => write!(f, "the thread of vCPU {} panicked", self.vcpu)?,
+            PoisonCause::Panic { thread } => write!(f, "the thread {thread} panicked")?,
+        }
+        if let Some(vcpu) = self.vcpu {
+            write!(f, " on vCPU {vcpu}")?;
         }
         match &self.registers {
             Some(registers) => write!(f, " ({registers})"),

@@ -9,10 +9,10 @@ use podvisor_devices::legacy::serial::{self, SerialPort};
 use podvisor_devices::virtio::VirtioDevice;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::attach::{self, Attached};
+use super::attach::{self, Attachments};
 use super::bus::Bus;
 use super::error::BuildError;
-use super::io_thread::{DeviceRunner, Faults};
+use super::io::{Faults, LoopsBuilder};
 use crate::cpuid;
 use crate::kvm::{self, KvmError};
 
@@ -22,9 +22,8 @@ pub(super) struct Hardware {
     /// With their CPUID, as after RESET.
     pub(super) vcpus: Vec<VcpuFd>,
     pub(super) bus: Arc<Bus>,
-    pub(super) runners: Vec<DeviceRunner>,
-    /// What the command line must say of the devices.
-    pub(super) announcements: Vec<String>,
+    pub(super) devices: Attachments,
+    pub(super) loops: LoopsBuilder,
     pub(super) faults: Faults,
 }
 
@@ -33,29 +32,29 @@ impl Hardware {
     pub(super) fn new(
         kvm: &Kvm,
         mem: &GuestRam,
-        devices: &[Arc<Mutex<dyn VirtioDevice>>],
+        devices: Vec<Box<dyn VirtioDevice>>,
         serial: Option<Box<dyn Write + Send>>,
         vcpus: u8,
     ) -> Result<Self, BuildError> {
         let vm_fd = kvm::create_vm(kvm, mem)?;
         let faults = Faults::default();
-        let Attached {
-            transports,
-            runners,
-            announcements,
-        } = attach::attach(&vm_fd, mem, devices, &faults)?;
-        let serial = serial.map(|out| attach_serial(&vm_fd, out)).transpose()?;
-        let bus = Arc::new(Bus {
-            mmio: transports,
-            serial,
-        });
+        let bus = Bus::new();
+        let mut loops =
+            LoopsBuilder::new(faults.clone()).map_err(|source| BuildError::Descriptor {
+                what: "an event loop",
+                source,
+            })?;
+        let devices = attach::attach(&vm_fd, mem, devices, &bus, &mut loops)?;
+        if let Some(out) = serial {
+            attach_serial(&vm_fd, &bus, out)?;
+        }
         let vcpus = create_vcpus(kvm, &vm_fd, vcpus)?;
         Ok(Self {
             vm_fd,
             vcpus,
-            bus,
-            runners,
-            announcements,
+            bus: Arc::new(bus),
+            devices,
+            loops,
             faults,
         })
     }
@@ -79,7 +78,7 @@ fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<Vec<VcpuFd>, BuildErr
     Ok(vcpus)
 }
 
-fn attach_serial(vm: &VmFd, out: Box<dyn Write + Send>) -> Result<Mutex<SerialPort>, BuildError> {
+fn attach_serial(vm: &VmFd, bus: &Bus, out: Box<dyn Write + Send>) -> Result<(), BuildError> {
     let descriptor = |source| BuildError::Descriptor {
         what: "the serial port's interrupt eventfd",
         source,
@@ -87,5 +86,8 @@ fn attach_serial(vm: &VmFd, out: Box<dyn Write + Send>) -> Result<Mutex<SerialPo
     let line = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(descriptor)?;
     vm.register_irqfd(&line, serial::IRQ)
         .map_err(KvmError::ioctl("KVM_IRQFD"))?;
-    Ok(Mutex::new(SerialPort::new(line, out)))
+    let port = Arc::new(Mutex::new(SerialPort::new(line, out)));
+    bus.ports
+        .insert(u64::from(serial::PORT), u64::from(serial::PORTS), port)
+        .map_err(|error| BuildError::Addresses(Box::new(error)))
 }

@@ -1,9 +1,12 @@
 //! A virtual machine: its configuration, its threads and its life.
 //!
 //! * [`VmBuilder`] validates a configuration and creates everything.
-//! * [`Vm`] is the handle: every call takes `&self`, from any thread.
-//! * One thread per vCPU runs guest code and answers its exits by the bus; one I/O thread
-//!   serves the devices. They agree through `control`, and never hold its lock while they work.
+//! * [`Vm`] is the handle: every call takes `&self`, from any thread. [`DeviceHandle`] is the same
+//!   for a device.
+//! * One thread per vCPU runs guest code and answers its exits by the bus; event loops (`io`) serve
+//!   the devices. vCPUs agree through `control`, loops take commands.
+//!
+//! Nothing here waits without a limit for a guest, a device or a disk.
 //!
 //! A VM must not know pods, containers or images, and a library must not print, exit, install
 //! signal handlers, or panic at what a guest does.
@@ -14,52 +17,60 @@ mod bus;
 mod control;
 mod error;
 mod exit;
+mod handle;
 mod hardware;
-mod io_thread;
+mod io;
+mod kick;
 mod state;
 mod threads;
 mod vcpu;
 
 use std::fmt;
-use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use kvm_ioctls::{VcpuFd, VmFd};
-use podvisor_devices::GuestRam;
+use kvm_ioctls::VcpuFd;
+use podvisor_devices::blk::BlockDevice;
+use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::virtio::{Counter, VirtioDevice};
+use podvisor_devices::vsock::VsockDevice;
 
 pub use builder::VmBuilder;
 pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use exit::{Exit, Poison, PoisonCause, Registers};
-pub use io_thread::DeviceFault;
+pub use handle::{BlockHandle, ConsoleHandle, DeviceHandle, HandleError, VsockHandle};
+pub use io::DeviceFault;
 pub use state::{Action, State};
 
-use control::{Control, Ending, Inner, Request};
-use io_thread::{Faults, IoLoop};
+use attach::Attached;
+use control::{Control, Inner, Outcome, Request};
+use io::{EventLoop, Faults};
 use threads::{STACK_SIZE, SignalsBlocked};
 use vcpu::VcpuContext;
 
+/// How long [`Vm::pause`] and [`Vm::stop`] wait for vCPUs and devices.
+const PATIENCE: Duration = Duration::from_millis(800);
+
 /// A virtual machine.
 ///
-/// Dropping the handle stops the VM and waits for its threads.
+/// Dropping the handle stops the VM, as [`Self::stop`] does.
 pub struct Vm {
     context: VcpuContext,
     /// What [`Self::start`] moves into threads.
     parts: Mutex<Option<Parts>>,
-    devices: Vec<(String, Arc<Mutex<dyn VirtioDevice>>)>,
+    /// One of `start`, `pause` and `resume` at a time.
+    transition: Mutex<()>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    devices: Vec<Attached>,
     faults: Faults,
-    /// Both must outlive the threads: KVM reads and writes the memory for as long as there is
-    /// a vCPU. Fields are dropped in this order.
-    _vm_fd: VmFd,
-    _mem: GuestRam,
 }
 
 /// What waits for [`Vm::start`].
 struct Parts {
     vcpus: Vec<VcpuFd>,
-    io_loop: IoLoop,
+    loops: Vec<EventLoop>,
 }
 
 /// A call that a VM could not do.
@@ -77,14 +88,20 @@ pub enum VmError {
     /// KVM failed, now or earlier.
     #[error("the VM is poisoned")]
     Poisoned(#[source] Arc<Poison>),
+    /// Something did not come to a stop in time; the VM runs on.
+    #[error("the VM was not paused: {what} did not come to a stop within {PATIENCE:?}")]
+    Busy {
+        /// The name of a thread: `vcpu`, `vm-io`, or `vm-` with the name of a device.
+        what: String,
+    },
     /// A thread could not be started.
-    #[error("starting the thread {name}")]
+    #[error("failed to start the thread {name}")]
     Thread {
         /// The thread's name.
         name: String,
-        /// Why.
+        /// The operating system's answer.
         #[source]
-        source: io::Error,
+        source: std::io::Error,
     },
 }
 
@@ -111,22 +128,14 @@ impl Vm {
         VmBuilder::default()
     }
 
-    fn new(
-        context: VcpuContext,
-        parts: Parts,
-        devices: Vec<(String, Arc<Mutex<dyn VirtioDevice>>)>,
-        faults: Faults,
-        vm_fd: VmFd,
-        mem: GuestRam,
-    ) -> Self {
-        let parts = Mutex::new(Some(parts));
+    fn new(context: VcpuContext, parts: Parts, devices: Vec<Attached>, faults: Faults) -> Self {
         Self {
             context,
-            parts,
+            parts: Mutex::new(Some(parts)),
+            transition: Mutex::new(()),
+            threads: Mutex::new(Vec::new()),
             devices,
             faults,
-            _vm_fd: vm_fd,
-            _mem: mem,
         }
     }
 
@@ -136,93 +145,102 @@ impl Vm {
         self.control().lock().state
     }
 
-    /// Starts the vCPUs and the I/O thread.
+    /// Starts the vCPUs and the event loops of devices.
     ///
     /// # Errors
     /// When the VM was started or stopped before, or a thread cannot be started: the VM is
     /// stopped then.
     pub fn start(&self) -> Result<(), VmError> {
+        let _transition = lock(&self.transition);
         let parts = {
             let mut inner = self.control().lock();
             let next = self.legal(&inner, Action::Start)?;
-            let parts = self
-                .parts
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
-            let Some(parts) = parts else {
+            let Some(parts) = lock(&self.parts).take() else {
                 return Err(VmError::IllegalState {
                     action: Action::Start,
                     state: inner.state,
                 });
             };
             inner.state = next;
-            inner.threads = parts.vcpus.len() + 1;
+            inner.vcpus = parts.vcpus.len();
+            inner.threads = parts.vcpus.len() + parts.loops.len();
             parts
         };
-        let mut missing = parts.vcpus.len() + 1;
-        let mut spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
-            let guard = ThreadGuard {
-                context: self.context.clone(),
-                completed: false,
-            };
-            let builder = thread::Builder::new()
-                .name(name.clone())
-                .stack_size(STACK_SIZE);
-            let spawned = builder.spawn(move || {
-                let mut guard = guard;
-                body();
-                guard.completed = true;
-            });
-            match spawned {
-                Ok(handle) => {
-                    missing -= 1;
-                    self.context.peers.add(handle);
-                    Ok(())
-                }
-                Err(source) => Err(VmError::Thread { name, source }),
-            }
-        };
-        let blocked = SignalsBlocked::new();
-        let io_loop = parts.io_loop;
-        let mut result = spawn("vm-io".to_owned(), Box::new(move || io_loop.run()));
+        // A body that is not started counts itself out when it is dropped.
+        let mut bodies: Vec<(ThreadGuard, Box<dyn FnOnce() + Send>)> = Vec::new();
+        for event_loop in parts.loops {
+            let guard = ThreadGuard::new(&self.context, event_loop.name().to_owned(), false);
+            bodies.push((guard, Box::new(move || event_loop.run())));
+        }
         for (id, vcpu) in (0u8..).zip(parts.vcpus) {
-            if result.is_err() {
-                break;
-            }
+            let guard = ThreadGuard::new(&self.context, format!("vcpu{id}"), true);
             let context = self.context.clone();
-            let body = move || vcpu::run(id, vcpu, &context);
-            result = spawn(format!("vcpu{id}"), Box::new(body));
+            bodies.push((guard, Box::new(move || vcpu::run(id, vcpu, &context))));
+        }
+        let blocked = SignalsBlocked::new();
+        let mut result = Ok(());
+        for (guard, body) in bodies {
+            let name = guard.name.clone();
+            let spawned = thread::Builder::new()
+                .name(name.clone())
+                .stack_size(STACK_SIZE)
+                .spawn(move || {
+                    let mut guard = guard;
+                    body();
+                    guard.completed = true;
+                });
+            match spawned {
+                Ok(thread) => lock(&self.threads).push(thread),
+                Err(source) => {
+                    result = Err(VmError::Thread { name, source });
+                    break;
+                }
+            }
         }
         drop(blocked);
         if result.is_err() {
-            // The guard of the thread that failed has already counted itself.
-            let mut inner = self.control().lock();
-            inner.threads -= missing - 1;
-            drop(inner);
-            self.end(Ending::Exit(Exit::Stopped));
+            self.context.end(Outcome::Exit(Exit::Stopped));
         }
         result
     }
 
-    /// Stops the guest between two instructions and its devices between two requests. Returns
-    /// when all of them stand still.
+    /// Stops the guest between two instructions, then its devices. When it returns, nothing is in
+    /// flight, no device reads or writes guest memory, and no request is lost: [`Self::resume`]
+    /// goes on from there.
     ///
     /// # Errors
-    /// When the VM is not running, or ends meanwhile.
+    /// When the VM is not running, or ends meanwhile. [`VmError::Busy`] when something does not
+    /// come to a stop within 800 ms, most often a disk that blocks; the VM runs on then.
     pub fn pause(&self) -> Result<(), VmError> {
+        let _transition = lock(&self.transition);
+        let deadline = Instant::now() + PATIENCE;
         let mut inner = self.control().lock();
-        inner.state = self.legal(&inner, Action::Pause)?;
+        let next = self.legal(&inner, Action::Pause)?;
         self.control().ask(&mut inner, Request::Pause);
         self.context.peers.kick();
-        self.context.io.wake();
-        let inner = self.control().wait_until(inner, |inner| {
-            inner.ending.is_some() || inner.parked == inner.threads
-        });
-        match &inner.ending {
-            None => Ok(()),
-            Some(_) => Err(self.illegal(&inner, Action::Pause)),
+        // vCPUs first: one that waits for a device to be reset needs the device's loop.
+        let nudge = || self.context.peers.kick();
+        let (inner, parked) = self
+            .control()
+            .wait_deadline(inner, deadline, nudge, |inner| {
+                inner.outcome.is_some() || inner.parked == inner.vcpus
+            });
+        drop(inner);
+        let quiet = if parked {
+            self.context.loops.pause(deadline)
+        } else {
+            Err("vcpu".to_owned())
+        };
+        let mut inner = self.control().lock();
+        if inner.outcome.is_some() {
+            return Err(self.illegal(&inner, Action::Pause));
         }
+        if let Err(what) = quiet {
+            self.control().ask(&mut inner, Request::Run);
+            return Err(VmError::Busy { what });
+        }
+        inner.state = next;
+        Ok(())
     }
 
     /// Lets a paused VM go on.
@@ -230,48 +248,53 @@ impl Vm {
     /// # Errors
     /// When the VM is not paused.
     pub fn resume(&self) -> Result<(), VmError> {
+        let _transition = lock(&self.transition);
         let mut inner = self.control().lock();
         inner.state = self.legal(&inner, Action::Resume)?;
+        self.context.loops.resume();
         self.control().ask(&mut inner, Request::Run);
         // A pause that follows at once must find every thread out of this one.
         let _inner = self
             .control()
-            .wait_until(inner, |inner| inner.ending.is_some() || inner.parked == 0);
+            .wait_until(inner, |inner| inner.outcome.is_some() || inner.parked == 0);
         Ok(())
     }
 
     /// Ends the VM as if its power were cut, and returns when its threads have ended. Requests
-    /// that devices have taken are completed. A VM that has ended stays as it is.
+    /// that devices have taken are completed, but for those that take longer than 800 ms: they
+    /// are abandoned, with the thread that carries them out, and guest memory stays there for it
+    /// until it returns. A VM that has ended stays as it is.
     ///
     /// # Errors
     /// None today; the signature leaves room for a host that fails.
     pub fn stop(&self) -> Result<(), VmError> {
-        self.end(Ending::Exit(Exit::Stopped));
+        self.context.end(Outcome::Exit(Exit::Stopped));
         self.join();
         Ok(())
     }
 
-    /// Waits until the VM has ended and its threads are gone. Any number of threads may wait.
+    /// Waits until the VM has ended and its threads are gone, or abandoned as by [`Self::stop`].
+    /// Any number of threads may wait.
     ///
     /// # Errors
     /// [`VmError::Poisoned`] when KVM failed.
     pub fn wait(&self) -> Result<Exit, VmError> {
-        let ending = {
+        let outcome = {
             let inner = self.control().lock();
             let inner = self
                 .control()
-                .wait_until(inner, |inner| inner.ending.is_some());
-            inner.ending.clone()
+                .wait_until(inner, |inner| inner.outcome.is_some());
+            inner.outcome.clone()
         };
         self.join();
-        match ending {
-            Some(Ending::Poison(poison)) => Err(VmError::Poisoned(poison)),
-            Some(Ending::Exit(exit)) => Ok(exit),
+        match outcome {
+            Some(Outcome::Poison(poison)) => Err(VmError::Poisoned(poison)),
+            Some(Outcome::Exit(exit)) => Ok(exit),
             None => Ok(Exit::Stopped),
         }
     }
 
-    /// What the devices and vCPUs have counted so far.
+    /// What the devices and vCPUs have counted so far. Never waits.
     #[must_use]
     pub fn counters(&self) -> Vec<DeviceCounters> {
         let counters = &self.context.counters;
@@ -289,26 +312,50 @@ impl Vm {
             device: "vcpu".to_owned(),
             counters: vcpu,
         }];
-        all.extend(self.devices.iter().map(|(name, device)| {
-            DeviceCounters {
-                device: name.clone(),
-                counters: device
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .counters(),
-            }
+        all.extend(self.devices.iter().map(|device| DeviceCounters {
+            device: device.name.clone(),
+            counters: device.info.counters.read(),
         }));
         all
+    }
+
+    /// The block device named `name`, as in [`Self::counters`]: `blk0` is the first.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn block(&self, name: &str) -> Result<BlockHandle, HandleError> {
+        DeviceHandle::<BlockDevice>::find(&self.devices, "block device", Some(name))
+    }
+
+    /// The first console.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn console(&self) -> Result<ConsoleHandle, HandleError> {
+        DeviceHandle::<ConsoleDevice>::find(&self.devices, "console", None)
+    }
+
+    /// The socket device.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn vsock(&self) -> Result<VsockHandle, HandleError> {
+        DeviceHandle::<VsockDevice>::find(&self.devices, "socket device", None)
+    }
+
+    /// A device of any type, by its name.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`], also when it is of another type.
+    pub fn device<D: VirtioDevice>(&self, name: &str) -> Result<DeviceHandle<D>, HandleError> {
+        DeviceHandle::find(&self.devices, "device of this type", Some(name))
     }
 
     /// What failed on the host side of devices so far: the last 64 of them. Their drivers saw
     /// `DEVICE_NEEDS_RESET`.
     #[must_use]
     pub fn faults(&self) -> Vec<DeviceFault> {
-        self.faults
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.faults).clone()
     }
 
     fn control(&self) -> &Control {
@@ -323,8 +370,8 @@ impl Vm {
     }
 
     fn illegal(&self, inner: &MutexGuard<'_, Inner>, action: Action) -> VmError {
-        match &inner.ending {
-            Some(Ending::Poison(poison)) => VmError::Poisoned(poison.clone()),
+        match &inner.outcome {
+            Some(Outcome::Poison(poison)) => VmError::Poisoned(poison.clone()),
             _ => VmError::IllegalState {
                 action,
                 state: inner.state,
@@ -332,23 +379,36 @@ impl Vm {
         }
     }
 
-    fn end(&self, ending: Ending) {
-        if self.control().end(ending) {
-            self.context.peers.kick();
-            self.context.io.wake();
-        }
-    }
-
+    /// Waits for the threads of a VM that has ended, and abandons those that take too long.
     fn join(&self) {
         let inner = self.control().lock();
-        drop(self.control().wait_until(inner, |inner| inner.threads == 0));
-        self.context.peers.join();
+        let deadline = Instant::now() + PATIENCE;
+        let nudge = || self.context.peers.kick();
+        let (inner, ended) = self
+            .control()
+            .wait_deadline(inner, deadline, nudge, |inner| inner.threads == 0);
+        drop(inner);
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
+            if ended || thread.is_finished() {
+                let _ = thread.join();
+            } else {
+                let name = thread.thread().name().unwrap_or("unnamed").to_owned();
+                tracing::warn!(
+                    name,
+                    "a thread of a VM that has ended is blocked: abandoned"
+                );
+            }
+        }
     }
 }
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        self.end(Ending::Exit(Exit::Stopped));
+        self.context.end(Outcome::Exit(Exit::Stopped));
+        if let Some(parts) = lock(&self.parts).take() {
+            // Never started: loops end with their mailboxes.
+            drop(parts);
+        }
         self.join();
     }
 }
@@ -356,22 +416,39 @@ impl Drop for Vm {
 /// Counts a thread out when it ends, and poisons the VM when it panicked.
 struct ThreadGuard {
     context: VcpuContext,
+    name: String,
+    is_vcpu: bool,
     completed: bool,
+}
+
+impl ThreadGuard {
+    fn new(context: &VcpuContext, name: String, is_vcpu: bool) -> Self {
+        Self {
+            context: context.clone(),
+            name,
+            is_vcpu,
+            completed: false,
+        }
+    }
 }
 
 impl Drop for ThreadGuard {
     fn drop(&mut self) {
         if !self.completed && thread::panicking() {
-            let poison = Poison {
-                vcpu: 0,
-                cause: PoisonCause::Panic,
-                registers: None,
+            let cause = PoisonCause::Panic {
+                thread: self.name.clone(),
             };
-            if self.context.control.end(Ending::Poison(Arc::new(poison))) {
-                self.context.peers.kick();
-                self.context.io.wake();
-            }
+            self.context.end(Outcome::Poison(Arc::new(Poison {
+                vcpu: None,
+                cause,
+                registers: None,
+            })));
         }
-        self.context.control.thread_ended();
+        self.context.control.thread_ended(self.is_vcpu);
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section leaves what it guards consistent, even one that panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,8 +9,9 @@ use std::thread;
 /// page that is zeroed for nothing.
 pub(super) const STACK_SIZE: usize = 256 << 10;
 
-/// Does `there` on another thread while `here` runs on this one, or after it where there may be no more threads.
-pub(super) fn beside<A: Send, B>(
+/// Does `there` on another thread while `here` runs on this one, or after it where there may be
+/// no more threads.
+pub(super) fn in_parallel<A: Send, B>(
     name: &str,
     there: impl Fn() -> A + Sync,
     here: impl FnOnce() -> B,
@@ -73,7 +74,7 @@ impl Drop for SignalsBlocked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vmm_sys_util::signal::{SIGRTMIN, get_blocked_signals};
+    use vmm_sys_util::signal::get_blocked_signals;
 
     #[test]
     fn threads_inherit_the_mask_and_the_caller_gets_its_own_back() {
@@ -83,7 +84,7 @@ mod tests {
             .join()
             .unwrap();
         drop(guard);
-        assert!(inherited.contains(&SIGRTMIN()) && inherited.contains(&libc::SIGINT));
+        assert!(inherited.contains(&crate::vm::kick::KICK) && inherited.contains(&libc::SIGINT));
         assert_eq!(get_blocked_signals().unwrap(), before);
     }
 }

@@ -3,24 +3,17 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
-use kvm_ioctls::{VcpuExit, VcpuFd};
+use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
+use podvisor_devices::GuestRam;
 use podvisor_devices::legacy::power::PowerRequest;
-use vmm_sys_util::signal::{Killable, SIGRTMIN, clear_signal};
 
 use super::bus::Bus;
-use super::control::{Control, Ending};
+use super::control::{Control, Outcome, Request};
 use super::exit::{Exit, Poison, PoisonCause, Registers};
-use super::io_thread::IoWaker;
+use super::io::Loops;
+use super::kick::{self, Kicker, Pending};
 use crate::kvm::{self, KvmError};
-
-/// The signal that gets a vCPU thread out of `KVM_RUN`. It is blocked in that thread and
-/// unblocked by KVM only while guest code runs, so it is never delivered: see
-/// [`kvm::set_signal_mask`].
-pub(crate) fn kick_signal() -> i32 {
-    SIGRTMIN()
-}
 
 /// What a vCPU thread shares with the rest of the VM.
 #[derive(Clone, Debug)]
@@ -28,8 +21,17 @@ pub(crate) struct VcpuContext {
     pub(crate) control: Arc<Control>,
     pub(crate) bus: Arc<Bus>,
     pub(crate) peers: Arc<Kicker>,
-    pub(crate) io: IoWaker,
+    pub(crate) loops: Arc<Loops>,
     pub(crate) counters: Arc<VcpuCounters>,
+    pub(crate) _machine: Arc<Machine>,
+}
+
+/// What KVM reads and writes for as long as there is a vCPU. Every thread keeps it, so that one
+/// that does not end in time finds it when it goes on.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) _vm_fd: VmFd,
+    pub(crate) _mem: GuestRam,
 }
 
 /// Exits to user space, of all vCPUs of a VM.
@@ -39,106 +41,110 @@ pub(crate) struct VcpuCounters {
     pub(crate) port: AtomicU64,
 }
 
-/// Gets vCPU threads out of guest code.
-#[derive(Debug, Default)]
-pub(crate) struct Kicker {
-    threads: std::sync::Mutex<Vec<JoinHandle<()>>>,
-}
-
-impl Kicker {
-    /// Adds a thread to be kicked, and joined in the end.
-    pub(crate) fn add(&self, thread: JoinHandle<()>) {
-        self.lock().push(thread);
-    }
-
-    /// Makes every vCPU look at [`Control::request`] soon.
-    pub(crate) fn kick(&self) {
-        for thread in self.lock().iter() {
-            // Threads stay in the list until they are joined, so the handle is good.
-            let _ = thread.kill(kick_signal());
-        }
-    }
-
-    /// Joins the threads, which are about to end.
-    pub(crate) fn join(&self) {
-        let threads = std::mem::take(&mut *self.lock());
-        for thread in threads {
-            let _ = thread.join();
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
+/// What a step of a vCPU led to.
+enum Step {
+    /// The guest goes on.
+    Exit,
+    /// Guest code was left because of the kick, or because it was not to be entered.
+    Kicked,
+    /// The VM ends.
+    End(Outcome),
 }
 
 /// Runs guest code on this thread, in which the kick signal is blocked, until the VM ends.
 pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
-    if let Err(KvmError::Ioctl { ioctl, source }) = kvm::set_signal_mask(&vcpu, kick_signal()) {
+    // Before the first look at what is asked for: see `Kicker::register`.
+    let _kicked = context.peers.register();
+    if let Err(KvmError::Ioctl { ioctl, source }) = kvm::set_signal_mask(&vcpu, kick::KICK) {
         let cause = PoisonCause::Ioctl { ioctl, source };
-        context.end(Ending::Poison(Arc::new(Poison {
-            vcpu: id,
+        context.end(Outcome::Poison(Arc::new(Poison {
+            vcpu: Some(id),
             cause,
             registers: None,
         })));
         return;
     }
-    let mut paused_before = false;
-    while context.control.checkpoint() {
-        if std::mem::take(&mut paused_before) {
-            // Tells kvm-clock that the guest did not run, lest its watchdogs bite. It is an
-            // error for guests that do not use kvm-clock.
+    let mut entered = false;
+    loop {
+        let pause = context.control.request() == Request::Pause;
+        if pause && entered {
+            // An access that user space has answered is not part of the vCPU's state before KVM
+            // has completed the instruction.
+            vcpu.set_kvm_immediate_exit(1);
+            let outcome = complete(id, &mut vcpu, context);
+            vcpu.set_kvm_immediate_exit(0);
+            if let Some(outcome) = outcome {
+                context.end(outcome);
+                return;
+            }
+        }
+        if !context.control.checkpoint() {
+            return;
+        }
+        if pause && entered {
+            // Tells kvm-clock that the guest did not run, or its watchdogs fire. It is an error
+            // for guests that do not use kvm-clock.
             let _ = vcpu.kvmclock_ctrl();
         }
-        if let Some(ending) = step(id, &mut vcpu, context, &mut paused_before) {
-            context.end(ending);
+        entered = true;
+        if let Step::End(outcome) = step(id, &mut vcpu, context) {
+            context.end(outcome);
             return;
         }
     }
 }
 
-impl VcpuContext {
-    fn end(&self, ending: Ending) {
-        if self.control.end(ending) {
-            self.peers.kick();
+/// Runs no guest code, but all that is left of an instruction that needed user space.
+fn complete(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Option<Outcome> {
+    loop {
+        match step(id, vcpu, context) {
+            Step::Exit => {}
+            Step::Kicked => return None,
+            Step::End(outcome) => return Some(outcome),
         }
-        self.io.wake();
     }
 }
 
-/// Runs until the next exit and handles that. `Some` when the VM ends with it.
-fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext, kicked: &mut bool) -> Option<Ending> {
+impl VcpuContext {
+    /// Ends the VM, if nothing else has.
+    pub(crate) fn end(&self, outcome: Outcome) {
+        if self.control.end(outcome) {
+            self.peers.kick();
+            self.loops.end();
+        }
+    }
+}
+
+/// Runs until the next exit and handles that.
+fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
     let cause = match vcpu.run() {
         Ok(VcpuExit::MmioRead(address, data)) => {
             context.counters.mmio.fetch_add(1, Ordering::Relaxed);
             context.bus.mmio_read(address, data);
-            return None;
+            return Step::Exit;
         }
         Ok(VcpuExit::MmioWrite(address, data)) => {
             context.counters.mmio.fetch_add(1, Ordering::Relaxed);
             context.bus.mmio_write(address, data);
-            return None;
+            return Step::Exit;
         }
         Ok(VcpuExit::IoIn(port, data)) => {
             context.counters.port.fetch_add(1, Ordering::Relaxed);
             context.bus.port_read(port, data);
-            return None;
+            return Step::Exit;
         }
         Ok(VcpuExit::IoOut(port, data)) => {
             context.counters.port.fetch_add(1, Ordering::Relaxed);
-            return context.bus.port_write(port, data).map(|request| {
-                Ending::Exit(match request {
-                    PowerRequest::Reset => Exit::Reset,
-                    PowerRequest::Shutdown => Exit::Shutdown,
-                })
-            });
+            return match context.bus.port_write(port, data) {
+                None => Step::Exit,
+                Some(PowerRequest::Reset) => Step::End(Outcome::Exit(Exit::Reset)),
+                Some(PowerRequest::Shutdown) => Step::End(Outcome::Exit(Exit::Shutdown)),
+            };
         }
-        Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => return None,
+        Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => return Step::Exit,
         Ok(VcpuExit::Shutdown) => {
-            return Some(match registers(vcpu) {
-                Ok(registers) => Ending::Exit(Exit::TripleFault {
+            return Step::End(match registers(vcpu) {
+                Ok(registers) => Outcome::Exit(Exit::TripleFault {
                     vcpu: id,
                     registers: Box::new(registers),
                 }),
@@ -146,9 +152,10 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext, kicked: &mut bool) -> 
             });
         }
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-            let _ = clear_signal(kick_signal());
-            *kicked = true;
-            return None;
+            match kick::take_pending() {
+                None | Some(Pending::Kick) => return Step::Kicked,
+                Some(Pending::MemoryFailure { address }) => PoisonCause::MemoryFailure { address },
+            }
         }
         Err(error) => PoisonCause::Ioctl {
             ioctl: "KVM_RUN",
@@ -162,13 +169,13 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext, kicked: &mut bool) -> 
             exit: format!("{other:?}"),
         },
     };
-    Some(poison(id, cause, vcpu))
+    Step::End(poison(id, cause, vcpu))
 }
 
-fn poison(id: u8, cause: PoisonCause, vcpu: &VcpuFd) -> Ending {
+fn poison(id: u8, cause: PoisonCause, vcpu: &VcpuFd) -> Outcome {
     let registers = registers(vcpu).ok().map(Box::new);
-    Ending::Poison(Arc::new(Poison {
-        vcpu: id,
+    Outcome::Poison(Arc::new(Poison {
+        vcpu: Some(id),
         cause,
         registers,
     }))

@@ -1,14 +1,12 @@
 //! Virtio over MMIO (§4.2): a 4 KiB window of registers per device and one interrupt line.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::status::{Status, Step};
-use crate::GuestRam;
-use crate::virtio::{Interrupt, Queue, QueueConfig, RateLimit, Resources, VirtioDevice, features};
+use super::core::{TransportCore, TransportInterrupt, TransportParts};
+use crate::virtio::Interrupt;
 
 /// Bytes of guest physical address space per device.
 pub const WINDOW_SIZE: u64 = 0x1000;
@@ -18,6 +16,9 @@ const MAGIC: u32 = 0x7472_6976;
 const VERSION: u32 = 2;
 /// "PVSR"; any value will do, drivers only show it.
 const VENDOR: u32 = 0x5253_5650;
+
+/// Offset of the register `QueueNotify` (§4.2.2): what a VMM has KVM answer by itself.
+pub const QUEUE_NOTIFY: u64 = 0x050;
 
 /// Register offsets (§4.2.2, table 4.1).
 mod reg {
@@ -33,7 +34,7 @@ mod reg {
     pub(super) const QUEUE_SIZE_MAX: u64 = 0x034;
     pub(super) const QUEUE_SIZE: u64 = 0x038;
     pub(super) const QUEUE_READY: u64 = 0x044;
-    pub(super) const QUEUE_NOTIFY: u64 = 0x050;
+    pub(super) const QUEUE_NOTIFY: u64 = super::QUEUE_NOTIFY;
     pub(super) const INTERRUPT_STATUS: u64 = 0x060;
     pub(super) const INTERRUPT_ACK: u64 = 0x064;
     pub(super) const STATUS: u64 = 0x070;
@@ -63,7 +64,6 @@ const INTERRUPT_CONFIG: u32 = 2;
 pub struct MmioInterrupt {
     line: EventFd,
     status: AtomicU32,
-    generation: AtomicU32,
     needs_reset: AtomicBool,
 }
 
@@ -74,7 +74,6 @@ impl MmioInterrupt {
         Self {
             line,
             status: AtomicU32::new(0),
-            generation: AtomicU32::new(0),
             needs_reset: AtomicBool::new(false),
         }
     }
@@ -83,6 +82,12 @@ impl MmioInterrupt {
         self.status.fetch_or(bits, Ordering::SeqCst);
         // A write to an eventfd fails only when 2^64 - 2 interrupts were never taken.
         let _ = self.line.write(1);
+    }
+}
+
+impl TransportInterrupt for MmioInterrupt {
+    fn needs_reset(&self) -> bool {
+        self.needs_reset.load(Ordering::SeqCst)
     }
 
     fn reset(&self) {
@@ -97,7 +102,6 @@ impl Interrupt for MmioInterrupt {
     }
 
     fn signal_config(&self) {
-        self.generation.fetch_add(1, Ordering::SeqCst);
         self.raise(INTERRUPT_CONFIG);
     }
 
@@ -107,71 +111,36 @@ impl Interrupt for MmioInterrupt {
     }
 }
 
-/// The registers of one device. Accesses come from vCPU threads, one at a time.
+/// The registers of one device. Accesses come from vCPU threads, one at a time; none waits for
+/// the device's work, but for a reset, and for that no longer than
+/// [`RESET_PATIENCE`](super::RESET_PATIENCE).
 #[derive(Debug)]
 pub struct MmioTransport {
-    device: Arc<Mutex<dyn VirtioDevice>>,
-    device_type: u32,
-    /// Largest size of each queue.
-    max_sizes: Vec<u16>,
-    offered: u64,
-    mem: GuestRam,
+    core: TransportCore,
     irq: Arc<MmioInterrupt>,
-    /// One per queue: written by a notification, and once when the device starts.
-    kicks: Vec<EventFd>,
-    status: Status,
-    acked: u64,
     device_features_sel: u32,
     driver_features_sel: u32,
     queue_sel: u32,
-    queues: Vec<QueueConfig>,
-    complaints: RateLimit,
 }
 
 impl MmioTransport {
-    /// Puts `device` behind registers. `kicks` has one eventfd per queue of the device; the
-    /// owner waits on clones of them and calls [`VirtioDevice::on_queue`].
+    /// Puts a device behind registers.
     #[must_use]
-    pub fn new(
-        device: Arc<Mutex<dyn VirtioDevice>>,
-        mem: GuestRam,
-        irq: Arc<MmioInterrupt>,
-        kicks: Vec<EventFd>,
-    ) -> Self {
-        let (device_type, max_sizes, offered) = {
-            let device = lock(&device);
-            let offered = device.features() | features::RING;
-            (
-                device.device_type() as u32,
-                device.queue_sizes().to_vec(),
-                offered,
-            )
-        };
-        let mut transport = Self {
-            device,
-            device_type,
-            max_sizes,
-            offered,
-            mem,
+    pub fn new(parts: TransportParts, irq: Arc<MmioInterrupt>) -> Self {
+        Self {
+            core: TransportCore::new(parts, irq.clone()),
             irq,
-            kicks,
-            status: Status::default(),
-            acked: 0,
             device_features_sel: 0,
             driver_features_sel: 0,
             queue_sel: 0,
-            queues: Vec::new(),
-            complaints: RateLimit::new(Duration::from_secs(10)),
-        };
-        transport.reset_registers();
-        transport
+        }
     }
 
     /// The driver reads `data.len()` bytes at `offset` of the window. Registers answer to
     /// aligned 32-bit reads only; anything else reads as zero.
     pub fn read(&mut self, offset: u64, data: &mut [u8]) {
         if let Some(offset) = offset.checked_sub(reg::CONFIG) {
-            lock(&self.device).read_config(offset, data);
+            self.core.info().config.read(offset, data);
             return;
         }
         match <&mut [u8; 4]>::try_from(&mut *data) {
@@ -186,56 +155,44 @@ impl MmioTransport {
     /// writes only; anything else is ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         if let Some(offset) = offset.checked_sub(reg::CONFIG) {
-            lock(&self.device).write_config(offset, data);
+            self.core.info().config.driver_write(offset, data);
             return;
         }
         match <[u8; 4]>::try_from(data) {
             Ok(word) if offset.is_multiple_of(4) => {
                 self.write_register(offset, u32::from_le_bytes(word));
             }
-            _ => self.complain("access of the wrong width or alignment", offset),
+            _ => self.log_guest_error("access of the wrong width or alignment", offset),
         }
     }
 
     /// The device status field as the driver would read it.
     #[must_use]
-    pub fn status(&self) -> u8 {
-        let needs_reset = self.irq.needs_reset.load(Ordering::SeqCst);
-        self.status.bits()
-            | if needs_reset {
-                Status::DEVICE_NEEDS_RESET
-            } else {
-                0
-            }
-    }
-
-    /// The device behind the registers.
-    #[must_use]
-    pub fn device(&self) -> &Arc<Mutex<dyn VirtioDevice>> {
-        &self.device
+    pub fn status(&mut self) -> u8 {
+        self.core.status()
     }
 
     fn read_register(&mut self, offset: u64) -> u32 {
+        let core = &self.core;
         match offset {
             reg::MAGIC_VALUE => MAGIC,
             reg::VERSION => VERSION,
-            reg::DEVICE_ID => self.device_type,
+            reg::DEVICE_ID => core.info().device_type as u32,
             reg::VENDOR_ID => VENDOR,
-            reg::DEVICE_FEATURES => half(self.offered, self.device_features_sel),
-            reg::QUEUE_SIZE_MAX => usize::try_from(self.queue_sel)
-                .ok()
-                .and_then(|i| self.max_sizes.get(i))
-                .map_or(0, |max| u32::from(*max)),
-            reg::QUEUE_READY => self.selected().map_or(0, |queue| u32::from(queue.ready)),
+            reg::DEVICE_FEATURES => half(core.offered(), self.device_features_sel),
+            reg::QUEUE_SIZE_MAX => u32::from(core.queue_max(self.queue_sel)),
+            reg::QUEUE_READY => core
+                .queue(self.queue_sel)
+                .map_or(0, |queue| u32::from(queue.ready)),
             reg::INTERRUPT_STATUS => self.irq.status.load(Ordering::SeqCst),
             reg::STATUS => u32::from(self.status()),
             // §4.2.2: no shared memory region has length and base -1.
             reg::SHM_LEN_LOW | reg::SHM_LEN_HIGH | reg::SHM_BASE_LOW | reg::SHM_BASE_HIGH => {
                 u32::MAX
             }
-            reg::CONFIG_GENERATION => self.irq.generation.load(Ordering::SeqCst),
+            reg::CONFIG_GENERATION => core.info().config.generation(),
             _ => {
-                self.complain("read of a register that is none", offset);
+                self.log_guest_error("read of an unknown register", offset);
                 0
             }
         }
@@ -245,29 +202,40 @@ impl MmioTransport {
         match offset {
             reg::DEVICE_FEATURES_SEL => self.device_features_sel = value,
             reg::DRIVER_FEATURES_SEL => self.driver_features_sel = value,
-            reg::DRIVER_FEATURES if self.status.negotiating() => {
-                set_half(&mut self.acked, self.driver_features_sel, value);
-            }
+            reg::DRIVER_FEATURES => match self.core.acked_mut() {
+                Some(acked) => set_half(acked, self.driver_features_sel, value),
+                None => self.log_guest_error("features written at the wrong time", offset),
+            },
             reg::QUEUE_SEL => self.queue_sel = value,
-            reg::QUEUE_NOTIFY => self.notify(value),
+            reg::QUEUE_NOTIFY => self.core.notify(value),
             reg::INTERRUPT_ACK => {
                 self.irq.status.fetch_and(!value, Ordering::SeqCst);
             }
             reg::STATUS => match u8::try_from(value) {
                 Ok(value) => self.write_status(value),
-                Err(_) => self.complain("status of more than 8 bits", offset),
+                Err(_) => self.log_guest_error("status of more than 8 bits", offset),
             },
-            reg::QUEUE_READY => match self.selected_if_configuring() {
+            reg::QUEUE_READY => match self.core.queue_mut(self.queue_sel) {
                 Some(queue) => queue.ready = value == 1,
-                None => self.complain("queue enabled at the wrong time", offset),
+                None => self.log_guest_error("queue enabled at the wrong time", offset),
             },
             _ => self.write_queue_register(offset, value),
         }
     }
 
+    fn write_status(&mut self, value: u8) {
+        self.core.write_status(value);
+        if value == 0 {
+            self.device_features_sel = 0;
+            self.driver_features_sel = 0;
+            self.queue_sel = 0;
+        }
+    }
+
     fn write_queue_register(&mut self, offset: u64, value: u32) {
-        let Some(queue) = self.selected_if_configuring().filter(|queue| !queue.ready) else {
-            self.complain("register written at the wrong time, or none", offset);
+        let queue = self.core.queue_mut(self.queue_sel);
+        let Some(queue) = queue.filter(|queue| !queue.ready) else {
+            self.log_guest_error("register unknown, or written at the wrong time", offset);
             return;
         };
         match offset {
@@ -278,148 +246,13 @@ impl MmioTransport {
             reg::QUEUE_DRIVER_HIGH => set_half(&mut queue.avail_ring, 1, value),
             reg::QUEUE_DEVICE_LOW => set_half(&mut queue.used_ring, 0, value),
             reg::QUEUE_DEVICE_HIGH => set_half(&mut queue.used_ring, 1, value),
-            _ => self.complain("write of a register that is none", offset),
+            _ => self.log_guest_error("write of an unknown register", offset),
         }
     }
 
-    fn write_status(&mut self, value: u8) {
-        match self.status.step(value) {
-            Step::Reset => {
-                {
-                    let mut device = lock(&self.device);
-                    device.stop();
-                    device.reset();
-                }
-                self.reset_registers();
-            }
-            Step::Fail => {
-                lock(&self.device).stop();
-                self.status = self.status.with_failed();
-            }
-            Step::Stay => {}
-            Step::Advance(next) => self.status = next,
-            // §3.1.1: FEATURES_OK stays clear when the device cannot work with the features.
-            Step::Features(next)
-                if self.acked & !self.offered == 0 && self.acked & features::VERSION_1 != 0 =>
-            {
-                self.status = next;
-            }
-            Step::Features(_) => self.complain("features that were not offered", reg::STATUS),
-            Step::Start(next) => {
-                self.status = next;
-                self.start();
-            }
-            Step::Illegal => self.complain("status bits out of order", reg::STATUS),
-        }
+    fn log_guest_error(&mut self, what: &'static str, offset: u64) {
+        self.core.log_guest_error(what, Some(offset));
     }
-
-    fn start(&mut self) {
-        let event_idx = self.acked & features::EVENT_IDX != 0;
-        let mut queues = Vec::with_capacity(self.queues.len());
-        for (index, (config, max)) in self.queues.iter().zip(&self.max_sizes).enumerate() {
-            if !config.ready {
-                queues.push(None);
-                continue;
-            }
-            // A device has fewer queues than u16 can count: its indices come from a Vec of u16s.
-            let index = u16::try_from(index).unwrap_or(u16::MAX);
-            let irq: Arc<dyn Interrupt> = self.irq.clone();
-            match Queue::new(index, *max, config, event_idx, self.mem.clone(), irq) {
-                Ok(queue) => queues.push(Some(queue)),
-                Err(error) => {
-                    tracing::warn!(
-                        device = self.device_type,
-                        queue = index,
-                        error = &error as &dyn std::error::Error,
-                        "queue refused: the device needs a reset"
-                    );
-                    self.irq.signal_needs_reset();
-                    return;
-                }
-            }
-        }
-        let irq: Arc<dyn Interrupt> = self.irq.clone();
-        let resources = Resources {
-            mem: self.mem.clone(),
-            queues,
-            irq,
-            features: self.acked,
-        };
-        if let Err(error) = lock(&self.device).start(resources) {
-            tracing::warn!(
-                device = self.device_type,
-                error = &error as &dyn std::error::Error,
-                "start refused: the device needs a reset"
-            );
-            self.irq.signal_needs_reset();
-            return;
-        }
-        // Chains may have been made available before DRIVER_OK: look at every queue once.
-        for kick in &self.kicks {
-            let _ = kick.write(1);
-        }
-    }
-
-    /// A notification that no ioeventfd took. (KVM takes them all, as a rule.)
-    fn notify(&mut self, queue: u32) {
-        if !self.status.live() {
-            self.complain("notification before DRIVER_OK", reg::QUEUE_NOTIFY);
-            return;
-        }
-        match usize::try_from(queue)
-            .ok()
-            .and_then(|queue| self.kicks.get(queue))
-        {
-            Some(kick) => {
-                let _ = kick.write(1);
-            }
-            None => self.complain("notification of a queue that is none", reg::QUEUE_NOTIFY),
-        }
-    }
-
-    fn reset_registers(&mut self) {
-        self.status = Status::default();
-        self.acked = 0;
-        self.device_features_sel = 0;
-        self.driver_features_sel = 0;
-        self.queue_sel = 0;
-        self.queues = self
-            .max_sizes
-            .iter()
-            .map(|max| QueueConfig {
-                size: u32::from(*max),
-                ..QueueConfig::default()
-            })
-            .collect();
-        self.irq.reset();
-    }
-
-    fn selected(&self) -> Option<&QueueConfig> {
-        self.queues.get(usize::try_from(self.queue_sel).ok()?)
-    }
-
-    fn selected_if_configuring(&mut self) -> Option<&mut QueueConfig> {
-        if !self.status.configuring_queues() || self.status.failed() {
-            return None;
-        }
-        self.queues.get_mut(usize::try_from(self.queue_sel).ok()?)
-    }
-
-    fn complain(&mut self, what: &'static str, offset: u64) {
-        if let Some(suppressed) = self.complaints.permit() {
-            tracing::warn!(
-                device = self.device_type,
-                offset,
-                suppressed,
-                "driver: {what}"
-            );
-        }
-    }
-}
-
-/// A device that panicked left nothing half done that a reset would not mend.
-fn lock(device: &Mutex<dyn VirtioDevice>) -> MutexGuard<'_, dyn VirtioDevice + 'static> {
-    device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The low (0) or high (1) half; other selectors select nothing (§4.2.2).

@@ -1,79 +1,153 @@
+use super::super::core::RESET_PATIENCE;
 use super::*;
-use crate::testing::{DriverQueue, memory};
-use crate::virtio::{Counter, DeviceType, Fault, Progress, StartError};
+use crate::testing::{DirectLink, DriverQueue, memory};
+use crate::virtio::{
+    Command, ConfigSpace, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, QueueConfig,
+    ReadCounters, StartError, VirtioDevice, WorkerLink, features,
+};
 use proptest::prelude::*;
+use std::sync::Mutex;
+use std::time::Duration;
 
 #[derive(Debug, Default)]
-struct Probe {
-    running: Option<Resources>,
+struct NoCounters;
+impl ReadCounters for NoCounters {
+    fn read(&self) -> Vec<Counter> {
+        Vec::new()
+    }
+}
+
+/// What a device saw, for the test to read.
+#[derive(Debug, Default)]
+struct Seen {
+    features: u64,
     starts: u32,
-    stops: u32,
-    config: [u8; 4],
+    resets: u32,
+    running: [bool; 2],
+}
+
+#[derive(Debug)]
+struct Probe {
+    queues: [Option<Queue>; 2],
+    config: Arc<ConfigSpace>,
+    seen: Arc<Mutex<Seen>>,
 }
 
 impl VirtioDevice for Probe {
-    fn device_type(&self) -> DeviceType {
-        DeviceType::Block
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::Block,
+            queue_sizes: vec![16, 16],
+            features: 1 << 5,
+            config: self.config.clone(),
+            counters: Arc::new(NoCounters),
+        }
     }
-    fn queue_sizes(&self) -> &[u16] {
-        &[16, 16]
+    fn negotiated(&mut self, features: u64) {
+        self.seen.lock().unwrap().features = features;
     }
-    fn features(&self) -> u64 {
-        1 << 5
-    }
-    fn read_config(&self, offset: u64, data: &mut [u8]) {
-        crate::virtio::read_config(&self.config, offset, data);
-    }
-    fn start(&mut self, mut resources: Resources) -> Result<(), StartError> {
-        let first = resources.require(0)?;
-        resources.queues[0] = Some(first);
-        self.running = Some(resources);
-        self.starts += 1;
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        let index = usize::from(queue.index());
+        assert!(self.queues[index].is_none(), "started twice");
+        let mut seen = self.seen.lock().unwrap();
+        seen.starts += 1;
+        seen.running[index] = true;
+        self.queues[index] = Some(queue);
         Ok(())
     }
-    fn stop(&mut self) -> Vec<Option<Queue>> {
-        self.stops += 1;
-        self.running.take().map(|r| r.queues).unwrap_or_default()
+    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
+        self.seen.lock().unwrap().running[usize::from(index)] = false;
+        self.queues[usize::from(index)].take()
     }
-    fn is_running(&self) -> bool {
-        self.running.is_some()
+    fn reset(&mut self) {
+        assert!(
+            self.queues.iter().all(Option::is_none),
+            "reset while it runs"
+        );
+        self.seen.lock().unwrap().resets += 1;
     }
     fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
         Ok(Progress::Idle)
     }
-    fn counters(&self) -> Vec<Counter> {
-        Vec::new()
+}
+
+/// A link whose commands wait until somebody carries them out.
+#[derive(Debug)]
+struct SlowLink {
+    direct: DirectLink,
+    waiting: Arc<Mutex<Vec<WaitingCommand>>>,
+    slow: Arc<std::sync::atomic::AtomicBool>,
+}
+
+struct WaitingCommand(Command);
+impl std::fmt::Debug for WaitingCommand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a command")
+    }
+}
+
+impl WorkerLink for SlowLink {
+    fn send(&self, command: Command) {
+        if self.slow.load(Ordering::SeqCst) {
+            self.waiting.lock().unwrap().push(WaitingCommand(command));
+        } else {
+            self.direct.send(command);
+        }
     }
 }
 
 struct Rig {
     mmio: MmioTransport,
-    probe: Arc<Mutex<Probe>>,
-    kicks: Vec<EventFd>,
+    seen: Arc<Mutex<Seen>>,
+    config: Arc<ConfigSpace>,
+    kicks: Vec<Arc<EventFd>>,
     line: EventFd,
     driver: DriverQueue,
+    direct: DirectLink,
+    waiting: Arc<Mutex<Vec<WaitingCommand>>>,
+    slow: Arc<std::sync::atomic::AtomicBool>,
 }
 
 fn rig() -> Rig {
     let mem = memory(1 << 20);
-    let probe = Arc::new(Mutex::new(Probe {
-        config: [1, 2, 3, 4],
-        ..Probe::default()
-    }));
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let config = Arc::new(ConfigSpace::new([1, 2, 3, 4]));
+    let probe = Probe {
+        queues: [None, None],
+        config: config.clone(),
+        seen: seen.clone(),
+    };
     let kicks: Vec<_> = (0..2)
-        .map(|_| EventFd::new(libc::EFD_NONBLOCK).unwrap())
+        .map(|_| Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()))
         .collect();
     let line = EventFd::new(libc::EFD_NONBLOCK).unwrap();
     let irq = Arc::new(MmioInterrupt::new(line.try_clone().unwrap()));
-    let clones = kicks.iter().map(|k| k.try_clone().unwrap()).collect();
     let driver = DriverQueue::new(&mem, 0x10000, 16);
-    let mmio = MmioTransport::new(probe.clone(), mem, irq, clones);
+    let info = probe.info();
+    let direct = DirectLink::new(Box::new(probe), irq.clone());
+    let waiting = Arc::default();
+    let slow = Arc::default();
+    let link = Arc::new(SlowLink {
+        direct: direct.clone(),
+        waiting: Arc::clone(&waiting),
+        slow: Arc::clone(&slow),
+    });
+    let parts = TransportParts {
+        info,
+        link,
+        mem,
+        kicks: kicks.clone(),
+    };
     Rig {
-        mmio,
-        probe,
+        mmio: MmioTransport::new(parts, irq),
+        seen,
+        config,
         kicks,
         line,
         driver,
+        direct,
+        waiting,
+        slow,
     }
 }
 
@@ -131,14 +205,12 @@ fn identification_registers() {
 }
 
 #[test]
-fn a_driver_in_the_right_order_starts_the_device_and_its_queues_are_looked_at() {
+fn a_driver_in_the_right_order_starts_the_queues_that_it_enabled() {
     let mut rig = Rig::started();
     assert_eq!(rig.r(reg::STATUS), 15);
-    let probe = rig.probe.lock().unwrap();
-    let resources = probe.running.as_ref().unwrap();
-    assert!(resources.queues[0].is_some() && resources.queues[1].is_none());
-    assert_eq!(resources.features, features::VERSION_1);
-    assert_eq!(rig.kicks[0].read().unwrap(), 1);
+    let seen = rig.seen.lock().unwrap();
+    assert_eq!((seen.starts, seen.running), (1, [true, false]));
+    assert_eq!(seen.features, features::VERSION_1);
 }
 
 #[test]
@@ -169,24 +241,92 @@ fn a_bad_queue_needs_a_reset_and_a_reset_mends_it() {
     rig.w(reg::STATUS, 15);
     assert_eq!(rig.r(reg::STATUS), 15 | 64);
     assert_eq!(rig.line.read().unwrap(), 1, "the driver is told");
-    assert_eq!(rig.probe.lock().unwrap().starts, 0);
+    assert_eq!(rig.seen.lock().unwrap().starts, 0);
     rig.w(reg::STATUS, 0);
     assert_eq!(rig.r(reg::STATUS), 0);
     rig.negotiate(features::VERSION_1);
     rig.set_queue(0, good);
     rig.w(reg::STATUS, 15);
     assert_eq!(
-        (rig.r(reg::STATUS), rig.probe.lock().unwrap().starts),
+        (rig.r(reg::STATUS), rig.seen.lock().unwrap().starts),
         (15, 1)
     );
 }
 
 #[test]
-fn a_missing_required_queue_needs_a_reset() {
-    let mut rig = rig();
+fn a_reset_stops_the_queues_and_is_not_over_before_the_worker_says_so() {
+    let mut rig = Rig::started();
+    rig.mmio.core.set_patience(Duration::from_millis(1));
+    rig.slow.store(true, Ordering::SeqCst);
+    rig.w(reg::STATUS, 0);
+    assert_eq!(rig.r(reg::STATUS), 15, "the worker is busy");
+    rig.w(reg::STATUS, 0);
+    rig.w(reg::STATUS, 1);
+    assert_eq!(rig.r(reg::STATUS), 15);
+    assert_eq!(rig.r(reg::DEVICE_ID), 2, "other registers answer");
+    let mut config = [0; 4];
+    rig.mmio.read(reg::CONFIG, &mut config);
+    assert_eq!(config, [1, 2, 3, 4]);
+    let commands = std::mem::take(&mut *rig.waiting.lock().unwrap());
+    assert_eq!(commands.len(), 1);
+    for WaitingCommand(command) in commands {
+        rig.direct.send(command);
+    }
+    assert_eq!(rig.r(reg::STATUS), 0);
+    {
+        let seen = rig.seen.lock().unwrap();
+        assert_eq!((seen.resets, seen.running), (1, [false, false]));
+    }
+    rig.slow.store(false, Ordering::SeqCst);
     rig.negotiate(features::VERSION_1);
-    rig.w(reg::STATUS, 15);
-    assert_eq!(rig.r(reg::STATUS), 15 | 64);
+    assert_eq!(rig.r(reg::STATUS), 11);
+}
+
+#[test]
+fn a_reset_of_a_worker_that_is_gone_ends() {
+    let mut rig = Rig::started();
+    rig.mmio.core.set_patience(Duration::from_millis(1));
+    rig.slow.store(true, Ordering::SeqCst);
+    rig.w(reg::STATUS, 0);
+    assert_eq!(rig.r(reg::STATUS), 15);
+    rig.waiting.lock().unwrap().clear();
+    assert_eq!(rig.r(reg::STATUS), 0);
+    assert!(RESET_PATIENCE < Duration::from_secs(1));
+}
+
+#[test]
+fn a_device_that_was_never_started_is_reset_without_its_worker() {
+    let mut rig = rig();
+    rig.w(reg::STATUS, 1);
+    rig.w(reg::STATUS, 0);
+    assert_eq!(rig.r(reg::STATUS), 0);
+    assert_eq!(rig.seen.lock().unwrap().resets, 0);
+}
+
+#[test]
+fn a_driver_that_gives_up_stops_the_queues() {
+    let mut rig = Rig::started();
+    rig.w(reg::STATUS, 15 | 128);
+    assert_eq!(rig.r(reg::STATUS), 15 | 128);
+    assert_eq!(rig.seen.lock().unwrap().running, [false, false]);
+}
+
+#[test]
+fn a_change_of_the_configuration_is_an_interrupt_once_the_driver_is_ready() {
+    let mut early = rig();
+    early.config.update(0, &[9]);
+    early.direct.with(|worker| worker.with_device(|_| ()));
+    assert!(early.line.read().is_err(), "the driver has yet to read it");
+
+    let mut rig = Rig::started();
+    let generation = rig.r(reg::CONFIG_GENERATION);
+    let config = rig.config.clone();
+    rig.direct
+        .with(|worker| worker.with_device(|_| config.update(0, &[8])));
+    assert_eq!(rig.line.read().unwrap(), 1);
+    assert_eq!(rig.r(reg::INTERRUPT_STATUS), 2);
+    assert_ne!(rig.r(reg::CONFIG_GENERATION), generation);
+    assert_eq!(early.r(reg::CONFIG_GENERATION), 1);
 }
 
 #[test]
@@ -200,7 +340,7 @@ fn queue_registers_are_frozen_after_driver_ok() {
             ..QueueConfig::default()
         },
     );
-    assert_eq!(rig.mmio.queues[0], rig.driver.config());
+    assert_eq!(rig.mmio.core.queue(0), Some(&rig.driver.config()));
 }
 
 #[test]
@@ -221,14 +361,12 @@ fn a_notification_reaches_its_queue_only_and_none_before_driver_ok() {
 fn interrupts_show_in_the_status_register_until_acknowledged() {
     let mut rig = Rig::started();
     let irq = rig.mmio.irq.clone();
-    let generation = rig.r(reg::CONFIG_GENERATION);
     irq.signal_queue(0);
     irq.signal_config();
     assert_eq!(rig.line.read().unwrap(), 2);
     assert_eq!(rig.r(reg::INTERRUPT_STATUS), 3);
     rig.w(reg::INTERRUPT_ACK, 1);
     assert_eq!(rig.r(reg::INTERRUPT_STATUS), 2);
-    assert_ne!(rig.r(reg::CONFIG_GENERATION), generation);
 }
 
 #[test]
@@ -256,7 +394,7 @@ fn odd_register_accesses_are_harmless() {
 }
 
 proptest! {
-    /// No sequence of accesses panics, and the device never starts twice without a stop.
+    /// No sequence of accesses panics, starts a queue twice, or has one run without DRIVER_OK.
     #[test]
     fn any_sequence_of_accesses_is_survived(
         ops in proptest::collection::vec((any::<bool>(), 0u64..0x120, any::<u32>(), 0usize..9), 0..200)
@@ -271,8 +409,9 @@ proptest! {
             } else {
                 rig.mmio.read(offset, &mut vec![0; width]);
             }
-            let probe = rig.probe.lock().unwrap();
-            prop_assert!(probe.starts <= probe.stops + 1);
+            let status = rig.r(reg::STATUS);
+            let running = rig.seen.lock().unwrap().running;
+            prop_assert!(status & 4 != 0 || running == [false, false]);
         }
     }
 }

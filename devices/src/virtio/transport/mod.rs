@@ -1,11 +1,16 @@
-//! Transports: register accesses of a driver in, `start` and `stop` of a device out.
+//! Transports: register accesses of a driver in, commands to the device's worker out.
 //!
-//! A transport holds what the driver configures (status, features, queue addresses) and the
-//! means to interrupt it. It does not know which device it carries; the device does not know
-//! which transport it sits on.
+//! * `core.rs` holds what the driver configures (status, features, queue addresses), one state
+//!   machine for all transports.
+//! * `mmio.rs` is the register map of virtio over MMIO, and its interrupt.
+//!
+//! A transport does not know which device it carries; the device does not know which transport
+//! it sits on.
 
+mod core;
 mod mmio;
 mod status;
 
-pub use mmio::{MmioInterrupt, MmioTransport, WINDOW_SIZE};
+pub use self::core::{RESET_PATIENCE, TransportInterrupt, TransportParts};
+pub use mmio::{MmioInterrupt, MmioTransport, QUEUE_NOTIFY, WINDOW_SIZE};
 pub use status::Status;

@@ -142,7 +142,7 @@ proptest! {
                 }
             }
         }
-        let (connections, handshakes, lingering, resets) = rig.device.census();
+        let (connections, handshakes, lingering, resets) = rig.device.statistics();
         prop_assert!(connections + lingering <= MAX_CONNECTIONS);
         prop_assert!(handshakes <= MAX_HANDSHAKES && resets <= MAX_RESETS + MAX_CONNECTIONS);
     }

@@ -80,7 +80,7 @@ fn a_second_request_for_the_same_ports_is_a_reset() {
     rig.send(ports, Op::Request);
     rig.expect(Op::Reset);
     assert!(is_closed(&mut host));
-    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
 }
 
 #[test]
@@ -120,12 +120,12 @@ fn a_flood_of_resets_stalls_the_flood_and_loses_none() {
             pending -= 1;
         }
     }
-    assert_eq!(rig.device.census().3, MAX_RESETS);
+    assert_eq!(rig.device.statistics().3, MAX_RESETS);
     assert!(pending > 0, "packets wait in the queue");
     rig.post_rx(usize::from(QUEUE));
     let resets = rig.drain().len();
     assert_eq!(resets, sent);
-    assert_eq!(rig.device.census().3, 0);
+    assert_eq!(rig.device.statistics().3, 0);
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn connections_are_bounded_and_room_comes_back() {
         }
     }
     assert_eq!(first_reset, Some(MAX_CONNECTIONS as u32));
-    assert_eq!(rig.device.census().0, MAX_CONNECTIONS);
+    assert_eq!(rig.device.statistics().0, MAX_CONNECTIONS);
     // A host program waits, without a busy loop, until a connection ends.
     let mut late = UnixStream::connect(rig.path()).unwrap();
     late.write_all(b"CONNECT 5\n").unwrap();
@@ -168,7 +168,7 @@ fn connections_that_the_host_left_make_room_for_new_ones() {
         drop(listener.accept().unwrap());
         rig.drain();
     }
-    assert_eq!(rig.device.census().0, MAX_CONNECTIONS);
+    assert_eq!(rig.device.statistics().0, MAX_CONNECTIONS);
     assert_eq!(rig.counter("connections_refused"), 0);
 }
 
@@ -180,7 +180,7 @@ fn handshakes_are_bounded() {
         silent.push(UnixStream::connect(rig.path()).unwrap());
         rig.run();
     }
-    assert_eq!(rig.device.census().1, MAX_HANDSHAKES);
+    assert_eq!(rig.device.statistics().1, MAX_HANDSHAKES);
     assert_eq!(rig.counter("handshakes_dropped"), 10);
     limit(&silent[0]);
     assert!(is_closed(&mut silent[0]));
@@ -194,14 +194,14 @@ fn a_host_program_that_closes_or_babbles_before_its_line_is_dropped() {
     let mut partial = UnixStream::connect(rig.path()).unwrap();
     partial.write_all(b"CONN").unwrap();
     rig.run();
-    assert_eq!(rig.device.census().1, 1);
+    assert_eq!(rig.device.statistics().1, 1);
     partial.shutdown(Shutdown::Write).unwrap();
     rig.run();
-    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
     let mut babble = UnixStream::connect(rig.path()).unwrap();
     babble.write_all(&[b'A'; 4096]).unwrap();
     rig.run();
-    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
     rig.expect_nothing();
     assert_eq!(rig.counter("handshakes_dropped"), 3);
 }
@@ -216,7 +216,7 @@ fn a_host_program_that_gives_up_waiting_for_the_guest_is_forgotten() {
     drop(host);
     rig.run();
     rig.expect(Op::Reset);
-    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
     let ports = Ports {
         guest: 1,
         host: request.src_port,

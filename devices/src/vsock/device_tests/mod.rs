@@ -1,5 +1,6 @@
 use super::*;
-use crate::testing::{CountingInterrupt, DriverQueue, memory, resources};
+use crate::GuestRam;
+use crate::testing::{CountingInterrupt, DriverQueue, memory, start, stop};
 use crate::vsock::HOST_CID;
 use crate::vsock::mux::{MAX_CONNECTIONS, MAX_HANDSHAKES, MAX_RESETS};
 use crate::vsock::packet::{Ports, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM};
@@ -20,6 +21,8 @@ mod hostile;
 mod setup;
 mod streams;
 
+const RX: u16 = 0;
+const TX: u16 = 1;
 const CID: u64 = 3;
 const QUEUE: u16 = 64;
 /// What Linux posts: 4 KiB and a header.
@@ -57,9 +60,7 @@ impl Rig {
         let tx = DriverQueue::new(&mem, 0x20000, QUEUE);
         let event = DriverQueue::new(&mem, 0x30000, 16);
         let irq = Arc::new(CountingInterrupt::default());
-        device
-            .start(resources(&mem, &[&rx, &tx, &event], &irq, 1))
-            .unwrap();
+        start(&mut device, &[&rx, &tx, &event], &irq, 1);
         Self {
             mem,
             device,
@@ -261,8 +262,7 @@ impl Rig {
     }
 
     fn counter(&self, name: &str) -> u64 {
-        let counters = self.device.counters();
-        counters.iter().find(|c| c.name == name).unwrap().value
+        crate::testing::counter(&self.device, name)
     }
 }
 

@@ -6,7 +6,7 @@ use super::*;
 fn the_guest_reads_its_cid() {
     let rig = Rig::new();
     let mut data = [0; 12];
-    rig.device.read_config(0, &mut data);
+    rig.device.info().config.read(0, &mut data);
     assert_eq!(data, [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
 }
 
@@ -72,42 +72,38 @@ fn a_missing_folder_and_a_long_path_are_named() {
 }
 
 #[test]
-fn a_device_without_all_queues_does_not_start() {
+fn a_device_without_all_queues_does_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut device = VsockDevice::unix_mux(3, dir.path().join("v")).unwrap();
     let mem = memory(1 << 20);
     let queue = DriverQueue::new(&mem, 0x10000, 16);
     let irq = Arc::new(CountingInterrupt::default());
-    let mut parts = resources(&mem, &[&queue], &irq, 0);
-    parts.queues.push(None);
-    parts.queues.push(None);
-    assert!(device.start(parts).is_err());
-    assert!(!device.is_running());
+    start(&mut device, &[&queue], &irq, 0);
+    for queue in [RX, TX, EVENT, 3] {
+        assert_eq!(device.on_queue(queue).unwrap(), Progress::Idle);
+    }
+    assert_eq!(stop(&mut device).len(), 1);
 }
 
 #[test]
 fn a_pause_keeps_connections_and_a_reset_ends_them() {
     let mut rig = Rig::ready();
     let (ports, mut host) = rig.open_from_guest(1);
-    let queues = rig.device.stop();
+    let queues = stop(&mut rig.device);
     assert_eq!(queues.len(), 3);
-    assert!(rig.device.stop().is_empty());
+    assert!(stop(&mut rig.device).is_empty());
     host.write_all(b"meanwhile").unwrap();
-    let parts = Resources {
-        mem: rig.mem.clone(),
-        queues,
-        irq: rig.irq.clone(),
-        features: 1,
-    };
-    rig.device.start(parts).unwrap();
+    for queue in queues {
+        rig.device.start_queue(queue).unwrap();
+    }
     rig.run();
     assert_eq!(rig.expect(Op::Data).1, b"meanwhile");
     rig.data(ports, b"yes");
     assert_eq!(read(&mut host, 3), b"yes");
-    rig.device.stop();
+    stop(&mut rig.device);
     rig.device.reset();
     assert!(is_closed(&mut host));
-    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn a_port_that_nobody_listens_on_is_refused_both_ways() {
     rig.send(ports, Op::Reset);
     assert!(is_closed(&mut host));
     rig.expect_nothing();
-    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn large_data_survives_both_directions() {
         ..rig.packet(ports, Op::Shutdown)
     };
     rig.send_raw(&header, &[]);
-    while rig.device.census().2 > 0 {
+    while rig.device.statistics().2 > 0 {
         rig.run();
     }
     sending.join().unwrap();
@@ -172,7 +172,7 @@ fn the_end_of_the_hosts_sending_is_a_half_close() {
     assert_eq!(rig.expect(Op::Shutdown).0.flags, SHUTDOWN_BOTH);
     rig.expect_nothing();
     rig.send(ports, Op::Reset);
-    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
     rig.expect_nothing();
 }
 
@@ -226,7 +226,7 @@ fn a_guest_that_closes_is_answered_by_a_reset() {
     rig.expect(Op::Reset);
     assert_eq!(read(&mut host, 3), b"bye");
     assert!(is_closed(&mut host));
-    assert_eq!(rig.device.census(), (0, 0, 0, 0));
+    assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
 }
 
 #[test]
@@ -248,8 +248,8 @@ fn what_a_guest_sent_before_it_closed_reaches_a_slow_host_program() {
         rig.data(ports, piece);
     }
     rig.shutdown(ports, SHUTDOWN_BOTH);
-    assert_eq!(rig.device.census().0, 0);
-    assert_eq!(rig.device.census().2, 1, "bytes are waiting");
+    assert_eq!(rig.device.statistics().0, 0);
+    assert_eq!(rig.device.statistics().2, 1, "bytes are waiting");
     let mut all = Vec::new();
     while all.len() < data.len() {
         let mut piece = vec![0; 32 << 10];
@@ -259,7 +259,7 @@ fn what_a_guest_sent_before_it_closed_reaches_a_slow_host_program() {
     }
     assert_eq!(all, data);
     assert!(is_closed(&mut host));
-    assert_eq!(rig.device.census().2, 0);
+    assert_eq!(rig.device.statistics().2, 0);
 }
 
 #[test]

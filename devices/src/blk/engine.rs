@@ -1,0 +1,317 @@
+//! Requests at work: each is carried out in pieces, so that none holds up the device's loop for
+//! longer than a piece takes.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use vm_memory::VolatileSlice;
+
+use super::disk::{Completion, Disk, Operation, Submitted};
+use super::request::{ID_LEN, Request, Status, WRITE_DATA};
+use crate::GuestRam;
+use crate::virtio::{Chain, Count, Counter, Fault, Queue, RateLimit, ReadCounters};
+
+/// Bytes that a disk is asked for at once. Between pieces the loop may look at what else there is
+/// to do, and the driver is interrupted.
+pub(super) const PIECE: usize = 1 << 20;
+
+/// What a flush counts for in a budget of bytes.
+const FLUSH_COST: usize = PIECE / 4;
+
+/// What this device has done since it was made.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    reads: Count,
+    read_bytes: Count,
+    writes: Count,
+    write_bytes: Count,
+    flushes: Count,
+    errors: Count,
+}
+
+impl ReadCounters for Counters {
+    fn read(&self) -> Vec<Counter> {
+        vec![
+            self.reads.named("reads"),
+            self.read_bytes.named("read_bytes"),
+            self.writes.named("writes"),
+            self.write_bytes.named("write_bytes"),
+            self.flushes.named("flushes"),
+            self.errors.named("errors"),
+        ]
+    }
+}
+
+/// A request of which a part is done.
+#[derive(Debug)]
+struct Flight {
+    chain: Chain,
+    request: Request,
+    /// Bytes that are transferred.
+    done: usize,
+    /// Bytes that the disk works on now.
+    piece: usize,
+}
+
+impl Flight {
+    /// Bytes to transfer.
+    fn len(&self) -> usize {
+        match self.request {
+            Request::Read { len, .. } | Request::Write { len, .. } => len,
+            _ => 0,
+        }
+    }
+}
+
+/// A disk and the requests that it works on.
+#[derive(Debug)]
+pub(super) struct Engine {
+    disk: Box<dyn Disk>,
+    pub(super) sectors: u64,
+    pub(super) read_only: bool,
+    pub(super) id: [u8; ID_LEN],
+    /// Requests that the disk works on, by the chain's head, which is unique while in flight.
+    in_flight: HashMap<u16, Flight>,
+    /// Requests whose next piece has yet to be asked for.
+    partial: VecDeque<Flight>,
+    /// The chain that was taken last, which alone can be put back.
+    last_taken: Option<u16>,
+    /// An empty list that keeps its allocation.
+    scratch: Vec<Scratch>,
+    pub(super) counters: Arc<Counters>,
+    log: RateLimit,
+}
+
+impl Engine {
+    pub(super) fn new(disk: Box<dyn Disk>) -> Self {
+        let sectors = super::sectors(&*disk);
+        Self {
+            disk,
+            sectors,
+            read_only: false,
+            id: [0; ID_LEN],
+            in_flight: HashMap::new(),
+            partial: VecDeque::new(),
+            last_taken: None,
+            scratch: Vec::new(),
+            counters: Arc::default(),
+            log: RateLimit::new(Duration::from_secs(10)),
+        }
+    }
+
+    pub(super) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    pub(super) fn disk_mut(&mut self) -> &mut dyn Disk {
+        &mut *self.disk
+    }
+
+    /// Puts another disk in the place of this one, on which nothing is in flight.
+    pub(super) fn set_disk(&mut self, disk: Box<dyn Disk>) {
+        self.sectors = super::sectors(&*disk);
+        self.disk = disk;
+    }
+
+    /// Begins the request of a chain. Returns what it cost.
+    pub(super) fn begin(&mut self, queue: &mut Queue, chain: Chain) -> Result<usize, Fault> {
+        let request = Request::parse(&chain, queue.memory(), self.sectors, self.read_only)?;
+        self.last_taken = Some(chain.head());
+        self.advance(
+            queue,
+            Flight {
+                chain,
+                request,
+                done: 0,
+                piece: 0,
+            },
+        )
+    }
+
+    /// Goes on with requests of which a part is done, as far as `budget` goes. Returns what
+    /// it cost: `budget` or more when some are left.
+    pub(super) fn resume(&mut self, queue: &mut Queue, budget: usize) -> Result<usize, Fault> {
+        let mut spent = 0usize;
+        while spent < budget {
+            let Some(flight) = self.partial.pop_front() else {
+                return Ok(spent);
+            };
+            spent = spent.saturating_add(self.advance(queue, flight)?);
+        }
+        Ok(spent)
+    }
+
+    /// Asks for the next piece, and finishes the request when it was the last one and the disk
+    /// is that fast. Returns what it cost: everything there is when more pieces follow.
+    fn advance(&mut self, queue: &mut Queue, mut flight: Flight) -> Result<usize, Fault> {
+        let cost = match flight.request {
+            Request::GetId { len } => {
+                let id = self.id.get(..len).unwrap_or(&self.id);
+                flight.chain.write(queue.memory(), 0, id)?;
+                self.finish(queue, flight, Status::Ok)?;
+                return Ok(0);
+            }
+            Request::Refuse(status) => {
+                self.finish(queue, flight, status)?;
+                return Ok(0);
+            }
+            Request::Flush => FLUSH_COST,
+            _ => flight.len().saturating_sub(flight.done).min(PIECE),
+        };
+        flight.piece = cost;
+        match self.submit(queue.memory(), &flight)? {
+            Submitted::Done(result) => {
+                if self.settle(queue, flight, &result)? {
+                    Ok(usize::MAX)
+                } else {
+                    Ok(cost)
+                }
+            }
+            Submitted::Queued => {
+                self.in_flight.insert(flight.chain.head(), flight);
+                Ok(cost)
+            }
+        }
+    }
+
+    fn submit(&mut self, mem: &GuestRam, flight: &Flight) -> Result<Submitted, Fault> {
+        let mut slices = recycle(std::mem::take(&mut self.scratch));
+        let Flight {
+            chain, done, piece, ..
+        } = flight;
+        let operation = match flight.request {
+            Request::Read { offset, .. } => {
+                chain.writable_slices(mem, *done, *piece, &mut slices)?;
+                Operation::Read {
+                    offset: offset.saturating_add(*done as u64),
+                    slices: &slices,
+                }
+            }
+            Request::Write { offset, .. } => {
+                let start = WRITE_DATA.saturating_add(*done);
+                chain.readable_slices(mem, start, *piece, &mut slices)?;
+                Operation::Write {
+                    offset: offset.saturating_add(*done as u64),
+                    slices: &slices,
+                }
+            }
+            _ => Operation::Flush,
+        };
+        let submitted = self.disk.submit(mem, chain.head(), operation);
+        self.scratch = recycle(slices);
+        Ok(submitted)
+    }
+
+    /// A piece is done. `true` when more follow.
+    fn settle(
+        &mut self,
+        queue: &mut Queue,
+        mut flight: Flight,
+        result: &io::Result<()>,
+    ) -> Result<bool, Fault> {
+        if let Err(error) = result {
+            if let Some(suppressed) = self.log.permit() {
+                tracing::warn!(request = ?flight.request, %error, suppressed, "disk: request failed");
+            }
+            self.finish(queue, flight, Status::IoError)?;
+            return Ok(false);
+        }
+        flight.done = flight.done.saturating_add(flight.piece);
+        if flight.done < flight.len() {
+            self.partial.push_back(flight);
+            return Ok(true);
+        }
+        self.finish(queue, flight, Status::Ok)?;
+        Ok(false)
+    }
+
+    fn finish(&mut self, queue: &mut Queue, flight: Flight, status: Status) -> Result<(), Fault> {
+        let counters = &self.counters;
+        let mut written = 0usize;
+        if status == Status::Ok {
+            match flight.request {
+                Request::Read { len, .. } => {
+                    counters.reads.one();
+                    counters.read_bytes.add(len as u64);
+                    written = len;
+                }
+                Request::Write { len, .. } => {
+                    counters.writes.one();
+                    counters.write_bytes.add(len as u64);
+                }
+                Request::Flush => counters.flushes.one(),
+                Request::GetId { len } => written = len,
+                Request::Refuse(_) => {}
+            }
+        } else {
+            counters.errors.one();
+        }
+        let chain = flight.chain;
+        // The status is the last writable byte, wherever the data ended.
+        let status_at = chain.writable_len().saturating_sub(1);
+        chain.write(queue.memory(), status_at, &[status as u8])?;
+        let written = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
+        queue.complete(chain, written)?;
+        Ok(())
+    }
+
+    /// Takes what the disk has finished.
+    pub(super) fn take_completions(&mut self, queue: &mut Queue) -> Result<(), Fault> {
+        while let Some(Completion { token, result }) = self.disk.completed() {
+            if let Some(flight) = self.in_flight.remove(&token) {
+                self.settle(queue, flight, &result)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves nothing in flight: waits for the disk, and puts back a request that has only begun,
+    /// which is as if it had not.
+    pub(super) fn drain(&mut self, queue: &mut Queue) {
+        loop {
+            while !self.in_flight.is_empty() {
+                let result = self.disk.wait();
+                if result.is_err() || self.take_completions(queue).is_err() {
+                    let lost = self.in_flight.len();
+                    tracing::warn!(lost, "disk: requests in flight were lost while stopping");
+                    self.in_flight.clear();
+                }
+            }
+            let Some(flight) = self.partial.pop_front() else {
+                break;
+            };
+            if self.last_taken == Some(flight.chain.head()) {
+                queue.undo_pop(flight.chain);
+            } else if self.advance(queue, flight).is_err() {
+                tracing::warn!("disk: a request was lost while stopping");
+            }
+        }
+        // The driver is told of completions when the queue runs again, or has reset it.
+        let _ = queue.notify();
+    }
+}
+
+/// Room for a `VolatileSlice`, which itself belongs to one thread.
+type Scratch = [usize; size_of::<VolatileSlice<'static>>() / size_of::<usize>()];
+
+/// The same list, empty, for elements of another type of the same size: the allocation is kept.
+fn recycle<A, B>(mut list: Vec<A>) -> Vec<B> {
+    list.clear();
+    list.into_iter().filter_map(|_| None).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recycled_list_keeps_its_allocation() {
+        let slices: Vec<VolatileSlice<'_>> = Vec::with_capacity(300);
+        let at = slices.as_ptr().addr();
+        let kept: Vec<Scratch> = recycle(slices);
+        let slices: Vec<VolatileSlice<'_>> = recycle(kept);
+        assert_eq!((slices.capacity(), slices.as_ptr().addr()), (300, at));
+    }
+}

@@ -1,0 +1,132 @@
+//! Files as disks: what may be one, and who may write it.
+#![allow(unsafe_code)] // fcntl(F_OFD_SETLK), which rustix does not have
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Why a file cannot be a disk.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BlockDeviceError {
+    /// It could not be opened.
+    #[error("failed to open the disk {}", path.display())]
+    Open {
+        /// The disk's path.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// Its length could not be found.
+    #[error("failed to find the size of the disk {}", path.display())]
+    Size {
+        /// The disk's path.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A directory, a socket, a terminal…
+    #[error("the disk {} is neither a regular file nor a block device", path.display())]
+    NotADisk {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file can be read only, and the device was not made so.
+    #[error("the disk {} may not be written: add `.read_only()`, or change its permissions", path.display())]
+    NotWritable {
+        /// The disk's path.
+        path: PathBuf,
+        /// The operating system's answer to opening it for writing.
+        #[source]
+        source: io::Error,
+    },
+    /// Somebody else writes to it: two guests with one writable disk destroy its contents.
+    #[error("the disk {} is in use: stop the VM that has it, or attach it read-only to both", path.display())]
+    InUse {
+        /// The disk's path.
+        path: PathBuf,
+    },
+}
+
+/// Checks that `file` may be a disk.
+pub(super) fn check_kind(file: &File, path: &Path) -> Result<(), BlockDeviceError> {
+    let kind = file
+        .metadata()
+        .map_err(|source| BlockDeviceError::Open {
+            path: path.into(),
+            source,
+        })?
+        .file_type();
+    if kind.is_file() || kind.is_block_device() {
+        Ok(())
+    } else {
+        Err(BlockDeviceError::NotADisk { path: path.into() })
+    }
+}
+
+/// Opens `path` for reading, without waiting for the writer of a FIFO.
+pub(super) fn open(path: &Path) -> Result<File, BlockDeviceError> {
+    let open_error = |source| BlockDeviceError::Open {
+        path: path.into(),
+        source,
+    };
+    // Looked at first: opening a device that is no disk may have effects.
+    let kind = std::fs::metadata(path).map_err(open_error)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(BlockDeviceError::NotADisk { path: path.into() });
+    }
+    let file = File::open(path).map_err(open_error)?;
+    check_kind(&file, path)?;
+    Ok(file)
+}
+
+/// Opens for writing the file that was opened from `path` for reading.
+pub(super) fn reopen_for_writing(file: &File, path: &Path) -> Result<File, BlockDeviceError> {
+    let refused = |source| BlockDeviceError::NotWritable {
+        path: path.into(),
+        source,
+    };
+    let writable = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(refused)?;
+    let identity = |file: &File| file.metadata().map(|meta| (meta.dev(), meta.ino()));
+    if identity(&writable).map_err(refused)? != identity(file).map_err(refused)? {
+        return Err(refused(io::Error::other("the file was replaced meanwhile")));
+    }
+    Ok(writable)
+}
+
+/// Whether `file` was opened for writing.
+pub(super) fn is_writable(file: &File) -> bool {
+    use rustix::fs::{OFlags, fcntl_getfl};
+    fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::ACCMODE == OFlags::RDWR)
+}
+
+/// Takes the lock of all who write to `file`, for as long as this open file description lives.
+pub(super) fn lock(file: &File, path: &Path) -> Result<(), BlockDeviceError> {
+    // SAFETY: a flock of zeroes is a valid one: the whole file, no process.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: the kernel reads one `struct flock` from a valid pointer.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if result == 0 {
+        return Ok(());
+    }
+    let source = io::Error::last_os_error();
+    match source.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Err(BlockDeviceError::InUse { path: path.into() }),
+        // File systems without locks: nobody else can hold one either.
+        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS) => Ok(()),
+        _ => Err(BlockDeviceError::Open {
+            path: path.into(),
+            source,
+        }),
+    }
+}

@@ -1,0 +1,137 @@
+//! Configuration space (§2.5): shared by transport and worker, never locked over I/O.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The bytes of a device's configuration space, and how often they changed.
+///
+/// Transports read it on vCPU threads. A device changes it by [`Self::update`]; its
+/// [`super::Worker`] sends the driver the interrupt for that.
+#[derive(Debug)]
+pub struct ConfigSpace {
+    bytes: Mutex<Vec<u8>>,
+    writable: Option<Range<usize>>,
+    generation: AtomicU32,
+    changed: AtomicBool,
+}
+
+impl ConfigSpace {
+    /// A space of these bytes, which the driver may only read.
+    #[must_use]
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self {
+            bytes: Mutex::new(bytes.into()),
+            writable: None,
+            generation: AtomicU32::new(0),
+            changed: AtomicBool::new(false),
+        }
+    }
+
+    /// The driver may write the bytes of `range`, as far as they exist.
+    #[must_use]
+    pub fn writable(mut self, range: Range<usize>) -> Self {
+        self.writable = Some(range);
+        self
+    }
+
+    /// Reads `data.len()` bytes at `offset`; what lies beyond the end, for any `offset`
+    /// whatever, reads as zero.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        let bytes = self.lock();
+        data.fill(0);
+        let rest = usize::try_from(offset)
+            .ok()
+            .and_then(|start| bytes.get(start..))
+            .unwrap_or(&[]);
+        for (to, from) in data.iter_mut().zip(rest) {
+            *to = *from;
+        }
+    }
+
+    /// The driver writes `data` at `offset`. Bytes that it may not write stay as they are.
+    pub fn driver_write(&self, offset: u64, data: &[u8]) {
+        let (Some(writable), Ok(start)) = (&self.writable, usize::try_from(offset)) else {
+            return;
+        };
+        let mut bytes = self.lock();
+        for (at, from) in (start..usize::MAX).zip(data) {
+            if let Some(to) = bytes.get_mut(at).filter(|_| writable.contains(&at)) {
+                *to = *from;
+            }
+        }
+    }
+
+    /// The device changes the bytes at `offset`, as far as they exist. The driver hears of it
+    /// (§2.3) when it differs.
+    pub fn update(&self, offset: usize, data: &[u8]) {
+        let mut bytes = self.lock();
+        let mut differs = false;
+        for (to, from) in bytes.iter_mut().skip(offset).zip(data) {
+            differs |= *to != *from;
+            *to = *from;
+        }
+        if differs {
+            // §2.5.1: the generation changes whenever the space may be read inconsistently.
+            self.generation.fetch_add(1, Ordering::SeqCst);
+            self.changed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// The configuration generation (§2.5.1): the same before and after a series of reads when
+    /// what was read belongs together.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Ordering::SeqCst)
+    }
+
+    /// Whether something changed since the last call.
+    pub(super) fn take_changed(&self) -> bool {
+        self.changed.load(Ordering::Relaxed) && self.changed.swap(false, Ordering::SeqCst)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_beyond_the_end_are_zero() {
+        let config = ConfigSpace::new([1, 2, 3, 4]);
+        let mut data = [9; 4];
+        config.read(2, &mut data);
+        assert_eq!(data, [3, 4, 0, 0]);
+        data = [9; 4];
+        config.read(u64::MAX, &mut data);
+        assert_eq!(data, [0; 4]);
+        config.read(4, &mut []);
+        let mut wide = [9; 9];
+        config.read(0, &mut wide);
+        assert_eq!(wide, [1, 2, 3, 4, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_driver_writes_only_what_it_may() {
+        let config = ConfigSpace::new([0; 4]).writable(1..3);
+        config.driver_write(0, &[7; 9]);
+        config.driver_write(u64::MAX, &[7; 9]);
+        let mut data = [9; 4];
+        config.read(0, &mut data);
+        assert_eq!(data, [0, 7, 7, 0]);
+        ConfigSpace::new([0; 4]).driver_write(0, &[7]);
+    }
+
+    #[test]
+    fn only_a_difference_is_a_change() {
+        let config = ConfigSpace::new([1, 2]);
+        config.update(1, &[2, 3]);
+        assert!((config.generation(), config.take_changed()) == (0, false));
+        config.update(0, &[3]);
+        assert!((config.generation(), config.take_changed()) == (1, true));
+        assert!(!config.take_changed());
+    }
+}

@@ -1,0 +1,47 @@
+//! State that outlives a process: what snapshots keep of a device beyond its queues.
+
+/// A device's own state, in a format of the device type's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedDevice {
+    /// The format's version, counted per device type; 0 says that there is no such state.
+    pub version: u32,
+    /// The state.
+    pub bytes: Vec<u8>,
+}
+
+/// Why a saved state is refused. The device is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// Written by another version of the device.
+    #[error("the saved state has version {found}, this device reads version {expected}")]
+    Version {
+        /// What the state says.
+        found: u32,
+        /// What the device reads.
+        expected: u32,
+    },
+    /// Too short, too long, or inconsistent.
+    #[error("the saved state is invalid: {what}")]
+    Invalid {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+}
+
+impl SavedDevice {
+    /// The bytes, when they are of `version`.
+    ///
+    /// # Errors
+    /// [`RestoreError::Version`].
+    pub fn of_version(&self, version: u32) -> Result<&[u8], RestoreError> {
+        if self.version == version {
+            Ok(&self.bytes)
+        } else {
+            Err(RestoreError::Version {
+                found: self.version,
+                expected: version,
+            })
+        }
+    }
+}

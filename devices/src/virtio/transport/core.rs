@@ -1,0 +1,269 @@
+//! What all transports have in common: status, features, queue set-up and reset of one device,
+//! as one state machine. A transport is a map of registers over it.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::status::{Status, Step};
+use crate::GuestRam;
+use crate::virtio::{
+    DeviceInfo, Interrupt, Queue, QueueConfig, QueueResources, QueueState, RateLimit, WorkerLink,
+    features,
+};
+
+/// How long a vCPU waits for a worker that is to be reset. Past it the status register reads
+/// as non-zero until the worker is done (§2.4), and the driver can only wait or give up.
+pub const RESET_PATIENCE: Duration = Duration::from_millis(250);
+
+/// The interrupt of a transport, with the one status bit that the device sets.
+pub trait TransportInterrupt: Interrupt {
+    /// Whether [`Interrupt::signal_needs_reset`] was called since the last [`Self::reset`].
+    fn needs_reset(&self) -> bool;
+
+    /// Back to the initial state: nothing is pending.
+    fn reset(&self);
+}
+
+/// What a transport stands between.
+#[derive(Debug)]
+pub struct TransportParts {
+    /// What is known of the device.
+    pub info: DeviceInfo,
+    /// The way to its worker.
+    pub link: Arc<dyn WorkerLink>,
+    /// Guest memory.
+    pub mem: GuestRam,
+    /// One eventfd per queue, on which the driver's notifications arrive.
+    pub kicks: Vec<Arc<EventFd>>,
+}
+
+/// The state of one device as its driver sees it, whatever the registers are.
+#[derive(Debug)]
+pub(super) struct TransportCore {
+    parts: TransportParts,
+    irq: Arc<dyn TransportInterrupt>,
+    status: Status,
+    acked: u64,
+    queues: Vec<QueueConfig>,
+    /// Commands were sent that the worker must undo at a reset.
+    started: bool,
+    /// Comes when the worker has carried out a reset.
+    resetting: Option<Receiver<()>>,
+    patience: Duration,
+    log: RateLimit,
+}
+
+impl TransportCore {
+    pub(super) fn new(parts: TransportParts, irq: Arc<dyn TransportInterrupt>) -> Self {
+        let mut core = Self {
+            parts,
+            irq,
+            status: Status::default(),
+            acked: 0,
+            queues: Vec::new(),
+            started: false,
+            resetting: None,
+            patience: RESET_PATIENCE,
+            log: RateLimit::new(Duration::from_secs(10)),
+        };
+        core.clear();
+        core
+    }
+
+    pub(super) fn info(&self) -> &DeviceInfo {
+        &self.parts.info
+    }
+
+    /// Feature bits that the driver may accept.
+    pub(super) fn offered(&self) -> u64 {
+        self.parts.info.features | features::RING
+    }
+
+    /// The driver's bits, while it may still change them.
+    pub(super) fn acked_mut(&mut self) -> Option<&mut u64> {
+        self.status.negotiating().then_some(&mut self.acked)
+    }
+
+    /// The device status field as the driver reads it.
+    pub(super) fn status(&mut self) -> u8 {
+        self.poll_reset();
+        let needs_reset = if self.irq.needs_reset() {
+            Status::DEVICE_NEEDS_RESET
+        } else {
+            0
+        };
+        self.status.bits() | needs_reset
+    }
+
+    /// The largest size of queue `index`; 0 when there is none.
+    pub(super) fn queue_max(&self, index: u32) -> u16 {
+        usize::try_from(index)
+            .ok()
+            .and_then(|index| self.parts.info.queue_sizes.get(index))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    pub(super) fn queue(&self, index: u32) -> Option<&QueueConfig> {
+        self.queues.get(usize::try_from(index).ok()?)
+    }
+
+    /// The registers of queue `index`, while the driver may write them.
+    pub(super) fn queue_mut(&mut self, index: u32) -> Option<&mut QueueConfig> {
+        if !self.status.configuring_queues() || self.status.failed() {
+            return None;
+        }
+        self.queues.get_mut(usize::try_from(index).ok()?)
+    }
+
+    /// The driver writes the device status field.
+    pub(super) fn write_status(&mut self, value: u8) {
+        self.poll_reset();
+        if self.resetting.is_some() {
+            self.log_guest_error("status written during a reset", None);
+            return;
+        }
+        match self.status.step(value) {
+            Step::Reset => self.reset(),
+            Step::Fail => {
+                if self.started {
+                    self.parts.link.send(Box::new(|worker| {
+                        worker.stop();
+                    }));
+                }
+                self.status = self.status.with_failed();
+            }
+            Step::Stay => {}
+            Step::Advance(next) => self.status = next,
+            // §3.1.1: FEATURES_OK stays clear when the device cannot work with the features.
+            Step::Features(next)
+                if self.acked & !self.offered() == 0 && self.acked & features::VERSION_1 != 0 =>
+            {
+                self.status = next;
+            }
+            Step::Features(_) => self.log_guest_error("features that were not offered", None),
+            Step::Start(next) => {
+                self.status = next;
+                self.start();
+            }
+            Step::Illegal => self.log_guest_error("status bits out of order", None),
+        }
+    }
+
+    /// Sends the queues that the driver enabled to the worker, and does not wait for it.
+    fn start(&mut self) {
+        let mut queues = Vec::with_capacity(self.queues.len());
+        let sizes = &self.parts.info.queue_sizes;
+        let all = self.queues.iter().zip(sizes).zip(&self.parts.kicks);
+        for (index, ((config, max), kick)) in (0u16..).zip(all) {
+            if !config.ready {
+                continue;
+            }
+            let resources = QueueResources {
+                mem: self.parts.mem.clone(),
+                irq: self.irq.clone(),
+                kick: kick.clone(),
+                event_idx: self.acked & features::EVENT_IDX != 0,
+                state: QueueState::default(),
+            };
+            match Queue::new(index, *max, config, resources) {
+                Ok(queue) => queues.push(queue),
+                Err(error) => {
+                    self.irq.signal_needs_reset();
+                    if let Some(suppressed) = self.log.permit() {
+                        tracing::warn!(
+                            device = self.parts.info.device_type.name(),
+                            queue = index,
+                            suppressed,
+                            error = &error as &dyn std::error::Error,
+                            "queue refused: the device needs a reset"
+                        );
+                    }
+                    return;
+                }
+            }
+        }
+        self.started = true;
+        let acked = self.acked;
+        self.parts
+            .link
+            .send(Box::new(move |worker| worker.start(acked, queues)));
+    }
+
+    fn reset(&mut self) {
+        if self.started {
+            let (done, wait) = sync_channel(1);
+            self.parts.link.send(Box::new(move |worker| {
+                worker.reset();
+                // Nobody listens when the VM has ended.
+                let _ = done.send(());
+            }));
+            if wait.recv_timeout(self.patience) == Err(RecvTimeoutError::Timeout) {
+                self.resetting = Some(wait);
+                return;
+            }
+        }
+        self.clear();
+    }
+
+    /// Ends a reset that the worker has carried out by now. A worker that is gone serves
+    /// nothing any more, which is as good.
+    fn poll_reset(&mut self) {
+        if let Some(wait) = &self.resetting
+            && wait.try_recv() != Err(TryRecvError::Empty)
+        {
+            self.resetting = None;
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.status = Status::default();
+        self.acked = 0;
+        self.started = false;
+        let sizes = &self.parts.info.queue_sizes;
+        self.queues = sizes
+            .iter()
+            .map(|max| QueueConfig {
+                size: u32::from(*max),
+                ..QueueConfig::default()
+            })
+            .collect();
+        self.irq.reset();
+    }
+
+    /// A notification that no ioeventfd took. (KVM takes them all, as a rule.)
+    pub(super) fn notify(&mut self, queue: u32) {
+        if !self.status.live() {
+            self.log_guest_error("notification before DRIVER_OK", None);
+            return;
+        }
+        let kick = usize::try_from(queue)
+            .ok()
+            .and_then(|queue| self.parts.kicks.get(queue));
+        match kick {
+            Some(kick) => {
+                // It fails only when 2^64 - 2 notifications were never taken.
+                let _ = kick.write(1);
+            }
+            None => self.log_guest_error("notification of an unknown queue", None),
+        }
+    }
+
+    pub(super) fn log_guest_error(&mut self, what: &'static str, offset: Option<u64>) {
+        if let Some(suppressed) = self.log.permit() {
+            let device = self.parts.info.device_type.name();
+            tracing::warn!(device, offset, suppressed, "driver: {what}");
+        }
+    }
+}
+
+#[cfg(test)]
+impl TransportCore {
+    pub(super) fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+}

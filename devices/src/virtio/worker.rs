@@ -1,0 +1,225 @@
+//! A device as its event loop owns it: starts and stops its queues, and parks it at a fault.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{DeviceInfo, Fault, HostFault, Interrupt, Progress, Queue, RateLimit, VirtioDevice};
+
+/// Something that others ask of a worker; carried out by the event loop that owns it.
+pub type Command = Box<dyn FnOnce(&mut Worker) + Send>;
+
+/// The way to a worker from other threads.
+pub trait WorkerLink: fmt::Debug + Send + Sync {
+    /// Has `command` carried out, after those that were sent before. Never waits. A command to
+    /// a worker that is gone is dropped.
+    fn send(&self, command: Command);
+}
+
+/// A device and what its event loop knows of it.
+///
+/// All methods are called by one thread at a time. A fault stops all queues before the call that
+/// met it returns, so that it can never hit a device that the driver has restarted since.
+#[derive(Debug)]
+pub struct Worker {
+    name: String,
+    device: Box<dyn VirtioDevice>,
+    info: DeviceInfo,
+    irq: Arc<dyn Interrupt>,
+    /// The driver said `DRIVER_OK` and has not reset the device since.
+    live: bool,
+    /// Queues run.
+    serving: bool,
+    /// Queues of a paused device.
+    held: Option<Vec<Queue>>,
+    log: RateLimit,
+}
+
+impl Worker {
+    /// A worker for `device`, which is called `name` in logs and whose driver is interrupted
+    /// by `irq`.
+    #[must_use]
+    pub fn new(name: String, device: Box<dyn VirtioDevice>, irq: Arc<dyn Interrupt>) -> Self {
+        let info = device.info();
+        Self {
+            name,
+            device,
+            info,
+            irq,
+            live: false,
+            serving: false,
+            held: None,
+            log: RateLimit::new(Duration::from_secs(10)),
+        }
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &dyn VirtioDevice {
+        &*self.device
+    }
+
+    /// Does something with the device. Changes of its configuration are told to the driver.
+    pub fn with_device<R>(&mut self, work: impl FnOnce(&mut dyn VirtioDevice) -> R) -> R {
+        let result = work(&mut *self.device);
+        self.tell_changes();
+        result
+    }
+
+    /// Number of queues of the device type.
+    #[must_use]
+    pub fn queue_count(&self) -> u16 {
+        // Indices are u16s: a device has no more.
+        u16::try_from(self.info.queue_sizes.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Whether queues run, and notifications and backend are to be waited for.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.serving
+    }
+
+    /// The driver said `DRIVER_OK`: starts its queues. While paused they are held until
+    /// [`Self::resume`].
+    pub fn start(&mut self, features: u64, queues: Vec<Queue>) {
+        self.stop();
+        self.device.negotiated(features);
+        self.live = true;
+        if let Some(held) = &mut self.held {
+            *held = queues;
+        } else {
+            self.start_queues(queues);
+        }
+        self.tell_changes();
+    }
+
+    fn start_queues(&mut self, queues: Vec<Queue>) {
+        self.serving = true;
+        for queue in queues {
+            if let Err(error) = self.device.start_queue(queue) {
+                self.stop();
+                self.irq.signal_needs_reset();
+                if let Some(suppressed) = self.log.permit() {
+                    tracing::warn!(
+                        device = self.name,
+                        suppressed,
+                        error = &error as &dyn std::error::Error,
+                        "start refused: the device needs a reset"
+                    );
+                }
+                return;
+            }
+        }
+    }
+
+    /// Stops all queues and returns those that ran, with their state, in order.
+    pub fn stop(&mut self) -> Vec<Queue> {
+        self.serving = false;
+        let mut queues: Vec<_> = (0..self.queue_count())
+            .filter_map(|index| self.device.stop_queue(index))
+            .collect();
+        if let Some(held) = &mut self.held {
+            queues.append(held);
+        }
+        queues
+    }
+
+    /// The driver resets the device.
+    pub fn reset(&mut self) {
+        self.stop();
+        self.live = false;
+        self.device.reset();
+        // The driver reads configuration space anew.
+        self.info.config.take_changed();
+    }
+
+    /// Stops all queues and holds them: nothing is in flight, and guest memory is not touched
+    /// until [`Self::resume`].
+    pub fn pause(&mut self) {
+        if self.held.is_none() {
+            let queues = self.stop();
+            self.held = Some(queues);
+        }
+    }
+
+    /// Goes on with the queues that [`Self::pause`] held. `true` when there are some, which the
+    /// caller looks at then, since notifications may have been missed.
+    pub fn resume(&mut self) -> bool {
+        let Some(held) = self.held.take() else {
+            return false;
+        };
+        let any = !held.is_empty();
+        if any {
+            self.start_queues(held);
+        }
+        any
+    }
+
+    /// The queues of a paused device.
+    #[must_use]
+    pub fn held(&self) -> &[Queue] {
+        self.held.as_deref().unwrap_or(&[])
+    }
+
+    /// The driver notified queue `index`.
+    ///
+    /// # Errors
+    /// When the host's side failed; the device is parked then.
+    pub fn on_queue(&mut self, index: u16) -> Result<Progress, HostFault> {
+        if !self.serving {
+            return Ok(Progress::Idle);
+        }
+        let result = self.device.on_queue(index);
+        self.settle(result)
+    }
+
+    /// The backend is readable.
+    ///
+    /// # Errors
+    /// When the host's side failed; the device is parked then.
+    pub fn on_backend(&mut self) -> Result<Progress, HostFault> {
+        if !self.serving {
+            return Ok(Progress::Idle);
+        }
+        let result = self.device.on_backend();
+        self.settle(result)
+    }
+
+    fn settle(&mut self, result: Result<Progress, Fault>) -> Result<Progress, HostFault> {
+        self.tell_changes();
+        let fault = match result {
+            Ok(progress) => return Ok(progress),
+            Err(fault) => fault,
+        };
+        self.stop();
+        self.irq.signal_needs_reset();
+        if let Some(suppressed) = self.log.permit() {
+            tracing::warn!(
+                device = self.name,
+                suppressed,
+                fault = &fault as &dyn std::error::Error,
+                "device parked until its driver resets it"
+            );
+        }
+        match fault {
+            Fault::Guest(_) => Ok(Progress::Idle),
+            Fault::Host(fault) => Err(fault),
+        }
+    }
+
+    fn tell_changes(&self) {
+        if self.live && self.info.config.take_changed() {
+            self.irq.signal_config();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;

@@ -1,0 +1,84 @@
+use super::*;
+use crate::rng::RngDevice;
+use crate::testing::{CountingInterrupt, DriverQueue, memory};
+use std::sync::atomic::Ordering::SeqCst;
+
+const BUF: u64 = 0x40000;
+
+struct Rig {
+    worker: Worker,
+    driver: DriverQueue,
+    irq: Arc<CountingInterrupt>,
+}
+
+fn rig() -> Rig {
+    let mem = memory(1 << 20);
+    let driver = DriverQueue::new(&mem, 0x10000, 16);
+    let irq = Arc::new(CountingInterrupt::default());
+    let worker = Worker::new("rng0".to_owned(), Box::new(RngDevice::new()), irq.clone());
+    Rig {
+        worker,
+        driver,
+        irq,
+    }
+}
+
+impl Rig {
+    fn start(&mut self) {
+        let queue = self.driver.device_queue(0, self.irq.clone());
+        self.worker.start(1 << 32, vec![queue]);
+    }
+}
+
+#[test]
+fn a_fault_stops_the_queues_at_once_and_a_reset_mends_it() {
+    let mut rig = rig();
+    rig.start();
+    rig.driver.make_available(99);
+    assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle);
+    assert!(!rig.worker.is_serving());
+    assert_eq!(rig.irq.needs_reset.load(SeqCst), 1);
+    assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle, "parked");
+    assert_eq!(rig.irq.needs_reset.load(SeqCst), 1);
+    rig.worker.reset();
+    rig.driver = DriverQueue::new(&memory(1 << 20), 0x10000, 16);
+    rig.start();
+    rig.driver.add(&[], &[(BUF, 10)]);
+    assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle);
+    assert_eq!(rig.driver.take_used().unwrap().len, 10);
+}
+
+#[test]
+fn a_paused_device_does_nothing_and_goes_on_where_it_was() {
+    let mut rig = rig();
+    rig.start();
+    rig.driver.add(&[], &[(BUF, 10)]);
+    assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle);
+    rig.driver.take_used().unwrap();
+    rig.worker.pause();
+    rig.worker.pause();
+    assert_eq!(rig.worker.held().len(), 1);
+    assert_eq!(rig.worker.held()[0].state().next_avail, 1);
+    rig.driver.add(&[], &[(BUF, 20)]);
+    assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle);
+    assert!(rig.driver.take_used().is_none());
+    assert!(rig.worker.resume(), "its queues are to be looked at");
+    assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle);
+    assert_eq!(rig.driver.take_used().unwrap().len, 20);
+    assert!(!rig.worker.resume());
+}
+
+#[test]
+fn a_pause_does_not_wake_a_device_that_was_parked_or_reset() {
+    let mut rig = rig();
+    rig.worker.pause();
+    assert!(!rig.worker.resume());
+    rig.start();
+    rig.worker.pause();
+    rig.worker.reset();
+    assert!(!rig.worker.resume() && !rig.worker.is_serving());
+    rig.worker.pause();
+    rig.start();
+    assert!(!rig.worker.is_serving(), "started while paused");
+    assert!(rig.worker.resume() && rig.worker.is_serving());
+}

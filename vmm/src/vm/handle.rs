@@ -1,0 +1,220 @@
+//! Handles: what the owner of a VM does with a device that runs on its event loop.
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use podvisor_devices::blk::{BlockDevice, Disk};
+use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::virtio::{Counter, Fault, ReadCounters, VirtioDevice};
+use podvisor_devices::vsock::VsockDevice;
+
+use super::attach::Attached;
+use super::io::Link;
+
+/// How long a call waits for a device that is busy.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why a call on a device was not carried out, or not in time.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandleError {
+    /// The VM has no such device.
+    #[error("this VM has no {kind} named {name:?}: it has {}", .there.join(", "))]
+    NoSuchDevice {
+        /// What was asked for.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// The names of all devices.
+        there: Vec<String>,
+    },
+    /// The VM has not been started, or has ended.
+    #[error("{device} is not there: its VM does not run")]
+    NotRunning {
+        /// The device's name.
+        device: String,
+    },
+    /// The device's backend blocks. The call is carried out when that ends.
+    #[error("{device} is busy: its host side does not answer")]
+    Busy {
+        /// The device's name.
+        device: String,
+    },
+    /// The device refused.
+    #[error("{device} failed")]
+    Fault {
+        /// The device's name.
+        device: String,
+        /// Why.
+        #[source]
+        source: Fault,
+    },
+    /// The host refused.
+    #[error("{device} failed")]
+    Host {
+        /// The device's name.
+        device: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A device of a VM, of this type. Cheap to clone; usable from any thread, and after the VM is gone.
+pub struct DeviceHandle<D> {
+    name: String,
+    link: Link,
+    counters: Arc<dyn ReadCounters>,
+    _device: PhantomData<fn(D)>,
+}
+
+impl<D> Clone for DeviceHandle<D> {
+    fn clone(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            link: self.link.clone(),
+            counters: self.counters.clone(),
+            _device: PhantomData,
+        }
+    }
+}
+
+impl<D> fmt::Debug for DeviceHandle<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceHandle")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A block device.
+pub type BlockHandle = DeviceHandle<BlockDevice>;
+/// A console.
+pub type ConsoleHandle = DeviceHandle<ConsoleDevice>;
+/// A socket device.
+pub type VsockHandle = DeviceHandle<VsockDevice>;
+
+impl<D: VirtioDevice> DeviceHandle<D> {
+    /// Of the device named `name`, or of the first one of this type.
+    pub(super) fn find(
+        devices: &[Attached],
+        kind: &'static str,
+        name: Option<&str>,
+    ) -> Result<Self, HandleError> {
+        devices
+            .iter()
+            .filter(|device| device.kind == std::any::TypeId::of::<D>())
+            .find(|device| name.is_none_or(|name| device.name == name))
+            .map(|device| Self {
+                name: device.name.clone(),
+                link: device.link.clone(),
+                counters: device.info.counters.clone(),
+                _device: PhantomData,
+            })
+            .ok_or_else(|| HandleError::NoSuchDevice {
+                kind,
+                name: name.unwrap_or("anything").to_owned(),
+                there: devices.iter().map(|device| device.name.clone()).collect(),
+            })
+    }
+
+    /// The device's name, as in [`super::Vm::counters`].
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device's counters.
+    #[must_use]
+    pub fn counters(&self) -> Vec<Counter> {
+        self.counters.read()
+    }
+
+    /// Has `work` done with the device, on its event loop, between two turns; also while the VM
+    /// is paused.
+    ///
+    /// # Errors
+    /// [`HandleError::NotRunning`], and [`HandleError::Busy`] when the device does not get to it
+    /// within 5 seconds; `work` is still done when it does.
+    pub fn run<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut D) -> R + Send + 'static,
+    ) -> Result<R, HandleError> {
+        let gone = || HandleError::NotRunning {
+            device: self.name.clone(),
+        };
+        let (done, wait) = sync_channel(1);
+        let sent = self.link.try_send(Box::new(move |worker| {
+            let result = worker.with_device(|device| {
+                let device: &mut dyn std::any::Any = device;
+                device.downcast_mut().map(work)
+            });
+            if let Some(result) = result {
+                // Nobody listens when the patience is over.
+                let _ = done.send(result);
+            }
+        }));
+        if !sent {
+            return Err(gone());
+        }
+        wait.recv_timeout(PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => HandleError::Busy {
+                device: self.name.clone(),
+            },
+            RecvTimeoutError::Disconnected => gone(),
+        })
+    }
+
+    fn host(&self) -> impl FnOnce(io::Error) -> HandleError {
+        let device = self.name.clone();
+        move |source| HandleError::Host { device, source }
+    }
+}
+
+impl BlockHandle {
+    /// Gives the device another disk with another serial number. The driver hears of the new
+    /// capacity. Whether it may write was settled when the VM was built.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn swap(&self, disk: Box<dyn Disk>, serial: &str) -> Result<(), HandleError> {
+        let serial = serial.to_owned();
+        self.run(move |device| device.swap(disk, &serial))
+    }
+
+    /// Looks at the disk's size again and tells the driver when it changed.
+    ///
+    /// # Errors
+    /// See [`Self::run`]; [`HandleError::Host`] when the size cannot be found.
+    pub fn resize(&self) -> Result<(), HandleError> {
+        self.run(BlockDevice::resize)?.map_err(self.host())
+    }
+}
+
+impl ConsoleHandle {
+    /// The terminal has another size: the driver is told.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn resize(&self, columns: u16, rows: u16) -> Result<(), HandleError> {
+        self.run(move |device| device.resize(columns, rows))
+    }
+}
+
+impl VsockHandle {
+    /// Ends all connections and tells the driver that they are gone (virtio 1.3 §5.10.6.7).
+    ///
+    /// # Errors
+    /// See [`Self::run`]; [`HandleError::Fault`] when the driver cannot be told.
+    pub fn reset_transport(&self) -> Result<(), HandleError> {
+        self.run(VsockDevice::reset_transport)?
+            .map_err(|source| HandleError::Fault {
+                device: self.name.clone(),
+                source,
+            })
+    }
+}

@@ -1,0 +1,335 @@
+//! One loop: workers, what wakes them, and commands between their turns.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, PoisonError};
+
+use podvisor_devices::virtio::{Command, Fault, HostFault, Progress, Worker};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::mailbox::Mailbox;
+use super::{DeviceFault, FAULTS_KEPT, Faults};
+
+/// Event data of the mailbox.
+const MAILBOX: u64 = u64::MAX;
+/// Low half of the event data of a device's backend; queues have their index there.
+const BACKEND: u32 = u32::MAX;
+/// Events taken at once.
+const EVENTS: usize = 32;
+
+/// What a device is called for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Queue(u16),
+    Backend,
+}
+
+/// A worker and the descriptors that it is woken by.
+#[derive(Debug)]
+struct Slot {
+    worker: Worker,
+    kicks: Vec<Arc<EventFd>>,
+    backend_polled: bool,
+}
+
+/// See the module's documentation. Made on one thread, then moved to its own.
+#[derive(Debug)]
+pub(crate) struct EventLoop {
+    name: String,
+    mailbox: Arc<Mailbox>,
+    epoll: Epoll,
+    slots: Vec<Slot>,
+    /// Who used up its share and comes again after the others, each once.
+    again: VecDeque<(usize, Source)>,
+    paused: bool,
+    ended: bool,
+    faults: Faults,
+}
+
+impl EventLoop {
+    pub(super) fn new(name: String, faults: Faults) -> io::Result<Self> {
+        let mailbox = Arc::new(Mailbox::new()?);
+        let epoll = Epoll::new()?;
+        add(&epoll, mailbox.wake_fd().as_raw_fd(), MAILBOX)?;
+        Ok(Self {
+            name,
+            mailbox,
+            epoll,
+            slots: Vec::new(),
+            again: VecDeque::new(),
+            paused: false,
+            ended: false,
+            faults,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn mailbox(&self) -> Arc<Mailbox> {
+        self.mailbox.clone()
+    }
+
+    pub(super) fn next_slot(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Takes a worker, whose queues are notified by `kicks`.
+    pub(super) fn add(&mut self, worker: Worker, kicks: Vec<Arc<EventFd>>) -> io::Result<()> {
+        let slot = self.slots.len();
+        for (queue, kick) in (0u32..).zip(&kicks) {
+            add(&self.epoll, kick.as_raw_fd(), data(slot, queue))?;
+        }
+        self.slots.push(Slot {
+            worker,
+            kicks,
+            backend_polled: false,
+        });
+        Ok(())
+    }
+
+    /// Serves the devices until [`Self::end`], then drains them.
+    pub(crate) fn run(mut self) {
+        let mut events = [EpollEvent::default(); EVENTS];
+        while !self.ended {
+            if let Err(error) = self.turn(&mut events) {
+                tracing::error!(
+                    event_loop = self.name,
+                    %error,
+                    "waiting for events failed: the devices of this loop are lost"
+                );
+                break;
+            }
+        }
+        for slot in &mut self.slots {
+            slot.worker.stop();
+        }
+    }
+
+    /// Waits for something to do and does it.
+    fn turn(&mut self, events: &mut [EpollEvent]) -> io::Result<()> {
+        if self.paused {
+            wait_readable(self.mailbox.wake_fd())?;
+            self.commands();
+            return Ok(());
+        }
+        let timeout = if self.again.is_empty() { -1 } else { 0 };
+        let count = match self.epoll.wait(timeout, events) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            other => other?,
+        };
+        // Those who were here before come after those that were just notified.
+        let before = self.again.len();
+        for event in events.iter().take(count) {
+            self.on_event(event.data());
+            if !self.may_serve() {
+                return Ok(());
+            }
+        }
+        for _ in 0..before {
+            if let Some((slot, source)) = self.again.pop_front() {
+                self.serve(slot, source);
+            }
+            if !self.may_serve() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out commands that came meanwhile; `false` when devices must stand still now.
+    fn may_serve(&mut self) -> bool {
+        if self.mailbox.is_pending() {
+            self.commands();
+        }
+        !self.paused && !self.ended
+    }
+
+    fn commands(&mut self) {
+        for command in self.mailbox.take() {
+            command(self);
+        }
+    }
+
+    fn on_event(&mut self, data: u64) {
+        if data == MAILBOX {
+            self.commands();
+            return;
+        }
+        let [.., a, b, c, d] = data.to_be_bytes();
+        let low = u32::from_be_bytes([a, b, c, d]);
+        let slot = usize::try_from(data >> 32).unwrap_or(usize::MAX);
+        if low == BACKEND {
+            self.serve(slot, Source::Backend);
+            return;
+        }
+        let queue = u16::try_from(low).unwrap_or(u16::MAX);
+        let kick = self
+            .slots
+            .get(slot)
+            .and_then(|slot| slot.kicks.get(usize::from(queue)));
+        if let Some(kick) = kick {
+            let _ = kick.read();
+        }
+        self.serve(slot, Source::Queue(queue));
+    }
+
+    fn serve(&mut self, index: usize, source: Source) {
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        let result = match source {
+            Source::Queue(queue) => slot.worker.on_queue(queue),
+            Source::Backend => slot.worker.on_backend(),
+        };
+        match result {
+            Ok(Progress::Idle) => {}
+            Ok(Progress::More) => self.call_again(index, source),
+            Err(fault) => self.keep_fault(index, fault),
+        }
+        self.poll_backend(index);
+    }
+
+    fn call_again(&mut self, slot: usize, source: Source) {
+        if !self.again.contains(&(slot, source)) {
+            self.again.push_back((slot, source));
+        }
+    }
+
+    fn keep_fault(&self, slot: usize, fault: HostFault) {
+        let Some(slot) = self.slots.get(slot) else {
+            return;
+        };
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        if faults.len() == FAULTS_KEPT {
+            faults.remove(0);
+        }
+        faults.push(DeviceFault {
+            device: slot.worker.name().to_owned(),
+            fault: Arc::new(Fault::Host(fault)),
+        });
+    }
+
+    /// Keeps the backend's registration in step with whether the device serves.
+    fn poll_backend(&mut self, index: usize) {
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        let wanted = slot.worker.is_serving();
+        if wanted == slot.backend_polled {
+            return;
+        }
+        let Some(fd) = slot.worker.device().backend().map(|fd| fd.as_raw_fd()) else {
+            return;
+        };
+        let result = if wanted {
+            add(&self.epoll, fd, data(index, BACKEND))
+        } else {
+            let event = EpollEvent::new(EventSet::IN, data(index, BACKEND));
+            self.epoll.ctl(ControlOperation::Delete, fd, event)
+        };
+        match result {
+            Ok(()) => slot.backend_polled = wanted,
+            Err(error) => {
+                tracing::error!(device = slot.worker.name(), %error, "epoll on a backend failed");
+            }
+        }
+    }
+
+    // ---- Commands ----
+
+    /// Something for one worker.
+    pub(super) fn command(&mut self, index: usize, command: Command) {
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        // A backend that is to be exchanged must not stay registered.
+        let polled = slot.backend_polled;
+        let fd = |slot: &Slot| slot.worker.device().backend().map(|fd| fd.as_raw_fd());
+        let before = fd(slot);
+        let served = slot.worker.is_serving();
+        command(&mut slot.worker);
+        if polled && fd(slot) != before {
+            slot.backend_polled = false;
+        }
+        if slot.worker.is_serving() && !served {
+            self.look_at_queues(index);
+        }
+        self.poll_backend(index);
+    }
+
+    /// Chains may have been made available before the queues ran.
+    fn look_at_queues(&mut self, index: usize) {
+        let count = self
+            .slots
+            .get(index)
+            .map_or(0, |slot| slot.worker.queue_count());
+        for queue in 0..count {
+            self.call_again(index, Source::Queue(queue));
+        }
+    }
+
+    /// Stops all queues: nothing is in flight until [`Self::resume`].
+    pub(super) fn pause(&mut self) {
+        self.paused = true;
+        self.again.clear();
+        for slot in &mut self.slots {
+            slot.worker.pause();
+        }
+    }
+
+    pub(super) fn resume(&mut self) {
+        if !std::mem::take(&mut self.paused) {
+            return;
+        }
+        for index in 0..self.slots.len() {
+            let resumed = self
+                .slots
+                .get_mut(index)
+                .is_some_and(|slot| slot.worker.resume());
+            if resumed {
+                self.look_at_queues(index);
+            }
+            self.poll_backend(index);
+        }
+    }
+
+    pub(super) fn end(&mut self) {
+        self.ended = true;
+    }
+}
+
+impl Drop for EventLoop {
+    fn drop(&mut self) {
+        self.mailbox.close();
+    }
+}
+
+fn data(slot: usize, low: u32) -> u64 {
+    // Far fewer devices than 2^32.
+    (slot as u64) << 32 | u64::from(low)
+}
+
+fn add(epoll: &Epoll, fd: RawFd, data: u64) -> io::Result<()> {
+    let event = EpollEvent::new(EventSet::IN, data);
+    epoll.ctl(ControlOperation::Add, fd, event)
+}
+
+/// Waits for an eventfd alone.
+fn wait_readable(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut fds = [rustix::event::PollFd::new(
+        &fd,
+        rustix::event::PollFlags::IN,
+    )];
+    match rustix::event::poll(&mut fds, None) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,86 @@
+//! Commands for a loop, and the eventfd that wakes it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::EventLoop;
+
+/// Something that a loop does between two turns of its devices.
+pub(super) type LoopCommand = Box<dyn FnOnce(&mut EventLoop) + Send>;
+
+/// Commands in the order in which they were sent.
+pub(super) struct Mailbox {
+    /// `None` when the loop is gone.
+    commands: Mutex<Option<VecDeque<LoopCommand>>>,
+    pending: AtomicBool,
+    wake: OwnedFd,
+}
+
+impl fmt::Debug for Mailbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailbox")
+            .field("pending", &self.pending)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Mailbox {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            commands: Mutex::new(Some(VecDeque::new())),
+            pending: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+        })
+    }
+
+    /// Appends a command; `false`, without it, when the loop is gone.
+    pub(super) fn send(&self, command: LoopCommand) -> bool {
+        let mut commands = self.lock();
+        let Some(list) = commands.as_mut() else {
+            return false;
+        };
+        list.push_back(command);
+        // A loop that has yet to take the others is awake.
+        if !self.pending.swap(true, Ordering::SeqCst) {
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+        true
+    }
+
+    /// Whether [`Self::take`] has something, without a lock.
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::SeqCst)
+    }
+
+    /// Takes all commands.
+    pub(super) fn take(&self) -> VecDeque<LoopCommand> {
+        let mut commands = self.lock();
+        if self.pending.swap(false, Ordering::SeqCst) {
+            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        }
+        commands.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The loop is gone: what waits is dropped, which its senders notice, and nothing more is
+    /// taken.
+    pub(super) fn close(&self) {
+        let waiting = self.lock().take();
+        // Outside of the lock: dropping a command may run anything.
+        drop(waiting);
+    }
+
+    /// Readable when something was sent.
+    pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<VecDeque<LoopCommand>>> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

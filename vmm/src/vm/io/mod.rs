@@ -1,0 +1,197 @@
+//! The threads that serve devices.
+//!
+//! * [`EventLoop`] owns workers and waits, in one place, for notifications of their drivers, for
+//!   the host side of devices and for commands.
+//! * [`Mailbox`] carries commands to a loop: those of transports, of handles, and of the VM.
+//! * [`Loops`] is all loops of a VM, as their owner sees them.
+//!
+//! A device is placed on the loop that its VM's devices share or on one of its own
+//! ([`Placement`]). Nobody but the loop's thread calls a device, and nobody waits for one without
+//! a limit.
+
+mod event_loop;
+mod mailbox;
+
+use std::fmt;
+use std::io;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use podvisor_devices::virtio::{
+    Command, Fault, Interrupt, Placement, VirtioDevice, Worker, WorkerLink,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+pub(crate) use event_loop::EventLoop;
+use mailbox::Mailbox;
+
+/// The most device faults that are kept for the owner.
+const FAULTS_KEPT: usize = 64;
+
+/// A failure of a device's host side, for the owner of the VM.
+#[derive(Clone, Debug)]
+pub struct DeviceFault {
+    /// The device's name, as in [`super::Vm::counters`].
+    pub device: String,
+    /// What failed, with its causes.
+    pub fault: Arc<Fault>,
+}
+
+/// The faults so far; the oldest go when there are too many.
+pub(crate) type Faults = Arc<Mutex<Vec<DeviceFault>>>;
+
+/// The way to one worker: its loop's mailbox, and its place there.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    mailbox: Arc<Mailbox>,
+    slot: usize,
+}
+
+impl Link {
+    /// Sends a command; `false` when the loop is gone.
+    pub(crate) fn try_send(&self, command: Command) -> bool {
+        let slot = self.slot;
+        self.mailbox.send(Box::new(move |event_loop| {
+            event_loop.command(slot, command)
+        }))
+    }
+}
+
+impl WorkerLink for Link {
+    fn send(&self, command: Command) {
+        self.try_send(command);
+    }
+}
+
+/// Loops to be, while devices are attached.
+#[derive(Debug)]
+pub(crate) struct LoopsBuilder {
+    shared: EventLoop,
+    own: Vec<EventLoop>,
+    faults: Faults,
+}
+
+/// A device's place on a loop, before it has its worker.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// `None` is the shared one.
+    own: Option<usize>,
+    /// The way to the worker.
+    pub(crate) link: Link,
+}
+
+impl LoopsBuilder {
+    pub(crate) fn new(faults: Faults) -> io::Result<Self> {
+        Ok(Self {
+            shared: EventLoop::new("vm-io".to_owned(), faults.clone())?,
+            own: Vec::new(),
+            faults,
+        })
+    }
+
+    /// Chooses the loop of a device. [`Self::install`] must follow before the next one.
+    pub(crate) fn place(&mut self, name: &str, placement: Placement) -> io::Result<Place> {
+        let own = match placement {
+            Placement::Shared => None,
+            Placement::Own => {
+                let event_loop = EventLoop::new(format!("vm-{name}"), self.faults.clone())?;
+                self.own.push(event_loop);
+                Some(self.own.len() - 1)
+            }
+        };
+        let event_loop = self.event_loop(own);
+        let link = Link {
+            mailbox: event_loop.mailbox(),
+            slot: event_loop.next_slot(),
+        };
+        Ok(Place { own, link })
+    }
+
+    /// Gives the loop its worker.
+    pub(crate) fn install(
+        &mut self,
+        place: &Place,
+        name: String,
+        device: Box<dyn VirtioDevice>,
+        irq: Arc<dyn Interrupt>,
+        kicks: Vec<Arc<EventFd>>,
+    ) -> io::Result<()> {
+        let worker = Worker::new(name, device, irq);
+        self.event_loop(place.own).add(worker, kicks)
+    }
+
+    fn event_loop(&mut self, own: Option<usize>) -> &mut EventLoop {
+        match own {
+            Some(index) => &mut self.own[index],
+            None => &mut self.shared,
+        }
+    }
+
+    /// The loops, ready to run, and what their owner keeps. A loop without devices is left out.
+    pub(crate) fn finish(self) -> (Vec<EventLoop>, Loops) {
+        let mut loops = self.own;
+        if !self.shared.is_empty() {
+            loops.insert(0, self.shared);
+        }
+        let entries = loops
+            .iter()
+            .map(|event_loop| (event_loop.name().to_owned(), event_loop.mailbox()))
+            .collect();
+        (loops, Loops { entries })
+    }
+}
+
+/// All loops of a VM, from outside.
+pub(crate) struct Loops {
+    entries: Vec<(String, Arc<Mailbox>)>,
+}
+
+impl fmt::Debug for Loops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.entries.iter().map(|(name, _)| name);
+        f.debug_list().entries(names).finish()
+    }
+}
+
+impl Loops {
+    /// Stops all queues of all devices. When `deadline` passes before, everything goes on, and
+    /// the name of a loop that did not answer comes back.
+    pub(crate) fn pause(&self, deadline: Instant) -> Result<(), String> {
+        let answers: Vec<(&str, Receiver<()>)> = self
+            .entries
+            .iter()
+            .map(|(name, mailbox)| {
+                let (done, wait) = sync_channel(1);
+                mailbox.send(Box::new(move |event_loop| {
+                    event_loop.pause();
+                    // Nobody listens when the deadline has passed.
+                    let _ = done.send(());
+                }));
+                (name.as_str(), wait)
+            })
+            .collect();
+        for (name, wait) in answers {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if wait.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                self.resume();
+                return Err(name.to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets paused devices go on.
+    pub(crate) fn resume(&self) {
+        for (_, mailbox) in &self.entries {
+            mailbox.send(Box::new(EventLoop::resume));
+        }
+    }
+
+    /// Ends all loops.
+    pub(crate) fn end(&self) {
+        for (_, mailbox) in &self.entries {
+            mailbox.send(Box::new(EventLoop::end));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Getting vCPU threads out of guest code, by a signal that is never delivered.
+//!
+//! Every vCPU thread blocks the kick signal; KVM unblocks it for the time of `KVM_RUN` alone (see
+//! [`kvm::set_signal_mask`](crate::kvm::set_signal_mask)). A kick that comes a moment too early
+//! stays pending and ends the next `KVM_RUN` at once, so none is lost, and no signal handler is
+//! needed.
+#![allow(unsafe_code)] // pthread_kill, sigtimedwait
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The kick: a standard signal, which the kernel always has room for (real-time signals count
+/// against `RLIMIT_SIGPENDING`, of all processes of a user together), and which is ignored unless a
+/// program handles it.
+pub(crate) const KICK: i32 = libc::SIGURG;
+
+/// The vCPU threads that run now.
+#[derive(Debug, Default)]
+pub(crate) struct Kicker {
+    threads: Mutex<Vec<libc::pthread_t>>,
+}
+
+/// While it lives, its thread is kicked with the others.
+#[derive(Debug)]
+pub(crate) struct Kicked {
+    kicker: Arc<Kicker>,
+    thread: libc::pthread_t,
+}
+
+impl Kicker {
+    /// Adds the calling thread. A thread looks at what it is asked to do after that: either it
+    /// sees a request, or the kick for that sees the thread.
+    pub(crate) fn register(self: &Arc<Self>) -> Kicked {
+        // SAFETY: without conditions.
+        let thread = unsafe { libc::pthread_self() };
+        self.lock().push(thread);
+        Kicked {
+            kicker: self.clone(),
+            thread,
+        }
+    }
+
+    /// Makes every vCPU thread leave guest code soon.
+    pub(crate) fn kick(&self) {
+        for thread in self.lock().iter() {
+            // SAFETY: a thread takes itself off the list, under its lock, before it ends.
+            unsafe { libc::pthread_kill(*thread, KICK) };
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<libc::pthread_t>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Kicked {
+    fn drop(&mut self) {
+        let thread = self.thread;
+        self.kicker.lock().retain(|other| *other != thread);
+    }
+}
+
+/// A signal that ended `KVM_RUN`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pending {
+    /// The kick.
+    Kick,
+    /// The host's memory failed at this address of the process.
+    MemoryFailure {
+        /// Where.
+        address: u64,
+    },
+}
+
+/// Takes a signal that is pending for the calling thread, which blocks both.
+pub(crate) fn take_pending() -> Option<Pending> {
+    let mut set = MaybeUninit::uninit();
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let none = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the set is initialised before it is read; the other pointers are valid; a signal
+    // number says that the kernel has filled `info`.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), KICK);
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGBUS);
+        match libc::sigtimedwait(set.as_ptr(), info.as_mut_ptr(), ptr::from_ref(&none)) {
+            KICK => Some(Pending::Kick),
+            libc::SIGBUS => Some(Pending::MemoryFailure {
+                address: info.assume_init().si_addr().addr() as u64,
+            }),
+            _ => None,
+        }
+    }
+}
