@@ -29,6 +29,8 @@ pub enum ErrorKind {
     CommandNotFound,
     /// The command exists and cannot be executed.
     CommandNotExecutable,
+    /// Nothing in the guest listens at the port.
+    ConnectionRefused,
     /// Anything else that failed in the guest, or an answer that is not the agent's.
     Internal,
 }
@@ -51,6 +53,7 @@ impl ErrorKind {
             Self::AlreadyExists => Code::ALREADY_EXISTS,
             Self::WrongState | Self::CommandNotExecutable => Code::FAILED_PRECONDITION,
             Self::ResourceExhausted => Code::RESOURCE_EXHAUSTED,
+            Self::ConnectionRefused => Code::UNAVAILABLE,
             Self::Internal => Code::INTERNAL,
         }
     }
@@ -68,6 +71,7 @@ impl From<ErrorKind> for api::ErrorKind {
             ErrorKind::UnknownUser => Self::ERROR_KIND_UNKNOWN_USER,
             ErrorKind::CommandNotFound => Self::ERROR_KIND_COMMAND_NOT_FOUND,
             ErrorKind::CommandNotExecutable => Self::ERROR_KIND_COMMAND_NOT_EXECUTABLE,
+            ErrorKind::ConnectionRefused => Self::ERROR_KIND_CONNECTION_REFUSED,
             ErrorKind::Internal => Self::ERROR_KIND_INTERNAL,
         }
     }
@@ -86,6 +90,7 @@ impl From<api::ErrorKind> for ErrorKind {
             Wire::ERROR_KIND_UNKNOWN_USER => Self::UnknownUser,
             Wire::ERROR_KIND_COMMAND_NOT_FOUND => Self::CommandNotFound,
             Wire::ERROR_KIND_COMMAND_NOT_EXECUTABLE => Self::CommandNotExecutable,
+            Wire::ERROR_KIND_CONNECTION_REFUSED => Self::ConnectionRefused,
             Wire::ERROR_KIND_INTERNAL | Wire::ERROR_KIND_UNSPECIFIED => Self::Internal,
         }
     }
@@ -154,7 +159,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KINDS: [ErrorKind; 10] = [
+    const KINDS: [ErrorKind; 11] = [
         ErrorKind::InvalidArgument,
         ErrorKind::NotFound,
         ErrorKind::AlreadyExists,
@@ -164,6 +169,7 @@ mod tests {
         ErrorKind::UnknownUser,
         ErrorKind::CommandNotFound,
         ErrorKind::CommandNotExecutable,
+        ErrorKind::ConnectionRefused,
         ErrorKind::Internal,
     ];
 

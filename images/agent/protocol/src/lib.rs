@@ -63,6 +63,24 @@ pub mod limits {
     pub const HOSTNAME_BYTES: usize = 64;
     /// Largest seed that [`Configure`](crate::api::ConfigureRequest) takes, in bytes.
     pub const ENTROPY_BYTES: usize = 512;
+    /// Network interfaces that a guest can be given.
+    pub const INTERFACES: usize = 16;
+    /// Longest name of a network interface, in bytes (Linux `IFNAMSIZ` less its end).
+    pub const INTERFACE_NAME_BYTES: usize = 15;
+    /// Addresses of one interface.
+    pub const ADDRESSES: usize = 32;
+    /// Routes of a guest.
+    pub const ROUTES: usize = 256;
+    /// virtio-fs devices that a guest can mount.
+    pub const SHARES: usize = 16;
+    /// Longest tag of a virtio-fs device, in bytes (virtio 1.3 §5.11.4).
+    pub const TAG_BYTES: usize = 36;
+    /// Kernel parameters that a guest can be given.
+    pub const SYSCTLS: usize = 256;
+    /// Longest value of a kernel parameter, in bytes.
+    pub const SYSCTL_BYTES: usize = 4 << 10;
+    /// Forwarded connections that a guest may have at once.
+    pub const PORT_FORWARDS: usize = 256;
     /// Longest `user[:group]`, in bytes.
     pub const USER_BYTES: usize = 256;
     /// Containers that a guest may have at once.
