@@ -1,5 +1,5 @@
-//! The `podvisor-agent` binary: `/init` of a guest, and the single-threaded helper that
-//! `/init` starts as itself to create a container.
+//! The `podvisor-agent` binary: `/init` of a guest, and what `/init` starts itself
+//! anew as: the launcher of a container, and the first process of a shared pid namespace.
 
 use std::process::ExitCode;
 
@@ -8,6 +8,9 @@ fn main() -> ExitCode {
     match (args.next().as_deref(), std::process::id()) {
         (Some(podvisor_agent::launcher::SUBCOMMAND), _) => {
             podvisor_agent::launcher::main(args.next())
+        }
+        (Some(podvisor_agent::container::pidns::SUBCOMMAND), _) => {
+            podvisor_agent::container::pidns::main()
         }
         (_, 1) => podvisor_agent::init::main(),
         _ => {

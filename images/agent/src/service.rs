@@ -5,23 +5,23 @@
 
 use async_trait::async_trait;
 use podvisor_agent_protocol::api::{self, Agent};
-use podvisor_agent_protocol::{AgentError, ErrorKind, limits};
-use rustix::time::{ClockId, Timespec, clock_settime};
+use podvisor_agent_protocol::{AgentError, ErrorKind};
 use ttrpc::asynchronous::TtrpcContext;
 
+use crate::container::Containers;
 use crate::container::launch::terminal_size;
-use crate::container::{ContainerError, Containers};
+use crate::forward::Forwarder;
+use crate::guest::{Guest, GuestError, clock};
 use crate::init::power;
 use crate::init::reaper::Reaper;
 use crate::stdio::Hub;
 
-/// Seconds until 2262, where nanoseconds leave 63 bits.
-const MAX_TIME_NS: u64 = i64::MAX.unsigned_abs();
-
 /// Answers the host.
 #[derive(Debug)]
 pub struct Service {
+    guest: Guest,
     containers: Containers,
+    forwarder: Forwarder,
 }
 
 impl Service {
@@ -29,6 +29,8 @@ impl Service {
     #[must_use]
     pub fn new(reaper: Reaper, hub: Hub) -> Self {
         Self {
+            guest: Guest::default(),
+            forwarder: Forwarder::new(hub.clone()),
             containers: Containers::new(reaper, hub),
         }
     }
@@ -38,17 +40,11 @@ fn invalid(message: &str) -> ttrpc::Error {
     AgentError::new(ErrorKind::InvalidArgument, message).into()
 }
 
-fn answer<T>(result: Result<T, ContainerError>) -> ttrpc::Result<T> {
+fn reply<T>(result: Result<T, impl Into<AgentError>>) -> ttrpc::Result<T> {
     result.map_err(|error| {
-        let error = AgentError::from(error);
+        let error = error.into();
         tracing::info!(kind = ?error.kind, message = error.message, "request failed");
         error.into()
-    })
-}
-
-fn done<T>(action: &str, result: std::io::Result<T>) -> ttrpc::Result<T> {
-    result.map_err(|error| {
-        AgentError::new(ErrorKind::Internal, format!("cannot {action}: {error}")).into()
     })
 }
 
@@ -66,37 +62,7 @@ impl Agent for Service {
         _: &TtrpcContext,
         request: api::ConfigureRequest,
     ) -> ttrpc::Result<api::ConfigureResponse> {
-        // All is checked before anything is changed.
-        let name = request.hostname.as_bytes();
-        let name_fits = name.len() <= limits::HOSTNAME_BYTES
-            && name
-                .iter()
-                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_'));
-        if !name_fits {
-            return Err(invalid(
-                "a host name is 1 to 64 letters, digits, '-', '.' or '_'",
-            ));
-        }
-        if request.entropy.len() > limits::ENTROPY_BYTES {
-            return Err(invalid("a seed is at most 512 bytes"));
-        }
-        if request.unix_time_ns > MAX_TIME_NS {
-            return Err(invalid("the time is past 2262"));
-        }
-        if !name.is_empty() {
-            done(
-                "set the host name",
-                rustix::system::sethostname(name).map_err(Into::into),
-            )?;
-        }
-        if request.unix_time_ns > 0 {
-            let time = timespec(request.unix_time_ns);
-            let set = clock_settime(ClockId::Realtime, time).map_err(Into::into);
-            done("set the clock", set)?;
-        }
-        if !request.entropy.is_empty() {
-            done("add entropy", crate::sys::add_entropy(&request.entropy))?;
-        }
+        reply(self.guest.configure(&request).await)?;
         Ok(api::ConfigureResponse::new())
     }
 
@@ -105,7 +71,7 @@ impl Agent for Service {
         _: &TtrpcContext,
         request: api::CreateContainerRequest,
     ) -> ttrpc::Result<api::CreateContainerResponse> {
-        let pid = answer(self.containers.create(request).await)?;
+        let pid = reply(self.containers.create(request).await)?;
         Ok(api::CreateContainerResponse {
             pid,
             ..Default::default()
@@ -117,8 +83,12 @@ impl Agent for Service {
         _: &TtrpcContext,
         request: api::StartContainerRequest,
     ) -> ttrpc::Result<api::StartContainerResponse> {
-        answer(self.containers.start(&request.container_id))?;
-        Ok(api::StartContainerResponse::new())
+        let started = reply(self.containers.start(&request.container_id))?;
+        Ok(api::StartContainerResponse {
+            started_at_ns: started.at_ns,
+            pid: started.pid,
+            ..Default::default()
+        })
     }
 
     async fn exec_process(
@@ -126,7 +96,7 @@ impl Agent for Service {
         _: &TtrpcContext,
         request: api::ExecProcessRequest,
     ) -> ttrpc::Result<api::ExecProcessResponse> {
-        let pid = answer(self.containers.exec(request).await)?;
+        let pid = reply(self.containers.exec(request).await)?;
         Ok(api::ExecProcessResponse {
             pid,
             ..Default::default()
@@ -140,7 +110,7 @@ impl Agent for Service {
     ) -> ttrpc::Result<api::SignalProcessResponse> {
         let signal = signal_number(request.signal)?;
         let (id, exec_id) = (&request.container_id, &request.exec_id);
-        answer(match (request.all, exec_id.is_empty()) {
+        reply(match (request.all, exec_id.is_empty()) {
             (true, true) => self.containers.signal_all(id, signal),
             (true, false) => return Err(invalid("`all` is for containers: leave exec_id empty")),
             (false, _) => self.containers.signal(id, exec_id, signal),
@@ -153,17 +123,12 @@ impl Agent for Service {
         _: &TtrpcContext,
         request: api::WaitProcessRequest,
     ) -> ttrpc::Result<api::WaitProcessResponse> {
-        let ended = answer(
+        let ended = reply(
             self.containers
                 .wait(&request.container_id, &request.exec_id)
                 .await,
         )?;
-        Ok(api::WaitProcessResponse {
-            status: Some(ended.exit.status.into()),
-            exited_at_ns: ended.exit.at_ns,
-            oom_killed: ended.oom_killed,
-            ..Default::default()
-        })
+        Ok(ended.into())
     }
 
     async fn resize_terminal(
@@ -173,7 +138,7 @@ impl Agent for Service {
     ) -> ttrpc::Result<api::ResizeTerminalResponse> {
         let size = terminal_size(request.columns, request.rows)
             .ok_or_else(|| invalid("a terminal has 1 to 65535 columns and rows"))?;
-        answer(
+        reply(
             self.containers
                 .resize(&request.container_id, &request.exec_id, size),
         )?;
@@ -185,8 +150,11 @@ impl Agent for Service {
         _: &TtrpcContext,
         request: api::DeleteContainerRequest,
     ) -> ttrpc::Result<api::DeleteContainerResponse> {
-        answer(self.containers.delete(&request.container_id).await)?;
-        Ok(api::DeleteContainerResponse::new())
+        let released_images = reply(self.containers.delete(&request.container_id).await)?;
+        Ok(api::DeleteContainerResponse {
+            released_images,
+            ..Default::default()
+        })
     }
 
     async fn list_containers(
@@ -206,7 +174,36 @@ impl Agent for Service {
         _: &TtrpcContext,
         request: api::ContainerStatsRequest,
     ) -> ttrpc::Result<api::ContainerStatsResponse> {
-        answer(self.containers.stats(&request.container_id))
+        reply(self.containers.stats(&request.container_id))
+    }
+
+    async fn update_container_resources(
+        &self,
+        _: &TtrpcContext,
+        request: api::UpdateContainerResourcesRequest,
+    ) -> ttrpc::Result<api::UpdateContainerResourcesResponse> {
+        let (id, json) = (&request.container_id, &request.resources_json);
+        reply(self.containers.update(id, json))?;
+        Ok(api::UpdateContainerResourcesResponse::new())
+    }
+
+    async fn port_forward(
+        &self,
+        _: &TtrpcContext,
+        request: api::PortForwardRequest,
+    ) -> ttrpc::Result<api::PortForwardResponse> {
+        reply(self.forwarder.forward(&request).await)?;
+        Ok(api::PortForwardResponse::new())
+    }
+
+    async fn set_clock(
+        &self,
+        _: &TtrpcContext,
+        request: api::SetClockRequest,
+    ) -> ttrpc::Result<api::SetClockResponse> {
+        let set = clock::time(request.unix_time_ns).and_then(clock::correct);
+        reply(set.map_err(GuestError::from))?;
+        Ok(api::SetClockResponse::new())
     }
 
     async fn shutdown(
@@ -234,15 +231,6 @@ impl Agent for Service {
 /// Tasks between an answer and its write to the socket, with room to spare.
 const TURNS_FOR_THE_ANSWER: usize = 16;
 
-fn timespec(unix_time_ns: u64) -> Timespec {
-    const NS_PER_S: u64 = 1_000_000_000;
-    // Both fit: the time is below 2⁶³ ns.
-    Timespec {
-        tv_sec: i64::try_from(unix_time_ns / NS_PER_S).unwrap_or(i64::MAX),
-        tv_nsec: i64::try_from(unix_time_ns % NS_PER_S).unwrap_or(0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,12 +242,5 @@ mod tests {
         for bad in [0, 65, 265, u32::MAX] {
             assert!(signal_number(bad).is_err());
         }
-    }
-
-    #[test]
-    fn times_are_split_into_seconds_and_nanoseconds() {
-        let time = timespec(1_700_000_000_123_456_789);
-        assert_eq!((time.tv_sec, time.tv_nsec), (1_700_000_000, 123_456_789));
-        assert_eq!(timespec(MAX_TIME_NS).tv_sec, 9_223_372_036);
     }
 }

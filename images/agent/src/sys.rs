@@ -218,6 +218,59 @@ pub(crate) fn add_entropy(seed: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Has the wall clock run faster or slower until it has gained `microseconds` (adjtime(3)).
+///
+/// # Errors
+///
+/// `EPERM` without the right to set the clock.
+pub(crate) fn slew_clock(microseconds: i32) -> io::Result<()> {
+    // SAFETY: every field of `struct timex` is an integer, for which zero is a value.
+    let mut adjustment: libc::timex = unsafe { std::mem::zeroed() };
+    adjustment.modes = libc::ADJ_OFFSET_SINGLESHOT;
+    adjustment.offset = microseconds.into();
+    // SAFETY: the kernel reads and writes the structure, which lives until the call returns.
+    match unsafe { libc::adjtimex(&raw mut adjustment) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Has the kernel reap this process's children, without a word to it.
+pub(crate) fn ignore_children() {
+    // SAFETY: no handler is installed that could run at a bad moment.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Runs `start` such that the process it starts is the first of a new pid namespace.
+///
+/// # Errors
+///
+/// What the kernel says. Were there no way back, no further process could be started: the
+/// namespace's first one is to be ended then.
+pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let own = std::fs::File::open("/proc/self/ns/pid")?;
+    // SAFETY: the call decides where children of this thread go, and touches no memory.
+    if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let started = start();
+    // SAFETY: as above; the descriptor is open.
+    if unsafe { libc::setns(own.as_raw_fd(), libc::CLONE_NEWPID) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    started
+}
+
+/// Moves this thread into a new network namespace.
+#[cfg(test)]
+pub(crate) fn unshare_network() -> io::Result<()> {
+    // SAFETY: the call changes which network the thread sees, and no memory.
+    match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ use podvisor_agent::stdio::Hub;
 use podvisor_agent_protocol::api::{self, AgentClient};
 use podvisor_agent_protocol::{AgentError, ErrorKind, limits};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use ttrpc::asynchronous::{Client, transport::Socket};
 use ttrpc::context::{Context, with_timeout};
@@ -232,4 +233,132 @@ async fn noise_on_the_sockets_leaves_the_agent_serving() {
         .list_containers(no_timeout(), &Default::default())
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn networks_shares_and_parameters_out_of_bounds_are_refused() {
+    let guest = Guest::new().await;
+    let interface = |mac: &str, name: &str| api::Interface {
+        mac: mac.into(),
+        name: name.into(),
+        ..Default::default()
+    };
+    let requests = [
+        api::ConfigureRequest {
+            interfaces: vec![interface("no-mac", "eth0")],
+            ..Default::default()
+        },
+        api::ConfigureRequest {
+            routes: vec![api::Route {
+                destination: "0.0.0.0/0".into(),
+                interface: "eth9".into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        },
+        api::ConfigureRequest {
+            shares: vec![api::Share {
+                tag: "shared".into(),
+                path: "/etc".into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        },
+        api::ConfigureRequest {
+            sysctls: [("net/../../x".to_owned(), "1".to_owned())].into(),
+            hostname: "changed".into(),
+            ..Default::default()
+        },
+    ];
+    let before = rustix::system::uname();
+    for request in requests {
+        let answer = guest.agent.configure(no_timeout(), &request).await;
+        assert_eq!(kind(answer), ErrorKind::InvalidArgument, "{request:?}");
+    }
+    assert_eq!(rustix::system::uname().nodename(), before.nodename());
+    for unix_time_ns in [0, u64::MAX] {
+        let clock = api::SetClockRequest {
+            unix_time_ns,
+            ..Default::default()
+        };
+        let answer = guest.agent.set_clock(no_timeout(), &clock).await;
+        assert_eq!(kind(answer), ErrorKind::InvalidArgument);
+    }
+}
+
+#[tokio::test]
+async fn limits_of_a_container_that_does_not_exist_are_not_found() {
+    let guest = Guest::new().await;
+    for (json, expected) in [
+        ("{}", ErrorKind::NotFound),
+        ("true", ErrorKind::InvalidArgument),
+    ] {
+        let update = api::UpdateContainerResourcesRequest {
+            container_id: "nobody".into(),
+            resources_json: json.into(),
+            ..Default::default()
+        };
+        let answer = guest
+            .agent
+            .update_container_resources(no_timeout(), &update)
+            .await;
+        assert_eq!(kind(answer), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_port_is_forwarded_with_half_close_in_both_directions() {
+    let guest = Guest::new().await;
+    for host in ["127.0.0.1:0", "[::1]:0"] {
+        let listener = tokio::net::TcpListener::bind(host).await.unwrap();
+        let request = api::PortForwardRequest {
+            stream: vec![9; 16],
+            port: listener.local_addr().unwrap().port().into(),
+            ..Default::default()
+        };
+        guest
+            .agent
+            .port_forward(no_timeout(), &request)
+            .await
+            .unwrap();
+        let (mut server, _) = listener.accept().await.unwrap();
+        let mut stream = UnixStream::connect(guest.folder.path().join("stdio"))
+            .await
+            .unwrap();
+        stream.write_all(&[9; 16]).await.unwrap();
+        stream.write_all(b"question").await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut heard = String::new();
+        server.read_to_string(&mut heard).await.unwrap();
+        assert_eq!(heard, "question");
+        server.write_all(b"answer").await.unwrap();
+        drop(server);
+        heard.clear();
+        stream.read_to_string(&mut heard).await.unwrap();
+        assert_eq!(heard, "answer");
+    }
+}
+
+#[tokio::test]
+async fn ports_where_nobody_listens_and_bad_requests_have_their_own_kinds() {
+    let guest = Guest::new().await;
+    let free = {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    for (stream, port, expected) in [
+        (vec![8; 16], u32::from(free), ErrorKind::ConnectionRefused),
+        (vec![8; 16], 0, ErrorKind::InvalidArgument),
+        (vec![8; 16], 65_536, ErrorKind::InvalidArgument),
+        (vec![], 80, ErrorKind::InvalidArgument),
+        (vec![8; 15], 80, ErrorKind::InvalidArgument),
+    ] {
+        let request = api::PortForwardRequest {
+            stream,
+            port,
+            ..Default::default()
+        };
+        let answer = guest.agent.port_forward(no_timeout(), &request).await;
+        assert_eq!(kind(answer), expected, "{port}");
+    }
 }

@@ -3,12 +3,16 @@
 //!
 //! Needs a virtio-blk with serial `img0` whose image holds busybox as /bin/sh.
 
+mod pod;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use podvisor_agent::init::{loopback, mounts, power, reaper};
+use podvisor_agent::container::pidns;
+use podvisor_agent::init::{mounts, power, reaper};
+use podvisor_agent::network;
 use podvisor_agent::server::{self, Listeners};
 use podvisor_agent::service::Service;
 use podvisor_agent::stdio::Hub;
@@ -28,6 +32,9 @@ fn main() -> ExitCode {
     if args.next().as_deref() == Some(podvisor_agent::launcher::SUBCOMMAND) {
         return podvisor_agent::launcher::main(args.next());
     }
+    if std::env::args().nth(1).as_deref() == Some(pidns::SUBCOMMAND) {
+        return pidns::main();
+    }
     let result = run();
     match &result {
         Ok(()) => println!("SELFTEST PASSED"),
@@ -38,7 +45,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     mounts::set_up().context("mounts")?;
-    loopback::up().context("loopback")?;
+    network::loopback_up().context("loopback")?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?
@@ -300,6 +307,7 @@ async fn host() -> Result<()> {
 
     terminal(&mut host).await.context("terminal")?;
     running(&mut host).await.context("running")?;
+    pod::check(&mut host).await.context("pod")?;
 
     let after = std::fs::read_to_string("/proc/self/mounts")?;
     ensure!(before == after, "left mounted:\n{after}");

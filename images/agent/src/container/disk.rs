@@ -2,21 +2,15 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use podvisor_agent_protocol::limits::SERIAL_BYTES;
-use rustix::io::Errno;
-use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+
+use crate::uevent::Uevents;
 
 /// How long a disk may take to appear; the host attaches it before it asks for it.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
-/// The kernel's own events, as opposed to those that udev repeats.
-const KERNEL_GROUP: u32 = 1;
 
 /// No disk for an image.
 #[derive(Debug, thiserror::Error)]
@@ -86,9 +80,21 @@ fn scan(sys_block: &Path, serial: &str) -> Option<PathBuf> {
         .filter_map(Result::ok)
         .find_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            let disk = name.starts_with("vd") && read_serial(&entry.path())?.trim_end() == serial;
+            let disk = name.starts_with("vd")
+                && read_serial(&entry.path())?.trim_end() == serial
+                && is_filled(&entry.path());
             disk.then(|| Path::new("/dev").join(name))
         })
+}
+
+/// A slot for images gets its serial at once and its capacity by an interrupt, which the kernel
+/// announces when it has taken it; an empty one has a single sector.
+fn is_filled(disk: &Path) -> bool {
+    let sectors = fs::read_to_string(disk.join("size")).unwrap_or_default();
+    sectors
+        .trim_end()
+        .parse::<u64>()
+        .is_ok_and(|sectors| sectors > 1)
 }
 
 fn read_serial(disk: &Path) -> Option<String> {
@@ -100,49 +106,6 @@ fn read_serial(disk: &Path) -> Option<String> {
         .read_to_string(&mut text)
         .ok()?;
     Some(text)
-}
-
-/// The kernel's announcements of devices.
-struct Uevents {
-    socket: AsyncFd<OwnedFd>,
-}
-
-impl Uevents {
-    fn open() -> io::Result<Self> {
-        let socket = rustix::net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::DGRAM,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            Some(KOBJECT_UEVENT),
-        )?;
-        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, KERNEL_GROUP))?;
-        Ok(Self {
-            socket: crate::sys::watch(socket, Interest::READABLE)?,
-        })
-    }
-
-    /// Waits for the next event. Which it is does not matter: the disks are looked at again.
-    async fn next(&self) -> io::Result<()> {
-        let mut event = [0; 8192];
-        loop {
-            let mut ready = self.socket.readable().await?;
-            let received = ready.try_io(|socket| {
-                Ok(rustix::net::recv(
-                    socket,
-                    &mut event[..],
-                    RecvFlags::empty(),
-                ))
-            });
-            match received {
-                // Events were lost: also a reason to look again.
-                Ok(Ok(Ok(_) | Err(Errno::NOBUFS))) => return Ok(()),
-                Ok(Ok(Err(Errno::AGAIN))) => ready.clear_ready(),
-                Ok(Ok(Err(Errno::INTR))) | Err(_) => {}
-                Ok(Ok(Err(error))) => return Err(error.into()),
-                Ok(Err(error)) => return Err(error),
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -158,21 +121,25 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_with_the_serial_is_found_among_others() {
+    fn the_disk_with_the_serial_is_found_among_others_once_it_is_filled() {
         let sys = tempfile::tempdir().unwrap();
         for (name, serial) in [
             ("vda", "img0"),
             ("vdb", "img1"),
             ("loop0", "img2"),
             ("vdc", ""),
+            ("vde", "empty"),
         ] {
             fs::create_dir(sys.path().join(name)).unwrap();
             fs::write(sys.path().join(name).join("serial"), serial).unwrap();
+            let sectors = if serial == "empty" { "1\n" } else { "2048\n" };
+            fs::write(sys.path().join(name).join("size"), sectors).unwrap();
         }
         fs::create_dir(sys.path().join("vdd")).unwrap();
         assert_eq!(scan(sys.path(), "img1"), Some("/dev/vdb".into()));
         assert_eq!(scan(sys.path(), "img"), None);
         assert_eq!(scan(sys.path(), "img2"), None);
+        assert_eq!(scan(sys.path(), "empty"), None);
         assert_eq!(scan(&sys.path().join("none"), "img1"), None);
     }
 

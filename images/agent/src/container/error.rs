@@ -1,8 +1,8 @@
 //! What can go wrong with a container, and how the host is told.
 
-use std::error::Error;
 use std::io;
 
+use libcgroups::v2::manager::V2ManagerError;
 use libcontainer::error::LibcontainerError;
 use podvisor_agent_protocol::{AgentError, ErrorKind, InvalidId};
 
@@ -12,6 +12,7 @@ use super::launch::LaunchError;
 use super::rootfs::RootfsError;
 use super::spec::SpecError;
 use super::user::UserError;
+use crate::guest::with_causes;
 use crate::launcher::Failure;
 
 /// Result of an operation on containers.
@@ -70,6 +71,15 @@ pub enum ContainerError {
         #[source]
         source: LibcontainerError,
     },
+    /// The kernel does not take its new limits.
+    #[error("cannot change the limits of container {id:?}")]
+    Limits {
+        /// Which.
+        id: String,
+        /// Why.
+        #[source]
+        source: Box<V2ManagerError>,
+    },
     /// The guest lacks something.
     #[error("cannot {action}")]
     Io {
@@ -113,6 +123,7 @@ impl ContainerError {
             | Self::Devices(DeviceError::Kernel(_))
             | Self::Launch(_)
             | Self::Start { .. }
+            | Self::Limits { .. }
             | Self::Io { .. } => ErrorKind::Internal,
         }
     }
@@ -120,14 +131,7 @@ impl ContainerError {
 
 impl From<ContainerError> for AgentError {
     fn from(error: ContainerError) -> Self {
-        let mut message = error.to_string();
-        let mut cause = error.source();
-        while let Some(source) = cause {
-            message.push_str(": ");
-            message.push_str(&source.to_string());
-            cause = source.source();
-        }
-        Self::new(error.kind(), message)
+        Self::new(error.kind(), with_causes(&error))
     }
 }
 

@@ -12,7 +12,7 @@ use super::process::Process;
 use super::rootfs::Rootfs;
 use super::spec::{self, EtcFile};
 use super::user::Databases;
-use super::{Container, ContainerError, Containers, Result, Shared, disk, rootfs};
+use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, rootfs};
 use crate::launcher::Kind;
 
 impl Containers {
@@ -27,6 +27,7 @@ impl Containers {
             reaper,
             hub,
             images,
+            pids,
             ..
         } = &*self.shared;
         let default_stdio = api::Stdio::default();
@@ -44,9 +45,15 @@ impl Containers {
 
         let databases = Databases::read(rootfs.path())?;
         let user = (!request.user.is_empty())
-            .then(|| databases.resolve(&request.user))
+            .then(|| databases.resolve(&request.user, request.supplemental_groups.into()))
             .transpose()?;
         let cgroup = Cgroup::new(&name);
+        spec::join_shared_pids(&mut spec, || pids.path(reaper)).map_err(|source| {
+            ContainerError::Io {
+                action: "make the shared pid namespace",
+                source,
+            }
+        })?;
         spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
         spec::show_files(
             &mut spec,
@@ -102,7 +109,7 @@ impl Containers {
                 init,
                 started: Mutex::default(),
                 execs: Mutex::default(),
-                rootfs,
+                rootfs: Mutex::new(Some(rootfs)),
                 folder,
                 name,
             }),
@@ -127,9 +134,16 @@ impl Containers {
         let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
         let mut process = spec::parse_process(&request.process_json)?;
         // Read anew: the container may have changed them, as a shell in it would see.
-        let databases = Databases::read(container.rootfs.path())?;
+        let databases = {
+            let rootfs = lock(&container.rootfs);
+            let rootfs = rootfs.as_ref().ok_or(ContainerError::WrongState {
+                id: request.container_id.clone(),
+                state: "being deleted",
+            })?;
+            Databases::read(rootfs.path())?
+        };
         let user = (!request.user.is_empty())
-            .then(|| databases.resolve(&request.user))
+            .then(|| databases.resolve(&request.user, request.supplemental_groups.into()))
             .transpose()?;
         let home = |uid| databases.home_of(uid);
         spec::complete_process(&mut process, user, home, streams.is_terminal());

@@ -13,7 +13,9 @@ pub mod cgroup;
 pub mod devices;
 pub mod disk;
 pub mod launch;
+pub mod pidns;
 pub mod process;
+pub mod resources;
 pub mod rootfs;
 pub mod spec;
 pub mod user;
@@ -30,11 +32,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use libcontainer::container::Container as LibContainer;
 use podvisor_agent_protocol::{api, limits};
 
-use crate::init::reaper::{Exit, Reaper, ended};
+use crate::init::reaper::{Exit, Reaper, ended, now_ns};
 use crate::stdio::Hub;
 use cgroup::Cgroup;
 pub use error::{ContainerError, Result};
 use folder::{Folder, remove_folder};
+use pidns::SharedPids;
 use process::Process;
 use rootfs::{Images, Rootfs};
 
@@ -53,6 +56,7 @@ struct Shared {
     reaper: Reaper,
     hub: Hub,
     images: Images,
+    pids: SharedPids,
     table: Mutex<Table>,
 }
 
@@ -77,11 +81,21 @@ struct Container {
     name: String,
     cgroup: Cgroup,
     init: Process,
-    started: Mutex<bool>,
+    started: Mutex<Option<u64>>,
     execs: Mutex<HashMap<String, Option<Arc<Process>>>>,
-    // Fields drop in order: what is mounted in the folder goes before the folder.
-    rootfs: Rootfs,
+    // Fields drop in order: what is mounted in the folder goes before the folder. Nothing is
+    // mounted any more while the container is being deleted.
+    rootfs: Mutex<Option<Rootfs>>,
     folder: Folder,
+}
+
+/// A process that was started.
+#[derive(Debug, Clone, Copy)]
+pub struct Started {
+    /// In the guest's pid namespace.
+    pub pid: u32,
+    /// Nanoseconds since 1970-01-01 UTC.
+    pub at_ns: u64,
 }
 
 /// How a process ended.
@@ -91,6 +105,17 @@ pub struct Ended {
     pub exit: Exit,
     /// The OOM killer struck in the container.
     pub oom_killed: bool,
+}
+
+impl From<Ended> for api::WaitProcessResponse {
+    fn from(ended: Ended) -> Self {
+        Self {
+            status: Some(ended.exit.status.into()),
+            exited_at_ns: ended.exit.at_ns,
+            oom_killed: ended.oom_killed,
+            ..Default::default()
+        }
+    }
 }
 
 impl Containers {
@@ -103,6 +128,7 @@ impl Containers {
                 reaper,
                 hub,
                 images: Images::default(),
+                pids: SharedPids::default(),
                 table: Mutex::default(),
             }),
         }
@@ -159,10 +185,10 @@ impl Containers {
     /// # Errors
     ///
     /// [`ContainerError`] of kind `WrongState` when it was started before or has ended.
-    pub fn start(&self, id: &str) -> Result<()> {
+    pub fn start(&self, id: &str) -> Result<Started> {
         let container = self.get(id)?;
         let mut started = lock(&container.started);
-        if *started || container.init.has_ended() {
+        if started.is_some() || container.init.has_ended() {
             return Err(ContainerError::WrongState {
                 id: id.to_owned(),
                 state: "started already",
@@ -174,8 +200,12 @@ impl Containers {
                 id: id.to_owned(),
                 source,
             })?;
-        *started = true;
-        Ok(())
+        let at_ns = now_ns();
+        *started = Some(at_ns);
+        Ok(Started {
+            pid: container.init.pid(),
+            at_ns,
+        })
     }
 
     /// Starts a further process in a running container. Gives its pid.
@@ -186,7 +216,7 @@ impl Containers {
     pub async fn exec(&self, request: api::ExecProcessRequest) -> Result<u32> {
         podvisor_agent_protocol::validate_id(&request.exec_id)?;
         let container = self.get(&request.container_id)?;
-        if !*lock(&container.started) || container.init.has_ended() {
+        if lock(&container.started).is_none() || container.init.has_ended() {
             return Err(ContainerError::WrongState {
                 id: request.container_id,
                 state: "not running",
@@ -292,6 +322,20 @@ impl Containers {
         Ok(self.get(id)?.cgroup.stats())
     }
 
+    /// Changes the limits of a container.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`].
+    pub fn update(&self, id: &str, resources_json: &[u8]) -> Result<()> {
+        let resources = resources::parse(resources_json)?;
+        let container = self.get(id)?;
+        resources::apply(&resources, &container.cgroup).map_err(|source| ContainerError::Limits {
+            id: id.to_owned(),
+            source: Box::new(source),
+        })
+    }
+
     /// Every container, in the order of creation.
     #[must_use]
     pub fn list(&self) -> Vec<api::ContainerStatus> {
@@ -309,22 +353,24 @@ impl Containers {
             container_id: id.clone(),
             state: container.state().into(),
             pid: container.init.pid(),
+            started_at_ns: lock(&container.started).unwrap_or(0),
+            exit: container.ended().map(Into::into).into(),
             ..Default::default()
         };
         containers.into_iter().map(status).collect()
     }
 
     /// Kills what is left of a container and frees what it held. One that does not exist is
-    /// as good as deleted.
+    /// as good as deleted. Gives the serials of the images that nothing uses any more.
     ///
     /// # Errors
     ///
     /// [`ContainerError`] when processes do not end; the container stays then.
-    pub async fn delete(&self, id: &str) -> Result<()> {
+    pub async fn delete(&self, id: &str) -> Result<Vec<String>> {
         let container = {
             let mut table = self.lock();
             let Some(slot) = table.slots.get_mut(id) else {
-                return Ok(());
+                return Ok(Vec::new());
             };
             let Slot::Ready(container) = std::mem::replace(slot, Slot::Busy) else {
                 return Err(ContainerError::WrongState {
@@ -336,23 +382,22 @@ impl Containers {
         };
         let (this, id) = (self.clone(), id.to_owned());
         run_to_end(async move {
-            let freed = container.cgroup.destroy().await;
-            let mut table = this.lock();
-            match freed {
-                Ok(()) => {
-                    table.slots.remove(&id);
-                    drop(table);
-                    remove_folder(&this.state_of(&container));
-                    Ok(())
-                }
-                Err(source) => {
-                    table.slots.insert(id, Slot::Ready(container));
-                    Err(ContainerError::Io {
-                        action: "end the container's processes",
-                        source,
-                    })
-                }
+            if let Err(source) = container.cgroup.destroy().await {
+                this.lock().slots.insert(id, Slot::Ready(container));
+                return Err(ContainerError::Io {
+                    action: "end the container's processes",
+                    source,
+                });
             }
+            // Taken out of the container, which others may hold for another moment.
+            let rootfs = lock(&container.rootfs).take();
+            let released = match rootfs {
+                Some(rootfs) => this.shared.images.release(rootfs.unmount()).await,
+                None => None,
+            };
+            remove_folder(&this.state_of(&container));
+            this.lock().slots.remove(&id);
+            Ok(released.into_iter().collect())
         })
         .await
     }
@@ -417,10 +462,19 @@ impl Container {
         });
     }
 
+    /// How its process ended, if it has.
+    fn ended(&self) -> Option<Ended> {
+        let exit = (*self.init.exit().borrow())?;
+        Some(Ended {
+            exit,
+            oom_killed: self.cgroup.oom_kills() > 0,
+        })
+    }
+
     fn state(&self) -> api::ContainerState {
         if self.init.has_ended() {
             api::ContainerState::CONTAINER_STATE_EXITED
-        } else if *lock(&self.started) {
+        } else if lock(&self.started).is_some() {
             api::ContainerState::CONTAINER_STATE_RUNNING
         } else {
             api::ContainerState::CONTAINER_STATE_CREATED

@@ -11,11 +11,18 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use pathrs::Root;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::disk::{self, DiskError};
+
+/// A filesystem whose last mount is gone ends at once, or after what still uses it.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+const RELEASE_RETRY: Duration = Duration::from_millis(5);
 
 /// A root filesystem cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +72,8 @@ pub struct Images {
 /// A mounted image.
 #[derive(Debug)]
 pub struct Image {
+    serial: String,
+    disk: PathBuf,
     mount: MountPoint,
 }
 
@@ -87,16 +96,50 @@ impl Images {
         let target = MountPoint::create(base.join(name))?;
         let flags = MountFlags::RDONLY | MountFlags::NODEV;
         mount(&node, target.path(), "erofs", flags, c"").map_err(|error| RootfsError::Image {
-            disk: node,
+            disk: node.clone(),
             source: error.into(),
         })?;
         let image = Arc::new(Image {
+            serial: serial.to_owned(),
+            disk: node,
             mount: target.mounted(),
         });
         let mut table = self.mounted.lock().unwrap_or_else(PoisonError::into_inner);
         table.retain(|_, image| image.strong_count() > 0);
         table.insert(serial.to_owned(), Arc::downgrade(&image));
         Ok(image)
+    }
+
+    /// Gives an image back. When this was its last user, waits until the kernel has let go of the
+    /// disk and gives the serial: the disk may change then.
+    pub async fn release(&self, image: Arc<Image>) -> Option<String> {
+        let Image {
+            serial,
+            disk,
+            mount,
+        } = Arc::into_inner(image)?;
+        drop(mount);
+        let deadline = Instant::now() + RELEASE_TIMEOUT;
+        loop {
+            // Another container may have mounted it again meanwhile.
+            if self.mounted(&serial).is_some() {
+                return None;
+            }
+            // A filesystem claims its disk for itself as long as it exists.
+            let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+            match rustix::fs::open(&disk, flags, Mode::empty()) {
+                Err(Errno::BUSY) if Instant::now() < deadline => {
+                    // Nothing tells when the last use of a filesystem has ended.
+                    tokio::time::sleep(RELEASE_RETRY).await;
+                }
+                Err(Errno::BUSY) => {
+                    tracing::warn!(?disk, "the disk of an image is still in use");
+                    return None;
+                }
+                // A disk that is gone is not in use either.
+                Ok(_) | Err(_) => return Some(serial),
+            }
+        }
     }
 
     fn mounted(&self, serial: &str) -> Option<Arc<Image>> {
@@ -184,6 +227,19 @@ impl Rootfs {
             .map_err(RootfsError::mount("create the container's folder", path))
     }
 
+    /// Unmounts it; gives back what it was made of.
+    #[must_use]
+    pub fn unmount(self) -> Arc<Image> {
+        let Self {
+            overlay,
+            _upper: upper,
+            _image: image,
+        } = self;
+        drop(overlay);
+        drop(upper);
+        image
+    }
+
     /// Where it is mounted.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -227,11 +283,14 @@ impl MountPoint {
 
 impl Drop for MountPoint {
     fn drop(&mut self) {
-        // Detached, because a dying process may hold it for another moment; what it covers is
+        // At once if possible. A dying process may hold it for another moment: detached then, and
         // freed when the last user is gone.
-        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+        let unmounted = || {
+            unmount(&self.path, UnmountFlags::NOFOLLOW)
+                .or_else(|_| unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW))
+        };
         if self.mounted
-            && let Err(error) = unmount(&self.path, flags)
+            && let Err(error) = unmounted()
         {
             tracing::warn!(path = ?self.path, %error, "cannot unmount");
         } else if let Err(error) = fs::remove_dir(&self.path) {

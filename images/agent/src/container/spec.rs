@@ -1,7 +1,7 @@
 //! Completes the host's OCI runtime specification by what only the guest knows.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::{
     LinuxNamespace, LinuxNamespaceType, LinuxSeccomp, LinuxSeccompArgBuilder, LinuxSeccompOperator,
@@ -10,7 +10,12 @@ use oci_spec::runtime::{
 use podvisor_agent_protocol::limits;
 
 use super::cgroup::Cgroup;
+use super::pidns;
 use super::user::User;
+use crate::guest::shares::is_below_share;
+
+/// The guest's own, for containers that share it.
+const GUEST_SHM: &str = "/dev/shm";
 
 /// A specification that the agent does not take.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +101,59 @@ pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
             .as_ref()
             .ok_or(SpecError::Refused("`process` is missing"))?,
     )?;
+    check_mounts(&spec)?;
     Ok(spec)
+}
+
+/// Bind mounts take from the shares of the host, and /dev/shm, which is the guest's: nothing else
+/// of the guest is a container's.
+fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
+    let is_bind = |mount: &&Mount| {
+        mount.typ().as_deref() == Some("bind")
+            || mount
+                .options()
+                .iter()
+                .flatten()
+                .any(|option| matches!(option.as_str(), "bind" | "rbind"))
+    };
+    for mount in spec.mounts().iter().flatten().filter(is_bind) {
+        let from = mount.source().as_deref().unwrap_or(Path::new(""));
+        let plain = from
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        if !plain || !(is_below_share(from) || from == Path::new(GUEST_SHM)) {
+            return Err(SpecError::Refused(
+                "a bind mount's source lies below a share (/run/podvisor/shared/NAME), or is /dev/shm",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Replaces the path [`pidns::PATH`] of a pid namespace by that of the shared one, which `shared`
+/// gives.
+///
+/// # Errors
+///
+/// Those of `shared`.
+pub fn join_shared_pids(
+    spec: &mut Spec,
+    shared: impl FnOnce() -> io::Result<PathBuf>,
+) -> io::Result<()> {
+    let namespaces = spec
+        .linux_mut()
+        .as_mut()
+        .and_then(|linux| linux.namespaces_mut().as_mut());
+    let wanted = namespaces.and_then(|namespaces| {
+        namespaces.iter_mut().find(|namespace| {
+            namespace.typ() == LinuxNamespaceType::Pid
+                && namespace.path().as_deref() == Some(Path::new(pidns::PATH))
+        })
+    });
+    if let Some(namespace) = wanted {
+        namespace.set_path(Some(shared()?));
+    }
+    Ok(())
 }
 
 /// Reads the process of an exec.
@@ -463,7 +520,7 @@ mod tests {
     fn files_are_shown_unless_the_specification_mounts_there() {
         let folder = tempfile::tempdir().unwrap();
         let mut value = spec();
-        value["mounts"] = json!([{"destination": "/etc/hosts", "type": "bind", "source": "/x"}]);
+        value["mounts"] = json!([{"destination": "/etc/hosts", "type": "bind", "source": "/run/podvisor/shared/hosts"}]);
         let mut spec = parsed(&value).unwrap();
         let file = |destination, contents| EtcFile {
             destination,
@@ -489,6 +546,54 @@ mod tests {
         let huge = vec![0; limits::ETC_FILE_BYTES + 1];
         let error = show_files(&mut spec, folder.path(), &[file("/etc/hostname", &huge)]);
         assert!(matches!(error, Err(SpecError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn bind_mounts_take_from_shares_only() {
+        let with = |source: &str, options: &[&str]| {
+            let mut value = spec();
+            value["mounts"] = json!([{"destination": "/x", "source": source, "options": options}]);
+            parsed(&value)
+        };
+        with("/run/podvisor/shared/data", &["rbind", "ro"]).unwrap();
+        with("/dev/shm", &["bind"]).unwrap();
+        // Not a bind mount: the source is but a name.
+        with("/proc", &["ro"]).unwrap();
+        for outside in [
+            "/",
+            "/proc",
+            "/run/podvisor/shared",
+            "run/podvisor/shared/x",
+            "/run/podvisor/shared/../state/c1",
+            "/run/podvisor/images/vda",
+            "",
+        ] {
+            for option in ["bind", "rbind"] {
+                let refused = with(outside, &[option]);
+                assert!(matches!(refused, Err(SpecError::Refused(_))), "{outside:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pid_namespace_called_sandbox_is_the_shared_one() {
+        let mut value = spec();
+        value["linux"]["namespaces"][1]["path"] = json!("sandbox");
+        let mut asked = parsed(&value).unwrap();
+        join_shared_pids(&mut asked, || Ok("/proc/7/ns/pid".into())).unwrap();
+        let namespaces = asked
+            .linux()
+            .as_ref()
+            .unwrap()
+            .namespaces()
+            .clone()
+            .unwrap();
+        assert_eq!(
+            namespaces[1].path().as_deref(),
+            Some(Path::new("/proc/7/ns/pid"))
+        );
+        let mut own = parsed(&spec()).unwrap();
+        join_shared_pids(&mut own, || panic!("nobody asked")).unwrap();
     }
 
     proptest! {

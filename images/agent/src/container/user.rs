@@ -9,7 +9,9 @@ use std::path::Path;
 
 use pathrs::Root;
 use pathrs::flags::OpenFlags;
+use podvisor_agent_protocol::api::SupplementalGroups;
 use podvisor_agent_protocol::limits::USER_BYTES;
+use protobuf::EnumOrUnknown;
 
 /// No distribution's database comes near it.
 const DATABASE_BYTES: u64 = 1 << 20;
@@ -40,6 +42,27 @@ pub enum UserError {
     },
 }
 
+/// Which groups of /etc/group a user gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Groups {
+    /// All that list it, unless the request names a group.
+    UnlessNamed,
+    /// All that list it.
+    Merge,
+    /// None.
+    Strict,
+}
+
+impl From<EnumOrUnknown<SupplementalGroups>> for Groups {
+    fn from(wanted: EnumOrUnknown<SupplementalGroups>) -> Self {
+        match wanted.enum_value_or_default() {
+            SupplementalGroups::SUPPLEMENTAL_GROUPS_UNSPECIFIED => Self::UnlessNamed,
+            SupplementalGroups::SUPPLEMENTAL_GROUPS_MERGE => Self::Merge,
+            SupplementalGroups::SUPPLEMENTAL_GROUPS_STRICT => Self::Strict,
+        }
+    }
+}
+
 /// A resolved user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
@@ -47,7 +70,7 @@ pub struct User {
     pub uid: u32,
     /// Primary group id.
     pub gid: u32,
-    /// Supplementary groups, none when the request names a group.
+    /// Supplementary groups.
     pub additional_gids: Vec<u32>,
     /// The home directory that /etc/passwd gives.
     pub home: Option<String>,
@@ -79,13 +102,13 @@ impl Databases {
     /// Resolves `user[:group]`.
     ///
     /// A number is taken as it is, and looked up for its group and home only. Without a
-    /// group, a user has that of /etc/passwd (0 for a number that is not there) and all
-    /// groups of /etc/group that list it; with one, that group alone.
+    /// group, a user has that of /etc/passwd (0 for a number that is not there); `groups` says
+    /// which others.
     ///
     /// # Errors
     ///
     /// [`UserError`], except `Database`.
-    pub fn resolve(&self, wanted: &str) -> Result<User, UserError> {
+    pub fn resolve(&self, wanted: &str, groups: Groups) -> Result<User, UserError> {
         let malformed = || UserError::Malformed(wanted.chars().take(64).collect());
         let (name, group) = match wanted.split_once(':') {
             Some((name, group)) => (name, Some(group)),
@@ -107,10 +130,16 @@ impl Databases {
             (None, Some(entry)) => entry.uid,
             (None, None) => return Err(UserError::UnknownUser(name.to_owned())),
         };
-        let (gid, additional_gids) = match (group, &entry) {
-            (Some(group), _) => (self.group_id(group)?, Vec::new()),
-            (None, Some(entry)) => (entry.gid, self.groups_of(entry.name)),
-            (None, None) => (0, Vec::new()),
+        let gid = match (group, &entry) {
+            (Some(group), _) => self.group_id(group)?,
+            (None, Some(entry)) => entry.gid,
+            (None, None) => 0,
+        };
+        let additional_gids = match (groups, group, &entry) {
+            (Groups::Merge, _, Some(entry)) | (Groups::UnlessNamed, None, Some(entry)) => {
+                self.groups_of(entry.name)
+            }
+            _ => Vec::new(),
         };
         let home = entry
             .filter(|e| !e.home.is_empty())
@@ -270,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_name_brings_its_groups_and_home() {
-        let user = debian().resolve("www-data").unwrap();
+        let user = debian().resolve("www-data", Groups::UnlessNamed).unwrap();
         assert_eq!((user.uid, user.gid), (33, 33));
         assert_eq!(user.additional_gids, [4, 99]);
         assert_eq!(user.home.as_deref(), Some("/var/www"));
@@ -278,31 +307,51 @@ mod tests {
 
     #[test]
     fn a_number_is_looked_up_and_taken_anyway() {
-        assert_eq!(debian().resolve("33").unwrap().additional_gids, [4, 99]);
-        let unknown = debian().resolve("4711").unwrap();
+        assert_eq!(
+            debian()
+                .resolve("33", Groups::UnlessNamed)
+                .unwrap()
+                .additional_gids,
+            [4, 99]
+        );
+        let unknown = debian().resolve("4711", Groups::UnlessNamed).unwrap();
         assert_eq!((unknown.uid, unknown.gid, unknown.home), (4711, 0, None));
         // A user named by digits does not shadow the number.
-        assert_eq!(debian().resolve("1000").unwrap().uid, 1000);
+        assert_eq!(
+            debian().resolve("1000", Groups::UnlessNamed).unwrap().uid,
+            1000
+        );
     }
 
     #[test]
     fn a_given_group_is_the_only_one() {
-        let user = debian().resolve("www-data:adm").unwrap();
+        let user = debian()
+            .resolve("www-data:adm", Groups::UnlessNamed)
+            .unwrap();
         assert_eq!((user.uid, user.gid, user.additional_gids), (33, 4, vec![]));
-        assert_eq!(debian().resolve("33:1234").unwrap().gid, 1234);
-        assert_eq!(debian().resolve(":adm").unwrap().gid, 4);
+        assert_eq!(
+            debian()
+                .resolve("33:1234", Groups::UnlessNamed)
+                .unwrap()
+                .gid,
+            1234
+        );
+        assert_eq!(
+            debian().resolve(":adm", Groups::UnlessNamed).unwrap().gid,
+            4
+        );
     }
 
     #[test]
     fn what_the_image_lacks_is_named() {
         assert!(
-            matches!(debian().resolve("alice"), Err(UserError::UnknownUser(u)) if u == "alice")
+            matches!(debian().resolve("alice", Groups::UnlessNamed), Err(UserError::UnknownUser(u)) if u == "alice")
         );
         assert!(
-            matches!(debian().resolve("0:staff"), Err(UserError::UnknownGroup(g)) if g == "staff")
+            matches!(debian().resolve("0:staff", Groups::UnlessNamed), Err(UserError::UnknownGroup(g)) if g == "staff")
         );
         assert!(matches!(
-            debian().resolve("broken"),
+            debian().resolve("broken", Groups::UnlessNamed),
             Err(UserError::UnknownUser(_))
         ));
     }
@@ -311,17 +360,20 @@ mod tests {
     fn malformed_users_are_refused() {
         for bad in ["root:", "a:b:c", "a\nb", &"x".repeat(257)] {
             assert!(
-                matches!(debian().resolve(bad), Err(UserError::Malformed(_))),
+                matches!(
+                    debian().resolve(bad, Groups::UnlessNamed),
+                    Err(UserError::Malformed(_))
+                ),
                 "{bad:?}"
             );
         }
         // Out of range: not a number, so a name that does not exist.
         assert!(matches!(
-            debian().resolve("4294967295"),
+            debian().resolve("4294967295", Groups::UnlessNamed),
             Err(UserError::UnknownUser(_))
         ));
         assert!(matches!(
-            debian().resolve("2147483648"),
+            debian().resolve("2147483648", Groups::UnlessNamed),
             Err(UserError::UnknownUser(_))
         ));
     }
@@ -330,8 +382,11 @@ mod tests {
     fn an_image_without_databases_knows_numbers() {
         let root = tempfile::tempdir().unwrap();
         let databases = Databases::read(root.path()).unwrap();
-        assert_eq!(databases.resolve("5:6").unwrap().gid, 6);
-        assert!(databases.resolve("root").is_err());
+        assert_eq!(
+            databases.resolve("5:6", Groups::UnlessNamed).unwrap().gid,
+            6
+        );
+        assert!(databases.resolve("root", Groups::UnlessNamed).is_err());
     }
 
     #[test]
@@ -354,7 +409,7 @@ mod tests {
         assert_eq!(
             Databases::read(root.path())
                 .unwrap()
-                .resolve("in")
+                .resolve("in", Groups::UnlessNamed)
                 .unwrap()
                 .uid,
             5
@@ -396,6 +451,17 @@ mod tests {
         assert!(failed());
     }
 
+    #[test]
+    fn the_policy_decides_which_groups_of_the_image_a_user_gets() {
+        let groups = |user: &str, policy| debian().resolve(user, policy).unwrap().additional_gids;
+        let none: [u32; 0] = [];
+        assert_eq!(groups("www-data:1234", Groups::UnlessNamed), none);
+        assert_eq!(groups("www-data:1234", Groups::Merge), [4, 99]);
+        assert_eq!(groups("33:1234", Groups::Merge), [4, 99]);
+        assert_eq!(groups("www-data", Groups::Strict), none);
+        assert_eq!(groups("4711", Groups::Merge), none);
+    }
+
     proptest! {
         #[test]
         fn no_database_makes_the_resolver_panic_or_give_an_id_out_of_range(
@@ -403,7 +469,7 @@ mod tests {
             group in "([a-z0-9:,\n]|\\PC){0,200}",
             wanted in "[a-z0-9:]{0,8}|\\PC{0,20}",
         ) {
-            if let Ok(user) = (Databases { passwd, group }).resolve(&wanted) {
+            if let Ok(user) = (Databases { passwd, group }).resolve(&wanted, Groups::UnlessNamed) {
                 prop_assert!(user.uid <= i32::MAX.unsigned_abs());
                 prop_assert!(user.gid <= i32::MAX.unsigned_abs());
             }

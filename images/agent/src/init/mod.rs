@@ -1,10 +1,9 @@
 //! What a PID 1 owes its kernel and its host.
 //!
 //! [`main`] runs once, when the kernel starts `/init`: it mounts ([`mounts`]), brings the
-//! loopback interface up ([`loopback`]), reaps ([`reaper`]), serves, and ends in
+//! loopback interface up, reaps ([`reaper`]), serves, and ends in
 //! [`power`]-off however things went. It must not know what containers are.
 
-pub mod loopback;
 pub mod mounts;
 pub mod power;
 pub mod reaper;
@@ -16,6 +15,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
+use crate::guest::clock;
+use crate::network;
 use crate::server::{self, Listeners};
 use crate::service::Service;
 use crate::stdio::Hub;
@@ -36,7 +37,7 @@ fn run() -> anyhow::Result<Infallible> {
     mounts::set_up().context("setting up the guest's filesystems")?;
     crate::log::init();
     raise_open_files();
-    if let Err(error) = loopback::up() {
+    if let Err(error) = network::loopback_up() {
         // Containers without loopback are better than none.
         tracing::warn!(%error, "loopback interface is down");
     }
@@ -70,6 +71,7 @@ async fn serve() -> anyhow::Result<Infallible> {
     server::announce()
         .await
         .context("telling the host that the guest is ready")?;
+    tokio::spawn(clock::follow_host());
     tokio::select! {
         error = serving => Err(error).context("serving the host"),
         error = reaping => Err(error).context("reaping processes"),

@@ -1,0 +1,134 @@
+//! Joins the host's streams to TCP ports on the guest's loopback.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use podvisor_agent_protocol::{AgentError, ErrorKind, StreamId, api, limits};
+use tokio::io::copy_bidirectional;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::guest::with_causes;
+use crate::stdio::{Claim, Hub, StreamInUse};
+
+/// On the loopback a listener whose queue is full is all that takes time.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A port cannot be reached.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForwardError {
+    /// The request makes no sense.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// The stream's id is taken.
+    #[error(transparent)]
+    StreamInUse(#[from] StreamInUse),
+    /// A bound is reached.
+    #[error(
+        "the guest has {} forwarded connections, its limit",
+        limits::PORT_FORWARDS
+    )]
+    TooMany,
+    /// Nobody listens.
+    #[error("nothing listens on port {port} of the guest's loopback")]
+    Refused {
+        /// The port.
+        port: u16,
+    },
+    /// Anything else.
+    #[error("cannot connect to port {port} of the guest's loopback")]
+    Connect {
+        /// The port.
+        port: u16,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl From<ForwardError> for AgentError {
+    fn from(error: ForwardError) -> Self {
+        let kind = match error {
+            ForwardError::Invalid(_) => ErrorKind::InvalidArgument,
+            ForwardError::StreamInUse(_) => ErrorKind::AlreadyExists,
+            ForwardError::TooMany => ErrorKind::ResourceExhausted,
+            ForwardError::Refused { .. } => ErrorKind::ConnectionRefused,
+            ForwardError::Connect { .. } => ErrorKind::Internal,
+        };
+        Self::new(kind, with_causes(&error))
+    }
+}
+
+/// Makes forwarded connections, up to a bound.
+#[derive(Debug)]
+pub struct Forwarder {
+    hub: Hub,
+    places: Arc<Semaphore>,
+}
+
+impl Forwarder {
+    /// Takes its streams from `hub`.
+    #[must_use]
+    pub fn new(hub: Hub) -> Self {
+        Self {
+            hub,
+            places: Arc::new(Semaphore::new(limits::PORT_FORWARDS)),
+        }
+    }
+
+    /// Connects a stream to a port; the connection then lives until both sides have ended it.
+    ///
+    /// # Errors
+    ///
+    /// [`ForwardError`].
+    pub async fn forward(&self, request: &api::PortForwardRequest) -> Result<(), ForwardError> {
+        let port = u16::try_from(request.port).ok().filter(|&port| port > 0);
+        let port = port.ok_or(ForwardError::Invalid("a port is 1 to 65535"))?;
+        let stream =
+            StreamId::from_field(&request.stream)
+                .ok()
+                .flatten()
+                .ok_or(ForwardError::Invalid(
+                    "a stream id is 16 bytes, not all zero",
+                ))?;
+        let place = self.places.clone().try_acquire_owned();
+        let place = place.map_err(|_| ForwardError::TooMany)?;
+        let claim = self.hub.claim(stream)?;
+        let socket = connect(port).await?;
+        tokio::spawn(join(claim, socket, place));
+        Ok(())
+    }
+}
+
+async fn connect(port: u16) -> Result<TcpStream, ForwardError> {
+    let addresses: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    let mut failed = ForwardError::Refused { port };
+    for address in addresses {
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((address, port)));
+        match connected.await {
+            Ok(Ok(socket)) => return Ok(socket),
+            // That nobody listens on the other family says nothing new.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Ok(Err(source)) => failed = ForwardError::Connect { port, source },
+            Err(_) => {
+                let source = io::ErrorKind::TimedOut.into();
+                failed = ForwardError::Connect { port, source };
+            }
+        }
+    }
+    Err(failed)
+}
+
+async fn join(claim: Claim, mut socket: TcpStream, _place: OwnedSemaphorePermit) {
+    // The host gave the id to the call, so its connection is on its way or never comes.
+    let claimed = tokio::time::timeout(limits::STREAM_CLAIM_TIMEOUT, claim).await;
+    let Ok(Ok(mut connection)) = claimed else {
+        return tracing::warn!("no connection for a forwarded port in time");
+    };
+    if let Err(error) = copy_bidirectional(&mut connection, &mut socket).await {
+        tracing::debug!(%error, "a forwarded connection broke");
+    }
+}

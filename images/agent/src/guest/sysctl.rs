@@ -1,0 +1,169 @@
+//! Kernel parameters.
+
+use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use podvisor_agent_protocol::limits;
+
+const ROOT: &str = "/proc/sys";
+
+/// A kernel parameter that cannot be set.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SysctlError {
+    /// Not a name of one.
+    #[error("{0:?} is not the name of a kernel parameter, such as net.core.somaxconn")]
+    Name(String),
+    /// Too long.
+    #[error("the value of {0} is longer than {limit} bytes", limit = limits::SYSCTL_BYTES)]
+    Value(String),
+    /// Over the bound.
+    #[error("more than {} kernel parameters", limits::SYSCTLS)]
+    TooMany,
+    /// The kernel does not know it, or does not take the value.
+    #[error("cannot set {name} to {value:?}")]
+    Kernel {
+        /// The parameter.
+        name: String,
+        /// The value.
+        value: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A kernel parameter of a request, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sysctl {
+    name: String,
+    path: PathBuf,
+    value: String,
+}
+
+impl Sysctl {
+    /// Checks the parameters of a request; gives them in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// [`SysctlError`], except `Kernel`.
+    pub fn all(wanted: &HashMap<String, String>) -> Result<Vec<Self>, SysctlError> {
+        if wanted.len() > limits::SYSCTLS {
+            return Err(SysctlError::TooMany);
+        }
+        let mut all = wanted
+            .iter()
+            .map(|(name, value)| {
+                let path = path_of(name)
+                    .ok_or_else(|| SysctlError::Name(name.chars().take(64).collect()))?;
+                if value.len() > limits::SYSCTL_BYTES {
+                    return Err(SysctlError::Value(name.clone()));
+                }
+                Ok(Self {
+                    name: name.clone(),
+                    path,
+                    value: value.clone(),
+                })
+            })
+            .collect::<Result<Vec<Self>, _>>()?;
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(all)
+    }
+
+    /// Sets it.
+    ///
+    /// # Errors
+    ///
+    /// [`SysctlError::Kernel`].
+    pub fn set(&self) -> Result<(), SysctlError> {
+        // One write: the kernel takes each as a whole value.
+        OpenOptions::new()
+            .write(true)
+            .open(&self.path)
+            .and_then(|mut file| file.write_all(self.value.as_bytes()))
+            .map_err(|source| SysctlError::Kernel {
+                name: self.name.clone(),
+                value: self.value.chars().take(64).collect(),
+                source,
+            })
+    }
+}
+
+/// The file of a parameter: `a.b.c` is a/b/c, and `a/b.1/c` is too what it says, as sysctl(8) has it
+/// for interfaces with a dot in their names.
+fn path_of(name: &str) -> Option<PathBuf> {
+    let separator = name.chars().find(|c| matches!(c, '.' | '/'))?;
+    let mut path = PathBuf::from(ROOT);
+    for part in name.split(separator) {
+        let part = match separator {
+            '.' => part.replace('/', "."),
+            _ => part.to_owned(),
+        };
+        let plain = part.bytes().all(|byte| byte.is_ascii_graphic());
+        if part.is_empty() || part == "." || part == ".." || part.len() > 64 || !plain {
+            return None;
+        }
+        path.push(part);
+    }
+    path.starts_with(Path::new(ROOT)).then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_are_files() {
+        for (name, path) in [
+            ("net.core.somaxconn", "/proc/sys/net/core/somaxconn"),
+            (
+                "net/ipv4/conf/eth0.1/rp_filter",
+                "/proc/sys/net/ipv4/conf/eth0.1/rp_filter",
+            ),
+            (
+                "net.ipv4.conf.eth0/1.rp_filter",
+                "/proc/sys/net/ipv4/conf/eth0.1/rp_filter",
+            ),
+        ] {
+            assert_eq!(path_of(name), Some(path.into()));
+        }
+    }
+
+    #[test]
+    fn no_name_leads_out() {
+        for name in [
+            "",
+            "kernel",
+            "/etc/passwd",
+            "net/../../etc/passwd",
+            "a..b",
+            ".a",
+            "a.",
+            "net.\n.x",
+            "a.//.b",
+            "net././x",
+        ] {
+            assert_eq!(path_of(name), None, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_refusal_names_the_parameter() {
+        let wanted = HashMap::from([("net.no_such.parameter".to_owned(), "1".to_owned())]);
+        let error = Sysctl::all(&wanted).unwrap()[0].set().unwrap_err();
+        assert!(error.to_string().contains("net.no_such.parameter"));
+    }
+
+    proptest! {
+        #[test]
+        fn every_path_stays_below_its_root(name in "[a./]{0,12}|\\PC{0,12}") {
+            if let Some(path) = path_of(&name) {
+                prop_assert!(path.starts_with(ROOT));
+                prop_assert!(path.components().all(|part| part.as_os_str() != ".."));
+            }
+        }
+    }
+}

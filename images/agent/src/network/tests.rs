@@ -1,0 +1,127 @@
+//! Plans carried out in a network namespace of their own, on its only interface.
+
+use std::fs;
+
+use podvisor_agent_protocol::api;
+
+use super::*;
+
+/// Runs `work` in a fresh network namespace, or says that this needs root.
+fn in_namespace(work: impl AsyncFnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        crate::sys::unshare_network().expect("a network namespace: run this test as root");
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(work());
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// The loopback interface of the namespace plays the card: its address is all zero.
+fn plan(name: &str, mtu: u32, addresses: &[&str], routes: &[(&str, &str)]) -> Plan {
+    let interface = api::Interface {
+        mac: "00:00:00:00:00:00".into(),
+        name: name.into(),
+        addresses: addresses.iter().map(|&text| text.into()).collect(),
+        mtu,
+        ..Default::default()
+    };
+    let route = |&(destination, gateway): &(&str, &str)| api::Route {
+        destination: destination.into(),
+        gateway: gateway.into(),
+        interface: name.into(),
+        ..Default::default()
+    };
+    Plan::new(&api::ConfigureRequest {
+        interfaces: vec![interface],
+        routes: routes.iter().map(route).collect(),
+        ..Default::default()
+    })
+    .unwrap()
+}
+
+/// A file of the thread's own namespace.
+fn table(name: &str) -> String {
+    fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap()
+}
+
+#[test]
+fn a_plan_is_carried_out_and_carrying_it_out_again_changes_nothing() {
+    in_namespace(async || {
+        let plan = plan(
+            "eth0",
+            1400,
+            &["10.9.0.2/24", "fd09::2/64"],
+            &[
+                ("0.0.0.0/0", "10.9.0.1"),
+                ("10.8.0.0/16", ""),
+                ("fd08::/64", ""),
+            ],
+        );
+        apply(&plan).await.unwrap();
+        let (first, first_v6) = (table("route"), table("ipv6_route"));
+        apply(&plan).await.unwrap();
+        assert_eq!(table("route"), first);
+        assert_eq!(
+            table("ipv6_route").lines().count(),
+            first_v6.lines().count()
+        );
+
+        let mut netlink = Netlink::open().unwrap();
+        let links = links(&mut netlink).unwrap();
+        assert_eq!(links.len(), 1);
+        assert_eq!((links[0].index, links[0].name.as_str()), (1, "eth0"));
+        // The table prints addresses in the machine's byte order.
+        let routes: Vec<Vec<&str>> = first
+            .lines()
+            .map(|line| line.split_ascii_whitespace().collect())
+            .collect();
+        let has = |destination: &str, gateway: &str| {
+            routes
+                .iter()
+                .any(|route| route[..3] == ["eth0", destination, gateway])
+        };
+        assert!(has("00000000", "0100090A"), "{first}");
+        assert!(has("0000080A", "00000000"), "{first}");
+        assert!(first_v6.contains("fd080000"), "{first_v6}");
+        let addresses = table("if_inet6");
+        let own = addresses.lines().find(|line| line.starts_with("fd09"));
+        // No longer tentative (0x40), and without detection of doubles (0x02).
+        let flags = own.unwrap().split_ascii_whitespace().nth(4).unwrap();
+        let flags = u8::from_str_radix(flags, 16).unwrap();
+        assert_eq!(flags & 0x42, 0x02, "{addresses}");
+        assert!(std::net::UdpSocket::bind("10.9.0.2:0").is_ok());
+        assert!(std::net::UdpSocket::bind("[fd09::2]:0").is_ok());
+    });
+}
+
+#[test]
+fn a_gateway_outside_of_every_network_is_taken_to_be_on_the_link() {
+    in_namespace(async || {
+        let plan = plan("eth0", 0, &["10.9.0.2/32"], &[("0.0.0.0/0", "169.254.1.1")]);
+        apply(&plan).await.unwrap();
+        assert!(table("route").contains("0101FEA9"));
+    });
+}
+
+#[test]
+fn loopback_comes_up() {
+    in_namespace(async || {
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+        assert!(socket.connect("127.0.0.1:9").is_err());
+        loopback_up().unwrap();
+        socket.connect("127.0.0.1:9").unwrap();
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_card_that_never_comes_is_missing_after_the_deadline() {
+    let mut plan = plan("eth7", 0, &[], &[]);
+    plan.interfaces[0].mac = [2, 255, 255, 255, 255, 254];
+    let error = apply(&plan).await.unwrap_err();
+    assert!(matches!(error, NetworkError::Missing { .. }), "{error:?}");
+}
