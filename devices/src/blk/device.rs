@@ -40,7 +40,15 @@ pub struct BlockDevice {
     config: Arc<ConfigSpace>,
     queue: Option<Queue>,
     /// A file that is to be written, which [`Self::check`] sees to.
-    file: Option<(PathBuf, File)>,
+    file: Option<WantedForWriting>,
+}
+
+#[derive(Debug)]
+struct WantedForWriting {
+    file: File,
+    path: PathBuf,
+    /// Whether it may be opened a second time.
+    by_path: bool,
 }
 
 impl BlockDevice {
@@ -65,7 +73,7 @@ impl BlockDevice {
     /// When `path` cannot be opened for reading or is no disk.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, BlockDeviceError> {
         let path = path.as_ref();
-        Self::over(open::open(path)?, path)
+        Self::over(open::open(path)?, path, true)
     }
 
     /// A device over an open file: nothing is opened later. For a disk that the driver may
@@ -78,17 +86,21 @@ impl BlockDevice {
         use std::os::fd::AsRawFd;
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         open::check_kind(&file, &path)?;
-        Self::over(file, &path)
+        Self::over(file, &path, false)
     }
 
-    fn over(file: File, path: &Path) -> Result<Self, BlockDeviceError> {
+    fn over(file: File, path: &Path, by_path: bool) -> Result<Self, BlockDeviceError> {
         let size_error = |source| BlockDeviceError::Size {
             path: path.into(),
             source,
         };
         let disk = FileDisk::new(file.try_clone().map_err(size_error)?).map_err(size_error)?;
         let mut device = Self::new(Box::new(disk));
-        device.file = Some((path.into(), file));
+        device.file = Some(WantedForWriting {
+            file,
+            path: path.into(),
+            by_path,
+        });
         Ok(device)
     }
 
@@ -128,11 +140,19 @@ impl BlockDevice {
     /// # Errors
     /// [`BlockDeviceError::NotWritable`] and [`BlockDeviceError::InUse`].
     pub fn check(&mut self) -> Result<(), BlockDeviceError> {
-        let Some((path, mut file)) = self.file.take() else {
+        let Some(wanted) = self.file.take() else {
             return Ok(());
         };
-        if !open::is_writable(&file) {
+        let WantedForWriting {
+            mut file,
+            path,
+            by_path,
+        } = wanted;
+        if by_path {
             file = open::reopen_for_writing(&file, &path)?;
+        } else if !open::is_writable(&file) {
+            let source = std::io::Error::from_raw_os_error(libc::EBADF);
+            return Err(BlockDeviceError::NotWritable { path, source });
         }
         open::lock(&file, &path)?;
         let disk = FileDisk::new(file).map_err(|source| BlockDeviceError::Size { path, source })?;

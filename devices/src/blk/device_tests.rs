@@ -257,6 +257,160 @@ fn a_file_that_may_not_be_written_needs_read_only() {
     assert!(BlockDevice::open(file.path()).unwrap().check().is_ok());
 }
 
+/// A disk that notes how long its requests are.
+#[derive(Clone, Debug, Default)]
+struct Noting(Arc<std::sync::Mutex<Vec<(u64, usize)>>>);
+impl Disk for Noting {
+    fn len(&self) -> u64 {
+        64 << 20
+    }
+    fn submit(&mut self, _: &GuestRam, _: u16, operation: Operation<'_, '_>) -> Submitted {
+        if let Operation::Read { offset, slices } | Operation::Write { offset, slices } = operation
+        {
+            let len = slices.iter().map(VolatileSlice::len).sum();
+            self.0.lock().unwrap().push((offset, len));
+        }
+        Submitted::Done(Ok(()))
+    }
+}
+
+/// A rig with a request of 5.5 MiB, from sector 2 on, of overlapping pieces of memory.
+fn long_request(disk: Noting) -> Rig {
+    let mut rig = Rig::over(BlockDevice::new(Box::new(disk)));
+    rig.header(0, 2);
+    let piece = (DATA, 0x8_0000);
+    let mut writable = vec![piece; 11];
+    writable.push((STATUS, 1));
+    rig.driver.add(&[(HEADER, 16)], &writable);
+    rig
+}
+
+#[test]
+fn a_long_request_is_carried_out_in_pieces_with_turns_between() {
+    let disk = Noting::default();
+    let mut rig = long_request(disk.clone());
+    for _ in 0..5 {
+        assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+        assert!(rig.driver.take_used().is_none());
+    }
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+    assert_eq!(rig.driver.take_used().unwrap().len, 11 * 0x8_0000 + 1);
+    let mib = 1 << 20;
+    let mut expected: Vec<_> = (0..5).map(|n| (1024 + n * mib, mib as usize)).collect();
+    expected.push((1024 + 5 * mib, 0x8_0000));
+    assert_eq!(*disk.0.lock().unwrap(), expected);
+}
+
+#[test]
+fn a_request_of_which_a_part_is_done_starts_over_after_a_stop() {
+    let disk = Noting::default();
+    let mut rig = long_request(disk.clone());
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+    let mut queues = stop(&mut rig.device);
+    assert_eq!(queues[0].state().next_avail, 0, "as if it were not taken");
+    disk.0.lock().unwrap().clear();
+    rig.device.start_queue(queues.remove(0)).unwrap();
+    while rig.device.on_queue(0).unwrap() == Progress::More {}
+    assert_eq!(rig.driver.take_used().unwrap().len, 11 * 0x8_0000 + 1);
+    assert_eq!(disk.0.lock().unwrap().len(), 6);
+    assert!(rig.driver.take_used().is_none());
+}
+
+#[test]
+fn flushes_cost_more_than_their_bytes() {
+    let mut rig = Rig::new();
+    rig.header(4, 0);
+    for _ in 0..6 {
+        rig.driver.add(&[(HEADER, 16)], &[(STATUS, 1)]);
+    }
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+    assert_eq!(std::iter::from_fn(|| rig.driver.take_used()).count(), 6);
+}
+
+#[test]
+fn another_disk_takes_the_place_of_the_first_between_two_requests() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.read(3, 512), 0);
+    let config = rig.device.info().config;
+    let generation = config.generation();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[9; 2 * 512]).unwrap();
+    let disk = FileDisk::new(file.try_clone().unwrap()).unwrap();
+    rig.device.swap(Box::new(disk), "second");
+    let capacity = || {
+        let mut bytes = [0; 8];
+        config.read(0, &mut bytes);
+        u64::from_le_bytes(bytes)
+    };
+    assert_eq!((capacity(), config.generation()), (2, generation + 1));
+    assert_eq!((rig.read(3, 512), rig.read(1, 512)), (1, 0));
+    assert_eq!(rig.mem.read_obj::<u8>(GuestAddress(DATA)).unwrap(), 9);
+    file.set_len(5 * 512).unwrap();
+    assert_eq!(capacity(), 2);
+    rig.device.resize().unwrap();
+    assert_eq!((capacity(), rig.read(3, 512)), (5, 0));
+}
+
+#[test]
+fn a_writable_disk_is_opened_for_writing_late_and_locked() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1024).unwrap();
+    let writable_here = |path: &std::path::Path| {
+        // /proc/self/fdinfo says how each descriptor of this file was opened.
+        std::fs::read_dir("/proc/self/fd").unwrap().any(|entry| {
+            let entry = entry.unwrap();
+            let info = std::path::Path::new("/proc/self/fdinfo").join(entry.file_name());
+            std::fs::read_link(entry.path()).is_ok_and(|target| target == path)
+                && std::fs::read_to_string(info).is_ok_and(|text| {
+                    text.lines()
+                        .any(|l| l.starts_with("flags:") && l.ends_with('2'))
+                })
+        })
+    };
+    let (own, path) = file.into_parts();
+    drop(own);
+    let mut shared = BlockDevice::open(&path).unwrap().read_only();
+    shared.check().unwrap();
+    assert!(!writable_here(&path), "a read-only disk");
+    let mut first = BlockDevice::open(&path).unwrap();
+    assert!(!writable_here(&path));
+    first.check().unwrap();
+    assert!(writable_here(&path));
+    let mut second = BlockDevice::open(&path).unwrap();
+    assert!(matches!(
+        second.check(),
+        Err(BlockDeviceError::InUse { .. })
+    ));
+    let opened = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let mut third = BlockDevice::from_file(opened.try_clone().unwrap()).unwrap();
+    assert!(third.check().is_err(), "by descriptor, too");
+    drop(first);
+    let mut fourth = BlockDevice::from_file(opened).unwrap();
+    fourth.check().unwrap();
+    let directory = std::fs::File::open("/").unwrap();
+    assert!(matches!(
+        BlockDevice::from_file(directory),
+        Err(BlockDeviceError::NotADisk { .. })
+    ));
+}
+
+#[test]
+fn a_descriptor_that_only_reads_is_no_writable_disk() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let open = || std::fs::File::open(file.path()).unwrap();
+    assert!(matches!(
+        BlockDevice::from_file(open()).unwrap().check(),
+        Err(BlockDeviceError::NotWritable { .. })
+    ));
+    let mut read_only = BlockDevice::from_file(open()).unwrap().read_only();
+    read_only.check().unwrap();
+}
+
 proptest! {
     /// Whatever the header says, the request is answered once and the disk keeps its size.
     #[test]
