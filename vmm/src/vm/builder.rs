@@ -170,10 +170,7 @@ impl VmBuilder {
             peers: Arc::new(Kicker::default()),
             loops: Arc::new(handles),
             counters: Arc::new(VcpuCounters::default()),
-            _machine: Arc::new(Machine {
-                _vm_fd: vm_fd,
-                _mem: mem,
-            }),
+            machine: Arc::new(Machine { _vm_fd: vm_fd, mem }),
         };
         let parts = Parts {
             vcpus: vcpu_fds,

@@ -43,9 +43,14 @@ impl Kicker {
 
     /// Makes every vCPU thread leave guest code soon.
     pub(crate) fn kick(&self) {
+        self.send(KICK);
+    }
+
+    /// Sends a signal to every vCPU thread.
+    pub(crate) fn send(&self, signal: i32) {
         for thread in self.lock().iter() {
             // SAFETY: a thread takes itself off the list, under its lock, before it ends.
-            unsafe { libc::pthread_kill(*thread, KICK) };
+            unsafe { libc::pthread_kill(*thread, signal) };
         }
     }
 

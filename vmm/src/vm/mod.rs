@@ -22,6 +22,8 @@ mod hardware;
 mod io;
 mod kick;
 mod state;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod vcpu;
 

@@ -23,7 +23,8 @@ pub(crate) struct VcpuContext {
     pub(crate) peers: Arc<Kicker>,
     pub(crate) loops: Arc<Loops>,
     pub(crate) counters: Arc<VcpuCounters>,
-    pub(crate) _machine: Arc<Machine>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "kept alive"))]
+    pub(crate) machine: Arc<Machine>,
 }
 
 /// What KVM reads and writes for as long as there is a vCPU. Every thread keeps it, so that one
@@ -31,7 +32,8 @@ pub(crate) struct VcpuContext {
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) _vm_fd: VmFd,
-    pub(crate) _mem: GuestRam,
+    #[cfg_attr(not(test), expect(dead_code, reason = "kept alive"))]
+    pub(crate) mem: GuestRam,
 }
 
 /// Exits to user space, of all vCPUs of a VM.

@@ -1,0 +1,160 @@
+//! A disk that blocks holds up nobody but its own guest's requests.
+
+use std::sync::{Condvar, Mutex};
+
+use podvisor_devices::blk::{BlockDevice, Disk, Operation, Submitted};
+
+use super::*;
+use crate::vm::{Exit, State, VmError};
+
+const RINGS: u64 = 0x40_0000;
+const BUFFER: u64 = 0x60_0000;
+
+/// Holds up a disk's requests until it is opened.
+#[derive(Debug, Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    open: bool,
+    waiting: usize,
+    done: usize,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.waiting += 1;
+        self.changed.notify_all();
+        state = self.changed.wait_while(state, |state| !state.open).unwrap();
+        state.waiting -= 1;
+    }
+
+    fn open(&self) {
+        self.state.lock().unwrap().open = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, what: &str, mut reached: impl FnMut(&GateState) -> bool) {
+        let state = self.state.lock().unwrap();
+        let waited = self
+            .changed
+            .wait_timeout_while(state, PATIENCE, |state| !reached(state));
+        assert!(!waited.unwrap().1.timed_out(), "{what} does not come");
+    }
+}
+
+/// A disk of ones behind a gate.
+#[derive(Debug)]
+struct GatedDisk(Arc<Gate>);
+
+impl Disk for GatedDisk {
+    fn len(&self) -> u64 {
+        1 << 20
+    }
+    fn submit(&mut self, _: &GuestRam, _: u16, operation: Operation<'_, '_>) -> Submitted {
+        self.0.pass();
+        if let Operation::Read { slices, .. } = operation {
+            for slice in slices {
+                slice.copy_from(&vec![1u8; slice.len()]);
+            }
+        }
+        self.0.state.lock().unwrap().done += 1;
+        self.0.changed.notify_all();
+        Submitted::Done(Ok(()))
+    }
+}
+
+/// A guest with such a disk, which works on a request, and an entropy device.
+fn blocked() -> (Guest, Arc<Gate>, DriverQueue) {
+    let gate = Arc::new(Gate::default());
+    let disk = BlockDevice::new(Box::new(GatedDisk(gate.clone())));
+    let guest = Guest::start(|vm| vm.block(disk).rng());
+    let block = guest.device(0);
+    let mut queue = block.start(RINGS);
+    let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
+    guest.mem.write_obj(0u32, GuestAddress(header)).unwrap();
+    guest.mem.write_obj(0u64, GuestAddress(header + 8)).unwrap();
+    queue.add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
+    block.notify();
+    gate.wait("the request", |state| state.waiting == 1);
+    (guest, gate, queue)
+}
+
+#[test]
+fn registers_counters_and_other_devices_answer_meanwhile() {
+    let (guest, gate, mut queue) = blocked();
+    let block = guest.device(0);
+    assert_eq!((block.read(0x100), block.status()), (2048, 15));
+    assert_eq!(guest.counter("blk0", "reads"), 0);
+    let rng = guest.device(1);
+    let mut other = rng.start(RINGS + 0x10_0000);
+    other.add(&[], &[(BUFFER + 0x8000, 32)]);
+    rng.notify();
+    wait_for("random bytes", || other.take_used().is_some());
+    gate.open();
+    wait_for("the request's end", || queue.take_used().is_some());
+    assert_eq!(guest.counter("blk0", "reads"), 1);
+}
+
+#[test]
+fn a_pause_fails_and_the_vm_runs_on() {
+    let (guest, gate, mut queue) = blocked();
+    let vm = guest.vm.clone();
+    let error = in_time("pause", move || vm.pause()).unwrap_err();
+    assert!(
+        matches!(&error, VmError::Busy { what } if what == "vm-blk0"),
+        "{error}"
+    );
+    assert_eq!(guest.vm.state(), State::Running);
+    guest.runs_on();
+    gate.open();
+    wait_for("the request's end", || queue.take_used().is_some());
+    let vm = guest.vm.clone();
+    in_time("pause", move || vm.pause()).unwrap();
+    guest.vm.resume().unwrap();
+    guest.runs_on();
+}
+
+#[test]
+fn a_reset_by_the_driver_is_over_when_the_request_is() {
+    let (guest, gate, _queue) = blocked();
+    let block = guest.device(0);
+    block.write(0x70, 0);
+    assert_ne!(block.status(), 0, "the disk still writes into its memory");
+    guest.runs_on();
+    gate.open();
+    wait_for("the end of the reset", || block.status() == 0);
+    block.start(RINGS);
+    assert_eq!(block.status(), 15);
+}
+
+#[test]
+fn a_stop_abandons_the_request_whose_memory_stays() {
+    let (guest, gate, _queue) = blocked();
+    let vm = guest.vm.clone();
+    in_time("stop", move || vm.stop()).unwrap();
+    assert_eq!(guest.vm.wait().unwrap(), Exit::Stopped);
+    assert_eq!(gate.state.lock().unwrap().done, 0);
+    // Nobody holds the guest's memory any more but the disk's thread.
+    drop(guest);
+    gate.open();
+    gate.wait("the abandoned request's end", |state| state.done == 1);
+}
+
+#[test]
+fn another_vm_goes_on() {
+    let (guest, gate, _queue) = blocked();
+    let other = Guest::start(VmBuilder::rng);
+    other.runs_on();
+    other.vm.pause().unwrap();
+    other.vm.resume().unwrap();
+    other.device(0).start(RINGS);
+    let vm = other.vm.clone();
+    in_time("stop", move || vm.stop()).unwrap();
+    guest.runs_on();
+    gate.open();
+}

@@ -1,0 +1,277 @@
+//! Devices through their transport, by sound and by hostile drivers.
+
+use podvisor_devices::blk::{BlockDevice, FileDisk};
+use podvisor_devices::virtio::{
+    ConfigSpace, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, ReadCounters, StartError,
+    VirtioDevice,
+};
+
+use super::*;
+use crate::vm::{HandleError, PoisonCause, State, VmError};
+
+const RINGS: u64 = 0x40_0000;
+const BUFFER: u64 = 0x60_0000;
+
+fn bytes(guest: &Guest, at: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    guest.mem.read_slice(&mut bytes, GuestAddress(at)).unwrap();
+    bytes
+}
+
+/// Has the entropy device fill `len` bytes.
+fn fill(device: Registers<'_>, queue: &mut DriverQueue, len: u32) {
+    queue.add(&[], &[(BUFFER, len)]);
+    device.notify();
+    let mut used = None;
+    wait_for("random bytes", || {
+        used = queue.take_used();
+        used.is_some()
+    });
+    assert_eq!(used.unwrap().len, len);
+}
+
+#[test]
+fn a_driver_finds_starts_and_uses_a_device() {
+    let guest = Guest::start(VmBuilder::rng);
+    let rng = guest.device(0);
+    assert_eq!(rng.read(0), u32::from_le_bytes(*b"virt"));
+    assert_eq!((rng.read(4), rng.read(8)), (2, 4));
+    let mut queue = rng.start(RINGS);
+    assert_eq!(rng.status(), 15);
+    fill(rng, &mut queue, 64);
+    assert_ne!(bytes(&guest, BUFFER, 16), [0; 16]);
+    wait_for("the interrupt", || rng.read(0x60) & 1 != 0);
+    rng.write(0x64, 1);
+    assert_eq!(rng.read(0x60), 0);
+    assert_eq!(guest.counter("rng0", "random_bytes"), 64);
+    assert_eq!(guest.device(1).read(0), u32::MAX, "no second device");
+}
+
+#[test]
+fn chains_that_were_there_before_driver_ok_are_served() {
+    let guest = Guest::start(VmBuilder::rng);
+    let rng = guest.device(0);
+    rng.start(RINGS);
+    rng.write(0x70, 0);
+    // The same again, with a chain in the ring before the status says so.
+    let mut queue = DriverQueue::new(&guest.mem, RINGS, 16);
+    queue.add(&[], &[(BUFFER, 8)]);
+    let config = queue.config();
+    for (register, value) in [
+        (0x70, 1),
+        (0x70, 3),
+        (0x24, 1),
+        (0x20, 1),
+        (0x70, 11),
+        (0x38, config.size),
+        (0x80, config.desc_table as u32),
+        (0x90, config.avail_ring as u32),
+        (0xa0, config.used_ring as u32),
+        (0x44, 1),
+        (0x70, 15),
+    ] {
+        rng.write(register, value);
+    }
+    wait_for("the chain", || queue.take_used().is_some());
+}
+
+#[test]
+fn a_hostile_driver_parks_its_device_alone_and_a_reset_mends_it() {
+    let guest = Guest::start(|vm| vm.rng().rng());
+    let (one, two) = (guest.device(0), guest.device(1));
+    let mut healthy = two.start(RINGS + 0x10_0000);
+    type Attack = fn(&mut DriverQueue);
+    let attacks: [Attack; 4] = [
+        |queue| queue.make_available(99),
+        |queue| queue.set_avail_idx(1000),
+        |queue| {
+            queue.add(&[], &[(1 << 40, 64)]);
+        },
+        |queue| {
+            queue.descriptor(0, BUFFER, 8, 1, 0);
+            queue.make_available(0);
+        },
+    ];
+    for attack in attacks {
+        let mut queue = one.start(RINGS);
+        attack(&mut queue);
+        one.notify();
+        wait_for("a request for a reset", || one.status() & 64 != 0);
+        fill(two, &mut healthy, 32);
+        let mut queue = one.start(RINGS);
+        assert_eq!(one.status(), 15);
+        fill(one, &mut queue, 32);
+    }
+    assert!(guest.vm.faults().is_empty(), "no fault of the host's");
+}
+
+#[test]
+fn queues_that_cannot_be_are_refused_and_registers_take_any_access() {
+    let guest = Guest::start(VmBuilder::rng);
+    let rng = guest.device(0);
+    for (size, rings) in [(0, RINGS), (3, RINGS), (1 << 20, RINGS), (16, 0xffff_0000)] {
+        rng.write(0x70, 0);
+        for (register, value) in [
+            (0x70, 1),
+            (0x70, 3),
+            (0x24, 1),
+            (0x20, 1),
+            (0x70, 11),
+            (0x38, size),
+            (0x80, rings as u32),
+            (0x90, rings as u32 + 0x1000),
+            (0xa0, rings as u32 + 0x2000),
+            (0x44, 1),
+            (0x70, 15),
+        ] {
+            rng.write(register, value);
+        }
+        assert_eq!(rng.status(), 15 | 64, "{size} {rings:#x}");
+    }
+    for offset in (0..0x1000).step_by(0x34) {
+        rng.write(offset, u32::MAX);
+        rng.read(offset);
+    }
+    let mut queue = rng.start(RINGS);
+    fill(rng, &mut queue, 8);
+}
+
+#[test]
+fn nothing_touches_memory_while_paused_and_all_goes_on_afterwards() {
+    let guest = Guest::start(VmBuilder::rng);
+    let rng = guest.device(0);
+    let mut queue = rng.start(RINGS);
+    for round in 0..30u32 {
+        for _ in 0..8 {
+            queue.add(&[], &[(BUFFER, 0x1_0000)]);
+        }
+        // The device works, or is about to, when the pause comes.
+        guest.order(1, rng.window + 0x50, 0);
+        guest.vm.pause().unwrap();
+        let before = bytes(&guest, RINGS, 0x30_0000);
+        for _ in 0..3 {
+            assert!(bytes(&guest, RINGS, 0x30_0000) == before, "round {round}");
+        }
+        guest.vm.resume().unwrap();
+        let mut count = 0;
+        wait_for("all chains", || {
+            count += u32::from(queue.take_used().is_some());
+            count == 8
+        });
+        wait_for("an order's end", || guest.obeyed());
+    }
+    assert_eq!(guest.counter("rng0", "requests"), 240);
+}
+
+/// Has a block device carry out a request of this kind on one sector of data.
+fn request(device: Registers<'_>, queue: &mut DriverQueue, kind: u32, len: u32) -> u8 {
+    let mem = &device.guest.mem;
+    let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
+    mem.write_obj(kind, GuestAddress(header)).unwrap();
+    mem.write_obj(0u64, GuestAddress(header + 8)).unwrap();
+    mem.write_obj(0xffu8, GuestAddress(status)).unwrap();
+    queue.add(&[(header, 16)], &[(BUFFER, len), (status, 1)]);
+    device.notify();
+    wait_for("the request's end", || queue.take_used().is_some());
+    mem.read_obj(GuestAddress(status)).unwrap()
+}
+
+#[test]
+fn a_spare_slot_gets_a_disk_and_the_driver_is_told() {
+    let guest = Guest::start(|vm| vm.block(BlockDevice::spare()));
+    let slot = guest.device(0);
+    let mut queue = slot.start(RINGS);
+    assert_eq!((slot.read(0x100), slot.read(0x104)), (1, 0), "one sector");
+    assert_eq!(request(slot, &mut queue, 0, 512), 0);
+    assert_eq!(bytes(&guest, BUFFER, 4), [0; 4]);
+    slot.write(0x64, 3);
+
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[7; 8 * 512]).unwrap();
+    let handle = guest.vm.block("blk0").unwrap();
+    let generation = slot.read(0xfc);
+    let disk = FileDisk::new(file.try_clone().unwrap()).unwrap();
+    handle.swap(Box::new(disk), "image-1").unwrap();
+    wait_for("the interrupt", || slot.read(0x60) & 2 != 0);
+    slot.write(0x64, 3);
+    assert_ne!(slot.read(0xfc), generation);
+    assert_eq!(slot.read(0x100), 8);
+    assert_eq!(request(slot, &mut queue, 0, 512), 0);
+    assert_eq!(bytes(&guest, BUFFER, 4), [7; 4]);
+    assert_eq!(request(slot, &mut queue, 8, 20), 0);
+    assert_eq!(&bytes(&guest, BUFFER, 8), b"image-1\0");
+
+    file.set_len(20 * 512).unwrap();
+    guest.vm.pause().unwrap();
+    handle.resize().unwrap();
+    guest.vm.resume().unwrap();
+    wait_for("the interrupt", || slot.read(0x60) & 2 != 0);
+    assert_eq!(slot.read(0x100), 20);
+
+    assert!(matches!(
+        guest.vm.block("blk1"),
+        Err(HandleError::NoSuchDevice { .. })
+    ));
+    guest.vm.stop().unwrap();
+    assert!(matches!(
+        handle.resize(),
+        Err(HandleError::NotRunning { .. })
+    ));
+    assert_eq!(handle.counters()[0].name, "reads");
+}
+
+/// A device that panics when it is notified.
+#[derive(Debug)]
+struct Panics(Option<Queue>);
+
+#[derive(Debug)]
+struct NoCounters;
+impl ReadCounters for NoCounters {
+    fn read(&self) -> Vec<Counter> {
+        Vec::new()
+    }
+}
+
+impl VirtioDevice for Panics {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::Entropy,
+            queue_sizes: vec![16],
+            features: 0,
+            config: Arc::new(ConfigSpace::new([])),
+            counters: Arc::new(NoCounters),
+        }
+    }
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        self.0 = Some(queue);
+        Ok(())
+    }
+    fn stop_queue(&mut self, _: u16) -> Option<Queue> {
+        self.0.take()
+    }
+    fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
+        panic!("as the test wants it")
+    }
+}
+
+#[test]
+fn a_panic_of_an_event_loop_is_reported_as_its_own() {
+    let guest = Guest::start(|vm| vm.device(Panics(None)));
+    // The last write starts the device, which ends the VM.
+    let vm = guest.vm.clone();
+    let driver = std::thread::spawn(move || {
+        guest.device(0).start(RINGS);
+    });
+    let waited = vm.clone();
+    let error = in_time("wait", move || waited.wait()).unwrap_err();
+    let VmError::Poisoned(poison) = error else {
+        panic!("{error}")
+    };
+    assert!(
+        matches!(&poison.cause, PoisonCause::Panic { thread } if thread == "vm-io"),
+        "{poison}"
+    );
+    assert_eq!((poison.vcpu, vm.state()), (None, State::Poisoned));
+    // Its last order may have been carried out, or not.
+    let _ = driver.join();
+}

@@ -1,0 +1,156 @@
+//! How VMs run, stand still and end.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::vm::{Action, Exit, PoisonCause, State, VmError};
+
+#[test]
+fn a_guest_that_spins_is_paused_and_resumed_three_hundred_times() {
+    let guest = Guest::start(|vm| vm.vcpus(2));
+    for _ in 0..300 {
+        let vm = guest.vm.clone();
+        in_time("pause", move || vm.pause()).unwrap();
+        let before = guest.ticks();
+        for _ in 0..10 {
+            std::thread::yield_now();
+        }
+        assert_eq!(guest.ticks(), before, "a paused guest runs");
+        let vm = guest.vm.clone();
+        in_time("resume", move || vm.resume()).unwrap();
+    }
+    guest.runs_on();
+    let vm = guest.vm.clone();
+    in_time("stop", move || vm.stop()).unwrap();
+    assert_eq!(guest.vm.wait().unwrap(), Exit::Stopped);
+}
+
+#[test]
+fn calls_that_are_illegal_in_a_state_are_errors_that_name_it() {
+    let vm = tiny(OBEY).build().unwrap();
+    let illegal = |result: Result<(), VmError>, expected: Action, found: State| match result {
+        Err(VmError::IllegalState { action, state }) => (action, state) == (expected, found),
+        _ => false,
+    };
+    assert!(illegal(vm.pause(), Action::Pause, State::Created));
+    assert!(illegal(vm.resume(), Action::Resume, State::Created));
+    vm.start().unwrap();
+    assert!(illegal(vm.start(), Action::Start, State::Running));
+    assert!(illegal(vm.resume(), Action::Resume, State::Running));
+    vm.pause().unwrap();
+    assert_eq!(vm.state(), State::Paused);
+    assert!(illegal(vm.pause(), Action::Pause, State::Paused));
+    vm.stop().unwrap();
+    assert!(illegal(vm.resume(), Action::Resume, State::Stopped));
+    vm.stop().unwrap();
+    assert_eq!(vm.wait().unwrap(), Exit::Stopped);
+}
+
+#[test]
+fn the_guest_ends_its_vm_by_ports_and_by_faults() {
+    let exit_of = |order: fn(&Guest)| {
+        let guest = Guest::start(|vm| vm.vcpus(2));
+        order(&guest);
+        let vm = guest.vm.clone();
+        in_time("wait", move || vm.wait()).unwrap()
+    };
+    assert_eq!(exit_of(|guest| guest.order(3, 0x64, 0xfe)), Exit::Reset);
+    assert_eq!(exit_of(|guest| guest.order(3, 0x600, 0x34)), Exit::Shutdown);
+    // ud2, without an interrupt table
+    let vm = tiny(&[0x0f, 0x0b]).build().unwrap();
+    vm.start().unwrap();
+    let exit = in_time("wait", move || vm.wait()).unwrap();
+    assert!(matches!(exit, Exit::TripleFault { vcpu: 0, .. }), "{exit}");
+}
+
+#[test]
+fn vms_that_end_while_they_start_leave_nobody_behind() {
+    // The guest ends its VM at once, while other vCPUs are still being started.
+    let code = [0xb0, 0xfe, 0xe6, 0x64, 0xeb, 0xfe]; // mov al, 0xfe; out 0x64, al; jmp $
+    for _ in 0..50 {
+        let vm = tiny(&code).vcpus(4).build().unwrap();
+        vm.start().unwrap();
+        let vm = Arc::new(vm);
+        let waited = vm.clone();
+        assert_eq!(in_time("wait", move || waited.wait()).unwrap(), Exit::Reset);
+        assert_eq!(vm.control().lock().threads, 0);
+    }
+}
+
+#[test]
+fn a_vm_that_is_paused_or_was_never_started_is_dropped() {
+    let guest = Guest::start(|vm| vm.rng());
+    guest.vm.pause().unwrap();
+    in_time("drop", move || drop(guest.vm));
+    drop(tiny(OBEY).rng().build().unwrap());
+    let vm = tiny(OBEY).build().unwrap();
+    vm.stop().unwrap();
+    assert_eq!(vm.wait().unwrap(), Exit::Stopped);
+    assert!(vm.start().is_err());
+}
+
+#[test]
+fn memory_of_the_host_that_fails_poisons_the_vm() {
+    let guest = Guest::start(|vm| vm);
+    guest.runs_on();
+    guest.vm.context.peers.send(libc::SIGBUS);
+    let vm = guest.vm.clone();
+    let error = in_time("wait", move || vm.wait()).unwrap_err();
+    let VmError::Poisoned(poison) = error else {
+        panic!("{error}")
+    };
+    assert!(
+        matches!(poison.cause, PoisonCause::MemoryFailure { .. }),
+        "{poison}"
+    );
+    assert_eq!(poison.vcpu, Some(0));
+    assert_eq!(guest.vm.state(), State::Poisoned);
+}
+
+#[test]
+fn a_kick_that_nobody_asked_for_changes_nothing() {
+    let guest = Guest::start(|vm| vm);
+    for _ in 0..100 {
+        guest.vm.context.peers.kick();
+        guest.runs_on();
+    }
+    guest.write(0x30_0000, 7);
+    assert_eq!(guest.read(0x30_0000), 7);
+}
+
+#[test]
+fn addresses_without_a_device_read_as_ones() {
+    let guest = Guest::start(|vm| vm);
+    guest.write(layout::VIRTIO_MMIO_START, 5);
+    assert_eq!(guest.read(layout::VIRTIO_MMIO_START), u32::MAX);
+    guest.output(0x80, 1);
+    assert_eq!(guest.input(0x3fd), 0xff);
+    assert_eq!(guest.input(0x64), 0);
+    assert!(guest.counter("vcpu", "mmio_exits") >= 2);
+    assert!(guest.counter("vcpu", "port_exits") >= 3);
+}
+
+/// A writer that keeps what it gets.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_the_guest_writes_to_its_serial_port_reaches_the_writer() {
+    let kept = Kept::default();
+    let writer = kept.clone();
+    let guest = Guest::start(move |vm| vm.serial(writer));
+    assert_ne!(guest.input(0x3fd) & 0x20, 0, "ready");
+    for byte in b"hello" {
+        guest.output(0x3f8, *byte);
+    }
+    assert_eq!(*kept.0.lock().unwrap(), b"hello");
+}

@@ -1,0 +1,239 @@
+//! VMs with a guest that has no operating system and does what the test says: it waits for orders
+//! in its memory (read or write an address or a port) and carries them out. So a test is a
+//! driver, with rings in real guest memory and registers behind real exits.
+//!
+//! Nothing here needs more of KVM than its instruction emulator has.
+
+mod blocked;
+mod devices;
+mod life;
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use podvisor_devices::GuestRam;
+use podvisor_devices::testing::DriverQueue;
+use podvisor_devices::virtio::transport::WINDOW_SIZE;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{Vm, VmBuilder};
+use crate::boot::testing::{Elf, LOAD};
+use crate::{Kernel, MemorySize, layout};
+
+/// How long anything may take, however busy the machine is. Whoever waits for ever is found.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where orders lie: what to do, address, value, answer, and a number that the guest counts up.
+const ORDERS: u64 = 0x20_0000;
+
+#[rustfmt::skip]
+const OBEY: &[u8] = &[
+    0xbe, 0x00, 0x00, 0x20, 0x00,       // mov esi, ORDERS
+    // next:
+    0xff, 0x46, 0x10,                   // inc dword [esi + 16]
+    0x8b, 0x06,                         // mov eax, [esi]
+    0x85, 0xc0,                         // test eax, eax
+    0x74, 0xf7,                         // jz next
+    0x8b, 0x7e, 0x04,                   // mov edi, [esi + 4]
+    0x8b, 0x5e, 0x08,                   // mov ebx, [esi + 8]
+    0x83, 0xf8, 0x02,                   // cmp eax, 2
+    0x74, 0x14,                         // jz read
+    0x83, 0xf8, 0x03,                   // cmp eax, 3
+    0x74, 0x16,                         // jz output
+    0x83, 0xf8, 0x04,                   // cmp eax, 4
+    0x74, 0x18,                         // jz input
+    0x89, 0x1f,                         // mov [edi], ebx
+    // done:
+    0xc7, 0x06, 0x00, 0x00, 0x00, 0x00, // mov dword [esi], 0
+    0xeb, 0xd8,                         // jmp next
+    // read:
+    0x8b, 0x0f,                         // mov ecx, [edi]
+    0x89, 0x4e, 0x0c,                   // mov [esi + 12], ecx
+    0xeb, 0xf1,                         // jmp done
+    // output:
+    0x89, 0xfa,                         // mov edx, edi
+    0x88, 0xd8,                         // mov al, bl
+    0xee,                               // out dx, al
+    0xeb, 0xea,                         // jmp done
+    // input:
+    0x89, 0xfa,                         // mov edx, edi
+    0xec,                               // in al, dx
+    0x0f, 0xb6, 0xc8,                   // movzx ecx, al
+    0x89, 0x4e, 0x0c,                   // mov [esi + 12], ecx
+    0xeb, 0xdf,                         // jmp done
+];
+
+/// A kernel of these instructions, entered in 32-bit protected mode without paging.
+fn kernel(code: &[u8]) -> Kernel {
+    let elf = Elf::new(code, 0).with_pvh(u32::try_from(LOAD).unwrap());
+    let mut file: File = tempfile::tempfile().unwrap();
+    file.write_all(&elf.bytes()).unwrap();
+    Kernel::from_file(file).unwrap()
+}
+
+/// A VM that runs `code`.
+fn tiny(code: &[u8]) -> VmBuilder {
+    Vm::builder()
+        .kernel(kernel(code))
+        .memory(MemorySize::mib(32))
+}
+
+/// Runs `call` on a thread of its own and fails when it hangs.
+fn in_time<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tx, rx) = mpsc::channel();
+    std::thread::spawn(move || tx.send(call()));
+    rx.recv_timeout(PATIENCE)
+        .unwrap_or_else(|_| panic!("{what} hangs"))
+}
+
+/// Waits until `done`.
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what} does not come");
+        std::thread::yield_now();
+    }
+}
+
+/// A running VM whose guest carries out orders.
+struct Guest {
+    vm: Arc<Vm>,
+    mem: GuestRam,
+}
+
+impl Guest {
+    fn start(configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Self {
+        let vm = Arc::new(configure(tiny(OBEY)).build().unwrap());
+        vm.start().unwrap();
+        let mem = vm.context.machine.mem.clone();
+        Self { vm, mem }
+    }
+
+    fn put(&self, offset: u64, value: u32) {
+        self.mem
+            .store(value, GuestAddress(ORDERS + offset), Ordering::SeqCst)
+            .unwrap();
+    }
+
+    fn get(&self, offset: u64) -> u32 {
+        self.mem
+            .load(GuestAddress(ORDERS + offset), Ordering::SeqCst)
+            .unwrap()
+    }
+
+    /// Gives an order and does not wait.
+    fn order(&self, what: u32, address: u64, value: u32) {
+        self.put(4, u32::try_from(address).unwrap());
+        self.put(8, value);
+        self.put(0, what);
+    }
+
+    fn obeyed(&self) -> bool {
+        self.get(0) == 0
+    }
+
+    fn carry_out(&self, what: u32, address: u64, value: u32) -> u32 {
+        self.order(what, address, value);
+        wait_for("an order's end", || {
+            assert!(!self.vm.state().ended(), "the VM has ended");
+            self.obeyed()
+        });
+        self.get(12)
+    }
+
+    fn write(&self, address: u64, value: u32) {
+        self.carry_out(1, address, value);
+    }
+
+    fn read(&self, address: u64) -> u32 {
+        self.carry_out(2, address, 0)
+    }
+
+    fn output(&self, port: u16, value: u8) {
+        self.carry_out(3, port.into(), value.into());
+    }
+
+    fn input(&self, port: u16) -> u8 {
+        u8::try_from(self.carry_out(4, port.into(), 0)).unwrap()
+    }
+
+    /// How often the guest has looked for orders.
+    fn ticks(&self) -> u32 {
+        self.get(16)
+    }
+
+    fn runs_on(&self) {
+        let before = self.ticks();
+        wait_for("the guest's next step", || self.ticks() != before);
+    }
+
+    fn counter(&self, device: &str, name: &str) -> u64 {
+        let all = self.vm.counters();
+        let device = all.iter().find(|c| c.device == device).unwrap();
+        let counter = device.counters.iter().find(|c| c.name == name).unwrap();
+        counter.value
+    }
+
+    /// The registers of a device, in the order in which devices were added.
+    fn device(&self, number: u64) -> Registers<'_> {
+        Registers {
+            guest: self,
+            window: layout::VIRTIO_MMIO_START + number * WINDOW_SIZE,
+        }
+    }
+}
+
+/// The MMIO registers of a device, as its driver has them (virtio 1.3 §4.2.2).
+#[derive(Clone, Copy)]
+struct Registers<'g> {
+    guest: &'g Guest,
+    window: u64,
+}
+
+impl Registers<'_> {
+    fn write(self, offset: u64, value: u32) {
+        self.guest.write(self.window + offset, value);
+    }
+
+    fn read(self, offset: u64) -> u32 {
+        self.guest.read(self.window + offset)
+    }
+
+    fn status(self) -> u32 {
+        self.read(0x70)
+    }
+
+    fn notify(self) {
+        self.write(0x50, 0);
+    }
+
+    /// Resets the device and starts it with one queue of 16 descriptors at `rings`.
+    fn start(self, rings: u64) -> DriverQueue {
+        let queue = DriverQueue::new(&self.guest.mem, rings, 16);
+        let config = queue.config();
+        let low = |addr: u64| u32::try_from(addr).unwrap();
+        self.write(0x70, 0);
+        wait_for("the end of a reset", || self.status() == 0);
+        for (register, value) in [
+            (0x70, 1),
+            (0x70, 3),
+            (0x24, 1),
+            (0x20, 1),
+            (0x70, 11),
+            (0x30, 0),
+            (0x38, config.size),
+            (0x80, low(config.desc_table)),
+            (0x90, low(config.avail_ring)),
+            (0xa0, low(config.used_ring)),
+            (0x44, 1),
+            (0x70, 15),
+        ] {
+            self.write(register, value);
+        }
+        queue
+    }
+}
