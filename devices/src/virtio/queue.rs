@@ -140,9 +140,12 @@ pub enum QueueFault {
     /// A ring access failed although the ring was found to lie in guest memory.
     #[error("a ring could not be accessed")]
     Ring(#[source] virtio_queue::Error),
-    /// As [`Self::Ring`], for the ring's flags.
+    /// As [`Self::Ring`], for the flags and the event index of the available ring.
     #[error("the ring's flags could not be read")]
     Flags(#[source] GuestMemoryError),
+    /// As [`Self::Ring`], for the used ring.
+    #[error("the used ring could not be written")]
+    UsedRing(#[source] GuestMemoryError),
 }
 
 /// A virtqueue that a device owns while it serves it, with the memory it lies in, the eventfd of
@@ -158,8 +161,8 @@ pub struct Queue {
     in_use: Vec<u64>,
     /// Emptied segment lists, so that a chain costs no allocation.
     spare: Vec<Vec<Segment>>,
-    /// Something was completed since [`Self::notify`].
-    completed: bool,
+    /// Chains completed since [`Self::notify`].
+    completed: u16,
 }
 
 impl Queue {
@@ -240,7 +243,7 @@ impl Queue {
             kick,
             in_use: vec![0; n.div_ceil(64)],
             spare: Vec::new(),
-            completed: false,
+            completed: 0,
         })
     }
 
@@ -383,11 +386,38 @@ impl Queue {
     /// # Errors
     /// When the used ring cannot be written.
     pub fn complete(&mut self, chain: Chain, len: u32) -> Result<(), QueueFault> {
-        let head = self.release(chain);
-        self.completed = true;
-        self.ring
-            .add_used(&self.mem, head, len)
-            .map_err(QueueFault::Ring)
+        self.complete_all(std::iter::once((chain, len)))
+    }
+
+    /// As [`Self::complete`] for several chains, which the driver sees all at once: what belongs
+    /// to one frame (§5.1.6.4), for example.
+    ///
+    /// # Errors
+    /// When the used ring cannot be written.
+    pub fn complete_all(
+        &mut self,
+        chains: impl IntoIterator<Item = (Chain, u32)>,
+    ) -> Result<(), QueueFault> {
+        let size = self.ring.size().max(1);
+        let mut index = self.ring.next_used();
+        for (chain, len) in chains {
+            let head = self.release(chain);
+            let slot = u64::from(index.checked_rem(size).unwrap_or(0));
+            // The whole ring was found to lie in guest memory: 4 bytes, then 8 for each element.
+            let offset = slot.saturating_mul(8).saturating_add(4);
+            let at = GuestAddress(self.ring.used_ring().saturating_add(offset));
+            let element = [u32::from(head).to_le(), len.to_le()];
+            self.mem
+                .write_obj(element, at)
+                .map_err(QueueFault::UsedRing)?;
+            index = index.wrapping_add(1);
+            self.completed = self.completed.saturating_add(1);
+        }
+        self.ring.set_next_used(index);
+        let at = GuestAddress(self.ring.used_ring().saturating_add(2));
+        self.mem
+            .store(index.to_le(), at, Ordering::Release)
+            .map_err(QueueFault::UsedRing)
     }
 
     /// Puts back the chain that [`Self::next`] gave last, as if it had not been taken.
@@ -449,15 +479,27 @@ impl Queue {
     /// # Errors
     /// When the ring cannot be read.
     pub fn notify(&mut self) -> Result<(), QueueFault> {
-        if !std::mem::take(&mut self.completed) {
+        let completed = std::mem::take(&mut self.completed);
+        if completed == 0 {
             return Ok(());
         }
+        std::sync::atomic::fence(Ordering::SeqCst);
         let wanted = if self.ring.event_idx_enabled() {
-            self.ring
-                .needs_notification(&self.mem)
-                .map_err(QueueFault::Ring)?
+            // Behind the ring's heads; it was found to lie in guest memory.
+            let offset = u64::from(self.ring.size()).saturating_mul(2);
+            let at = self.ring.avail_ring().saturating_add(offset);
+            let event: u16 = self
+                .mem
+                .load(GuestAddress(at.saturating_add(4)), Ordering::Relaxed)
+                .map_err(QueueFault::Flags)?;
+            // Whether the index passed `used_event` since the last look (§2.7.7.2).
+            let passed = self
+                .ring
+                .next_used()
+                .wrapping_sub(u16::from_le(event))
+                .wrapping_sub(1);
+            passed < completed
         } else {
-            std::sync::atomic::fence(Ordering::SeqCst);
             let flags: u16 = self
                 .mem
                 .load(GuestAddress(self.ring.avail_ring()), Ordering::Relaxed)

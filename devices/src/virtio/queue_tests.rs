@@ -50,6 +50,62 @@ fn an_undone_chain_comes_out_again() {
 }
 
 #[test]
+fn chains_completed_together_are_seen_together() {
+    let (mem, mut driver, mut queue, _) = setup();
+    for _ in 0..3 {
+        driver.add(&[], &[(BUF, 10)]);
+    }
+    let chains: Vec<_> = std::iter::from_fn(|| queue.next().unwrap()).collect();
+    let used_index = || mem.read_obj::<u16>(GuestAddress(BASE + 0xa002)).unwrap();
+    let mut before = Vec::new();
+    let used = chains
+        .into_iter()
+        .zip(1u32..)
+        .inspect(|_| before.push(used_index()));
+    queue.complete_all(used).unwrap();
+    assert_eq!(before, [0, 0, 0]);
+    assert_eq!(used_index(), 3);
+    let lens: Vec<_> = std::iter::from_fn(|| driver.take_used())
+        .map(|u| u.len)
+        .collect();
+    assert_eq!(lens, [1, 2, 3]);
+}
+
+#[test]
+fn a_driver_that_waits_for_an_index_is_interrupted_when_it_is_passed_and_only_then() {
+    let mem = memory(1 << 20);
+    let mut driver = DriverQueue::new(&mem, BASE, 16);
+    let irq = Arc::new(CountingInterrupt::default());
+    let mut resources = queue_resources(&mem, irq.clone());
+    resources.event_idx = true;
+    let mut queue = Queue::new(0, 16, &driver.config(), resources).unwrap();
+    // `used_event`, behind 16 heads.
+    let event = GuestAddress(BASE + 0x8000 + 4 + 32);
+    let mut complete = |count: usize| {
+        for _ in 0..count {
+            driver.add(&[], &[(BUF, 10)]);
+        }
+        let chains: Vec<_> = std::iter::from_fn(|| queue.next().unwrap()).collect();
+        queue
+            .complete_all(chains.into_iter().map(|c| (c, 0)))
+            .unwrap();
+        queue.notify().unwrap();
+        while driver.take_used().is_some() {}
+        irq.queue.load(SeqCst)
+    };
+    mem.write_obj(0u16, event).unwrap();
+    assert_eq!(complete(1), 1);
+    // Now 1 is used; it waits for the fifth.
+    mem.write_obj(4u16, event).unwrap();
+    assert_eq!(complete(3), 1);
+    assert_eq!(complete(3), 2);
+    assert_eq!(complete(9), 2);
+    // 16 are used: the event lies behind by a whole ring.
+    mem.write_obj(20u16, event).unwrap();
+    assert_eq!(complete(8), 3);
+}
+
+#[test]
 fn a_cycle_is_a_fault() {
     let (_, mut driver, mut queue, _) = setup();
     driver.descriptor(0, BUF, 1, F_NEXT, 1);
