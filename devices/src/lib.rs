@@ -32,6 +32,7 @@
 pub mod blk;
 pub mod console;
 pub mod legacy;
+pub mod net;
 pub mod rng;
 pub mod virtio;
 pub mod vsock;

@@ -20,6 +20,7 @@ pub mod images_references;
 pub mod images_signatures;
 pub mod kernel;
 pub mod mmio;
+pub mod net;
 pub mod rng;
 pub mod serial;
 pub mod smoke;

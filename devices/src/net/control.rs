@@ -1,0 +1,84 @@
+//! The control queue (§5.1.6.5): a class, a command and its data in, one byte of
+//! acknowledgement out.
+
+use super::nic::MacAddress;
+use crate::GuestRam;
+use crate::virtio::{Chain, Fault};
+
+const CLASS_RX: u8 = 0;
+const CLASS_MAC: u8 = 1;
+const CLASS_GUEST_OFFLOADS: u8 = 5;
+
+const RX_LAST: u8 = 5;
+const MAC_TABLE_SET: u8 = 0;
+const MAC_ADDR_SET: u8 = 1;
+const GUEST_OFFLOADS_SET: u8 = 0;
+
+const ACK_OK: u8 = 0;
+const ACK_ERR: u8 = 1;
+
+/// What the driver asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    /// Which frames it wants. The device gives it all: filters are a service to the driver,
+    /// which checks addresses itself (§5.1.6.5.1).
+    Filter,
+    /// Its address.
+    SetMac(MacAddress),
+    /// What received frames may leave to it, as feature bits.
+    SetOffloads(u64),
+    /// Something that does not exist, or data of the wrong length.
+    Unknown,
+}
+
+impl Command {
+    /// Reads the command once.
+    pub(super) fn parse(chain: &Chain, mem: &GuestRam) -> Result<Self, Fault> {
+        if chain.writable_len() == 0 {
+            return Err(Fault::protocol(
+                "a network control command without room for its acknowledgement",
+            ));
+        }
+        let mut head = [0; 2];
+        chain.read(mem, 0, &mut head)?;
+        let data = chain.readable_len().saturating_sub(head.len());
+        Ok(match head {
+            [CLASS_RX, 0..=RX_LAST] if data == 1 => Self::Filter,
+            [CLASS_MAC, MAC_TABLE_SET] if tables_fit(chain, mem, data)? => Self::Filter,
+            [CLASS_MAC, MAC_ADDR_SET] if data == 6 => {
+                let mut mac = [0; 6];
+                chain.read(mem, 2, &mut mac)?;
+                Self::SetMac(MacAddress(mac))
+            }
+            [CLASS_GUEST_OFFLOADS, GUEST_OFFLOADS_SET] if data == 8 => {
+                let mut bits = [0; 8];
+                chain.read(mem, 2, &mut bits)?;
+                Self::SetOffloads(u64::from_le_bytes(bits))
+            }
+            _ => Self::Unknown,
+        })
+    }
+}
+
+/// Whether the data are two tables of addresses, unicast and multicast, and nothing else.
+fn tables_fit(chain: &Chain, mem: &GuestRam, data: usize) -> Result<bool, Fault> {
+    let mut at = 0usize;
+    for _ in 0..2 {
+        if data.saturating_sub(at) < 4 {
+            return Ok(false);
+        }
+        let mut entries = [0; 4];
+        chain.read(mem, at.saturating_add(2), &mut entries)?;
+        let entries = u32::from_le_bytes(entries) as usize;
+        at = at
+            .saturating_add(4)
+            .saturating_add(entries.saturating_mul(6));
+    }
+    Ok(at == data)
+}
+
+/// Writes the acknowledgement; returns the bytes written.
+pub(super) fn acknowledge(chain: &Chain, mem: &GuestRam, done: bool) -> Result<u32, Fault> {
+    chain.write(mem, 0, &[if done { ACK_OK } else { ACK_ERR }])?;
+    Ok(1)
+}

@@ -1,0 +1,676 @@
+//! The network device and its three queues.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::epoll;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use super::control::{self, Command};
+use super::limit::{Limiter, Rate};
+use super::nic::{MacAddress, Nic, Offloads};
+use super::receive::{Inbound, Receiver, Turn};
+use super::tap::{Tap, TapError};
+use super::transmit::Transmitter;
+use crate::virtio::{
+    ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, ReadCounters,
+    RestoreError, SavedDevice, StartError, VirtioDevice,
+};
+
+/// Queue numbers (§5.1.2).
+const RX: u16 = 0;
+const TX: u16 = 1;
+const CONTROL: u16 = 2;
+
+const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
+
+/// The least MTU that a device may announce (§5.1.4.1).
+pub const MIN_MTU: u16 = 68;
+
+/// Bytes of commands, and descriptors counted as bytes, before the event loop gets its turn
+/// again.
+const CONTROL_BUDGET: usize = 64 << 10;
+
+/// `VIRTIO_NET_S_LINK_UP` (§5.1.4).
+const STATUS_LINK_UP: u8 = 1;
+
+/// Where the status lies in configuration space.
+const STATUS_AT: usize = 6;
+
+/// The shortest time that a timer knows.
+const NOW: Duration = Duration::from_nanos(1);
+
+/// Feature bits (§5.1.3).
+mod feature {
+    pub(super) const CSUM: u64 = 1 << 0;
+    pub(super) const GUEST_CSUM: u64 = 1 << 1;
+    pub(super) const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
+    pub(super) const MTU: u64 = 1 << 3;
+    pub(super) const MAC: u64 = 1 << 5;
+    pub(super) const GUEST_TSO4: u64 = 1 << 7;
+    pub(super) const GUEST_TSO6: u64 = 1 << 8;
+    pub(super) const GUEST_ECN: u64 = 1 << 9;
+    pub(super) const HOST_TSO4: u64 = 1 << 11;
+    pub(super) const HOST_TSO6: u64 = 1 << 12;
+    pub(super) const HOST_ECN: u64 = 1 << 13;
+    pub(super) const MRG_RXBUF: u64 = 1 << 15;
+    pub(super) const STATUS: u64 = 1 << 16;
+    pub(super) const CTRL_VQ: u64 = 1 << 17;
+    pub(super) const CTRL_RX: u64 = 1 << 18;
+    pub(super) const CTRL_MAC_ADDR: u64 = 1 << 23;
+
+    /// What a driver may switch while it runs (§5.1.6.5.6).
+    pub(super) const GUEST_OFFLOADS: u64 = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN;
+
+    /// Whatever the device is like.
+    pub(super) const ALWAYS: u64 = GUEST_OFFLOADS
+        | CSUM
+        | CTRL_GUEST_OFFLOADS
+        | MAC
+        | HOST_TSO4
+        | HOST_TSO6
+        | HOST_ECN
+        | MRG_RXBUF
+        | STATUS
+        | CTRL_VQ
+        | CTRL_RX
+        | CTRL_MAC_ADDR;
+}
+
+/// Why there is no network device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetDeviceError {
+    /// The descriptor is not a tap that can be used.
+    #[error("the tap cannot be used for a network device")]
+    Tap(#[source] TapError),
+    /// The host refused a descriptor.
+    #[error("failed to create {what} for a network device")]
+    Descriptor {
+        /// Which.
+        what: &'static str,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Whether the cable is plugged in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkState {
+    /// Frames pass.
+    #[default]
+    Up,
+    /// Frames of the driver are dropped, those for it stay in the backend.
+    Down,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) rx_frames: Count,
+    pub(super) rx_bytes: Count,
+    pub(super) rx_dropped: Count,
+    pub(super) rx_errors: Count,
+    pub(super) rx_starved: Count,
+    pub(super) rx_limited: Count,
+    pub(super) tx_frames: Count,
+    pub(super) tx_bytes: Count,
+    pub(super) tx_dropped: Count,
+    pub(super) tx_errors: Count,
+    pub(super) tx_malformed: Count,
+    pub(super) tx_limited: Count,
+    pub(super) commands: Count,
+    pub(super) commands_refused: Count,
+}
+
+impl ReadCounters for Counters {
+    fn read(&self) -> Vec<Counter> {
+        vec![
+            self.rx_frames.named("rx_frames"),
+            self.rx_bytes.named("rx_bytes"),
+            self.rx_dropped.named("rx_dropped"),
+            self.rx_errors.named("rx_errors"),
+            self.rx_starved.named("rx_starved"),
+            self.rx_limited.named("rx_limited"),
+            self.tx_frames.named("tx_frames"),
+            self.tx_bytes.named("tx_bytes"),
+            self.tx_dropped.named("tx_dropped"),
+            self.tx_errors.named("tx_errors"),
+            self.tx_malformed.named("tx_malformed"),
+            self.tx_limited.named("tx_limited"),
+            self.commands.named("commands"),
+            self.commands_refused.named("commands_refused"),
+        ]
+    }
+}
+
+/// A virtio network device over any [`Nic`].
+pub struct NetDevice {
+    nic: Box<dyn Nic>,
+    mac: MacAddress,
+    mtu: Option<u16>,
+    link: LinkState,
+    events: Events,
+    inbound: Inbound,
+    outbound: Limiter,
+    rx: Option<Receiver>,
+    tx: Option<Transmitter>,
+    control: Option<Queue>,
+    /// What driver and device agreed on, and which of [`feature::GUEST_OFFLOADS`] are on.
+    features: u64,
+    guest_offloads: u64,
+    /// Those that were on in a snapshot.
+    restored: Option<u64>,
+    /// The backend refused what the driver negotiated.
+    refused: Option<io::Error>,
+    config: Arc<ConfigSpace>,
+    counters: Arc<Counters>,
+}
+
+impl fmt::Debug for NetDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NetDevice")
+            .field("nic", &self.nic)
+            .field("mac", &self.mac)
+            .field("mtu", &self.mtu)
+            .field("link", &self.link)
+            .field("rx", &self.rx)
+            .field("tx", &self.tx)
+            .field("control", &self.control)
+            .field("features", &self.features)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NetDevice {
+    /// A device over a tap that somebody else opened; see [`Tap::new`].
+    ///
+    /// # Errors
+    /// When `fd` is not such a tap, or descriptors run out.
+    pub fn tap(fd: OwnedFd) -> Result<Self, NetDeviceError> {
+        let tap = Tap::new(fd).map_err(NetDeviceError::Tap)?;
+        Self::new(Box::new(tap))
+    }
+
+    /// A device over any backend, with a random address.
+    ///
+    /// # Errors
+    /// When descriptors or random numbers cannot be had.
+    pub fn new(nic: Box<dyn Nic>) -> Result<Self, NetDeviceError> {
+        let mac = random_mac()?;
+        let events = Events::new(&*nic)?;
+        Ok(Self {
+            nic,
+            mac,
+            mtu: None,
+            link: LinkState::Up,
+            events,
+            inbound: Inbound::default(),
+            outbound: Limiter::default(),
+            rx: None,
+            tx: None,
+            control: None,
+            features: 0,
+            guest_offloads: 0,
+            restored: None,
+            refused: None,
+            config: Arc::new(ConfigSpace::new(config(mac, LinkState::Up, None))),
+            counters: Arc::default(),
+        })
+    }
+
+    /// The hardware address that the driver reads; random and locally administered unless said.
+    #[must_use]
+    pub fn mac(mut self, mac: MacAddress) -> Self {
+        self.mac = mac;
+        self.reconfigured()
+    }
+
+    /// The MTU in bytes that the driver is told; less than [`MIN_MTU`] counts as that.
+    #[must_use]
+    pub fn mtu(mut self, mtu: u16) -> Self {
+        self.mtu = Some(mtu.max(MIN_MTU));
+        self.reconfigured()
+    }
+
+    fn reconfigured(mut self) -> Self {
+        let config = config(self.mac, self.link, self.mtu);
+        self.config = Arc::new(ConfigSpace::new(config));
+        self
+    }
+
+    /// Limits what the driver receives, in bytes and in frames. What exceeds the rate stays
+    /// with the backend.
+    #[must_use]
+    pub fn limit_receive(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
+        self.inbound.limiter = Limiter::new(bytes, frames);
+        self
+    }
+
+    /// Limits what the driver sends, in bytes and in frames. What exceeds the rate stays in the
+    /// driver's queue.
+    #[must_use]
+    pub fn limit_transmit(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
+        self.outbound = Limiter::new(bytes, frames);
+        self
+    }
+
+    /// Plugs the cable in or pulls it: the driver is told (§5.1.6.5.4).
+    pub fn set_link(&mut self, link: LinkState) {
+        if self.link == link {
+            return;
+        }
+        self.link = link;
+        self.config.update(STATUS_AT, &status(link));
+        self.events.watch_again(&*self.nic);
+        // A frame may be held that the backend does not report again.
+        self.events.soon(Direction::Receive, NOW);
+    }
+
+    fn receive(&mut self) -> Result<Turn, Fault> {
+        self.check()?;
+        match &mut self.rx {
+            Some(rx) if self.link == LinkState::Up => {
+                rx.turn(&mut *self.nic, &mut self.inbound, &self.counters)
+            }
+            _ => Ok(Turn::Idle),
+        }
+    }
+
+    fn transmit(&mut self) -> Result<Turn, Fault> {
+        self.check()?;
+        match &mut self.tx {
+            Some(tx) => tx.turn(
+                &mut *self.nic,
+                &mut self.outbound,
+                self.link,
+                &self.counters,
+            ),
+            None => Ok(Turn::Idle),
+        }
+    }
+
+    fn serve_commands(&mut self) -> Result<Progress, Fault> {
+        let Some(mut queue) = self.control.take() else {
+            return Ok(Progress::Idle);
+        };
+        let progress = queue.serve(CONTROL_BUDGET, |queue, chain| {
+            let done = self.carry_out(Command::parse(&chain, queue.memory())?);
+            self.counters.commands.one();
+            if !done {
+                self.counters.commands_refused.one();
+            }
+            let written = control::acknowledge(&chain, queue.memory(), done)?;
+            queue.complete(chain, written)?;
+            Ok(0)
+        });
+        self.control = Some(queue);
+        progress
+    }
+
+    fn carry_out(&mut self, command: Command) -> bool {
+        match command {
+            Command::Filter => true,
+            Command::SetMac(mac) => {
+                self.config.update(0, &mac.0);
+                true
+            }
+            Command::SetOffloads(bits) => {
+                let known = bits & !(self.features & feature::GUEST_OFFLOADS) == 0;
+                known && self.switch_offloads(bits).is_ok()
+            }
+            Command::Unknown => false,
+        }
+    }
+
+    /// Has frames for the driver come with these offloads from now on.
+    fn switch_offloads(&mut self, bits: u64) -> io::Result<()> {
+        let offloads = accepted(bits);
+        self.nic.set_offloads(offloads)?;
+        self.guest_offloads = bits;
+        if let Some(rx) = &mut self.rx {
+            rx.accept(offloads);
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<(), Fault> {
+        match self.refused.take() {
+            Some(error) => Err(Fault::host(
+                "setting the offloads of a network backend",
+                error,
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+impl VirtioDevice for NetDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::Net,
+            queue_sizes: QUEUE_SIZES.to_vec(),
+            features: match self.mtu {
+                Some(_) => feature::ALWAYS | feature::MTU,
+                None => feature::ALWAYS,
+            },
+            config: self.config.clone(),
+            counters: self.counters.clone(),
+        }
+    }
+
+    fn negotiated(&mut self, features: u64) {
+        self.features = features;
+        let wanted = self.restored.take().unwrap_or(feature::GUEST_OFFLOADS);
+        self.refused = self.switch_offloads(features & wanted).err();
+    }
+
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        let index = queue.index();
+        let free = match index {
+            RX => self.rx.is_none(),
+            TX => self.tx.is_none(),
+            CONTROL => self.control.is_none(),
+            _ => return Err(StartError::NoSuchQueue { index }),
+        };
+        if !free {
+            return Err(StartError::Running { index });
+        }
+        match index {
+            RX => {
+                let mergeable = self.features & feature::MRG_RXBUF != 0;
+                let offloads = accepted(self.guest_offloads);
+                self.rx = Some(Receiver::new(queue, mergeable, offloads));
+                // Frames may have come while nobody watched.
+                self.events.watch_again(&*self.nic);
+            }
+            TX => self.tx = Some(Transmitter::new(queue, offered(self.features))),
+            _ => self.control = Some(queue),
+        }
+        Ok(())
+    }
+
+    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
+        match index {
+            RX => self.rx.take().map(Receiver::stop),
+            TX => self.tx.take().map(Transmitter::stop),
+            CONTROL => self.control.take(),
+            _ => None,
+        }
+    }
+
+    fn reset(&mut self) {
+        self.config.update(0, &self.mac.0);
+        self.inbound.forget();
+        self.features = 0;
+        self.guest_offloads = 0;
+        self.restored = None;
+        self.refused = None;
+    }
+
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        let (direction, turn) = match index {
+            RX => (Direction::Receive, self.receive()?),
+            TX => (Direction::Transmit, self.transmit()?),
+            CONTROL => return self.serve_commands(),
+            _ => return Ok(Progress::Idle),
+        };
+        match turn {
+            Turn::Idle => return Ok(Progress::Idle),
+            Turn::More => return Ok(Progress::More),
+            Turn::Wait(wait) => self.events.soon(direction, wait),
+        }
+        Ok(Progress::Idle)
+    }
+
+    fn backend(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.events.epoll.as_fd())
+    }
+
+    fn on_backend(&mut self) -> Result<Progress, Fault> {
+        let Ready {
+            nic,
+            receive,
+            transmit,
+        } = self.events.take();
+        if nic {
+            self.inbound.ready = true;
+        }
+        let received = if nic || receive {
+            self.receive()?
+        } else {
+            Turn::Idle
+        };
+        let transmitted = if transmit {
+            self.transmit()?
+        } else {
+            Turn::Idle
+        };
+        let turns = [
+            (Direction::Receive, received),
+            (Direction::Transmit, transmitted),
+        ];
+        for (direction, turn) in turns {
+            match turn {
+                Turn::Idle => {}
+                Turn::More => self.events.soon(direction, NOW),
+                Turn::Wait(wait) => self.events.soon(direction, wait),
+            }
+        }
+        // What is left makes the backend readable.
+        Ok(Progress::Idle)
+    }
+
+    fn save(&self) -> SavedDevice {
+        let mut mac = [0; 6];
+        self.config.read(0, &mut mac);
+        let offloads = self.guest_offloads.to_le_bytes();
+        let bytes = mac.into_iter().chain(offloads).collect();
+        SavedDevice { version: 1, bytes }
+    }
+
+    /// The driver's address and offloads. Frames on their way are lost, as on any wire.
+    fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
+        let (Some(mac), Some(offloads)) = (
+            saved.of_version(1)?.first_chunk::<6>(),
+            saved
+                .bytes
+                .get(6..)
+                .and_then(|rest| <[u8; 8]>::try_from(rest).ok()),
+        ) else {
+            return Err(RestoreError::Invalid {
+                what: "a network card's state is an address and its offloads",
+            });
+        };
+        let offloads = u64::from_le_bytes(offloads);
+        if offloads & !feature::GUEST_OFFLOADS != 0 {
+            return Err(RestoreError::Invalid {
+                what: "offloads of a network card that do not exist",
+            });
+        }
+        self.config.update(0, mac);
+        self.restored = Some(offloads);
+        Ok(())
+    }
+}
+
+/// `struct virtio_net_config` (§5.1.4), as far as the features go: address, status, number of
+/// queue pairs, MTU.
+fn config(mac: MacAddress, link: LinkState, mtu: Option<u16>) -> Vec<u8> {
+    let pairs = 1u16.to_le_bytes();
+    let mtu = mtu.unwrap_or(0).to_le_bytes();
+    [&mac.0[..], &status(link), &pairs, &mtu].concat()
+}
+
+fn status(link: LinkState) -> [u8; 2] {
+    match link {
+        LinkState::Up => [STATUS_LINK_UP, 0],
+        LinkState::Down => [0, 0],
+    }
+}
+
+/// What the driver takes from the device.
+fn accepted(features: u64) -> Offloads {
+    let has = |bit| features & bit != 0;
+    let checksum = has(feature::GUEST_CSUM);
+    Offloads {
+        checksum,
+        tso4: checksum && has(feature::GUEST_TSO4),
+        tso6: checksum && has(feature::GUEST_TSO6),
+        ecn: checksum && has(feature::GUEST_ECN),
+    }
+}
+
+/// What the device takes from the driver.
+fn offered(features: u64) -> Offloads {
+    let has = |bit| features & bit != 0;
+    let checksum = has(feature::CSUM);
+    Offloads {
+        checksum,
+        tso4: checksum && has(feature::HOST_TSO4),
+        tso6: checksum && has(feature::HOST_TSO6),
+        ecn: checksum && has(feature::HOST_ECN),
+    }
+}
+
+fn random_mac() -> Result<MacAddress, NetDeviceError> {
+    let mut bytes = [0; 6];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(
+        |source| NetDeviceError::Descriptor {
+            what: "a random address",
+            source: source.into(),
+        },
+    )?;
+    let [first, ..] = &mut bytes;
+    // Locally administered, for one station.
+    *first = *first & !1 | 2;
+    Ok(MacAddress(bytes))
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    Receive,
+    Transmit,
+}
+
+/// Identifiers in the epoll instance.
+const NIC: u64 = 0;
+const RECEIVE_TIMER: u64 = 1;
+const TRANSMIT_TIMER: u64 = 2;
+
+/// What woke the device up.
+#[derive(Debug, Default)]
+struct Ready {
+    nic: bool,
+    receive: bool,
+    transmit: bool,
+}
+
+/// The epoll instance that the device waits on: its backend, watched by edges, so that frames
+/// which nobody can take do not report themselves again and again, and a timer for each
+/// direction, for limits and for work that a budget did not suffice for.
+#[derive(Debug)]
+struct Events {
+    epoll: OwnedFd,
+    receive: OwnedFd,
+    transmit: OwnedFd,
+}
+
+impl Events {
+    fn new(nic: &dyn Nic) -> Result<Self, NetDeviceError> {
+        let error = |what| {
+            move |source: rustix::io::Errno| NetDeviceError::Descriptor {
+                what,
+                source: source.into(),
+            }
+        };
+        let timer = || {
+            let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+            timerfd_create(TimerfdClockId::Monotonic, flags).map_err(error("a timer"))
+        };
+        let events = Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)
+                .map_err(error("an epoll instance"))?,
+            receive: timer()?,
+            transmit: timer()?,
+        };
+        let add = |fd: BorrowedFd<'_>, id| {
+            let data = epoll::EventData::new_u64(id);
+            epoll::add(&events.epoll, fd, data, EDGES).map_err(error("a watch"))
+        };
+        add(nic.fd(), NIC)?;
+        add(events.receive.as_fd(), RECEIVE_TIMER)?;
+        add(events.transmit.as_fd(), TRANSMIT_TIMER)?;
+        Ok(events)
+    }
+
+    /// Reports the backend again if it has frames now.
+    fn watch_again(&self, nic: &dyn Nic) {
+        let data = epoll::EventData::new_u64(NIC);
+        // It was added, and stays there.
+        let _ = epoll::modify(&self.epoll, nic.fd(), data, EDGES);
+    }
+
+    /// Reports a direction again after some time.
+    fn soon(&self, direction: Direction, wait: Duration) {
+        let timer = match direction {
+            Direction::Receive => &self.receive,
+            Direction::Transmit => &self.transmit,
+        };
+        let spec = Itimerspec {
+            it_interval: Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: Timespec {
+                tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: wait.subsec_nanos().into(),
+            },
+        };
+        // Neither the descriptor nor the time can be wrong.
+        let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &spec);
+    }
+
+    /// What is to be done; each is reported once.
+    fn take(&self) -> Ready {
+        let mut ready = Ready::default();
+        let mut buffer = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(u64::MAX),
+        }; 3];
+        let none = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let Ok(count) = epoll::wait(&self.epoll, &mut buffer, Some(&none)) else {
+            return ready;
+        };
+        for event in buffer.iter().take(count) {
+            match event.data.u64() {
+                NIC => ready.nic = true,
+                RECEIVE_TIMER => ready.receive = expired(&self.receive),
+                TRANSMIT_TIMER => ready.transmit = expired(&self.transmit),
+                _ => {}
+            }
+        }
+        ready
+    }
+}
+
+const EDGES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
+/// Takes a timer's report back.
+fn expired(timer: &OwnedFd) -> bool {
+    let mut count = [0; 8];
+    rustix::io::read(timer, &mut count).is_ok()
+}
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

@@ -1,0 +1,613 @@
+use super::super::header::{HEADER_LEN, MAX_FRAME};
+use super::super::memory::{MemoryNic, MemoryWire};
+use super::super::receive::BUDGET;
+use super::*;
+use crate::GuestRam;
+use crate::testing::{
+    CountingInterrupt, DriverQueue, Used, backend_readable, counter, memory, start, stop,
+};
+use proptest::prelude::*;
+use std::sync::atomic::Ordering::SeqCst;
+use vm_memory::{Bytes, GuestAddress};
+
+/// Receive buffers start here, a MiB from its end those for sending.
+const BUF: u64 = 0x10_0000;
+const TX_BUF: u64 = 0x70_0000;
+
+struct Rig {
+    mem: GuestRam,
+    rx: DriverQueue,
+    tx: DriverQueue,
+    control: DriverQueue,
+    device: NetDevice,
+    irq: Arc<CountingInterrupt>,
+    wire: MemoryWire,
+    /// Receive buffers so far.
+    placed: u64,
+    /// Frames transmitted so far.
+    sent: u64,
+}
+
+fn rig_with(features: u64, make: impl FnOnce(NetDevice) -> NetDevice) -> Rig {
+    let mem = memory(8 << 20);
+    let [rx, tx, control] = [(0x1_0000, 256), (0x2_0000, 256), (0x3_0000, 64)]
+        .map(|(base, size)| DriverQueue::new(&mem, base, size));
+    let irq = Arc::new(CountingInterrupt::default());
+    let (nic, wire) = MemoryNic::pair();
+    let mut device = make(NetDevice::new(Box::new(nic)).unwrap());
+    start(&mut device, &[&rx, &tx, &control], &irq, features);
+    Rig {
+        mem,
+        rx,
+        tx,
+        control,
+        device,
+        irq,
+        wire,
+        placed: 0,
+        sent: 0,
+    }
+}
+
+fn rig(features: u64) -> Rig {
+    rig_with(features, |device| device)
+}
+
+impl Rig {
+    /// Lets the device work until nothing wakes it up; returns how often it was called.
+    fn work(&mut self) -> usize {
+        let mut calls = 0;
+        while backend_readable(&self.device) {
+            let _ = self.device.on_backend().unwrap();
+            calls += 1;
+            assert!(calls < 1000, "the device spins");
+        }
+        calls
+    }
+
+    fn notify(&mut self, queue: u16) {
+        while self.device.on_queue(queue).unwrap() == Progress::More {}
+    }
+
+    /// Receive buffers of `len` bytes, one behind the other.
+    fn buffers(&mut self, count: u64, len: u32) {
+        for n in self.placed..self.placed + count {
+            self.rx.add(&[], &[(BUF + n * u64::from(len), len)]);
+        }
+        self.placed += count;
+        self.notify(RX);
+    }
+
+    fn bytes(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.mem.read_slice(&mut bytes, GuestAddress(addr)).unwrap();
+        bytes
+    }
+
+    /// Sends a frame behind a header, in one buffer each.
+    fn transmit(&mut self, header: &[u8], frame: &[u8]) {
+        let head = TX_BUF + self.sent % 12 * 0x1_2000;
+        self.sent += 1;
+        let at = head + 0x1000;
+        self.mem.write_slice(header, GuestAddress(head)).unwrap();
+        self.mem.write_slice(frame, GuestAddress(at)).unwrap();
+        let lens = [header.len(), frame.len()].map(|len| u32::try_from(len).unwrap());
+        self.tx.add(&[(head, lens[0]), (at, lens[1])], &[]);
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        counter(&self.device, name)
+    }
+
+    /// The frame that the driver got first, and the header in front of it.
+    fn received(&mut self, buffer: u32) -> Option<(Vec<u8>, Vec<u8>)> {
+        let first = self.rx.take_used()?;
+        let at = |used: Used| BUF + u64::from(used.id) * u64::from(buffer);
+        let mut bytes = self.bytes(at(first), first.len as usize);
+        let header = bytes.drain(..HEADER_LEN).collect::<Vec<_>>();
+        for _ in 1..u16::from_le_bytes([header[10], header[11]]) {
+            let used = self
+                .rx
+                .take_used()
+                .expect("as many buffers as the header says");
+            bytes.extend(self.bytes(at(used), used.len as usize));
+        }
+        Some((header, bytes))
+    }
+
+    fn command(&mut self, class: u8, command: u8, data: &[u8]) -> u8 {
+        let at = TX_BUF + 0x8000;
+        let mut bytes = vec![class, command];
+        bytes.extend(data);
+        self.mem.write_slice(&bytes, GuestAddress(at)).unwrap();
+        let len = u32::try_from(bytes.len()).unwrap();
+        self.control.add(&[(at, len)], &[(at + 0x1000, 1)]);
+        self.notify(CONTROL);
+        assert_eq!(self.control.take_used().unwrap().len, 1);
+        self.bytes(at + 0x1000, 1)[0]
+    }
+}
+
+fn frame(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|n| (n % 251) as u8 ^ seed).collect()
+}
+
+#[test]
+fn frames_go_out_as_the_driver_wrote_them() {
+    let mut rig = rig(0);
+    for (len, seed) in [(14, 1), (1514, 2), (MAX_FRAME, 3)] {
+        rig.transmit(&[0; HEADER_LEN], &frame(len, seed));
+        rig.notify(TX);
+        let (header, bytes) = rig.wire.receive().unwrap();
+        assert_eq!((header, bytes), ([0; HEADER_LEN], frame(len, seed)));
+        assert_eq!(rig.tx.take_used().unwrap().len, 0);
+    }
+    assert_eq!(rig.irq.queue.load(SeqCst), 3);
+    assert_eq!(rig.counter("tx_frames"), 3);
+    assert_eq!(rig.counter("tx_bytes"), (14 + 1514 + MAX_FRAME) as u64);
+}
+
+#[test]
+fn a_header_split_over_buffers_is_one_header() {
+    let mut rig = rig(0);
+    let bytes = frame(100, 7);
+    rig.mem
+        .write_slice(&bytes, GuestAddress(TX_BUF + 12))
+        .unwrap();
+    rig.tx
+        .add(&[(TX_BUF, 5), (TX_BUF + 5, 50), (TX_BUF + 55, 57)], &[]);
+    rig.notify(TX);
+    assert_eq!(rig.wire.receive().unwrap().1, bytes);
+}
+
+#[test]
+fn frames_that_are_none_are_dropped_and_counted_and_the_next_one_goes() {
+    let mut rig = rig(feature::CSUM);
+    let gso = [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0];
+    let checksum_beyond = [1, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0];
+    for (header, len) in [
+        ([0; HEADER_LEN], 0),
+        ([0; HEADER_LEN], 13),
+        ([0; HEADER_LEN], MAX_FRAME + 1),
+        (gso, 1514),
+        (checksum_beyond, 1514),
+    ] {
+        rig.transmit(&header, &frame(len, 0));
+    }
+    // 4 GiB in one chain.
+    rig.tx.add(&[(0, 8 << 20); 100], &[]);
+    rig.transmit(&[0; HEADER_LEN], &frame(60, 9));
+    rig.notify(TX);
+    assert_eq!(rig.wire.receive().unwrap().1, frame(60, 9));
+    assert!(rig.wire.receive().is_none());
+    assert_eq!(rig.counter("tx_malformed"), 6);
+    assert_eq!(std::iter::from_fn(|| rig.tx.take_used()).count(), 7);
+}
+
+#[test]
+fn a_frame_shorter_than_its_header_is_a_fault() {
+    let mut rig = rig(0);
+    rig.tx.add(&[(TX_BUF, 11)], &[]);
+    assert!(matches!(rig.device.on_queue(TX), Err(Fault::Guest(_))));
+    assert_eq!(stop(&mut rig.device).len(), 3);
+    assert_eq!(rig.device.on_queue(TX).unwrap(), Progress::Idle);
+}
+
+#[test]
+fn a_backend_that_refuses_loses_the_frame_and_no_more() {
+    let mut rig = rig(0);
+    rig.wire.refuse(Some(io::ErrorKind::WouldBlock));
+    rig.transmit(&[0; HEADER_LEN], &frame(60, 1));
+    rig.notify(TX);
+    rig.wire.refuse(Some(io::ErrorKind::BrokenPipe));
+    rig.transmit(&[0; HEADER_LEN], &frame(60, 2));
+    rig.notify(TX);
+    rig.wire.refuse(None);
+    rig.transmit(&[0; HEADER_LEN], &frame(60, 3));
+    rig.notify(TX);
+    assert_eq!(rig.wire.receive().unwrap().1, frame(60, 3));
+    let counts = ["tx_dropped", "tx_errors", "tx_frames"].map(|name| rig.counter(name));
+    assert_eq!(counts, [1, 1, 1]);
+}
+
+#[test]
+fn offloads_reach_the_backend_as_they_were_negotiated() {
+    let all = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6 | feature::GUEST_ECN;
+    let everything = Offloads {
+        checksum: true,
+        tso4: true,
+        tso6: true,
+        ecn: true,
+    };
+    assert_eq!(rig(all).wire.offloads(), everything);
+    // Segments need checksums (§5.1.3.1).
+    let without_checksum = rig(all & !feature::GUEST_CSUM);
+    assert_eq!(without_checksum.wire.offloads(), Offloads::default());
+    let tso6 = rig(feature::GUEST_CSUM | feature::GUEST_TSO6)
+        .wire
+        .offloads();
+    assert_eq!((tso6.tso4, tso6.tso6, tso6.ecn), (false, true, false));
+}
+
+#[test]
+fn a_frame_is_spread_over_mergeable_buffers_and_they_come_back_together() {
+    let mut rig = rig(feature::MRG_RXBUF);
+    rig.buffers(64, 1536);
+    let header = [2, 1, 1, 0, 2, 0, 3, 0, 4, 0, 99, 99];
+    rig.wire.send_with(header, &frame(4000, 5));
+    rig.work();
+    let (got, bytes) = rig.received(1536).unwrap();
+    assert_eq!(bytes, frame(4000, 5));
+    // Without GUEST_CSUM the driver is not told that checksums are right.
+    assert_eq!(got, [0, 1, 1, 0, 2, 0, 3, 0, 4, 0, 3, 0]);
+    assert_eq!(rig.irq.queue.load(SeqCst), 1);
+    // The buffer behind those is untouched.
+    assert_eq!(rig.bytes(BUF + 3 * 1536, 1536), [0; 1536]);
+}
+
+#[test]
+fn the_longest_frame_arrives_in_buffers_of_any_size() {
+    for (count, len) in [(1, 65_600u32), (2, 40_000), (50, 1536), (250, 300)] {
+        let mut rig = rig(feature::MRG_RXBUF);
+        rig.buffers(count, len);
+        rig.wire.send(&frame(MAX_FRAME, 8));
+        rig.work();
+        let (_, bytes) = rig.received(len).unwrap();
+        assert!(bytes == frame(MAX_FRAME, 8), "{count} of {len}");
+    }
+}
+
+#[test]
+fn nothing_is_lost_and_nothing_spins_without_buffers() {
+    let mut rig = rig(feature::MRG_RXBUF);
+    for n in 0..200 {
+        rig.wire.send(&frame(1000, n));
+    }
+    assert!(rig.work() <= 2);
+    assert!(rig.wire.receives() <= 1);
+    // A few buffers, too few for any frame: all are used.
+    rig.buffers(2, 1536);
+    rig.work();
+    rig.buffers(98, 1536);
+    rig.work();
+    let mut seen = 0;
+    while let Some((_, bytes)) = rig.received(1536) {
+        assert!(bytes == frame(1000, seen), "frame {seen}");
+        seen += 1;
+    }
+    assert_eq!(seen, 100);
+    assert_eq!(rig.wire.waiting() + usize::from(seen), 200);
+    assert_eq!(rig.counter("rx_dropped"), 0);
+    assert!(rig.counter("rx_starved") > 0);
+}
+
+#[test]
+fn a_frame_that_waits_for_buffers_survives_a_pause_and_not_a_reset() {
+    for reset in [false, true] {
+        let mut rig = rig(feature::MRG_RXBUF);
+        rig.buffers(2, 1536);
+        rig.wire.send(&frame(6000, 4));
+        rig.work();
+        assert!(rig.rx.take_used().is_none());
+        let queues = stop(&mut rig.device);
+        if reset {
+            rig.device.reset();
+            rig.device.negotiated(feature::MRG_RXBUF);
+        }
+        for queue in queues {
+            rig.device.start_queue(queue).unwrap();
+        }
+        for n in 2..8 {
+            rig.rx.add(&[], &[(BUF + n * 1536, 1536)]);
+        }
+        rig.notify(RX);
+        let got = rig.received(1536).map(|(_, bytes)| bytes);
+        assert_eq!(got, (!reset).then(|| frame(6000, 4)));
+    }
+}
+
+#[test]
+fn a_driver_without_mergeable_buffers_gets_what_fits_one_and_the_rest_is_dropped() {
+    let mut rig = rig(0);
+    rig.buffers(3, 1526);
+    for len in [1514, 1515, 60] {
+        rig.wire.send(&frame(len, 6));
+    }
+    rig.work();
+    for len in [1514, 60] {
+        let (header, bytes) = rig.received(1526).unwrap();
+        assert_eq!(bytes, frame(len, 6));
+        assert_eq!(header[10..], [1, 0]);
+    }
+    assert!(rig.rx.take_used().is_none());
+    assert_eq!(rig.counter("rx_dropped"), 1);
+}
+
+#[test]
+fn a_frame_that_no_ring_of_buffers_takes_is_dropped() {
+    let mut rig = rig(feature::MRG_RXBUF);
+    // All 256 descriptors: 16 KiB.
+    rig.buffers(256, 64);
+    rig.wire.send(&frame(30_000, 1));
+    rig.wire.send(&frame(100, 2));
+    rig.work();
+    assert_eq!(rig.received(64).unwrap().1, frame(100, 2));
+    assert_eq!(rig.counter("rx_dropped"), 1);
+}
+
+#[test]
+fn receive_buffers_without_room_for_a_header_are_a_fault() {
+    for buffers in [vec![], vec![(BUF, 11)]] {
+        let mut rig = rig(feature::MRG_RXBUF);
+        rig.rx.add(&[(BUF, 5)], &buffers);
+        rig.wire.send(&frame(60, 1));
+        assert!(matches!(rig.device.on_backend(), Err(Fault::Guest(_))));
+        stop(&mut rig.device);
+    }
+}
+
+#[test]
+fn a_flood_leaves_the_event_loop_its_turn() {
+    let mut rig = rig(feature::MRG_RXBUF);
+    rig.buffers(256, 8192);
+    for _ in 0..300 {
+        rig.wire.send(&frame(6000, 0));
+    }
+    let most = 1 + BUDGET / 6000;
+    let mut turns = 0;
+    while backend_readable(&rig.device) {
+        let before = rig.wire.waiting();
+        let _ = rig.device.on_backend().unwrap();
+        assert!(before - rig.wire.waiting() <= most);
+        turns += 1;
+        assert!(turns < 100);
+    }
+    assert!(turns > 1);
+    assert_eq!(rig.wire.waiting(), 300 - 256);
+
+    for _ in 0..40 {
+        rig.transmit(&[0; HEADER_LEN], &frame(60_000, 0));
+    }
+    assert_eq!(rig.device.on_queue(TX).unwrap(), Progress::More);
+    assert!(rig.counter("tx_frames") < 40);
+    rig.notify(TX);
+    assert_eq!(rig.counter("tx_frames"), 40);
+}
+
+#[test]
+fn a_card_restored_has_its_drivers_address_and_offloads() {
+    let features = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
+    let mut one = rig(features);
+    assert_eq!(one.command(1, 1, &[2, 9, 9, 9, 9, 9]), 0);
+    let bits = feature::GUEST_CSUM | feature::GUEST_TSO6;
+    assert_eq!(one.command(5, 0, &bits.to_le_bytes()), 0);
+    stop(&mut one.device);
+    let saved = one.device.save();
+    let (nic, wire) = MemoryNic::pair();
+    let mut two = NetDevice::new(Box::new(nic)).unwrap();
+    two.restore(&saved).unwrap();
+    two.negotiated(features);
+    assert_eq!(wire.offloads(), one.wire.offloads());
+    let mut mac = [0; 6];
+    two.info().config.read(0, &mut mac);
+    assert_eq!(mac, [2, 9, 9, 9, 9, 9]);
+    for bytes in [vec![], vec![0; 13], vec![0; 15], vec![0xff; 14]] {
+        assert!(two.restore(&SavedDevice { version: 1, bytes }).is_err());
+    }
+}
+
+#[test]
+fn a_stopped_device_has_given_back_every_buffer_it_did_not_fill() {
+    let mut rig = rig(feature::MRG_RXBUF);
+    rig.buffers(100, 1536);
+    rig.wire.send(&frame(60, 1));
+    rig.work();
+    let mut rx = rig.device.stop_queue(RX).unwrap();
+    assert_eq!(rig.rx.take_used().unwrap().id, 0);
+    let mut heads = Vec::new();
+    while let Some(chain) = rx.next().unwrap() {
+        heads.push(chain.head());
+    }
+    assert_eq!(heads, (1..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_rate_holds_frames_back_and_a_timer_brings_them() {
+    let rate = Rate {
+        per_second: 200,
+        burst: 2,
+    };
+    let mut rig = rig_with(feature::MRG_RXBUF, |device| {
+        device
+            .limit_receive(None, Some(rate))
+            .limit_transmit(None, Some(rate))
+    });
+    rig.buffers(200, 1536);
+    for n in 0..4 {
+        rig.wire.send(&frame(60, n));
+        rig.transmit(&[0; HEADER_LEN], &frame(60, n));
+    }
+    let _ = rig.device.on_backend().unwrap();
+    let _ = rig.device.on_queue(TX).unwrap();
+    assert!(rig.wire.waiting() >= 1);
+    assert!(rig.counter("tx_frames") < 4);
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while rig.wire.waiting() > 0 || rig.counter("tx_frames") < 4 {
+        assert!(std::time::Instant::now() < deadline);
+        rig.work();
+        std::thread::yield_now();
+    }
+    for n in 0..4 {
+        assert_eq!(rig.received(1536).unwrap().1, frame(60, n));
+        assert_eq!(rig.wire.receive().unwrap().1, frame(60, n));
+    }
+    assert!(rig.counter("rx_limited") > 0 && rig.counter("tx_limited") > 0);
+}
+
+#[test]
+fn a_link_that_is_down_passes_nothing_and_its_driver_is_told() {
+    let mut rig = rig(feature::MRG_RXBUF);
+    rig.buffers(64, 1536);
+    rig.device.set_link(LinkState::Down);
+    rig.device.set_link(LinkState::Down);
+    assert_eq!(rig.device.info().config.generation(), 1);
+    let status = |rig: &Rig| {
+        let mut status = [9; 2];
+        rig.device.info().config.read(6, &mut status);
+        status
+    };
+    assert_eq!(status(&rig), [0, 0]);
+    rig.wire.send(&frame(60, 1));
+    rig.transmit(&[0; HEADER_LEN], &frame(60, 2));
+    rig.notify(TX);
+    rig.work();
+    assert!(rig.rx.take_used().is_none());
+    assert!(rig.wire.receive().is_none());
+    assert_eq!(rig.counter("tx_dropped"), 1);
+    rig.device.set_link(LinkState::Up);
+    let generation = rig.device.info().config.generation();
+    assert_eq!((generation, status(&rig)), (2, [1, 0]));
+    rig.work();
+    assert_eq!(rig.received(1536).unwrap().1, frame(60, 1));
+}
+
+#[test]
+fn configuration_space_is_address_status_pairs_and_mtu() {
+    let rig = rig_with(0, |device| {
+        device.mac(MacAddress([2, 3, 4, 5, 6, 7])).mtu(9000)
+    });
+    let mut config = [9; 16];
+    rig.device.info().config.read(0, &mut config);
+    assert_eq!(
+        config,
+        [2, 3, 4, 5, 6, 7, 1, 0, 1, 0, 0x28, 0x23, 0, 0, 0, 0]
+    );
+    assert_ne!(rig.device.info().features & feature::MTU, 0);
+    let rig = rig_with(0, |device| device.mtu(1));
+    rig.device.info().config.read(10, &mut config[..2]);
+    assert_eq!(config[..2], [68, 0]);
+    let (a, b) = (rig_with(0, |d| d), rig_with(0, |d| d));
+    assert_eq!(a.device.info().features & feature::MTU, 0);
+    let [mac_a, mac_b] = [&a, &b].map(|rig| {
+        let mut mac = [0; 6];
+        rig.device.info().config.read(0, &mut mac);
+        mac
+    });
+    assert_eq!(mac_a[0] & 3, 2);
+    assert_ne!(mac_a, mac_b);
+}
+
+#[test]
+fn the_driver_sets_its_address_until_it_resets_the_device() {
+    let mut rig = rig_with(0, |device| device.mac(MacAddress([2, 0, 0, 0, 0, 1])));
+    assert_eq!(rig.command(1, 1, &[2, 9, 9, 9, 9, 9]), 0);
+    let mac = |rig: &Rig| {
+        let mut mac = [0; 6];
+        rig.device.info().config.read(0, &mut mac);
+        mac
+    };
+    assert_eq!(mac(&rig), [2, 9, 9, 9, 9, 9]);
+    stop(&mut rig.device);
+    rig.device.reset();
+    assert_eq!(mac(&rig), [2, 0, 0, 0, 0, 1]);
+}
+
+#[test]
+fn filters_are_accepted_and_offloads_are_switched_as_far_as_they_were_negotiated() {
+    let negotiated = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::MRG_RXBUF;
+    let mut rig = rig(negotiated);
+    for mode in 0..6 {
+        assert_eq!(rig.command(0, mode, &[1]), 0);
+    }
+    let two_and_one = [vec![2, 0, 0, 0], vec![7; 12], vec![1, 0, 0, 0], vec![7; 6]].concat();
+    assert_eq!(rig.command(1, 0, &two_and_one), 0);
+    assert!(rig.wire.offloads().tso4);
+    assert_eq!(rig.command(5, 0, &feature::GUEST_CSUM.to_le_bytes()), 0);
+    let offloads = rig.wire.offloads();
+    assert!(offloads.checksum && !offloads.tso4);
+    assert_eq!(rig.command(5, 0, &feature::GUEST_TSO6.to_le_bytes()), 1);
+    assert_eq!(
+        rig.command(5, 0, &(feature::GUEST_CSUM | 1).to_le_bytes()),
+        1
+    );
+    assert_eq!(rig.wire.offloads(), offloads);
+}
+
+#[test]
+fn commands_that_are_none_are_refused() {
+    let mut rig = rig(0);
+    let endless_table = [vec![0xff; 4], vec![0; 12]].concat();
+    for (class, command, data) in [
+        (0, 6, vec![1]),
+        (0, 0, vec![]),
+        (0, 0, vec![1, 1]),
+        (1, 0, vec![]),
+        (1, 0, endless_table),
+        (1, 1, vec![1; 5]),
+        (1, 1, vec![1; 7]),
+        (3, 0, vec![1, 0]),
+        (4, 0, vec![4, 0]),
+        (5, 0, vec![0; 4]),
+        (0xff, 0xff, vec![0; 64]),
+    ] {
+        assert_eq!(
+            rig.command(class, command, &data),
+            1,
+            "{class} {command} {data:?}"
+        );
+    }
+    assert_eq!(rig.counter("commands_refused"), 11);
+    rig.control.add(&[(TX_BUF, 2)], &[]);
+    assert!(matches!(rig.device.on_queue(CONTROL), Err(Fault::Guest(_))));
+}
+
+#[test]
+fn a_driver_may_leave_the_control_queue_alone() {
+    let mut rig = rig(0);
+    rig.device.stop_queue(CONTROL).unwrap();
+    assert!(rig.device.stop_queue(CONTROL).is_none());
+    assert_eq!(rig.device.on_queue(CONTROL).unwrap(), Progress::Idle);
+    assert_eq!(rig.device.on_queue(77).unwrap(), Progress::Idle);
+}
+
+proptest! {
+    /// Whatever the frames and the buffers are, what arrives is a part of what was sent, in its
+    /// order and whole.
+    #[test]
+    fn what_arrives_is_what_was_sent(
+        frames in proptest::collection::vec(14usize..6000, 1..40),
+        buffers in proptest::collection::vec(12u32..4000, 1..100),
+        mergeable: bool,
+    ) {
+        let mut rig = rig(if mergeable { feature::MRG_RXBUF } else { 0 });
+        for (n, len) in frames.iter().enumerate() {
+            rig.wire.send(&frame(*len, n as u8));
+        }
+        let mut at = BUF;
+        let mut places = Vec::new();
+        for len in &buffers {
+            rig.rx.add(&[], &[(at, *len)]);
+            places.push(at);
+            at += u64::from(*len);
+            rig.notify(RX);
+            rig.work();
+        }
+        let mut expected = frames.iter().enumerate().map(|(n, len)| frame(*len, n as u8));
+        let mut arrived = 0u64;
+        while let Some(first) = rig.rx.take_used() {
+            let mut bytes = rig.bytes(places[first.id as usize], first.len as usize);
+            let count = u16::from_le_bytes([bytes[10], bytes[11]]);
+            bytes.drain(..HEADER_LEN);
+            for _ in 1..count {
+                let used = rig.rx.take_used().unwrap();
+                bytes.extend(rig.bytes(places[used.id as usize], used.len as usize));
+            }
+            prop_assert!(expected.any(|frame| frame == bytes), "a frame that was not sent");
+            arrived += 1;
+        }
+        prop_assert_eq!(arrived, rig.counter("rx_frames"));
+        if mergeable {
+            prop_assert_eq!(rig.counter("rx_dropped"), 0);
+        }
+    }
+}

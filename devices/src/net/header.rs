@@ -1,0 +1,288 @@
+//! `struct virtio_net_hdr` (§5.1.6): what precedes each frame, and what it may say.
+
+use super::nic::Offloads;
+
+/// Bytes of the header: with `VERSION_1` there is always a number of buffers in it.
+pub const HEADER_LEN: usize = 12;
+
+/// The longest frame in bytes, without its header: an IP packet of 65535 bytes behind an
+/// Ethernet header of 14, and a tag of 4 (802.1Q) as spare.
+pub const MAX_FRAME: usize = 65_535 + 14 + 4;
+
+/// An Ethernet header; a frame that is shorter is none.
+pub(super) const MIN_FRAME: usize = 14;
+
+const F_NEEDS_CSUM: u8 = 1;
+const F_DATA_VALID: u8 = 2;
+
+const GSO_NONE: u8 = 0;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const GSO_ECN: u8 = 0x80;
+
+/// The header, decoded; all fields are little-endian on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) flags: u8,
+    pub(super) gso_type: u8,
+    pub(super) hdr_len: u16,
+    pub(super) gso_size: u16,
+    pub(super) csum_start: u16,
+    pub(super) csum_offset: u16,
+    pub(super) num_buffers: u16,
+}
+
+/// Why a frame is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Malformed {
+    /// Shorter than an Ethernet header, or longer than [`MAX_FRAME`].
+    Length,
+    /// It asks for an offload that was not negotiated, or does not exist.
+    Offload,
+    /// Offsets or sizes that do not fit the frame.
+    Bounds,
+}
+
+impl Header {
+    pub(super) fn decode(raw: [u8; HEADER_LEN]) -> Self {
+        let [flags, gso_type, h0, h1, g0, g1, s0, s1, o0, o1, n0, n1] = raw;
+        Self {
+            flags,
+            gso_type,
+            hdr_len: u16::from_le_bytes([h0, h1]),
+            gso_size: u16::from_le_bytes([g0, g1]),
+            csum_start: u16::from_le_bytes([s0, s1]),
+            csum_offset: u16::from_le_bytes([o0, o1]),
+            num_buffers: u16::from_le_bytes([n0, n1]),
+        }
+    }
+
+    pub(super) fn encode(self) -> [u8; HEADER_LEN] {
+        let [h0, h1] = self.hdr_len.to_le_bytes();
+        let [g0, g1] = self.gso_size.to_le_bytes();
+        let [s0, s1] = self.csum_start.to_le_bytes();
+        let [o0, o1] = self.csum_offset.to_le_bytes();
+        let [n0, n1] = self.num_buffers.to_le_bytes();
+        let Self {
+            flags, gso_type, ..
+        } = self;
+        [flags, gso_type, h0, h1, g0, g1, s0, s1, o0, o1, n0, n1]
+    }
+
+    /// What the driver wrote in front of a frame of `len` bytes, as it goes to a backend: with
+    /// nothing in it that was not negotiated (§5.1.6.2) or does not fit the frame.
+    pub(super) fn for_backend(self, len: usize, offered: Offloads) -> Result<Self, Malformed> {
+        if !(MIN_FRAME..=MAX_FRAME).contains(&len) {
+            return Err(Malformed::Length);
+        }
+        let mut clean = Self::default();
+        if self.flags & F_NEEDS_CSUM != 0 {
+            if !offered.checksum {
+                return Err(Malformed::Offload);
+            }
+            let end = usize::from(self.csum_start)
+                .saturating_add(usize::from(self.csum_offset))
+                .saturating_add(2);
+            if end > len {
+                return Err(Malformed::Bounds);
+            }
+            clean.flags = F_NEEDS_CSUM;
+            clean.csum_start = self.csum_start;
+            clean.csum_offset = self.csum_offset;
+        }
+        let kind = self.gso_type & !GSO_ECN;
+        if self.gso_type == GSO_NONE {
+            return Ok(clean);
+        }
+        let permitted = match kind {
+            GSO_TCPV4 => offered.tso4,
+            GSO_TCPV6 => offered.tso6,
+            _ => false,
+        };
+        let ecn = self.gso_type & GSO_ECN != 0;
+        // A segment's checksum cannot be whole before there are segments.
+        if !permitted || (ecn && !offered.ecn) || clean.flags & F_NEEDS_CSUM == 0 {
+            return Err(Malformed::Offload);
+        }
+        if self.gso_size == 0 || usize::from(self.hdr_len) > len {
+            return Err(Malformed::Bounds);
+        }
+        clean.gso_type = self.gso_type;
+        clean.gso_size = self.gso_size;
+        clean.hdr_len = self.hdr_len;
+        Ok(clean)
+    }
+
+    /// What a backend wrote, as the driver gets it: spread over `buffers` chains.
+    pub(super) fn for_driver(self, accepted: Offloads, buffers: u16) -> Self {
+        let mut header = Self {
+            num_buffers: buffers,
+            ..self
+        };
+        if !accepted.checksum {
+            // §5.1.6.4.1: both bits need VIRTIO_NET_F_GUEST_CSUM.
+            header.flags &= !(F_NEEDS_CSUM | F_DATA_VALID);
+        }
+        header
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ALL: Offloads = Offloads {
+        checksum: true,
+        tso4: true,
+        tso6: true,
+        ecn: true,
+    };
+
+    fn tcp4() -> Header {
+        Header {
+            flags: F_NEEDS_CSUM,
+            gso_type: GSO_TCPV4,
+            hdr_len: 54,
+            gso_size: 1448,
+            csum_start: 34,
+            csum_offset: 16,
+            num_buffers: 0,
+        }
+    }
+
+    #[test]
+    fn an_offload_that_was_negotiated_passes_as_it_is() {
+        assert_eq!(tcp4().for_backend(20_000, ALL), Ok(tcp4()));
+        let ecn = Header {
+            gso_type: GSO_TCPV6 | GSO_ECN,
+            ..tcp4()
+        };
+        assert_eq!(ecn.for_backend(20_000, ALL), Ok(ecn));
+    }
+
+    #[test]
+    fn an_offload_that_was_not_negotiated_is_refused() {
+        let plain = Offloads::default();
+        let without = |change: fn(&mut Offloads)| {
+            let mut offloads = ALL;
+            change(&mut offloads);
+            offloads
+        };
+        let ecn = Header {
+            gso_type: GSO_TCPV4 | GSO_ECN,
+            ..tcp4()
+        };
+        let ipv6 = Header {
+            gso_type: GSO_TCPV6,
+            ..tcp4()
+        };
+        for (header, offered) in [
+            (tcp4(), plain),
+            (tcp4(), without(|o| o.tso4 = false)),
+            (tcp4(), without(|o| o.checksum = false)),
+            (ipv6, without(|o| o.tso6 = false)),
+            (ecn, without(|o| o.ecn = false)),
+        ] {
+            assert_eq!(
+                header.for_backend(20_000, offered),
+                Err(Malformed::Offload),
+                "{header:?} {offered:?}"
+            );
+        }
+        // UDP fragments (3), UDP segments (5) and kinds that do not exist.
+        for gso_type in [2, 3, 5, 0x80, 0x7f] {
+            let header = Header { gso_type, ..tcp4() };
+            assert_eq!(header.for_backend(20_000, ALL), Err(Malformed::Offload));
+        }
+        let without_checksum = Header { flags: 0, ..tcp4() };
+        assert_eq!(
+            without_checksum.for_backend(20_000, ALL),
+            Err(Malformed::Offload)
+        );
+    }
+
+    #[test]
+    fn offsets_and_sizes_beyond_the_frame_are_refused() {
+        for header in [
+            Header {
+                csum_start: 18_000,
+                csum_offset: 1_999,
+                ..tcp4()
+            },
+            Header {
+                csum_start: u16::MAX,
+                csum_offset: u16::MAX,
+                ..tcp4()
+            },
+            Header {
+                gso_size: 0,
+                ..tcp4()
+            },
+            Header {
+                hdr_len: 20_001,
+                ..tcp4()
+            },
+        ] {
+            assert_eq!(
+                header.for_backend(20_000, ALL),
+                Err(Malformed::Bounds),
+                "{header:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn frames_too_short_or_too_long_are_refused() {
+        for len in [0, MIN_FRAME - 1, MAX_FRAME + 1, usize::MAX] {
+            assert_eq!(
+                Header::default().for_backend(len, ALL),
+                Err(Malformed::Length)
+            );
+        }
+        for len in [MIN_FRAME, MAX_FRAME] {
+            assert_eq!(
+                Header::default().for_backend(len, ALL),
+                Ok(Header::default())
+            );
+        }
+    }
+
+    #[test]
+    fn fields_without_their_flag_and_unknown_flags_do_not_reach_the_backend() {
+        let header = Header {
+            flags: 0xfe,
+            gso_type: GSO_NONE,
+            ..tcp4()
+        };
+        assert_eq!(header.for_backend(100, ALL), Ok(Header::default()));
+    }
+
+    #[test]
+    fn a_driver_that_does_not_check_checksums_is_not_told_of_them() {
+        let header = Header {
+            flags: F_DATA_VALID,
+            ..Header::default()
+        };
+        assert_eq!(header.for_driver(Offloads::default(), 3).flags, 0);
+        assert_eq!(header.for_driver(ALL, 3).flags, F_DATA_VALID);
+        assert_eq!(header.for_driver(ALL, 3).num_buffers, 3);
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_what_was_encoded_gives_the_same(raw: [u8; HEADER_LEN]) {
+            prop_assert_eq!(Header::decode(raw).encode(), raw);
+        }
+
+        #[test]
+        fn what_passes_fits_the_frame(raw: [u8; HEADER_LEN], len in 0usize..70_000) {
+            if let Ok(header) = Header::decode(raw).for_backend(len, ALL) {
+                prop_assert!(len <= MAX_FRAME);
+                prop_assert!(usize::from(header.hdr_len) <= len);
+                prop_assert!(header.gso_type == GSO_NONE || header.gso_size > 0);
+                prop_assert_eq!(header.num_buffers, 0);
+            }
+        }
+    }
+}

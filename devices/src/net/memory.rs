@@ -1,0 +1,151 @@
+//! A backend in memory, for tests and fuzz targets.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{EventfdFlags, eventfd};
+use vm_memory::VolatileSlice;
+
+use super::header::HEADER_LEN;
+use super::nic::{Nic, Offloads};
+
+/// A frame and the header in front of it.
+type Frame = ([u8; HEADER_LEN], Vec<u8>);
+
+#[derive(Debug)]
+struct Shared {
+    to_driver: VecDeque<Frame>,
+    from_driver: VecDeque<Frame>,
+    offloads: Offloads,
+    refuses: Option<io::ErrorKind>,
+    receives: u64,
+}
+
+/// A network card whose wire ends in a [`MemoryWire`].
+#[derive(Debug)]
+pub struct MemoryNic {
+    shared: Arc<Mutex<Shared>>,
+    ready: Arc<OwnedFd>,
+}
+
+/// The other end of a [`MemoryNic`].
+#[derive(Clone, Debug)]
+pub struct MemoryWire {
+    shared: Arc<Mutex<Shared>>,
+    ready: Arc<OwnedFd>,
+}
+
+impl MemoryNic {
+    /// A card and its wire.
+    #[must_use]
+    pub fn pair() -> (Self, MemoryWire) {
+        let shared = Arc::new(Mutex::new(Shared {
+            to_driver: VecDeque::new(),
+            from_driver: VecDeque::new(),
+            offloads: Offloads::default(),
+            refuses: None,
+            receives: 0,
+        }));
+        let ready = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
+        let wire = MemoryWire {
+            shared: shared.clone(),
+            ready: ready.clone(),
+        };
+        (Self { shared, ready }, wire)
+    }
+}
+
+impl MemoryWire {
+    /// A frame for the driver, behind a header of zeroes.
+    pub fn send(&self, frame: &[u8]) {
+        self.send_with([0; HEADER_LEN], frame);
+    }
+
+    /// A frame for the driver, behind this header.
+    pub fn send_with(&self, header: [u8; HEADER_LEN], frame: &[u8]) {
+        let frame = (header, frame.to_vec());
+        self.shared.lock().unwrap().to_driver.push_back(frame);
+        rustix::io::write(&self.ready, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// The next frame of the driver, with its header.
+    #[must_use]
+    pub fn receive(&self) -> Option<Frame> {
+        self.shared.lock().unwrap().from_driver.pop_front()
+    }
+
+    /// Frames that the device has not fetched yet.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.shared.lock().unwrap().to_driver.len()
+    }
+
+    /// What the driver accepts.
+    #[must_use]
+    pub fn offloads(&self) -> Offloads {
+        self.shared.lock().unwrap().offloads
+    }
+
+    /// How often the device asked for a frame.
+    #[must_use]
+    pub fn receives(&self) -> u64 {
+        self.shared.lock().unwrap().receives
+    }
+
+    /// Frames of the driver cannot be sent from now on.
+    pub fn refuse(&self, kind: Option<io::ErrorKind>) {
+        self.shared.lock().unwrap().refuses = kind;
+    }
+}
+
+impl Nic for MemoryNic {
+    fn send(&mut self, header: &[u8; HEADER_LEN], frame: &[VolatileSlice<'_>]) -> io::Result<()> {
+        let mut shared = self.shared.lock().unwrap();
+        if let Some(kind) = shared.refuses {
+            return Err(kind.into());
+        }
+        let mut bytes = Vec::new();
+        for slice in frame {
+            let mut part = vec![0u8; slice.len()];
+            slice.copy_to(&mut part);
+            bytes.extend(part);
+        }
+        shared.from_driver.push_back((*header, bytes));
+        Ok(())
+    }
+
+    fn receive(
+        &mut self,
+        header: &mut [u8; HEADER_LEN],
+        frame: &[VolatileSlice<'_>],
+    ) -> io::Result<usize> {
+        let mut shared = self.shared.lock().unwrap();
+        shared.receives = shared.receives.saturating_add(1);
+        let Some((its_header, bytes)) = shared.to_driver.pop_front() else {
+            let mut count = [0; 8];
+            // Fails when nothing was sent since.
+            let _ = rustix::io::read(&self.ready, &mut count);
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        *header = its_header;
+        let mut rest = bytes.as_slice();
+        for slice in frame {
+            let (now, later) = rest.split_at(rest.len().min(slice.len()));
+            slice.copy_from(now);
+            rest = later;
+        }
+        Ok(bytes.len().saturating_sub(rest.len()))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+
+    fn set_offloads(&mut self, offloads: Offloads) -> io::Result<()> {
+        self.shared.lock().unwrap().offloads = offloads;
+        Ok(())
+    }
+}

@@ -1,0 +1,41 @@
+//! The network device (§5.1): Ethernet frames between the driver's queues and a [`Nic`].
+//!
+//! # How data enters and leaves
+//!
+//! A frame that the driver sends is a chain: a header of 12 bytes, which is copied and checked
+//! ([`header`]), and the frame itself, which goes to the backend from where it lies, by one
+//! vectored write. A frame that arrives is read straight into the driver's buffers, over
+//! several chains if need be (`MRG_RXBUF`); the header comes last, with their number. Offloads
+//! pass through: what the driver leaves to the device (checksums, segmentation) is left to the
+//! backend, and the backend leaves to the driver what the driver accepted.
+//!
+//! # Rooms
+//!
+//! * [`nic`]: the trait of backends; [`tap`]: a tap; [`memory`]: one for tests, in memory.
+//! * [`header`]: the header in front of each frame and its rules.
+//! * [`control`]: commands of the control queue.
+//! * [`limit`]: rates of bytes and frames.
+//! * [`receive`], [`transmit`]: one direction each; [`device`]: what holds them together.
+//!
+//! # What it must not know
+//!
+//! Names of interfaces, namespaces, addresses of the network layer: its owner opens the tap.
+
+mod control;
+mod device;
+mod header;
+mod limit;
+#[cfg(any(test, feature = "test-utils"))]
+mod memory;
+mod nic;
+mod receive;
+mod tap;
+mod transmit;
+
+pub use device::{LinkState, MIN_MTU, NetDevice, NetDeviceError};
+pub use header::{HEADER_LEN, MAX_FRAME};
+pub use limit::Rate;
+#[cfg(any(test, feature = "test-utils"))]
+pub use memory::{MemoryNic, MemoryWire};
+pub use nic::{MacAddress, Nic, Offloads, ParseMacAddressError};
+pub use tap::{Tap, TapError};

@@ -1,0 +1,118 @@
+//! What a backend of the network device is.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::str::FromStr;
+
+use vm_memory::VolatileSlice;
+
+use super::header::HEADER_LEN;
+
+/// A hardware address (EUI-48).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// A text that is not a hardware address.
+#[derive(Debug, thiserror::Error)]
+#[error("{text:?} is not a MAC address: write six bytes, such as 52:54:00:12:34:56")]
+pub struct ParseMacAddressError {
+    text: String,
+}
+
+impl FromStr for MacAddress {
+    type Err = ParseMacAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || ParseMacAddressError {
+            text: text.to_owned(),
+        };
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().ok_or_else(error)?;
+            if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Err(error());
+            }
+            *byte = u8::from_str_radix(part, 16).map_err(|_| error())?;
+        }
+        if parts.next().is_some() {
+            return Err(error());
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// Work that one side of the header leaves to the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// Checksums of TCP and UDP may be partial.
+    pub checksum: bool,
+    /// TCP over IPv4 may come in segments of up to 64 KiB.
+    pub tso4: bool,
+    /// TCP over IPv6 may.
+    pub tso6: bool,
+    /// Those segments may have the CWR bit.
+    pub ecn: bool,
+}
+
+/// A source and sink of Ethernet frames, each behind a header as in §5.1.6.
+///
+/// The calls never wait: the device is served by an event loop.
+pub trait Nic: fmt::Debug + Send {
+    /// Sends one frame from guest memory.
+    ///
+    /// # Errors
+    /// Whatever keeps the frame from being sent: it is lost then.
+    fn send(&mut self, header: &[u8; HEADER_LEN], frame: &[VolatileSlice<'_>]) -> io::Result<()>;
+
+    /// Receives one frame into guest memory; returns its bytes without the header. A frame that
+    /// is longer than the slices is cut off.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when there is none; others are failures of the backend.
+    fn receive(
+        &mut self,
+        header: &mut [u8; HEADER_LEN],
+        frame: &[VolatileSlice<'_>],
+    ) -> io::Result<usize>;
+
+    /// A descriptor that is readable when there is a frame to receive, for an epoll instance
+    /// that watches edges.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Says what received frames may leave to the driver. Called before the first frame of each
+    /// driver.
+    ///
+    /// # Errors
+    /// When the backend cannot do so.
+    fn set_offloads(&mut self, offloads: Offloads) -> io::Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mac_addresses_are_read_as_they_are_written() {
+        let mac: MacAddress = "52:54:00:Ab:cd:0f".parse().unwrap();
+        assert_eq!(mac.0, [0x52, 0x54, 0, 0xab, 0xcd, 0x0f]);
+        assert_eq!(mac.to_string(), "52:54:00:ab:cd:0f");
+        for bad in [
+            "",
+            "52:54:00:ab:cd",
+            "52:54:00:ab:cd:0f:1",
+            "52:54:00:ab:cd:+f",
+            "5254:00:ab:cd:0f:11",
+        ] {
+            assert!(bad.parse::<MacAddress>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! From the backend to the driver.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::Duration;
+
+use vm_memory::VolatileSlice;
+
+use super::device::Counters;
+use super::header::{HEADER_LEN, Header, MAX_FRAME, MIN_FRAME};
+use super::limit::Limiter;
+use super::nic::{Nic, Offloads};
+use crate::GuestRam;
+use crate::virtio::{Chain, Fault, Queue};
+
+/// Bytes, and descriptors counted as bytes, before the event loop gets its turn again.
+pub(super) const BUDGET: usize = 1 << 20;
+
+/// What a frame counts for beyond its bytes and descriptors: a system call.
+pub(super) const FRAME_COST: usize = 1024;
+
+/// Room that takes any frame.
+const ROOM: usize = HEADER_LEN + MAX_FRAME;
+
+/// Segments that one vectored read takes, besides the header.
+const MAX_SLICES: usize = 1000;
+
+/// How a turn of one direction ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Nothing is left that could be done now.
+    Idle,
+    /// The budget is spent.
+    More,
+    /// A rate was reached: not before this time has passed.
+    Wait(Duration),
+}
+
+/// What outlives a stop of the queue.
+#[derive(Debug, Default)]
+pub(super) struct Inbound {
+    /// The backend may have a frame: it has not said otherwise since it was last reported.
+    pub(super) ready: bool,
+    pub(super) limiter: Limiter,
+    /// A frame that was read before there was room for it.
+    held: Option<Held>,
+    /// Room for one frame, made when it is first needed.
+    scratch: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Held {
+    header: Header,
+    len: usize,
+}
+
+impl Inbound {
+    pub(super) fn forget(&mut self) {
+        self.held = None;
+    }
+}
+
+/// The receive queue and the chains taken from it.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    queue: Queue,
+    mergeable: bool,
+    accepted: Offloads,
+    /// Chains for the next frames, in order.
+    chains: VecDeque<Chain>,
+    /// Their bytes.
+    room: usize,
+    /// Of the budget, in this turn.
+    spent: usize,
+}
+
+impl Receiver {
+    pub(super) fn new(queue: Queue, mergeable: bool, accepted: Offloads) -> Self {
+        Self {
+            queue,
+            mergeable,
+            accepted,
+            chains: VecDeque::new(),
+            room: 0,
+            spent: 0,
+        }
+    }
+
+    /// The driver changed what it accepts.
+    pub(super) fn accept(&mut self, offloads: Offloads) {
+        self.accepted = offloads;
+    }
+
+    /// Gives the queue back, with no chain taken.
+    pub(super) fn stop(mut self) -> Queue {
+        while let Some(chain) = self.chains.pop_back() {
+            self.queue.undo_pop(chain);
+        }
+        self.queue
+    }
+
+    /// Brings frames to the driver, as far as there are frames, buffers, budget and rate.
+    pub(super) fn turn(
+        &mut self,
+        nic: &mut dyn Nic,
+        inbound: &mut Inbound,
+        counters: &Counters,
+    ) -> Result<Turn, Fault> {
+        let mem = self.queue.memory().clone();
+        let mut lists = Lists::default();
+        self.spent = 0;
+        let turn = loop {
+            if self.spent >= BUDGET {
+                break Turn::More;
+            }
+            if inbound.held.is_none() {
+                if !inbound.ready {
+                    break Turn::Idle;
+                }
+                if let Some(wait) = inbound.limiter.wait() {
+                    counters.rx_limited.one();
+                    break Turn::Wait(wait);
+                }
+                self.fill(ROOM)?;
+                if self.chains.is_empty() {
+                    counters.rx_starved.one();
+                    break Turn::Idle;
+                }
+                if !self.fetch(nic, inbound, counters, &mem, &mut lists)? {
+                    break Turn::Idle;
+                }
+            }
+            if let Some(held) = inbound.held.take()
+                && !self.deliver_held(&held, inbound, counters, &mem)?
+            {
+                inbound.held = Some(held);
+                break Turn::Idle;
+            }
+            self.spent = self.spent.saturating_add(FRAME_COST);
+        };
+        self.queue.notify()?;
+        Ok(turn)
+    }
+
+    /// Takes chains until they have `room` bytes. When there are too few, the driver is asked
+    /// to notify of more.
+    fn fill(&mut self, room: usize) -> Result<(), Fault> {
+        while self.room < room && (self.mergeable || self.chains.is_empty()) {
+            let Some(chain) = self.queue.next_or_enable_kicks()? else {
+                break;
+            };
+            if chain.writable_len() < HEADER_LEN {
+                return Err(Fault::protocol(
+                    "a network receive buffer without room for a header",
+                ));
+            }
+            self.room = self.room.saturating_add(chain.writable_len());
+            self.chains.push_back(chain);
+        }
+        Ok(())
+    }
+
+    /// Reads one frame: straight into the chains when they take any, else into the scratch
+    /// buffer, from where it is delivered when there is room. `false` without a frame.
+    fn fetch<'m>(
+        &mut self,
+        nic: &mut dyn Nic,
+        inbound: &mut Inbound,
+        counters: &Counters,
+        mem: &'m GuestRam,
+        lists: &mut Lists<'m>,
+    ) -> Result<bool, Fault> {
+        let mut raw = [0; HEADER_LEN];
+        let direct = self.room >= ROOM && self.gather(mem, lists)?;
+        let got = if direct {
+            nic.receive(&mut raw, &lists.all)
+        } else {
+            inbound.scratch.resize(MAX_FRAME, 0);
+            let scratch = VolatileSlice::from(inbound.scratch.as_mut_slice());
+            nic.receive(&mut raw, &[scratch])
+        };
+        let len = match got {
+            Ok(len) => len,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    counters.rx_errors.one();
+                }
+                // The next frame is an edge.
+                inbound.ready = false;
+                return Ok(false);
+            }
+        };
+        inbound.limiter.charge(len);
+        let header = Header::decode(raw);
+        if !(MIN_FRAME..=MAX_FRAME).contains(&len) {
+            counters.rx_errors.one();
+        } else if direct {
+            self.finish(header, len, counters, mem)?;
+        } else {
+            inbound.held = Some(Held { header, len });
+        }
+        Ok(true)
+    }
+
+    /// The memory behind the header in the chains, for a frame of any length; `false` when it
+    /// is in more pieces than one call takes.
+    fn gather<'m>(&self, mem: &'m GuestRam, lists: &mut Lists<'m>) -> Result<bool, Fault> {
+        lists.all.clear();
+        let mut offset = HEADER_LEN;
+        let mut missing = MAX_FRAME;
+        for chain in &self.chains {
+            let len = chain.writable_len().saturating_sub(offset).min(missing);
+            chain.writable_slices(mem, offset, len, &mut lists.one)?;
+            lists.all.append(&mut lists.one);
+            missing = missing.saturating_sub(len);
+            offset = 0;
+        }
+        Ok(missing == 0 && lists.all.len() <= MAX_SLICES)
+    }
+
+    /// Copies a frame from the scratch buffer. `false` when more buffers are needed; a frame
+    /// that can never have enough is dropped.
+    fn deliver_held(
+        &mut self,
+        held: &Held,
+        inbound: &Inbound,
+        counters: &Counters,
+        mem: &GuestRam,
+    ) -> Result<bool, Fault> {
+        let need = held.len.saturating_add(HEADER_LEN);
+        self.fill(need)?;
+        if self.room < need {
+            let all = usize::from(self.queue.size());
+            let full = !self.mergeable && !self.chains.is_empty();
+            if full || self.chains.len() >= all {
+                counters.rx_dropped.one();
+                return Ok(true);
+            }
+            counters.rx_starved.one();
+            return Ok(false);
+        }
+        let mut rest = inbound.scratch.get(..held.len).unwrap_or(&[]);
+        let mut offset = HEADER_LEN;
+        for chain in &self.chains {
+            let len = chain.writable_len().saturating_sub(offset);
+            let (now, later) = rest.split_at_checked(len).unwrap_or((rest, &[]));
+            chain.write(mem, offset, now)?;
+            rest = later;
+            offset = 0;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        self.finish(held.header, held.len, counters, mem)?;
+        Ok(true)
+    }
+
+    /// Gives the driver the chains that hold a frame of `len` bytes, all at once (§5.1.6.4).
+    fn finish(
+        &mut self,
+        header: Header,
+        len: usize,
+        counters: &Counters,
+        mem: &GuestRam,
+    ) -> Result<(), Fault> {
+        let total = len.saturating_add(HEADER_LEN);
+        let mut buffers = 0u16;
+        let mut covered = 0usize;
+        for chain in &self.chains {
+            buffers = buffers.saturating_add(1);
+            covered = covered.saturating_add(chain.writable_len());
+            if covered >= total {
+                break;
+            }
+        }
+        if let Some(first) = self.chains.front() {
+            let header = header.for_driver(self.accepted, buffers).encode();
+            first.write(mem, 0, &header)?;
+        }
+        let mut rest = total;
+        let (room, spent) = (&mut self.room, &mut self.spent);
+        *spent = spent.saturating_add(total);
+        let used = self.chains.drain(..usize::from(buffers)).map(|chain| {
+            let len = chain.writable_len();
+            *room = room.saturating_sub(len);
+            *spent = spent.saturating_add(chain.cost());
+            let written = len.min(rest);
+            rest = rest.saturating_sub(written);
+            // At most MAX_FRAME.
+            (chain, u32::try_from(written).unwrap_or(0))
+        });
+        self.queue.complete_all(used)?;
+        counters.rx_frames.one();
+        counters.rx_bytes.add(len as u64);
+        Ok(())
+    }
+}
+
+/// Lists of one turn, so that a frame costs no allocation.
+#[derive(Default)]
+struct Lists<'m> {
+    one: Vec<VolatileSlice<'m>>,
+    all: Vec<VolatileSlice<'m>>,
+}

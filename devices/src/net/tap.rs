@@ -1,0 +1,277 @@
+//! A tap (`/dev/net/tun`) as a backend.
+#![allow(unsafe_code)] // ioctls of tun, readv and writev on guest memory
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use vm_memory::VolatileSlice;
+
+use super::header::HEADER_LEN;
+use super::nic::{Nic, Offloads};
+
+/// Segments of one frame that are passed to the kernel without an allocation.
+const SEGMENTS_ON_STACK: usize = 64;
+
+/// Flags of a tap that this device can use.
+const NEEDED: [(i32, &str); 3] = [
+    (libc::IFF_TAP, "IFF_TAP"),
+    (libc::IFF_NO_PI, "IFF_NO_PI"),
+    (libc::IFF_VNET_HDR, "IFF_VNET_HDR"),
+];
+
+/// Why a descriptor cannot be a network device's backend.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TapError {
+    /// Not `/dev/net/tun`, or no interface was made with it.
+    #[error("the descriptor is not a tap: open /dev/net/tun and call TUNSETIFF first")]
+    NotATap(#[source] io::Error),
+    /// It was made with other flags.
+    #[error("the tap was made without {flag}: TUNSETIFF needs IFF_TAP|IFF_NO_PI|IFF_VNET_HDR")]
+    Flag {
+        /// What is missing.
+        flag: &'static str,
+    },
+    /// The kernel refused to set it up.
+    #[error("{what} failed on the tap")]
+    Setup {
+        /// The ioctl.
+        what: &'static str,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A tap with a header of 12 bytes in front of each frame.
+#[derive(Debug)]
+pub struct Tap {
+    fd: OwnedFd,
+}
+
+impl Tap {
+    /// Takes a tap that somebody else opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; no
+    /// capability is needed for that. Its descriptor becomes non-blocking.
+    ///
+    /// # Errors
+    /// When `fd` is not such a tap.
+    pub fn new(fd: OwnedFd) -> Result<Self, TapError> {
+        let flags = interface_flags(&fd).map_err(TapError::NotATap)?;
+        for (bit, flag) in NEEDED {
+            if flags & bit == 0 {
+                return Err(TapError::Flag { flag });
+            }
+        }
+        let setup = |what| move |source| TapError::Setup { what, source };
+        // 12 bytes.
+        set_int(&fd, libc::TUNSETVNETHDRSZ, 12).map_err(setup("TUNSETVNETHDRSZ"))?;
+        // §5.1.6.1: little-endian, whatever the host is.
+        set_int(&fd, libc::TUNSETVNETLE, 1).map_err(setup("TUNSETVNETLE"))?;
+        let tap = Self { fd };
+        tap.offload(0).map_err(setup("TUNSETOFFLOAD"))?;
+        let flags = rustix::fs::fcntl_getfl(&tap.fd)
+            .and_then(|flags| {
+                rustix::fs::fcntl_setfl(&tap.fd, flags | rustix::fs::OFlags::NONBLOCK)
+            })
+            .map_err(io::Error::from);
+        flags.map_err(setup("F_SETFL"))?;
+        Ok(tap)
+    }
+
+    fn offload(&self, flags: libc::c_uint) -> io::Result<()> {
+        // SAFETY: TUNSETOFFLOAD takes its argument by value.
+        let result = unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::TUNSETOFFLOAD,
+                libc::c_ulong::from(flags),
+            )
+        };
+        check(result)
+    }
+}
+
+impl Nic for Tap {
+    fn send(&mut self, header: &[u8; HEADER_LEN], frame: &[VolatileSlice<'_>]) -> io::Result<()> {
+        let guards = Guards::readable(frame);
+        let header = libc::iovec {
+            iov_base: header.as_ptr().cast_mut().cast(),
+            iov_len: HEADER_LEN,
+        };
+        with_iovecs(header, &guards, |iovecs, count| {
+            // SAFETY: the first iovec covers `header`, the others guest memory that
+            // stays mapped while it is borrowed; writev only reads from them.
+            unsafe { libc::writev(self.fd.as_raw_fd(), iovecs, count) }
+        })
+        .map(drop)
+    }
+
+    fn receive(
+        &mut self,
+        header: &mut [u8; HEADER_LEN],
+        frame: &[VolatileSlice<'_>],
+    ) -> io::Result<usize> {
+        let guards = Guards::writable(frame);
+        let header = libc::iovec {
+            iov_base: header.as_mut_ptr().cast(),
+            iov_len: HEADER_LEN,
+        };
+        let len = with_iovecs(header, &guards, |iovecs, count| {
+            // SAFETY: the first iovec covers `header`, which is ours alone, the others guest
+            // memory that stays mapped while it is borrowed, and may be written.
+            unsafe { libc::readv(self.fd.as_raw_fd(), iovecs, count) }
+        })?;
+        len.checked_sub(HEADER_LEN)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn set_offloads(&mut self, offloads: Offloads) -> io::Result<()> {
+        let mut flags = 0;
+        if offloads.checksum {
+            flags |= libc::TUN_F_CSUM;
+            // The kernel refuses segments without checksums.
+            if offloads.tso4 {
+                flags |= libc::TUN_F_TSO4;
+            }
+            if offloads.tso6 {
+                flags |= libc::TUN_F_TSO6;
+            }
+            if offloads.ecn && (offloads.tso4 || offloads.tso6) {
+                flags |= libc::TUN_F_TSO_ECN;
+            }
+        }
+        self.offload(flags)
+    }
+}
+
+/// Guest memory as the kernel takes it. The slices borrow the mapping, which therefore stays
+/// for the length of a call; guards of a plain mapping have nothing to do beyond that.
+struct Guards<'s, 'm> {
+    slices: &'s [VolatileSlice<'m>],
+    writable: bool,
+}
+
+impl<'s, 'm> Guards<'s, 'm> {
+    fn readable(slices: &'s [VolatileSlice<'m>]) -> Self {
+        Self {
+            slices,
+            writable: false,
+        }
+    }
+
+    fn writable(slices: &'s [VolatileSlice<'m>]) -> Self {
+        Self {
+            slices,
+            writable: true,
+        }
+    }
+
+    fn iovecs(&self) -> impl Iterator<Item = libc::iovec> + '_ {
+        self.slices.iter().map(|slice| libc::iovec {
+            iov_base: if self.writable {
+                slice.ptr_guard_mut().as_ptr().cast()
+            } else {
+                slice.ptr_guard().as_ptr().cast_mut().cast()
+            },
+            iov_len: slice.len(),
+        })
+    }
+}
+
+/// Calls `call` with an array of `first` and those of `guards`, again when it was interrupted.
+fn with_iovecs(
+    first: libc::iovec,
+    guards: &Guards<'_, '_>,
+    mut call: impl FnMut(*const libc::iovec, libc::c_int) -> isize,
+) -> io::Result<usize> {
+    let count = guards.slices.len().saturating_add(1);
+    let length =
+        libc::c_int::try_from(count).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let all = std::iter::once(first).chain(guards.iovecs());
+    let mut on_stack = [first; SEGMENTS_ON_STACK];
+    let on_heap: Vec<libc::iovec>;
+    let iovecs = if count <= SEGMENTS_ON_STACK {
+        for (to, from) in on_stack.iter_mut().zip(all) {
+            *to = from;
+        }
+        on_stack.as_ptr()
+    } else {
+        on_heap = all.collect();
+        on_heap.as_ptr()
+    };
+    loop {
+        if let Ok(done) = usize::try_from(call(iovecs, length)) {
+            return Ok(done);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn interface_flags(fd: &OwnedFd) -> io::Result<i32> {
+    // SAFETY: an ifreq of zeroes is a valid one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // SAFETY: TUNGETIFF writes an ifreq; any descriptor that is no tap refuses it.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
+    check(result)?;
+    // SAFETY: the kernel filled in the flags.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    // The upper bit would extend its sign.
+    Ok(i32::from(flags.cast_unsigned()))
+}
+
+fn set_int(fd: &OwnedFd, request: libc::Ioctl, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: these requests read an int.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw const value) };
+    check(result)
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_descriptors_are_refused_with_what_to_do() {
+        let file = tempfile::tempfile().unwrap();
+        let error = Tap::new(file.into()).unwrap_err();
+        assert!(matches!(error, TapError::NotATap(_)));
+        assert!(error.to_string().contains("TUNSETIFF"), "{error}");
+    }
+
+    #[test]
+    fn a_frame_of_many_segments_is_one_call() {
+        for count in [0, 1, SEGMENTS_ON_STACK - 1, SEGMENTS_ON_STACK, 500] {
+            let mut bytes = vec![7u8; count];
+            let slices: Vec<_> = bytes.chunks_mut(1).map(VolatileSlice::from).collect();
+            let first = libc::iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: 12,
+            };
+            let mut calls = 0;
+            let done = with_iovecs(first, &Guards::readable(&slices), |iovecs, length| {
+                calls += 1;
+                assert_eq!(length as usize, count + 1);
+                // SAFETY: `length` of them were made.
+                let iovecs = unsafe { std::slice::from_raw_parts(iovecs, length as usize) };
+                assert_eq!(iovecs[0].iov_len, 12);
+                assert!(iovecs[1..].iter().all(|iovec| iovec.iov_len == 1));
+                5
+            });
+            assert_eq!((done.unwrap(), calls), (5, 1));
+        }
+    }
+}

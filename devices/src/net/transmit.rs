@@ -1,0 +1,112 @@
+//! From the driver to the backend.
+
+use std::io;
+
+use vm_memory::VolatileSlice;
+
+use super::device::{Counters, LinkState};
+use super::header::{HEADER_LEN, Header};
+use super::limit::Limiter;
+use super::nic::{Nic, Offloads};
+use super::receive::{BUDGET, FRAME_COST, Turn};
+use crate::GuestRam;
+use crate::virtio::{Chain, Fault, Queue};
+
+/// The transmit queue and what may be asked of it.
+#[derive(Debug)]
+pub(super) struct Transmitter {
+    queue: Queue,
+    offered: Offloads,
+}
+
+impl Transmitter {
+    pub(super) fn new(queue: Queue, offered: Offloads) -> Self {
+        Self { queue, offered }
+    }
+
+    pub(super) fn stop(self) -> Queue {
+        self.queue
+    }
+
+    /// Sends what the driver made available, as far as budget and rate go.
+    pub(super) fn turn(
+        &mut self,
+        nic: &mut dyn Nic,
+        limiter: &mut Limiter,
+        link: LinkState,
+        counters: &Counters,
+    ) -> Result<Turn, Fault> {
+        let mem = self.queue.memory().clone();
+        let mut slices = Vec::new();
+        let mut spent = 0usize;
+        loop {
+            self.queue.disable_kicks()?;
+            let limited = loop {
+                if spent >= BUDGET {
+                    break None;
+                }
+                if let Some(wait) = limiter.wait() {
+                    break Some(wait);
+                }
+                let Some(chain) = self.queue.next()? else {
+                    break None;
+                };
+                let len = match link {
+                    LinkState::Up => self.send(&chain, nic, counters, &mem, &mut slices)?,
+                    LinkState::Down => {
+                        counters.tx_dropped.one();
+                        0
+                    }
+                };
+                limiter.charge(len);
+                spent = spent
+                    .saturating_add(len)
+                    .saturating_add(chain.cost())
+                    .saturating_add(FRAME_COST);
+                self.queue.complete(chain, 0)?;
+            };
+            self.queue.notify()?;
+            if let Some(wait) = limited {
+                counters.tx_limited.one();
+                return Ok(Turn::Wait(wait));
+            }
+            if spent >= BUDGET {
+                return Ok(Turn::More);
+            }
+            if !self.queue.enable_kicks()? {
+                return Ok(Turn::Idle);
+            }
+        }
+    }
+
+    /// Sends one frame or drops it; returns its bytes.
+    fn send<'m>(
+        &self,
+        chain: &Chain,
+        nic: &mut dyn Nic,
+        counters: &Counters,
+        mem: &'m GuestRam,
+        slices: &mut Vec<VolatileSlice<'m>>,
+    ) -> Result<usize, Fault> {
+        let mut raw = [0; HEADER_LEN];
+        let Some(len) = chain.readable_len().checked_sub(HEADER_LEN) else {
+            return Err(Fault::protocol("a network frame shorter than its header"));
+        };
+        chain.read(mem, 0, &mut raw)?;
+        let Ok(header) = Header::decode(raw).for_backend(len, self.offered) else {
+            counters.tx_malformed.one();
+            return Ok(0);
+        };
+        chain.readable_slices(mem, HEADER_LEN, len, slices)?;
+        match nic.send(&header.encode(), slices) {
+            Ok(()) => {
+                counters.tx_frames.one();
+                counters.tx_bytes.add(len as u64);
+            }
+            // Ethernet makes no promises: there is nowhere to keep it.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => counters.tx_dropped.one(),
+            Err(_) => counters.tx_errors.one(),
+        }
+        Ok(len)
+    }
+}
