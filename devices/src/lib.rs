@@ -31,6 +31,7 @@
 
 pub mod blk;
 pub mod console;
+pub mod fs;
 pub mod legacy;
 pub mod net;
 pub mod rng;

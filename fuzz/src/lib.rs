@@ -13,6 +13,7 @@ pub mod blk;
 pub mod cmdline;
 pub mod console;
 pub mod driver;
+pub mod fs;
 pub mod images_documents;
 pub mod images_layers;
 pub mod images_qcow2;

@@ -182,6 +182,16 @@ impl Chain {
         collect_slices(self.writable_segments(), mem, offset, len, out)
     }
 
+    /// The device-readable segments from `offset` on.
+    pub(crate) fn readable_parts(&self, offset: usize) -> impl Iterator<Item = Segment> + '_ {
+        pieces(self.readable_segments(), offset, usize::MAX)
+    }
+
+    /// The device-writable segments.
+    pub(crate) fn writable_parts(&self) -> impl Iterator<Item = Segment> + '_ {
+        self.writable_segments().iter().copied()
+    }
+
     fn check_readable(&self, offset: usize, len: usize) -> Result<(), ChainError> {
         let have = self.readable_len;
         match offset.checked_add(len) {

@@ -1,0 +1,403 @@
+//! The file system device and its queues.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fuse_backend_rs::abi::fuse_abi::{Opcode, OutHeader};
+use fuse_backend_rs::api::server::Server;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::exchange::{Exchange, ExchangeError, Refused};
+use super::tree::{Access, Counters as TreeCounters, Tree};
+use crate::GuestRam;
+use crate::virtio::{
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue,
+    ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
+};
+
+/// The high-priority queue (forgetting, interrupting) and one for requests (§5.11.2). A request
+/// of 1 MiB takes 260 descriptors, and Linux sizes its requests by the queue.
+const QUEUE_SIZES: [u16; 2] = [128, 512];
+
+/// Bytes of a tag (§5.11.4).
+pub const MAX_TAG_LEN: usize = 36;
+
+/// Bytes, and descriptors counted as bytes, before the event loop gets its turn again.
+const BUDGET: usize = 4 << 20;
+
+/// What a request counts for at least: a few system calls.
+const REQUEST_COST: usize = 16 << 10;
+
+/// Descriptors that are left to the rest of the process.
+const SPARE_DESCRIPTORS: u64 = 256;
+const LEAST_LIMIT: usize = 64;
+
+/// `struct fuse_out_header`.
+const REPLY_HEADER_LEN: usize = size_of::<OutHeader>();
+
+/// Why a directory cannot be shared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FsDeviceError {
+    /// §5.11.4: 1 to 36 bytes, without a NUL.
+    #[error("invalid tag {tag:?}: write 1 to {MAX_TAG_LEN} bytes")]
+    Tag {
+        /// As given.
+        tag: String,
+    },
+    /// It does not exist, or is not a directory.
+    #[error("failed to open the shared directory {}", path.display())]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The descriptor is not of a directory, or `/proc` is not mounted.
+    #[error("the root of a shared directory cannot be served")]
+    Root(#[source] io::Error),
+}
+
+/// A virtio file system device that shares one directory of the host.
+///
+/// Files and their modes are the host's own. Where the process may change its user (root with
+/// its capabilities), new objects belong to the guest's users by their numbers; otherwise all
+/// belong to the process's user.
+pub struct FsDevice {
+    tag: String,
+    root: OwnedFd,
+    access: Access,
+    limit: usize,
+    tree: Arc<Tree>,
+    server: Server<Arc<Tree>>,
+    exchange: Option<Exchange>,
+    queues: [Option<Queue>; 2],
+    config: Arc<ConfigSpace>,
+    counters: Arc<Counters>,
+}
+
+#[derive(Debug)]
+struct Counters {
+    requests: Count,
+    malformed: Count,
+    tree: Arc<TreeCounters>,
+}
+
+impl Counters {
+    fn of(tree: &Tree) -> Arc<Self> {
+        Arc::new(Self {
+            requests: Count::default(),
+            malformed: Count::default(),
+            tree: tree.counters(),
+        })
+    }
+}
+
+impl ReadCounters for Counters {
+    fn read(&self) -> Vec<Counter> {
+        let now = |name, count: &std::sync::atomic::AtomicU64| Counter {
+            name,
+            value: count.load(Ordering::Relaxed),
+        };
+        vec![
+            self.requests.named("requests"),
+            self.malformed.named("malformed_requests"),
+            self.tree.read_bytes.named("read_bytes"),
+            self.tree.written_bytes.named("written_bytes"),
+            now("open_objects", &self.tree.objects),
+            now("open_handles", &self.tree.handles),
+        ]
+    }
+}
+
+impl fmt::Debug for FsDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FsDevice")
+            .field("tag", &self.tag)
+            .field("root", &self.root)
+            .field("access", &self.access)
+            .field("limit", &self.limit)
+            .field("queues", &self.queues)
+            .finish_non_exhaustive()
+    }
+}
+
+impl FsDevice {
+    /// Shares the directory `root` under `tag`, by which the guest mounts it
+    /// (`mount -t virtiofs TAG DIR`). Mounts below it are shared too, at whatever time they
+    /// are made.
+    ///
+    /// # Errors
+    /// When the tag is empty or too long, or `root` is not a directory.
+    pub fn new(tag: &str, root: OwnedFd) -> Result<Self, FsDeviceError> {
+        let bytes = tag.as_bytes();
+        if bytes.is_empty() || bytes.len() > MAX_TAG_LEN || bytes.contains(&0) {
+            return Err(FsDeviceError::Tag { tag: tag.into() });
+        }
+        let (access, limit) = (Access::ReadWrite, default_limit());
+        let tree = tree(&root, access, limit)?;
+        Ok(Self {
+            tag: tag.to_owned(),
+            root,
+            access,
+            limit,
+            server: Server::new(tree.clone()),
+            counters: Counters::of(&tree),
+            tree,
+            exchange: None,
+            queues: [None, None],
+            config: Arc::new(ConfigSpace::new(config(bytes))),
+        })
+    }
+
+    /// As [`Self::new`], for the directory at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be opened, too.
+    pub fn open(tag: &str, path: impl AsRef<Path>) -> Result<Self, FsDeviceError> {
+        let path = path.as_ref();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root =
+            rustix::fs::open(path, flags, Mode::empty()).map_err(|source| FsDeviceError::Open {
+                path: path.into(),
+                source: source.into(),
+            })?;
+        Self::new(tag, root)
+    }
+
+    /// The guest may not change anything.
+    ///
+    /// # Errors
+    /// When the root cannot be opened once more.
+    pub fn read_only(mut self) -> Result<Self, FsDeviceError> {
+        self.access = Access::ReadOnly;
+        self.rebuild()
+    }
+
+    /// How many objects and handles the guest may have open at once, each of which costs the
+    /// process a descriptor; beyond that it gets `ENFILE`. The soft limit of open files less
+    /// 256 unless said.
+    ///
+    /// # Errors
+    /// When the root cannot be opened once more.
+    pub fn max_open(mut self, limit: usize) -> Result<Self, FsDeviceError> {
+        self.limit = limit;
+        self.rebuild()
+    }
+
+    fn rebuild(mut self) -> Result<Self, FsDeviceError> {
+        self.tree = tree(&self.root, self.access, self.limit)?;
+        self.counters = Counters::of(&self.tree);
+        self.server = Server::new(self.tree.clone());
+        Ok(self)
+    }
+
+    fn serve(&mut self, index: usize) -> Result<Progress, Fault> {
+        let Some(Some(queue)) = self.queues.get_mut(index) else {
+            return Ok(Progress::Idle);
+        };
+        self.tree
+            .prepare_thread()
+            .map_err(|error| Fault::host("preparing a thread to serve files", error))?;
+        let exchange = match &mut self.exchange {
+            Some(exchange) => exchange,
+            none => none.insert(Exchange::new(queue.memory()).map_err(fault)?),
+        };
+        let (server, counters) = (&self.server, &self.counters);
+        queue.serve(BUDGET, |queue, chain| {
+            let answer = answer(server, exchange, &chain, queue.memory())?;
+            counters.requests.one();
+            if answer.malformed {
+                counters.malformed.one();
+            }
+            let cost = chain.readable_len().saturating_add(answer.len as usize);
+            queue.complete(chain, answer.len)?;
+            Ok(cost.saturating_add(REQUEST_COST))
+        })
+    }
+}
+
+/// `struct virtio_fs_config` (§5.11.4): tag and number of request queues.
+fn config(tag: &[u8]) -> Vec<u8> {
+    let mut config = tag.to_vec();
+    config.resize(MAX_TAG_LEN, 0);
+    config.extend(1u32.to_le_bytes());
+    config
+}
+
+/// What became of a request.
+struct Answer {
+    /// Bytes of the reply.
+    len: u32,
+    malformed: bool,
+}
+
+fn answer(
+    server: &Server<Arc<Tree>>,
+    exchange: &mut Exchange,
+    chain: &Chain,
+    mem: &GuestRam,
+) -> Result<Answer, Fault> {
+    let request = match exchange.load(chain, mem).map_err(fault)? {
+        Ok(request) => request,
+        Err(Refused::NoHeader) => {
+            return Err(Fault::protocol(
+                "a file system request shorter than its header",
+            ));
+        }
+        Err(Refused::TooLong { unique }) => {
+            return refuse(chain, mem, unique, Errno::NOMEM);
+        }
+    };
+    let (reader, writer) = exchange.present().map_err(fault)?;
+    let room = chain.writable_len();
+    let silent = [Opcode::Forget as u32, Opcode::BatchForget as u32].contains(&request.opcode);
+    match server.handle_message(reader, writer, None, None) {
+        // It says nothing of the header that it answers this one with.
+        Ok(0) if request.opcode == Opcode::Destroy as u32 && room >= REPLY_HEADER_LEN => {
+            Ok(Answer::whole(REPLY_HEADER_LEN))
+        }
+        Ok(len) => Ok(Answer::whole(len.min(room))),
+        Err(_) if silent => Ok(Answer {
+            len: 0,
+            malformed: true,
+        }),
+        Err(_) => refuse(chain, mem, request.unique, Errno::INVAL),
+    }
+}
+
+impl Answer {
+    fn whole(len: usize) -> Self {
+        Self {
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            malformed: false,
+        }
+    }
+}
+
+/// Answers with an error alone, if there is room for it.
+fn refuse(chain: &Chain, mem: &GuestRam, unique: u64, error: Errno) -> Result<Answer, Fault> {
+    let mut len = 0;
+    if chain.writable_len() >= REPLY_HEADER_LEN {
+        let mut header = [0; REPLY_HEADER_LEN];
+        len = u32::try_from(REPLY_HEADER_LEN).unwrap_or(0);
+        let error = error.raw_os_error().saturating_neg();
+        let bytes = len
+            .to_le_bytes()
+            .into_iter()
+            .chain(error.to_le_bytes())
+            .chain(unique.to_le_bytes());
+        for (to, from) in header.iter_mut().zip(bytes) {
+            *to = from;
+        }
+        chain.write(mem, 0, &header)?;
+    }
+    Ok(Answer {
+        len,
+        malformed: true,
+    })
+}
+
+/// Whose mistake it was.
+fn fault(error: ExchangeError) -> Fault {
+    match error {
+        ExchangeError::Chain(error) => error.into(),
+        ExchangeError::Present(_) => {
+            Fault::protocol("a file system request with a buffer across memory regions")
+        }
+        other => Fault::host(
+            "the private ring of a file system device",
+            io::Error::other(other),
+        ),
+    }
+}
+
+fn tree(root: &OwnedFd, access: Access, limit: usize) -> Result<Arc<Tree>, FsDeviceError> {
+    Tree::new(root, access, limit)
+        .map(Arc::new)
+        .map_err(FsDeviceError::Root)
+}
+
+fn default_limit() -> usize {
+    let soft = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(soft.saturating_sub(SPARE_DESCRIPTORS))
+        .unwrap_or(usize::MAX)
+        .max(LEAST_LIMIT)
+}
+
+impl VirtioDevice for FsDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::FileSystem,
+            queue_sizes: QUEUE_SIZES.to_vec(),
+            features: 0,
+            config: self.config.clone(),
+            counters: self.counters.clone(),
+        }
+    }
+
+    /// Files may be on disks and networks that take their time.
+    fn placement(&self) -> Placement {
+        Placement::Own
+    }
+
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        let index = queue.index();
+        match self.queues.get_mut(usize::from(index)) {
+            Some(place @ None) => *place = Some(queue),
+            Some(Some(_)) => return Err(StartError::Running { index }),
+            None => return Err(StartError::NoSuchQueue { index }),
+        }
+        Ok(())
+    }
+
+    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
+        let queue = self.queues.get_mut(usize::from(index))?.take();
+        if self.queues.iter().all(Option::is_none) {
+            // It holds on to guest memory.
+            self.exchange = None;
+        }
+        queue
+    }
+
+    fn reset(&mut self) {
+        self.tree.forget_all();
+    }
+
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        self.serve(index.into())
+    }
+
+    fn save(&self) -> SavedDevice {
+        SavedDevice {
+            version: 1,
+            bytes: self.tree.next_number().to_le_bytes().into(),
+        }
+    }
+
+    /// What the client had open is lost: it gets `ESTALE` and `EBADF`, and mounts the share
+    /// again. Its old numbers do not become those of other objects.
+    fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
+        let invalid = RestoreError::Invalid {
+            what: "the state of a shared directory is a number",
+        };
+        let Ok(next) = saved.of_version(1)?.try_into().map(u64::from_le_bytes) else {
+            return Err(invalid);
+        };
+        if !self.tree.begin_numbers_at(next) {
+            return Err(invalid);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

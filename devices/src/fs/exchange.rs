@@ -1,0 +1,351 @@
+//! From a chain to what `fuse-backend-rs` reads requests from and writes replies to.
+//!
+//! Its reader and writer are made of a descriptor chain only, which they walk themselves. They
+//! get one of their own: in a region of memory behind the guest's, which the guest cannot see,
+//! lie a ring and a buffer. The part of a request that is parsed is copied to that buffer, and
+//! the ring's descriptors name it and the segments of the chain, which were checked when it
+//! was taken. So nothing that the guest writes meanwhile is walked or parsed twice.
+
+use std::sync::Arc;
+
+use fuse_backend_rs::abi::fuse_abi::{InHeader, Opcode, WriteIn};
+use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
+use virtio_queue::{DescriptorChain, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MmapRegion};
+
+use crate::GuestRam;
+use crate::virtio::{Chain, ChainError, Segment};
+
+/// Where the private region lies: no guest physical address has so many bits.
+const BASE: u64 = 1 << 56;
+
+/// Descriptors of the private ring: those of any chain, and one for the copy.
+const RING_SIZE: u16 = 2048;
+
+const AVAIL: u64 = BASE + 0x8000;
+const USED: u64 = BASE + 0xa000;
+const BUFFER: u64 = BASE + 0x1_0000;
+
+/// Bytes of a request that are copied at most: the longest that is not data of a write is an
+/// extended attribute of 64 KiB.
+pub(super) const MAX_REQUEST: usize = 128 << 10;
+
+const REGION_LEN: usize = 0x1_0000 + MAX_REQUEST;
+
+/// Sizes of `struct fuse_in_header` and of what precedes the data of a write.
+const HEADER_LEN: usize = size_of::<InHeader>();
+const WRITE_HEADER_LEN: usize = HEADER_LEN + size_of::<WriteIn>();
+
+const F_NEXT: u16 = 1;
+const F_WRITE: u16 = 2;
+
+/// Why a request did not come about.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ExchangeError {
+    #[error("the private region could not be mapped")]
+    Map(#[source] vm_memory::mmap::MmapRegionError),
+    #[error("the private region could not be added to the guest's memory")]
+    Region(#[source] vm_memory::GuestRegionCollectionError),
+    #[error("the private region overlaps the guest's memory")]
+    Place,
+    #[error("the private ring could not be set up")]
+    Ring(#[source] virtio_queue::Error),
+    #[error("the private region could not be accessed")]
+    Access(#[source] vm_memory::GuestMemoryError),
+    #[error("the private ring lost a chain")]
+    Lost,
+    #[error("a descriptor chain has the wrong shape")]
+    Chain(#[from] ChainError),
+    #[error("a descriptor chain could not be presented")]
+    Present(#[source] fuse_backend_rs::transport::Error),
+}
+
+/// The beginning of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestHeader {
+    pub(super) opcode: u32,
+    pub(super) unique: u64,
+}
+
+/// A request that cannot be served, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Shorter than its header: there is nothing to answer.
+    NoHeader,
+    /// Longer than any request; answered with an error.
+    TooLong { unique: u64 },
+}
+
+/// The private ring and buffer.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    /// The guest's memory and the private region.
+    mem: GuestRam,
+    ring: virtio_queue::Queue,
+    available: u16,
+    copy: Vec<u8>,
+}
+
+impl Exchange {
+    pub(super) fn new(guest: &GuestRam) -> Result<Self, ExchangeError> {
+        let region = MmapRegion::new(REGION_LEN).map_err(ExchangeError::Map)?;
+        let region =
+            GuestRegionMmap::new(region, GuestAddress(BASE)).ok_or(ExchangeError::Place)?;
+        let mem = guest
+            .insert_region(Arc::new(region))
+            .map_err(ExchangeError::Region)?;
+        let ring = ring().map_err(ExchangeError::Ring)?;
+        Ok(Self {
+            mem,
+            ring,
+            available: 0,
+            copy: Vec::new(),
+        })
+    }
+
+    /// Copies what is parsed of the request and makes it ready for [`Self::present`].
+    pub(super) fn load(
+        &mut self,
+        chain: &Chain,
+        guest: &GuestRam,
+    ) -> Result<Result<RequestHeader, Refused>, ExchangeError> {
+        let len = chain.readable_len();
+        if len < HEADER_LEN {
+            return Ok(Err(Refused::NoHeader));
+        }
+        let mut header = [0u8; HEADER_LEN];
+        chain.read(guest, 0, &mut header)?;
+        let request = RequestHeader::decode(&header);
+        let copied = if request.opcode == Opcode::Write as u32 {
+            len.min(WRITE_HEADER_LEN)
+        } else if len <= MAX_REQUEST {
+            len
+        } else {
+            return Ok(Err(Refused::TooLong {
+                unique: request.unique,
+            }));
+        };
+        self.copy.resize(copied, 0);
+        if let Some((first, rest)) = self.copy.split_at_mut_checked(HEADER_LEN) {
+            first.copy_from_slice(&header);
+            chain.read(guest, HEADER_LEN, rest)?;
+        }
+        self.mem
+            .write_slice(&self.copy, GuestAddress(BUFFER))
+            .map_err(ExchangeError::Access)?;
+        self.describe(chain, copied)?;
+        Ok(Ok(request))
+    }
+
+    /// Writes the descriptors: the copy, what follows it of the request, room for the reply.
+    fn describe(&mut self, chain: &Chain, copied: usize) -> Result<(), ExchangeError> {
+        let copy = Segment {
+            addr: GuestAddress(BUFFER),
+            // At most MAX_REQUEST.
+            len: u32::try_from(copied).unwrap_or(0),
+        };
+        let rest = chain.readable_parts(copied).map(|segment| (segment, 0));
+        let room = chain.writable_parts().map(|segment| (segment, F_WRITE));
+        let mut all = std::iter::once((copy, 0))
+            .chain(rest)
+            .chain(room)
+            .peekable();
+        let mut index = 0u16;
+        while let Some((segment, flags)) = all.next() {
+            let next = index.wrapping_add(1);
+            let flags = if all.peek().is_some() {
+                flags | F_NEXT
+            } else {
+                flags
+            };
+            let mut raw = [0; 16];
+            let fields = segment
+                .addr
+                .0
+                .to_le_bytes()
+                .into_iter()
+                .chain(segment.len.to_le_bytes())
+                .chain(flags.to_le_bytes())
+                .chain(next.to_le_bytes());
+            for (to, from) in raw.iter_mut().zip(fields) {
+                *to = from;
+            }
+            let at = u64::from(index).saturating_mul(16).saturating_add(BASE);
+            self.mem
+                .write_slice(&raw, GuestAddress(at))
+                .map_err(ExchangeError::Access)?;
+            index = next;
+        }
+        Ok(())
+    }
+
+    /// The request that was loaded, once.
+    pub(super) fn present(&mut self) -> Result<(Reader<'_>, Writer<'_>), ExchangeError> {
+        let slot = u64::from(self.available.checked_rem(RING_SIZE).unwrap_or(0));
+        let at = slot.saturating_mul(2).saturating_add(AVAIL + 4);
+        self.available = self.available.wrapping_add(1);
+        // The only head is 0.
+        self.mem
+            .write_obj(0u16, GuestAddress(at))
+            .and_then(|()| {
+                self.mem
+                    .write_obj(self.available.to_le(), GuestAddress(AVAIL + 2))
+            })
+            .map_err(ExchangeError::Access)?;
+        let mem = &self.mem;
+        let chain: DescriptorChain<&GuestRam> = self
+            .ring
+            .pop_descriptor_chain(mem)
+            .ok_or(ExchangeError::Lost)?;
+        let reader =
+            Reader::from_descriptor_chain(mem, chain.clone()).map_err(ExchangeError::Present)?;
+        let writer = VirtioFsWriter::new(mem, chain).map_err(ExchangeError::Present)?;
+        Ok((reader, Writer::VirtioFs(writer)))
+    }
+}
+
+impl RequestHeader {
+    /// `struct fuse_in_header`: length, opcode, number, …
+    fn decode(raw: &[u8; HEADER_LEN]) -> Self {
+        let [
+            _,
+            _,
+            _,
+            _,
+            o0,
+            o1,
+            o2,
+            o3,
+            u0,
+            u1,
+            u2,
+            u3,
+            u4,
+            u5,
+            u6,
+            u7,
+            ..,
+        ] = *raw;
+        Self {
+            opcode: u32::from_le_bytes([o0, o1, o2, o3]),
+            unique: u64::from_le_bytes([u0, u1, u2, u3, u4, u5, u6, u7]),
+        }
+    }
+}
+
+fn ring() -> Result<virtio_queue::Queue, virtio_queue::Error> {
+    let mut ring = virtio_queue::Queue::new(RING_SIZE)?;
+    ring.try_set_size(RING_SIZE)?;
+    ring.try_set_desc_table_address(GuestAddress(BASE))?;
+    ring.try_set_avail_ring_address(GuestAddress(AVAIL))?;
+    ring.try_set_used_ring_address(GuestAddress(USED))?;
+    ring.set_ready(true);
+    Ok(ring)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{CountingInterrupt, DriverQueue, memory};
+    use crate::virtio::Queue;
+    use std::io::{Read, Write};
+
+    fn setup() -> (GuestRam, DriverQueue, Queue, Exchange) {
+        let mem = memory(1 << 20);
+        let driver = DriverQueue::new(&mem, 0x1_0000, 64);
+        let queue = driver.device_queue(0, Arc::new(CountingInterrupt::default()));
+        let exchange = Exchange::new(&mem).unwrap();
+        (mem, driver, queue, exchange)
+    }
+
+    fn request(opcode: u32, body: &[u8]) -> Vec<u8> {
+        let len = u32::try_from(HEADER_LEN + body.len()).unwrap();
+        let mut bytes = len.to_le_bytes().to_vec();
+        bytes.extend(opcode.to_le_bytes());
+        bytes.extend(77u64.to_le_bytes());
+        bytes.resize(HEADER_LEN, 0);
+        bytes.extend(body);
+        bytes
+    }
+
+    #[test]
+    fn what_is_parsed_does_not_change_when_the_guest_writes_to_it() {
+        let (mem, mut driver, mut queue, mut exchange) = setup();
+        let bytes = request(1, b"name\0");
+        mem.write_slice(&bytes, GuestAddress(0x4_0000)).unwrap();
+        driver.add(
+            &[(0x4_0000, 10), (0x4_000a, 35)],
+            &[(0x5_0000, 16), (0x6_0000, 100)],
+        );
+        let chain = queue.next().unwrap().unwrap();
+        let header = exchange.load(&chain, &mem).unwrap().unwrap();
+        assert_eq!((header.opcode, header.unique), (1, 77));
+        mem.write_slice(&[0xff; 45], GuestAddress(0x4_0000))
+            .unwrap();
+        // Nor do the descriptors.
+        driver.descriptor(0, u64::MAX, u32::MAX, 3, 0);
+        let (mut reader, mut writer) = exchange.present().unwrap();
+        let mut seen = Vec::new();
+        reader.read_to_end(&mut seen).unwrap();
+        assert_eq!(seen, bytes);
+        assert_eq!(writer.available_bytes(), 116);
+        writer.write_all(&[3; 20]).unwrap();
+        assert!(writer.write_all(&[3; 97]).is_err());
+        let mut reply = [0; 4];
+        mem.read_slice(&mut reply, GuestAddress(0x6_0000)).unwrap();
+        assert_eq!(reply, [3; 4]);
+    }
+
+    #[test]
+    fn the_data_of_a_write_stay_where_they_are() {
+        let (mem, mut driver, mut queue, mut exchange) = setup();
+        let bytes = request(Opcode::Write as u32, &[5; 200_000]);
+        mem.write_slice(&bytes, GuestAddress(0x4_0000)).unwrap();
+        driver.add(
+            &[(0x4_0000, 100_000), (0x4_0000 + 100_000, 100_040)],
+            &[(0x2_0000, 16)],
+        );
+        let chain = queue.next().unwrap().unwrap();
+        exchange.load(&chain, &mem).unwrap().unwrap();
+        mem.write_slice(&[9; 1000], GuestAddress(0x4_0000)).unwrap();
+        let (mut reader, _) = exchange.present().unwrap();
+        let mut seen = Vec::new();
+        reader.read_to_end(&mut seen).unwrap();
+        assert_eq!(seen.len(), bytes.len());
+        assert_eq!(seen[..WRITE_HEADER_LEN], bytes[..WRITE_HEADER_LEN]);
+        assert_eq!(seen[WRITE_HEADER_LEN], 9);
+    }
+
+    #[test]
+    fn requests_too_short_or_too_long_are_refused() {
+        let (mem, mut driver, mut queue, mut exchange) = setup();
+        driver.add(&[(0x4_0000, 39)], &[(0x5_0000, 16)]);
+        let chain = queue.next().unwrap().unwrap();
+        let refused = exchange.load(&chain, &mem).unwrap().unwrap_err();
+        assert_eq!(refused, Refused::NoHeader);
+        mem.write_slice(&request(21, &[]), GuestAddress(0x4_0000))
+            .unwrap();
+        driver.add(&[(0x4_0000, 0x2_0001)], &[(0x8_0000, 16)]);
+        let chain = queue.next().unwrap().unwrap();
+        let refused = exchange.load(&chain, &mem).unwrap().unwrap_err();
+        assert_eq!(refused, Refused::TooLong { unique: 77 });
+    }
+
+    #[test]
+    fn the_ring_goes_round_for_ever() {
+        let (mem, mut driver, mut queue, mut exchange) = setup();
+        mem.write_slice(&request(1, b"a\0"), GuestAddress(0x4_0000))
+            .unwrap();
+        for _ in 0..70_000 {
+            driver.add(&[(0x4_0000, 42)], &[(0x5_0000, 16)]);
+            let chain = queue.next().unwrap().unwrap();
+            exchange.load(&chain, &mem).unwrap().unwrap();
+            let (reader, writer) = exchange.present().unwrap();
+            assert_eq!(
+                (reader.available_bytes(), writer.available_bytes()),
+                (42, 16)
+            );
+            queue.complete(chain, 0).unwrap();
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What the host says of an object, in the forms that `fuse-backend-rs` takes.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use fuse_backend_rs::abi::fuse_abi::Attr;
+use rustix::fs::{AtFlags, FileType, StatVfs, Statx, StatxFlags, statx};
+
+use super::table::Id;
+
+/// An object's attributes and identity.
+pub(super) struct Attributes(Statx);
+
+impl Attributes {
+    /// Of an open object, whatever it was opened for.
+    pub(super) fn of(fd: impl AsFd) -> io::Result<Self> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+        let mask = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+        Ok(Self(statx(fd, c"", flags, mask)?))
+    }
+
+    pub(super) fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.0.stx_mode.into())
+    }
+
+    pub(super) fn id(&self) -> Id {
+        Id {
+            device: (self.0.stx_dev_major, self.0.stx_dev_minor),
+            inode: self.0.stx_ino,
+            mount: self.0.stx_mnt_id,
+        }
+    }
+
+    pub(super) fn stat(&self) -> libc::stat64 {
+        let x = &self.0;
+        // As Linux encodes it in 32 bits (`new_encode_dev`).
+        let rdev = (x.stx_rdev_minor & 0xff)
+            | (x.stx_rdev_major & 0xfff) << 8
+            | (x.stx_rdev_minor & 0xf_ff00) << 12;
+        Attr {
+            ino: x.stx_ino,
+            size: x.stx_size,
+            blocks: x.stx_blocks,
+            // Times before 1970 keep their bits.
+            atime: x.stx_atime.tv_sec.cast_unsigned(),
+            mtime: x.stx_mtime.tv_sec.cast_unsigned(),
+            ctime: x.stx_ctime.tv_sec.cast_unsigned(),
+            atimensec: x.stx_atime.tv_nsec,
+            mtimensec: x.stx_mtime.tv_nsec,
+            ctimensec: x.stx_ctime.tv_nsec,
+            mode: x.stx_mode.into(),
+            nlink: x.stx_nlink,
+            uid: x.stx_uid,
+            gid: x.stx_gid,
+            rdev,
+            blksize: x.stx_blksize,
+            flags: 0,
+        }
+        .into()
+    }
+}
+
+/// The statistics of a file system in the C library's form.
+#[allow(unsafe_code)]
+pub(super) fn statvfs(from: &StatVfs) -> libc::statvfs64 {
+    // SAFETY: a plain C structure of integers, for which zeroes are valid.
+    let mut to: libc::statvfs64 = unsafe { std::mem::zeroed() };
+    to.f_bsize = from.f_bsize;
+    to.f_frsize = from.f_frsize;
+    to.f_blocks = from.f_blocks;
+    to.f_bfree = from.f_bfree;
+    to.f_bavail = from.f_bavail;
+    to.f_files = from.f_files;
+    to.f_ffree = from.f_ffree;
+    to.f_favail = from.f_favail;
+    to.f_namemax = from.f_namemax;
+    to
+}

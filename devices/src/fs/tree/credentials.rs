@@ -1,0 +1,98 @@
+//! Whose objects new ones are, and what the thread that makes them may not lend to them.
+
+use std::cell::Cell;
+use std::io;
+
+use rustix::process::{Gid, Uid, geteuid, getgid, umask};
+use rustix::thread::{
+    CapabilitySet, UnshareFlags, capabilities, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
+
+thread_local! {
+    static PREPARED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this process may make objects for other users.
+pub(super) fn may_switch() -> bool {
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
+    geteuid().is_root() && capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
+}
+
+/// Makes the calling thread fit to serve: the modes that the guest asks for are not cut by the
+/// process's mask, and groups of the process do not become those of the guest's users, by
+/// which they could keep set-group-ID bits that are not theirs (CVE-2022-0358).
+pub(super) fn prepare_thread(switch: bool) -> io::Result<()> {
+    if PREPARED.get() {
+        return Ok(());
+    }
+    own_file_system_attributes()?;
+    umask(rustix::fs::Mode::empty());
+    if switch {
+        set_thread_groups(&[])?;
+    }
+    PREPARED.set(true);
+    Ok(())
+}
+
+/// A mask of its own for this thread.
+#[allow(unsafe_code)]
+fn own_file_system_attributes() -> io::Result<()> {
+    // SAFETY: CLONE_FS alone separates the thread's working directory, root and mask from those
+    // of the other threads; no descriptor or mapping is affected.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
+    Ok(())
+}
+
+/// The thread acts as a user of the guest for as long as this lives.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Acting {
+    group: bool,
+    user: bool,
+}
+
+impl Acting {
+    pub(super) fn as_user(switch: bool, uid: u32, gid: u32) -> io::Result<Self> {
+        let mut acting = Self {
+            group: false,
+            user: false,
+        };
+        if !switch {
+            return Ok(acting);
+        }
+        // -1 means "leave as it is" to the kernel.
+        if uid == u32::MAX || gid == u32::MAX {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        // The group first: without the user it may not be changed.
+        if gid != getgid().as_raw() {
+            set_thread_res_gid(None, Gid::from_raw(gid), None)?;
+            acting.group = true;
+        }
+        if uid != 0 {
+            set_thread_res_uid(None, Uid::from_raw(uid), None)?;
+            acting.user = true;
+        }
+        Ok(acting)
+    }
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        let user = if self.user {
+            set_thread_res_uid(None, Uid::ROOT, None)
+        } else {
+            Ok(())
+        };
+        let group = if self.group {
+            set_thread_res_gid(None, getgid(), None)
+        } else {
+            Ok(())
+        };
+        if let Err(error) = user.and(group) {
+            // The real and the saved ones are as before: the kernel permits this.
+            tracing::error!(%error, "fs: a thread could not become itself again");
+        }
+    }
+}

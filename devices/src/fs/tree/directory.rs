@@ -1,0 +1,94 @@
+//! Reading directories.
+
+use std::ffi::CStr;
+use std::io;
+use std::mem::MaybeUninit;
+
+use fuse_backend_rs::api::filesystem::{DirEntry, Entry};
+use rustix::fs::{RawDir, SeekFrom, seek};
+
+use super::{Tree, file};
+
+/// Bytes of entries taken from the kernel at once.
+const PIECE: usize = 16 << 10;
+
+/// Bytes of entries that one request gets at most; the client asks again.
+const MAX_REPLY: usize = 256 << 10;
+
+/// Where an entry goes; it takes the bytes that were used, and none when it is full.
+pub(super) type Add<'a> = dyn FnMut(DirEntry<'_>, Option<Entry>) -> io::Result<usize> + 'a;
+
+impl Tree {
+    /// Passes on entries from `offset` on. With `look_up` the client is told of each object.
+    pub(super) fn entries(
+        &self,
+        object: u64,
+        handle: u64,
+        offset: u64,
+        look_up: bool,
+        add: &mut Add<'_>,
+    ) -> io::Result<()> {
+        let parent = self.object(object)?;
+        let handle = self.handle(handle, object)?;
+        let directory = file(&handle);
+        seek(&*directory, SeekFrom::Start(offset))?;
+        let mut buffer = vec![MaybeUninit::uninit(); PIECE];
+        let mut entries = RawDir::new(&*directory, &mut buffer);
+        let mut used = 0usize;
+        while used < MAX_REPLY {
+            let Some(entry) = entries.next() else {
+                break;
+            };
+            let entry = entry?;
+            let name = entry.file_name();
+            let entry_of_name = look_up.then(|| self.told(&parent, name)).flatten();
+            let number = entry_of_name.map(|entry| entry.inode);
+            let ino = match name.to_bytes() {
+                // What lies above the root is nobody's business.
+                b"." | b".." => parent.id.inode,
+                _ => entry.ino(),
+            };
+            let listed = DirEntry {
+                ino,
+                offset: entry.next_entry_cookie(),
+                type_: kind(entry.file_type()),
+                name: name.to_bytes(),
+            };
+            let added = add(listed, entry_of_name);
+            if !matches!(added, Ok(1..))
+                && let Some(number) = number
+            {
+                self.with_table(|table| table.forget(number, 1));
+            }
+            match added {
+                Ok(0) => break,
+                Ok(len) => used = used.saturating_add(len),
+                // Entries before it are in the reply already.
+                Err(_) if used > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// What is at a name, unless it went away or cannot be known: the name alone is listed then.
+    fn told(&self, parent: &super::Object, name: &CStr) -> Option<Entry> {
+        self.entry(parent, name).ok()
+    }
+}
+
+/// As in `struct dirent` (`DT_*`).
+fn kind(kind: rustix::fs::FileType) -> u32 {
+    use rustix::fs::FileType as T;
+    let kind = match kind {
+        T::RegularFile => libc::DT_REG,
+        T::Directory => libc::DT_DIR,
+        T::Symlink => libc::DT_LNK,
+        T::Fifo => libc::DT_FIFO,
+        T::Socket => libc::DT_SOCK,
+        T::CharacterDevice => libc::DT_CHR,
+        T::BlockDevice => libc::DT_BLK,
+        T::Unknown => libc::DT_UNKNOWN,
+    };
+    kind.into()
+}

@@ -1,0 +1,240 @@
+//! The shared directory: requests of the client, carried out on the host.
+//!
+//! `fuse-backend-rs` has a file system of its own for this (`PassthroughFs`). It is not used,
+//! since it opens its root by a path whenever a client begins, keeps an entry for every object
+//! that was ever looked up, does not report mounts as mounts, and lets a client's objects
+//! belong to groups of the host's process.
+
+mod attributes;
+mod credentials;
+mod directory;
+mod operations;
+mod table;
+mod xattr;
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fuse_backend_rs::abi::fuse_abi::ATTR_SUBMOUNT;
+use fuse_backend_rs::api::filesystem::{Context, Entry};
+use rustix::fs::{FileType, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::path::DecInt;
+
+use crate::virtio::Count;
+use attributes::Attributes;
+use credentials::Acting;
+use table::{Handle, Object, Table};
+
+/// How long the client may keep names and attributes: what the host changes is seen within
+/// this time.
+const KEEP: Duration = Duration::from_millis(500);
+
+/// Flags of `open(2)` that are the client's affair.
+const CLIENT_FLAGS: OFlags = OFlags::ACCMODE
+    .union(OFlags::APPEND)
+    .union(OFlags::TRUNC)
+    .union(OFlags::DSYNC)
+    .union(OFlags::SYNC);
+
+/// What others may read while the tree is served.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) read_bytes: Count,
+    pub(super) written_bytes: Count,
+    /// How many there are now.
+    pub(super) objects: AtomicU64,
+    pub(super) handles: AtomicU64,
+}
+
+/// Whether the client may change anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// A directory of the host and what the client knows of it.
+#[derive(Debug)]
+pub(super) struct Tree {
+    /// `/proc/self/fd`, by which descriptors that are good for nothing else are opened.
+    proc_fds: OwnedFd,
+    table: Mutex<Table>,
+    access: Access,
+    /// Objects are made in the name of the guest's users.
+    switch_users: bool,
+    counters: Arc<Counters>,
+}
+
+impl Tree {
+    /// Serves `root`, with at most `limit` objects and handles open.
+    pub(super) fn new(root: &OwnedFd, access: Access, limit: usize) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = openat(root, c".", flags, Mode::empty())?;
+        let attributes = Attributes::of(&fd)?;
+        let root = Object {
+            id: attributes.id(),
+            kind: attributes.kind(),
+            fd,
+        };
+        let proc_fds = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;
+        Ok(Self {
+            proc_fds,
+            table: Mutex::new(Table::new(root, limit)),
+            access,
+            switch_users: credentials::may_switch(),
+            counters: Arc::default(),
+        })
+    }
+
+    pub(super) fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+
+    /// To be called on the thread that serves, before it does.
+    pub(super) fn prepare_thread(&self) -> io::Result<()> {
+        credentials::prepare_thread(self.switch_users)
+    }
+
+    /// Closes everything: the client is gone.
+    pub(super) fn forget_all(&self) {
+        self.with_table(Table::clear);
+    }
+
+    /// The number that the next object or handle gets.
+    pub(super) fn next_number(&self) -> u64 {
+        self.table().next_number()
+    }
+
+    /// Numbers before `next` were given out in another life; `false` when that cannot be.
+    pub(super) fn begin_numbers_at(&self, next: u64) -> bool {
+        self.table().begin_numbers_at(next)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the table, and shows its size.
+    fn with_table<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
+        let mut table = self.table();
+        let result = change(&mut table);
+        let Counters {
+            objects, handles, ..
+        } = &*self.counters;
+        objects.store(table.objects() as u64, Ordering::Relaxed);
+        handles.store(table.handles() as u64, Ordering::Relaxed);
+        result
+    }
+
+    fn object(&self, number: u64) -> io::Result<Arc<Object>> {
+        self.table().object(number)
+    }
+
+    fn handle(&self, handle: u64, object: u64) -> io::Result<Arc<Handle>> {
+        self.table().handle(handle, object)
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        match self.access {
+            Access::ReadWrite => Ok(()),
+            Access::ReadOnly => Err(Errno::ROFS.into()),
+        }
+    }
+
+    fn acting(&self, context: &Context) -> io::Result<Acting> {
+        Acting::as_user(self.switch_users, context.uid, context.gid)
+    }
+
+    /// Finds `name` in `parent` and tells the client of it.
+    fn entry(&self, parent: &Object, name: &CStr) -> io::Result<Entry> {
+        let name = component(name)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = openat(&parent.fd, name, flags, Mode::empty())?;
+        self.entry_of(parent, fd)
+    }
+
+    /// Tells the client of an object in `parent` that was opened with `O_PATH`.
+    fn entry_of(&self, parent: &Object, fd: OwnedFd) -> io::Result<Entry> {
+        let attributes = Attributes::of(&fd)?;
+        let (id, kind) = (attributes.id(), attributes.kind());
+        let inode = self.with_table(|table| table.look_up(id, kind, fd))?;
+        let is_mount = kind == FileType::Directory && id.mount != parent.id.mount;
+        Ok(Entry {
+            inode,
+            generation: 0,
+            attr: attributes.stat(),
+            attr_flags: if is_mount { ATTR_SUBMOUNT } else { 0 },
+            attr_timeout: KEEP,
+            entry_timeout: KEEP,
+        })
+    }
+
+    /// Opens an object for more than its path. Only regular files and directories: opening
+    /// anything else would act on a device, a pipe or a socket of the host (CVE-2020-35517).
+    fn reopen(&self, object: &Object, flags: OFlags) -> io::Result<File> {
+        if !matches!(object.kind, FileType::RegularFile | FileType::Directory) {
+            return Err(Errno::NXIO.into());
+        }
+        let name = DecInt::from_fd(&object.fd);
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+        Ok(openat(&self.proc_fds, name, flags, Mode::empty())?.into())
+    }
+
+    /// Opens a regular file with the client's flags.
+    fn open_file(&self, object: &Object, flags: u32) -> io::Result<File> {
+        let flags = self.client_flags(flags)?;
+        if object.kind == FileType::Directory {
+            return Err(Errno::ISDIR.into());
+        }
+        self.reopen(object, flags)
+    }
+
+    /// Those of the client's flags that are its affair, if it may use them.
+    fn client_flags(&self, flags: u32) -> io::Result<OFlags> {
+        let flags = OFlags::from_bits_retain(flags) & CLIENT_FLAGS;
+        let access = flags & OFlags::ACCMODE;
+        if access == OFlags::ACCMODE {
+            return Err(Errno::INVAL.into());
+        }
+        if access != OFlags::RDONLY || flags.contains(OFlags::TRUNC) {
+            self.check_writable()?;
+        }
+        Ok(flags)
+    }
+
+    /// An open file becomes a handle of the client.
+    fn keep(&self, object: u64, file: File) -> io::Result<u64> {
+        self.with_table(|table| table.open(object, file))
+    }
+
+    /// The same object as an open file, opened with `O_PATH`.
+    fn path_of(&self, file: &File) -> io::Result<OwnedFd> {
+        let name = DecInt::from_fd(file.as_fd());
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        Ok(openat(&self.proc_fds, name, flags, Mode::empty())?)
+    }
+}
+
+/// A name within a directory: neither empty, nor a path, nor one of the two that lead elsewhere.
+fn component(name: &CStr) -> io::Result<&CStr> {
+    let bytes = name.to_bytes();
+    if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.contains(&b'/') {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(name)
+}
+
+/// The file of a handle.
+fn file(handle: &Handle) -> MutexGuard<'_, File> {
+    handle.file.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[path = "tree_tests.rs"]
+mod tests;

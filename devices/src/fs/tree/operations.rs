@@ -1,0 +1,504 @@
+//! One method per request of the client (`fuse-backend-rs` decoded it).
+
+use std::ffi::CStr;
+use std::io;
+use std::time::Duration;
+
+use fuse_backend_rs::abi::fuse_abi::CreateIn;
+use fuse_backend_rs::api::filesystem::{
+    Context, DirEntry, Entry, FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions,
+    SetattrValid, ZeroCopyReader, ZeroCopyWriter,
+};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec,
+    Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat, chownat, fallocate, fdatasync, fstatvfs,
+    fsync, ftruncate, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek, symlinkat,
+    unlinkat, utimensat,
+};
+use rustix::io::Errno;
+use rustix::path::DecInt;
+
+use super::attributes::{Attributes, statvfs};
+use super::{KEEP, Tree, component, file};
+
+/// Mode bits that a client may set.
+const MODE_BITS: u32 = 0o7777;
+
+type Opened = (Option<u64>, OpenOptions);
+
+impl FileSystem for Tree {
+    type Inode = u64;
+    type Handle = u64;
+
+    /// A client begins, and knows nothing yet.
+    fn init(&self, _capable: FsOptions) -> io::Result<FsOptions> {
+        self.forget_all();
+        // Locks stay with the guest. Data may be cached between opening and closing, and go
+        // when the host changed the file.
+        Ok(FsOptions::ASYNC_READ
+            | FsOptions::ASYNC_DIO
+            | FsOptions::ATOMIC_O_TRUNC
+            | FsOptions::AUTO_INVAL_DATA
+            | FsOptions::BIG_WRITES
+            | FsOptions::DO_READDIRPLUS
+            | FsOptions::READDIRPLUS_AUTO
+            | FsOptions::MAX_PAGES
+            | FsOptions::PARALLEL_DIROPS
+            | FsOptions::INIT_EXT
+            | FsOptions::SUBMOUNTS)
+    }
+
+    fn destroy(&self) {
+        self.forget_all();
+    }
+
+    fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
+        self.entry(&*self.object(parent)?, name)
+    }
+
+    fn forget(&self, _: &Context, inode: u64, count: u64) {
+        self.with_table(|table| table.forget(inode, count));
+    }
+
+    fn batch_forget(&self, _: &Context, requests: Vec<(u64, u64)>) {
+        self.with_table(|table| {
+            for (inode, count) in requests {
+                table.forget(inode, count);
+            }
+        });
+    }
+
+    fn getattr(
+        &self,
+        _: &Context,
+        inode: u64,
+        handle: Option<u64>,
+    ) -> io::Result<(libc::stat64, Duration)> {
+        let attributes = match handle {
+            Some(handle) => Attributes::of(&*file(&*self.handle(handle, inode)?))?,
+            None => Attributes::of(&self.object(inode)?.fd)?,
+        };
+        Ok((attributes.stat(), KEEP))
+    }
+
+    fn setattr(
+        &self,
+        context: &Context,
+        inode: u64,
+        attr: libc::stat64,
+        handle: Option<u64>,
+        valid: SetattrValid,
+    ) -> io::Result<(libc::stat64, Duration)> {
+        self.check_writable()?;
+        let object = self.object(inode)?;
+        if valid.contains(SetattrValid::MODE) {
+            let name = DecInt::from_fd(&object.fd);
+            let mode = Mode::from_raw_mode(attr.st_mode & MODE_BITS);
+            chmodat(&self.proc_fds, name, mode, AtFlags::empty())?;
+        }
+        let uid = valid.contains(SetattrValid::UID).then_some(attr.st_uid);
+        let gid = valid.contains(SetattrValid::GID).then_some(attr.st_gid);
+        if uid.is_some() || gid.is_some() {
+            // -1 means "leave as it is" to the kernel.
+            if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
+                return Err(Errno::INVAL.into());
+            }
+            let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+            let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+            chownat(&object.fd, c"", uid, gid, flags)?;
+        }
+        if valid.contains(SetattrValid::SIZE) {
+            let size = u64::try_from(attr.st_size).map_err(|_| Errno::INVAL)?;
+            match handle {
+                Some(handle) => ftruncate(&*file(&*self.handle(handle, inode)?), size)?,
+                None if object.kind == FileType::RegularFile => {
+                    ftruncate(&self.reopen(&object, OFlags::WRONLY)?, size)?;
+                }
+                None => return Err(Errno::INVAL.into()),
+            }
+        }
+        if valid.intersects(SetattrValid::ATIME | SetattrValid::MTIME) {
+            let time = |set, now, seconds, nanoseconds| Timespec {
+                tv_sec: seconds,
+                tv_nsec: if valid.contains(now) {
+                    UTIME_NOW
+                } else if valid.contains(set) {
+                    nanoseconds
+                } else {
+                    UTIME_OMIT
+                },
+            };
+            let times = Timestamps {
+                last_access: time(
+                    SetattrValid::ATIME,
+                    SetattrValid::ATIME_NOW,
+                    attr.st_atime,
+                    attr.st_atime_nsec,
+                ),
+                last_modification: time(
+                    SetattrValid::MTIME,
+                    SetattrValid::MTIME_NOW,
+                    attr.st_mtime,
+                    attr.st_mtime_nsec,
+                ),
+            };
+            utimensat(&object.fd, c"", &times, AtFlags::EMPTY_PATH)?;
+        }
+        self.getattr(context, inode, None)
+    }
+
+    fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
+        let object = self.object(inode)?;
+        Ok(readlinkat(&object.fd, c"", Vec::new())?.into_bytes())
+    }
+
+    fn symlink(
+        &self,
+        context: &Context,
+        target: &CStr,
+        parent: u64,
+        name: &CStr,
+    ) -> io::Result<Entry> {
+        let parent = self.object(parent)?;
+        self.check_writable()?;
+        let name = component(name)?;
+        {
+            let _acting = self.acting(context)?;
+            symlinkat(target, &parent.fd, name)?;
+        }
+        self.entry(&parent, name)
+    }
+
+    fn mknod(
+        &self,
+        context: &Context,
+        parent: u64,
+        name: &CStr,
+        mode: u32,
+        rdev: u32,
+        umask: u32,
+    ) -> io::Result<Entry> {
+        let parent = self.object(parent)?;
+        self.check_writable()?;
+        let name = component(name)?;
+        let kind = FileType::from_raw_mode(mode);
+        match kind {
+            FileType::RegularFile | FileType::Fifo | FileType::Socket => {}
+            // What overlayfs marks a removed file with. It opens no device.
+            FileType::CharacterDevice if rdev == 0 => {}
+            // The host's devices, within reach of whoever reads the directory there.
+            _ => return Err(Errno::PERM.into()),
+        }
+        {
+            let _acting = self.acting(context)?;
+            mknodat(&parent.fd, name, kind, bits(mode, umask), 0)?;
+        }
+        self.entry(&parent, name)
+    }
+
+    fn mkdir(
+        &self,
+        context: &Context,
+        parent: u64,
+        name: &CStr,
+        mode: u32,
+        umask: u32,
+    ) -> io::Result<Entry> {
+        let parent = self.object(parent)?;
+        self.check_writable()?;
+        let name = component(name)?;
+        {
+            let _acting = self.acting(context)?;
+            mkdirat(&parent.fd, name, bits(mode, umask))?;
+        }
+        self.entry(&parent, name)
+    }
+
+    fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<()> {
+        self.check_writable()?;
+        let parent = self.object(parent)?;
+        Ok(unlinkat(&parent.fd, component(name)?, AtFlags::empty())?)
+    }
+
+    fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<()> {
+        self.check_writable()?;
+        let parent = self.object(parent)?;
+        Ok(unlinkat(&parent.fd, component(name)?, AtFlags::REMOVEDIR)?)
+    }
+
+    fn rename(
+        &self,
+        _: &Context,
+        old_parent: u64,
+        old_name: &CStr,
+        new_parent: u64,
+        new_name: &CStr,
+        flags: u32,
+    ) -> io::Result<()> {
+        self.check_writable()?;
+        let (old, new) = (self.object(old_parent)?, self.object(new_parent)?);
+        let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+        let (old_name, new_name) = (component(old_name)?, component(new_name)?);
+        Ok(renameat_with(&old.fd, old_name, &new.fd, new_name, flags)?)
+    }
+
+    fn link(&self, _: &Context, inode: u64, parent: u64, name: &CStr) -> io::Result<Entry> {
+        self.check_writable()?;
+        let (object, parent) = (self.object(inode)?, self.object(parent)?);
+        let name = component(name)?;
+        let from = DecInt::from_fd(&object.fd);
+        // It follows the entry of /proc, not a link that the object may be.
+        linkat(
+            &self.proc_fds,
+            from,
+            &parent.fd,
+            name,
+            AtFlags::SYMLINK_FOLLOW,
+        )?;
+        self.entry(&parent, name)
+    }
+
+    fn open(
+        &self,
+        _: &Context,
+        inode: u64,
+        flags: u32,
+        _fuse_flags: u32,
+    ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
+        let object = self.object(inode)?;
+        let handle = self.keep(inode, self.open_file(&object, flags)?)?;
+        Ok((Some(handle), OpenOptions::empty(), None))
+    }
+
+    fn create(
+        &self,
+        context: &Context,
+        parent: u64,
+        name: &CStr,
+        args: CreateIn,
+    ) -> io::Result<(Entry, Option<u64>, OpenOptions, Option<u32>)> {
+        let parent = self.object(parent)?;
+        self.check_writable()?;
+        let name = component(name)?;
+        let flags = self.client_flags(args.flags)?;
+        let exclusive = OFlags::from_bits_retain(args.flags).contains(OFlags::EXCL);
+        let made = {
+            let _acting = self.acting(context)?;
+            let always = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            openat(
+                &parent.fd,
+                name,
+                flags | always,
+                bits(args.mode, args.umask),
+            )
+        };
+        let (entry, made) = match made {
+            Ok(made) => {
+                let made = made.into();
+                (self.entry_of(&parent, self.path_of(&made)?)?, made)
+            }
+            Err(Errno::EXIST) if !exclusive => {
+                let entry = self.entry(&parent, name)?;
+                let opened = self.object(entry.inode).and_then(|object| {
+                    let _acting = self.acting(context)?;
+                    self.open_file(&object, args.flags)
+                });
+                match opened {
+                    Ok(opened) => (entry, opened),
+                    Err(error) => {
+                        self.with_table(|table| table.forget(entry.inode, 1));
+                        return Err(error);
+                    }
+                }
+            }
+            Err(error) => return Err(error.into()),
+        };
+        match self.keep(entry.inode, made) {
+            Ok(handle) => Ok((entry, Some(handle), OpenOptions::empty(), None)),
+            Err(error) => {
+                self.with_table(|table| table.forget(entry.inode, 1));
+                Err(error)
+            }
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Context,
+        inode: u64,
+        handle: u64,
+        writer: &mut dyn ZeroCopyWriter,
+        size: u32,
+        offset: u64,
+        _lock_owner: Option<u64>,
+        _flags: u32,
+    ) -> io::Result<usize> {
+        let handle = self.handle(handle, inode)?;
+        let size = (size as usize).min(writer.available_bytes());
+        let read = writer.write_from(&mut *file(&handle), size, offset)?;
+        self.counters.read_bytes.add(read as u64);
+        Ok(read)
+    }
+
+    fn write(
+        &self,
+        _: &Context,
+        inode: u64,
+        handle: u64,
+        reader: &mut dyn ZeroCopyReader,
+        size: u32,
+        offset: u64,
+        _lock_owner: Option<u64>,
+        _delayed_write: bool,
+        _flags: u32,
+        _fuse_flags: u32,
+    ) -> io::Result<usize> {
+        self.check_writable()?;
+        let handle = self.handle(handle, inode)?;
+        let written = reader.read_to(&mut *file(&handle), size as usize, offset)?;
+        self.counters.written_bytes.add(written as u64);
+        Ok(written)
+    }
+
+    /// Nothing is kept back that could fail now.
+    fn flush(&self, _: &Context, inode: u64, handle: u64, _lock_owner: u64) -> io::Result<()> {
+        self.handle(handle, inode).map(drop)
+    }
+
+    fn fsync(&self, _: &Context, inode: u64, datasync: bool, handle: u64) -> io::Result<()> {
+        let handle = self.handle(handle, inode)?;
+        let file = file(&handle);
+        Ok(if datasync {
+            fdatasync(&*file)
+        } else {
+            fsync(&*file)
+        }?)
+    }
+
+    fn fallocate(
+        &self,
+        _: &Context,
+        inode: u64,
+        handle: u64,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> io::Result<()> {
+        self.check_writable()?;
+        let mode = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
+        let handle = self.handle(handle, inode)?;
+        Ok(fallocate(&*file(&handle), mode, offset, length)?)
+    }
+
+    fn release(
+        &self,
+        _: &Context,
+        inode: u64,
+        _flags: u32,
+        handle: u64,
+        _flush: bool,
+        _flock_release: bool,
+        _lock_owner: Option<u64>,
+    ) -> io::Result<()> {
+        self.with_table(|table| table.close(handle, inode))
+    }
+
+    fn statfs(&self, _: &Context, inode: u64) -> io::Result<libc::statvfs64> {
+        Ok(statvfs(&fstatvfs(&self.object(inode)?.fd)?))
+    }
+
+    fn setxattr(
+        &self,
+        _: &Context,
+        inode: u64,
+        name: &CStr,
+        value: &[u8],
+        flags: u32,
+    ) -> io::Result<()> {
+        self.set_xattr(inode, name, value, flags)
+    }
+
+    fn getxattr(
+        &self,
+        _: &Context,
+        inode: u64,
+        name: &CStr,
+        size: u32,
+    ) -> io::Result<GetxattrReply> {
+        self.get_xattr(inode, name, size)
+    }
+
+    fn listxattr(&self, _: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
+        self.list_xattr(inode, size)
+    }
+
+    fn removexattr(&self, _: &Context, inode: u64, name: &CStr) -> io::Result<()> {
+        self.remove_xattr(inode, name)
+    }
+
+    fn opendir(&self, _: &Context, inode: u64, _flags: u32) -> io::Result<Opened> {
+        let object = self.object(inode)?;
+        let directory = self.reopen(&object, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let handle = self.keep(inode, directory)?;
+        Ok((Some(handle), OpenOptions::empty()))
+    }
+
+    fn readdir(
+        &self,
+        _: &Context,
+        inode: u64,
+        handle: u64,
+        _size: u32,
+        offset: u64,
+        add_entry: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        self.entries(inode, handle, offset, false, &mut |listed, _| {
+            add_entry(listed)
+        })
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Context,
+        inode: u64,
+        handle: u64,
+        _size: u32,
+        offset: u64,
+        add_entry: &mut dyn FnMut(DirEntry<'_>, Entry) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        self.entries(inode, handle, offset, true, &mut |listed, entry| {
+            add_entry(listed, entry.unwrap_or_default())
+        })
+    }
+
+    fn fsyncdir(&self, context: &Context, inode: u64, data: bool, handle: u64) -> io::Result<()> {
+        self.fsync(context, inode, data, handle)
+    }
+
+    fn releasedir(&self, _: &Context, inode: u64, _flags: u32, handle: u64) -> io::Result<()> {
+        self.with_table(|table| table.close(handle, inode))
+    }
+
+    /// Holes; everything else is the client's own affair.
+    fn lseek(
+        &self,
+        _: &Context,
+        inode: u64,
+        handle: u64,
+        offset: u64,
+        whence: u32,
+    ) -> io::Result<u64> {
+        let to = match i32::try_from(whence) {
+            Ok(libc::SEEK_DATA) => SeekFrom::Data(offset),
+            Ok(libc::SEEK_HOLE) => SeekFrom::Hole(offset),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let handle = self.handle(handle, inode)?;
+        Ok(seek(&*file(&handle), to)?)
+    }
+}
+
+/// The permissions of a new object.
+fn bits(mode: u32, umask: u32) -> Mode {
+    Mode::from_raw_mode(mode & MODE_BITS & !(umask & 0o777))
+}

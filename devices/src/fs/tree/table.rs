@@ -1,0 +1,300 @@
+//! Objects and handles that the client knows by their numbers.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+
+/// The root's number (`FUSE_ROOT_ID`).
+pub(super) const ROOT: u64 = 1;
+
+/// What tells objects of the host apart. A descriptor of each is held, so that neither of the
+/// three is given to another one meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Id {
+    pub(super) device: (u32, u32),
+    pub(super) inode: u64,
+    pub(super) mount: u64,
+}
+
+/// An object of the host: a file, a directory, a link or something else that is never opened.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub(super) id: Id,
+    pub(super) kind: FileType,
+    /// Opened with `O_PATH`.
+    pub(super) fd: OwnedFd,
+}
+
+/// An open file or directory.
+#[derive(Debug)]
+pub(super) struct Handle {
+    object: u64,
+    pub(super) file: Mutex<File>,
+}
+
+#[derive(Debug)]
+struct Known {
+    object: Arc<Object>,
+    /// How often the client was told of it, less how often it forgot.
+    lookups: u64,
+}
+
+/// Both tables, which together stay below a limit: each entry costs a descriptor.
+#[derive(Debug)]
+pub(super) struct Table {
+    root: Arc<Object>,
+    objects: HashMap<u64, Known>,
+    by_id: HashMap<Id, u64>,
+    handles: HashMap<u64, Arc<Handle>>,
+    /// Numbers are never given twice: the client may keep old ones as long as it likes.
+    next: u64,
+    limit: usize,
+}
+
+impl Table {
+    pub(super) fn new(root: Object, limit: usize) -> Self {
+        Self {
+            root: Arc::new(root),
+            objects: HashMap::new(),
+            by_id: HashMap::new(),
+            handles: HashMap::new(),
+            next: ROOT.saturating_add(1),
+            limit,
+        }
+    }
+
+    /// The client begins anew.
+    pub(super) fn clear(&mut self) {
+        self.objects.clear();
+        self.by_id.clear();
+        self.handles.clear();
+    }
+
+    pub(super) fn objects(&self) -> usize {
+        self.objects.len()
+    }
+
+    pub(super) fn handles(&self) -> usize {
+        self.handles.len()
+    }
+
+    pub(super) fn object(&self, number: u64) -> io::Result<Arc<Object>> {
+        if number == ROOT {
+            return Ok(self.root.clone());
+        }
+        match self.objects.get(&number) {
+            Some(known) => Ok(known.object.clone()),
+            None => Err(Errno::STALE.into()),
+        }
+    }
+
+    /// The client is told of an object: finds or makes its number.
+    pub(super) fn look_up(&mut self, id: Id, kind: FileType, fd: OwnedFd) -> io::Result<u64> {
+        if id == self.root.id {
+            return Ok(ROOT);
+        }
+        if let Some(number) = self.by_id.get(&id)
+            && let Some(known) = self.objects.get_mut(number)
+        {
+            known.lookups = known.lookups.saturating_add(1);
+            return Ok(*number);
+        }
+        self.check_limit()?;
+        let number = self.number();
+        let object = Object { id, kind, fd };
+        let known = Known {
+            object: Arc::new(object),
+            lookups: 1,
+        };
+        self.objects.insert(number, known);
+        self.by_id.insert(id, number);
+        Ok(number)
+    }
+
+    /// The client forgets `count` of the times it was told; more than all is all.
+    pub(super) fn forget(&mut self, number: u64, count: u64) {
+        let Some(known) = self.objects.get_mut(&number) else {
+            return;
+        };
+        known.lookups = known.lookups.saturating_sub(count);
+        if known.lookups == 0
+            && let Some(known) = self.objects.remove(&number)
+        {
+            self.by_id.remove(&known.object.id);
+        }
+    }
+
+    pub(super) fn open(&mut self, object: u64, file: File) -> io::Result<u64> {
+        self.check_limit()?;
+        let number = self.number();
+        let file = Mutex::new(file);
+        self.handles
+            .insert(number, Arc::new(Handle { object, file }));
+        Ok(number)
+    }
+
+    /// A handle, if it is one of that object.
+    pub(super) fn handle(&self, handle: u64, object: u64) -> io::Result<Arc<Handle>> {
+        match self.handles.get(&handle) {
+            Some(found) if found.object == object => Ok(found.clone()),
+            _ => Err(Errno::BADF.into()),
+        }
+    }
+
+    pub(super) fn close(&mut self, handle: u64, object: u64) -> io::Result<()> {
+        self.handle(handle, object)?;
+        self.handles.remove(&handle);
+        Ok(())
+    }
+
+    pub(super) fn next_number(&self) -> u64 {
+        self.next
+    }
+
+    pub(super) fn begin_numbers_at(&mut self, next: u64) -> bool {
+        let possible = (self.next..u64::MAX / 2).contains(&next);
+        if possible {
+            self.next = next;
+        }
+        possible
+    }
+
+    fn number(&mut self) -> u64 {
+        let number = self.next;
+        // A billion a second for 500 years.
+        self.next = self.next.wrapping_add(1);
+        number
+    }
+
+    fn check_limit(&self) -> io::Result<()> {
+        if self.objects.len().saturating_add(self.handles.len()) >= self.limit {
+            return Err(Errno::NFILE.into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fd() -> OwnedFd {
+        File::open("/").unwrap().into()
+    }
+
+    fn id(inode: u64) -> Id {
+        Id {
+            device: (0, 1),
+            inode,
+            mount: 1,
+        }
+    }
+
+    fn table(limit: usize) -> Table {
+        let root = Object {
+            id: id(0),
+            kind: FileType::Directory,
+            fd: fd(),
+        };
+        Table::new(root, limit)
+    }
+
+    fn add(table: &mut Table, inode: u64) -> io::Result<u64> {
+        table.look_up(id(inode), FileType::RegularFile, fd())
+    }
+
+    #[test]
+    fn an_object_has_one_number_until_it_is_forgotten_as_often_as_it_was_told() {
+        let mut table = table(10);
+        let number = add(&mut table, 5).unwrap();
+        assert_eq!(add(&mut table, 5).unwrap(), number);
+        assert_ne!(add(&mut table, 6).unwrap(), number);
+        table.forget(number, 1);
+        assert!(table.object(number).is_ok());
+        table.forget(number, 1);
+        assert!(table.object(number).is_err());
+        assert_ne!(
+            add(&mut table, 5).unwrap(),
+            number,
+            "numbers are never given twice"
+        );
+        assert_eq!(table.objects(), 2);
+    }
+
+    #[test]
+    fn forgetting_too_much_is_forgetting_all() {
+        let mut table = table(10);
+        let number = add(&mut table, 5).unwrap();
+        table.forget(number, u64::MAX);
+        table.forget(number, u64::MAX);
+        table.forget(99, 1);
+        table.forget(ROOT, u64::MAX);
+        assert!(table.object(ROOT).is_ok());
+        assert_eq!((table.objects(), table.by_id.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_root_is_one_object_under_any_name() {
+        let mut table = table(10);
+        assert_eq!(add(&mut table, 0).unwrap(), ROOT);
+        assert_eq!(table.objects(), 0);
+    }
+
+    #[test]
+    fn handles_belong_to_their_object() {
+        let mut table = table(10);
+        let (one, two) = (add(&mut table, 1).unwrap(), add(&mut table, 2).unwrap());
+        let handle = table.open(one, fd().into()).unwrap();
+        assert!(table.handle(handle, one).is_ok());
+        assert!(table.handle(handle, two).is_err());
+        assert!(table.close(handle, two).is_err());
+        assert!(table.close(handle, one).is_ok());
+        assert!(table.close(handle, one).is_err());
+    }
+
+    #[test]
+    fn objects_and_handles_have_one_limit() {
+        let mut table = table(3);
+        let one = add(&mut table, 1).unwrap();
+        let handle = table.open(one, fd().into()).unwrap();
+        add(&mut table, 2).unwrap();
+        let full = add(&mut table, 3).unwrap_err();
+        assert_eq!(full.raw_os_error(), Some(Errno::NFILE.raw_os_error()));
+        assert!(table.open(one, fd().into()).is_err());
+        assert!(add(&mut table, 2).is_ok(), "what is known costs nothing");
+        table.close(handle, one).unwrap();
+        assert!(add(&mut table, 3).is_ok());
+        table.clear();
+        assert_eq!((table.objects(), table.handles()), (0, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn both_tables_agree_whatever_the_client_does(
+            steps in proptest::collection::vec((0u64..6, 0u64..4, any::<bool>()), 0..200),
+        ) {
+            let mut table = table(4);
+            let mut numbers = vec![ROOT];
+            for (inode, count, forget) in steps {
+                if forget {
+                    let at = usize::try_from(inode).unwrap() % numbers.len();
+                    table.forget(numbers[at], count);
+                } else if let Ok(number) = add(&mut table, inode) {
+                    numbers.push(number);
+                }
+                prop_assert_eq!(table.by_id.len(), table.objects.len());
+                prop_assert!(table.objects.len() <= 4);
+                for (id, number) in &table.by_id {
+                    prop_assert_eq!(table.objects[number].object.id, *id);
+                    prop_assert!(table.objects[number].lookups > 0);
+                }
+            }
+        }
+    }
+}

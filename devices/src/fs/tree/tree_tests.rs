@@ -1,0 +1,548 @@
+use super::*;
+use fuse_backend_rs::abi::fuse_abi::CreateIn;
+use fuse_backend_rs::api::filesystem::{FileSystem, FsOptions, SetattrValid};
+use std::ffi::CString;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+struct Rig {
+    dir: tempfile::TempDir,
+    tree: Tree,
+}
+
+const ROOT: u64 = table::ROOT;
+
+fn rig_with(access: Access, limit: usize) -> Rig {
+    let dir = tempfile::tempdir().unwrap();
+    let root: OwnedFd = File::open(dir.path()).unwrap().into();
+    let tree = Tree::new(&root, access, limit).unwrap();
+    tree.prepare_thread().unwrap();
+    Rig { dir, tree }
+}
+
+fn rig() -> Rig {
+    rig_with(Access::ReadWrite, 1000)
+}
+
+fn me() -> Context {
+    Context {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        pid: 1,
+    }
+}
+
+fn name(name: &str) -> CString {
+    CString::new(name).unwrap()
+}
+
+fn code<T>(result: io::Result<T>) -> Option<Errno> {
+    result
+        .err()
+        .map(|error| Errno::from_io_error(&error).unwrap())
+}
+
+fn creation(flags: i32, mode: u32) -> CreateIn {
+    CreateIn {
+        flags: flags.cast_unsigned(),
+        mode,
+        umask: 0,
+        fuse_flags: 0,
+    }
+}
+
+impl Rig {
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn look_up(&self, parent: u64, text: &str) -> io::Result<Entry> {
+        self.tree.lookup(&me(), parent, &name(text))
+    }
+
+    fn list(&self, object: u64, plus: bool) -> Vec<(String, u64)> {
+        let (handle, _) = self.tree.opendir(&me(), object, 0).unwrap();
+        let mut names = Vec::new();
+        let mut offset = 0;
+        loop {
+            let before = names.len();
+            // Three at a time.
+            self.tree
+                .entries(
+                    object,
+                    handle.unwrap(),
+                    offset,
+                    plus,
+                    &mut |listed, entry| {
+                        if names.len() == before + 3 {
+                            return Ok(0);
+                        }
+                        offset = listed.offset;
+                        let name = String::from_utf8(listed.name.to_vec()).unwrap();
+                        names.push((name, entry.map_or(0, |entry| entry.inode)));
+                        Ok(100)
+                    },
+                )
+                .unwrap();
+            if names.len() == before {
+                break;
+            }
+        }
+        self.tree
+            .releasedir(&me(), object, 0, handle.unwrap())
+            .unwrap();
+        names.sort();
+        names
+    }
+}
+
+#[test]
+fn names_that_lead_out_of_their_directory_do_not_exist() {
+    let rig = rig();
+    std::fs::create_dir(rig.path("a")).unwrap();
+    let a = rig.look_up(ROOT, "a").unwrap().inode;
+    let context = me();
+    for parent in [ROOT, a] {
+        for bad in ["", ".", "..", "/", "/etc", "a/..", "../x", "b/"] {
+            let bad = name(bad);
+            let invalid = Some(Errno::INVAL);
+            let tree = &rig.tree;
+            assert_eq!(
+                code(tree.lookup(&context, parent, &bad)),
+                invalid,
+                "{bad:?}"
+            );
+            assert_eq!(code(tree.mkdir(&context, parent, &bad, 0o755, 0)), invalid);
+            assert_eq!(
+                code(tree.mknod(&context, parent, &bad, 0o10_0644, 0, 0)),
+                invalid
+            );
+            assert_eq!(code(tree.symlink(&context, c"x", parent, &bad)), invalid);
+            assert_eq!(code(tree.link(&context, a, parent, &bad)), invalid);
+            assert_eq!(code(tree.unlink(&context, parent, &bad)), invalid);
+            assert_eq!(code(tree.rmdir(&context, parent, &bad)), invalid);
+            assert_eq!(
+                code(tree.rename(&context, parent, &bad, ROOT, c"x", 0)),
+                invalid
+            );
+            assert_eq!(
+                code(tree.rename(&context, ROOT, c"a", parent, &bad, 0)),
+                invalid
+            );
+            let create = tree.create(&context, parent, &bad, creation(libc::O_RDWR, 0o644));
+            assert_eq!(code(create), invalid);
+        }
+    }
+    assert!(rig.path("a").is_dir());
+}
+
+#[test]
+fn links_are_given_to_the_guest_and_never_followed() {
+    let rig = rig();
+    symlink("/etc", rig.path("absolute")).unwrap();
+    symlink("../..", rig.path("up")).unwrap();
+    symlink("/etc/passwd", rig.path("file")).unwrap();
+    for (link, target) in [
+        ("absolute", "/etc"),
+        ("up", "../.."),
+        ("file", "/etc/passwd"),
+    ] {
+        let entry = rig.look_up(ROOT, link).unwrap();
+        assert_eq!(entry.attr.st_mode & libc::S_IFMT, libc::S_IFLNK);
+        assert_eq!(
+            rig.tree.readlink(&me(), entry.inode).unwrap(),
+            target.as_bytes()
+        );
+        assert!(rig.look_up(entry.inode, "passwd").is_err());
+        assert!(rig.tree.open(&me(), entry.inode, 0, 0).is_err());
+        assert!(rig.tree.opendir(&me(), entry.inode, 0).is_err());
+        let create = rig
+            .tree
+            .create(&me(), ROOT, &name(link), creation(libc::O_RDWR, 0o644));
+        assert!(create.is_err());
+    }
+    // A directory that becomes a link between two requests.
+    std::fs::create_dir(rig.path("dir")).unwrap();
+    let dir = rig.look_up(ROOT, "dir").unwrap().inode;
+    std::fs::rename(rig.path("dir"), rig.path("moved")).unwrap();
+    symlink("/etc", rig.path("dir")).unwrap();
+    assert_eq!(code(rig.look_up(dir, "passwd")), Some(Errno::NOENT));
+}
+
+#[test]
+fn devices_are_not_made_and_what_is_no_file_is_not_opened() {
+    let rig = rig();
+    for kind in [libc::S_IFBLK, libc::S_IFCHR] {
+        let made = rig.tree.mknod(&me(), ROOT, c"dev", kind | 0o666, 0x103, 0);
+        assert_eq!(code(made), Some(Errno::PERM));
+        assert!(!rig.path("dev").exists());
+    }
+    for (text, kind) in [("pipe", libc::S_IFIFO), ("socket", libc::S_IFSOCK)] {
+        let entry = rig
+            .tree
+            .mknod(&me(), ROOT, &name(text), kind | 0o600, 0, 0)
+            .unwrap();
+        assert_eq!(entry.attr.st_mode, kind | 0o600);
+        for flags in [0, 1, 2, libc::O_PATH.cast_unsigned()] {
+            let opened = rig.tree.open(&me(), entry.inode, flags, 0);
+            assert_eq!(code(opened), Some(Errno::NXIO));
+        }
+        let create = rig
+            .tree
+            .create(&me(), ROOT, &name(text), creation(libc::O_RDWR, 0o644));
+        assert_eq!(code(create), Some(Errno::NXIO));
+        let list = rig.tree.listxattr(&me(), entry.inode, 0).map(drop);
+        assert_eq!(code(list), Some(Errno::OPNOTSUPP));
+    }
+}
+
+#[test]
+fn objects_that_were_not_looked_up_and_handles_of_others_do_not_exist() {
+    let rig = rig();
+    std::fs::write(rig.path("a"), "a").unwrap();
+    std::fs::write(rig.path("b"), "b").unwrap();
+    let [a, b] = ["a", "b"].map(|text| rig.look_up(ROOT, text).unwrap().inode);
+    let handle = rig.tree.open(&me(), a, 2, 0).unwrap().0.unwrap();
+    let stat = libc_stat();
+    for (object, handle) in [(b, handle), (ROOT, handle), (a, handle + 1), (99, handle)] {
+        let tree = &rig.tree;
+        assert!(tree.getattr(&me(), object, Some(handle)).is_err());
+        assert!(tree.fsync(&me(), object, false, handle).is_err());
+        assert!(tree.fallocate(&me(), object, handle, 0, 0, 10).is_err());
+        assert!(tree.lseek(&me(), object, handle, 0, 3).is_err());
+        assert!(
+            tree.release(&me(), object, 0, handle, false, false, None)
+                .is_err()
+        );
+        let size = tree.setattr(&me(), object, stat, Some(handle), SetattrValid::SIZE);
+        assert!(size.is_err());
+    }
+    assert!(rig.tree.getattr(&me(), 99, None).is_err());
+    rig.tree.forget(&me(), a, 1);
+    assert_eq!(code(rig.tree.getattr(&me(), a, None)), Some(Errno::STALE));
+    assert_eq!(std::fs::read(rig.path("a")).unwrap(), b"a");
+}
+
+fn libc_stat() -> libc::stat64 {
+    fuse_backend_rs::abi::fuse_abi::Attr::default().into()
+}
+
+#[test]
+fn nothing_changes_through_a_read_only_tree() {
+    let rig = rig_with(Access::ReadOnly, 100);
+    std::fs::write(rig.path("file"), "text").unwrap();
+    std::fs::create_dir(rig.path("dir")).unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    let (tree, context, refused) = (&rig.tree, me(), Some(Errno::ROFS));
+    for flags in [
+        libc::O_WRONLY,
+        libc::O_RDWR,
+        libc::O_TRUNC,
+        libc::O_RDWR | libc::O_APPEND,
+    ] {
+        assert_eq!(
+            code(tree.open(&context, object, flags.cast_unsigned(), 0)),
+            refused
+        );
+        let create = tree.create(&context, ROOT, c"new", creation(flags, 0o644));
+        assert_eq!(code(create), refused);
+    }
+    let read = creation(libc::O_RDONLY, 0o644);
+    assert_eq!(code(tree.create(&context, ROOT, c"new", read)), refused);
+    assert_eq!(code(tree.mkdir(&context, ROOT, c"new", 0o755, 0)), refused);
+    assert_eq!(
+        code(tree.mknod(&context, ROOT, c"new", 0o10_0644, 0, 0)),
+        refused
+    );
+    assert_eq!(code(tree.symlink(&context, c"x", ROOT, c"new")), refused);
+    assert_eq!(code(tree.link(&context, object, ROOT, c"new")), refused);
+    assert_eq!(code(tree.unlink(&context, ROOT, c"file")), refused);
+    assert_eq!(code(tree.rmdir(&context, ROOT, c"dir")), refused);
+    assert_eq!(
+        code(tree.rename(&context, ROOT, c"file", ROOT, c"new", 0)),
+        refused
+    );
+    let set = tree.setattr(&context, object, libc_stat(), None, SetattrValid::all());
+    assert_eq!(code(set), refused);
+    assert_eq!(
+        code(tree.setxattr(&context, object, c"user.a", b"1", 0)),
+        refused
+    );
+    assert_eq!(code(tree.removexattr(&context, object, c"user.a")), refused);
+    let handle = tree.open(&context, object, 0, 0).unwrap().0.unwrap();
+    assert_eq!(
+        code(tree.fallocate(&context, object, handle, 0, 0, 10)),
+        refused
+    );
+    assert_eq!(std::fs::read(rig.path("file")).unwrap(), b"text");
+    assert_eq!(std::fs::read_dir(rig.dir.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn flags_that_are_not_the_clients_affair_have_no_effect() {
+    let rig = rig();
+    std::fs::write(rig.path("file"), "text").unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    let odd = libc::O_PATH | libc::O_DIRECT | libc::O_ASYNC | libc::O_TMPFILE | libc::O_CREAT;
+    let handle = rig
+        .tree
+        .open(&me(), object, odd.cast_unsigned(), 0)
+        .unwrap()
+        .0
+        .unwrap();
+    let flags = rustix::fs::fcntl_getfl(&*file(&rig.tree.handle(handle, object).unwrap())).unwrap();
+    let large_file = OFlags::from_bits_retain(0o100_000);
+    assert_eq!(flags - large_file, OFlags::RDONLY);
+    assert_eq!(code(rig.tree.open(&me(), object, 3, 0)), Some(Errno::INVAL));
+    assert_eq!(code(rig.tree.open(&me(), ROOT, 0, 0)), Some(Errno::ISDIR));
+    assert_eq!(
+        code(rig.tree.opendir(&me(), object, 0)),
+        Some(Errno::NOTDIR)
+    );
+}
+
+#[test]
+fn files_are_made_with_the_mode_that_the_guest_asks_for() {
+    let rig = rig();
+    let (context, tree) = (me(), &rig.tree);
+    let (entry, handle, ..) = tree
+        .create(&context, ROOT, c"file", creation(libc::O_RDWR, 0o10_0666))
+        .unwrap();
+    assert!(handle.is_some());
+    assert_eq!(entry.attr.st_mode, 0o10_0666);
+    tree.mkdir(&context, ROOT, c"dir", 0o777, 0o022).unwrap();
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(&rig.path("file")), 0o666);
+    assert_eq!(mode(&rig.path("dir")), 0o755);
+    // Once more: it exists, which only matters to who asked for a new one.
+    let again = creation(libc::O_RDWR, 0o600);
+    let (same, ..) = tree.create(&context, ROOT, c"file", again).unwrap();
+    assert_eq!(same.inode, entry.inode);
+    let new = creation(libc::O_RDWR | libc::O_EXCL, 0o600);
+    assert_eq!(
+        code(tree.create(&context, ROOT, c"file", new)),
+        Some(Errno::EXIST)
+    );
+}
+
+#[test]
+fn objects_belong_to_the_guests_user_and_keep_no_group_that_is_not_its() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let rig = rig();
+    let user = Context {
+        uid: 1234,
+        gid: 5678,
+        pid: 1,
+    };
+    rustix::fs::chmod(rig.dir.path(), Mode::from_raw_mode(0o2777)).unwrap();
+    let (context, tree) = (user, &rig.tree);
+    tree.mkdir(&context, ROOT, c"dir", 0o755, 0).unwrap();
+    tree.symlink(&context, c"x", ROOT, c"link").unwrap();
+    let make = creation(libc::O_RDWR, 0o10_2777);
+    tree.create(&context, ROOT, c"file", make).unwrap();
+    for text in ["dir", "link", "file"] {
+        assert_eq!(
+            rig.path(text).symlink_metadata().unwrap().uid(),
+            1234,
+            "{text}"
+        );
+    }
+    // The directory's group is root's, of which the user is no member: the file has the group
+    // and not the bit that would lend it.
+    let meta = rig.path("file").metadata().unwrap();
+    assert_eq!((meta.gid(), meta.mode() & 0o2000), (0, 0));
+    assert!(rustix::process::geteuid().is_root());
+    assert_eq!(rustix::process::getegid(), rustix::process::getgid());
+    for (uid, gid) in [(u32::MAX, 0), (0, u32::MAX)] {
+        let context = Context { uid, gid, pid: 1 };
+        assert_eq!(
+            code(tree.mkdir(&context, ROOT, c"no", 0o755, 0)),
+            Some(Errno::INVAL)
+        );
+    }
+}
+
+#[test]
+fn attributes_are_set_and_read_back() {
+    let rig = rig();
+    std::fs::write(rig.path("file"), "some text").unwrap();
+    symlink("file", rig.path("link")).unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    let mut wanted = libc_stat();
+    wanted.st_mode = 0o640;
+    wanted.st_size = 4;
+    wanted.st_atime = 1_000_000_000;
+    wanted.st_mtime = -5;
+    wanted.st_mtime_nsec = 7;
+    let valid = SetattrValid::MODE | SetattrValid::SIZE | SetattrValid::ATIME | SetattrValid::MTIME;
+    let (stat, keep) = rig
+        .tree
+        .setattr(&me(), object, wanted, None, valid)
+        .unwrap();
+    assert!(keep < Duration::from_secs(1));
+    assert_eq!(stat.st_mode, 0o10_0640);
+    assert_eq!((stat.st_size, stat.st_atime), (4, 1_000_000_000));
+    assert_eq!((stat.st_mtime, stat.st_mtime_nsec), (-5, 7));
+    assert_eq!(std::fs::read(rig.path("file")).unwrap(), b"some");
+    // Of the link itself, not of what it points to.
+    let link = rig.look_up(ROOT, "link").unwrap().inode;
+    let (stat, _) = rig
+        .tree
+        .setattr(&me(), link, wanted, None, SetattrValid::MTIME)
+        .unwrap();
+    assert_eq!(
+        (stat.st_mode & libc::S_IFMT, stat.st_mtime),
+        (libc::S_IFLNK, -5)
+    );
+    wanted.st_size = -1;
+    let size = rig
+        .tree
+        .setattr(&me(), object, wanted, None, SetattrValid::SIZE);
+    assert_eq!(code(size), Some(Errno::INVAL));
+    let mode = rig
+        .tree
+        .setattr(&me(), ROOT, wanted, None, SetattrValid::SIZE);
+    assert_eq!(code(mode), Some(Errno::INVAL));
+}
+
+#[test]
+fn directories_are_listed_whole_in_parts_and_told_of_only_where_asked() {
+    let rig = rig();
+    for n in 0..20 {
+        std::fs::write(rig.path(&format!("file{n}")), "").unwrap();
+    }
+    let plain = rig.list(ROOT, false);
+    assert_eq!(plain.len(), 22);
+    assert!(plain.iter().all(|(_, number)| *number == 0));
+    assert_eq!(rig.tree.table().objects(), 0);
+    let told = rig.list(ROOT, true);
+    let names = |list: &[(String, u64)]| list.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&plain), names(&told));
+    for (name, number) in &told {
+        assert_eq!(*number == 0, name == "." || name == "..", "{name}");
+    }
+    // Those that did not fit were taken back.
+    for (_, number) in told {
+        rig.tree.forget(&me(), number, 1);
+    }
+    assert_eq!(rig.tree.table().objects(), 0);
+}
+
+#[test]
+fn a_client_that_keeps_everything_open_meets_a_limit_and_goes_on_after_it() {
+    let rig = rig_with(Access::ReadWrite, 10);
+    for n in 0..30 {
+        std::fs::write(rig.path(&format!("file{n}")), "").unwrap();
+    }
+    let mut known = Vec::new();
+    for n in 0..30 {
+        match rig.look_up(ROOT, &format!("file{n}")) {
+            Ok(entry) => known.push(entry.inode),
+            Err(error) => assert_eq!(Errno::from_io_error(&error), Some(Errno::NFILE)),
+        }
+    }
+    assert_eq!(known.len(), 10);
+    assert_eq!(
+        code(rig.tree.open(&me(), known[0], 0, 0)),
+        Some(Errno::NFILE)
+    );
+    let create = rig
+        .tree
+        .create(&me(), ROOT, c"new", creation(libc::O_RDWR, 0o644));
+    assert_eq!(code(create), Some(Errno::NFILE));
+    // Names are listed even so.
+    let (handle, _) = {
+        rig.tree.forget(&me(), known[9], 1);
+        rig.tree.opendir(&me(), ROOT, 0).unwrap()
+    };
+    let mut seen = 0;
+    rig.tree
+        .entries(ROOT, handle.unwrap(), 0, true, &mut |_, _| {
+            seen += 1;
+            Ok(10)
+        })
+        .unwrap();
+    assert_eq!(seen, 33);
+    rig.tree.init(FsOptions::all()).unwrap();
+    assert_eq!(rig.tree.counters.objects.load(Ordering::Relaxed), 0);
+    assert!(rig.look_up(ROOT, "file29").is_ok());
+}
+
+#[test]
+fn only_attributes_of_users_exist() {
+    let rig = rig();
+    std::fs::write(rig.path("file"), "").unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    for reserved in [
+        "security.capability",
+        "trusted.overlay.opaque",
+        "system.posix_acl_access",
+    ] {
+        let attribute = name(reserved);
+        let refused = Some(Errno::OPNOTSUPP);
+        assert_eq!(
+            code(rig.tree.setxattr(&me(), object, &attribute, b"1", 0)),
+            refused
+        );
+        assert_eq!(
+            code(rig.tree.getxattr(&me(), object, &attribute, 10).map(drop)),
+            refused
+        );
+        assert_eq!(
+            code(rig.tree.removexattr(&me(), object, &attribute)),
+            refused
+        );
+    }
+    let flags = rig.tree.setxattr(&me(), object, c"user.a", b"1", 0xff);
+    assert_eq!(code(flags), Some(Errno::INVAL));
+}
+
+#[test]
+fn names_of_objects_change_on_the_host_and_the_client_sees_the_new_ones() {
+    let rig = rig();
+    std::fs::create_dir(rig.path("v1")).unwrap();
+    std::fs::write(rig.path("v1/key"), "one").unwrap();
+    std::fs::create_dir(rig.path("v2")).unwrap();
+    std::fs::write(rig.path("v2/key"), "two").unwrap();
+    symlink("v1", rig.path("..data")).unwrap();
+    let read = |rig: &Rig| {
+        let link = rig.look_up(ROOT, "..data").unwrap();
+        assert!(link.entry_timeout < Duration::from_secs(1));
+        let target = rig.tree.readlink(&me(), link.inode).unwrap();
+        let dir = rig
+            .look_up(ROOT, std::str::from_utf8(&target).unwrap())
+            .unwrap();
+        rig.look_up(dir.inode, "key").unwrap().attr.st_ino
+    };
+    let before = read(&rig);
+    symlink("v2", rig.path("..new")).unwrap();
+    std::fs::rename(rig.path("..new"), rig.path("..data")).unwrap();
+    assert_ne!(read(&rig), before);
+    assert_eq!(read(&rig), rig.path("v2/key").metadata().unwrap().ino());
+}
+
+#[test]
+fn links_and_renames_keep_the_object() {
+    let rig = rig();
+    std::fs::write(rig.path("a"), "text").unwrap();
+    std::fs::write(rig.path("b"), "other").unwrap();
+    let a = rig.look_up(ROOT, "a").unwrap().inode;
+    let linked = rig.tree.link(&me(), a, ROOT, c"hard").unwrap();
+    assert_eq!((linked.inode, linked.attr.st_nlink), (a, 2));
+    let keep = libc::RENAME_NOREPLACE;
+    let refused = rig.tree.rename(&me(), ROOT, c"a", ROOT, c"b", keep);
+    assert_eq!(code(refused), Some(Errno::EXIST));
+    rig.tree.rename(&me(), ROOT, c"a", ROOT, c"b", 0).unwrap();
+    assert_eq!(rig.look_up(ROOT, "b").unwrap().inode, a);
+    assert!(!rig.path("a").exists());
+    // The object outlives its names.
+    rig.tree.unlink(&me(), ROOT, c"b").unwrap();
+    rig.tree.unlink(&me(), ROOT, c"hard").unwrap();
+    assert_eq!(rig.tree.getattr(&me(), a, None).unwrap().0.st_nlink, 0);
+    symlink("nowhere", rig.path("link")).unwrap();
+    let link = rig.look_up(ROOT, "link").unwrap().inode;
+    let linked = rig.tree.link(&me(), link, ROOT, c"link2").unwrap();
+    assert_eq!(linked.inode, link);
+}
