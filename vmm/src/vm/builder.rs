@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
 use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::fs::FsDevice;
+use podvisor_devices::net::NetDevice;
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::virtio::VirtioDevice;
 use podvisor_devices::vsock::VsockDevice;
@@ -103,6 +105,17 @@ impl VmBuilder {
     /// The socket device, by which host and guest talk. A guest takes one.
     pub fn vsock(self, vsock: VsockDevice) -> Self {
         self.device(vsock)
+    }
+
+    /// A network card. The first one is the guest's first Ethernet device.
+    pub fn net(self, card: NetDevice) -> Self {
+        self.device(card)
+    }
+
+    /// A directory of the host, which the guest mounts by its tag
+    /// (`mount -t virtiofs TAG DIR`).
+    pub fn fs(self, share: FsDevice) -> Self {
+        self.device(share)
     }
 
     /// An entropy device, fed by the host's random numbers.

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use podvisor_devices::blk::{BlockDevice, Disk};
 use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::fs::FsDevice;
+use podvisor_devices::net::{LinkState, NetDevice};
 use podvisor_devices::virtio::{Counter, Fault, ReadCounters, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
 
@@ -95,6 +97,10 @@ impl<D> fmt::Debug for DeviceHandle<D> {
 pub type BlockHandle = DeviceHandle<BlockDevice>;
 /// A console.
 pub type ConsoleHandle = DeviceHandle<ConsoleDevice>;
+/// A network card.
+pub type NetHandle = DeviceHandle<NetDevice>;
+/// A shared directory.
+pub type FsHandle = DeviceHandle<FsDevice>;
 /// A socket device.
 pub type VsockHandle = DeviceHandle<VsockDevice>;
 
@@ -202,6 +208,16 @@ impl ConsoleHandle {
     /// See [`Self::run`].
     pub fn resize(&self, columns: u16, rows: u16) -> Result<(), HandleError> {
         self.run(move |device| device.resize(columns, rows))
+    }
+}
+
+impl NetHandle {
+    /// Plugs the cable in or pulls it: the driver is told.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn set_link(&self, link: LinkState) -> Result<(), HandleError> {
+        self.run(move |device| device.set_link(link))
     }
 }
 

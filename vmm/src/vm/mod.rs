@@ -36,13 +36,17 @@ use std::time::{Duration, Instant};
 use kvm_ioctls::VcpuFd;
 use podvisor_devices::blk::BlockDevice;
 use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::fs::FsDevice;
+use podvisor_devices::net::NetDevice;
 use podvisor_devices::virtio::{Counter, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
 
 pub use builder::VmBuilder;
 pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use exit::{Exit, Poison, PoisonCause, Registers};
-pub use handle::{BlockHandle, ConsoleHandle, DeviceHandle, HandleError, VsockHandle};
+pub use handle::{
+    BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, NetHandle, VsockHandle,
+};
 pub use io::DeviceFault;
 pub use state::{Action, State};
 
@@ -327,6 +331,22 @@ impl Vm {
     /// [`HandleError::NoSuchDevice`].
     pub fn block(&self, name: &str) -> Result<BlockHandle, HandleError> {
         DeviceHandle::<BlockDevice>::find(&self.devices, "block device", Some(name))
+    }
+
+    /// The network card named `name`: `net0` is the first.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn net(&self, name: &str) -> Result<NetHandle, HandleError> {
+        DeviceHandle::<NetDevice>::find(&self.devices, "network card", Some(name))
+    }
+
+    /// The shared directory named `name`: `fs0` is the first.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn fs(&self, name: &str) -> Result<FsHandle, HandleError> {
+        DeviceHandle::<FsDevice>::find(&self.devices, "shared directory", Some(name))
     }
 
     /// The first console.
