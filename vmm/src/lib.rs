@@ -76,12 +76,12 @@ pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault};
 pub use kvm::KvmError;
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
-pub use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
+pub use podvisor_devices::blk::{BlockDevice, BlockDeviceError, Disk, FileDisk};
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError};
 pub use podvisor_devices::net::{LinkState, MacAddress, NetDevice, NetDeviceError};
 pub use podvisor_devices::rng::RngDevice;
-pub use podvisor_devices::vsock::{VsockDevice, VsockError};
+pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 pub use vm::{
     Action, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle, DeviceCounters,
     DeviceFault, DeviceHandle, Exit, FsHandle, HandleError, NetHandle, Poison, PoisonCause,

@@ -222,6 +222,8 @@ pub(super) struct Connection {
     pub(super) queued: bool,
     /// Receive buffers that the next read should offer.
     batch: usize,
+    /// The host program is not told when the guest has accepted.
+    silent: bool,
 }
 
 impl Connection {
@@ -232,6 +234,14 @@ impl Connection {
             ..Due::default()
         };
         Self::new(socket, ports, buf_alloc, Phase::Requested, due)
+    }
+
+    /// As [`Self::from_host`], for a program that does not wait for the line `OK`.
+    pub(super) fn from_process(socket: OwnedFd, ports: Ports, buf_alloc: u32) -> Self {
+        Self {
+            silent: true,
+            ..Self::from_host(socket, ports, buf_alloc)
+        }
     }
 
     /// The guest reached a host program.
@@ -260,6 +270,7 @@ impl Connection {
             asked: false,
             queued: false,
             batch: 1,
+            silent: false,
         }
     }
 
@@ -386,6 +397,9 @@ impl Connection {
 
     fn established(&mut self) -> Fate {
         self.phase = Phase::Established;
+        if self.silent {
+            return Fate::Lives;
+        }
         let line = format!("OK {}\n", self.ports.host);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         // Nothing was written to this socket before: it takes the line whole, or is closed.

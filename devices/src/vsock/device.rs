@@ -1,12 +1,16 @@
 //! The vsock device: its queues, and the packets that travel on them.
 
+use std::io;
 use std::os::fd::BorrowedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::connection::{MAX_BATCH, Read};
 use super::error::VsockError;
-use super::mux::{Mux, Work};
+use super::host::{Handed, VsockHost};
+use super::listener::Listener;
+use super::mux::{Mux, Work, check_cid};
 use super::packet::{HEADER_LEN, Header, Op};
 use crate::virtio::{
     Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_SEGMENTS, Progress, Queue, StartError,
@@ -82,14 +86,57 @@ impl VsockDevice {
     /// # Errors
     /// See [`VsockError`].
     pub fn unix_mux(guest_cid: u64, path: impl AsRef<Path>) -> Result<Self, VsockError> {
-        let mux = Mux::new(guest_cid, path.as_ref())?;
+        check_cid(guest_cid)?;
+        Self::new(guest_cid, Box::new(Listener::bind(path.as_ref())?))
+    }
+
+    /// A device for the guest with this CID, whose host programs connect to a socket that
+    /// listens already. A program in the guest reaches nobody but listeners of this process
+    /// ([`Self::listen`]). Nothing needs a path.
+    ///
+    /// # Errors
+    /// See [`VsockError`].
+    pub fn from_listener(guest_cid: u64, listener: UnixListener) -> Result<Self, VsockError> {
+        listener.set_nonblocking(true).map_err(VsockError::Epoll)?;
+        Self::new(guest_cid, Box::new(Handed(Some(listener))))
+    }
+
+    /// A device for the guest with this CID that only this process uses, by [`Self::connect`] and
+    /// [`Self::listen`].
+    ///
+    /// # Errors
+    /// See [`VsockError`].
+    pub fn in_process(guest_cid: u64) -> Result<Self, VsockError> {
+        Self::new(guest_cid, Box::new(Handed(None)))
+    }
+
+    /// A device for the guest with this CID over any host side.
+    ///
+    /// # Errors
+    /// See [`VsockError`].
+    pub fn new(guest_cid: u64, host: Box<dyn VsockHost>) -> Result<Self, VsockError> {
         Ok(Self {
-            config: Arc::new(ConfigSpace::new(mux.guest_cid().to_le_bytes())),
-            mux,
+            mux: Mux::new(guest_cid, host)?,
+            config: Arc::new(ConfigSpace::new(guest_cid.to_le_bytes())),
             reset_due: false,
             queues: [const { None }; QUEUE_SIZES.len()],
             flow: Flow::default(),
         })
+    }
+
+    /// Opens a stream to a port of the guest. What is written waits until the guest accepts;
+    /// the stream ends when it refuses.
+    ///
+    /// # Errors
+    /// When descriptors run out, or all connections are taken (EMFILE).
+    pub fn connect(&mut self, port: u32) -> io::Result<UnixStream> {
+        self.mux.connect_guest(port)
+    }
+
+    /// Serves a port of the host: `on_connect` gets the streams that programs in the guest
+    /// open to it. It is called on the thread that serves the device and must not block.
+    pub fn listen(&mut self, port: u32, on_connect: impl FnMut(UnixStream) + Send + 'static) {
+        self.mux.listen(port, Box::new(on_connect));
     }
 
     /// The guest's CID.

@@ -38,7 +38,7 @@ pub enum VsockError {
         path: PathBuf,
     },
     /// The socket could not be made.
-    #[error("listening on {}: its folder must exist and be writable", path.display())]
+    #[error("failed to listen on {}: its directory must exist and be writable", path.display())]
     Listen {
         /// The path.
         path: PathBuf,
@@ -46,13 +46,7 @@ pub enum VsockError {
         #[source]
         source: io::Error,
     },
-    /// No epoll instance.
-    #[error("making an epoll instance for the sockets of {}", path.display())]
-    Epoll {
-        /// The path.
-        path: PathBuf,
-        /// The operating system's answer.
-        #[source]
-        source: io::Error,
-    },
+    /// No epoll instance, or a descriptor that cannot be waited for.
+    #[error("failed to wait for the sockets of the vsock device")]
+    Epoll(#[source] io::Error),
 }

@@ -14,6 +14,7 @@ use rustix::net::{
 
 use super::MAX_PATH;
 use super::error::VsockError;
+use super::host::VsockHost;
 
 /// A listening socket; its file goes with it.
 #[derive(Debug)]
@@ -49,31 +50,33 @@ impl Listener {
         listen(&listener.socket, 128).map_err(listen_error)?;
         Ok(listener)
     }
+}
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+impl VsockHost for Listener {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
     }
 
-    /// Takes a connection of a host program, if one waits.
-    pub(super) fn accept(&self) -> Result<OwnedFd, Errno> {
+    fn accept(&mut self) -> io::Result<Option<OwnedFd>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        accept_with(&self.socket, flags)
+        loop {
+            match accept_with(&self.socket, flags) {
+                Ok(stream) => return Ok(Some(stream)),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
-    /// Connects to the host program that serves `port` for the guest: it listens at `PATH_PORT`.
-    /// A listener whose backlog is full answers EAGAIN at once: the guest hears a refusal.
-    pub(super) fn connect_out(&self, port: u32) -> Result<OwnedFd, Errno> {
+    /// To the host program that listens at `PATH_PORT`. A listener whose backlog is full answers
+    /// EAGAIN at once: the guest hears a refusal.
+    fn connect(&mut self, port: u32) -> io::Result<OwnedFd> {
         let mut path = self.path.clone().into_os_string();
         path.push(format!("_{port}"));
         let socket = stream_socket()?;
         connect(&socket, &SocketAddrUnix::new(Path::new(&path))?)?;
         Ok(socket)
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }
 

@@ -5,7 +5,8 @@
 //! * `credit.rs` counts what either side may still send (§5.10.6.3).
 //! * `connection.rs` is one stream: its socket, its phase, what it owes the guest.
 //! * `handshake.rs` reads the line by which a host program names the guest's port.
-//! * `listener.rs` is the socket that host programs connect to.
+//! * `host.rs` says what the host's side is: [`VsockHost`].
+//! * `listener.rs` is the host's side by paths: the socket that host programs connect to.
 //! * `mux.rs` owns all sockets of the host behind one epoll instance and decides which
 //!   connection speaks to the guest next.
 //! * `device.rs` owns the three queues and carries packets between them and the multiplexer.
@@ -18,6 +19,9 @@
 //! `PATH_P`. It is the convention of Firecracker, which its tools know too. The end of either
 //! direction (`shutdown(2)`) is carried over.
 //!
+//! Within the process that has the VM no path is needed: [`VsockDevice::connect`] and
+//! [`VsockDevice::listen`]. A host side of another kind implements [`VsockHost`].
+//!
 //! The device knows streams only: neither datagrams nor `SOCK_SEQPACKET`, nor other guests.
 
 mod connection;
@@ -25,12 +29,14 @@ mod credit;
 mod device;
 mod error;
 mod handshake;
+mod host;
 mod listener;
 mod mux;
 mod packet;
 
 pub use device::VsockDevice;
 pub use error::VsockError;
+pub use host::VsockHost;
 
 /// The host's context identifier (§5.10.4).
 pub const HOST_CID: u64 = 2;

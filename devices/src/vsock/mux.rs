@@ -5,9 +5,11 @@
 //! makes nothing spin, and no system call is needed when interest changes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ use rustix::io::Errno;
 use super::connection::{Connection, Fate, Outlet, Step};
 use super::error::VsockError;
 use super::handshake::{self, Handshake};
-use super::listener::Listener;
+use super::host::VsockHost;
 use super::packet::{Header, Op, Ports, TYPE_STREAM};
 use super::{HOST_CID, MAX_GUEST_CID, MIN_GUEST_CID};
 use crate::GuestRam;
@@ -89,12 +91,23 @@ pub(super) enum Work {
     Data(u64),
 }
 
+/// What is done with a stream that the guest opened.
+struct OnConnect(Box<dyn FnMut(UnixStream) + Send>);
+
+impl fmt::Debug for OnConnect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnConnect")
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Mux {
     guest_cid: u64,
     epoll: OwnedFd,
-    listener: Listener,
+    host: Box<dyn VsockHost>,
+    /// Ports of the host that this process serves by itself.
+    listeners: HashMap<u32, OnConnect>,
     /// In the epoll instance too: what was left over keeps the device readable.
     reminder: OwnedFd,
     /// The listener may have more, but there was no room.
@@ -114,22 +127,17 @@ pub(super) struct Mux {
 }
 
 impl Mux {
-    pub(super) fn new(guest_cid: u64, path: &Path) -> Result<Self, VsockError> {
-        if !(MIN_GUEST_CID..=MAX_GUEST_CID).contains(&guest_cid) {
-            return Err(VsockError::GuestCid { cid: guest_cid });
-        }
-        let epoll_error = |source: Errno| VsockError::Epoll {
-            path: path.into(),
-            source: source.into(),
-        };
+    pub(super) fn new(guest_cid: u64, host: Box<dyn VsockHost>) -> Result<Self, VsockError> {
+        check_cid(guest_cid)?;
+        let epoll_error = |source: Errno| VsockError::Epoll(source.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(epoll_error)?;
         let reminder =
             eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(epoll_error)?;
-        let listener = Listener::bind(path)?;
         let mux = Self {
             guest_cid,
             epoll,
-            listener,
+            host,
+            listeners: HashMap::new(),
             reminder,
             accept_pending: false,
             next_id: LISTENER,
@@ -144,8 +152,10 @@ impl Mux {
             counters: Arc::default(),
         };
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let data = epoll::EventData::new_u64(LISTENER);
-        epoll::add(&mux.epoll, &mux.listener, data, edges).map_err(epoll_error)?;
+        if let Some(fd) = mux.host.fd() {
+            let data = epoll::EventData::new_u64(LISTENER);
+            epoll::add(&mux.epoll, fd, data, edges).map_err(epoll_error)?;
+        }
         let data = epoll::EventData::new_u64(REMINDER);
         epoll::add(&mux.epoll, &mux.reminder, data, edges).map_err(epoll_error)?;
         Ok(mux)
@@ -238,13 +248,12 @@ impl Mux {
     /// Takes new host programs as far as there is room.
     pub(super) fn accept(&mut self) {
         while self.accept_pending && self.has_room() {
-            match self.listener.accept() {
-                Ok(socket) => self.begin_handshake(socket),
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(Errno::AGAIN) => self.accept_pending = false,
+            match self.host.accept() {
+                Ok(Some(socket)) => self.begin_handshake(socket),
+                Ok(None) => self.accept_pending = false,
                 Err(error) => {
                     // Out of descriptors or memory: the next wake-up tries again.
-                    self.log_error("a host program could not be accepted", Some(error));
+                    self.log_error("a host program could not be accepted", &error);
                     return;
                 }
             }
@@ -258,7 +267,7 @@ impl Mux {
         }
         let id = self.new_id();
         if let Err(error) = self.watch(id, socket.as_fd()) {
-            self.log_error("a socket could not be watched", Some(error));
+            self.log_error("a socket could not be watched", &error.into());
             return;
         }
         self.handshakes.insert(id, socket);
@@ -347,6 +356,7 @@ impl Mux {
 
     fn watch(&self, id: u64, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         use epoll::EventFlags as E;
+        rustix::io::ioctl_fionbio(socket, true)?;
         epoll::add(
             &self.epoll,
             socket,
@@ -525,7 +535,7 @@ impl Mux {
         let connected = if self.has_room() {
             self.connect_host(header)
         } else {
-            Err(Errno::MFILE)
+            Err(Errno::MFILE.into())
         };
         if let Err(error) = connected {
             self.counters.refused.one();
@@ -534,24 +544,69 @@ impl Mux {
         }
     }
 
-    fn connect_host(&mut self, header: &Header) -> Result<(), Errno> {
-        let socket = self.listener.connect_out(header.dst_port)?;
+    fn connect_host(&mut self, header: &Header) -> io::Result<()> {
+        let port = header.dst_port;
+        let (socket, ours) = if self.listeners.contains_key(&port) {
+            let (socket, ours) = UnixStream::pair()?;
+            (socket.into(), Some(ours))
+        } else {
+            (self.host.connect(port)?, None)
+        };
         let id = self.new_id();
         self.watch(id, socket.as_fd())?;
         let mut connection = Connection::from_guest(socket, header.ports(), self.buffer_size());
         if !connection.take_credit(header) {
             self.counters.protocol_errors.one();
-            return Err(Errno::PROTO);
+            return Err(Errno::PROTO.into());
         }
         self.counters.from_guest.one();
         self.insert(id, connection);
+        if let (Some(stream), Some(listener)) = (ours, self.listeners.get_mut(&port)) {
+            (listener.0)(stream);
+        }
         Ok(())
     }
 
-    fn log_error(&mut self, what: &'static str, error: Option<Errno>) {
-        if let Some(suppressed) = self.log.permit() {
-            tracing::warn!(path = %self.listener.path().display(), ?error, suppressed, "vsock: {what}");
+    // ---- This process ----
+
+    /// Opens a stream to a port of the guest. It ends at once when the guest refuses.
+    pub(super) fn connect_guest(&mut self, port: u32) -> io::Result<UnixStream> {
+        if !self.has_room() {
+            return Err(Errno::MFILE.into());
         }
+        let (socket, ours) = UnixStream::pair()?;
+        let socket = OwnedFd::from(socket);
+        let id = self.new_id();
+        self.watch(id, socket.as_fd())?;
+        let ports = Ports {
+            guest: port,
+            host: self.new_host_port(port),
+        };
+        self.counters.from_host.one();
+        let connection = Connection::from_process(socket, ports, self.buffer_size());
+        self.insert(id, connection);
+        self.remind();
+        Ok(ours)
+    }
+
+    /// Serves a port of the host: `on_connect` gets the streams that the guest opens to it.
+    pub(super) fn listen(&mut self, port: u32, on_connect: Box<dyn FnMut(UnixStream) + Send>) {
+        self.listeners.insert(port, OnConnect(on_connect));
+    }
+
+    fn log_error(&mut self, what: &'static str, error: &io::Error) {
+        if let Some(suppressed) = self.log.permit() {
+            tracing::warn!(host = ?self.host, %error, suppressed, "vsock: {what}");
+        }
+    }
+}
+
+/// Whether a guest may have this CID.
+pub(super) fn check_cid(cid: u64) -> Result<(), VsockError> {
+    if (MIN_GUEST_CID..=MAX_GUEST_CID).contains(&cid) {
+        Ok(())
+    } else {
+        Err(VsockError::GuestCid { cid })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
@@ -222,6 +223,29 @@ impl NetHandle {
 }
 
 impl VsockHandle {
+    /// Opens a stream to a port of the guest, without a path. What is written waits until the guest
+    /// accepts; the stream ends when it refuses.
+    ///
+    /// # Errors
+    /// See [`Self::run`]; [`HandleError::Host`] when descriptors or connections run out.
+    pub fn connect(&self, port: u32) -> Result<UnixStream, HandleError> {
+        self.run(move |device| device.connect(port))?
+            .map_err(self.host())
+    }
+
+    /// Serves a port of the host: `on_connect` gets the streams that programs in the guest open to
+    /// it. It is called on the device's event loop and must not block.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn listen(
+        &self,
+        port: u32,
+        on_connect: impl FnMut(UnixStream) + Send + 'static,
+    ) -> Result<(), HandleError> {
+        self.run(move |device| device.listen(port, on_connect))
+    }
+
     /// Ends all connections and tells the driver that they are gone (virtio 1.3 §5.10.6.7).
     ///
     /// # Errors

@@ -123,3 +123,69 @@ fn a_reset_of_the_transport_is_an_event() {
     assert!(rig.event.take_used().is_none(), "told once");
     rig.expect_nothing();
 }
+
+#[test]
+fn this_process_connects_and_listens_without_a_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::over(VsockDevice::in_process(CID).unwrap(), dir);
+    rig.post_rx(usize::from(QUEUE));
+    let mut stream = rig.device.connect(1024).unwrap();
+    limit(&stream);
+    stream.write_all(b"early").unwrap();
+    assert!(rig.backend_readable(), "the event loop hears of it");
+    rig.run();
+    let (header, _) = rig.expect(Op::Request);
+    rig.expect_nothing();
+    let ports = Ports {
+        guest: header.dst_port,
+        host: header.src_port,
+    };
+    assert_eq!(ports.guest, 1024);
+    rig.send(ports, Op::Response);
+    rig.run();
+    assert_eq!(rig.expect(Op::Data).1, b"early");
+    rig.data(ports, b"answer");
+    assert_eq!(read(&mut stream, 6), b"answer", "and no line before it");
+
+    let (tx, streams) = std::sync::mpsc::channel();
+    rig.device.listen(7, move |stream| tx.send(stream).unwrap());
+    let ports = Ports { guest: 50, host: 7 };
+    rig.send(ports, Op::Request);
+    rig.expect(Op::Response);
+    let mut stream = streams.try_recv().unwrap();
+    limit(&stream);
+    rig.data(ports, b"hello");
+    assert_eq!(read(&mut stream, 5), b"hello");
+    rig.send(Ports { guest: 51, host: 8 }, Op::Request);
+    rig.expect(Op::Reset);
+    assert_eq!(rig.counter("connections_refused"), 1);
+}
+
+#[test]
+fn a_connection_of_this_process_that_the_guest_refuses_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::over(VsockDevice::in_process(CID).unwrap(), dir);
+    rig.post_rx(4);
+    let mut stream = rig.device.connect(1).unwrap();
+    limit(&stream);
+    rig.run();
+    let (header, _) = rig.expect(Op::Request);
+    let ports = Ports {
+        guest: header.dst_port,
+        host: header.src_port,
+    };
+    rig.send(ports, Op::Reset);
+    assert!(is_closed(&mut stream));
+}
+
+#[test]
+fn a_listening_socket_is_handed_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(dir.path().join("vsock")).unwrap();
+    let mut rig = Rig::over(VsockDevice::from_listener(CID, listener).unwrap(), dir);
+    rig.post_rx(usize::from(QUEUE));
+    let (ports, mut host) = rig.open_from_host(9);
+    rig.data(ports, b"yes");
+    assert_eq!(read(&mut host, 3), b"yes");
+    assert!(VsockDevice::in_process(2).is_err());
+}
