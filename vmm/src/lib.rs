@@ -40,12 +40,24 @@
 //! | `Stopped` | | | | `Stopped` |
 //! | `Poisoned` | | | | `Poisoned` |
 //!
+//! After `pause` has returned, no vCPU runs, no request is in flight and no device reads or writes
+//! guest memory; `resume` goes on from there, and nothing is lost. `pause` fails with
+//! [`VmError::Busy`], and the VM runs on, when a disk or another host side does not come to a stop
+//! within 800 ms. `stop` abandons such a request: its thread and guest memory stay until the host
+//! side returns. `counters` never waits.
+//!
+//! Devices belong to the VM once it is built. [`Vm::block`], [`Vm::console`], [`Vm::vsock`] and
+//! others give handles for what their owner still wants of them: another disk in a slot, a new
+//! size, a stream to a port of the guest.
+//!
 //! When KVM itself cannot go on, the VM is *poisoned*: [`Vm::wait`] returns
 //! [`VmError::Poisoned`] with the cause and the vCPU's registers.
 //!
 //! # What it does to your process
 //!
-//! A running VM has one thread per vCPU and one for its devices. They block every signal; the
+//! A running VM has one thread per vCPU, one for devices that never block, and one per device that
+//! may (disks, shared directories). They block every signal but those of the C library. vCPUs are
+//! woken by SIGURG, which is sent to their threads only and never delivered; the
 //! library installs no signal handler, never prints, never exits and does not panic at what a
 //! guest does. Guest memory is anonymous memory of the process, taken as the guest touches it.
 //! Logs are `tracing` events; those that a guest can provoke are rate-limited.
