@@ -1,5 +1,6 @@
 //! The initramfs: bytes that the kernel unpacks itself.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use podvisor_devices::GuestRam;
@@ -27,6 +28,15 @@ impl Initramfs {
     /// When the file cannot be opened, is not a regular one, or is empty.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, BootError> {
         Source::open(path.as_ref()).map(|source| Self(Contents::File(source)))
+    }
+
+    /// Takes an initramfs from a file that is open for reading; messages call it "initramfs".
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn from_file(file: File) -> Result<Self, BootError> {
+        Source::new(file, PathBuf::from("initramfs")).map(|source| Self(Contents::File(source)))
     }
 
     /// Takes an initramfs from memory.
