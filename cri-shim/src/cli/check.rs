@@ -6,8 +6,9 @@ use clap::Args;
 use podvisor_vmm::check::{self, Item, Status};
 use serde::Serialize;
 
+use super::advice;
 use super::table::Table;
-use crate::sandbox::{AssetError, Assets, GuestFiles};
+use crate::machine::{AssetError, Assets, GuestFiles};
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
@@ -76,7 +77,10 @@ fn guest_files(assets: &Assets) -> Row {
         remedy,
         required: false,
     };
-    let missing = |error: AssetError| row(Status::Missing, error.found(), Some(error.remedy()));
+    let missing = |error: AssetError| {
+        let remedy = advice::for_missing_file(&error);
+        row(Status::Missing, error.to_string(), Some(remedy))
+    };
     let (kernel, initramfs) = match (assets.kernel(), assets.initramfs()) {
         (Ok(kernel), Ok(initramfs)) => (kernel, initramfs),
         (Err(error), _) | (_, Err(error)) => return missing(error),

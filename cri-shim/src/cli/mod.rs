@@ -5,6 +5,7 @@
 //! `interrupt` and `terminal` are what they share. What a command does is not decided here: images are
 //! `podvisor-images`' and virtual machines are `sandbox`'s.
 
+mod advice;
 mod check;
 mod completions;
 mod disks;
@@ -21,6 +22,7 @@ mod pull;
 mod registries;
 mod rmi;
 mod run;
+mod sandbox;
 mod save;
 mod shown;
 mod signals;
@@ -127,17 +129,24 @@ enum Command {
     Version(version::VersionArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
+    /// The process of one sandbox, started by podvisor itself
+    #[command(hide = true)]
+    Sandbox(sandbox::SandboxArgs),
 }
 
 /// Parses this process's arguments, does what they say, and gives the exit code.
-pub(crate) fn main() -> ExitCode {
+#[must_use]
+pub fn main() -> ExitCode {
     terminal::restore_on_panic();
     let arguments: Vec<OsString> = env::args_os().collect();
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) => return usage(&error, &arguments),
     };
-    log_to_stderr(cli.globals.log_level);
+    log_to_stderr(match &cli.command {
+        Command::Sandbox(_) => LogLevel::Info,
+        _ => cli.globals.log_level,
+    });
     let failure = match &cli.command {
         Command::Run(_) => RUN_FAILURE,
         _ => FAILURE,
@@ -158,6 +167,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completions(args) => completions::run(&args),
+        Command::Sandbox(args) => sandbox::run(&args),
     };
     match done {
         Ok(code) => ExitCode::from(code),

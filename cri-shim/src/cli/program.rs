@@ -1,15 +1,18 @@
 //! A program in the foreground: its streams are podvisor's, podvisor's signals are its own,
 //! and its exit code comes back.
 
+use std::io;
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use podvisor_agent_protocol::ExitStatus;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::signals::{Event, Impatience, Signals, exit_code_of};
 use super::terminal::{self, RawMode};
-use crate::sandbox::{Ended, Input, Sandbox, SandboxError, Streams};
+use crate::sandbox::{AgentExit, Sandbox, SandboxError, StdioFds, Streams};
 
 /// Starts the program of container `id`, which has been made, and gives its exit code once
 /// it has ended and all its output is written. The sandbox is gone then.
@@ -48,7 +51,7 @@ const UNREAD: Duration = Duration::from_secs(2);
 /// How it went with a program in the foreground.
 enum Outcome {
     /// It ended.
-    Ended(Ended),
+    Ended(AgentExit),
     /// It did not end for all that the user wanted; the last signal's number.
     GivenUp(u8),
 }
@@ -61,8 +64,11 @@ async fn foreground(
 ) -> anyhow::Result<Outcome> {
     let agent = sandbox.agent();
     let has_terminal = streams.terminal().is_some();
-    let is_raw = has_terminal && streams.input() == Input::Attached;
-    let outputs = sandbox.unless_ended(streams.attach(agent.mux())).await?;
+    let is_raw = has_terminal && streams.has_input();
+    let files = own_files(streams.has_input()).context("cannot use podvisor's own streams")?;
+    let outputs = sandbox
+        .unless_ended(streams.attach(agent.mux(), files))
+        .await?;
     // Restored on every way out of here, before anything is said about what happened.
     let _raw = is_raw.then(RawMode::enter).transpose()?;
     sandbox.unless_ended(agent.start(id)).await?;
@@ -75,7 +81,7 @@ async fn foreground(
     let broken = outputs.broken();
     let mut kill_at = None;
     let ended = sandbox.unless_ended(async {
-        let ended = agent.wait(id).await?;
+        let ended = agent.wait(id, "").await?;
         outputs.finish().await?;
         Ok::<_, SandboxError>(ended)
     });
@@ -107,12 +113,23 @@ async fn foreground(
     }
 }
 
+/// This process's own streams.
+fn own_files(has_input: bool) -> io::Result<StdioFds> {
+    let stdin = has_input.then(|| io::stdin().as_fd().try_clone_to_owned());
+    Ok(StdioFds {
+        stdin: stdin.transpose()?,
+        stdout: Some(io::stdout().as_fd().try_clone_to_owned()?),
+        stderr: Some(io::stderr().as_fd().try_clone_to_owned()?),
+    })
+}
+
 /// A program that was killed because nobody reads its output died of the broken pipe.
-fn of_a_pipe(ended: Ended, is_broken: bool) -> Ended {
+fn of_a_pipe(ended: AgentExit, is_broken: bool) -> AgentExit {
     match ended.status {
-        ExitStatus::Signal(SIGKILL) if is_broken => Ended {
+        ExitStatus::Signal(SIGKILL) if is_broken => AgentExit {
             status: ExitStatus::Signal(SIGPIPE),
             oom_killed: false,
+            ..ended
         },
         _ => ended,
     }
@@ -122,7 +139,7 @@ fn of_a_pipe(ended: Ended, is_broken: bool) -> Ended {
 fn forward(sandbox: &Sandbox, id: &str, signal: u8) {
     let (agent, id) = (sandbox.agent().clone(), id.to_owned());
     tokio::spawn(async move {
-        if let Err(error) = agent.signal(&id, signal).await {
+        if let Err(error) = agent.signal(&id, "", signal.into(), false).await {
             // The program may have ended meanwhile.
             debug!(signal, %error, "cannot pass the signal on");
         }
@@ -136,7 +153,7 @@ fn resize(sandbox: &Sandbox, id: &str) {
     };
     let (agent, id) = (sandbox.agent().clone(), id.to_owned());
     tokio::spawn(async move {
-        if let Err(error) = agent.resize(&id, size).await {
+        if let Err(error) = agent.resize(&id, "", size).await {
             debug!(?size, %error, "cannot pass the terminal's size on");
         }
     });

@@ -1,8 +1,8 @@
 //! `podvisor run`: a program from an image, in a virtual machine of its own, behaving like a
 //! program that was started right here.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -16,10 +16,12 @@ use super::registries::RegistryArgs;
 use super::shown::SHORT_ID;
 use super::signals::{Signals, exit_code_of};
 use super::verify::VerifyArgs;
-use super::{Globals, program, size, terminal};
+use super::{Globals, advice, program, size, terminal};
+use crate::machine::{Assets, Disk, GuestFiles, MachineConfig};
 use crate::sandbox::{
-    Assets, ContainerOptions, Disk, GuestFiles, Input, LinkError, MachineConfig, RootAccess,
-    Sandbox, SandboxConfig, SandboxError, Streams, TerminalSize, container_spec, random_id,
+    AgentContainer, ContainerOptions, GuestConfig, LinkError, RootAccess, RunDir, Sandbox,
+    SandboxConfig, SandboxError, StreamSet, Streams, SupplementalGroups, TerminalSize,
+    container_spec, etc_hosts, random_id,
 };
 
 /// Less than this, and the guest's kernel and agent have no room.
@@ -190,11 +192,6 @@ fn parse_hostname(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
-    let input = if args.interactive {
-        Input::Attached
-    } else {
-        Input::None
-    };
     if args.tty && args.interactive && !terminal::is_terminal(std::io::stdin()) {
         anyhow::bail!(
             "the input device is not a terminal; leave out -t to read from a file or a pipe"
@@ -218,7 +215,12 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
             Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
         };
         debug!(id = %image.id(), "the image is here");
-        let streams = Streams::new(input, terminal)?;
+        let set = StreamSet {
+            stdin: args.interactive,
+            stdout: true,
+            stderr: true,
+        };
+        let streams = Streams::new(set, terminal)?;
         let code = in_sandbox(args, files, &image, streams, &mut signals).await;
         note_use(&store, &image);
         code
@@ -238,9 +240,12 @@ fn guest_files(args: &RunArgs) -> anyhow::Result<GuestFiles> {
             "--cpus {}: podvisor's own kernel is built for {OWN_KERNEL_CPUS}; ask for fewer, or give one that is built for more by --kernel",
             args.cpus
         ),
-        None => assets.kernel()?,
+        None => assets.kernel().map_err(advice::missing_file)?,
     };
-    Ok(GuestFiles::open(&kernel, &assets.initramfs()?)?)
+    Ok(GuestFiles::open(
+        &kernel,
+        &assets.initramfs().map_err(advice::missing_file)?,
+    )?)
 }
 
 /// Refuses a guest larger than the machine: it would be killed in the middle of its work.
@@ -301,34 +306,51 @@ async fn in_sandbox(
     signals: &mut Signals,
 ) -> anyhow::Result<u8> {
     let begin = Instant::now();
-    // Open, it cannot be removed under the guest's feet.
-    let rootfs = image.open_rootfs()?;
     let id = random_id().context("cannot make up an id for the container")?;
     let short: String = id.chars().take(SHORT_ID).collect();
     let hostname = args.hostname.clone().unwrap_or_else(|| short.clone());
     let options = args.container_options(streams.terminal());
     let container = container_spec(&id, &hostname, image.config().config().as_ref(), &options)?;
     let serial: String = image.id().hex().chars().take(SHORT_ID).collect();
+    let console = args.console.as_deref().map(console).transpose()?;
+    let sockets = RunDir::create(&format!("run-{short}"));
+    let sockets = sockets.map_err(|error| advice::advised(error.into()))?;
     let config = SandboxConfig {
-        id: format!("run-{short}"),
-        hostname: hostname.clone(),
+        dir: sockets.path().to_owned(),
+        guest: GuestConfig {
+            hostname: hostname.clone(),
+            ..GuestConfig::default()
+        },
         machine: MachineConfig {
             files,
             cpus: args.cpus,
             memory: args.memory,
-            image: Disk {
-                path: image.rootfs().to_owned(),
+            disks: vec![Disk {
+                // Open and locked, it cannot be removed under the guest's feet.
+                file: image.open_rootfs()?,
                 serial: serial.clone(),
-            },
-            console: args.console.clone(),
+            }],
+            spare_disks: 0,
+            nics: Vec::new(),
+            share: None,
+            console,
         },
+    };
+    let container = AgentContainer {
+        id: id.clone(),
+        image_serial: serial,
+        readonly_rootfs: args.read_only,
+        spec: container.spec,
+        user: container.user,
+        supplemental_groups: SupplementalGroups::Default,
+        stdio: streams.request(),
+        etc_hosts: etc_hosts(&hostname).into_bytes(),
+        etc_resolv_conf: Vec::new(),
+        etc_hostname: format!("{hostname}\n").into_bytes(),
     };
     let prepare = async {
         let sandbox = Sandbox::start(config).await?;
-        let stdio = streams.request();
-        let create = sandbox
-            .agent()
-            .create(&id, &serial, &hostname, &container, stdio);
+        let create = sandbox.agent().create(container);
         sandbox.unless_ended(create).await?;
         Ok::<_, SandboxError>(sandbox)
     };
@@ -344,8 +366,13 @@ async fn in_sandbox(
         Err(error) => Err(error.into()),
     };
     debug!(elapsed = ?begin.elapsed(), "done");
-    drop(rootfs);
     code.or_else(not_started)
+}
+
+/// The file for what the guest's kernel prints.
+fn console(path: &Path) -> anyhow::Result<File> {
+    File::create(path)
+        .with_context(|| format!("cannot write the guest's console to {}", path.display()))
 }
 
 /// The shell's exit codes for a command that is not there or cannot be executed.
@@ -359,7 +386,10 @@ fn not_started(error: anyhow::Error) -> anyhow::Result<u8> {
             super::report(&error);
             Ok(code)
         }
-        None => Err(error),
+        None => Err(match error.downcast::<SandboxError>() {
+            Ok(error) => advice::advised(error),
+            Err(error) => error,
+        }),
     }
 }
 

@@ -6,7 +6,8 @@ use clap::Args;
 use podvisor_agent_protocol::PROTOCOL_VERSION;
 use serde::Serialize;
 
-use crate::sandbox::{Assets, SPEC_VERSION};
+use crate::machine::Assets;
+use crate::sandbox::SPEC_VERSION;
 
 #[derive(Debug, Args)]
 pub(super) struct VersionArgs {

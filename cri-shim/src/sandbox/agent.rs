@@ -3,13 +3,15 @@
 //! What comes from the guest is checked here and is not trusted: a container may have taken
 //! the guest over.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use oci_spec::runtime::{LinuxResources, Process, Spec};
 use podvisor_agent_protocol::api::{self, AgentClient};
 use podvisor_agent_protocol::{
-    AgentError, ExitStatus, InvalidReadyLine, MissingExitStatus, READY_PORT, RPC_PORT,
+    AgentError, ExitStatus, InvalidReadyLine, MissingExitStatus, READY_PORT, RPC_PORT, StreamId,
     parse_ready_line,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -18,8 +20,11 @@ use tracing::debug;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::context::{self, Context};
 
-use super::spec::{ContainerSpec, TerminalSize};
-use super::{random, rundir::RunDir};
+use super::random;
+use super::types::{
+    ContainerStats, GuestNetwork, Interface, ProcessExit, Route, Started, SupplementalGroups,
+    TerminalSize,
+};
 
 /// Longest answer to `CONNECT`: `OK `, the digits of a u32 and a newline.
 const ANSWER_MAX: usize = 3 + 10 + 1;
@@ -32,13 +37,14 @@ const SEED: usize = 32;
 
 /// Why the agent cannot be reached, or what it refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LinkError {
+#[non_exhaustive]
+pub enum LinkError {
     /// The socket for the agent's ready line.
     #[error("cannot listen on {}", .path.display())]
     Listen {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The operating system's answer.
         #[source]
         source: io::Error,
     },
@@ -53,7 +59,7 @@ pub(crate) enum LinkError {
     Connect {
         /// The vsock port.
         port: u32,
-        /// Why.
+        /// The operating system's answer.
         #[source]
         source: io::Error,
     },
@@ -80,15 +86,15 @@ impl From<ttrpc::Error> for LinkError {
 /// The Unix socket through which the guest's vsock ports are reached, and next to which the
 /// host's ports are.
 #[derive(Debug, Clone)]
-pub(crate) struct Mux {
+pub struct Mux {
     path: PathBuf,
 }
 
 impl Mux {
-    /// The mux of the sandbox that owns `run`.
-    pub(super) fn new(run: &RunDir) -> Self {
+    /// The mux of the sandbox whose sockets are in `dir`.
+    pub(super) fn new(dir: &Path) -> Self {
         Self {
-            path: run.file("vsock"),
+            path: dir.join("vsock"),
         }
     }
 
@@ -105,7 +111,7 @@ impl Mux {
     }
 
     /// Connects to a port in the guest.
-    pub(crate) async fn connect(&self, port: u32) -> Result<UnixStream, LinkError> {
+    pub(super) async fn connect(&self, port: u32) -> Result<UnixStream, LinkError> {
         let connect = async {
             let mut stream = UnixStream::connect(&self.path).await?;
             let request = format!("CONNECT {port}\n");
@@ -174,7 +180,7 @@ impl ReadyListener {
 
 /// A connection to the agent's service.
 #[derive(Clone)]
-pub(crate) struct Agent {
+pub struct Agent {
     client: AgentClient,
     mux: Mux,
 }
@@ -199,104 +205,192 @@ impl Agent {
         Ok(Self { client, mux })
     }
 
-    /// For calls that nothing but tests makes yet.
-    #[cfg(test)]
-    pub(super) fn client(&self) -> &AgentClient {
-        &self.client
-    }
-
     /// The way to the guest's ports.
-    pub(crate) fn mux(&self) -> &Mux {
+    #[must_use]
+    pub fn mux(&self) -> &Mux {
         &self.mux
     }
 
-    /// Tells the guest its name and the time, and seeds its random numbers.
-    pub(super) async fn configure(&self, hostname: &str) -> Result<(), LinkError> {
+    /// Tells the guest its name, the time, its network and what is shared with it, and seeds
+    /// its random numbers.
+    pub(super) async fn configure(&self, guest: &GuestConfig) -> Result<(), LinkError> {
         let entropy: [u8; SEED] = random().map_err(LinkError::Random)?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let request = api::ConfigureRequest {
-            hostname: hostname.to_owned(),
-            // A clock before 1970, or after 2554, is not worth passing on.
-            unix_time_ns: now
-                .ok()
-                .and_then(|t| u64::try_from(t.as_nanos()).ok())
-                .unwrap_or(0),
+            hostname: guest.hostname.clone(),
+            unix_time_ns: now_ns(),
             entropy: entropy.to_vec(),
+            interfaces: guest.network.interfaces.iter().map(interface).collect(),
+            routes: guest.network.routes.iter().map(route).collect(),
+            shares: guest.shares.iter().map(Share::request).collect(),
+            sysctls: guest.sysctls.clone().into_iter().collect(),
             ..Default::default()
         };
         self.client.configure(deadline(), &request).await?;
         Ok(())
     }
 
-    /// Makes a container from the image on the block device `serial`.
-    pub(crate) async fn create(
-        &self,
-        id: &str,
-        serial: &str,
-        hostname: &str,
-        container: &ContainerSpec,
-        stdio: api::Stdio,
-    ) -> Result<(), LinkError> {
-        let root = container.spec.root().as_ref();
+    /// Makes a container.
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn create(&self, container: AgentContainer) -> Result<u32, LinkError> {
         let request = api::CreateContainerRequest {
-            container_id: id.to_owned(),
-            image_serial: serial.to_owned(),
-            readonly_rootfs: root.and_then(|root| root.readonly()) == Some(true),
+            container_id: container.id,
+            image_serial: container.image_serial,
+            readonly_rootfs: container.readonly_rootfs,
             spec_json: serde_json::to_vec(&container.spec).map_err(LinkError::Json)?,
-            user: container.user.clone(),
-            stdio: Some(stdio).into(),
-            etc_hosts: etc_hosts(hostname).into_bytes(),
-            etc_hostname: format!("{hostname}\n").into_bytes(),
+            user: container.user,
+            supplemental_groups: groups(container.supplemental_groups).into(),
+            stdio: Some(container.stdio).into(),
+            etc_hosts: container.etc_hosts,
+            etc_resolv_conf: container.etc_resolv_conf,
+            etc_hostname: container.etc_hostname,
             ..Default::default()
         };
-        self.client.create_container(deadline(), &request).await?;
-        Ok(())
+        let answer = self.client.create_container(deadline(), &request).await?;
+        Ok(answer.pid)
     }
 
     /// Lets a container's process run.
-    pub(crate) async fn start(&self, id: &str) -> Result<(), LinkError> {
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn start(&self, id: &str) -> Result<Started, LinkError> {
         let request = api::StartContainerRequest {
             container_id: id.to_owned(),
             ..Default::default()
         };
-        self.client.start_container(deadline(), &request).await?;
+        let answer = self.client.start_container(deadline(), &request).await?;
+        Ok(Started {
+            pid: answer.pid,
+            started_at_ns: answer.started_at_ns,
+        })
+    }
+
+    /// Starts a further process in a container.
+    pub(super) async fn exec(&self, exec: AgentExec) -> Result<(), LinkError> {
+        let request = api::ExecProcessRequest {
+            container_id: exec.id,
+            exec_id: exec.exec_id,
+            process_json: serde_json::to_vec(&exec.process).map_err(LinkError::Json)?,
+            user: exec.user,
+            supplemental_groups: groups(exec.supplemental_groups).into(),
+            stdio: Some(exec.stdio).into(),
+            ..Default::default()
+        };
+        self.client.exec_process(deadline(), &request).await?;
         Ok(())
     }
 
-    /// Waits for the end of a container's process, however long that takes.
-    pub(crate) async fn wait(&self, id: &str) -> Result<Ended, LinkError> {
+    /// Waits for the end of a process, however long that takes; an empty `exec_id` means the
+    /// container's own.
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn wait(&self, id: &str, exec_id: &str) -> Result<AgentExit, LinkError> {
         let request = api::WaitProcessRequest {
             container_id: id.to_owned(),
+            exec_id: exec_id.to_owned(),
             ..Default::default()
         };
         let no_deadline = Context::default();
         let answer = self.client.wait_process(no_deadline, &request).await?;
-        Ok(Ended {
+        Ok(AgentExit {
             status: ExitStatus::try_from(&answer)?,
+            exited_at_ns: answer.exited_at_ns,
             oom_killed: answer.oom_killed,
         })
     }
 
-    /// Sends a signal to a container's process.
-    pub(crate) async fn signal(&self, id: &str, signal: u8) -> Result<(), LinkError> {
+    /// Sends a signal to a process, or to all of a container.
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn signal(
+        &self,
+        id: &str,
+        exec_id: &str,
+        signal: u32,
+        all: bool,
+    ) -> Result<(), LinkError> {
         let request = api::SignalProcessRequest {
             container_id: id.to_owned(),
-            signal: signal.into(),
+            exec_id: exec_id.to_owned(),
+            signal,
+            all,
             ..Default::default()
         };
         self.client.signal_process(deadline(), &request).await?;
         Ok(())
     }
 
-    /// Tells a container's terminal its size.
-    pub(crate) async fn resize(&self, id: &str, size: TerminalSize) -> Result<(), LinkError> {
+    /// Tells a process's terminal its size.
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn resize(
+        &self,
+        id: &str,
+        exec_id: &str,
+        size: TerminalSize,
+    ) -> Result<(), LinkError> {
         let request = api::ResizeTerminalRequest {
             container_id: id.to_owned(),
+            exec_id: exec_id.to_owned(),
             columns: size.columns.into(),
             rows: size.rows.into(),
             ..Default::default()
         };
         self.client.resize_terminal(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Kills what is left of a container, and unmounts its image unless another container uses
+    /// it.
+    pub(super) async fn delete(&self, id: &str) -> Result<(), LinkError> {
+        let request = api::DeleteContainerRequest {
+            container_id: id.to_owned(),
+            ..Default::default()
+        };
+        self.client.delete_container(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// What a container uses.
+    pub(super) async fn stats(&self, id: &str) -> Result<ContainerStats, LinkError> {
+        let request = api::ContainerStatsRequest {
+            container_id: id.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.client.container_stats(deadline(), &request).await?;
+        Ok(stats(&answer))
+    }
+
+    /// Changes a container's limits.
+    pub(super) async fn update_resources(
+        &self,
+        id: &str,
+        resources: &LinuxResources,
+    ) -> Result<(), LinkError> {
+        let request = api::UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            resources_json: serde_json::to_vec(resources).map_err(LinkError::Json)?,
+            ..Default::default()
+        };
+        self.client
+            .update_container_resources(deadline(), &request)
+            .await?;
+        Ok(())
+    }
+
+    /// Connects the stream `stream` to a TCP port of the guest's loopback.
+    pub(super) async fn port_forward(&self, stream: StreamId, port: u16) -> Result<(), LinkError> {
+        let request = api::PortForwardRequest {
+            stream: stream.as_bytes().to_vec(),
+            port: port.into(),
+            ..Default::default()
+        };
+        self.client.port_forward(deadline(), &request).await?;
         Ok(())
     }
 
@@ -308,16 +402,160 @@ impl Agent {
     }
 }
 
-/// How a container's process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ended {
-    /// Its exit code or the signal that killed it.
-    pub(crate) status: ExitStatus,
-    /// The guest had no memory left for it.
-    pub(crate) oom_killed: bool,
+/// What a guest is told about itself.
+#[derive(Debug, Clone, Default)]
+pub struct GuestConfig {
+    /// Its host name.
+    pub hostname: String,
+    /// Its interfaces and routes.
+    pub network: GuestNetwork,
+    /// What to mount of the host's.
+    pub shares: Vec<Share>,
+    /// Kernel parameters by their dotted names.
+    pub sysctls: BTreeMap<String, String>,
 }
 
-fn etc_hosts(hostname: &str) -> String {
+/// A directory of the host's that the guest mounts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// The virtio-fs device's tag.
+    pub tag: String,
+    /// Where in the guest.
+    pub path: String,
+}
+
+impl Share {
+    fn request(&self) -> api::Share {
+        api::Share {
+            tag: self.tag.clone(),
+            path: self.path.clone(),
+            ..Default::default()
+        }
+    }
+}
+
+/// A container as the agent is asked for it.
+#[derive(Debug)]
+pub struct AgentContainer {
+    /// Its name.
+    pub id: String,
+    /// The serial number of the disk that its image is on.
+    pub image_serial: String,
+    /// Writes to the root filesystem are refused.
+    pub readonly_rootfs: bool,
+    /// The specification.
+    pub spec: Spec,
+    /// `user[:group]`; empty: as the specification says.
+    pub user: String,
+    /// Which of the image's groups the process gets.
+    pub supplemental_groups: SupplementalGroups,
+    /// Its streams; see [`Streams::request`](super::Streams::request).
+    pub stdio: api::Stdio,
+    /// `/etc/hosts`; empty: the image's.
+    pub etc_hosts: Vec<u8>,
+    /// `/etc/resolv.conf`; empty: the image's.
+    pub etc_resolv_conf: Vec<u8>,
+    /// `/etc/hostname`; empty: the image's.
+    pub etc_hostname: Vec<u8>,
+}
+
+/// A further process as the agent is asked for it.
+#[derive(Debug)]
+pub(super) struct AgentExec {
+    pub(super) id: String,
+    pub(super) exec_id: String,
+    pub(super) process: Process,
+    pub(super) user: String,
+    pub(super) supplemental_groups: SupplementalGroups,
+    pub(super) stdio: api::Stdio,
+}
+
+/// How a process ended, with the signal told apart from an exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AgentExit {
+    /// Its exit code or the signal that killed it.
+    pub status: ExitStatus,
+    /// Nanoseconds since 1970-01-01 UTC by the guest's clock.
+    pub exited_at_ns: u64,
+    /// The guest had no memory left for it.
+    pub oom_killed: bool,
+}
+
+impl From<AgentExit> for ProcessExit {
+    fn from(exit: AgentExit) -> Self {
+        Self {
+            code: exit.status.shell_code().into(),
+            exited_at_ns: exit.exited_at_ns,
+            oom_killed: exit.oom_killed,
+        }
+    }
+}
+
+/// Nanoseconds since 1970; 0 for a clock before that, or after 2554, which is not worth
+/// passing on.
+pub(super) fn now_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.ok().and_then(|t| u64::try_from(t.as_nanos()).ok());
+    now.unwrap_or(0)
+}
+
+fn interface(interface: &Interface) -> api::Interface {
+    let mac: Vec<String> = interface.mac.iter().map(|b| format!("{b:02x}")).collect();
+    api::Interface {
+        mac: mac.join(":"),
+        name: interface.name.clone(),
+        addresses: interface.addresses.clone(),
+        mtu: interface.mtu.into(),
+        ..Default::default()
+    }
+}
+
+fn route(route: &Route) -> api::Route {
+    api::Route {
+        destination: route.destination.clone(),
+        gateway: route.gateway.clone().unwrap_or_default(),
+        interface: route.interface.clone(),
+        ..Default::default()
+    }
+}
+
+fn groups(groups: SupplementalGroups) -> api::SupplementalGroups {
+    match groups {
+        SupplementalGroups::Default => api::SupplementalGroups::SUPPLEMENTAL_GROUPS_UNSPECIFIED,
+        SupplementalGroups::Merge => api::SupplementalGroups::SUPPLEMENTAL_GROUPS_MERGE,
+        SupplementalGroups::Strict => api::SupplementalGroups::SUPPLEMENTAL_GROUPS_STRICT,
+    }
+}
+
+fn stats(answer: &api::ContainerStatsResponse) -> ContainerStats {
+    let (cpu, memory) = (&answer.cpu, &answer.memory);
+    let (pids, io) = (&answer.pids, &answer.io);
+    ContainerStats {
+        timestamp_ns: answer.timestamp_ns,
+        cpu_usage_us: cpu.usage_us,
+        cpu_user_us: cpu.user_us,
+        cpu_system_us: cpu.system_us,
+        cpu_throttled_us: cpu.throttled_us,
+        memory_usage_bytes: memory.usage_bytes,
+        memory_working_set_bytes: memory.working_set_bytes,
+        memory_limit_bytes: memory.limit_bytes,
+        memory_anon_bytes: memory.anon_bytes,
+        memory_file_bytes: memory.file_bytes,
+        page_faults: memory.page_faults,
+        major_page_faults: memory.major_page_faults,
+        oom_kills: memory.oom_kills,
+        pids_current: pids.current,
+        pids_limit: pids.limit,
+        io_read_bytes: io.read_bytes,
+        io_write_bytes: io.write_bytes,
+        io_read_operations: io.read_operations,
+        io_write_operations: io.write_operations,
+    }
+}
+
+/// What `/etc/hosts` says in a container that has no other.
+#[must_use]
+pub fn etc_hosts(hostname: &str) -> String {
     format!(
         "127.0.0.1\tlocalhost\n\
          ::1\tlocalhost ip6-localhost ip6-loopback\n\

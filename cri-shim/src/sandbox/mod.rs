@@ -1,115 +1,93 @@
-//! A sandbox: one virtual machine, the agent in it, and the programs that the agent runs.
+//! A sandbox: one virtual machine, the agent in it, and the containers that the agent runs.
 //!
-//! A configuration enters (kernel, initramfs, image, size), a `Sandbox` comes out that makes
-//! containers and carries their standard streams; when it is shut down or dropped, the
-//! machine and its folder of sockets are gone. Nothing here knows the command line, where
-//! images come from, or KVM: `vm` holds the only calls to the library.
+//! Two forms of it:
+//!
+//! * [`SandboxClient::launch`] starts a sandbox in a process of its own (`process`, which is
+//!   `podvisor sandbox`) that keeps the containers' logs and exit codes and outlives its
+//!   launcher; [`SandboxClient::connect`] finds it again. What is said between the two is in
+//!   `wire`; docs/sandbox.md describes it.
+//! * [`Sandbox`] is the machine and its agent in this process, for a program in the foreground.
+//!   Dropped, it is gone.
+//!
+//! Nothing here knows the command line, CRI, where images come from, or KVM.
 
 mod agent;
-mod assets;
+mod client;
+mod error;
+mod launch;
+mod process;
+mod record;
 mod rundir;
 mod seccomp;
 mod spec;
 mod stdio;
-mod vm;
+mod types;
+mod watch;
+mod wire;
 
 use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-pub(crate) use agent::{Agent, Ended, LinkError};
-pub(crate) use assets::{AssetError, Assets};
-pub(crate) use spec::{ContainerOptions, RootAccess, SPEC_VERSION, TerminalSize, container_spec};
-pub(crate) use stdio::{Input, StdioError, Streams};
-pub(crate) use vm::{Disk, GuestFiles, MachineConfig, VmError};
+pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
+pub use client::SandboxClient;
+pub use error::{RefusalKind, SandboxError};
+pub use process::{ProcessError, run as run_process};
+pub use record::{ExitRecord, read as exit_record};
+pub use rundir::{RunDir, RunDirError};
+pub use spec::{
+    ContainerOptions, ContainerSpec, RootAccess, SPEC_VERSION, SpecError, container_spec,
+};
+pub use stdio::{Outputs, StdioError, StreamSet, Streams};
+pub use types::{
+    ContainerInfo, ContainerState, ContainerStats, CreateContainer, Exec, GuestNetwork, Interface,
+    LaunchConfig, NicConfig, ProcessExit, Route, SandboxExit, Started, StdioFds,
+    SupplementalGroups, TerminalSize,
+};
+pub use wire::FrameError;
 
-use agent::{Mux, ReadyListener};
-use rundir::{RunDir, RunDirError};
-use vm::{Ending, Machine};
+use crate::machine::{Machine, MachineConfig, MachineExit};
+use agent::ReadyListener;
 
 /// How long a guest may take until its agent answers.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sets another time, in seconds, where guests boot slowly.
-pub(crate) const BOOT_TIMEOUT_VARIABLE: &str = "PODVISOR_BOOT_TIMEOUT";
+pub const BOOT_TIMEOUT_VARIABLE: &str = "PODVISOR_BOOT_TIMEOUT";
 
-/// How long a guest may take to power itself off before it is switched off.
+/// How long a guest in the foreground may take to power itself off before it is killed.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Why there is no sandbox, or no longer one.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SandboxError {
-    /// The folder for the sockets.
-    #[error(transparent)]
-    RunDir(#[from] RunDirError),
-    /// The virtual machine.
-    #[error(transparent)]
-    Vm(#[from] VmError),
-    /// The agent.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    /// A program's standard streams.
-    #[error(transparent)]
-    Stdio(#[from] StdioError),
-    /// The guest is up, but not as far as its agent.
-    #[error(
-        "the guest's agent did not answer within {} s; run again with --console FILE and read \
-         there how far the guest came, or give it more time with {BOOT_TIMEOUT_VARIABLE}=SECONDS",
-        .0.as_secs()
-    )]
-    Silent(Duration),
-    /// The agent found that it cannot work.
-    #[error(
-        "the guest's agent gave up; its kernel may lack a driver that the agent needs \
-         (virtio-mmio, virtio-vsock, EROFS, overlayfs): run with --console FILE and read there which"
-    )]
-    GaveUp,
-    /// The guest ended when it should not.
-    #[error("the guest {0}; run again with --console FILE and read there why")]
-    Ended(Ending),
-    /// The host could not run the guest on.
-    #[error("{0}; `podvisor check` says whether this machine can run guests")]
-    Failed(String),
-}
-
-impl From<Ending> for SandboxError {
-    fn from(ending: Ending) -> Self {
-        match ending {
-            Ending::Failed(why) => Self::Failed(why),
-            ending => Self::Ended(ending),
-        }
-    }
-}
 
 /// What a sandbox is made of.
 #[derive(Debug)]
-pub(crate) struct SandboxConfig {
-    /// Names the sandbox's folder; a path component of its own.
-    pub(crate) id: String,
-    /// The guest's host name.
-    pub(crate) hostname: String,
+pub struct SandboxConfig {
+    /// Where its sockets are made; a directory of its own.
+    pub dir: PathBuf,
+    /// What the guest is told about itself.
+    pub guest: GuestConfig,
     /// The virtual machine.
-    pub(crate) machine: MachineConfig,
+    pub machine: MachineConfig,
 }
 
-/// A guest whose agent answers.
+/// A guest whose agent answers, in this process. Dropped, the machine is killed.
 #[derive(Debug)]
-pub(crate) struct Sandbox {
-    // Dropped in this order: the sockets' folder goes after the machine that uses it.
+pub struct Sandbox {
     machine: Machine,
     agent: Agent,
-    _run: RunDir,
 }
 
 impl Sandbox {
-    /// Boots a guest and waits for its agent.
-    pub(crate) async fn start(config: SandboxConfig) -> Result<Self, SandboxError> {
+    /// Boots a guest, waits for its agent and configures it.
+    ///
+    /// # Errors
+    /// [`SandboxError`]; nothing is left of the machine then.
+    pub async fn start(config: SandboxConfig) -> Result<Self, SandboxError> {
         let begin = Instant::now();
-        let run = RunDir::create(&config.id)?;
-        let mux = Mux::new(&run);
+        let mux = Mux::new(&config.dir);
         let ready = ReadyListener::bind(&mux)?;
         let machine = Machine::boot(config.machine, mux.path())?;
         debug!(elapsed = ?begin.elapsed(), "the guest runs");
@@ -121,30 +99,36 @@ impl Sandbox {
                 Ok(agent) => agent?,
                 Err(_) => return Err(SandboxError::Silent(limit)),
             },
-            ending = machine.ended() => return Err(match ending {
-                Ending::PoweredOff => SandboxError::GaveUp,
-                ending => ending.into(),
+            exit = machine.ended() => return Err(match exit {
+                MachineExit::PoweredOff => SandboxError::GaveUp,
+                exit => exit.into(),
             }),
         };
         debug!(elapsed = ?begin.elapsed(), "the agent answers");
-        let sandbox = Self {
-            machine,
-            agent,
-            _run: run,
-        };
+        let sandbox = Self { machine, agent };
         sandbox
-            .unless_ended(sandbox.agent.configure(&config.hostname))
+            .unless_ended(sandbox.agent.configure(&config.guest))
             .await?;
         Ok(sandbox)
     }
 
     /// The agent.
-    pub(crate) fn agent(&self) -> &Agent {
+    #[must_use]
+    pub fn agent(&self) -> &Agent {
         &self.agent
     }
 
+    /// The machine.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     /// Runs something that needs the guest; when the guest ends first, that is the error.
-    pub(crate) async fn unless_ended<T, E>(
+    ///
+    /// # Errors
+    /// What `work` fails with, or [`SandboxError::Ended`].
+    pub async fn unless_ended<T, E>(
         &self,
         work: impl Future<Output = Result<T, E>>,
     ) -> Result<T, SandboxError>
@@ -154,24 +138,28 @@ impl Sandbox {
         tokio::select! {
             biased;
             done = work => Ok(done?),
-            ending = self.machine.ended() => Err(ending.into()),
+            exit = self.machine.ended() => Err(exit.into()),
         }
     }
 
-    /// Lets the guest write out what it has and power itself off. One that does not is
-    /// switched off.
-    pub(crate) async fn shutdown(self) {
+    /// Asks the guest to end its containers, write out what it has, and power itself off.
+    async fn ask_to_stop(&self) {
+        if let Err(error) = self.agent.shutdown().await {
+            // The answer may be lost when the machine is gone before it is sent.
+            debug!(%error, "the agent did not answer to the shutdown");
+        }
+    }
+
+    /// Lets the guest write out what it has and power itself off. One that does not is killed.
+    pub async fn shutdown(self) {
         let begin = Instant::now();
         let clean = async {
-            if let Err(error) = self.agent.shutdown().await {
-                // The answer may be lost when the machine is gone before it is sent.
-                debug!(%error, "the agent did not answer to the shutdown");
-            }
+            self.ask_to_stop().await;
             self.machine.ended().await
         };
         match timeout(SHUTDOWN_TIMEOUT, clean).await {
-            Ok(ending) => debug!(elapsed = ?begin.elapsed(), %ending, "the guest is off"),
-            Err(_) => warn!("the guest did not power itself off and is switched off"),
+            Ok(exit) => debug!(elapsed = ?begin.elapsed(), %exit, "the guest is off"),
+            Err(_) => warn!("the guest did not power itself off and is killed"),
         }
     }
 }
@@ -195,7 +183,10 @@ fn random<const N: usize>() -> io::Result<[u8; N]> {
 }
 
 /// A random id of 64 hexadecimal digits, as docker's containers have.
-pub(crate) fn random_id() -> io::Result<String> {
+///
+/// # Errors
+/// The kernel has no random bytes.
+pub fn random_id() -> io::Result<String> {
     let bytes: [u8; 32] = random()?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
@@ -212,6 +203,3 @@ mod tests {
         assert_ne!(a, b);
     }
 }
-
-#[cfg(test)]
-mod exec_tests;

@@ -18,28 +18,29 @@ const SOCKET_NAME_MAX: usize = "/vsock_4294967295".len();
 
 /// Why there is no private folder.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RunDirError {
+#[non_exhaustive]
+pub enum RunDirError {
     /// The folder that holds all run folders cannot be used.
-    #[error("cannot use {} for sockets; set XDG_RUNTIME_DIR to a folder of your own", .path.display())]
+    #[error("cannot use {} for sockets", .path.display())]
     Base {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The operating system's answer.
         #[source]
         source: io::Error,
     },
     /// Somebody else could read or replace what is in it.
-    #[error("{} belongs to somebody else; remove it, or set XDG_RUNTIME_DIR to a folder of your own", .0.display())]
+    #[error("{} belongs to somebody else", .0.display())]
     Foreign(PathBuf),
     /// Sockets' paths are limited to 107 bytes.
-    #[error("{} is too long a path for sockets; set XDG_RUNTIME_DIR to a shorter one", .0.display())]
+    #[error("{} is too long a path for sockets", .0.display())]
     TooLong(PathBuf),
     /// The folder itself cannot be made.
-    #[error("cannot make the folder {}", .path.display())]
+    #[error("failed to create the directory {}", .path.display())]
     Create {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The operating system's answer.
         #[source]
         source: io::Error,
     },
@@ -47,7 +48,7 @@ pub(crate) enum RunDirError {
 
 /// A locked folder of mode 0700, removed when dropped.
 #[derive(Debug)]
-pub(crate) struct RunDir {
+pub struct RunDir {
     path: PathBuf,
     /// Its lock says that this folder is in use.
     _lock: File,
@@ -55,7 +56,10 @@ pub(crate) struct RunDir {
 
 impl RunDir {
     /// Makes the folder `name` for this user, and removes those that nobody uses any more.
-    pub(crate) fn create(name: &str) -> Result<Self, RunDirError> {
+    ///
+    /// # Errors
+    /// [`RunDirError`]; an existing folder of that name is one.
+    pub fn create(name: &str) -> Result<Self, RunDirError> {
         Self::create_in(&base(), name)
     }
 
@@ -99,9 +103,10 @@ impl RunDir {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Path of a file in the folder.
-    pub(crate) fn file(&self, name: &str) -> PathBuf {
-        self.path.join(name)
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -159,7 +164,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let base = base.path().join("podvisor");
         let run = RunDir::create_in(&base, "a").unwrap();
-        fs::write(run.file("vsock"), b"").unwrap();
+        fs::write(run.path().join("vsock"), b"").unwrap();
         let mode = fs::metadata(base.join("a")).unwrap().mode();
         assert_eq!(mode & 0o777, 0o700);
         drop(run);

@@ -17,19 +17,20 @@ use oci_spec::runtime::{
 };
 
 use super::seccomp;
+use super::types::TerminalSize;
 
 /// Search path of a program whose image sets none.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Version of the OCI runtime specification that is spoken to the agent.
-pub(crate) const SPEC_VERSION: &str = "1.0.2";
+pub const SPEC_VERSION: &str = "1.0.2";
 
 /// Open files that a program may have: what it starts with, and what it may raise it to.
 const OPEN_FILES: (u64, u64) = (1024, 524_288);
 
 /// What a container cannot be made from.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SpecError {
+pub enum SpecError {
     /// Neither the user nor the image says what to run.
     #[error("the image names no command to run; give one after the image's name")]
     NoCommand,
@@ -52,7 +53,7 @@ pub(crate) enum SpecError {
 
 /// How the program's root filesystem may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum RootAccess {
+pub enum RootAccess {
     /// Writes go to a layer in memory that ends with the container.
     #[default]
     Writable,
@@ -62,43 +63,37 @@ pub(crate) enum RootAccess {
 
 /// What the user asked for beside what the image says.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ContainerOptions {
+pub struct ContainerOptions {
     /// Replaces the image's entrypoint (and drops its command); an empty string removes it.
-    pub(crate) entrypoint: Option<String>,
+    pub entrypoint: Option<String>,
     /// Replaces the image's command unless empty.
-    pub(crate) command: Vec<String>,
+    pub command: Vec<String>,
     /// Variables to set (`NAME=VALUE`) or to remove (`NAME`).
-    pub(crate) env: Vec<String>,
+    pub env: Vec<String>,
     /// Replaces the image's working directory.
-    pub(crate) workdir: Option<String>,
+    pub workdir: Option<String>,
     /// Replaces the image's user: `user[:group]`.
-    pub(crate) user: Option<String>,
+    pub user: Option<String>,
     /// The program gets a terminal of so many rows and columns.
-    pub(crate) terminal: Option<TerminalSize>,
+    pub terminal: Option<TerminalSize>,
     /// Whether the root filesystem may be written.
-    pub(crate) root: RootAccess,
-}
-
-/// Size of a terminal in characters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TerminalSize {
-    /// Lines.
-    pub(crate) rows: u16,
-    /// Characters in a line.
-    pub(crate) columns: u16,
+    pub root: RootAccess,
 }
 
 /// A container ready to be sent to the agent.
 #[derive(Debug, Clone)]
-pub(crate) struct ContainerSpec {
+pub struct ContainerSpec {
     /// The runtime specification, without what only the guest knows.
-    pub(crate) spec: Spec,
+    pub spec: Spec,
     /// `user[:group]` for the agent to look up; empty for root.
-    pub(crate) user: String,
+    pub user: String,
 }
 
 /// Makes the specification of container `id` on a host named `hostname`.
-pub(crate) fn container_spec(
+///
+/// # Errors
+/// [`SpecError`]: what the user or the image asks for makes no sense.
+pub fn container_spec(
     id: &str,
     hostname: &str,
     image: Option<&image::Config>,

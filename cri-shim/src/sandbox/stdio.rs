@@ -1,12 +1,12 @@
-//! A program's standard streams, between this process's own and the guest.
+//! A process's standard streams, between files that are handed in and the guest.
 //!
 //! Each stream is one vsock connection that begins with the id which the request for the
-//! container named. Bytes are moved by a thread per direction: the user's files may be of
-//! any kind, and regular ones cannot be waited for in any other way.
+//! process named. Bytes are moved by a thread per direction: the files may be of any kind, and
+//! regular ones cannot be waited for in any other way.
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
@@ -20,14 +20,18 @@ use tracing::debug;
 
 use super::agent::{LinkError, Mux};
 use super::random;
-use super::spec::TerminalSize;
+use super::types::{StdioFds, TerminalSize};
 
 /// Bytes moved at once.
 const BUFFER: usize = 64 << 10;
 
+/// Stack of a thread that moves bytes: its buffer is not on it.
+const STACK: usize = 128 << 10;
+
 /// Why the streams could not be served.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StdioError {
+#[non_exhaustive]
+pub enum StdioError {
     /// The way into the guest.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -39,7 +43,7 @@ pub(crate) enum StdioError {
     SetUp {
         /// Which stream.
         name: &'static str,
-        /// Why.
+        /// The operating system's answer.
         #[source]
         source: io::Error,
     },
@@ -48,64 +52,84 @@ pub(crate) enum StdioError {
     Output {
         /// Which stream.
         name: &'static str,
-        /// Why.
+        /// The operating system's answer.
         #[source]
         source: io::Error,
     },
 }
 
-/// Whether the program reads what podvisor is given on its stdin.
+/// Which of its standard streams a process has; what it has not is `/dev/null`. A terminal
+/// carries stdin and stderr in stdout's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Input {
-    /// It does.
-    Attached,
-    /// It reads the end of the file at once; on a terminal, nothing comes.
-    None,
+pub struct StreamSet {
+    /// Somebody may write its input. On a terminal without, no key comes.
+    pub stdin: bool,
+    /// Its output goes somewhere.
+    pub stdout: bool,
+    /// Its errors go somewhere.
+    pub stderr: bool,
 }
 
-/// What streams a program has, before they are connected.
+impl StreamSet {
+    /// Those of `files`.
+    #[must_use]
+    pub fn of(files: &StdioFds) -> Self {
+        Self {
+            stdin: files.stdin.is_some(),
+            stdout: files.stdout.is_some(),
+            stderr: files.stderr.is_some(),
+        }
+    }
+}
+
+/// What streams a process has, before they are connected.
 #[derive(Debug)]
-pub(crate) struct Streams {
-    input: Input,
+pub struct Streams {
+    has_input: bool,
     /// Input's own stream; on a terminal it is part of `output`.
     stdin: Option<StreamId>,
-    output: StreamId,
+    output: Option<StreamId>,
     /// A terminal has no second output.
     errors: Option<StreamId>,
     terminal: Option<TerminalSize>,
 }
 
 impl Streams {
-    /// Draws the ids for a program with or without a terminal.
-    pub(crate) fn new(input: Input, terminal: Option<TerminalSize>) -> Result<Self, StdioError> {
+    /// Draws the ids for a process with or without a terminal.
+    ///
+    /// # Errors
+    /// The host has no random bytes.
+    pub fn new(set: StreamSet, terminal: Option<TerminalSize>) -> Result<Self, StdioError> {
         let pipes = terminal.is_none();
+        let id = |wanted: bool| wanted.then(stream_id).transpose();
         Ok(Self {
-            input,
-            stdin: (pipes && input == Input::Attached)
-                .then(stream_id)
-                .transpose()?,
-            output: stream_id()?,
-            errors: pipes.then(stream_id).transpose()?,
+            has_input: set.stdin,
+            stdin: id(pipes && set.stdin)?,
+            output: id(!pipes || set.stdout)?,
+            errors: id(pipes && set.stderr)?,
             terminal,
         })
     }
 
-    /// The size of the program's terminal, if it has one.
-    pub(crate) fn terminal(&self) -> Option<TerminalSize> {
+    /// The size of the process's terminal, if it has one.
+    #[must_use]
+    pub fn terminal(&self) -> Option<TerminalSize> {
         self.terminal
     }
 
-    /// Whether the program reads what podvisor is given.
-    pub(crate) fn input(&self) -> Input {
-        self.input
+    /// Whether the process reads what somebody writes.
+    #[must_use]
+    pub fn has_input(&self) -> bool {
+        self.has_input
     }
 
-    /// The streams as the request for a container names them.
-    pub(crate) fn request(&self) -> api::Stdio {
+    /// The streams as the request for a process names them.
+    #[must_use]
+    pub fn request(&self) -> api::Stdio {
         let field = |id: Option<StreamId>| id.map_or_else(Vec::new, |id| id.as_bytes().to_vec());
         api::Stdio {
             stdin: field(self.stdin),
-            stdout: field(Some(self.output)),
+            stdout: field(self.output),
             stderr: field(self.errors),
             terminal: self.terminal.is_some(),
             columns: self.terminal.map_or(0, |size| size.columns.into()),
@@ -114,51 +138,43 @@ impl Streams {
         }
     }
 
-    /// Connects the streams and moves their bytes until they end.
-    pub(crate) async fn attach(self, mux: &Mux) -> Result<Outputs, StdioError> {
-        let output = Arc::new(connect(mux, "stdout", self.output).await?);
+    /// Connects the streams.
+    pub(super) async fn connect(&self, mux: &Mux) -> Result<GuestStreams, StdioError> {
+        let output = match self.output {
+            Some(id) => Some(Arc::new(connect(mux, "stdout", id).await?)),
+            None => None,
+        };
         let errors = match self.errors {
-            Some(id) => Some(connect(mux, "stderr", id).await?),
+            Some(id) => Some(Arc::new(connect(mux, "stderr", id).await?)),
             None => None,
         };
-        let stdin = match (self.stdin, self.terminal, self.input) {
-            (Some(id), _, _) => Some(Arc::new(connect(mux, "stdin", id).await?)),
-            (None, Some(_), Input::Attached) => Some(Arc::clone(&output)),
-            _ => None,
-        };
-
-        // Nobody waits for this one: it may sit in a read of the terminal for ever.
-        if let Some(stream) = stdin {
-            let pump = move || send_input(io::stdin().as_fd(), &stream);
-            spawn("stdin", pump)?;
-        }
-        let broken = Arc::new(Notify::new());
-        let (done, stdout) = oneshot::channel();
-        let tell = Arc::clone(&broken);
-        spawn("stdout", move || {
-            // Nobody waits for it any more when the program was given up.
-            let _ = done.send(move_output("stdout", &output, io::stdout().as_fd(), &tell));
-        })?;
-        let stderr = match errors {
-            Some(stream) => {
-                let (done, stderr) = oneshot::channel();
-                let tell = Arc::clone(&broken);
-                spawn("stderr", move || {
-                    let _ = done.send(move_output("stderr", &stream, io::stderr().as_fd(), &tell));
-                })?;
-                Some(stderr)
-            }
+        let stream = match self.stdin {
+            Some(id) => Some(Arc::new(connect(mux, "stdin", id).await?)),
+            None if self.has_input && self.terminal.is_some() => output.clone(),
             None => None,
         };
-        Ok(Outputs {
-            stdout,
-            stderr,
-            broken,
+        let is_terminal = self.terminal.is_some();
+        Ok(GuestStreams {
+            input: stream.map(|stream| GuestInput {
+                stream,
+                is_terminal,
+            }),
+            output,
+            errors,
         })
+    }
+
+    /// Connects the streams and moves bytes between them and `files` until they end.
+    ///
+    /// # Errors
+    /// [`StdioError`]; what was connected is closed again.
+    pub async fn attach(self, mux: &Mux, files: StdioFds) -> Result<Outputs, StdioError> {
+        self.connect(mux).await?.serve(files)
     }
 }
 
-fn stream_id() -> Result<StreamId, StdioError> {
+/// Draws the name of a stream.
+pub(super) fn stream_id() -> Result<StreamId, StdioError> {
     loop {
         // All zeros, the one id that is none, comes once in 2¹²⁸.
         if let Ok(id) = StreamId::new(random().map_err(StdioError::Random)?) {
@@ -167,74 +183,183 @@ fn stream_id() -> Result<StreamId, StdioError> {
     }
 }
 
-async fn connect(mux: &Mux, name: &'static str, id: StreamId) -> Result<UnixStream, StdioError> {
+/// Connects to the guest and says which stream it is.
+pub(super) async fn open(
+    mux: &Mux,
+    name: &'static str,
+    id: StreamId,
+) -> Result<tokio::net::UnixStream, StdioError> {
     let mut stream = mux.connect(STDIO_PORT).await?;
-    let blocking = async {
-        stream.write_all(id.as_bytes()).await?;
+    match stream.write_all(id.as_bytes()).await {
+        Ok(()) => Ok(stream),
+        Err(source) => Err(StdioError::SetUp { name, source }),
+    }
+}
+
+async fn connect(mux: &Mux, name: &'static str, id: StreamId) -> Result<UnixStream, StdioError> {
+    let blocking = |stream: tokio::net::UnixStream| {
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
         Ok(stream)
     };
-    blocking
-        .await
-        .map_err(|source| StdioError::SetUp { name, source })
+    blocking(open(mux, name, id).await?).map_err(|source| StdioError::SetUp { name, source })
 }
 
-fn spawn(name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(), StdioError> {
-    match thread::Builder::new().name(name.to_owned()).spawn(run) {
+/// Starts a thread that moves bytes.
+pub(super) fn spawn(
+    name: &'static str,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<(), StdioError> {
+    let builder = thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(STACK);
+    match builder.spawn(run) {
         Ok(_) => Ok(()),
         Err(source) => Err(StdioError::SetUp { name, source }),
     }
 }
 
-/// The program's outputs on their way to the user.
+/// The guest's ends of a process's streams.
 #[derive(Debug)]
-pub(crate) struct Outputs {
-    stdout: oneshot::Receiver<Result<(), StdioError>>,
-    stderr: Option<oneshot::Receiver<Result<(), StdioError>>>,
+pub(super) struct GuestStreams {
+    pub(super) input: Option<GuestInput>,
+    pub(super) output: Option<Arc<UnixStream>>,
+    pub(super) errors: Option<Arc<UnixStream>>,
+}
+
+/// Where a process's input goes.
+#[derive(Debug, Clone)]
+pub(super) struct GuestInput {
+    stream: Arc<UnixStream>,
+    is_terminal: bool,
+}
+
+impl GuestInput {
+    /// Moves input from a file until the file or the process has had enough. True when it was
+    /// the file that ended.
+    pub(super) fn take_from(&self, from: BorrowedFd<'_>) -> bool {
+        let mut buffer = vec![0; BUFFER];
+        while self.is_wanted(from) {
+            match read(from, &mut buffer) {
+                Ok(0) => return true,
+                Ok(count) => {
+                    if let Err(error) = write_all(self.stream.as_fd(), &buffer[..count]) {
+                        // A program that does not read its input is no error.
+                        debug!(%error, "the program's stdin is closed");
+                        return false;
+                    }
+                }
+                Err(error) => {
+                    debug!(%error, "cannot read stdin");
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Waits until `from` has something, or its end; false when the guest wants no more.
+    fn is_wanted(&self, from: BorrowedFd<'_>) -> bool {
+        // The guest never sends on a stream for input alone. On a terminal's, the end of the
+        // output is the end of the process.
+        let closed = if self.is_terminal {
+            PollFlags::RDHUP
+        } else {
+            PollFlags::empty()
+        };
+        let both = &mut [
+            PollFd::from_borrowed_fd(from, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.stream.as_fd(), closed),
+        ];
+        match poll(both, None) {
+            Ok(_) => both[1].revents().is_empty(),
+            Err(Errno::INTR) => true,
+            Err(error) => {
+                debug!(%error, "cannot wait for stdin");
+                false
+            }
+        }
+    }
+
+    /// Tells the process that no more will come.
+    pub(super) fn close(&self) {
+        // The other end may be gone already.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+}
+
+impl GuestStreams {
+    /// Moves bytes between the guest and `files` until they end.
+    pub(super) fn serve(self, files: StdioFds) -> Result<Outputs, StdioError> {
+        // Nobody waits for this one: it may sit in a read of a terminal for ever.
+        if let (Some(input), Some(file)) = (self.input, files.stdin) {
+            spawn("stdin", move || {
+                if input.take_from(file.as_fd()) {
+                    input.close();
+                }
+            })?;
+        }
+        let broken = Arc::new(Notify::new());
+        Ok(Outputs {
+            stdout: output("stdout", self.output, files.stdout, &broken)?,
+            stderr: output("stderr", self.errors, files.stderr, &broken)?,
+            broken,
+        })
+    }
+}
+
+type Moved = oneshot::Receiver<Result<(), StdioError>>;
+
+fn output(
+    name: &'static str,
+    from: Option<Arc<UnixStream>>,
+    to: Option<OwnedFd>,
+    broken: &Arc<Notify>,
+) -> Result<Option<Moved>, StdioError> {
+    let (Some(from), Some(to)) = (from, to) else {
+        return Ok(None);
+    };
+    let (done, moved) = oneshot::channel();
+    let broken = Arc::clone(broken);
+    spawn(name, move || {
+        let result = move_output(name, &from, to.as_fd(), &broken);
+        // Closed before it is told, so that who was told finds the end of the file.
+        drop(to);
+        // Nobody waits for it any more when the program was given up.
+        let _ = done.send(result);
+    })?;
+    Ok(Some(moved))
+}
+
+/// A process's outputs on their way to their files.
+#[derive(Debug)]
+pub struct Outputs {
+    stdout: Option<Moved>,
+    stderr: Option<Moved>,
     broken: Arc<Notify>,
 }
 
 impl Outputs {
-    /// Is notified when one of the user's files takes no more: its reader has gone away, or
-    /// its disk is full.
-    pub(crate) fn broken(&self) -> Arc<Notify> {
+    /// Is notified when one of the files takes no more: its reader has gone away, or its disk
+    /// is full.
+    #[must_use]
+    pub fn broken(&self) -> Arc<Notify> {
         Arc::clone(&self.broken)
     }
 
-    /// Waits until the user's files have all that the program wrote.
-    pub(crate) async fn finish(self) -> Result<(), StdioError> {
-        let ended = |result: Result<_, _>| result.unwrap_or(Ok(()));
-        let stdout = ended(self.stdout.await);
-        let stderr = match self.stderr {
-            Some(stderr) => ended(stderr.await),
+    /// Waits until the files have all that the process wrote.
+    ///
+    /// # Errors
+    /// [`StdioError::Output`] when a file refused it.
+    pub async fn finish(self) -> Result<(), StdioError> {
+        let ended = async |moved: Option<Moved>| match moved {
+            Some(moved) => moved.await.unwrap_or(Ok(())),
             None => Ok(()),
         };
+        let stdout = ended(self.stdout).await;
+        let stderr = ended(self.stderr).await;
         stdout.and(stderr)
     }
-}
-
-/// Moves the user's input to the program until either has had enough.
-fn send_input(from: BorrowedFd<'_>, to: &UnixStream) {
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        match read(from, &mut buffer) {
-            Ok(0) => break,
-            Ok(count) => {
-                if let Err(error) = write_all(to.as_fd(), &buffer[..count]) {
-                    // A program that does not read its input is no error.
-                    debug!(%error, "the program's stdin is closed");
-                    return;
-                }
-            }
-            Err(error) => {
-                debug!(%error, "cannot read stdin");
-                break;
-            }
-        }
-    }
-    // The other end may be gone already.
-    let _ = to.shutdown(Shutdown::Write);
 }
 
 /// Moves the program's output to the user's file. When the file takes no more, the stream is
@@ -273,7 +398,8 @@ fn move_output(
     }
 }
 
-fn read(from: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+/// Reads at least a byte, unless the file has ended.
+pub(super) fn read(from: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     loop {
         match rustix::io::read(from, &mut *buffer) {
             Err(Errno::INTR) => {}
@@ -284,7 +410,8 @@ fn read(from: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     }
 }
 
-fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
+/// Writes all of `bytes`.
+pub(super) fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match rustix::io::write(to, bytes) {
             Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
@@ -311,22 +438,56 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pipes_name_three_streams_and_a_terminal_one() {
-        let pipes = Streams::new(Input::Attached, None).unwrap().request();
+    fn pipes_name_each_stream_that_is_wanted_and_a_terminal_one() {
+        let set = |stdin, stdout, stderr| StreamSet {
+            stdin,
+            stdout,
+            stderr,
+        };
+        let request = |set, size| Streams::new(set, size).unwrap().request();
+        let pipes = request(set(true, true, true), None);
         assert_eq!(
             [pipes.stdin.len(), pipes.stdout.len(), pipes.stderr.len()],
             [16, 16, 16]
         );
         assert_ne!(pipes.stdout, pipes.stderr);
-        let closed = Streams::new(Input::None, None).unwrap().request();
-        assert!(closed.stdin.is_empty());
+        let some = request(set(false, true, false), None);
+        let lengths = [some.stdin.len(), some.stdout.len(), some.stderr.len()];
+        assert_eq!(lengths, [0, 16, 0]);
         let size = TerminalSize {
             rows: 5,
             columns: 7,
         };
-        let terminal = Streams::new(Input::Attached, Some(size)).unwrap().request();
+        let terminal = request(set(true, false, true), Some(size));
         assert!(terminal.terminal && terminal.stdin.is_empty() && terminal.stderr.is_empty());
         assert_eq!((terminal.rows, terminal.columns), (5, 7));
+    }
+
+    fn pipe_input(stream: UnixStream) -> GuestInput {
+        GuestInput {
+            stream: Arc::new(stream),
+            is_terminal: false,
+        }
+    }
+
+    #[test]
+    fn a_process_that_ends_ends_the_wait_for_input() {
+        for is_terminal in [false, true] {
+            let (guest, host) = UnixStream::pair().unwrap();
+            let (reader, writer) = io::pipe().unwrap();
+            let input = GuestInput {
+                is_terminal,
+                ..pipe_input(host)
+            };
+            let waits = thread::spawn(move || input.take_from(reader.as_fd()));
+            if is_terminal {
+                guest.shutdown(Shutdown::Write).unwrap();
+            } else {
+                guest.shutdown(Shutdown::Both).unwrap();
+            }
+            assert!(!waits.join().unwrap());
+            drop((guest, writer));
+        }
     }
 
     #[test]
@@ -373,14 +534,16 @@ mod tests {
         let (reader, mut writer) = io::pipe().unwrap();
         writer.write_all(b"hi").unwrap();
         drop(writer);
-        send_input(reader.as_fd(), &host);
+        let input = pipe_input(host);
+        assert!(input.take_from(reader.as_fd()));
+        input.close();
         let mut received = String::new();
         guest.read_to_string(&mut received).unwrap();
         assert_eq!(received, "hi");
         guest.write_all(b"there").unwrap();
         drop(guest);
         let mut answer = String::new();
-        (&host).read_to_string(&mut answer).unwrap();
+        (&*input.stream).read_to_string(&mut answer).unwrap();
         assert_eq!(answer, "there");
     }
 
@@ -390,7 +553,7 @@ mod tests {
         drop(guest);
         let (reader, mut writer) = io::pipe().unwrap();
         writer.write_all(b"hi").unwrap();
-        send_input(reader.as_fd(), &host);
+        assert!(!pipe_input(host).take_from(reader.as_fd()));
         drop(writer);
     }
 }

@@ -5,6 +5,7 @@
 pub(crate) mod foreign;
 pub(crate) mod guest_files;
 pub(crate) mod image;
+pub(crate) mod pod;
 pub(crate) mod registry;
 pub(crate) mod tree;
 

@@ -8,41 +8,47 @@ use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Names the folder that holds the guest's files.
-pub(crate) const GUEST_DIR_VARIABLE: &str = "PODVISOR_GUEST_DIR";
-
-/// The kernel's file name: an ELF vmlinux or a bzImage.
-pub(crate) const KERNEL: &str = "vmlinux";
-
-/// The initramfs' file name; it holds the agent as `/init`.
-pub(crate) const INITRAMFS: &str = "initramfs.cpio";
+/// Names the directory that holds the guest's files.
+pub const GUEST_DIR_VARIABLE: &str = "PODVISOR_GUEST_DIR";
 
 const SYSTEM_DIR: &str = "/usr/lib/podvisor";
 
+/// A file that every guest boots from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuestFile {
+    /// An ELF vmlinux or a bzImage.
+    Kernel,
+    /// Holds the agent as `/init`.
+    Initramfs,
+}
+
+impl GuestFile {
+    /// The file's name in its directory.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "vmlinux",
+            Self::Initramfs => "initramfs.cpio",
+        }
+    }
+}
+
 /// A file of the guest's is not there.
 #[derive(Debug, thiserror::Error)]
-#[error("{}; {}", self.found(), self.remedy())]
-pub(crate) struct AssetError {
-    what: &'static str,
-    name: &'static str,
-    searched: Vec<PathBuf>,
-    hint: &'static str,
+#[error("no guest {} `{}` in {}", self.what(), .file.name(), list(.searched))]
+pub struct AssetError {
+    /// Which one.
+    pub file: GuestFile,
+    /// Where it was looked for.
+    pub searched: Vec<PathBuf>,
 }
 
 impl AssetError {
-    /// What was looked for where.
-    pub(crate) fn found(&self) -> String {
-        let (what, name) = (self.what, self.name);
-        format!("no guest {what} `{name}` in {}", list(&self.searched))
-    }
-
-    /// What to do.
-    pub(crate) fn remedy(&self) -> String {
-        let hint = self.hint;
-        format!(
-            "build it with `cargo xtask guest`, or set {GUEST_DIR_VARIABLE} to the folder that \
-             has it{hint}"
-        )
+    fn what(&self) -> &'static str {
+        match self.file {
+            GuestFile::Kernel => "kernel",
+            GuestFile::Initramfs => "initramfs",
+        }
     }
 }
 
@@ -51,15 +57,16 @@ fn list(folders: &[PathBuf]) -> String {
     names.join(" or ")
 }
 
-/// The folders that are searched, in order.
+/// The directories that are searched, in order.
 #[derive(Debug, Clone)]
-pub(crate) struct Assets {
+pub struct Assets {
     folders: Vec<PathBuf>,
 }
 
 impl Assets {
     /// As this process's environment and executable say.
-    pub(crate) fn of_this_process() -> Self {
+    #[must_use]
+    pub fn of_this_process() -> Self {
         Self::new(
             env::var_os(GUEST_DIR_VARIABLE),
             env::current_exe().ok().as_deref(),
@@ -93,30 +100,29 @@ impl Assets {
     }
 
     /// The guest's kernel.
-    pub(crate) fn kernel(&self) -> Result<PathBuf, AssetError> {
-        self.find("kernel", KERNEL, ", or give one with --kernel")
+    ///
+    /// # Errors
+    /// When no directory has it.
+    pub fn kernel(&self) -> Result<PathBuf, AssetError> {
+        self.find(GuestFile::Kernel)
     }
 
     /// The initramfs with the agent.
-    pub(crate) fn initramfs(&self) -> Result<PathBuf, AssetError> {
-        self.find("initramfs", INITRAMFS, "")
+    ///
+    /// # Errors
+    /// When no directory has it.
+    pub fn initramfs(&self) -> Result<PathBuf, AssetError> {
+        self.find(GuestFile::Initramfs)
     }
 
-    fn find(
-        &self,
-        what: &'static str,
-        name: &'static str,
-        hint: &'static str,
-    ) -> Result<PathBuf, AssetError> {
+    fn find(&self, file: GuestFile) -> Result<PathBuf, AssetError> {
         self.folders
             .iter()
-            .map(|folder| folder.join(name))
-            .find(|file| file.is_file())
+            .map(|folder| folder.join(file.name()))
+            .find(|path| path.is_file())
             .ok_or_else(|| AssetError {
-                what,
-                name,
+                file,
                 searched: self.folders.clone(),
-                hint,
             })
     }
 }
@@ -143,13 +149,19 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_found_and_a_missing_one_says_what_to_do() {
+    fn a_file_is_found_and_a_missing_one_says_where_it_was_looked_for() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(KERNEL), b"").unwrap();
+        std::fs::write(folder.path().join(GuestFile::Kernel.name()), b"").unwrap();
         let assets = Assets::new(Some(folder.path().into()), None);
-        assert_eq!(assets.kernel().unwrap(), folder.path().join(KERNEL));
+        assert_eq!(
+            assets.kernel().unwrap(),
+            folder.path().join(GuestFile::Kernel.name())
+        );
         let message = assets.initramfs().unwrap_err().to_string();
         assert!(message.contains("initramfs.cpio"), "{message}");
-        assert!(message.contains(GUEST_DIR_VARIABLE), "{message}");
+        assert!(
+            message.contains(folder.path().to_str().unwrap()),
+            "{message}"
+        );
     }
 }

@@ -1,0 +1,16 @@
+//! Pods and programs in virtual machines: what the binary `podvisor` is made of.
+//!
+//! * [`machine`]: one virtual machine and what is plugged into it. No containers, no agent.
+//! * [`sandbox`]: a machine whose guest runs podvisor's agent: containers, their streams and
+//!   logs; the process `podvisor sandbox` that is one pod, and [`sandbox::SandboxClient`], the
+//!   way to it.
+//! * the command line, which [`main`] is.
+//!
+//! The sandbox knows nothing of the command line, and nothing here touches KVM: that is
+//! `podvisor-vmm`'s.
+
+mod cli;
+pub mod machine;
+pub mod sandbox;
+
+pub use cli::main;

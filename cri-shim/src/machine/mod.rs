@@ -1,0 +1,367 @@
+//! A virtual machine as podvisor uses it: every call to the library is in this room.
+//!
+//! A [`MachineConfig`] enters, all of whose files are open; a running [`Machine`] comes out,
+//! which says how it ended ([`MachineExit`]) and is killed when it is dropped. Nothing here
+//! knows containers, the agent in the guest, or the command line.
+
+mod assets;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use podvisor_vmm::devices::blk::FileDisk;
+use podvisor_vmm::{
+    BlockDevice, BlockDeviceError, BlockHandle, BootError, BuildError, Exit, FsDevice,
+    FsDeviceError, HandleError, Initramfs, Kernel, MacAddress, MemorySize, NetDevice,
+    NetDeviceError, Vm, VsockDevice, VsockError,
+};
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+use tokio::sync::watch;
+use tracing::debug;
+
+pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
+
+/// The guest's vsock address, the lowest that a guest may have; guests of different
+/// machines do not see each other.
+const GUEST_CID: u64 = 3;
+
+/// Bytes of a disk's sector: what a spare disk has without a medium.
+const SECTOR: u64 = 512;
+
+/// What every guest is told: be quiet, end instead of waiting when the kernel panics, and look
+/// neither for a PCI bus nor for a serial port, which it has not.
+const COMMAND_LINE: &str =
+    "quiet panic=-1 reboot=k pci=off 8250.nr_uarts=0 spec_rstack_overflow=off";
+
+/// What a guest is told that somebody watches.
+const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k pci=off";
+
+/// What a guest with one CPU is told besides: to leave its atomic instructions as they are.
+/// Patching them for one CPU costs more at boot than a pod ever gains by it.
+const ONE_CPU: &str = " noreplace-smp";
+
+/// Why there is no machine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MachineError {
+    /// The kernel or the initramfs.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// The file of a disk.
+    #[error("failed to find the size of the disk {serial:?}")]
+    Disk {
+        /// The disk's serial number.
+        serial: String,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A file that is no disk.
+    #[error(transparent)]
+    NotADisk(#[from] BlockDeviceError),
+    /// A network card's tap.
+    #[error(transparent)]
+    Net(#[from] NetDeviceError),
+    /// The shared directory.
+    #[error(transparent)]
+    Share(#[from] FsDeviceError),
+    /// A device of the machine does not answer.
+    #[error(transparent)]
+    Device(#[from] HandleError),
+    /// The host's end of vsock.
+    #[error(transparent)]
+    Vsock(#[from] VsockError),
+    /// The configuration is wrong, or KVM refused.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// It did not start.
+    #[error(transparent)]
+    Start(#[from] podvisor_vmm::VmError),
+    /// A spare disk that the machine has not.
+    #[error("the machine has no spare disk {0}")]
+    NoSpareDisk(usize),
+    /// The host gives no thread.
+    #[error("failed to start a thread that waits for the machine")]
+    Thread(#[source] io::Error),
+}
+
+/// What a machine boots.
+#[derive(Debug)]
+pub struct GuestFiles {
+    kernel: Kernel,
+    initramfs: Initramfs,
+}
+
+impl GuestFiles {
+    /// Opens an ELF vmlinux or bzImage, and an initramfs.
+    ///
+    /// # Errors
+    /// When one of the files cannot be read, or the first is no kernel.
+    pub fn open(kernel: &Path, initramfs: &Path) -> Result<Self, MachineError> {
+        Ok(Self {
+            kernel: Kernel::open(kernel)?,
+            initramfs: Initramfs::open(initramfs)?,
+        })
+    }
+
+    /// Takes files that are open.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_files(kernel: File, initramfs: File) -> Result<Self, MachineError> {
+        Ok(Self {
+            kernel: Kernel::from_file(kernel)?,
+            initramfs: Initramfs::from_file(initramfs)?,
+        })
+    }
+}
+
+/// A read-only disk.
+#[derive(Debug)]
+pub struct Disk {
+    /// The open file behind it. A lock that it holds is kept while the machine lives.
+    pub file: File,
+    /// How the guest finds it; at most 20 bytes.
+    pub serial: String,
+}
+
+/// A network card.
+#[derive(Debug)]
+pub struct Nic {
+    /// A tap, opened with `IFF_VNET_HDR`.
+    pub tap: OwnedFd,
+    /// The guest's hardware address.
+    pub mac: [u8; 6],
+    /// Largest packet in bytes.
+    pub mtu: u16,
+}
+
+/// The tag of the directory that a machine shares.
+pub const SHARE_TAG: &str = "shared";
+
+/// What a machine is made of. Nothing of it is opened by path.
+#[derive(Debug)]
+pub struct MachineConfig {
+    /// What it boots.
+    pub files: GuestFiles,
+    /// Virtual CPUs.
+    pub cpus: u8,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Disks that are there from the start.
+    pub disks: Vec<Disk>,
+    /// Disks that are empty until [`Machine::insert_disk`] fills them.
+    pub spare_disks: u8,
+    /// Network cards.
+    pub nics: Vec<Nic>,
+    /// The host's directory that the guest finds under [`SHARE_TAG`].
+    pub share: Option<OwnedFd>,
+    /// Where the guest's serial console goes; `None` makes the boot faster.
+    pub console: Option<File>,
+}
+
+/// A running machine; dropped, it is killed.
+#[derive(Debug)]
+pub struct Machine {
+    vm: Arc<Vm>,
+    spare: Vec<BlockHandle>,
+    exit: watch::Receiver<Option<MachineExit>>,
+}
+
+/// How a machine ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MachineExit {
+    /// The guest powered itself off.
+    PoweredOff,
+    /// The guest asked for a reset, as a kernel does that panicked.
+    Reset,
+    /// A fault that the guest could not handle.
+    TripleFault,
+    /// The host killed it.
+    Killed,
+    /// The library or the host failed; what it said.
+    Failed(String),
+}
+
+impl fmt::Display for MachineExit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PoweredOff => f.write_str("powered itself off"),
+            Self::Reset => f.write_str("reset itself, as after a kernel panic"),
+            Self::TripleFault => f.write_str("ended by a triple fault"),
+            Self::Killed => f.write_str("was killed"),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+impl Machine {
+    /// Builds and starts a machine whose vsock ports are reached through the Unix socket
+    /// `vsock`, which is made.
+    ///
+    /// # Errors
+    /// [`MachineError`]; nothing is left of the machine then.
+    pub fn boot(config: MachineConfig, vsock: &Path) -> Result<Self, MachineError> {
+        let mut builder = Vm::builder()
+            .kernel(config.files.kernel)
+            .initramfs(config.files.initramfs)
+            .vcpus(config.cpus)
+            .memory(MemorySize::bytes(config.memory));
+        let first_spare = config.disks.len();
+        for Disk { file, serial } in config.disks {
+            let disk = BlockDevice::from_file(file)?.read_only();
+            builder = builder.block(disk.serial(&serial));
+        }
+        for _ in 0..config.spare_disks {
+            builder = builder.block(BlockDevice::spare());
+        }
+        for nic in config.nics {
+            let card = NetDevice::tap(nic.tap)?;
+            builder = builder.net(card.mac(MacAddress(nic.mac)).mtu(nic.mtu));
+        }
+        if let Some(root) = config.share {
+            builder = builder.fs(FsDevice::new(SHARE_TAG, root)?);
+        }
+        builder = builder
+            .vsock(VsockDevice::unix_mux(GUEST_CID, vsock)?)
+            .rng();
+        let for_cpus = if config.cpus == 1 { ONE_CPU } else { "" };
+        builder = match config.console {
+            None => builder.cmdline(format!("{COMMAND_LINE}{for_cpus}")),
+            Some(file) => builder
+                .cmdline(format!("{COMMAND_LINE_WATCHED}{for_cpus}"))
+                .serial(file),
+        };
+        let vm = Arc::new(builder.build()?);
+        let spare = (first_spare..first_spare + usize::from(config.spare_disks))
+            .map(|number| vm.block(&format!("blk{number}")))
+            .collect::<Result<_, _>>()?;
+        vm.start()?;
+
+        let (sender, exit) = watch::channel(None);
+        let waited = Arc::clone(&vm);
+        let wait = move || {
+            let exit = match waited.wait() {
+                Ok(exit) => MachineExit::from(exit),
+                Err(error) => MachineExit::Failed(causes(&error)),
+            };
+            debug!(%exit, "the machine has ended");
+            // Nobody listens when the machine has been dropped.
+            let _ = sender.send(Some(exit));
+        };
+        thread::Builder::new()
+            .name("vm-wait".to_owned())
+            .spawn(wait)
+            .map_err(MachineError::Thread)?;
+        Ok(Self { vm, spare, exit })
+    }
+
+    /// Waits until the machine ends; any number of callers.
+    pub async fn ended(&self) -> MachineExit {
+        let mut exit = self.exit.clone();
+        let known = exit.wait_for(Option::is_some).await;
+        match known.as_deref() {
+            Ok(Some(exit)) => exit.clone(),
+            _ => MachineExit::Failed("the thread that waited for it is gone".to_owned()),
+        }
+    }
+
+    /// Gives the spare disk `index` a medium.
+    ///
+    /// # Errors
+    /// There is no such spare disk, or the machine has ended.
+    pub async fn insert_disk(&self, index: usize, disk: Disk) -> Result<(), MachineError> {
+        let medium = medium(disk.file, &disk.serial)?;
+        self.swap(index, medium, disk.serial).await
+    }
+
+    /// Takes the medium out of a spare disk, which the guest has unmounted.
+    ///
+    /// # Errors
+    /// As [`Self::insert_disk`].
+    pub async fn eject_disk(&self, index: usize) -> Result<(), MachineError> {
+        let empty = || {
+            let memory = rustix::fs::memfd_create(c"empty-disk", MemfdFlags::CLOEXEC)?;
+            rustix::fs::ftruncate(&memory, SECTOR)?;
+            Ok(File::from(memory))
+        };
+        let empty = empty().map_err(|error: Errno| MachineError::Disk {
+            serial: String::new(),
+            source: error.into(),
+        })?;
+        self.swap(index, medium(empty, "")?, String::new()).await
+    }
+
+    async fn swap(
+        &self,
+        index: usize,
+        medium: FileDisk,
+        serial: String,
+    ) -> Result<(), MachineError> {
+        let disk = self
+            .spare
+            .get(index)
+            .ok_or(MachineError::NoSpareDisk(index))?;
+        let disk = disk.clone();
+        // The device may be in the middle of a read from a slow disk.
+        let swap = tokio::task::spawn_blocking(move || disk.swap(Box::new(medium), &serial));
+        match swap.await {
+            Ok(swapped) => Ok(swapped?),
+            Err(error) => Err(MachineError::Thread(io::Error::other(error))),
+        }
+    }
+
+    /// Ends the machine as if its power were cut. Returns when its threads have ended.
+    pub fn kill(&self) {
+        // Refused when it has stopped already.
+        if let Err(error) = self.vm.stop() {
+            debug!(%error, "the machine was not running");
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl From<Exit> for MachineExit {
+    fn from(exit: Exit) -> Self {
+        match exit {
+            Exit::Shutdown => Self::PoweredOff,
+            Exit::Reset => Self::Reset,
+            Exit::TripleFault { .. } => Self::TripleFault,
+            _ => Self::Killed,
+        }
+    }
+}
+
+fn medium(file: File, serial: &str) -> Result<FileDisk, MachineError> {
+    FileDisk::new(file).map_err(|source| MachineError::Disk {
+        serial: serial.to_owned(),
+        source,
+    })
+}
+
+/// An error with its causes.
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        // Some libraries repeat their cause in their own text.
+        if !text.ends_with(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,189 @@
+//! What can go wrong with a sandbox, as a fact. What a person can do about it is the command
+//! line's to say.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use podvisor_agent_protocol::ErrorKind;
+use serde::{Deserialize, Serialize};
+
+use super::agent::LinkError;
+use super::rundir::RunDirError;
+use super::stdio::StdioError;
+use super::types::SandboxExit;
+use super::wire::FrameError;
+use crate::machine::{MachineError, MachineExit};
+
+/// Why a request was refused, for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum RefusalKind {
+    /// Something in the request is malformed or out of bounds.
+    InvalidArgument,
+    /// No container or process of that id.
+    NotFound,
+    /// The id is in use.
+    AlreadyExists,
+    /// The container's state does not allow it.
+    WrongState,
+    /// A limit is reached: containers, processes, disks for images.
+    ResourceExhausted,
+    /// The image is not usable.
+    Image,
+    /// The image does not know the user or group.
+    UnknownUser,
+    /// The command does not exist in the container.
+    CommandNotFound,
+    /// The command exists and cannot be executed.
+    CommandNotExecutable,
+    /// Anything else that failed in the sandbox or its guest.
+    Internal,
+}
+
+impl From<ErrorKind> for RefusalKind {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::InvalidArgument => Self::InvalidArgument,
+            ErrorKind::NotFound => Self::NotFound,
+            ErrorKind::AlreadyExists => Self::AlreadyExists,
+            ErrorKind::WrongState => Self::WrongState,
+            ErrorKind::ResourceExhausted => Self::ResourceExhausted,
+            ErrorKind::Image => Self::Image,
+            ErrorKind::UnknownUser => Self::UnknownUser,
+            ErrorKind::CommandNotFound => Self::CommandNotFound,
+            ErrorKind::CommandNotExecutable => Self::CommandNotExecutable,
+            _ => Self::Internal,
+        }
+    }
+}
+
+/// Why there is no sandbox, why it is gone, or what it refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SandboxError {
+    /// The directory for the sockets.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// The virtual machine.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// The agent.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A process's standard streams.
+    #[error(transparent)]
+    Stdio(#[from] StdioError),
+    /// The guest is up, but not as far as its agent.
+    #[error("the guest's agent did not answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    /// The agent found that it cannot work.
+    #[error("the guest's agent gave up while starting")]
+    GaveUp,
+    /// The guest ended when it should not.
+    #[error("{}", ended(.0))]
+    Ended(MachineExit),
+    /// Something of a [`LaunchConfig`](super::LaunchConfig) makes no sense.
+    #[error("cannot launch the sandbox: {0}")]
+    Config(String),
+    /// A file that the sandbox's process is to have cannot be opened or made.
+    #[error("cannot {action} {}", .path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The process cannot be started.
+    #[error("cannot start the sandbox's process {}", .program.display())]
+    Spawn {
+        /// The program.
+        program: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The process ended before its guest was up.
+    #[error("the sandbox's process failed while starting: {0}")]
+    Launch(String),
+    /// What the control socket carried makes no sense.
+    #[error("the control socket of the sandbox in {} is not understood", .dir.display())]
+    Control {
+        /// The sandbox's directory.
+        dir: PathBuf,
+        /// What was wrong with it.
+        #[source]
+        source: FrameError,
+    },
+    /// The other side speaks another version of the control protocol.
+    #[error("the sandbox in {} speaks version {theirs} of the control protocol, not {ours}", .dir.display())]
+    Version {
+        /// The sandbox's directory.
+        dir: PathBuf,
+        /// What the process speaks.
+        theirs: u32,
+        /// What is spoken here.
+        ours: u32,
+    },
+    /// The sandbox's process is gone; only its directory is left.
+    #[error("the sandbox in {} is gone{}", .dir.display(), why(.exit.as_ref()))]
+    Gone {
+        /// Its directory.
+        dir: PathBuf,
+        /// How it ended, where it could still say.
+        exit: Option<SandboxExit>,
+    },
+    /// The sandbox did not do what it was asked.
+    #[error("{message}")]
+    Refused {
+        /// Why, for programs.
+        kind: RefusalKind,
+        /// Why, for people.
+        message: String,
+    },
+}
+
+fn ended(exit: &MachineExit) -> String {
+    match exit {
+        MachineExit::Failed(why) => why.clone(),
+        exit => format!("the guest {exit}"),
+    }
+}
+
+fn why(exit: Option<&SandboxExit>) -> String {
+    exit.map_or_else(String::new, |exit| format!(": {exit}"))
+}
+
+impl From<MachineExit> for SandboxError {
+    fn from(exit: MachineExit) -> Self {
+        Self::Ended(exit)
+    }
+}
+
+impl SandboxError {
+    /// Why the sandbox refused, if that is what happened.
+    #[must_use]
+    pub fn kind(&self) -> Option<RefusalKind> {
+        match self {
+            Self::Refused { kind, .. } => Some(*kind),
+            Self::Link(LinkError::Agent(error)) => Some(error.kind.into()),
+            _ => None,
+        }
+    }
+
+    /// Whether the sandbox has ended.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Gone { .. } | Self::Ended(_))
+    }
+
+    pub(super) fn refused(kind: RefusalKind, message: impl Into<String>) -> Self {
+        Self::Refused {
+            kind,
+            message: message.into(),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Starting the process of a sandbox: this executable again, detached, with its files given
+//! over a socket that is its stdin.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+
+use podvisor_agent_protocol::validate_id;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+
+use super::error::SandboxError;
+use super::types::LaunchConfig;
+use super::wire::{
+    CONTROL_VERSION, FrameReader, FrameWriter, LaunchHeader, LaunchReply, MAX_FDS, NicHeader,
+};
+use super::{BOOT_TIMEOUT_VARIABLE, record};
+
+/// The control socket in a sandbox's directory.
+pub(super) const CONTROL_SOCKET: &str = "control.sock";
+
+/// What the process itself says, in a sandbox's directory.
+const LOG: &str = "sandbox.log";
+
+/// Longest path of a directory in which sockets are made, in bytes.
+const DIR_MAX: usize = 90;
+
+/// How much of a failed process's last words is told.
+const LAST_WORDS: usize = 1000;
+
+/// A process that is killed with this, unless it is kept.
+#[derive(Debug)]
+pub(super) struct Launched {
+    child: Option<Child>,
+}
+
+impl Launched {
+    /// Lets the process live on. It is reaped when it ends, if this one still lives.
+    pub(super) fn keep(mut self) {
+        if let Some(mut child) = self.child.take() {
+            tokio::spawn(async move { child.wait().await });
+        }
+    }
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // Gone already: what was wanted. The runtime reaps it.
+            let _ = child.start_kill();
+        }
+    }
+}
+
+/// Starts the process and waits until its guest is configured.
+pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launched, SandboxError> {
+    let dir = config.dir.clone();
+    let (header, fds) = prepare(config)?;
+    let spawn_error = |source| SandboxError::Spawn {
+        program: program.to_owned(),
+        source,
+    };
+    let log = dir.join(LOG);
+    let stderr = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&log)
+        .map_err(|source| SandboxError::File {
+            action: "open",
+            path: log.clone(),
+            source,
+        })?;
+    let (ours, theirs) = StdUnixStream::pair().map_err(spawn_error)?;
+    ours.set_nonblocking(true).map_err(spawn_error)?;
+    let mut command = Command::new(program);
+    command
+        .arg0("podvisor")
+        .args(["sandbox", &header.id])
+        .current_dir("/")
+        .env_clear()
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(stderr);
+    for name in [BOOT_TIMEOUT_VARIABLE, "RUST_BACKTRACE"] {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    let child = command.spawn().map_err(spawn_error)?;
+    // Holds the other end of the socket.
+    drop(command);
+    let launched = Launched { child: Some(child) };
+
+    let stream = Arc::new(UnixStream::from_std(ours).map_err(spawn_error)?);
+    let control = |source| SandboxError::Control {
+        dir: dir.clone(),
+        source,
+    };
+    let body = serde_json::to_vec(&header).map_err(|error| control(error.into()))?;
+    let sent = FrameWriter::new(Arc::clone(&stream))
+        .send(&body, &fds)
+        .await;
+    // Open here, they would keep the control socket and the taps alive without the process.
+    drop(fds);
+    let reply = match sent {
+        Ok(()) => FrameReader::new(stream).next().await,
+        Err(error) => Err(error),
+    };
+    match reply {
+        Ok(Some(frame)) => {
+            let reply: LaunchReply =
+                serde_json::from_slice(&frame.body).map_err(|error| control(error.into()))?;
+            match reply.failed {
+                None => Ok(launched),
+                Some(why) => Err(SandboxError::Launch(why)),
+            }
+        }
+        Ok(None) | Err(_) => Err(SandboxError::Launch(last_words(launched, &log).await)),
+    }
+}
+
+/// Checks what can be checked here and opens what is opened by path.
+fn prepare(config: LaunchConfig) -> Result<(LaunchHeader, Vec<OwnedFd>), SandboxError> {
+    validate_id(&config.id).map_err(|error| SandboxError::Config(error.to_string()))?;
+    if !config.dir.is_absolute() || config.dir.as_os_str().len() > DIR_MAX {
+        return Err(SandboxError::Config(format!(
+            "{} is not an absolute path of at most {DIR_MAX} bytes",
+            config.dir.display()
+        )));
+    }
+    // Control socket, kernel, initramfs, shared directory, console.
+    let others = 5;
+    if config.nics.len() + others > MAX_FDS {
+        return Err(SandboxError::Config(format!(
+            "{} network cards, but at most {} are possible",
+            config.nics.len(),
+            MAX_FDS - others
+        )));
+    }
+    let file = |action, path: &Path, source| SandboxError::File {
+        action,
+        path: path.to_owned(),
+        source,
+    };
+    clear(&config.dir).map_err(|source| file("clear", &config.dir, source))?;
+    let open = |path: &PathBuf| {
+        let opened = File::open(path).map(OwnedFd::from);
+        opened.map_err(|source| file("open", path, source))
+    };
+    let mut fds = vec![
+        control_socket(&config.dir)?,
+        open(&config.kernel)?,
+        open(&config.initramfs)?,
+    ];
+    let mut nics = Vec::new();
+    for nic in config.nics {
+        nics.push(NicHeader {
+            mac: nic.mac,
+            mtu: nic.mtu,
+        });
+        fds.push(nic.tap);
+    }
+    if let Some(shared) = &config.shared_dir {
+        fds.push(open(shared)?);
+    }
+    if let Some(console) = &config.console {
+        let created = File::create(console);
+        fds.push(
+            created
+                .map_err(|source| file("create", console, source))?
+                .into(),
+        );
+    }
+    let header = LaunchHeader {
+        version: CONTROL_VERSION,
+        id: config.id,
+        hostname: config.hostname,
+        dir: config.dir,
+        vcpus: config.vcpus,
+        memory: config.memory,
+        image_slots: config.image_slots,
+        nics,
+        has_shared_dir: config.shared_dir.is_some(),
+        has_console: config.console.is_some(),
+        network: config.network,
+        sysctls: config.sysctls,
+    };
+    Ok((header, fds))
+}
+
+/// Removes what an earlier sandbox left in the directory: its record and its sockets.
+fn clear(dir: &Path) -> io::Result<()> {
+    record::remove(dir)?;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_socket() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// A socket that the process will listen on: so the kernel tells its peers the process's
+/// number, not this one's.
+fn control_socket(dir: &Path) -> Result<OwnedFd, SandboxError> {
+    let path = dir.join(CONTROL_SOCKET);
+    let bound = || -> rustix::io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        bind(socket.as_fd(), &SocketAddrUnix::new(&path)?)?;
+        Ok(socket)
+    };
+    bound().map_err(|error| SandboxError::File {
+        action: "make the socket",
+        path: path.clone(),
+        source: error.into(),
+    })
+}
+
+/// What a process that ended too early has to say for itself.
+async fn last_words(mut launched: Launched, log: &Path) -> String {
+    let status = match &mut launched.child {
+        Some(child) => {
+            // It closed its end, so that it cannot be of use any more.
+            let _ = child.start_kill();
+            child.wait().await.ok()
+        }
+        None => None,
+    };
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let last = text.lines().next_back().unwrap_or("it said nothing");
+    let last: String = last.chars().take(LAST_WORDS).collect();
+    match status {
+        Some(status) => format!("{last} ({status})"),
+        None => last,
+    }
+}

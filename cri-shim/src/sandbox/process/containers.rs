@@ -1,0 +1,335 @@
+//! What a sandbox's process does with containers: each request of the control socket about
+//! them is a method here.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use oci_spec::runtime::LinuxResources;
+use podvisor_agent_protocol::validate_id;
+use tokio::sync::Mutex as AsyncMutex;
+use tracing::debug;
+
+use super::super::Sandbox;
+use super::super::agent::{AgentContainer, AgentExec};
+use super::super::error::{RefusalKind, SandboxError, SandboxError as Error};
+use super::super::stdio::{StreamSet, Streams, open, stream_id};
+use super::super::types::{
+    ContainerInfo, ContainerState, ContainerStats, ProcessExit, Started, StdioFds, TerminalSize,
+};
+use super::super::wire::{CreateHeader, ExecHeader};
+use super::container::Container;
+use super::images::{self, Placement, Slots};
+use super::output::ContainerStreams;
+use crate::machine::Disk;
+
+/// A terminal that nobody has told its size.
+const TERMINAL: TerminalSize = TerminalSize {
+    rows: 24,
+    columns: 80,
+};
+
+/// The sandbox's guest and its containers.
+#[derive(Debug)]
+pub(super) struct Containers {
+    sandbox: Arc<Sandbox>,
+    containers: Mutex<BTreeMap<String, Entry>>,
+    /// Held while a disk changes: a container's image is there, or on its way.
+    images: AsyncMutex<Slots>,
+}
+
+#[derive(Debug, Clone)]
+enum Entry {
+    /// Its id is taken; the guest works on it.
+    Changing,
+    Made(Arc<Container>),
+}
+
+impl Containers {
+    pub(super) fn new(sandbox: Arc<Sandbox>, image_slots: u8) -> Self {
+        Self {
+            sandbox,
+            containers: Mutex::default(),
+            images: AsyncMutex::new(Slots::new(image_slots.into())),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.containers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, id: &str) -> Result<Arc<Container>, Error> {
+        match self.lock().get(id) {
+            Some(Entry::Made(container)) => Ok(Arc::clone(container)),
+            Some(Entry::Changing) => Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                format!("container {id} is being made or deleted"),
+            )),
+            None => Err(not_found(id)),
+        }
+    }
+
+    fn set(&self, id: &str, entry: Option<Entry>) {
+        let mut containers = self.lock();
+        match entry {
+            Some(entry) => containers.insert(id.to_owned(), entry),
+            None => containers.remove(id),
+        };
+    }
+
+    pub(super) async fn create(
+        &self,
+        header: CreateHeader,
+        image: OwnedFd,
+        log: Option<OwnedFd>,
+    ) -> Result<(), Error> {
+        let id = header.id.clone();
+        validate_id(&id).map_err(|error| {
+            SandboxError::refused(RefusalKind::InvalidArgument, error.to_string())
+        })?;
+        {
+            let mut containers = self.lock();
+            if containers.contains_key(&id) {
+                return Err(SandboxError::refused(
+                    RefusalKind::AlreadyExists,
+                    format!("container {id} exists already"),
+                ));
+            }
+            containers.insert(id.clone(), Entry::Changing);
+        }
+        match self.make(header, image, log).await {
+            Ok(container) => {
+                self.set(&id, Some(Entry::Made(Arc::new(container))));
+                Ok(())
+            }
+            Err(error) => {
+                // What the agent has of it, if anything, must be gone before its disk is.
+                if let Err(error) = self.forget(&id).await {
+                    debug!(container = id, %error, "cannot delete what was half made");
+                }
+                self.set(&id, None);
+                Err(error)
+            }
+        }
+    }
+
+    async fn make(
+        &self,
+        header: CreateHeader,
+        image: OwnedFd,
+        log: Option<OwnedFd>,
+    ) -> Result<Container, Error> {
+        let image_serial = self.place(&header.id, &header.image_digest, image).await?;
+        let set = StreamSet {
+            stdin: header.stdin,
+            stdout: true,
+            stderr: true,
+        };
+        let streams = Streams::new(set, header.tty.then_some(TERMINAL))?;
+        let agent = self.sandbox.agent();
+        let container = AgentContainer {
+            id: header.id.clone(),
+            image_serial,
+            readonly_rootfs: header.readonly_rootfs,
+            spec: header.spec,
+            user: header.user,
+            supplemental_groups: header.supplemental_groups,
+            stdio: streams.request(),
+            etc_hosts: header.etc_hosts,
+            etc_resolv_conf: header.etc_resolv_conf,
+            etc_hostname: header.etc_hostname,
+        };
+        let pid = agent.create(container).await?;
+        let streams = streams.connect(agent.mux()).await?;
+        let streams = ContainerStreams::start(streams, log, header.stdin_once)?;
+        Ok(Container::new(header.id, pid, streams))
+    }
+
+    /// Sees to it that the image is on a disk, and gives the disk's serial number.
+    async fn place(&self, id: &str, digest: &str, image: OwnedFd) -> Result<String, Error> {
+        let serial = images::serial(digest).map_err(|error| {
+            SandboxError::refused(RefusalKind::InvalidArgument, error.to_string())
+        })?;
+        let mut slots = self.images.lock().await;
+        let placement = slots.take(&serial, id).map_err(|error| {
+            SandboxError::refused(RefusalKind::ResourceExhausted, error.to_string())
+        })?;
+        if let Placement::Insert(index) = placement {
+            let disk = Disk {
+                file: image.into(),
+                serial: serial.clone(),
+            };
+            if let Err(error) = self.sandbox.machine().insert_disk(index, disk).await {
+                slots.leave(id);
+                slots.freed(index);
+                return Err(error.into());
+            }
+        }
+        Ok(serial)
+    }
+
+    /// Deletes a container in the guest, and takes its image's disk back.
+    async fn forget(&self, id: &str) -> Result<(), Error> {
+        self.sandbox.agent().delete(id).await?;
+        let mut slots = self.images.lock().await;
+        let Some(index) = slots.leave(id) else {
+            return Ok(());
+        };
+        self.sandbox.machine().eject_disk(index).await?;
+        slots.freed(index);
+        Ok(())
+    }
+
+    pub(super) async fn start(&self, id: &str) -> Result<Started, Error> {
+        let container = self.get(id)?;
+        let started = self.sandbox.agent().start(id).await?;
+        container.started(started, self.sandbox.agent());
+        Ok(started)
+    }
+
+    pub(super) async fn signal(
+        &self,
+        id: &str,
+        exec_id: Option<&str>,
+        signal: u32,
+        all: bool,
+    ) -> Result<(), Error> {
+        let exec_id = exec_id.unwrap_or_default();
+        let agent = self.sandbox.agent();
+        Ok(agent.signal(id, exec_id, signal, all).await?)
+    }
+
+    pub(super) async fn wait(&self, id: &str, exec_id: Option<&str>) -> Result<ProcessExit, Error> {
+        let mut exit = self.get(id)?.exit(exec_id)?;
+        let known = exit.wait_for(Option::is_some).await;
+        // Fails when the container was deleted without ever having been started.
+        known
+            .ok()
+            .and_then(|exit| *exit)
+            .ok_or_else(|| not_found(id))
+    }
+
+    pub(super) async fn delete(&self, id: &str) -> Result<(), Error> {
+        let container = match self.get(id) {
+            Ok(container) => container,
+            Err(error) if error.kind() == Some(RefusalKind::NotFound) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        self.set(id, Some(Entry::Changing));
+        if let Err(error) = self.forget(id).await {
+            // To be tried again.
+            self.set(id, Some(Entry::Made(container)));
+            return Err(error);
+        }
+        if container.info().state != ContainerState::Created {
+            let mut exit = container.exit(None)?;
+            // Its last lines are in the log when the answer comes.
+            let _ = exit.wait_for(Option::is_some).await;
+        }
+        self.set(id, None);
+        Ok(())
+    }
+
+    pub(super) async fn exec(&self, header: ExecHeader, files: StdioFds) -> Result<(), Error> {
+        let container = self.get(&header.id)?;
+        let streams = Streams::new(StreamSet::of(&files), header.tty)?;
+        let agent = self.sandbox.agent();
+        let exec = AgentExec {
+            id: header.id,
+            exec_id: header.exec_id.clone(),
+            process: header.process,
+            user: header.user,
+            supplemental_groups: header.supplemental_groups,
+            stdio: streams.request(),
+        };
+        agent.exec(exec).await?;
+        let outputs = streams.attach(agent.mux(), files).await?;
+        container.exec_started(header.exec_id, outputs, agent);
+        Ok(())
+    }
+
+    pub(super) async fn attach(&self, id: &str, files: StdioFds) -> Result<(), Error> {
+        let container = self.get(id)?;
+        // It may have to wait for the log's disk.
+        Ok(blocking(move || container.streams.attach(files)).await??)
+    }
+
+    pub(super) async fn resize(
+        &self,
+        id: &str,
+        exec_id: Option<&str>,
+        size: TerminalSize,
+    ) -> Result<(), Error> {
+        let agent = self.sandbox.agent();
+        Ok(agent.resize(id, exec_id.unwrap_or_default(), size).await?)
+    }
+
+    pub(super) async fn reopen_log(&self, id: &str, log: OwnedFd) -> Result<(), Error> {
+        let container = self.get(id)?;
+        blocking(move || container.streams.reopen_log(log)).await
+    }
+
+    pub(super) async fn stats(&self, id: &str) -> Result<ContainerStats, Error> {
+        Ok(self.sandbox.agent().stats(id).await?)
+    }
+
+    pub(super) fn list(&self) -> Vec<ContainerInfo> {
+        let containers = self.lock();
+        let made = containers.values().filter_map(|entry| match entry {
+            Entry::Made(container) => Some(container.info()),
+            Entry::Changing => None,
+        });
+        made.collect()
+    }
+
+    pub(super) async fn update_resources(
+        &self,
+        id: &str,
+        resources: &LinuxResources,
+    ) -> Result<(), Error> {
+        Ok(self.sandbox.agent().update_resources(id, resources).await?)
+    }
+
+    /// A connection to a port of the guest's loopback.
+    pub(super) async fn port_forward(&self, port: u16) -> Result<OwnedFd, Error> {
+        let agent = self.sandbox.agent();
+        let id = stream_id()?;
+        let stream = open(agent.mux(), "port", id).await?;
+        agent.port_forward(id, port).await?;
+        let stream = stream.into_std();
+        stream.map(OwnedFd::from).map_err(|source| {
+            SandboxError::refused(
+                RefusalKind::Internal,
+                format!("cannot pass a stream on: {source}"),
+            )
+        })
+    }
+
+    /// The guest has ended: writes what came of the containers' output, and tells who waits.
+    pub(super) async fn guest_is_gone(&self) {
+        let made: Vec<Arc<Container>> = {
+            let containers = self.lock();
+            let made = containers.values().filter_map(|entry| match entry {
+                Entry::Made(container) => Some(Arc::clone(container)),
+                Entry::Changing => None,
+            });
+            made.collect()
+        };
+        for container in made {
+            container.guest_is_gone().await;
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| SandboxError::refused(RefusalKind::Internal, error.to_string()))
+}
+
+fn not_found(id: &str) -> Error {
+    SandboxError::refused(RefusalKind::NotFound, format!("no container {id}"))
+}

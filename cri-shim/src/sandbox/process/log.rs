@@ -1,0 +1,283 @@
+//! A container's log in the format of the Container Runtime Interface: a line of it is
+//! `TIME STREAM F|P TEXT`, where P means that the line goes on in the stream's next.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::time::SystemTime;
+
+/// Longest text of one line; what is longer is split. Readers count on it (16 KiB, as in
+/// other runtimes).
+const LINE_MAX: usize = 16 << 10;
+
+/// One of a process's outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OutputStream {
+    Stdout,
+    Stderr,
+}
+
+impl OutputStream {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}
+
+/// Writes a log. Lines are written as soon as they are complete, each time in one write; the
+/// beginning of a line is kept until its rest comes.
+#[derive(Debug)]
+pub(super) struct LogWriter<W = File> {
+    file: W,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    /// What is to be written at once.
+    lines: Vec<u8>,
+    /// The last write stopped within a line.
+    is_torn: bool,
+}
+
+impl<W: Write> LogWriter<W> {
+    pub(super) fn new(file: W) -> Self {
+        Self {
+            file,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            lines: Vec::new(),
+            is_torn: false,
+        }
+    }
+
+    /// Goes on in another file. The beginning of a line that was kept goes there.
+    pub(super) fn reopen(&mut self, file: W) {
+        self.file = file;
+        self.is_torn = false;
+    }
+
+    /// Takes what a process has written now.
+    ///
+    /// # Errors
+    /// The file refused lines; they are lost, and the next ones are tried again.
+    pub(super) fn write(
+        &mut self,
+        stream: OutputStream,
+        bytes: &[u8],
+        now: SystemTime,
+    ) -> io::Result<()> {
+        let mut begun = std::mem::take(self.begun(stream));
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let (mut text, is_whole) = match piece.strip_suffix(b"\n") {
+                Some(text) => (text, true),
+                None => (piece, false),
+            };
+            while begun.len() + text.len() > LINE_MAX {
+                let (fits, rest) = text.split_at(LINE_MAX - begun.len());
+                self.line(stream, now, b'P', &begun, fits);
+                begun.clear();
+                text = rest;
+            }
+            if is_whole {
+                self.line(stream, now, b'F', &begun, text);
+                begun.clear();
+            } else {
+                begun.extend_from_slice(text);
+            }
+        }
+        *self.begun(stream) = begun;
+        self.flush()
+    }
+
+    /// The stream has ended: a last line without an end is written as it is.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(super) fn finish(&mut self, stream: OutputStream, now: SystemTime) -> io::Result<()> {
+        let begun = std::mem::take(self.begun(stream));
+        if !begun.is_empty() {
+            self.line(stream, now, b'P', &begun, b"");
+        }
+        self.flush()
+    }
+
+    fn begun(&mut self, stream: OutputStream) -> &mut Vec<u8> {
+        match stream {
+            OutputStream::Stdout => &mut self.stdout,
+            OutputStream::Stderr => &mut self.stderr,
+        }
+    }
+
+    fn line(&mut self, stream: OutputStream, now: SystemTime, tag: u8, begun: &[u8], rest: &[u8]) {
+        let time = humantime::format_rfc3339_nanos(now);
+        let name = stream.name();
+        // A vector takes all.
+        let _ = write!(self.lines, "{time} {name} {} ", char::from(tag));
+        self.lines.extend_from_slice(begun);
+        self.lines.extend_from_slice(rest);
+        self.lines.push(b'\n');
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.lines.is_empty() {
+            return Ok(());
+        }
+        if self.is_torn {
+            self.lines.insert(0, b'\n');
+        }
+        let mut written = 0;
+        let mut result = Ok(());
+        while written < self.lines.len() {
+            match self.file.write(&self.lines[written..]) {
+                Ok(0) => {
+                    result = Err(io::ErrorKind::WriteZero.into());
+                    break;
+                }
+                Ok(count) => written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        if written > 0 {
+            self.is_torn = self.lines[written - 1] != b'\n';
+        }
+        self.lines.clear();
+        // One long burst should not cost memory for ever.
+        self.lines.shrink_to(LINE_MAX);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use proptest::prelude::*;
+
+    use super::OutputStream::{Stderr, Stdout};
+    use super::*;
+
+    const TIME: &str = "1970-01-01T00:00:01.500000000Z";
+
+    fn now() -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(1500)
+    }
+
+    fn text(log: &LogWriter<Vec<u8>>) -> String {
+        String::from_utf8_lossy(&log.file).replace(TIME, "T")
+    }
+
+    #[test]
+    fn each_line_has_its_time_its_stream_and_that_it_is_whole() {
+        let mut log = LogWriter::new(Vec::new());
+        log.write(Stdout, b"one\ntwo\n", now()).unwrap();
+        log.write(Stderr, b"\n", now()).unwrap();
+        assert_eq!(
+            String::from_utf8(log.file).unwrap(),
+            format!("{TIME} stdout F one\n{TIME} stdout F two\n{TIME} stderr F \n")
+        );
+    }
+
+    #[test]
+    fn the_beginnings_of_lines_wait_for_their_rest_by_stream() {
+        let mut log = LogWriter::new(Vec::new());
+        log.write(Stdout, b"a", now()).unwrap();
+        log.write(Stderr, b"x", now()).unwrap();
+        assert_eq!(text(&log), "");
+        log.write(Stdout, b"b\nc", now()).unwrap();
+        assert_eq!(text(&log), "T stdout F ab\n");
+        log.finish(Stdout, now()).unwrap();
+        log.finish(Stderr, now()).unwrap();
+        log.finish(Stderr, now()).unwrap();
+        assert_eq!(text(&log), "T stdout F ab\nT stdout P c\nT stderr P x\n");
+    }
+
+    #[test]
+    fn a_long_line_is_split_and_ends_as_a_whole_one() {
+        let mut log = LogWriter::new(Vec::new());
+        let line = [vec![b'x'; LINE_MAX * 2], b"end\n".to_vec()].concat();
+        for piece in line.chunks(5000) {
+            log.write(Stdout, piece, now()).unwrap();
+        }
+        let full = "x".repeat(LINE_MAX);
+        assert_eq!(
+            text(&log),
+            format!("T stdout P {full}\nT stdout P {full}\nT stdout F end\n")
+        );
+    }
+
+    #[test]
+    fn a_line_of_just_the_longest_length_is_whole() {
+        let mut log = LogWriter::new(Vec::new());
+        let full = "x".repeat(LINE_MAX);
+        log.write(Stdout, full.as_bytes(), now()).unwrap();
+        log.write(Stdout, b"\n", now()).unwrap();
+        assert_eq!(text(&log), format!("T stdout F {full}\n"));
+    }
+
+    /// A file that takes so many bytes and no more.
+    struct Limited(Vec<u8>, usize);
+
+    impl Write for Limited {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(self.1);
+            if count == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.1 -= count;
+            self.0.extend_from_slice(&bytes[..count]);
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn after_a_full_disk_the_next_line_begins_on_a_line_of_its_own() {
+        let mut log = LogWriter::new(Limited(Vec::new(), 10));
+        let full = log.write(Stdout, b"lost\n", now()).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        log.file.1 = 1000;
+        log.write(Stdout, b"kept\n", now()).unwrap();
+        let text = String::from_utf8(log.file.0).unwrap();
+        assert_eq!(text, format!("1970-01-01\n{TIME} stdout F kept\n"));
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_is_in_one_of_the_files_once_whatever_the_pieces(
+            pieces in proptest::collection::vec(("[ab\n]{0,40}", any::<bool>()), 0..20)
+        ) {
+            let mut log = LogWriter::new(Vec::new());
+            let mut files = Vec::new();
+            let mut expected = String::new();
+            for (piece, reopens) in &pieces {
+                expected.push_str(piece);
+                log.write(Stdout, piece.as_bytes(), now()).unwrap();
+                if *reopens {
+                    files.push(std::mem::take(&mut log.file));
+                    log.reopen(Vec::new());
+                }
+            }
+            log.finish(Stdout, now()).unwrap();
+            files.push(log.file);
+            let mut restored = String::new();
+            for line in String::from_utf8(files.concat()).unwrap().lines() {
+                let rest = line.strip_prefix(&format!("{TIME} stdout ")).unwrap();
+                match rest.split_at(2) {
+                    ("F ", text) => {
+                        restored.push_str(text);
+                        restored.push('\n');
+                    }
+                    ("P ", text) => restored.push_str(text),
+                    _ => panic!("{line}"),
+                }
+            }
+            prop_assert_eq!(restored, expected);
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! The process of one sandbox: `podvisor sandbox`.
+//!
+//! It is started by [`SandboxClient::launch`](super::SandboxClient::launch), which sends it a
+//! frame with its configuration and open files on its stdin. It leaves its parent's session,
+//! boots the machine, waits for the agent and answers. From then on it serves its control
+//! socket: it holds the containers' exit codes and writes their logs, whether or not somebody
+//! is connected. It ends when its machine ends, and its machine when it does.
+//!
+//! | file | what for |
+//! | --- | --- |
+//! | `serve` | the control socket: requests and answers |
+//! | `containers` | what the requests do |
+//! | `container` | one container's state and its processes |
+//! | `output`, `log` | output to the log and to attachers |
+//! | `images` | which disk holds which image |
+
+mod container;
+mod containers;
+mod images;
+mod log;
+mod output;
+mod serve;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::Resource;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{debug, info, warn};
+
+use super::agent::{GuestConfig, Share};
+use super::record::{self, ExitRecord};
+use super::types::SandboxExit;
+use super::wire::{
+    CONTROL_VERSION, FrameError, FrameReader, FrameWriter, LaunchHeader, LaunchReply,
+};
+use super::{Sandbox, SandboxConfig, SandboxError};
+use crate::machine::{GuestFiles, MachineConfig, Nic, SHARE_TAG, causes};
+use containers::Containers;
+use serve::Service;
+
+/// The grace period of a SIGTERM, which names none.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// How long the last answers and lines may take when the machine has ended.
+const LAST_ANSWERS: Duration = Duration::from_secs(15);
+
+/// Where the guest has the shared directory.
+const SHARE_PATH: &str = "/run/podvisor/shared";
+
+/// Connections to the control socket that wait to be accepted.
+const BACKLOG: i32 = 64;
+
+/// Why the process could not take up its work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProcessError {
+    /// The process is not what it should be.
+    #[error("failed to {action}")]
+    SetUp {
+        /// What was tried.
+        action: &'static str,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// It was not started by podvisor.
+    #[error("stdin is not the socket on which podvisor sends a sandbox's configuration")]
+    NotLaunched(#[source] FrameError),
+    /// There is no sandbox; whoever launched it was told.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+}
+
+fn set_up(action: &'static str) -> impl FnOnce(io::Error) -> ProcessError {
+    move |source| ProcessError::SetUp { action, source }
+}
+
+/// The whole life of the process; to be called before it has other threads.
+///
+/// # Errors
+/// [`ProcessError`] when there never was a sandbox. How one ended is in its directory.
+pub fn run() -> Result<(), ProcessError> {
+    // Fails for the leader of a group, which a process that was just forked is not.
+    if let Err(error) = rustix::process::setsid() {
+        debug!(%error, "not in a session of its own");
+    }
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    // What a guest opens in shared directories, and its connections, count against it.
+    let mut files = rustix::process::getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, files) {
+        debug!(%error, "no more open files than usual");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(set_up("start the event loop"))?;
+    let done = runtime.block_on(async {
+        let launcher = take_stdin()?;
+        let (launch, fds) = receive(&launcher).await?;
+        live(launcher, launch, fds).await
+    });
+    // Threads may sit in writes to somebody who does not read.
+    runtime.shutdown_background();
+    done
+}
+
+/// Takes the launcher's socket from stdin, where `/dev/null` goes.
+fn take_stdin() -> Result<Arc<UnixStream>, ProcessError> {
+    let take = || {
+        let socket = rustix::stdio::stdin().try_clone_to_owned()?;
+        rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+        let socket = StdUnixStream::from(socket);
+        socket.set_nonblocking(true)?;
+        UnixStream::from_std(socket).map(Arc::new)
+    };
+    take().map_err(set_up("take the launcher's socket from stdin"))
+}
+
+/// The open files of a launch.
+struct LaunchFiles {
+    listener: UnixListener,
+    files: GuestFiles,
+    taps: Vec<OwnedFd>,
+    shared_dir: Option<OwnedFd>,
+    console: Option<File>,
+}
+
+async fn receive(
+    launcher: &Arc<UnixStream>,
+) -> Result<(LaunchHeader, std::vec::IntoIter<OwnedFd>), ProcessError> {
+    let frame = FrameReader::new(Arc::clone(launcher)).next().await;
+    let frame = frame.and_then(|frame| frame.ok_or(FrameError::Cut));
+    let frame = frame.map_err(ProcessError::NotLaunched)?;
+    let launch: LaunchHeader = serde_json::from_slice(&frame.body)
+        .map_err(|error| ProcessError::NotLaunched(error.into()))?;
+    Ok((launch, frame.fds.into_iter()))
+}
+
+fn files(
+    launch: &LaunchHeader,
+    mut fds: std::vec::IntoIter<OwnedFd>,
+) -> Result<LaunchFiles, SandboxError> {
+    if launch.version != CONTROL_VERSION {
+        return Err(SandboxError::Version {
+            dir: launch.dir.clone(),
+            theirs: launch.version,
+            ours: CONTROL_VERSION,
+        });
+    }
+    let control = |source: FrameError| SandboxError::Control {
+        dir: launch.dir.clone(),
+        source,
+    };
+    let mut next = || fds.next().ok_or_else(|| control(FrameError::MissingFd));
+    let listener = listen(next()?).map_err(|error| control(error.into()))?;
+    let (kernel, initramfs) = (next()?, next()?);
+    let taps = launch
+        .nics
+        .iter()
+        .map(|_| next())
+        .collect::<Result<_, _>>()?;
+    let shared_dir = launch.has_shared_dir.then(&mut next).transpose()?;
+    let console = launch.has_console.then(&mut next).transpose()?;
+    Ok(LaunchFiles {
+        listener,
+        files: GuestFiles::from_files(kernel.into(), initramfs.into())?,
+        taps,
+        shared_dir,
+        console: console.map(File::from),
+    })
+}
+
+/// Listens here and not in the launcher: so peers are told this process's number.
+fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
+    rustix::net::listen(socket.as_fd(), BACKLOG)?;
+    UnixListener::from_std(StdUnixListener::from(socket))
+}
+
+async fn live(
+    launcher: Arc<UnixStream>,
+    launch: LaunchHeader,
+    fds: std::vec::IntoIter<OwnedFd>,
+) -> Result<(), ProcessError> {
+    // From here on a SIGTERM is one to be obeyed in good order.
+    let mut terminate = signal(SignalKind::terminate()).map_err(set_up("listen for SIGTERM"))?;
+    let dir = launch.dir.clone();
+    let image_slots = launch.image_slots;
+    let begun = async {
+        let files = files(&launch, fds)?;
+        boot(launch, files).await
+    };
+    let begun = tokio::select! {
+        begun = begun => begun,
+        () = hung_up(&launcher) => {
+            info!("whoever launched the sandbox is gone");
+            return Ok(());
+        }
+        _ = terminate.recv() => {
+            info!("terminated while starting");
+            return Ok(());
+        }
+    };
+    let (sandbox, listener) = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            reply(&launcher, Some(causes(&error))).await;
+            return Err(error.into());
+        }
+    };
+    reply(&launcher, None).await;
+    drop(launcher);
+    info!("the sandbox is ready");
+
+    let sandbox = Arc::new(sandbox);
+    let containers = Arc::new(Containers::new(Arc::clone(&sandbox), image_slots));
+    let (shutdown, shutdowns) = mpsc::unbounded_channel();
+    let (exit_sender, exit) = watch::channel(None);
+    let service = Service {
+        containers: Arc::clone(&containers),
+        shutdown: shutdown.clone(),
+        exit,
+    };
+    let serving = tokio::spawn(serve::serve(listener, service));
+    tokio::spawn(async move {
+        while terminate.recv().await.is_some() {
+            // Heard until the end has come.
+            let _ = shutdown.send(GRACE);
+        }
+    });
+    let exit = ended(&sandbox, shutdowns).await;
+    info!(%exit, "the machine has ended");
+    leave(dir, exit, &containers, exit_sender, serving).await;
+    Ok(())
+}
+
+/// Boots the machine and configures its guest.
+async fn boot(
+    launch: LaunchHeader,
+    files: LaunchFiles,
+) -> Result<(Sandbox, UnixListener), SandboxError> {
+    let nics = files.taps.into_iter().zip(launch.nics);
+    let nics = nics.map(|(tap, nic)| Nic {
+        tap,
+        mac: nic.mac,
+        mtu: nic.mtu,
+    });
+    let share = files.shared_dir.is_some().then(|| Share {
+        tag: SHARE_TAG.to_owned(),
+        path: SHARE_PATH.to_owned(),
+    });
+    let config = SandboxConfig {
+        dir: launch.dir,
+        guest: GuestConfig {
+            hostname: launch.hostname,
+            network: launch.network,
+            shares: share.into_iter().collect(),
+            sysctls: launch.sysctls,
+        },
+        machine: MachineConfig {
+            files: files.files,
+            cpus: launch.vcpus,
+            memory: launch.memory,
+            disks: Vec::new(),
+            spare_disks: launch.image_slots,
+            nics: nics.collect(),
+            share: files.shared_dir,
+            console: files.console,
+        },
+    };
+    Ok((Sandbox::start(config).await?, files.listener))
+}
+
+/// Waits until the other side of the launcher's socket is closed.
+async fn hung_up(launcher: &UnixStream) {
+    let mut byte = [0];
+    loop {
+        if launcher.readable().await.is_err() {
+            return;
+        }
+        match launcher.try_read(&mut byte) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            _ => return,
+        }
+    }
+}
+
+async fn reply(launcher: &Arc<UnixStream>, failed: Option<String>) {
+    let Ok(body) = serde_json::to_vec(&LaunchReply { failed }) else {
+        return;
+    };
+    let sent = FrameWriter::new(Arc::clone(launcher))
+        .send(&body, &[])
+        .await;
+    if let Err(error) = sent {
+        warn!(%error, "whoever launched the sandbox does not hear the answer");
+    }
+}
+
+/// Waits for the machine's end, and sees to it when somebody asks for it.
+async fn ended(
+    sandbox: &Arc<Sandbox>,
+    mut shutdowns: mpsc::UnboundedReceiver<Duration>,
+) -> SandboxExit {
+    let mut deadline: Option<Instant> = None;
+    loop {
+        let kill_at = deadline.unwrap_or_else(Instant::now);
+        tokio::select! {
+            exit = sandbox.machine().ended() => return exit.into(),
+            Some(grace) = shutdowns.recv() => {
+                let at = Instant::now().checked_add(grace);
+                if deadline.is_none() {
+                    info!(?grace, "the guest is asked to stop");
+                    let sandbox = Arc::clone(sandbox);
+                    tokio::spawn(async move { sandbox.ask_to_stop().await });
+                }
+                // Too far in the future to be a time is never, which a year is as well.
+                let at = at.unwrap_or_else(|| Instant::now() + Duration::from_secs(365 * 86400));
+                deadline = Some(deadline.map_or(at, |old| old.min(at)));
+            }
+            () = sleep_until(kill_at), if deadline.is_some() => {
+                warn!("the guest did not stop within its grace period and is killed");
+                sandbox.machine().kill();
+                return SandboxExit::Killed;
+            }
+        }
+    }
+}
+
+/// Writes the last lines and the record, and gives the last answers.
+async fn leave(
+    dir: PathBuf,
+    exit: SandboxExit,
+    containers: &Containers,
+    sender: watch::Sender<Option<SandboxExit>>,
+    serving: tokio::task::JoinHandle<()>,
+) {
+    containers.guest_is_gone().await;
+    let record = ExitRecord {
+        exit: exit.clone(),
+        containers: containers.list(),
+    };
+    if let Err(error) = record::write(&dir, &record) {
+        warn!(%error, "cannot write down how the sandbox ended");
+    }
+    sender.send_replace(Some(exit));
+    if timeout(LAST_ANSWERS, serving).await.is_err() {
+        warn!("somebody does not read the last answers");
+    }
+}

@@ -1,0 +1,338 @@
+//! Where a container's output goes: its log, and whoever is attached. The log comes first and
+//! waits for nobody.
+
+use std::fs::File;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use tokio::sync::watch;
+use tracing::{debug, warn};
+
+use super::super::stdio::{GuestInput, GuestStreams, StdioError, read, spawn, write_all};
+use super::super::types::StdioFds;
+use super::log::{LogWriter, OutputStream};
+
+/// Bytes read from a process at once.
+const PIECE: usize = 16 << 10;
+
+/// Pieces that an attacher may be behind: 1 MiB.
+const BEHIND: usize = 64;
+
+/// The streams of a container's process, from their start to their end.
+#[derive(Debug)]
+pub(super) struct ContainerStreams {
+    input: Option<Arc<Input>>,
+    sinks: Mutex<Sinks>,
+    /// Streams that have not ended.
+    open: AtomicUsize,
+    ended: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct Input {
+    guest: GuestInput,
+    /// Closed with the first attacher's end.
+    once: bool,
+}
+
+#[derive(Debug, Default)]
+struct Sinks {
+    log: Option<LogWriter>,
+    /// The log's file refuses lines; said once until it takes some again.
+    is_log_broken: bool,
+    attachers: Vec<Attacher>,
+}
+
+/// One output of the process on its way to somebody.
+#[derive(Debug)]
+struct Attacher {
+    stream: OutputStream,
+    pieces: SyncSender<Arc<[u8]>>,
+}
+
+impl ContainerStreams {
+    /// Begins to read the process's output.
+    pub(super) fn start(
+        streams: GuestStreams,
+        log: Option<OwnedFd>,
+        stdin_once: bool,
+    ) -> Result<Arc<Self>, StdioError> {
+        let outputs = [
+            (OutputStream::Stdout, streams.output),
+            (OutputStream::Stderr, streams.errors),
+        ];
+        let outputs: Vec<_> = outputs
+            .into_iter()
+            .filter_map(|(stream, from)| Some((stream, from?)))
+            .collect();
+        let input = streams.input.map(|guest| {
+            Arc::new(Input {
+                guest,
+                once: stdin_once,
+            })
+        });
+        let this = Arc::new(Self {
+            input,
+            sinks: Mutex::new(Sinks {
+                log: log.map(|fd| LogWriter::new(File::from(fd))),
+                ..Sinks::default()
+            }),
+            open: AtomicUsize::new(outputs.len()),
+            ended: watch::Sender::new(outputs.is_empty()),
+        });
+        for (stream, from) in outputs {
+            let to = Arc::clone(&this);
+            spawn(stream.name(), move || to.pump(stream, &from))?;
+        }
+        Ok(this)
+    }
+
+    /// Waits until all output has come and is in the log.
+    pub(super) async fn ended(&self) {
+        let mut ended = self.ended.subscribe();
+        // The sender is in `self`.
+        let _ = ended.wait_for(|ended| *ended).await;
+    }
+
+    /// Connects somebody's files, from now on.
+    pub(super) fn attach(&self, files: StdioFds) -> Result<(), StdioError> {
+        let outputs = [
+            (OutputStream::Stdout, files.stdout),
+            (OutputStream::Stderr, files.stderr),
+        ];
+        for (stream, file) in outputs {
+            let Some(file) = file else { continue };
+            let (pieces, receiver) = sync_channel(BEHIND);
+            spawn("attach", move || serve_attacher(&receiver, &file))?;
+            let mut sinks = self.sinks();
+            // Under the lock, so that the last stream's end is either seen or closes this.
+            if !*self.ended.borrow() {
+                sinks.attachers.push(Attacher { stream, pieces });
+            }
+        }
+        if let (Some(input), Some(file)) = (&self.input, files.stdin) {
+            let input = Arc::clone(input);
+            spawn("stdin", move || {
+                if input.guest.take_from(file.as_fd()) && input.once {
+                    input.guest.close();
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Goes on with the log in another file.
+    pub(super) fn reopen_log(&self, log: OwnedFd) {
+        let mut sinks = self.sinks();
+        sinks.is_log_broken = false;
+        match &mut sinks.log {
+            Some(writer) => writer.reopen(File::from(log)),
+            none => *none = Some(LogWriter::new(File::from(log))),
+        }
+    }
+
+    fn sinks(&self) -> MutexGuard<'_, Sinks> {
+        self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pump(&self, stream: OutputStream, from: &UnixStream) {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            match read(from.as_fd(), &mut buffer) {
+                Ok(0) => break,
+                Ok(count) => self.sinks().take(stream, &buffer[..count]),
+                Err(error) => {
+                    // The guest closed the connection the hard way: what came, came.
+                    debug!(stream = stream.name(), %error, "a process's output ended");
+                    break;
+                }
+            }
+        }
+        let mut sinks = self.sinks();
+        sinks.finish(stream);
+        if self.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Their threads write what they still have, and close the files.
+            sinks.attachers.clear();
+            self.ended.send_replace(true);
+        }
+    }
+}
+
+impl Sinks {
+    fn take(&mut self, stream: OutputStream, bytes: &[u8]) {
+        if let Some(log) = &mut self.log {
+            let written = log.write(stream, bytes, SystemTime::now());
+            self.note(written);
+        }
+        if self.attachers.is_empty() {
+            return;
+        }
+        let piece: Arc<[u8]> = bytes.into();
+        self.attachers.retain(|attacher| {
+            // One that is gone, or that lets all others wait, is let go.
+            attacher.stream != stream || attacher.pieces.try_send(Arc::clone(&piece)).is_ok()
+        });
+    }
+
+    fn finish(&mut self, stream: OutputStream) {
+        if let Some(log) = &mut self.log {
+            let written = log.finish(stream, SystemTime::now());
+            self.note(written);
+        }
+        self.attachers.retain(|attacher| attacher.stream != stream);
+    }
+
+    fn note(&mut self, written: std::io::Result<()>) {
+        match written {
+            Ok(()) => self.is_log_broken = false,
+            Err(error) if !self.is_log_broken => {
+                self.is_log_broken = true;
+                warn!(%error, "cannot write a container's log: lines are lost");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn serve_attacher(pieces: &Receiver<Arc<[u8]>>, file: &OwnedFd) {
+    while let Ok(piece) = pieces.recv() {
+        if let Err(error) = write_all(file.as_fd(), &piece) {
+            debug!(%error, "an attacher is gone");
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+
+    /// A container's streams, the guest's ends of stdout and stderr, and the log.
+    struct Scene {
+        streams: Arc<ContainerStreams>,
+        stdout: UnixStream,
+        stderr: UnixStream,
+        log: tempfile::NamedTempFile,
+    }
+
+    fn scene() -> Scene {
+        let (stdout, output) = UnixStream::pair().unwrap();
+        let (stderr, errors) = UnixStream::pair().unwrap();
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let file = log.reopen().unwrap();
+        let streams = GuestStreams {
+            input: None,
+            output: Some(Arc::new(output)),
+            errors: Some(Arc::new(errors)),
+        };
+        Scene {
+            streams: ContainerStreams::start(streams, Some(file.into()), false).unwrap(),
+            stdout,
+            stderr,
+            log,
+        }
+    }
+
+    impl Scene {
+        /// Ends the streams and gives the log without its times.
+        fn log(self) -> String {
+            drop((self.stdout, self.stderr));
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .unwrap();
+            runtime.block_on(self.streams.ended());
+            let text = std::fs::read_to_string(self.log.path()).unwrap();
+            let lines = text.lines().map(|line| line.split_once(' ').unwrap().1);
+            lines.map(|line| format!("{line}\n")).collect()
+        }
+    }
+
+    fn attacher() -> (StdioFds, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let files = StdioFds {
+            stdout: Some(theirs.into()),
+            ..StdioFds::default()
+        };
+        (files, ours)
+    }
+
+    #[test]
+    fn output_goes_to_the_log_and_to_every_attacher() {
+        let mut scene = scene();
+        let (files, mut one) = attacher();
+        scene.streams.attach(files).unwrap();
+        let (files, mut two) = attacher();
+        scene.streams.attach(files).unwrap();
+        scene.stdout.write_all(b"out\n").unwrap();
+        let mut bytes = [0; 4];
+        one.read_exact(&mut bytes).unwrap();
+        scene.stderr.write_all(b"err\n").unwrap();
+        let log = scene.log();
+        assert!(
+            log.contains("stdout F out\n") && log.contains("stderr F err\n"),
+            "{log}"
+        );
+        let mut text = String::new();
+        two.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "out\n");
+    }
+
+    #[test]
+    fn an_attacher_that_does_not_read_holds_up_neither_the_log_nor_another() {
+        let mut scene = scene();
+        let (files, stuck) = attacher();
+        scene.streams.attach(files).unwrap();
+        let (files, mut reader) = attacher();
+        scene.streams.attach(files).unwrap();
+        let reads = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            reader.read_to_end(&mut bytes).unwrap();
+            bytes.len()
+        });
+        let line = [vec![b'x'; 1023], b"\n".to_vec()].concat();
+        let count = 8192;
+        for _ in 0..count {
+            scene.stdout.write_all(&line).unwrap();
+        }
+        assert_eq!(scene.log().lines().count(), count);
+        // A reader is cut off only when it is 1 MiB behind.
+        assert!(reads.join().unwrap() >= BEHIND * 1024);
+        drop(stuck);
+    }
+
+    #[test]
+    fn who_attaches_after_the_end_finds_the_end_at_once() {
+        let scene = scene();
+        let streams = Arc::clone(&scene.streams);
+        scene.log();
+        let (files, mut late) = attacher();
+        streams.attach(files).unwrap();
+        let mut text = String::new();
+        late.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "");
+    }
+
+    #[test]
+    fn a_reopened_log_goes_on_where_the_old_one_ended() {
+        let mut scene = scene();
+        scene.stdout.write_all(b"old\nbegun").unwrap();
+        while !std::fs::read_to_string(scene.log.path())
+            .unwrap()
+            .contains("old")
+        {
+            std::thread::yield_now();
+        }
+        let new = tempfile::NamedTempFile::new().unwrap();
+        scene.streams.reopen_log(new.reopen().unwrap().into());
+        scene.stdout.write_all(b" new\n").unwrap();
+        assert_eq!(scene.log(), "stdout F old\n");
+        let text = std::fs::read_to_string(new.path()).unwrap();
+        assert!(text.ends_with(" stdout F begun new\n"), "{text}");
+    }
+}

@@ -1,0 +1,288 @@
+//! What a sandbox is made of and what it tells: the types of its face. None of them is the
+//! agent's or the library's, so that who uses a sandbox needs neither.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use oci_spec::runtime::{Process, Spec};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::MachineExit;
+
+/// What [`SandboxClient::launch`](super::SandboxClient::launch) makes a sandbox of.
+#[derive(Debug)]
+pub struct LaunchConfig {
+    /// Names the sandbox: `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
+    pub id: String,
+    /// The guest's host name, at most 64 bytes.
+    pub hostname: String,
+    /// The sandbox's own directory: it exists, belongs to this user and is of mode 0700. Its
+    /// path is at most 90 bytes long, because sockets are made in it.
+    pub dir: PathBuf,
+    /// Kernel to boot, an ELF vmlinux or a bzImage.
+    pub kernel: PathBuf,
+    /// Initramfs that holds the agent.
+    pub initramfs: PathBuf,
+    /// Virtual CPUs.
+    pub vcpus: u8,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// How many different images the sandbox's containers may have at once.
+    pub image_slots: u8,
+    /// Network cards.
+    pub nics: Vec<NicConfig>,
+    /// The directory that the guest sees as `/run/podvisor/shared`, with what is or will be
+    /// mounted below it.
+    pub shared_dir: Option<PathBuf>,
+    /// File for what the guest's kernel prints; a console makes the boot slower.
+    pub console: Option<PathBuf>,
+    /// Interfaces and routes, as the guest gets them.
+    pub network: GuestNetwork,
+    /// The guest's kernel parameters by their dotted names.
+    pub sysctls: BTreeMap<String, String>,
+}
+
+/// A network card.
+#[derive(Debug)]
+pub struct NicConfig {
+    /// The host's end: a tap, opened with `IFF_VNET_HDR`.
+    pub tap: OwnedFd,
+    /// The guest's hardware address.
+    pub mac: [u8; 6],
+    /// Largest packet in bytes.
+    pub mtu: u16,
+}
+
+/// The guest's network configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestNetwork {
+    /// The interfaces, each found by its hardware address.
+    pub interfaces: Vec<Interface>,
+    /// The routes, in the order in which they are added.
+    pub routes: Vec<Route>,
+}
+
+/// An interface in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// The name that it gets, such as `eth0`.
+    pub name: String,
+    /// Which card it is.
+    pub mac: [u8; 6],
+    /// Largest packet in bytes.
+    pub mtu: u16,
+    /// Addresses with their prefix lengths, such as `10.0.0.2/24`.
+    pub addresses: Vec<String>,
+}
+
+/// A route in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// A prefix such as `10.1.0.0/16` or `0.0.0.0/0`.
+    pub destination: String,
+    /// The next hop; none means that the destination is on the link.
+    pub gateway: Option<String>,
+    /// The interface's name.
+    pub interface: String,
+}
+
+/// A container to be made.
+#[derive(Debug)]
+pub struct CreateContainer {
+    /// Names the container: `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
+    pub id: String,
+    /// The image as an EROFS file, open for reading. Its lock is kept while the image is used.
+    pub image: OwnedFd,
+    /// The image's digest, `sha256:HEX` or `HEX`: containers of one digest share a disk.
+    pub image_digest: String,
+    /// Writes to the root filesystem are refused.
+    pub readonly_rootfs: bool,
+    /// The OCI runtime specification, at most 1 MiB as JSON. `root.path` is the agent's to
+    /// fill, and the numbers of `process.user` unless [`Self::user`] is empty.
+    pub spec: Spec,
+    /// `user[:group]` as names or numbers of the image; empty: as the specification says.
+    pub user: String,
+    /// Which of the image's groups the process gets.
+    pub supplemental_groups: SupplementalGroups,
+    /// Where the output goes, in the format of CRI's logs; opened for appending.
+    pub log: Option<OwnedFd>,
+    /// The process has a terminal.
+    pub tty: bool,
+    /// The process's stdin is kept open for attachers; else it reads the end of the file.
+    pub stdin: bool,
+    /// The process's stdin is closed when the first attacher's input has ended.
+    pub stdin_once: bool,
+    /// Contents of the container's `/etc/hosts`; empty: the image's.
+    pub etc_hosts: Vec<u8>,
+    /// Contents of the container's `/etc/resolv.conf`; empty: the image's.
+    pub etc_resolv_conf: Vec<u8>,
+    /// Contents of the container's `/etc/hostname`; empty: the image's.
+    pub etc_hostname: Vec<u8>,
+}
+
+/// Which supplementary groups a process gets beside those of its specification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum SupplementalGroups {
+    /// Those of the image's `/etc/group` that list the user, unless `user` names a group.
+    #[default]
+    Default,
+    /// Those of the image's `/etc/group` that list the user, in any case.
+    Merge,
+    /// None.
+    Strict,
+}
+
+/// A further process in a running container.
+#[derive(Debug)]
+pub struct Exec {
+    /// Names the process within its container; as long as a container's id may be.
+    pub exec_id: String,
+    /// What to run.
+    pub process: Process,
+    /// `user[:group]` as names or numbers of the image; empty: as `process` says.
+    pub user: String,
+    /// Which of the image's groups the process gets.
+    pub supplemental_groups: SupplementalGroups,
+    /// The process gets a terminal of this size.
+    pub tty: Option<TerminalSize>,
+    /// Where its streams come from and go to. With a terminal, stderr is not used.
+    pub stdio: StdioFds,
+}
+
+/// Files for a process's standard streams; what is missing is `/dev/null`.
+#[derive(Debug, Default)]
+pub struct StdioFds {
+    /// Read for the process's stdin.
+    pub stdin: Option<OwnedFd>,
+    /// Written with the process's stdout, or all that its terminal shows.
+    pub stdout: Option<OwnedFd>,
+    /// Written with the process's stderr.
+    pub stderr: Option<OwnedFd>,
+}
+
+/// Size of a terminal in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters in a line.
+    pub columns: u16,
+}
+
+/// A container's process runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Started {
+    /// The process in the guest's PID namespace.
+    pub pid: u32,
+    /// Nanoseconds since 1970-01-01 UTC by the guest's clock.
+    pub started_at_ns: u64,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessExit {
+    /// Its exit code, 0 to 255; 128 and the signal's number for one that a signal killed.
+    pub code: i32,
+    /// Nanoseconds since 1970-01-01 UTC by the guest's clock.
+    pub exited_at_ns: u64,
+    /// The kernel's OOM killer struck in its container.
+    pub oom_killed: bool,
+}
+
+/// Where a container is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ContainerState {
+    /// Its process waits for the start.
+    Created,
+    /// Its process runs.
+    Running,
+    /// Its process has ended.
+    Exited,
+}
+
+/// A container of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerInfo {
+    /// Its name.
+    pub id: String,
+    /// Where it is in its life.
+    pub state: ContainerState,
+    /// Its process in the guest's PID namespace.
+    pub pid: u32,
+    /// Nanoseconds since 1970-01-01 UTC; 0: not started.
+    pub started_at_ns: u64,
+    /// How its process ended, when it has.
+    pub exit: Option<ProcessExit>,
+}
+
+/// Figures of a container's control group; a limit of 0 means none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // The names are the control group's, with their units.
+pub struct ContainerStats {
+    /// When the figures were read: nanoseconds since 1970-01-01 UTC by the guest's clock.
+    pub timestamp_ns: u64,
+    pub cpu_usage_us: u64,
+    pub cpu_user_us: u64,
+    pub cpu_system_us: u64,
+    pub cpu_throttled_us: u64,
+    pub memory_usage_bytes: u64,
+    /// Usage less the inactive file cache, which the kernel gives up at need.
+    pub memory_working_set_bytes: u64,
+    pub memory_limit_bytes: u64,
+    pub memory_anon_bytes: u64,
+    pub memory_file_bytes: u64,
+    pub page_faults: u64,
+    pub major_page_faults: u64,
+    pub oom_kills: u64,
+    pub pids_current: u64,
+    pub pids_limit: u64,
+    pub io_read_bytes: u64,
+    pub io_write_bytes: u64,
+    pub io_read_operations: u64,
+    pub io_write_operations: u64,
+}
+
+/// How a sandbox ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum SandboxExit {
+    /// The guest powered itself off, asked to or not.
+    PoweredOff,
+    /// The guest reset itself, as after a kernel panic.
+    Reset,
+    /// A fault that the guest's kernel could not handle.
+    TripleFault,
+    /// The machine was killed: its guest did not stop within the grace period.
+    Killed,
+    /// The VMM or the host failed; what it said.
+    Failed(String),
+    /// The process is gone and has said nothing: it was killed, or the host restarted.
+    Died,
+}
+
+impl fmt::Display for SandboxExit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PoweredOff => f.write_str("the guest powered itself off"),
+            Self::Reset => f.write_str("the guest reset itself, as after a kernel panic"),
+            Self::TripleFault => f.write_str("the guest ended by a triple fault"),
+            Self::Killed => f.write_str("the machine was killed"),
+            Self::Failed(why) => f.write_str(why),
+            Self::Died => f.write_str("the sandbox's process died"),
+        }
+    }
+}
+
+impl From<MachineExit> for SandboxExit {
+    fn from(exit: MachineExit) -> Self {
+        match exit {
+            MachineExit::PoweredOff => Self::PoweredOff,
+            MachineExit::Reset => Self::Reset,
+            MachineExit::TripleFault => Self::TripleFault,
+            MachineExit::Killed => Self::Killed,
+            MachineExit::Failed(why) => Self::Failed(why),
+        }
+    }
+}

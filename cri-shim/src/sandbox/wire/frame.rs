@@ -1,0 +1,200 @@
+//! Frames on a Unix stream socket: four bytes of length (little-endian), then so many bytes.
+//! Descriptors come as `SCM_RIGHTS` with a frame's first byte.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+/// Longest frame in bytes: a specification of 1 MiB, three generated files as JSON arrays of
+/// numbers, and room to spare.
+pub(in crate::sandbox) const MAX_FRAME: usize = 4 << 20;
+
+/// Most descriptors that come with one frame.
+pub(in crate::sandbox) const MAX_FDS: usize = 64;
+
+/// Bytes that are asked for at once: a length that lies costs no memory that was not sent.
+const PIECE: usize = 64 << 10;
+
+const LENGTH: usize = size_of::<u32>();
+
+/// Why a frame could not be sent or received. The connection cannot be used any more.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// The socket failed.
+    #[error("the control socket failed")]
+    Io(#[from] io::Error),
+    /// More bytes than a frame may have.
+    #[error("a frame of {0} bytes, but at most {MAX_FRAME} are allowed")]
+    TooLong(usize),
+    /// More descriptors than a frame may have, or this process may open.
+    #[error("more descriptors came than could be taken")]
+    TooManyFds,
+    /// The connection ended within a frame.
+    #[error("the connection ended in the middle of a frame")]
+    Cut,
+    /// What is in the frame is not what the protocol says.
+    #[error("a frame does not hold what was expected")]
+    Json(#[from] serde_json::Error),
+    /// A descriptor that the frame speaks of did not come with it.
+    #[error("a frame came without a descriptor that belongs to it")]
+    MissingFd,
+    /// An answer of another kind than the request's.
+    #[error("an answer does not fit its request")]
+    Answer,
+}
+
+/// A frame that was received.
+#[derive(Debug)]
+pub(in crate::sandbox) struct Frame {
+    pub(in crate::sandbox) body: Vec<u8>,
+    pub(in crate::sandbox) fds: Vec<OwnedFd>,
+}
+
+/// Receives frames, in one task.
+#[derive(Debug)]
+pub(in crate::sandbox) struct FrameReader {
+    stream: Arc<UnixStream>,
+}
+
+impl FrameReader {
+    pub(in crate::sandbox) fn new(stream: Arc<UnixStream>) -> Self {
+        Self { stream }
+    }
+
+    /// The next frame; `None` when the other side has closed the connection between frames.
+    ///
+    /// Not to be dropped half-way: the connection is out of step then.
+    pub(in crate::sandbox) async fn next(&mut self) -> Result<Option<Frame>, FrameError> {
+        let mut length = [0; LENGTH];
+        let (mut filled, fds) = self.first(&mut length).await?;
+        if filled == 0 {
+            return Ok(None);
+        }
+        while filled < LENGTH {
+            filled += self.more(&mut length[filled..]).await?;
+        }
+        // 32 bits fit everywhere that podvisor runs.
+        let length = u32::from_le_bytes(length) as usize;
+        if length > MAX_FRAME {
+            return Err(FrameError::TooLong(length));
+        }
+        let mut body = Vec::with_capacity(length.min(PIECE));
+        while body.len() < length {
+            let filled = body.len();
+            body.resize(length.min(filled + PIECE), 0);
+            let count = self.more(&mut body[filled..]).await?;
+            body.truncate(filled + count);
+        }
+        Ok(Some(Frame { body, fds }))
+    }
+
+    /// Reads the beginning of a frame with its descriptors.
+    async fn first(&self, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), FrameError> {
+        let receive = || -> io::Result<_> {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let received = recvmsg(
+                &*self.stream,
+                &mut [IoSliceMut::new(bytes)],
+                &mut control,
+                flags,
+            )?;
+            let mut fds = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    fds.extend(rights);
+                }
+            }
+            Ok((received.bytes, received.flags, fds))
+        };
+        let (count, flags, fds) = self.stream.async_io(Interest::READABLE, receive).await?;
+        if flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
+            return Err(FrameError::TooManyFds);
+        }
+        Ok((count, fds))
+    }
+
+    /// Reads at least a byte. Descriptors that come here are out of place, and the kernel
+    /// closes them: there is no room for them.
+    async fn more(&self, bytes: &mut [u8]) -> Result<usize, FrameError> {
+        loop {
+            self.stream.readable().await?;
+            match self.stream.try_read(bytes) {
+                Ok(0) => return Err(FrameError::Cut),
+                Ok(count) => return Ok(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Sends frames, in one task.
+#[derive(Debug)]
+pub(in crate::sandbox) struct FrameWriter {
+    stream: Arc<UnixStream>,
+}
+
+impl FrameWriter {
+    pub(in crate::sandbox) fn new(stream: Arc<UnixStream>) -> Self {
+        Self { stream }
+    }
+
+    /// Sends a frame.
+    ///
+    /// Not to be dropped half-way: the connection is out of step then.
+    pub(in crate::sandbox) async fn send(
+        &mut self,
+        body: &[u8],
+        fds: &[OwnedFd],
+    ) -> Result<(), FrameError> {
+        if body.len() > MAX_FRAME {
+            return Err(FrameError::TooLong(body.len()));
+        }
+        if fds.len() > MAX_FDS {
+            return Err(FrameError::TooManyFds);
+        }
+        let length = u32::try_from(body.len()).map_err(|_| FrameError::TooLong(body.len()))?;
+        let length = length.to_le_bytes();
+        let rights: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        let first = || -> io::Result<usize> {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !rights.is_empty() {
+                // The room was made for as many as may come.
+                control.push(SendAncillaryMessage::ScmRights(&rights));
+            }
+            let bytes = [IoSlice::new(&length), IoSlice::new(body)];
+            let flags = SendFlags::NOSIGNAL;
+            Ok(sendmsg(&*self.stream, &bytes, &mut control, flags)?)
+        };
+        let mut sent = self.stream.async_io(Interest::WRITABLE, first).await?;
+        while sent < LENGTH + body.len() {
+            let rest = match length.get(sent..).filter(|rest| !rest.is_empty()) {
+                Some(rest) => rest,
+                None => &body[sent - LENGTH..],
+            };
+            self.stream.writable().await?;
+            match self.stream.try_write(rest) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;

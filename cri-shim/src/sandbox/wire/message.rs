@@ -1,0 +1,185 @@
+//! The requests and answers of the control socket.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use oci_spec::runtime::{LinuxResources, Process, Spec};
+use serde::{Deserialize, Serialize};
+
+use crate::sandbox::error::RefusalKind;
+use crate::sandbox::types::{
+    ContainerInfo, ContainerStats, GuestNetwork, ProcessExit, SandboxExit, Started,
+    SupplementalGroups, TerminalSize,
+};
+
+/// Version of what is spoken here.
+pub(in crate::sandbox) const CONTROL_VERSION: u32 = 1;
+
+/// A request, with a number of the asker's choice that comes back with the answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) struct Request {
+    pub(in crate::sandbox) number: u64,
+    pub(in crate::sandbox) call: Call,
+}
+
+/// The answer to the request of the same number.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) struct Reply {
+    pub(in crate::sandbox) number: u64,
+    pub(in crate::sandbox) answer: Result<Answer, Refusal>,
+}
+
+/// What is asked.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) enum Call {
+    /// First on each connection.
+    Hello {
+        version: u32,
+    },
+    /// With the image, and the log if there is one.
+    Create(Box<CreateHeader>),
+    Start {
+        id: String,
+    },
+    Signal {
+        id: String,
+        exec_id: Option<String>,
+        signal: u32,
+        all: bool,
+    },
+    /// Answered when the process has ended and its output is written.
+    Wait {
+        id: String,
+        exec_id: Option<String>,
+    },
+    Delete {
+        id: String,
+    },
+    /// With the files of its streams.
+    Exec(Box<ExecHeader>),
+    /// With the files of its streams.
+    Attach {
+        id: String,
+        stdio: StdioHeader,
+    },
+    Resize {
+        id: String,
+        exec_id: Option<String>,
+        size: TerminalSize,
+    },
+    /// With the new log.
+    ReopenLog {
+        id: String,
+    },
+    Stats {
+        id: String,
+    },
+    List,
+    UpdateResources {
+        id: String,
+        resources: Box<LinuxResources>,
+    },
+    PortForward {
+        port: u16,
+    },
+    /// Answered at once; what counts is the end.
+    Shutdown {
+        grace_ms: u64,
+    },
+    /// Answered when the machine has ended.
+    Ended,
+}
+
+/// A container to be made.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) struct CreateHeader {
+    pub(in crate::sandbox) id: String,
+    pub(in crate::sandbox) image_digest: String,
+    pub(in crate::sandbox) readonly_rootfs: bool,
+    pub(in crate::sandbox) spec: Spec,
+    pub(in crate::sandbox) user: String,
+    #[serde(default)]
+    pub(in crate::sandbox) supplemental_groups: SupplementalGroups,
+    pub(in crate::sandbox) has_log: bool,
+    pub(in crate::sandbox) tty: bool,
+    pub(in crate::sandbox) stdin: bool,
+    pub(in crate::sandbox) stdin_once: bool,
+    pub(in crate::sandbox) etc_hosts: Vec<u8>,
+    pub(in crate::sandbox) etc_resolv_conf: Vec<u8>,
+    pub(in crate::sandbox) etc_hostname: Vec<u8>,
+}
+
+/// A further process of a container.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) struct ExecHeader {
+    pub(in crate::sandbox) id: String,
+    pub(in crate::sandbox) exec_id: String,
+    pub(in crate::sandbox) process: Process,
+    pub(in crate::sandbox) user: String,
+    #[serde(default)]
+    pub(in crate::sandbox) supplemental_groups: SupplementalGroups,
+    pub(in crate::sandbox) tty: Option<TerminalSize>,
+    pub(in crate::sandbox) stdio: StdioHeader,
+}
+
+/// Which of a process's streams come with the frame, in this order.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(in crate::sandbox) struct StdioHeader {
+    pub(in crate::sandbox) stdin: bool,
+    pub(in crate::sandbox) stdout: bool,
+    pub(in crate::sandbox) stderr: bool,
+}
+
+/// What was asked for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) enum Answer {
+    Hello {
+        version: u32,
+    },
+    Done,
+    Started(Started),
+    Exit(ProcessExit),
+    Stats(Box<ContainerStats>),
+    List(Vec<ContainerInfo>),
+    /// With a connected socket.
+    Stream,
+    Ended(SandboxExit),
+}
+
+/// Why it was not done.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) struct Refusal {
+    pub(in crate::sandbox) kind: RefusalKind,
+    pub(in crate::sandbox) message: String,
+}
+
+/// The first frame of a sandbox's process, on its stdin. With it come: the control socket,
+/// kernel, initramfs, taps, then the shared directory and the console where there are such.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) struct LaunchHeader {
+    pub(in crate::sandbox) version: u32,
+    pub(in crate::sandbox) id: String,
+    pub(in crate::sandbox) hostname: String,
+    pub(in crate::sandbox) dir: PathBuf,
+    pub(in crate::sandbox) vcpus: u8,
+    pub(in crate::sandbox) memory: u64,
+    pub(in crate::sandbox) image_slots: u8,
+    pub(in crate::sandbox) nics: Vec<NicHeader>,
+    pub(in crate::sandbox) has_shared_dir: bool,
+    pub(in crate::sandbox) has_console: bool,
+    pub(in crate::sandbox) network: GuestNetwork,
+    pub(in crate::sandbox) sysctls: BTreeMap<String, String>,
+}
+
+/// A network card whose tap comes with the frame.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) struct NicHeader {
+    pub(in crate::sandbox) mac: [u8; 6],
+    pub(in crate::sandbox) mtu: u16,
+}
+
+/// The answer to it: that the guest is configured, or why it is not.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sandbox) struct LaunchReply {
+    pub(in crate::sandbox) failed: Option<String>,
+}

@@ -1,0 +1,14 @@
+//! What travels over the control socket of a sandbox: frames of JSON with descriptors, and the
+//! requests and answers in them. Both ends are podvisor, but not of the same age: a daemon of
+//! a newer version finds the sandboxes that an older one has started. Fields are added with a
+//! default; what an older peer would misread raises [`CONTROL_VERSION`].
+
+mod frame;
+mod message;
+
+pub use frame::FrameError;
+pub(super) use frame::{Frame, FrameReader, FrameWriter, MAX_FDS, MAX_FRAME};
+pub(super) use message::{
+    Answer, CONTROL_VERSION, Call, CreateHeader, ExecHeader, LaunchHeader, LaunchReply, NicHeader,
+    Refusal, Reply, Request, StdioHeader,
+};

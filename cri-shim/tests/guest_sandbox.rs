@@ -1,0 +1,438 @@
+//! Sandboxes in processes of their own, through the real binary. These need a KVM that runs
+//! guests; nothing asserts a time.
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use oci_spec::runtime::MountBuilder;
+use podvisor_cri::sandbox::{
+    ContainerState, CreateContainer, RefusalKind, SandboxClient, SandboxError, SandboxExit,
+    StdioFds, TerminalSize, exit_record,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use support::pod::{Pod, eventually, exec, launch, log_text, process, sh};
+
+const GRACE: Duration = Duration::from_secs(300);
+
+fn kind<T: std::fmt::Debug>(result: Result<T, SandboxError>) -> RefusalKind {
+    let error = result.unwrap_err();
+    error.kind().unwrap_or_else(|| panic!("{error:?}"))
+}
+
+/// A pair of sockets: files for an attacher, and what the test reads and writes.
+fn attacher(with_input: bool) -> (StdioFds, UnixStream, Option<UnixStream>) {
+    let (output, stdout) = UnixStream::pair().unwrap();
+    let input = with_input.then(|| UnixStream::pair().unwrap());
+    let (stdin, feed) = input.map_or((None, None), |(ours, theirs)| (Some(theirs), Some(ours)));
+    let files = StdioFds {
+        stdin: stdin.map(Into::into),
+        stdout: Some(stdout.into()),
+        stderr: None,
+    };
+    (files, output, feed)
+}
+
+fn read_exactly(stream: &mut UnixStream, text: &str) {
+    let mut bytes = vec![0; text.len()];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(String::from_utf8_lossy(&bytes), text);
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guest_a_sandbox_runs_containers_of_several_images() {
+    let pod = Pod::default();
+    let (one, two, three) = (pod.image("one"), pod.image("two"), pod.image("three"));
+    let mut config = pod.config(2);
+    let shared = pod.path("shared");
+    fs::create_dir(&shared).unwrap();
+    config.shared_dir = Some(shared.clone());
+    config.sysctls.insert("kernel.msgmax".into(), "4096".into());
+    let sandbox = launch(config).await.unwrap();
+
+    // Output of both kinds is in the log when the exit is known, a cut-off line too.
+    let script = "cat /name; echo to stderr >&2; echo; printf unfinished; exit 7";
+    let container = pod.container("first", &one, script);
+    sandbox.create_container(container).await.unwrap();
+    let again = pod.container("first", &one, script);
+    let refused = sandbox.create_container(again).await;
+    assert_eq!(kind(refused), RefusalKind::AlreadyExists);
+    let started = sandbox.start_container("first").await.unwrap();
+    assert!(started.pid > 1 && started.started_at_ns > 1_500_000_000_000_000_000);
+    let exit = sandbox.wait("first", None).await.unwrap();
+    assert_eq!((exit.code, exit.oom_killed), (7, false));
+    assert!(exit.exited_at_ns >= started.started_at_ns);
+    let log = pod.log("first");
+    let stdout: String = log
+        .split_inclusive('\n')
+        .filter(|l| l.starts_with("stdout"))
+        .collect();
+    assert_eq!(stdout, "stdout F one\nstdout F \nstdout P unfinished\n");
+    assert!(log.contains("stderr F to stderr\n"), "{log}");
+
+    // Another image beside it; a third has to wait for a disk.
+    let container = pod.container("second", &two, "echo up; exec sleep 10000");
+    sandbox.create_container(container).await.unwrap();
+    sandbox.start_container("second").await.unwrap();
+    let container = pod.container("third", &three, "true");
+    let refused = sandbox.create_container(container).await;
+    assert_eq!(kind(refused), RefusalKind::ResourceExhausted);
+
+    // Made after the boot, as volumes are.
+    fs::create_dir(shared.join("volume")).unwrap();
+    fs::write(shared.join("volume/from-host"), "hello\n").unwrap();
+    let script = "cat /data/from-host; echo back > /data/from-guest; cat /proc/sys/kernel/msgmax";
+    let mut container = pod.container("volume", &two, script);
+    mount(&mut container, "/data", "/run/podvisor/shared/volume");
+    sandbox.create_container(container).await.unwrap();
+    sandbox.start_container("volume").await.unwrap();
+    assert_eq!(sandbox.wait("volume", None).await.unwrap().code, 0);
+    assert_eq!(pod.log("volume"), "stdout F hello\nstdout F 4096\n");
+    assert_eq!(
+        fs::read_to_string(shared.join("volume/from-guest")).unwrap(),
+        "back\n"
+    );
+    sandbox.delete_container("volume").await.unwrap();
+
+    execs(&sandbox).await;
+    attachers(&sandbox, &pod, &two).await;
+
+    let stats = sandbox.stats("second").await.unwrap();
+    assert!(
+        stats.memory_usage_bytes > 0 && stats.pids_current >= 1,
+        "{stats:?}"
+    );
+    let list = sandbox.list().await.unwrap();
+    let states: Vec<_> = list.iter().map(|c| (c.id.as_str(), c.state)).collect();
+    let expected = [
+        ("first", ContainerState::Exited),
+        ("second", ContainerState::Running),
+    ];
+    assert_eq!(states, expected);
+    assert_eq!(list[0].exit, Some(exit));
+
+    // A deleted container's disk serves another image, and once more.
+    for round in 0..2 {
+        let (old, image) = if round == 0 {
+            ("first", &three)
+        } else {
+            ("third", &one)
+        };
+        sandbox.delete_container(old).await.unwrap();
+        sandbox.delete_container(old).await.unwrap();
+        let new = if round == 0 { "third" } else { "fourth" };
+        let container = pod.container(new, image, "cat /name");
+        sandbox.create_container(container).await.unwrap();
+        sandbox.start_container(new).await.unwrap();
+        assert_eq!(sandbox.wait(new, None).await.unwrap().code, 0);
+    }
+    assert_eq!(pod.log("third"), "stdout F three\n");
+    assert_eq!(pod.log("fourth"), "stdout F one\n");
+    assert_eq!(
+        kind(sandbox.start_container("first").await),
+        RefusalKind::NotFound
+    );
+    assert_eq!(
+        kind(sandbox.wait("first", None).await),
+        RefusalKind::NotFound
+    );
+
+    // A signal ends a process with 128 and its number. Its wait is asked beforehand.
+    let waits = tokio::spawn({
+        let sandbox = sandbox.clone();
+        async move { sandbox.wait("second", None).await }
+    });
+    sandbox.signal("second", None, 9, true).await.unwrap();
+    assert_eq!(waits.await.unwrap().unwrap().code, 137);
+
+    let ended = sandbox.clone();
+    let (shut, exit) = tokio::join!(sandbox.shutdown(GRACE), ended.ended());
+    shut.unwrap();
+    assert_eq!(exit, SandboxExit::PoweredOff);
+    let gone = sandbox.list().await.unwrap_err();
+    assert!(gone.is_gone(), "{gone:?}");
+    match SandboxClient::connect(&pod.dir()).await {
+        Err(SandboxError::Gone { exit, .. }) => assert_eq!(exit, Some(SandboxExit::PoweredOff)),
+        other => panic!("{other:?}"),
+    }
+    let record = exit_record(&pod.dir()).unwrap();
+    let ids: Vec<_> = record.containers.iter().map(|c| c.id.as_str()).collect();
+    assert_eq!(ids, ["fourth", "second"]);
+}
+
+fn mount(container: &mut CreateContainer, destination: &str, source: &str) {
+    let mount = MountBuilder::default()
+        .destination(destination)
+        .typ("bind")
+        .source(source)
+        .options(["rbind".to_owned(), "rw".to_owned()])
+        .build()
+        .unwrap();
+    let mut mounts = container.spec.mounts().clone().unwrap();
+    mounts.push(mount);
+    container.spec.set_mounts(Some(mounts));
+}
+
+/// Further processes in the container `second`, which runs.
+async fn execs(sandbox: &SandboxClient) {
+    let ran = sh(sandbox, "second", "e1", "cat /name; echo no >&2; exit 3").await;
+    let expected = (3, "two\n", "no\n");
+    assert_eq!((ran.code, &*ran.stdout, &*ran.stderr), expected);
+    let again = sandbox.wait("second", Some("e1")).await.unwrap();
+    assert_eq!(again.code, 3);
+    assert_eq!(
+        kind(sandbox.wait("second", Some("e0")).await),
+        RefusalKind::NotFound
+    );
+
+    let long: String = (0..100_000).map(|n| format!("{n}\n")).collect();
+    let ran = exec(
+        sandbox,
+        "second",
+        "e2",
+        process("cat"),
+        long.as_bytes(),
+        None,
+    );
+    let ran = ran.await.unwrap();
+    assert!(
+        ran.stdout == long,
+        "{} bytes of {}",
+        ran.stdout.len(),
+        long.len()
+    );
+
+    let size = TerminalSize {
+        rows: 11,
+        columns: 22,
+    };
+    let mut terminal = process("stty size; tty");
+    terminal.set_terminal(Some(true));
+    let ran = exec(sandbox, "second", "e3", terminal, b"", Some(size))
+        .await
+        .unwrap();
+    assert!(ran.stdout.starts_with("11 22\r\n/dev/pts/"), "{ran:?}");
+
+    let mut missing = process("");
+    missing.set_args(Some(vec!["no-such-command".into()]));
+    let refused = exec(sandbox, "second", "e4", missing, b"", None).await;
+    assert_eq!(kind(refused), RefusalKind::CommandNotFound);
+    let refused = exec(sandbox, "nobody", "e5", process("true"), b"", None).await;
+    assert_eq!(kind(refused), RefusalKind::NotFound);
+
+    confined(sandbox).await;
+    port(sandbox).await;
+}
+
+/// A further process has no more rights than the container's own.
+async fn confined(sandbox: &SandboxClient) {
+    let same =
+        "same() { test \"$(grep $1: /proc/self/status)\" = \"$(grep $1: /proc/1/status)\"; }\n";
+    let has = "has() { test \"$(awk \"/^$1:/{print \\$2}\" /proc/self/status)\" = \"$2\"; }\n";
+    let begin = format!("{same}{has}has Seccomp 2 || exit 10\n");
+    let alike = format!(
+        "{begin}for set in Inh Prm Eff Bnd Amb; do same Cap$set || exit 11; done; same NoNewPrivs"
+    );
+    let alike = format!("{alike} || {{ grep . /proc/self/status /proc/1/status; exit 1; }}");
+    let ran = sh(sandbox, "second", "alike", &alike).await;
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    let mut no_new = process(&format!("{begin}has NoNewPrivs 1"));
+    no_new.set_no_new_privileges(Some(true));
+    let ran = exec(sandbox, "second", "nnp", no_new, b"", None)
+        .await
+        .unwrap();
+    assert_eq!(ran.code, 0);
+    let none = "0000000000000000";
+    let script = format!("{begin}test $(id -u) = 1000 && has CapEff {none} && has CapBnd {none}");
+    let mut user = process(&script);
+    user.set_capabilities(Some(Default::default()));
+    let json = serde_json::json!({"uid": 1000, "gid": 1000});
+    user.set_user(serde_json::from_value(json).unwrap());
+    let ran = exec(sandbox, "second", "user", user, b"", None)
+        .await
+        .unwrap();
+    assert_eq!(ran.code, 0);
+}
+
+/// A connection to a port on the guest's loopback.
+async fn port(sandbox: &SandboxClient) {
+    let server = {
+        let sandbox = sandbox.clone();
+        let script = "nc -l -p 8080 -e sh -c 'read line; echo you said $line'";
+        tokio::spawn(async move { sh(&sandbox, "second", "nc", script).await })
+    };
+    // Nobody listens until the other process has come so far.
+    let stream = loop {
+        match sandbox.port_forward(8080).await {
+            Ok(stream) => break stream,
+            Err(error) if error.kind().is_some() => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    };
+    let mut stream = UnixStream::from(stream);
+    stream.set_nonblocking(false).unwrap();
+    stream.write_all(b"hello\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "you said hello\n");
+    assert_eq!(server.await.unwrap().code, 0);
+}
+
+/// Several attachers, a rotated log, and the end of the input.
+async fn attachers(sandbox: &SandboxClient, pod: &Pod, image: &podvisor_images::Image) {
+    let mut container = pod.container("echo", image, "exec cat");
+    (container.stdin, container.stdin_once) = (true, true);
+    sandbox.create_container(container).await.unwrap();
+    sandbox.start_container("echo").await.unwrap();
+    let (files, mut one, feed) = attacher(true);
+    sandbox.attach("echo", files).await.unwrap();
+    let (files, mut two, _) = attacher(false);
+    sandbox.attach("echo", files).await.unwrap();
+    let mut feed = feed.unwrap();
+    feed.write_all(b"first\nbegun").unwrap();
+    read_exactly(&mut one, "first\nbegun");
+    read_exactly(&mut two, "first\nbegun");
+    // What an attacher has seen is in the log, unless its line has not ended.
+    let (log, old) = (pod.path("echo.log"), pod.path("echo.old.log"));
+    fs::rename(&log, &old).unwrap();
+    sandbox
+        .reopen_log("echo", pod.open_log("echo"))
+        .await
+        .unwrap();
+    feed.write_all(b" and ended\nlast\n").unwrap();
+    drop(feed);
+    assert_eq!(sandbox.wait("echo", None).await.unwrap().code, 0);
+    let mut rest = String::new();
+    two.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, " and ended\nlast\n");
+    assert_eq!(log_text(&old), "stdout F first\n");
+    assert_eq!(pod.log("echo"), "stdout F begun and ended\nstdout F last\n");
+    sandbox.delete_container("echo").await.unwrap();
+}
+
+/// Launches the sandbox in the pod of the next test, and waits to be killed.
+#[tokio::test]
+#[ignore = "run by guest_a_sandbox_outlives_its_launcher"]
+async fn launches_for_another_test() {
+    let Some(dir) = std::env::var_os("TEST_POD") else {
+        return;
+    };
+    let pod = Pod::default();
+    let image = pod.image("image");
+    let mut config = pod.config(1);
+    config.dir = dir.into();
+    let sandbox = launch(config).await.unwrap();
+    let script = "trap 'exit 5' USR1; n=0; while :; do echo $n; n=$((n+1)); sleep 0.1; done";
+    let mut container = pod.container("counter", &image, script);
+    let log = Path::new(&std::env::var_os("TEST_LOG").unwrap()).to_owned();
+    let file = fs::File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .unwrap();
+    container.log = Some(file.into());
+    sandbox.create_container(container).await.unwrap();
+    sandbox.start_container("counter").await.unwrap();
+    println!("launched {}", sandbox.pid());
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guest_a_sandbox_outlives_its_launcher() {
+    let pod = Pod::default();
+    let log = pod.path("counter.log");
+    let mut launcher = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "launches_for_another_test",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env("TEST_POD", pod.dir())
+        .env("TEST_LOG", &log)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
+    let pid = lines
+        .map(|line| line.unwrap())
+        .find_map(|line| Some(line.split_once("launched ")?.1.parse::<u32>().unwrap()))
+        .expect("the launcher ended");
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+
+    let sandbox = SandboxClient::connect(&pod.dir()).await.unwrap();
+    assert_eq!(sandbox.pid(), pid);
+    let count = |log: &Path| log_text(log).lines().count();
+    let before = count(&log);
+    eventually("more output", || count(&log) > before + 3).await;
+    let list = sandbox.list().await.unwrap();
+    assert_eq!(
+        (&*list[0].id, list[0].state),
+        ("counter", ContainerState::Running)
+    );
+    let ran = sh(&sandbox, "counter", "e", "cat /name").await;
+    assert_eq!((ran.code, &*ran.stdout), (0, "image\n"));
+
+    // A second one at the same time, and each may go.
+    let other = SandboxClient::connect(&pod.dir()).await.unwrap();
+    drop(sandbox);
+    other.signal("counter", None, 10, false).await.unwrap();
+    assert_eq!(other.wait("counter", None).await.unwrap().code, 5);
+    let log = log_text(&log);
+    let expected: String = (0..log.lines().count())
+        .map(|n| format!("stdout F {n}\n"))
+        .collect();
+    assert_eq!(log, expected);
+
+    signal(pid, Signal::TERM);
+    assert_eq!(other.ended().await, SandboxExit::PoweredOff);
+    let record = exit_record(&pod.dir()).unwrap();
+    assert_eq!(record.containers[0].exit.unwrap().code, 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guest_a_killed_sandbox_leaves_nothing_but_its_directory() {
+    let pod = Pod::default();
+    let image = pod.image("image");
+    let sandbox = launch(pod.config(1)).await.unwrap();
+    let container = pod.container("sleeper", &image, "echo up; exec sleep 10000");
+    sandbox.create_container(container).await.unwrap();
+    sandbox.start_container("sleeper").await.unwrap();
+    eventually("the container's output", || {
+        pod.log("sleeper") == "stdout F up\n"
+    })
+    .await;
+    let waits = tokio::spawn({
+        let sandbox = sandbox.clone();
+        async move { sandbox.wait("sleeper", None).await }
+    });
+    tokio::task::yield_now().await;
+    signal(sandbox.pid(), Signal::KILL);
+    assert_eq!(sandbox.ended().await, SandboxExit::Died);
+    assert!(waits.await.unwrap().unwrap_err().is_gone());
+    match SandboxClient::connect(&pod.dir()).await {
+        Err(SandboxError::Gone { exit: None, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    sandbox.shutdown(GRACE).await.unwrap();
+    // Reaped, and no child or helper of it is left.
+    let process = format!("/proc/{}", sandbox.pid());
+    eventually("the end of the process", || !Path::new(&process).exists()).await;
+
+    // The directory serves another one, and a grace period of nothing is a kill.
+    let sandbox = launch(pod.config(1)).await.unwrap();
+    assert!(sandbox.list().await.unwrap().is_empty());
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+    assert_eq!(sandbox.ended().await, SandboxExit::Killed);
+}

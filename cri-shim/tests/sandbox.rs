@@ -1,0 +1,101 @@
+//! Sandboxes that never come to be: no guest is needed.
+
+mod support;
+
+use std::path::Path;
+
+use podvisor_cri::sandbox::{SandboxClient, SandboxError};
+use support::Root;
+use support::guest_files::{elf, guest_dir};
+use support::pod::{Pod, launch};
+
+/// A configuration whose guest files look right.
+fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
+    podvisor_cri::sandbox::LaunchConfig {
+        id: "test".into(),
+        hostname: "pod".into(),
+        dir: pod.dir(),
+        kernel: elf(root).into(),
+        initramfs: Path::new(&guest_dir(root)).join("initramfs.cpio"),
+        vcpus: 1,
+        memory: 64 << 20,
+        image_slots: 0,
+        nics: Vec::new(),
+        shared_dir: None,
+        console: None,
+        network: Default::default(),
+        sysctls: Default::default(),
+    }
+}
+
+#[tokio::test]
+async fn a_kernel_that_is_none_fails_the_launch_with_the_reason() {
+    let (root, pod) = (Root::default(), Pod::default());
+    let mut config = config(&root, &pod);
+    config.kernel = "/etc/passwd".into();
+    match launch(config).await {
+        Err(SandboxError::Launch(why)) => assert!(why.contains("kernel"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    match SandboxClient::connect(&pod.dir()).await {
+        Err(SandboxError::Gone { exit: None, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_not_there_is_named() {
+    let (root, pod) = (Root::default(), Pod::default());
+    let mut config = config(&root, &pod);
+    config.initramfs = "/no/such/initramfs".into();
+    match launch(config).await {
+        Err(SandboxError::File { path, .. }) => assert_eq!(path, Path::new("/no/such/initramfs")),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn ids_and_directories_that_cannot_be_used_are_refused() {
+    let (root, pod) = (Root::default(), Pod::default());
+    for (id, dir) in [
+        ("../x", pod.dir()),
+        ("", pod.dir()),
+        ("x", Path::new("relative").to_owned()),
+        ("x", Path::new("/").join("x".repeat(100))),
+    ] {
+        let mut config = config(&root, &pod);
+        (config.id, config.dir) = (id.to_owned(), dir);
+        let refused = launch(config).await;
+        assert!(
+            matches!(refused, Err(SandboxError::Config(_))),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_podvisor_fails_the_launch() {
+    let (root, pod) = (Root::default(), Pod::default());
+    let program = Path::new("/bin/true");
+    match SandboxClient::launch_program(program, config(&root, &pod)).await {
+        Err(SandboxError::Launch(why)) => assert!(why.contains("it said nothing"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_directory_without_a_sandbox_is_told() {
+    let pod = Pod::default();
+    match SandboxClient::connect(&pod.dir()).await {
+        Err(SandboxError::Gone { dir, exit: None }) => assert_eq!(dir, pod.dir()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_types_the_process_of_a_sandbox_is_told_what_it_is() {
+    let root = Root::default();
+    let ran = root.output(&["sandbox", "x"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains("podvisor:"), "{ran:?}");
+}
