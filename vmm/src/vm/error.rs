@@ -37,8 +37,8 @@ pub enum ConfigError {
         /// What was asked for.
         size: MemorySize,
     },
-    /// More than the host has in all.
-    #[error("{size} of memory: this host has {host} in all")]
+    /// More than the host has, or the control group of this process may have.
+    #[error("{size} of memory: this process may have {host} in all")]
     MoreMemoryThanHost {
         /// What was asked for.
         size: MemorySize,

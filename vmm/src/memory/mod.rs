@@ -5,6 +5,8 @@
 //! booting guest takes a few nested page faults instead of thousands.
 #![allow(unsafe_code)] // mmap hints and madvise on memory that no Rust reference covers
 
+mod host;
+
 use std::fmt;
 use std::io;
 use std::ptr;
@@ -13,6 +15,8 @@ use std::str::FromStr;
 use podvisor_devices::GuestRam;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestRegionMmap};
+
+pub(crate) use host::host_memory;
 
 use crate::layout;
 
@@ -63,9 +67,9 @@ impl fmt::Display for MemorySize {
     }
 }
 
-/// A text that is no amount of memory.
+/// An invalid memory size.
 #[derive(Debug, thiserror::Error)]
-#[error("{text:?} is no amount of memory: write a number with a unit, such as 512M, 1536MiB or 2G")]
+#[error("invalid memory size {text:?}: write a number with a unit, such as 512M, 1536MiB or 2G")]
 pub struct ParseMemorySizeError {
     text: String,
 }
@@ -106,20 +110,20 @@ impl FromStr for MemorySize {
 #[non_exhaustive]
 pub enum MemoryError {
     /// `mmap` refused.
-    #[error("mapping {size} of guest memory")]
+    #[error("failed to map {size} of guest memory")]
     Map {
         /// How much.
         size: MemorySize,
-        /// Why.
+        /// The operating system's answer.
         #[source]
         source: vm_memory::mmap::MmapRegionError,
     },
     /// The regions do not fit together: more memory than the address space holds.
-    #[error("laying out {size} of guest memory")]
+    #[error("failed to lay out {size} of guest memory")]
     Layout {
         /// How much.
         size: MemorySize,
-        /// Why; none when the size itself is beyond the address space.
+        /// None when the size itself is beyond the address space.
         #[source]
         source: Option<vm_memory::GuestRegionCollectionError>,
     },
@@ -152,17 +156,19 @@ fn ranges(size: MemorySize) -> impl Iterator<Item = (u64, u64)> {
 
 /// An owned anonymous mapping that starts on a 2 MiB boundary where the address space allows.
 fn map_aligned(len: usize) -> Result<vm_memory::MmapRegion<()>, vm_memory::mmap::MmapRegionError> {
-    let filler = Filler::below_which_aligned(len);
+    let padding = Padding::below_which_aligned(len);
     let region = MmapRegionBuilder::new(len)
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
         .build()?;
-    drop(filler);
+    drop(padding);
     // SAFETY: the range is the mapping that was just made and nobody else knows; madvise of
-    // these two kinds changes how pages are provided, not what they hold.
+    // these kinds changes how pages are provided, not what they hold. A child that the process
+    // forks has no use for a guest, and would make each of its pages copy on write.
     let advised = unsafe {
         let start = region.as_ptr().cast();
         libc::madvise(start, len, libc::MADV_DONTDUMP);
+        libc::madvise(start, len, libc::MADV_DONTFORK);
         libc::madvise(start, len, libc::MADV_HUGEPAGE)
     };
     if advised != 0 {
@@ -176,12 +182,12 @@ fn map_aligned(len: usize) -> Result<vm_memory::MmapRegion<()>, vm_memory::mmap:
 /// a given length, which the kernel puts right below, starts on a 2 MiB boundary. (Kernels
 /// before 6.7 do not align by themselves.) If another thread maps something in between,
 /// the mapping ends up elsewhere and is merely slower.
-struct Filler {
+struct Padding {
     start: *mut libc::c_void,
     len: usize,
 }
 
-impl Filler {
+impl Padding {
     fn below_which_aligned(len: usize) -> Option<Self> {
         let huge = usize::try_from(HUGE_PAGE_SIZE).ok()?;
         let page = usize::try_from(PAGE_SIZE).ok()?;
@@ -211,7 +217,7 @@ impl Filler {
     }
 }
 
-impl Drop for Filler {
+impl Drop for Padding {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping that `map` made, of which no copy of the address is used.
         unsafe { libc::munmap(self.start, self.len) };
