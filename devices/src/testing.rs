@@ -60,6 +60,9 @@ impl TransportInterrupt for CountingInterrupt {
     fn needs_reset(&self) -> bool {
         self.needs_reset.load(Ordering::SeqCst) != 0
     }
+    fn restore_needs_reset(&self) {
+        self.needs_reset.store(1, Ordering::SeqCst);
+    }
     fn reset(&self) {
         self.needs_reset.store(0, Ordering::SeqCst);
     }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{DeviceInfo, Fault, HostFault, Interrupt, Progress, Queue, RateLimit, VirtioDevice};
+use super::{
+    DeviceInfo, Fault, HostFault, Interrupt, Progress, Queue, QueueState, RateLimit, VirtioDevice,
+};
 
 /// Something that others ask of a worker; carried out by the event loop that owns it.
 pub type Command = Box<dyn FnOnce(&mut Worker) + Send>;
@@ -165,6 +167,13 @@ impl Worker {
     #[must_use]
     pub fn held(&self) -> &[Queue] {
         self.held.as_deref().unwrap_or(&[])
+    }
+
+    /// Where the queues of a paused device are in their rings.
+    #[must_use]
+    pub fn queue_states(&self) -> Vec<(u16, QueueState)> {
+        let held = self.held().iter();
+        held.map(|queue| (queue.index(), queue.state())).collect()
     }
 
     /// The driver notified queue `index`.

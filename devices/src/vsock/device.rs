@@ -13,8 +13,8 @@ use super::listener::Listener;
 use super::mux::{Mux, Work, check_cid};
 use super::packet::{HEADER_LEN, Header, Op};
 use crate::virtio::{
-    Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_SEGMENTS, Progress, Queue, StartError,
-    VirtioDevice,
+    Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_SEGMENTS, Progress, Queue, RestoreError,
+    SavedDevice, StartError, VirtioDevice,
 };
 
 /// Number of the event queue; before it come those for receiving and transmitting (§5.10.2).
@@ -396,6 +396,18 @@ impl VirtioDevice for VsockDevice {
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
         self.queues.get_mut(usize::from(index))?.take()
+    }
+
+    /// Connections do not outlive their process: whoever restores the device has the driver told.
+    fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
+        if !saved.of_version(0)?.is_empty() {
+            return Err(RestoreError::Invalid {
+                what: "state for a device that keeps none",
+            });
+        }
+        self.mux.forget_connections();
+        self.reset_due = true;
+        Ok(())
     }
 
     fn reset(&mut self) {

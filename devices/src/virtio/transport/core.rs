@@ -10,8 +10,8 @@ use vmm_sys_util::eventfd::EventFd;
 use super::status::{Status, Step};
 use crate::GuestRam;
 use crate::virtio::{
-    DeviceInfo, Interrupt, Queue, QueueConfig, QueueResources, QueueState, RateLimit, WorkerLink,
-    features,
+    DeviceInfo, Interrupt, Queue, QueueConfig, QueueResources, QueueState, RateLimit, RestoreError,
+    WorkerLink, features,
 };
 
 /// How long a vCPU waits for a worker that is to be reset. Past it the status register reads
@@ -22,6 +22,9 @@ pub const RESET_PATIENCE: Duration = Duration::from_millis(250);
 pub trait TransportInterrupt: Interrupt {
     /// Whether [`Interrupt::signal_needs_reset`] was called since the last [`Self::reset`].
     fn needs_reset(&self) -> bool;
+
+    /// The same again in a device that is restored: no interrupt.
+    fn restore_needs_reset(&self);
 
     /// Back to the initial state: nothing is pending.
     fn reset(&self);
@@ -38,6 +41,20 @@ pub struct TransportParts {
     pub mem: GuestRam,
     /// One eventfd per queue, on which the driver's notifications arrive.
     pub kicks: Vec<Arc<EventFd>>,
+}
+
+/// What a driver has configured, and what it was told: a transport's state apart from its
+/// registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedTransport {
+    /// The device status field, without `DEVICE_NEEDS_RESET`.
+    pub status: u8,
+    /// Whether the device asked for a reset.
+    pub needs_reset: bool,
+    /// Feature bits that the driver accepted.
+    pub features: u64,
+    /// The queue registers.
+    pub queues: Vec<QueueConfig>,
 }
 
 /// The state of one device as its driver sees it, whatever the registers are.
@@ -251,6 +268,81 @@ impl TransportCore {
             }
             None => self.log_guest_error("notification of an unknown queue", None),
         }
+    }
+
+    /// The state, of a device that is paused.
+    pub(super) fn save(&mut self) -> SavedTransport {
+        self.poll_reset();
+        SavedTransport {
+            status: self.status.bits(),
+            needs_reset: self.irq.needs_reset(),
+            features: self.acked,
+            queues: self.queues.clone(),
+        }
+    }
+
+    /// Puts back a state, which is not trusted, in a device that no driver has touched. Queues
+    /// whose position in the rings is among `running` go on from there.
+    ///
+    /// # Errors
+    /// When the state cannot be one of this device. Nothing has changed then.
+    pub(super) fn restore(
+        &mut self,
+        saved: &SavedTransport,
+        running: &[(u16, QueueState)],
+    ) -> Result<(), RestoreError> {
+        let invalid = |what| Err(RestoreError::Invalid { what });
+        let Some(status) = Status::from_bits(saved.status) else {
+            return invalid("a device status that no driver can have set");
+        };
+        let unknown = saved.features & !self.offered() != 0;
+        let settled = status.live() || status.configuring_queues();
+        if unknown || (settled && saved.features & features::VERSION_1 == 0) {
+            return invalid("features that this device does not offer");
+        }
+        if saved.queues.len() != self.queues.len() {
+            return invalid("a number of queues that this device does not have");
+        }
+        if !running.is_empty() && !status.live() {
+            return invalid("queues that run without DRIVER_OK");
+        }
+        let mut queues = Vec::with_capacity(running.len());
+        for (index, state) in running {
+            let at = usize::from(*index);
+            let sizes = &self.parts.info.queue_sizes;
+            let (Some(config), Some(max), Some(kick)) = (
+                saved.queues.get(at).filter(|config| config.ready),
+                sizes.get(at),
+                self.parts.kicks.get(at),
+            ) else {
+                return invalid("a running queue that the driver did not enable");
+            };
+            let resources = QueueResources {
+                mem: self.parts.mem.clone(),
+                irq: self.irq.clone(),
+                kick: kick.clone(),
+                event_idx: saved.features & features::EVENT_IDX != 0,
+                state: *state,
+            };
+            match Queue::new(*index, *max, config, resources) {
+                Ok(queue) => queues.push(queue),
+                Err(_) => return invalid("a running queue outside guest memory"),
+            }
+        }
+        self.status = status;
+        self.acked = saved.features;
+        self.queues.clone_from(&saved.queues);
+        if saved.needs_reset {
+            self.irq.restore_needs_reset();
+        }
+        if status.live() {
+            self.started = true;
+            let acked = self.acked;
+            self.parts
+                .link
+                .send(Box::new(move |worker| worker.start(acked, queues)));
+        }
+        Ok(())
     }
 
     pub(super) fn log_guest_error(&mut self, what: &'static str, offset: Option<u64>) {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::core::{TransportCore, TransportInterrupt, TransportParts};
-use crate::virtio::Interrupt;
+use super::core::{SavedTransport, TransportCore, TransportInterrupt, TransportParts};
+use crate::virtio::{Interrupt, QueueState, RestoreError};
 
 /// Bytes of guest physical address space per device.
 pub const WINDOW_SIZE: u64 = 0x1000;
@@ -90,6 +90,10 @@ impl TransportInterrupt for MmioInterrupt {
         self.needs_reset.load(Ordering::SeqCst)
     }
 
+    fn restore_needs_reset(&self) {
+        self.needs_reset.store(true, Ordering::SeqCst);
+    }
+
     fn reset(&self) {
         self.status.store(0, Ordering::SeqCst);
         self.needs_reset.store(false, Ordering::SeqCst);
@@ -109,6 +113,21 @@ impl Interrupt for MmioInterrupt {
         self.needs_reset.store(true, Ordering::SeqCst);
         self.signal_config();
     }
+}
+
+/// The state of this transport, for a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedMmio {
+    /// What all transports have.
+    pub transport: SavedTransport,
+    /// `InterruptStatus`.
+    pub interrupt_status: u32,
+    /// `DeviceFeaturesSel`.
+    pub device_features_sel: u32,
+    /// `DriverFeaturesSel`.
+    pub driver_features_sel: u32,
+    /// `QueueSel`.
+    pub queue_sel: u32,
 }
 
 /// The registers of one device. Accesses come from vCPU threads, one at a time; none waits for
@@ -170,6 +189,44 @@ impl MmioTransport {
     #[must_use]
     pub fn status(&mut self) -> u8 {
         self.core.status()
+    }
+
+    /// The registers, of a device that is paused.
+    #[must_use]
+    pub fn save(&mut self) -> SavedMmio {
+        SavedMmio {
+            transport: self.core.save(),
+            interrupt_status: self.irq.status.load(Ordering::SeqCst),
+            device_features_sel: self.device_features_sel,
+            driver_features_sel: self.driver_features_sel,
+            queue_sel: self.queue_sel,
+        }
+    }
+
+    /// Puts registers back, which are not trusted, before any driver has touched the device. The
+    /// queues in `running` go on from their positions.
+    ///
+    /// # Errors
+    /// When the state cannot be one of this device. Nothing has changed then.
+    pub fn restore(
+        &mut self,
+        saved: &SavedMmio,
+        running: &[(u16, QueueState)],
+    ) -> Result<(), RestoreError> {
+        let interrupts = INTERRUPT_USED_RING | INTERRUPT_CONFIG;
+        if saved.interrupt_status & !interrupts != 0 {
+            return Err(RestoreError::Invalid {
+                what: "unknown interrupts",
+            });
+        }
+        self.core.restore(&saved.transport, running)?;
+        self.irq
+            .status
+            .store(saved.interrupt_status, Ordering::SeqCst);
+        self.device_features_sel = saved.device_features_sel;
+        self.driver_features_sel = saved.driver_features_sel;
+        self.queue_sel = saved.queue_sel;
+        Ok(())
     }
 
     fn read_register(&mut self, offset: u64) -> u32 {

@@ -393,6 +393,66 @@ fn odd_register_accesses_are_harmless() {
     assert_eq!(rig.r(reg::STATUS), 0);
 }
 
+#[test]
+fn a_saved_transport_goes_on_in_another_device() {
+    let mut first = Rig::started();
+    first.mmio.irq.signal_queue(0);
+    first.w(reg::QUEUE_SEL, 1);
+    first.direct.with(|worker| worker.pause());
+    let saved = first.mmio.save();
+    let mut states = first.direct.with(|worker| worker.queue_states());
+    assert_eq!(states, [(0, QueueState::default())]);
+    states[0].1.next_avail = 5;
+
+    let mut second = rig();
+    second.mmio.restore(&saved, &states).unwrap();
+    assert_eq!(second.mmio.save(), saved);
+    assert_eq!(
+        (second.r(reg::STATUS), second.r(reg::INTERRUPT_STATUS)),
+        (15, 1)
+    );
+    {
+        let seen = second.seen.lock().unwrap();
+        assert_eq!((seen.running, seen.features), ([true, false], 1 << 32));
+    }
+    second.direct.with(|worker| worker.pause());
+    assert_eq!(second.direct.with(|worker| worker.queue_states()), states);
+    second.w(reg::STATUS, 0);
+    assert_eq!(second.r(reg::STATUS), 0);
+}
+
+#[test]
+fn a_saved_transport_that_lies_is_refused_and_changes_nothing() {
+    let mut first = Rig::started();
+    let saved = first.mmio.save();
+    let states = [(0, QueueState::default())];
+    type Lie = fn(&mut SavedMmio);
+    let lies: [Lie; 8] = [
+        |saved| saved.transport.status = 7,
+        |saved| saved.transport.status = 11,
+        |saved| saved.transport.features |= 1 << 6,
+        |saved| saved.transport.features = 0,
+        |saved| saved.transport.queues.clear(),
+        |saved| saved.transport.queues[0].ready = false,
+        |saved| saved.transport.queues[0].desc_table = 1 << 40,
+        |saved| saved.interrupt_status = 4,
+    ];
+    for lie in lies {
+        let mut lying = saved.clone();
+        lie(&mut lying);
+        let mut rig = rig();
+        let before = rig.mmio.save();
+        assert!(rig.mmio.restore(&lying, &states).is_err(), "{lying:?}");
+        assert_eq!(rig.mmio.save(), before);
+        assert_eq!(rig.seen.lock().unwrap().starts, 0);
+        assert!(
+            rig.mmio
+                .restore(&saved, &[(2, QueueState::default())])
+                .is_err()
+        );
+    }
+}
+
 proptest! {
     /// No sequence of accesses panics, starts a queue twice, or has one run without DRIVER_OK.
     #[test]

@@ -11,6 +11,6 @@ mod core;
 mod mmio;
 mod status;
 
-pub use self::core::{RESET_PATIENCE, TransportInterrupt, TransportParts};
-pub use mmio::{MmioInterrupt, MmioTransport, QUEUE_NOTIFY, WINDOW_SIZE};
+pub use self::core::{RESET_PATIENCE, SavedTransport, TransportInterrupt, TransportParts};
+pub use mmio::{MmioInterrupt, MmioTransport, QUEUE_NOTIFY, SavedMmio, WINDOW_SIZE};
 pub use status::Status;

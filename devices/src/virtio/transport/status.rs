@@ -26,6 +26,12 @@ impl Status {
         self.0
     }
 
+    /// A field with these bits, if a driver can come to it.
+    pub(super) fn from_bits(bits: u8) -> Option<Self> {
+        let known = bits & !Self::FAILED;
+        matches!(known, 0 | 1 | 3 | 11 | 15).then_some(Self(bits))
+    }
+
     /// The driver may still negotiate features.
     #[must_use]
     pub fn negotiating(self) -> bool {
