@@ -12,6 +12,10 @@ pub const MAX_FRAME: usize = 65_535 + 14 + 4;
 /// An Ethernet header; a frame that is shorter is none.
 pub(super) const MIN_FRAME: usize = 14;
 
+/// The shortest TCP segment: with smaller ones a frame would keep the host's kernel busy with
+/// thousands. Linux sends none below 8 bytes of payload (`tcp_min_snd_mss`).
+const MIN_SEGMENT: u16 = 8;
+
 const F_NEEDS_CSUM: u8 = 1;
 const F_DATA_VALID: u8 = 2;
 
@@ -104,7 +108,7 @@ impl Header {
         if !permitted || (ecn && !offered.ecn) || clean.flags & F_NEEDS_CSUM == 0 {
             return Err(Malformed::Offload);
         }
-        if self.gso_size == 0 || usize::from(self.hdr_len) > len {
+        if self.gso_size < MIN_SEGMENT || usize::from(self.hdr_len) > len {
             return Err(Malformed::Bounds);
         }
         clean.gso_type = self.gso_type;
@@ -220,6 +224,10 @@ mod tests {
                 ..tcp4()
             },
             Header {
+                gso_size: MIN_SEGMENT - 1,
+                ..tcp4()
+            },
+            Header {
                 hdr_len: 20_001,
                 ..tcp4()
             },
@@ -280,7 +288,7 @@ mod tests {
             if let Ok(header) = Header::decode(raw).for_backend(len, ALL) {
                 prop_assert!(len <= MAX_FRAME);
                 prop_assert!(usize::from(header.hdr_len) <= len);
-                prop_assert!(header.gso_type == GSO_NONE || header.gso_size > 0);
+                prop_assert!(header.gso_type == GSO_NONE || header.gso_size >= MIN_SEGMENT);
                 prop_assert_eq!(header.num_buffers, 0);
             }
         }
