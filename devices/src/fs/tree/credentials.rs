@@ -5,8 +5,8 @@ use std::io;
 
 use rustix::process::{Gid, Uid, geteuid, getgid, umask};
 use rustix::thread::{
-    CapabilitySet, UnshareFlags, capabilities, set_thread_groups, set_thread_res_gid,
-    set_thread_res_uid,
+    CapabilitySet, CapabilitySets, UnshareFlags, capabilities, set_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
 };
 
 thread_local! {
@@ -92,6 +92,39 @@ impl Drop for Acting {
         };
         if let Err(error) = user.and(group) {
             // The real and the saved ones are as before: the kernel permits this.
+            tracing::error!(%error, "fs: a thread could not become itself again");
+        }
+    }
+}
+
+/// For as long as this lives, what the thread writes to loses its set-user-ID and set-group-ID
+/// bits, as it does when an ordinary user writes.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Ordinary {
+    restore: Option<CapabilitySets>,
+}
+
+impl Ordinary {
+    /// Where `wanted`; a thread without `CAP_FSETID` is that anyway.
+    pub(super) fn when(wanted: bool) -> io::Result<Self> {
+        let mut ordinary = Self { restore: None };
+        if wanted {
+            let sets = capabilities(None)?;
+            if sets.effective.contains(CapabilitySet::FSETID) {
+                let effective = sets.effective.difference(CapabilitySet::FSETID);
+                set_capabilities(None, CapabilitySets { effective, ..sets })?;
+                ordinary.restore = Some(sets);
+            }
+        }
+        Ok(ordinary)
+    }
+}
+
+impl Drop for Ordinary {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.restore.map(|sets| set_capabilities(None, sets)) {
+            // It is permitted as before: the kernel lets it be effective again.
             tracing::error!(%error, "fs: a thread could not become itself again");
         }
     }

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::time::Duration;
 
-use fuse_backend_rs::abi::fuse_abi::CreateIn;
+use fuse_backend_rs::abi::fuse_abi::{CreateIn, FOPEN_IN_KILL_SUIDGID, WRITE_KILL_PRIV};
 use fuse_backend_rs::api::filesystem::{
     Context, DirEntry, Entry, FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions,
     SetattrValid, ZeroCopyReader, ZeroCopyWriter,
@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::path::DecInt;
 
 use super::attributes::{Attributes, statvfs};
+use super::credentials::Ordinary;
 use super::{KEEP, Tree, component, file};
 
 /// Mode bits that a client may set.
@@ -45,6 +46,7 @@ impl FileSystem for Tree {
             | FsOptions::MAX_PAGES
             | FsOptions::PARALLEL_DIROPS
             | FsOptions::INIT_EXT
+            | FsOptions::HANDLE_KILLPRIV_V2
             | FsOptions::SUBMOUNTS)
     }
 
@@ -109,6 +111,7 @@ impl FileSystem for Tree {
         }
         if valid.contains(SetattrValid::SIZE) {
             let size = u64::try_from(attr.st_size).map_err(|_| Errno::INVAL)?;
+            let _ordinary = Ordinary::when(valid.contains(SetattrValid::KILL_SUIDGID))?;
             match handle {
                 Some(handle) => ftruncate(&*file(&*self.handle(handle, inode)?), size)?,
                 None if object.kind == FileType::RegularFile => {
@@ -263,10 +266,14 @@ impl FileSystem for Tree {
         _: &Context,
         inode: u64,
         flags: u32,
-        _fuse_flags: u32,
+        fuse_flags: u32,
     ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
         let object = self.object(inode)?;
-        let handle = self.keep(inode, self.open_file(&object, flags)?)?;
+        let opened = {
+            let _ordinary = Ordinary::when(fuse_flags & FOPEN_IN_KILL_SUIDGID != 0)?;
+            self.open_file(&object, flags)?
+        };
+        let handle = self.keep(inode, opened)?;
         Ok((Some(handle), OpenOptions::empty(), None))
     }
 
@@ -300,6 +307,8 @@ impl FileSystem for Tree {
             Err(Errno::EXIST) if !exclusive => {
                 let entry = self.entry(&parent, name)?;
                 let opened = self.object(entry.inode).and_then(|object| {
+                    let kill = args.fuse_flags & FOPEN_IN_KILL_SUIDGID != 0;
+                    let _ordinary = Ordinary::when(kill)?;
                     let _acting = self.acting(context)?;
                     self.open_file(&object, args.flags)
                 });
@@ -351,10 +360,11 @@ impl FileSystem for Tree {
         _lock_owner: Option<u64>,
         _delayed_write: bool,
         _flags: u32,
-        _fuse_flags: u32,
+        fuse_flags: u32,
     ) -> io::Result<usize> {
         self.check_writable()?;
         let handle = self.handle(handle, inode)?;
+        let _ordinary = Ordinary::when(fuse_flags & WRITE_KILL_PRIV != 0)?;
         let written = reader.read_to(&mut *file(&handle), size as usize, offset)?;
         self.counters.written_bytes.add(written as u64);
         Ok(written)

@@ -365,6 +365,37 @@ fn objects_belong_to_the_guests_user_and_keep_no_group_that_is_not_its() {
 }
 
 #[test]
+fn bits_that_lend_an_identity_go_where_the_guest_asks_for_it() {
+    use fuse_backend_rs::abi::fuse_abi::FOPEN_IN_KILL_SUIDGID;
+    let rig = rig();
+    let truncate = (libc::O_RDWR | libc::O_TRUNC).cast_unsigned();
+    let path = rig.path("file");
+    std::fs::write(&path, "text").unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    let mut size = libc_stat();
+    size.st_size = 1;
+    for ask in [true, false] {
+        let lend = std::fs::Permissions::from_mode(0o6777);
+        let left = || path.metadata().unwrap().permissions().mode() & 0o6000;
+        // An unprivileged process loses them whatever it asks for.
+        let kept = if credentials::may_switch() && !ask {
+            0o6000
+        } else {
+            0
+        };
+        std::fs::set_permissions(&path, lend.clone()).unwrap();
+        let flags = if ask { FOPEN_IN_KILL_SUIDGID } else { 0 };
+        rig.tree.open(&me(), object, truncate, flags).unwrap();
+        assert_eq!(left(), kept);
+        std::fs::set_permissions(&path, lend).unwrap();
+        let mut valid = SetattrValid::SIZE;
+        valid.set(SetattrValid::KILL_SUIDGID, ask);
+        rig.tree.setattr(&me(), object, size, None, valid).unwrap();
+        assert_eq!(left(), kept);
+    }
+}
+
+#[test]
 fn attributes_are_set_and_read_back() {
     let rig = rig();
     std::fs::write(rig.path("file"), "some text").unwrap();
