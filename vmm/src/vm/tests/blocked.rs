@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex};
 use podvisor_devices::blk::{BlockDevice, Disk, Operation, Submitted};
 
 use super::*;
-use crate::vm::{Exit, State, VmError};
+use crate::vm::{Exit, State};
 
 const RINGS: u64 = 0x40_0000;
 const BUFFER: u64 = 0x60_0000;
@@ -105,16 +105,12 @@ fn a_pause_fails_and_the_vm_runs_on() {
     let (guest, gate, mut queue) = blocked();
     let vm = guest.vm.clone();
     let error = in_time("pause", move || vm.pause()).unwrap_err();
-    assert!(
-        matches!(&error, VmError::Busy { what } if what == "vm-blk0"),
-        "{error}"
-    );
+    assert!(matches!(&error, VmError::Busy { .. }), "{error}");
     assert_eq!(guest.vm.state(), State::Running);
     guest.runs_on();
     gate.open();
     wait_for("the request's end", || queue.take_used().is_some());
-    let vm = guest.vm.clone();
-    in_time("pause", move || vm.pause()).unwrap();
+    guest.pause();
     guest.vm.resume().unwrap();
     guest.runs_on();
 }
@@ -150,7 +146,7 @@ fn another_vm_goes_on() {
     let (guest, gate, _queue) = blocked();
     let other = Guest::start(VmBuilder::rng);
     other.runs_on();
-    other.vm.pause().unwrap();
+    other.pause();
     other.vm.resume().unwrap();
     other.device(0).start(RINGS);
     let vm = other.vm.clone();

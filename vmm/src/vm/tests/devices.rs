@@ -147,7 +147,7 @@ fn nothing_touches_memory_while_paused_and_all_goes_on_afterwards() {
         }
         // The device works, or is about to, when the pause comes.
         guest.order(1, rng.window + 0x50, 0);
-        guest.vm.pause().unwrap();
+        guest.pause();
         let before = bytes(&guest, RINGS, 0x30_0000);
         for _ in 0..3 {
             assert!(bytes(&guest, RINGS, 0x30_0000) == before, "round {round}");
@@ -161,6 +161,52 @@ fn nothing_touches_memory_while_paused_and_all_goes_on_afterwards() {
         wait_for("an order's end", || guest.obeyed());
     }
     assert_eq!(guest.counter("rng0", "requests"), 240);
+}
+
+#[test]
+fn a_disk_under_load_stands_still_in_a_hundred_pauses_and_loses_nothing() {
+    const LEN: u64 = 256 << 10;
+    let mut file = tempfile::tempfile().unwrap();
+    let content: Vec<u8> = (0..4 * LEN / 8).flat_map(u64::to_le_bytes).collect();
+    file.write_all(&content).unwrap();
+    let disk = FileDisk::new(file).unwrap();
+    let guest = Guest::start(|vm| vm.block(BlockDevice::new(Box::new(disk))));
+    let block = guest.device(0);
+    let mut queue = block.start(RINGS);
+    let (headers, data, status) = (BUFFER - 0x1000, BUFFER, BUFFER - 0x2000);
+    let memory = || {
+        let len = usize::try_from(LEN).unwrap() + 0x2000;
+        (bytes(&guest, RINGS, 0x1_0000), bytes(&guest, status, len))
+    };
+    for round in 0..100u32 {
+        // Another part of the disk each time, so that what is read differs.
+        let sector = u64::from(round % 4) * LEN / 512;
+        guest.mem.write_obj(0u32, GuestAddress(headers)).unwrap();
+        guest
+            .mem
+            .write_obj(sector, GuestAddress(headers + 8))
+            .unwrap();
+        for _ in 0..5 {
+            queue.add(&[(headers, 16)], &[(data, LEN as u32), (status, 1)]);
+        }
+        block.notify();
+        guest.pause();
+        let before = memory();
+        assert!(memory() == before, "round {round}");
+        guest.vm.resume().unwrap();
+        let mut count = 0;
+        wait_for("all requests", || {
+            count += u32::from(queue.take_used().is_some());
+            count == 5
+        });
+        let start = usize::try_from(sector * 512).unwrap();
+        let expected = &content[start..start + LEN as usize];
+        assert!(
+            bytes(&guest, data, LEN as usize) == expected,
+            "round {round}"
+        );
+    }
+    assert_eq!(guest.counter("blk0", "reads"), 500);
 }
 
 /// Has a block device carry out a request of this kind on one sector of data.
@@ -202,7 +248,7 @@ fn a_spare_slot_gets_a_disk_and_the_driver_is_told() {
     assert_eq!(&bytes(&guest, BUFFER, 8), b"image-1\0");
 
     file.set_len(20 * 512).unwrap();
-    guest.vm.pause().unwrap();
+    guest.pause();
     handle.resize().unwrap();
     guest.vm.resume().unwrap();
     wait_for("the interrupt", || slot.read(0x60) & 2 != 0);

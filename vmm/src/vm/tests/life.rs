@@ -9,8 +9,7 @@ use crate::vm::{Action, Exit, PoisonCause, State, VmError};
 fn a_guest_that_spins_is_paused_and_resumed_three_hundred_times() {
     let guest = Guest::start(|vm| vm.vcpus(2));
     for _ in 0..300 {
-        let vm = guest.vm.clone();
-        in_time("pause", move || vm.pause()).unwrap();
+        guest.pause();
         let before = guest.ticks();
         for _ in 0..10 {
             std::thread::yield_now();
@@ -37,7 +36,7 @@ fn calls_that_are_illegal_in_a_state_are_errors_that_name_it() {
     vm.start().unwrap();
     assert!(illegal(vm.start(), Action::Start, State::Running));
     assert!(illegal(vm.resume(), Action::Resume, State::Running));
-    vm.pause().unwrap();
+    pause(&vm);
     assert_eq!(vm.state(), State::Paused);
     assert!(illegal(vm.pause(), Action::Pause, State::Paused));
     vm.stop().unwrap();
@@ -73,14 +72,14 @@ fn vms_that_end_while_they_start_leave_nobody_behind() {
         let vm = Arc::new(vm);
         let waited = vm.clone();
         assert_eq!(in_time("wait", move || waited.wait()).unwrap(), Exit::Reset);
-        assert_eq!(vm.control().lock().threads, 0);
+        wait_for("the threads' end", || vm.control().lock().threads == 0);
     }
 }
 
 #[test]
 fn a_vm_that_is_paused_or_was_never_started_is_dropped() {
     let guest = Guest::start(|vm| vm.rng());
-    guest.vm.pause().unwrap();
+    guest.pause();
     in_time("drop", move || drop(guest.vm));
     drop(tiny(OBEY).rng().build().unwrap());
     let vm = tiny(OBEY).build().unwrap();

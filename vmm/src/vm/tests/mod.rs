@@ -20,7 +20,7 @@ use podvisor_devices::testing::DriverQueue;
 use podvisor_devices::virtio::transport::WINDOW_SIZE;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Vm, VmBuilder};
+use super::{Vm, VmBuilder, VmError};
 use crate::boot::testing::{Elf, LOAD};
 use crate::{Kernel, MemorySize, layout};
 
@@ -99,6 +99,16 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Pauses a VM in which nothing blocks. On a machine that is busy beyond measure its threads may not
+/// get their turn in time: it is tried again then.
+fn pause(vm: &Vm) {
+    wait_for("a pause", || match vm.pause() {
+        Ok(()) => true,
+        Err(VmError::Busy { .. }) => false,
+        Err(error) => panic!("{error}"),
+    });
+}
+
 /// A running VM whose guest carries out orders.
 struct Guest {
     vm: Arc<Vm>,
@@ -159,6 +169,10 @@ impl Guest {
 
     fn input(&self, port: u16) -> u8 {
         u8::try_from(self.carry_out(4, port.into(), 0)).unwrap()
+    }
+
+    fn pause(&self) {
+        pause(&self.vm);
     }
 
     /// How often the guest has looked for orders.
