@@ -108,7 +108,7 @@ const ALLOWED: &[&[&str]] = &[
         "recvmmsg_time64", "rt_sigtimedwait_time64", "sched_rr_get_interval_time64",
         "semtimedop_time64", "sendfile64", "setfsgid32", "setfsuid32", "setgid32", "setgroups32",
         "setregid32", "setresgid32", "setresuid32", "setreuid32", "setuid32", "sigaction",
-        "signal", "sigpending", "sigprocmask", "sigreturn", "sigsuspend", "socketcall", "stat64",
+        "signal", "sigpending", "sigprocmask", "sigreturn", "sigsuspend", "stat64",
         "statfs64", "timer_gettime64", "timer_settime64", "timerfd_gettime64",
         "timerfd_settime64", "truncate64", "ugetrlimit", "utimensat_time64", "waitpid",
     ],
@@ -144,7 +144,7 @@ const REFUSED: &[&str] = &[
     "_sysctl", "add_key", "create_module", "get_kernel_syms", "io_uring_enter",
     "io_uring_register", "io_uring_setup", "kexec_file_load", "kexec_load", "keyctl",
     "lookup_dcookie", "migrate_pages", "move_pages", "nfsservctl", "pivot_root", "query_module",
-    "request_key", "stime", "swapoff", "swapon", "sysfs", "uselib", "userfaultfd", "ustat",
+    "request_key", "socketcall", "stime", "swapoff", "swapon", "sysfs", "uselib", "userfaultfd", "ustat",
     "vm86", "vm86old",
 ];
 
@@ -160,9 +160,13 @@ const NAMESPACE_FLAGS: [u64; 7] = [
     0x4000_0000,
 ];
 
-/// AF_VSOCK: the agent's and podvisor's way between guest and host, not the container's. A
-/// second fence: `socketcall` of 32-bit programs, whose arguments no filter sees, passes by.
+/// AF_VSOCK: the agent's and podvisor's way between guest and host, not the container's.
+/// `socketcall` of 32-bit programs, whose arguments no filter sees, is refused for its sake; C
+/// libraries have taken `socket` in its place since Linux 4.3.
 const AF_VSOCK: u64 = 40;
+
+/// Address families are below this; there are no others.
+const FAMILIES: u64 = 64;
 
 /// PER_LINUX, PER_LINUX32, each with and without UNAME26, and the question what is set.
 const PERSONALITIES: &[u64] = &[0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
@@ -199,10 +203,7 @@ pub(super) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccom
         let same = argument(LinuxSeccompOperator::ScmpCmpEq, *personality, None)?;
         rules.push(rule(&["personality"], Answer::Allow, Some(same))?);
     }
-    let others = argument(LinuxSeccompOperator::ScmpCmpNe, AF_VSOCK, None)?;
-    rules.push(rule(&["socket"], Answer::Allow, Some(others))?);
-    let vsock = argument(LinuxSeccompOperator::ScmpCmpEq, AF_VSOCK, None)?;
-    rules.push(rule(&["socket"], Answer::Fail(EAFNOSUPPORT), Some(vsock))?);
+    rules.extend(socket_without_vsock()?);
 
     LinuxSeccompBuilder::default()
         .default_action(LinuxSeccompAction::ScmpActErrno)
@@ -210,6 +211,22 @@ pub(super) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccom
         .architectures(vec![Arch::ScmpArchX86_64, Arch::ScmpArchX86])
         .syscalls(rules)
         .build()
+}
+
+/// The kernel takes the lower 32 bits of the address family, and so do these rules.
+fn socket_without_vsock() -> Result<Vec<LinuxSyscall>, OciSpecError> {
+    const FAMILY: u64 = 0xffff_ffff;
+    let masked = |mask, left| argument(LinuxSeccompOperator::ScmpCmpMaskedEq, mask, Some(left));
+    let vsock = masked(FAMILY, AF_VSOCK)?;
+    let mut rules = vec![rule(&["socket"], Answer::Fail(EAFNOSUPPORT), Some(vsock))?];
+    // There is no masked comparison for "not equal": another family differs in one of its bits.
+    let too_large = FAMILY & !(FAMILIES - 1);
+    let bits = (0..FAMILIES.ilog2()).map(|bit| 1 << bit);
+    for bit in bits {
+        let differs = masked(too_large | bit, !AF_VSOCK & bit)?;
+        rules.push(rule(&["socket"], Answer::Allow, Some(differs))?);
+    }
+    Ok(rules)
 }
 
 fn clone_without_namespaces() -> Result<Vec<LinuxSyscall>, OciSpecError> {
@@ -372,7 +389,21 @@ mod tests {
     }
 
     #[test]
-    fn new_namespaces_and_vsock_are_told_by_their_arguments() {
+    fn vsock_is_refused_in_every_guise_that_the_kernel_takes_for_it() {
+        let profile = default_profile(&[]).unwrap();
+        // The kernel looks at the lower 32 bits alone.
+        for high in [0, 1, 1 << 31, u64::from(u32::MAX)] {
+            let family = AF_VSOCK | high << 32;
+            let refused = Some(EAFNOSUPPORT);
+            assert_eq!(answer(&profile, "socket", family), refused, "{family:#x}");
+            assert_eq!(answer(&profile, "socket", 2 | high << 32), None);
+        }
+        assert_eq!(answer(&profile, "socket", AF_VSOCK | 64), Some(ENOSYS));
+        assert_eq!(answer(&profile, "socketcall", 1), Some(EPERM));
+    }
+
+    #[test]
+    fn new_namespaces_are_told_by_their_arguments() {
         const SIGCHLD: u64 = 17;
         const CLONE_VM: u64 = 0x100;
         let profile = default_profile(&[]).unwrap();
@@ -380,8 +411,9 @@ mod tests {
         for flag in NAMESPACE_FLAGS {
             assert_eq!(answer(&profile, "clone", SIGCHLD | flag), Some(EPERM));
         }
-        assert_eq!(answer(&profile, "socket", 2), None);
-        assert_eq!(answer(&profile, "socket", AF_VSOCK), Some(EAFNOSUPPORT));
+        for family in (0..FAMILIES).filter(|family| *family != AF_VSOCK) {
+            assert_eq!(answer(&profile, "socket", family), None, "{family}");
+        }
         assert_eq!(answer(&profile, "personality", 8), None);
         assert_eq!(answer(&profile, "personality", 0x0400_0000), Some(ENOSYS));
     }
