@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use podvisor_images::{Error, Image, PullOptions, Store};
+use podvisor_images::{Image, PullOptions, PullPolicy, Store};
+use podvisor_vmm::{MemorySize, ParseMemorySizeError};
 use tracing::debug;
 
 use super::progress::Progress;
@@ -16,7 +17,7 @@ use super::registries::RegistryArgs;
 use super::shown::SHORT_ID;
 use super::signals::{Signals, exit_code_of};
 use super::verify::VerifyArgs;
-use super::{Globals, advice, program, size, terminal};
+use super::{Globals, advice, program, terminal};
 use crate::machine::{Assets, Disk, GuestFiles, MachineConfig};
 use crate::sandbox::{
     AgentContainer, ContainerOptions, GuestConfig, LinkError, RootAccess, RunDir, Sandbox,
@@ -167,11 +168,13 @@ fn parse_cpus(text: &str) -> Result<u8, String> {
 }
 
 fn parse_memory(text: &str) -> Result<u64, String> {
-    let bytes = size::parse(text).map_err(|error| error.to_string())?;
-    if bytes < MEMORY_MIN {
+    let size: MemorySize = text
+        .parse()
+        .map_err(|error: ParseMemorySizeError| error.to_string())?;
+    if size.as_bytes() < MEMORY_MIN {
         return Err(format!("a guest needs at least {}M", MEMORY_MIN >> 20));
     }
-    let whole = bytes.checked_next_multiple_of(1 << 20);
+    let whole = size.as_bytes().checked_next_multiple_of(1 << 20);
     whole.ok_or_else(|| "no machine has so much".to_owned())
 }
 
@@ -269,16 +272,15 @@ async fn image(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled> {
     let name = args.image();
     let mut options = PullOptions::default();
     options.signatures = args.verify.policy()?;
-    if args.pull != Pull::Always {
+    if args.pull == Pull::Never {
         let found = match &options.signatures {
             Some(policy) => store.resolve_signed(name, policy),
             None => store.resolve(name),
         };
-        match found {
-            Ok(image) => return Ok(Pulled::Image(Box::new(image))),
-            Err(Error::NotFound { .. } | Error::Signature(_)) if args.pull == Pull::Missing => {}
-            Err(error) => return Err(error.into()),
-        }
+        return Ok(Pulled::Image(Box::new(found?)));
+    }
+    if args.pull == Pull::Missing {
+        options = options.policy(PullPolicy::IfMissing);
     }
     let progress = if args.quiet {
         Progress::Quiet

@@ -43,7 +43,6 @@ pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 
 impl Store {
     pub(super) async fn pull_image(&self, name: &str, options: &PullOptions) -> Result<Image> {
-        let reference = parse_reference(name)?;
         if options.policy == PullPolicy::IfMissing {
             let found = match &options.signatures {
                 Some(policy) => self.resolve_signed(name, policy),
@@ -54,6 +53,8 @@ impl Store {
                 found => return found,
             }
         }
+        // An image that is here may be named by its id too.
+        let reference = parse_reference(name)?;
         // What no signature could change need not be asked for.
         if let Some(policy) = &options.signatures
             && !policy.wants_signatures(&reference)
