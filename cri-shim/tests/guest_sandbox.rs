@@ -16,6 +16,7 @@ use podvisor_cri::sandbox::{
     StdioFds, TerminalSize, exit_record,
 };
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use support::pod::{Pod, eventually, exec, launch, log_text, process, sh};
 
 const GRACE: Duration = Duration::from_secs(300);
@@ -255,9 +256,12 @@ async fn confined(sandbox: &SandboxClient) {
     let none = "0000000000000000";
     let script = format!("{begin}test $(id -u) = 1000 && has CapEff {none} && has CapBnd {none}");
     let mut user = process(&script);
-    user.set_capabilities(Some(Default::default()));
-    let json = serde_json::json!({"uid": 1000, "gid": 1000});
-    user.set_user(serde_json::from_value(json).unwrap());
+    let empty = json!({
+        "bounding": [], "effective": [], "permitted": [], "inheritable": [], "ambient": [],
+    });
+    user.set_capabilities(serde_json::from_value(empty).unwrap());
+    let app = json!({"uid": 1000, "gid": 1000});
+    user.set_user(serde_json::from_value(app).unwrap());
     let ran = exec(sandbox, "second", "user", user, b"", None)
         .await
         .unwrap();
