@@ -1,0 +1,201 @@
+//! A shared directory as a Linux guest sees it, in a mount namespace of the test.
+#![allow(unsafe_code)] // a namespace for one thread
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use podvisor_vmm::{Exit, FsDevice, MemorySize};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::UnshareFlags;
+use support::{Console, linux};
+
+/// Directories, and files in each.
+const DIRS: usize = 100;
+const FILES: usize = 100;
+
+const MOUNT: &str = "mkdir /share; mount -t virtiofs data /share || exit 1\n";
+
+/// Each file that a guest knows costs a descriptor: those of both trees.
+fn raise_limit() {
+    let needed = Some(1 << 16);
+    let limit = Rlimit {
+        current: needed,
+        maximum: needed.max(getrlimit(Resource::Nofile).maximum),
+    };
+    setrlimit(Resource::Nofile, limit).expect("run as root");
+}
+
+/// What must be the same in a copy: mode, owner, group, seconds of the last change, contents.
+type Kept = (u32, u32, u32, i64, Vec<u8>);
+
+fn kept(root: &Path) -> BTreeMap<PathBuf, Kept> {
+    let mut all = BTreeMap::new();
+    let mut dirs = vec![root.to_path_buf()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            let meta = path.symlink_metadata().unwrap();
+            let contents = if meta.is_dir() {
+                dirs.push(path.clone());
+                Vec::new()
+            } else if meta.is_symlink() {
+                fs::read_link(&path)
+                    .unwrap()
+                    .into_os_string()
+                    .into_encoded_bytes()
+            } else {
+                fs::read(&path).unwrap()
+            };
+            // The time of a directory is that of its last entry; that of a link is not copied.
+            let time = if meta.is_file() { meta.mtime() } else { 0 };
+            let what = (meta.mode(), meta.uid(), meta.gid(), time, contents);
+            all.insert(path.strip_prefix(root).unwrap().into(), what);
+        }
+    }
+    all
+}
+
+#[test]
+fn guest_copies_ten_thousand_files_and_a_large_one_both_ways() {
+    raise_limit();
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("in");
+    let time = |n: usize| {
+        std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000 + n as u64 * 1000)
+    };
+    for d in 0..DIRS {
+        let at = source.join(format!("d{d}"));
+        fs::create_dir_all(&at).unwrap();
+        for f in 0..FILES {
+            let n = d * FILES + f;
+            let path = at.join(format!("f{f}"));
+            fs::write(&path, format!("{n}\n").repeat(n % 50)).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600 | (n as u32 & 0o77)))
+                .unwrap();
+            chown(&path, Some(n as u32 % 7), Some(n as u32 % 11)).unwrap();
+            fs::File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_modified(time(n))
+                .unwrap();
+        }
+    }
+    let large: Vec<u8> = (0..3u32 << 20).flat_map(u32::to_le_bytes).collect();
+    fs::write(source.join("large"), large).unwrap();
+    symlink("d1/f1", source.join("link")).unwrap();
+
+    let console = Console::default();
+    let script = format!(
+        "{MOUNT}cp -a /share/in /copy && cp -a /copy /share/out && echo copied\n\
+         echo 3 > /proc/sys/vm/drop_caches\n\
+         cmp /copy/large /share/out/large && echo same\n\
+         umount /share && echo unmounted"
+    );
+    let vm = linux(&script, &console)
+        .memory(MemorySize::mib(256))
+        .fs(FsDevice::open("data", dir.path()).unwrap())
+        .build()
+        .unwrap();
+    vm.start().unwrap();
+    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    let text = console.text();
+    assert!(text.contains("copied\nsame\nunmounted\n"), "{text}");
+    let (before, after) = (kept(&source), kept(&dir.path().join("out")));
+    assert_eq!(before.len(), after.len());
+    for (path, what) in before {
+        assert!(after.get(&path) == Some(&what), "{}", path.display());
+    }
+    let counters = vm.fs("fs0").unwrap().counters();
+    let count = |name| counters.iter().find(|c| c.name == name).unwrap().value;
+    assert_eq!((count("open_objects"), count("open_handles")), (0, 0));
+    assert_eq!(count("malformed_requests"), 0);
+    assert!(count("read_bytes") > 12 << 20 && count("written_bytes") > 12 << 20);
+    assert!(vm.faults().is_empty());
+}
+
+fn mount(arguments: &[&str]) {
+    let status = Command::new("/bin/busybox")
+        .arg("mount")
+        .args(arguments)
+        .status();
+    assert!(status.unwrap().success(), "mount {arguments:?}");
+}
+
+#[test]
+fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own() {
+    // SAFETY: the thread's mount namespace and working directory alone change.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }
+        .expect("run as root");
+    mount(&["--make-rprivate", "/"]);
+    let dir = tempfile::tempdir().unwrap();
+    let (share, other) = (dir.path().join("share"), dir.path().join("other"));
+    for path in [&share, &other] {
+        fs::create_dir(path).unwrap();
+    }
+    fs::write(other.join("file"), "bound").unwrap();
+    fs::write(dir.path().join("secret"), "secret").unwrap();
+    for name in ["late", "locked", "config", "pub"] {
+        fs::create_dir(share.join(name)).unwrap();
+    }
+    let public = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(share.join("pub"), public).unwrap();
+    for (version, text) in [("v1", "one"), ("v2", "two")] {
+        fs::create_dir(share.join("config").join(version)).unwrap();
+        fs::write(share.join("config").join(version).join("key"), text).unwrap();
+    }
+    symlink("v1", share.join("config/..data")).unwrap();
+    symlink("..data/key", share.join("config/key")).unwrap();
+    symlink("../secret", share.join("out")).unwrap();
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    mount(&["--bind", &path(&other), &path(&share.join("locked"))]);
+    mount(&["-o", "remount,bind,ro", &path(&share.join("locked"))]);
+
+    let console = Console::default();
+    let script = format!(
+        "{MOUNT}cat /share/locked/file; echo\n\
+         echo x 2>/dev/null > /share/locked/new || echo refused\n\
+         rm /share/locked/file 2>/dev/null || echo kept\n\
+         [ \"$(stat -c %d /share)\" != \"$(stat -c %d /share/locked)\" ] && echo mounts differ\n\
+         cat /share/out 2>/dev/null || echo no way out\n\
+         mknod /share/pub/disk b 8 0 2>/dev/null || echo no device\n\
+         touch /share/pub/mine; chown 1000:2000 /share/pub/mine; chmod 6755 /share/pub/mine\n\
+         mkdir /etc; echo 'they:x:1234:5678::/:/bin/sh' > /etc/passwd\n\
+         echo 'they:x:5678:' > /etc/group; su they -c 'touch /share/pub/theirs'\n\
+         cat /share/config/key; echo; echo ready\n\
+         until [ \"$(cat /share/config/key)\" = two ]; do :; done; echo swapped\n\
+         until [ -e /share/late/file ]; do :; done; cat /share/late/file; echo\n\
+         echo new > /share/late/new && echo written"
+    );
+    let vm = linux(&script, &console)
+        .fs(FsDevice::open("data", &share).unwrap())
+        .build()
+        .unwrap();
+    vm.start().unwrap();
+    console.wait_for("ready");
+    // As the kubelet does it.
+    symlink("v2", share.join("config/..data_tmp")).unwrap();
+    fs::rename(share.join("config/..data_tmp"), share.join("config/..data")).unwrap();
+    console.wait_for("swapped");
+    mount(&["--bind", &path(&other), &path(&share.join("late"))]);
+    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+
+    let text = console.text();
+    let seen = "bound\nrefused\nkept\nmounts differ\nno way out\nno device\none\nready\nswapped\n\
+                bound\nwritten\n";
+    assert!(text.contains(seen), "{text}");
+    assert_eq!(fs::read_to_string(other.join("new")).unwrap(), "new\n");
+    let owner = |name: &str| {
+        let meta = share.join("pub").join(name).metadata().unwrap();
+        (meta.uid(), meta.gid(), meta.mode() & 0o7777)
+    };
+    assert_eq!(owner("mine"), (1000, 2000, 0o6755));
+    assert_eq!(owner("theirs"), (1234, 5678, 0o644));
+    assert!(!share.join("pub/disk").exists());
+    assert!(vm.faults().is_empty());
+}

@@ -1,0 +1,123 @@
+//! A network card as a Linux guest sees it, over a tap in a network namespace of the test.
+#![allow(unsafe_code)] // TUNSETIFF, a namespace for one thread
+
+mod support;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+
+use podvisor_vmm::{Exit, LinkState, MacAddress, MemorySize, NetDevice};
+use rustix::thread::UnshareFlags;
+use support::{Console, linux};
+
+/// Bytes that go each way.
+const LEN: usize = 8 << 20;
+
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status().unwrap();
+    assert!(status.success(), "{program} {arguments:?}");
+}
+
+/// A tap named `tap0` in a namespace of the calling thread's own, with the address 10.9.0.1/24.
+fn tap() -> File {
+    // SAFETY: the thread's network namespace alone changes.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("run as root");
+    let tap = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .expect("the module `tun`");
+    // SAFETY: an ifreq of zeroes is a valid one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"tap0") {
+        *to = (*from).cast_signed();
+    }
+    request.ifr_ifru.ifru_flags =
+        i16::try_from(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR).unwrap();
+    // SAFETY: TUNSETIFF reads and writes an ifreq.
+    let result = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    run(
+        "/bin/busybox",
+        &["ip", "addr", "add", "10.9.0.1/24", "dev", "tap0"],
+    );
+    run("/bin/busybox", &["ip", "link", "set", "tap0", "up"]);
+    tap
+}
+
+/// Bytes without a pattern (xorshift64*).
+fn bytes() -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    (0..LEN / 8)
+        .flat_map(|_| {
+            state ^= state >> 12;
+            state ^= state << 25;
+            state ^= state >> 27;
+            state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
+        })
+        .collect()
+}
+
+#[test]
+fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link() {
+    let tap = tap();
+    let [there, back] = [5001, 5002].map(|port| TcpListener::bind(("10.9.0.1", port)).unwrap());
+    let console = Console::default();
+    let script = "cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu\n\
+         ip link set lo up; ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up\n\
+         ping -c 3 -q 10.9.0.1 > /dev/null && echo pinged\n\
+         nc 10.9.0.1 5001 < /dev/null > /file; wc -c < /file\n\
+         nc 10.9.0.1 5002 < /file; echo sent\n\
+         carrier() { until [ \"$(cat /sys/class/net/eth0/carrier)\" = $1 ]; do :; done; }\n\
+         carrier 0; echo unplugged; carrier 1; echo plugged\n\
+         ping -c 1 -q 10.9.0.1 > /dev/null && echo pinged again";
+    let card = NetDevice::tap(tap.into())
+        .unwrap()
+        .mac(MacAddress([2, 0, 0, 0, 0, 9]))
+        .mtu(1400);
+    let vm = linux(script, &console)
+        .memory(MemorySize::mib(256))
+        .net(card)
+        .build()
+        .unwrap();
+    vm.start().unwrap();
+
+    let bytes = bytes();
+    let (mut connection, _) = there.accept().unwrap();
+    connection.write_all(&bytes).unwrap();
+    drop(connection);
+    let (mut connection, _) = back.accept().unwrap();
+    let mut returned = Vec::new();
+    connection.read_to_end(&mut returned).unwrap();
+    drop(connection);
+    assert!(returned == bytes, "{} bytes came back", returned.len());
+    console.wait_for("sent");
+
+    let card = vm.net("net0").unwrap();
+    card.set_link(LinkState::Down).unwrap();
+    console.wait_for("unplugged");
+    card.set_link(LinkState::Up).unwrap();
+    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    let text = console.text();
+    for part in [
+        "02:00:00:00:00:09\n1400\n",
+        "\npinged\n8388608\nsent\n",
+        "plugged\npinged again\n",
+    ] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    let counters = card.counters();
+    let count = |name| counters.iter().find(|c| c.name == name).unwrap().value;
+    for (frames, size) in [("rx_frames", "rx_bytes"), ("tx_frames", "tx_bytes")] {
+        assert!(count(size) > LEN as u64, "{counters:?}");
+        // Acknowledgements are counted too: segments were far longer than the MTU.
+        assert!(count(size) / count(frames) > 1500, "{counters:?}");
+    }
+    for none in ["rx_dropped", "rx_errors", "tx_malformed", "tx_errors"] {
+        assert_eq!(count(none), 0, "{counters:?}");
+    }
+    assert!(vm.faults().is_empty());
+}
