@@ -495,7 +495,11 @@ impl VirtioDevice for NetDevice {
             });
         }
         self.config.update(0, mac);
-        self.restored = Some(offloads);
+        if self.features == 0 {
+            self.restored = Some(offloads);
+        } else {
+            self.refused = self.switch_offloads(self.features & offloads).err();
+        }
         Ok(())
     }
 }

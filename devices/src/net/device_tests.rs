@@ -388,6 +388,10 @@ fn a_card_restored_has_its_drivers_address_and_offloads() {
     two.restore(&saved).unwrap();
     two.negotiated(features);
     assert_eq!(wire.offloads(), one.wire.offloads());
+    two.negotiated(features);
+    assert_ne!(wire.offloads(), one.wire.offloads(), "another driver");
+    two.restore(&saved).unwrap();
+    assert_eq!(wire.offloads(), one.wire.offloads());
     let mut mac = [0; 6];
     two.info().config.read(0, &mut mac);
     assert_eq!(mac, [2, 9, 9, 9, 9, 9]);
