@@ -2,17 +2,12 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::epoll;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
-
 use super::control::{self, Command};
+use super::events::{Direction, Events, Ready};
 use super::limit::{Limiter, Rate};
 use super::nic::{MacAddress, Nic, Offloads};
 use super::receive::{Inbound, Receiver, Turn};
@@ -430,7 +425,7 @@ impl VirtioDevice for NetDevice {
     }
 
     fn backend(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.events.epoll.as_fd())
+        Some(self.events.backend())
     }
 
     fn on_backend(&mut self) -> Result<Progress, Fault> {
@@ -555,124 +550,6 @@ fn random_mac() -> Result<MacAddress, NetDeviceError> {
     // Locally administered, for one station.
     *first = *first & !1 | 2;
     Ok(MacAddress(bytes))
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Direction {
-    Receive,
-    Transmit,
-}
-
-/// Identifiers in the epoll instance.
-const NIC: u64 = 0;
-const RECEIVE_TIMER: u64 = 1;
-const TRANSMIT_TIMER: u64 = 2;
-
-/// What woke the device up.
-#[derive(Debug, Default)]
-struct Ready {
-    nic: bool,
-    receive: bool,
-    transmit: bool,
-}
-
-/// The epoll instance that the device waits on: its backend, watched by edges, so that frames
-/// which nobody can take do not report themselves again and again, and a timer for each
-/// direction, for limits and for work that a budget did not suffice for.
-#[derive(Debug)]
-struct Events {
-    epoll: OwnedFd,
-    receive: OwnedFd,
-    transmit: OwnedFd,
-}
-
-impl Events {
-    fn new(nic: &dyn Nic) -> Result<Self, NetDeviceError> {
-        let error = |what| {
-            move |source: rustix::io::Errno| NetDeviceError::Descriptor {
-                what,
-                source: source.into(),
-            }
-        };
-        let timer = || {
-            let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-            timerfd_create(TimerfdClockId::Monotonic, flags).map_err(error("a timer"))
-        };
-        let events = Self {
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)
-                .map_err(error("an epoll instance"))?,
-            receive: timer()?,
-            transmit: timer()?,
-        };
-        let add = |fd: BorrowedFd<'_>, id| {
-            let data = epoll::EventData::new_u64(id);
-            epoll::add(&events.epoll, fd, data, EDGES).map_err(error("a watch"))
-        };
-        add(nic.fd(), NIC)?;
-        add(events.receive.as_fd(), RECEIVE_TIMER)?;
-        add(events.transmit.as_fd(), TRANSMIT_TIMER)?;
-        Ok(events)
-    }
-
-    /// Reports the backend again if it has frames now.
-    fn watch_again(&self, nic: &dyn Nic) {
-        let data = epoll::EventData::new_u64(NIC);
-        // It was added, and stays there.
-        let _ = epoll::modify(&self.epoll, nic.fd(), data, EDGES);
-    }
-
-    /// Reports a direction again after some time.
-    fn soon(&self, direction: Direction, wait: Duration) {
-        let timer = match direction {
-            Direction::Receive => &self.receive,
-            Direction::Transmit => &self.transmit,
-        };
-        let spec = Itimerspec {
-            it_interval: Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            },
-            it_value: Timespec {
-                tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: wait.subsec_nanos().into(),
-            },
-        };
-        // Neither the descriptor nor the time can be wrong.
-        let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &spec);
-    }
-
-    /// What is to be done; each is reported once.
-    fn take(&self) -> Ready {
-        let mut ready = Ready::default();
-        let mut buffer = [epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(u64::MAX),
-        }; 3];
-        let none = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let Ok(count) = epoll::wait(&self.epoll, &mut buffer, Some(&none)) else {
-            return ready;
-        };
-        for event in buffer.iter().take(count) {
-            match event.data.u64() {
-                NIC => ready.nic = true,
-                RECEIVE_TIMER => ready.receive = expired(&self.receive),
-                TRANSMIT_TIMER => ready.transmit = expired(&self.transmit),
-                _ => {}
-            }
-        }
-        ready
-    }
-}
-
-const EDGES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
-
-/// Takes a timer's report back.
-fn expired(timer: &OwnedFd) -> bool {
-    let mut count = [0; 8];
-    rustix::io::read(timer, &mut count).is_ok()
 }
 
 #[cfg(test)]

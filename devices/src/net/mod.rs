@@ -15,7 +15,8 @@
 //! * [`header`]: the header in front of each frame and its rules.
 //! * [`control`]: commands of the control queue.
 //! * [`limit`]: rates of bytes and frames.
-//! * [`receive`], [`transmit`]: one direction each; [`device`]: what holds them together.
+//! * [`receive`], [`transmit`]: one direction each; [`events`]: what wakes the device up;
+//!   [`device`]: what holds them together.
 //!
 //! # What it must not know
 //!
@@ -23,6 +24,7 @@
 
 mod control;
 mod device;
+mod events;
 mod header;
 mod limit;
 #[cfg(any(test, feature = "test-utils"))]
