@@ -55,12 +55,15 @@ pub(crate) const BUILD: &[Package] = &[
 /// What the tests use beyond that.
 pub(crate) const TEST: &[Package] = &[
     package("busybox-static", "images of tests"),
+    package("containernetworking-plugins", "networks of pods"),
     package("docker-registry", "a real registry to pull from"),
     package(
         "erofs-utils",
         "checks the EROFS images that podvisor writes",
     ),
     package("g++", "builds libFuzzer for the fuzz targets"),
+    package("iproute2", "looks at networks of pods"),
+    package("iptables", "host ports of pods"),
     package("openssl", "signs images"),
     package("qemu-utils", "disk images in all variants, to compare with"),
     package("skopeo", "another client of registries, to compare with"),
@@ -92,6 +95,9 @@ pub(crate) const BENCH_PULL: &[Package] = &[package("containerd", "a peer that p
 pub(crate) const DEMO: &[Package] = &[
     package("docker-registry", "a real registry to pull from"),
     package("busybox-static", "the demo's image"),
+    package("containernetworking-plugins", "networks of pods"),
+    package("iproute2", "looks at networks of pods"),
+    package("iptables", "host ports of pods"),
 ];
 
 /// Everything, for `cargo xtask setup`.
