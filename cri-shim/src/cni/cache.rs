@@ -1,0 +1,145 @@
+//! What was asked of plugins and what they answered, one file per pod: DEL undoes an ADD by
+//! it even when the configuration has changed or the daemon was killed in between.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tracing::warn;
+
+use super::config::List;
+use super::{Capabilities, CniError, PodIdentity};
+
+/// Version of the files' form.
+const VERSION: u32 = 1;
+
+/// One pod's attachment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Cached {
+    version: u32,
+    pub(super) pod: PodIdentity,
+    pub(super) list: List,
+    pub(super) netns: PathBuf,
+    pub(super) capabilities: Capabilities,
+    /// None while the plugins have not all answered.
+    pub(super) result: Option<Value>,
+}
+
+impl Cached {
+    pub(super) fn new(
+        pod: PodIdentity,
+        list: &List,
+        netns: PathBuf,
+        capabilities: Capabilities,
+    ) -> Self {
+        Self {
+            version: VERSION,
+            pod,
+            list: list.clone(),
+            netns,
+            capabilities,
+            result: None,
+        }
+    }
+
+    /// Whether plugins can be told who the pod is.
+    pub(super) fn check(&self) -> Result<(), CniError> {
+        for (field, value) in [
+            ("id", &self.pod.id),
+            ("name", &self.pod.name),
+            ("namespace", &self.pod.namespace),
+            ("uid", &self.pod.uid),
+        ] {
+            if value.contains([';', '=', '\0']) {
+                return Err(CniError::InvalidIdentity {
+                    field,
+                    value: value.chars().take(256).collect(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The directory of such files.
+#[derive(Debug)]
+pub(super) struct Cache {
+    dir: PathBuf,
+}
+
+impl Cache {
+    pub(super) fn open(dir: &Path) -> Result<Self, CniError> {
+        fs::create_dir_all(dir).map_err(CniError::io("create the directory", dir))?;
+        Ok(Self {
+            dir: dir.to_owned(),
+        })
+    }
+
+    pub(super) fn put(&self, cached: &Cached) -> Result<(), CniError> {
+        let path = self.path(&cached.pod.id);
+        let temporary = path.with_extension("tmp");
+        let write = || {
+            let mut file = File::create(&temporary)?;
+            file.write_all(&serde_json::to_vec(cached)?)?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)?;
+            File::open(&self.dir)?.sync_all()
+        };
+        write().map_err(CniError::io("write", &path))
+    }
+
+    /// A damaged file counts as none: nothing can be undone by it.
+    pub(super) fn get(&self, id: &str) -> Result<Option<Cached>, CniError> {
+        let path = self.path(id);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(CniError::io("read", path)(error)),
+        };
+        match serde_json::from_slice::<Cached>(&text) {
+            Ok(cached) if cached.version == VERSION => Ok(Some(cached)),
+            Ok(cached) => {
+                let version = cached.version;
+                warn!(path = %path.display(), version, "the network's record is of an unknown version");
+                Ok(None)
+            }
+            Err(error) => {
+                warn!(path = %path.display(), %error, "the network's record is damaged");
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn remove(&self, id: &str) -> Result<(), CniError> {
+        let path = self.path(id);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(CniError::io("remove", path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn ids(&self) -> Result<Vec<String>, CniError> {
+        let failed = || CniError::io("read the directory", &self.dir);
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(failed())? {
+            let path = entry.map_err(failed())?.path();
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            if let Some(stem) = stem
+                && path
+                    .extension()
+                    .is_some_and(|extension| extension == "json")
+            {
+                ids.push(stem.to_owned());
+            }
+        }
+        Ok(ids)
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.json"))
+    }
+}

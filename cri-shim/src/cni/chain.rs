@@ -1,0 +1,141 @@
+//! The plugins of a list, run one after the other (CNI specification 1.1, "Lifecycle").
+
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::cache::Cached;
+use super::config::Plugin;
+use super::plugin::{self, Invocation};
+use super::result::CniResult;
+use super::{CniError, INTERFACE};
+
+/// Plugins, the pod and what is known of its network.
+#[derive(Debug)]
+pub(super) struct Chain<'a> {
+    cached: &'a Cached,
+    plugin_dirs: &'a [PathBuf],
+    limit: Duration,
+    path: String,
+}
+
+impl<'a> Chain<'a> {
+    pub(super) fn new(
+        cached: &'a Cached,
+        plugin_dirs: &'a [PathBuf],
+        limit: Duration,
+    ) -> Result<Self, CniError> {
+        let dirs = plugin_dirs.iter().map(|dir| dir.as_os_str().to_owned());
+        let path = env::join_paths(dirs).unwrap_or_else(|_| OsString::new());
+        Ok(Self {
+            cached,
+            plugin_dirs,
+            limit,
+            path: path.to_string_lossy().into_owned(),
+        })
+    }
+
+    /// Runs ADD; the last plugin's answer is the network's.
+    pub(super) async fn add(&self) -> Result<(Value, CniResult), CniError> {
+        let mut previous = None;
+        for plugin in &self.cached.list.plugins {
+            let printed = self.run(plugin, "ADD", previous.as_ref()).await?;
+            let answer = serde_json::from_slice::<Value>(&printed);
+            let answer = answer.map_err(|error| CniError::InvalidResult {
+                name: plugin.kind.clone(),
+                reason: format!("not JSON: {error}"),
+            })?;
+            if !answer.is_object() {
+                return Err(CniError::InvalidResult {
+                    name: plugin.kind.clone(),
+                    reason: "not a JSON object".to_owned(),
+                });
+            }
+            previous = Some(answer);
+        }
+        let raw = previous.unwrap_or(Value::Null);
+        let result = CniResult::parse(&raw, INTERFACE)?;
+        Ok((raw, result))
+    }
+
+    /// Runs CHECK, which the list and its version may not have.
+    pub(super) async fn check(&self) -> Result<(), CniError> {
+        let list = &self.cached.list;
+        if list.disable_check || list.version.starts_with("0.3.") {
+            return Ok(());
+        }
+        for plugin in &list.plugins {
+            self.run(plugin, "CHECK", self.cached.result.as_ref())
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Runs DEL in reverse order, also where an ADD failed in the middle. All plugins are
+    /// run; the first failure is told.
+    pub(super) async fn del(&self) -> Result<(), CniError> {
+        let mut first = Ok(());
+        for plugin in self.cached.list.plugins.iter().rev() {
+            // Before 0.4 plugins are not told what they answered.
+            let previous = match self.cached.list.version.starts_with("0.3.") {
+                true => None,
+                false => self.cached.result.as_ref(),
+            };
+            let done = self.run(plugin, "DEL", previous).await;
+            first = first.and(done.map(drop));
+        }
+        first
+    }
+
+    async fn run(
+        &self,
+        plugin: &Plugin,
+        command: &'static str,
+        previous: Option<&Value>,
+    ) -> Result<Vec<u8>, CniError> {
+        let config = Value::Object(self.config(plugin, previous));
+        let pod = &self.cached.pod;
+        let arguments = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};\
+             K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
+            pod.namespace, pod.name, pod.id, pod.uid
+        );
+        let netns = self.cached.netns.to_string_lossy().into_owned();
+        let invocation = Invocation {
+            name: &plugin.kind,
+            program: plugin::find(self.plugin_dirs, &plugin.kind)?,
+            command,
+            variables: vec![
+                ("CNI_CONTAINERID", pod.id.clone()),
+                ("CNI_NETNS", netns),
+                ("CNI_IFNAME", INTERFACE.to_owned()),
+                ("CNI_ARGS", arguments),
+                ("CNI_PATH", self.path.clone()),
+            ],
+            input: config.to_string().into_bytes(),
+            limit: self.limit,
+        };
+        invocation.run().await
+    }
+
+    /// The plugin's configuration with what the specification has the runtime add.
+    fn config(&self, plugin: &Plugin, previous: Option<&Value>) -> Map<String, Value> {
+        let list = &self.cached.list;
+        let mut config = plugin.config.clone();
+        config.insert("cniVersion".to_owned(), list.version.clone().into());
+        config.insert("name".to_owned(), list.name.clone().into());
+        let wanted = self.cached.capabilities.iter();
+        let wanted = wanted.filter(|(name, _)| plugin.wants(name));
+        let runtime: Map<String, Value> = wanted.map(|(n, v)| (n.clone(), v.clone())).collect();
+        if !runtime.is_empty() {
+            config.insert("runtimeConfig".to_owned(), Value::Object(runtime));
+        }
+        if let Some(previous) = previous {
+            config.insert("prevResult".to_owned(), previous.clone());
+        }
+        config
+    }
+}

@@ -1,0 +1,210 @@
+//! The pod's network, by the Container Network Interface.
+//!
+//! Configuration lists come from a directory ([`config`]); [`chain`] runs their plugins and
+//! keeps what they answered on the disk ([`cache`]); [`netns`] is the network namespace that
+//! the plugins work in. What leaves is an [`Attachment`]: for each interface that the plugins
+//! made there, a tap joined to it ([`tap`]), and the addresses and routes that the guest's own
+//! card takes over. Plugins and what they print are hostile: bounded in time and size, and
+//! checked ([`result`]) before anything is done with it.
+//!
+//! Nothing here knows virtual machines or the Container Runtime Interface.
+
+mod cache;
+mod chain;
+mod config;
+mod error;
+mod netns;
+mod plugin;
+mod prefix;
+mod result;
+mod tap;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tracing::{debug, warn};
+
+pub(crate) use error::CniError;
+pub(crate) use prefix::Prefix;
+pub(crate) use result::Dns;
+pub(crate) use tap::Attachment;
+#[cfg(test)]
+pub(crate) use tap::Route;
+
+use cache::{Cache, Cached};
+use chain::Chain;
+use config::Configurations;
+
+/// The name that the pod's first interface has in its network namespace and in the guest.
+pub(crate) const INTERFACE: &str = "eth0";
+
+/// How long one plugin may take unless set otherwise.
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Where CNI finds and keeps its files.
+#[derive(Debug, Clone)]
+pub(crate) struct CniOptions {
+    /// Configuration lists.
+    pub(crate) config_dir: PathBuf,
+    /// Plugins, searched in this order.
+    pub(crate) plugin_dirs: Vec<PathBuf>,
+    /// What the plugins answered, to undo it by; it must outlive a restart of the daemon.
+    pub(crate) cache_dir: PathBuf,
+    /// Network namespaces.
+    pub(crate) netns_dir: PathBuf,
+    /// How long one plugin may take.
+    pub(crate) plugin_timeout: Duration,
+}
+
+impl CniOptions {
+    /// The usual directories of plugins and their configuration, with state below `root` and
+    /// namespaces below `state`.
+    pub(crate) fn new(root: &Path, state: &Path) -> Self {
+        Self {
+            config_dir: "/etc/cni/net.d".into(),
+            plugin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
+            cache_dir: root.join("cni"),
+            netns_dir: state.join("netns"),
+            plugin_timeout: PLUGIN_TIMEOUT,
+        }
+    }
+}
+
+/// The pod that wants a network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PodIdentity {
+    /// Id of its sandbox: CNI's container id.
+    pub(crate) id: String,
+    /// Name in Kubernetes.
+    pub(crate) name: String,
+    /// Namespace in Kubernetes.
+    pub(crate) namespace: String,
+    /// Uid in Kubernetes.
+    pub(crate) uid: String,
+}
+
+/// What the runtime tells plugins that ask for it by a capability, by its name:
+/// `portMappings`, `bandwidth`, `ips`, `mac`, `dns`, ….
+pub(crate) type Capabilities = serde_json::Map<String, Value>;
+
+/// Networks of pods.
+#[derive(Debug)]
+pub(crate) struct Cni {
+    configurations: Configurations,
+    cache: Cache,
+    options: CniOptions,
+}
+
+impl Cni {
+    /// Opens the state; configuration is read when it is needed.
+    pub(crate) fn open(options: CniOptions) -> Result<Self, CniError> {
+        Ok(Self {
+            configurations: Configurations::new(options.config_dir.clone()),
+            cache: Cache::open(&options.cache_dir)?,
+            options,
+        })
+    }
+
+    /// Whether pods can get a network, and why not.
+    pub(crate) fn ready(&self) -> Result<String, CniError> {
+        let list = self.configurations.current()?;
+        for plugin in &list.plugins {
+            plugin::find(&self.options.plugin_dirs, &plugin.kind)?;
+        }
+        Ok(list.name.clone())
+    }
+
+    /// Path of a pod's network namespace.
+    pub(crate) fn netns(&self, id: &str) -> PathBuf {
+        self.options.netns_dir.join(id)
+    }
+
+    /// Makes the pod's network namespace, runs the plugins in it and joins a tap to each
+    /// interface that they made. Nothing of it stays when that fails.
+    pub(crate) async fn attach(
+        &self,
+        pod: &PodIdentity,
+        capabilities: Capabilities,
+    ) -> Result<Attachment, CniError> {
+        let attached = self.try_attach(pod, capabilities).await;
+        if let Err(error) = &attached {
+            debug!(pod = pod.id, %error, "the pod gets no network");
+            if let Err(error) = self.detach(&pod.id).await {
+                // What is left is in the cache and the namespace's directory: the next
+                // attempt to remove the pod finds it there.
+                warn!(pod = pod.id, %error, "what the plugins did is not undone yet");
+            }
+        }
+        attached
+    }
+
+    async fn try_attach(
+        &self,
+        pod: &PodIdentity,
+        capabilities: Capabilities,
+    ) -> Result<Attachment, CniError> {
+        let list = self.configurations.current()?;
+        let netns = self.netns(&pod.id);
+        netns::create(&netns)?;
+        let mut cached = Cached::new(pod.clone(), &list, netns.clone(), capabilities);
+        cached.check()?;
+        // Kept before the first plugin runs: a crash in the middle is undone by it.
+        self.cache.put(&cached)?;
+        let (raw, result) = self.chain(&cached)?.add().await?;
+        cached.result = Some(raw);
+        self.cache.put(&cached)?;
+        let mut attachment = netns::enter(&netns, tap::join)?;
+        attachment.take_result(&result, INTERFACE)?;
+        Ok(attachment)
+    }
+
+    /// Asks the plugins whether the pod's network is as they made it.
+    pub(crate) async fn check(&self, id: &str) -> Result<(), CniError> {
+        match self.cache.get(id)? {
+            Some(cached) => self.chain(&cached)?.check().await,
+            None => Err(CniError::NotAttached { id: id.to_owned() }),
+        }
+    }
+
+    /// Undoes [`Self::attach`], whole or in parts, and a part of it that was made before a
+    /// crash. Succeeds when there is nothing to undo; may be repeated until it succeeds.
+    pub(crate) async fn detach(&self, id: &str) -> Result<(), CniError> {
+        if let Some(cached) = self.cache.get(id)? {
+            self.chain(&cached)?.del().await?;
+        }
+        netns::remove(&self.netns(id))?;
+        self.cache.remove(id)
+    }
+
+    /// Ids of pods of which something is left here.
+    pub(crate) fn known(&self) -> Result<Vec<String>, CniError> {
+        let mut ids = self.cache.ids()?;
+        ids.extend(netns::list(&self.options.netns_dir)?);
+        ids.sort();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    /// What the plugins say of name servers for a pod.
+    pub(crate) fn dns(&self, id: &str) -> Result<Dns, CniError> {
+        let cached = self.cache.get(id)?;
+        let result = cached.and_then(|cached| cached.result);
+        match result {
+            Some(raw) => Ok(result::CniResult::parse(&raw, INTERFACE)?.dns().clone()),
+            None => Ok(Dns::default()),
+        }
+    }
+
+    fn chain<'a>(&'a self, cached: &'a Cached) -> Result<Chain<'a>, CniError> {
+        Chain::new(
+            cached,
+            &self.options.plugin_dirs,
+            self.options.plugin_timeout,
+        )
+    }
+}

@@ -1,0 +1,95 @@
+//! Network namespaces with a name: each is kept by a bind mount of its file.
+#![allow(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use super::CniError;
+
+/// Makes a network namespace at `path`. One that is there already, from before a crash, is
+/// replaced.
+pub(super) fn create(path: &Path) -> Result<(), CniError> {
+    remove(path)?;
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).map_err(CniError::io("create the directory", dir))?;
+    }
+    let failed = || CniError::io("create the network namespace", path);
+    File::create_new(path).map_err(failed())?;
+    let made = in_thread(|| -> io::Result<()> {
+        // SAFETY: a new network namespace for this thread alone, which ends right after;
+        // descriptors stay shared.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
+        Ok(mount_bind("/proc/thread-self/ns/net", path)?)
+    });
+    if made.is_err() {
+        // Nothing is mounted on it.
+        let _ = fs::remove_file(path);
+    }
+    made.map_err(failed())
+}
+
+/// Runs `work` in the network namespace at `path`, in a thread of its own.
+pub(super) fn enter<T: Send>(
+    path: &Path,
+    work: impl FnOnce() -> Result<T, CniError> + Send,
+) -> Result<T, CniError> {
+    in_thread(|| {
+        let failed = || CniError::io("enter the network namespace", path);
+        let file = File::open(path).map_err(failed())?;
+        let kind = Some(LinkNameSpaceType::Network);
+        let entered = move_into_link_name_space(file.as_fd(), kind);
+        entered.map_err(|error| failed()(error.into()))?;
+        work()
+    })
+}
+
+/// Removes the network namespace at `path`; nothing there is no error.
+pub(super) fn remove(path: &Path) -> Result<(), CniError> {
+    let failed = || CniError::io("remove the network namespace", path);
+    loop {
+        match unmount(path, UnmountFlags::DETACH) {
+            Ok(()) => {}
+            Err(Errno::NOENT) => return Ok(()),
+            // Not a mount point, or no longer.
+            Err(Errno::INVAL) => break,
+            Err(error) => return Err(failed()(error.into())),
+        }
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed()(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Names of the namespaces in `dir`.
+pub(super) fn list(dir: &Path) -> Result<Vec<String>, CniError> {
+    let failed = || CniError::io("read the directory", PathBuf::from(dir));
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed()(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        if let Ok(name) = entry.map_err(failed())?.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Runs `work` in a thread that ends with it, so that what it does to its thread's namespaces
+/// harms nobody.
+fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}

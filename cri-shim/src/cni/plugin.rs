@@ -1,0 +1,207 @@
+//! Running one plugin: a program that reads its configuration from stdin and answers with
+//! JSON on stdout, within a time and a size.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::CniError;
+
+/// What a plugin may print: no result is near it.
+const STDOUT_BYTES: usize = 1 << 20;
+/// What of its complaints is kept.
+const STDERR_BYTES: usize = 4096;
+/// Longest message of a plugin that is passed on, in characters.
+const MESSAGE_CHARS: usize = 1000;
+
+/// One run of a plugin.
+#[derive(Debug)]
+pub(super) struct Invocation<'a> {
+    /// Its type.
+    pub(super) name: &'a str,
+    /// Its program.
+    pub(super) program: PathBuf,
+    /// `ADD`, `CHECK` or `DEL`.
+    pub(super) command: &'static str,
+    /// `CNI_` variables beside `CNI_COMMAND`.
+    pub(super) variables: Vec<(&'static str, String)>,
+    /// Its configuration.
+    pub(super) input: Vec<u8>,
+    /// How long it may take.
+    pub(super) limit: Duration,
+}
+
+/// The program of a plugin.
+pub(super) fn find(dirs: &[PathBuf], name: &str) -> Result<PathBuf, CniError> {
+    let mut candidates = dirs.iter().map(|dir| dir.join(name));
+    candidates.find(|path| path.is_file()).ok_or_else(|| {
+        let searched: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+        CniError::NoPlugin {
+            name: name.to_owned(),
+            searched: searched.join(" or "),
+        }
+    })
+}
+
+/// Kills a plugin and all that it started when dropped before it ended.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(pid) = self.0 {
+            // Gone already when it has just ended.
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+    }
+}
+
+impl Invocation<'_> {
+    /// Runs the plugin; what it printed when it succeeded.
+    pub(super) async fn run(self) -> Result<Vec<u8>, CniError> {
+        let mut command = Command::new(&self.program);
+        command
+            .env("CNI_COMMAND", self.command)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .current_dir("/")
+            .process_group(0)
+            .kill_on_drop(true)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let failed = |source| CniError::Execute {
+            path: self.program.clone(),
+            source,
+        };
+        let mut child = command.spawn().map_err(failed)?;
+        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        let mut group = Group(pid);
+        let ended = timeout(self.limit, converse(&mut child, &self.input)).await;
+        let (status, stdout, stderr) = match ended {
+            Ok(Ok(ended)) => ended,
+            Ok(Err(source)) => return Err(failed(source)),
+            Err(_) => {
+                return Err(CniError::Hangs {
+                    name: self.name.to_owned(),
+                    command: self.command,
+                    limit: self.limit,
+                });
+            }
+        };
+        if stdout.len() > STDOUT_BYTES {
+            return Err(CniError::TooMuchOutput {
+                name: self.name.to_owned(),
+                command: self.command,
+                limit: STDOUT_BYTES,
+            });
+        }
+        // All of it has ended: its streams are closed.
+        group.0 = None;
+        if status.success() {
+            debug!(plugin = self.name, command = self.command, "done");
+            return Ok(stdout);
+        }
+        let (code, message) = fault(status, &stdout, &stderr);
+        Err(CniError::Failed {
+            name: self.name.to_owned(),
+            command: self.command,
+            code,
+            message,
+        })
+    }
+}
+
+/// Gives the plugin its input and reads until its streams are closed and it has ended, or
+/// until it has printed too much.
+async fn converse(child: &mut Child, input: &[u8]) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (Some(mut stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    };
+    let write = async {
+        // A plugin that does not read its configuration will say what it wants.
+        let _ = stdin.write_all(input).await;
+        drop(stdin);
+    };
+    let read = async { tokio::try_join!(bounded(stdout), head(stderr)) };
+    let ((), read) = tokio::join!(write, read);
+    let (stdout, stderr) = read?;
+    if stdout.len() > STDOUT_BYTES {
+        return Ok((ExitStatus::default(), stdout, stderr));
+    }
+    Ok((child.wait().await?, stdout, stderr))
+}
+
+/// All of `stream`, or one byte more than may be.
+async fn bounded(stream: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let limit = STDOUT_BYTES as u64 + 1;
+    stream.take(limit).read_to_end(&mut bytes).await?;
+    Ok(bytes)
+}
+
+/// The beginning of `stream`; the rest is read and dropped.
+async fn head(mut stream: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
+    let mut kept = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let count = stream.read(&mut buffer).await?;
+        if count == 0 {
+            return Ok(kept);
+        }
+        let room = STDERR_BYTES.saturating_sub(kept.len()).min(count);
+        kept.extend_from_slice(buffer.get(..room).unwrap_or_default());
+    }
+}
+
+/// CNI specification 1.1, "Error".
+#[derive(Deserialize)]
+struct ErrorResult {
+    #[serde(default)]
+    code: u64,
+    #[serde(default)]
+    msg: String,
+    #[serde(default)]
+    details: Value,
+}
+
+fn fault(status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> (u64, String) {
+    let error = serde_json::from_slice::<ErrorResult>(stdout).ok();
+    match error.filter(|error| !error.msg.is_empty()) {
+        Some(error) => {
+            let details = match &error.details {
+                Value::String(text) if !text.is_empty() => format!(": {text}"),
+                _ => String::new(),
+            };
+            let message = format!("{}{details} (code {})", error.msg, error.code);
+            (error.code, clean(&message))
+        }
+        None => {
+            let said = String::from_utf8_lossy(if stderr.is_empty() { stdout } else { stderr });
+            (0, clean(&format!("{status}; it printed: {}", said.trim())))
+        }
+    }
+}
+
+/// Without what could play with a terminal or flood a log.
+pub(super) fn clean(text: &str) -> String {
+    let text = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    text.take(MESSAGE_CHARS).collect()
+}
+
+/// A plugin for tests.
+#[cfg(test)]
+pub(super) fn write_script(dir: &std::path::Path, name: &str, script: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = dir.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}

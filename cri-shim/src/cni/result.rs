@@ -1,0 +1,297 @@
+//! What plugins answer. Hostile: counts, names, addresses and sizes are checked before use.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::plugin::clean;
+use super::{CniError, Prefix};
+
+/// More of each than any network has.
+const INTERFACES: usize = 64;
+const ADDRESSES: usize = 64;
+const ROUTES: usize = 1024;
+const NAMES: usize = 64;
+/// Longest interface name: the kernel's IFNAMSIZ without its zero.
+const INTERFACE_NAME: usize = 15;
+/// RFC 791 and the kernel's greatest.
+const MTU: std::ops::RangeInclusive<u32> = 68..=65535;
+
+/// A result of ADD, CNI specification 0.3 to 1.1.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct CniResult {
+    cni_version: String,
+    interfaces: Vec<Interface>,
+    ips: Vec<Ip>,
+    routes: Vec<ResultRoute>,
+    dns: Dns,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct Interface {
+    name: String,
+    mac: String,
+    mtu: u32,
+    sandbox: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Ip {
+    address: Prefix,
+    gateway: Option<IpAddr>,
+    interface: Option<i64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct ResultRoute {
+    #[serde(rename = "dst")]
+    destination: Prefix,
+    #[serde(rename = "gw")]
+    gateway: Option<IpAddr>,
+}
+
+/// Name servers that the network gives.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Dns {
+    /// Addresses.
+    pub(crate) nameservers: Vec<String>,
+    /// Domains to search.
+    pub(crate) search: Vec<String>,
+    /// Options of resolv.conf.
+    pub(crate) options: Vec<String>,
+}
+
+impl CniResult {
+    /// Takes what the last plugin of a chain answered; `interface` is the one that was asked
+    /// for.
+    pub(super) fn parse(raw: &Value, interface: &str) -> Result<Self, CniError> {
+        let invalid = |reason: String| CniError::InvalidResult {
+            name: "chain".to_owned(),
+            reason: clean(&reason),
+        };
+        let result = Self::deserialize(raw).map_err(|error| invalid(error.to_string()))?;
+        result.check(interface).map_err(invalid)?;
+        Ok(result)
+    }
+
+    fn check(&self, interface: &str) -> Result<(), String> {
+        if !super::config::VERSIONS.contains(&self.cni_version.as_str()) {
+            return Err(format!("unknown \"cniVersion\" {:?}", self.cni_version));
+        }
+        for (what, count, limit) in [
+            ("interfaces", self.interfaces.len(), INTERFACES),
+            ("ips", self.ips.len(), ADDRESSES),
+            ("routes", self.routes.len(), ROUTES),
+            ("name servers", self.dns.nameservers.len(), NAMES),
+            ("search domains", self.dns.search.len(), NAMES),
+            ("resolver options", self.dns.options.len(), NAMES),
+        ] {
+            if count > limit {
+                return Err(format!("{count} {what} are more than {limit}"));
+            }
+        }
+        for found in &self.interfaces {
+            if !is_interface_name(&found.name) {
+                return Err(format!("{:?} is not an interface name", found.name));
+            }
+            if !found.mac.is_empty() && parse_mac(&found.mac).is_none() {
+                return Err(format!("{:?} is not a MAC address", found.mac));
+            }
+            if found.mtu != 0 && !MTU.contains(&found.mtu) {
+                return Err(format!("{} is not an MTU", found.mtu));
+            }
+        }
+        for ip in &self.ips {
+            if !is_host_address(&ip.address.address()) {
+                return Err(format!("{} is no address for a pod", ip.address));
+            }
+            if let Some(index) = ip.interface {
+                let there = usize::try_from(index).is_ok_and(|i| i < self.interfaces.len());
+                if !there {
+                    return Err(format!(
+                        "{} is of interface {index}, which is none",
+                        ip.address
+                    ));
+                }
+            }
+            if ip
+                .gateway
+                .is_some_and(|gw| !same_family(&gw, &ip.address.address()))
+            {
+                return Err(format!(
+                    "the gateway of {} is of the other family",
+                    ip.address
+                ));
+            }
+        }
+        for route in &self.routes {
+            let family = route.destination.address();
+            if route.gateway.is_some_and(|gw| !same_family(&gw, &family)) {
+                let destination = route.destination;
+                return Err(format!(
+                    "the gateway to {destination} is of the other family"
+                ));
+            }
+        }
+        let in_pod = |i: &&Interface| !i.sandbox.is_empty();
+        if self.interfaces.iter().any(|i| in_pod(&i))
+            && !self
+                .interfaces
+                .iter()
+                .any(|i| in_pod(&i) && i.name == interface)
+        {
+            return Err(format!("no interface {interface:?} in the pod"));
+        }
+        let dns = [&self.dns.nameservers, &self.dns.search, &self.dns.options];
+        let unfit = |word: &&String| {
+            word.is_empty() || word.len() > 255 || word.contains(|c: char| !c.is_ascii_graphic())
+        };
+        match dns.into_iter().flatten().find(unfit) {
+            Some(word) => Err(format!("{word:?} is nothing for resolv.conf")),
+            None => Ok(()),
+        }
+    }
+
+    /// The pod's addresses, first of each family first, as the Kubernetes API has them.
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
+        let of_pod = |ip: &&Ip| match ip.interface.and_then(|index| usize::try_from(index).ok()) {
+            // Chains also tell the addresses of the host's side.
+            Some(index) => self
+                .interfaces
+                .get(index)
+                .is_none_or(|i| !i.sandbox.is_empty()),
+            None => true,
+        };
+        let mut addresses: Vec<IpAddr> = Vec::new();
+        for ip in self.ips.iter().filter(of_pod) {
+            let address = ip.address.address();
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        addresses
+    }
+
+    /// What the network says of name servers.
+    pub(super) fn dns(&self) -> &Dns {
+        &self.dns
+    }
+}
+
+/// What the kernel takes for the name of an interface.
+pub(super) fn is_interface_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= INTERFACE_NAME
+        && !matches!(name, "." | "..")
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':')
+}
+
+pub(super) fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        let part = parts.next()?;
+        let is_hex = part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
+        *byte = u8::from_str_radix(is_hex.then_some(part)?, 16).ok()?;
+    }
+    parts.next().is_none().then_some(mac)
+}
+
+fn is_host_address(address: &IpAddr) -> bool {
+    !(address.is_unspecified() || address.is_multicast() || address.is_loopback())
+}
+
+fn same_family(a: &IpAddr, b: &IpAddr) -> bool {
+    a.is_ipv4() == b.is_ipv4()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn good() -> Value {
+        json!({
+            "cniVersion": "1.0.0",
+            "interfaces": [
+                {"name": "br0", "mac": "02:00:00:00:00:01"},
+                {"name": "eth0", "mac": "02:00:00:00:00:02", "sandbox": "/run/x"},
+            ],
+            "ips": [
+                {"address": "10.1.0.1/16", "interface": 0},
+                {"address": "10.1.0.2/16", "gateway": "10.1.0.1", "interface": 1},
+                {"address": "fd00::2/64", "interface": 1},
+            ],
+            "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "::/0"}],
+            "dns": {"nameservers": ["10.1.0.1"]},
+            "more": "of the future",
+        })
+    }
+
+    #[test]
+    fn the_pods_addresses_are_those_of_its_own_interfaces() {
+        let result = CniResult::parse(&good(), "eth0").unwrap();
+        let addresses: Vec<String> = result.addresses().iter().map(IpAddr::to_string).collect();
+        assert_eq!(addresses, ["10.1.0.2", "fd00::2"]);
+        assert_eq!(result.dns().nameservers, ["10.1.0.1"]);
+    }
+
+    #[test]
+    fn hostile_results_are_refused() {
+        let long = vec![json!({"dst": "10.0.0.0/8"}); ROUTES + 1];
+        for (pointer, value) in [
+            ("/cniVersion", json!("9.0.0")),
+            ("/cniVersion", json!(7)),
+            ("/interfaces/1/name", json!("../etc")),
+            ("/interfaces/1/name", json!("a name that is far too long")),
+            ("/interfaces/1/name", json!("eth1")),
+            ("/interfaces/1/mac", json!("02:00:00:00:00:+2")),
+            ("/interfaces", json!("eth0")),
+            ("/ips/1/address", json!("10.1.0.2")),
+            ("/ips/1/address", json!("10.1.0.2/64")),
+            ("/ips/1/address", json!("127.0.0.1/8")),
+            ("/ips/1/address", json!("224.0.0.1/8")),
+            ("/ips/1/gateway", json!("fd00::1")),
+            ("/ips/1/interface", json!(2)),
+            ("/ips/1/interface", json!(-1)),
+            ("/routes/0/gw", json!("::1")),
+            ("/routes", json!(long)),
+            ("/dns/nameservers/0", json!("1.1.1.1\noptions evil")),
+        ] {
+            let mut result = good();
+            *result.pointer_mut(pointer).unwrap() = value;
+            let parsed = CniResult::parse(&result, "eth0");
+            assert!(parsed.is_err(), "{pointer}: {parsed:?}");
+        }
+        let mut result = good();
+        result["interfaces"][1]["mtu"] = json!(70000);
+        assert!(CniResult::parse(&result, "eth0").is_err());
+        for other in [json!(null), json!([]), json!("x"), json!({})] {
+            assert!(CniResult::parse(&other, "eth0").is_err(), "{other}");
+        }
+    }
+
+    #[test]
+    fn mac_addresses_are_six_bytes() {
+        assert_eq!(
+            parse_mac("02:aB:00:00:00:ff"),
+            Some([2, 0xab, 0, 0, 0, 0xff])
+        );
+        for bad in [
+            "",
+            "02:00",
+            "02:00:00:00:00:00:00",
+            "2:0:0:0:0:0",
+            "gg:00:00:00:00:00",
+        ] {
+            assert_eq!(parse_mac(bad), None, "{bad}");
+        }
+    }
+}

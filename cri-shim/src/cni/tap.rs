@@ -1,0 +1,411 @@
+//! The guest's way to the interfaces that CNI's plugins made: for each one a tap, joined to
+//! it by two redirects of the kernel's traffic control, so that every plugin works (bridges
+//! need a port with the right MAC address; a veth or macvlan cannot be handed to a guest).
+//!
+//! The interface keeps its addresses, by which plugins know it at CHECK; nothing that comes
+//! in reaches them, because the redirect takes it before the host's network stack sees it.
+//! Addresses and routes for the guest are read from the kernel, not from what plugins say
+//! that they did: so routes and interfaces that no result tells reach the guest as well.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::c_short;
+use std::fs::{File, OpenOptions};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::address::AddressAttribute;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType};
+use rtnetlink::packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteProtocol, RouteScope, RouteType,
+};
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use rustix::ioctl::{Updater, ioctl};
+use tokio_stream::{Stream, StreamExt as _};
+
+use super::result::{CniResult, Dns};
+use super::{CniError, Prefix};
+
+/// Most interfaces of one pod.
+const NICS: usize = 8;
+/// Most routes of one pod.
+const ROUTES: usize = 1024;
+/// The kernel's least and greatest for Ethernet with IP on it.
+const MTU: std::ops::RangeInclusive<u32> = 68..=65535;
+
+/// `TUNSETIFF` of linux/if_tun.h.
+const TUNSETIFF: rustix::ioctl::Opcode = rustix::ioctl::opcode::write::<i32>(b'T', 202);
+const IFF_TAP: c_short = 0x0002;
+const IFF_NO_PI: c_short = 0x1000;
+const IFF_VNET_HDR: c_short = 0x4000;
+
+/// ETH_P_ALL, in network byte order as traffic control wants it.
+const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
+
+/// The kernel's `struct ifreq` as `TUNSETIFF` takes it.
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; 16],
+    flags: c_short,
+    rest: [u8; 22],
+}
+
+/// What a guest gets of its pod's network.
+#[derive(Debug, Default)]
+pub(crate) struct Attachment {
+    /// One card per interface, the pod's first one first.
+    pub(crate) nics: Vec<Nic>,
+    /// In the order in which they can be added.
+    pub(crate) routes: Vec<Route>,
+    /// The pod's addresses as CNI tells them, the first one first.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// What the network says of name servers.
+    pub(crate) dns: Dns,
+}
+
+/// A card of the guest's.
+#[derive(Debug)]
+pub(crate) struct Nic {
+    /// Its other end, opened with a virtio-net header on each frame.
+    pub(crate) tap: OwnedFd,
+    /// Name of the interface that it stands for.
+    pub(crate) name: String,
+    /// MAC address of that interface.
+    pub(crate) mac: [u8; 6],
+    /// MTU of that interface.
+    pub(crate) mtu: u16,
+    /// Addresses of that interface.
+    pub(crate) addresses: Vec<Prefix>,
+}
+
+/// A route of the guest's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// Where to.
+    pub(crate) destination: Prefix,
+    /// By whom; directly when none.
+    pub(crate) gateway: Option<IpAddr>,
+    /// Through which interface.
+    pub(crate) interface: String,
+}
+
+impl Attachment {
+    /// Completes what the kernel tells by what the plugins do.
+    pub(super) fn take_result(&mut self, result: &CniResult, first: &str) -> Result<(), CniError> {
+        self.addresses = result.addresses();
+        self.dns = result.dns().clone();
+        let position = self.nics.iter().position(|nic| nic.name == first);
+        let position = position.ok_or_else(|| CniError::NoInterface {
+            name: first.to_owned(),
+        })?;
+        let nic = self.nics.remove(position);
+        self.nics.insert(0, nic);
+        Ok(())
+    }
+}
+
+/// Joins a tap to each interface of this thread's network namespace.
+pub(super) fn join() -> Result<Attachment, CniError> {
+    let path = "/proc/thread-self/ns/net";
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(CniError::io("start a runtime for", path))?;
+    runtime.block_on(async {
+        let (connection, handle, _) =
+            rtnetlink::new_connection().map_err(CniError::io("open netlink in", path))?;
+        let connection = tokio::spawn(connection);
+        let joined = join_all(&handle).await;
+        connection.abort();
+        joined
+    })
+}
+
+/// An interface as the kernel tells it.
+#[derive(Debug)]
+struct Link {
+    index: u32,
+    name: String,
+    mac: [u8; 6],
+    mtu: u32,
+}
+
+async fn join_all(handle: &Handle) -> Result<Attachment, CniError> {
+    let (loopback, links) = links(handle).await?;
+    if let Some(index) = loopback {
+        let up = LinkUnspec::new_with_index(index).up().build();
+        let up = handle.link().set(up).execute().await;
+        up.map_err(CniError::netlink("bring the loopback interface up"))?;
+    }
+    let mut addresses = addresses(handle).await?;
+    let (connected, routes) = routes(handle, &links).await?;
+    let mut attachment = Attachment {
+        routes,
+        ..Attachment::default()
+    };
+    for (number, link) in links.into_iter().enumerate() {
+        let tap = join_one(handle, number, &link).await?;
+        let addresses = addresses.remove(&link.index).unwrap_or_default();
+        let own = addresses.into_iter().map(|address| {
+            // A plugin that took away the route to the address's network (as ptp does) has
+            // its reasons: the guest must not make that route again.
+            let has_route = connected.contains(&(address.network(), link.index));
+            if has_route {
+                address
+            } else {
+                Prefix::host(address.address())
+            }
+        });
+        attachment.nics.push(Nic {
+            tap,
+            mac: link.mac,
+            // In range: links outside of it are refused.
+            mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX),
+            addresses: own.collect(),
+            name: link.name,
+        });
+    }
+    Ok(attachment)
+}
+
+/// Makes the tap of one interface and the redirects between both.
+async fn join_one(handle: &Handle, number: usize, link: &Link) -> Result<OwnedFd, CniError> {
+    let (tap, name) = open_tap(number)?;
+    let mut found = handle.link().get().match_name(name).execute();
+    let message = first(&mut found, "find the tap").await?;
+    let index = message.map(|message| message.header.index);
+    let index = index.ok_or_else(|| CniError::NoInterface {
+        name: link.name.clone(),
+    })?;
+    let up = LinkUnspec::new_with_index(index).mtu(link.mtu).up().build();
+    let up = handle.link().set(up).execute().await;
+    up.map_err(CniError::netlink("bring the tap up"))?;
+    for (from, to) in [(link.index, index), (index, link.index)] {
+        redirect(handle, from, to).await?;
+    }
+    Ok(tap)
+}
+
+async fn redirect(handle: &Handle, from: u32, to: u32) -> Result<(), CniError> {
+    let index = from.cast_signed();
+    let qdisc = handle.qdisc().add(index).ingress().execute().await;
+    qdisc.map_err(CniError::netlink("add an ingress queueing discipline"))?;
+    let action = "redirect between the interface and the tap";
+    let filter = handle
+        .traffic_filter(index)
+        .add()
+        .parent(0xffff_0000)
+        .priority(1)
+        .protocol(ALL_PROTOCOLS)
+        .redirect(to);
+    let filter = filter.map_err(CniError::netlink(action))?;
+    filter.execute().await.map_err(CniError::netlink(action))
+}
+
+/// Opens a tap in this thread's network namespace; it is gone when its descriptor is closed.
+fn open_tap(number: usize) -> Result<(OwnedFd, String), CniError> {
+    let path = "/dev/net/tun";
+    let file: File = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(CniError::io("open", path))?;
+    let name = format!("podvisor{number}");
+    let mut request = InterfaceRequest {
+        name: [0; 16],
+        flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
+        rest: [0; 22],
+    };
+    for (to, from) in request.name.iter_mut().zip(name.bytes()).take(15) {
+        *to = from;
+    }
+    // SAFETY: TUNSETIFF reads and writes one `struct ifreq` (40 bytes), which
+    // `InterfaceRequest` is laid out as.
+    let made = unsafe { ioctl(file.as_fd(), Updater::<TUNSETIFF, _>::new(&mut request)) };
+    made.map_err(|error| CniError::io("make a tap by", path)(error.into()))?;
+    Ok((file.into(), name))
+}
+
+/// The loopback interface, and those that a guest can have a card for.
+async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
+    let action = "list the interfaces";
+    let mut loopback = None;
+    let mut links = Vec::new();
+    let mut messages = handle.link().get().execute();
+    while let Some(message) = first(&mut messages, action).await? {
+        let header = &message.header;
+        if header.flags.contains(LinkFlags::Loopback) {
+            loopback = Some(header.index);
+        }
+        // Tunnels that each namespace has by itself are down.
+        let usable =
+            header.link_layer_type == LinkLayerType::Ether && header.flags.contains(LinkFlags::Up);
+        if !usable {
+            continue;
+        }
+        let mut link = Link {
+            index: header.index,
+            name: String::new(),
+            mac: [0; 6],
+            mtu: 0,
+        };
+        for attribute in message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::Address(mac) => {
+                    link.mac = mac.try_into().unwrap_or_default();
+                }
+                _ => {}
+            }
+        }
+        if !MTU.contains(&link.mtu) || links.len() == NICS {
+            return Err(CniError::InvalidResult {
+                name: link.name.clone(),
+                reason: match links.len() {
+                    NICS => format!("more than {NICS} interfaces"),
+                    _ => format!("an MTU of {}", link.mtu),
+                },
+            });
+        }
+        links.push(link);
+    }
+    Ok((loopback, links))
+}
+
+/// Addresses by interface, without those that each kernel makes for itself.
+async fn addresses(handle: &Handle) -> Result<BTreeMap<u32, Vec<Prefix>>, CniError> {
+    let mut addresses: BTreeMap<u32, Vec<Prefix>> = BTreeMap::new();
+    let mut messages = handle.address().get().execute();
+    while let Some(message) = first(&mut messages, "list the addresses").await? {
+        // IFA_LOCAL is the address where IFA_ADDRESS may be the peer's.
+        let mut address = None;
+        for attribute in &message.attributes {
+            match attribute {
+                AddressAttribute::Local(local) => address = Some(*local),
+                AddressAttribute::Address(other) if address.is_none() => address = Some(*other),
+                _ => {}
+            }
+        }
+        let length = message.header.prefix_len;
+        let prefix = address.and_then(|address| Prefix::new(address, length));
+        if let Some(prefix) = prefix
+            && !is_link_local_v6(&prefix.address())
+        {
+            let own = addresses.entry(message.header.index).or_default();
+            own.push(prefix);
+        }
+    }
+    Ok(addresses)
+}
+
+fn is_link_local_v6(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
+/// Networks that are reached directly because an interface has an address in them.
+type Connected = Vec<(Prefix, u32)>;
+
+/// Connected networks, and the routes that somebody added.
+async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route>), CniError> {
+    let mut connected = Vec::new();
+    let mut routes = Vec::new();
+    for message in [
+        RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    ] {
+        let mut messages = handle.route().get(message).execute();
+        while let Some(message) = first(&mut messages, "list the routes").await? {
+            let header = &message.header;
+            let mut route = Found::new(header);
+            for attribute in &message.attributes {
+                match attribute {
+                    RouteAttribute::Destination(to) => route.destination = ip(to),
+                    RouteAttribute::Gateway(by) => route.gateway = ip(by),
+                    RouteAttribute::Oif(index) => route.index = *index,
+                    RouteAttribute::Table(table) => route.table = *table,
+                    _ => {}
+                }
+            }
+            let link = links.iter().find(|link| link.index == route.index);
+            let (Some(link), Some(destination)) = (link, route.prefix(header)) else {
+                continue;
+            };
+            let is_ours = route.table == u32::from(RouteHeader::RT_TABLE_MAIN)
+                && header.kind == RouteType::Unicast
+                && !is_link_local_v6(&destination.address());
+            if !is_ours {
+                continue;
+            }
+            if header.protocol == RouteProtocol::Kernel {
+                connected.push((destination, link.index));
+                continue;
+            }
+            if routes.len() == ROUTES {
+                return Err(CniError::InvalidResult {
+                    name: link.name.clone(),
+                    reason: format!("more than {ROUTES} routes"),
+                });
+            }
+            let is_direct = header.scope == RouteScope::Link;
+            routes.push(Route {
+                destination,
+                gateway: route.gateway.filter(|_| !is_direct),
+                interface: link.name.clone(),
+            });
+        }
+    }
+    // A gateway must be reachable when a route by it is added.
+    routes.sort_by_key(|route| {
+        let length = route.destination.length();
+        (route.gateway.is_some(), std::cmp::Reverse(length))
+    });
+    Ok((connected, routes))
+}
+
+/// A route while it is read.
+struct Found {
+    destination: Option<IpAddr>,
+    gateway: Option<IpAddr>,
+    index: u32,
+    table: u32,
+}
+
+impl Found {
+    fn new(header: &RouteHeader) -> Self {
+        Self {
+            destination: None,
+            gateway: None,
+            index: 0,
+            table: u32::from(header.table),
+        }
+    }
+
+    /// Where it leads; a default route names no address.
+    fn prefix(&self, header: &RouteHeader) -> Option<Prefix> {
+        let unspecified = match header.address_family {
+            AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            _ => return None,
+        };
+        let address = self.destination.unwrap_or(unspecified);
+        Prefix::new(address, header.destination_prefix_length)
+    }
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
+        RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
+        _ => None,
+    }
+}
+
+async fn first<T>(
+    messages: &mut (impl Stream<Item = Result<T, rtnetlink::Error>> + Unpin),
+    action: &'static str,
+) -> Result<Option<T>, CniError> {
+    let next = messages.next().await.transpose();
+    next.map_err(CniError::netlink(action))
+}

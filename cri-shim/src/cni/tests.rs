@@ -1,0 +1,407 @@
+//! Pods' networks made by Debian's plugins, each test in a "host" that is a network namespace
+//! of its own, and by scripts that misbehave.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::plugin::write_script;
+use super::*;
+
+/// Bytes before each frame: `struct virtio_net_hdr` without the number of buffers.
+const VNET_HEADER: usize = 10;
+
+struct World {
+    dir: TempDir,
+    cni: Cni,
+}
+
+impl World {
+    /// A node with one configuration list; scripts are found before Debian's plugins.
+    fn new(list: &Value) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| -> PathBuf {
+            let path = dir.path().join(name);
+            fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let options = CniOptions {
+            config_dir: path("net.d"),
+            plugin_dirs: vec![path("bin"), "/usr/lib/cni".into()],
+            cache_dir: path("cache"),
+            netns_dir: path("netns"),
+            plugin_timeout: Duration::from_secs(60),
+        };
+        let file = options.config_dir.join("10-test.conflist");
+        fs::write(file, list.to_string()).unwrap();
+        let cni = Cni::open(options).unwrap();
+        Self { dir, cni }
+    }
+
+    fn script(&self, name: &str, script: &str) {
+        write_script(&self.dir.path().join("bin"), name, script);
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.dir.path().join(name)).unwrap()
+    }
+
+    fn is_clean(&self) -> bool {
+        self.cni.known().unwrap().is_empty()
+    }
+}
+
+fn pod() -> PodIdentity {
+    PodIdentity {
+        id: "pod0".to_owned(),
+        name: "web".to_owned(),
+        namespace: "default".to_owned(),
+        uid: "u-1".to_owned(),
+    }
+}
+
+/// Runs a test in a network namespace that plays the host.
+fn in_host<T: Send>(test: impl AsyncFnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let run = || {
+            // SAFETY: this thread alone gets another network namespace, and ends after.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("this test needs root");
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap()
+                .block_on(test())
+        };
+        scope.spawn(run).join().unwrap()
+    })
+}
+
+fn command(line: &str) -> String {
+    let words: Vec<&str> = line.split(' ').collect();
+    let output = std::process::Command::new(words[0])
+        .args(&words[1..])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{line}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Processes of a process group that are not zombies.
+fn living_of_group(group: &str) -> usize {
+    let stats = fs::read_dir("/proc").unwrap().flatten();
+    let stats = stats.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
+    let lives = |stat: &String| {
+        let (_, rest) = stat.rsplit_once(')').unwrap_or_default();
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        words.first() != Some(&"Z") && words.get(2) == Some(&group)
+    };
+    stats.filter(lives).count()
+}
+
+fn bridge(data: &str, ranges: &Value) -> Value {
+    json!({
+        "cniVersion": "1.0.0",
+        "name": "test",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "br0", "isGateway": true, "mtu": 1400,
+                "ipam": {
+                    "type": "host-local", "ranges": ranges, "dataDir": data,
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            },
+        ],
+    })
+}
+
+/// Plays a guest that answers the first ARP request on its card.
+fn answer_arp(tap: OwnedFd, mac: [u8; 6]) -> Vec<u8> {
+    let mut tap = fs::File::from(tap);
+    let mut buffer = [0; 2048];
+    loop {
+        let count = tap.read(&mut buffer).unwrap();
+        let frame = buffer[VNET_HEADER..count].to_vec();
+        if frame[12..14] != [8, 6] {
+            continue;
+        }
+        let mut reply = vec![0; VNET_HEADER];
+        reply.extend_from_slice(&frame[6..12]);
+        reply.extend_from_slice(&mac);
+        reply.extend_from_slice(&frame[12..20]);
+        reply.extend_from_slice(&[0, 2]);
+        reply.extend_from_slice(&mac);
+        reply.extend_from_slice(&frame[38..42]);
+        reply.extend_from_slice(&frame[22..32]);
+        tap.write_all(&reply).unwrap();
+        return frame;
+    }
+}
+
+#[test]
+fn a_bridge_and_a_guest_exchange_frames_and_nothing_stays_after_it() {
+    in_host(async || {
+        let data = tempfile::tempdir().unwrap();
+        let ranges = json!([[{"subnet": "10.88.7.0/24"}], [{"subnet": "fd88::/64"}]]);
+        let list = bridge(data.path().to_str().unwrap(), &ranges);
+        let world = World::new(&list);
+        assert_eq!(world.cni.ready().unwrap(), "test");
+        let mut attachment = world.cni.attach(&pod(), Capabilities::new()).await.unwrap();
+
+        let addresses: Vec<String> = attachment
+            .addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(addresses, ["10.88.7.2", "fd88::2"]);
+        let nic = attachment.nics.remove(0);
+        assert_eq!((nic.name.as_str(), nic.mtu), ("eth0", 1400));
+        let own: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(own, ["10.88.7.2/24", "fd88::2/64"]);
+        let default = Route {
+            destination: "0.0.0.0/0".parse().unwrap(),
+            gateway: Some("10.88.7.1".parse().unwrap()),
+            interface: "eth0".to_owned(),
+        };
+        assert!(
+            attachment.routes.contains(&default),
+            "{:?}",
+            attachment.routes
+        );
+        world.cni.check("pod0").await.unwrap();
+
+        let (tap, mac) = (nic.tap, nic.mac);
+        let guest = thread::spawn(move || answer_arp(tap, mac));
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.send_to(b"hello", "10.88.7.2:9").unwrap();
+        let asked = guest.join().unwrap();
+        assert_eq!(asked[38..42], [10, 88, 7, 2]);
+        let mac: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+        let neighbours = command("ip neigh show 10.88.7.2");
+        assert!(neighbours.contains(&mac.join(":")), "{neighbours}");
+
+        world.cni.detach("pod0").await.unwrap();
+        assert!(world.is_clean());
+        assert!(!command("ip -br link").contains("veth"));
+        let leases: Vec<_> = fs::read_dir(data.path().join("test")).unwrap().collect();
+        let is_lease = |name: &str| name.parse::<IpAddr>().is_ok();
+        for lease in leases {
+            let name = lease.unwrap().file_name().into_string().unwrap();
+            assert!(!is_lease(&name), "{name}");
+        }
+        world.cni.detach("pod0").await.unwrap();
+    });
+}
+
+#[test]
+fn a_point_to_point_network_gives_the_guest_the_routes_that_it_needs() {
+    in_host(async || {
+        let data = tempfile::tempdir().unwrap();
+        let world = World::new(&json!({
+            "cniVersion": "0.4.0", "name": "test",
+            "plugins": [{
+                "type": "ptp",
+                "ipam": {
+                    "type": "host-local", "subnet": "10.88.8.0/24", "dataDir": data.path(),
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            }],
+        }));
+        let attachment = world.cni.attach(&pod(), Capabilities::new()).await.unwrap();
+        let nic = &attachment.nics[0];
+        let own: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
+        // Not /24: the neighbours are behind the gateway, not on the wire.
+        assert_eq!(own, ["10.88.8.2/32"]);
+        let routes: Vec<(String, Option<String>)> = attachment
+            .routes
+            .iter()
+            .map(|r| {
+                (
+                    r.destination.to_string(),
+                    r.gateway.map(|gw| gw.to_string()),
+                )
+            })
+            .collect();
+        let gateway = || Some("10.88.8.1".to_owned());
+        assert_eq!(
+            routes,
+            [
+                ("10.88.8.1/32".to_owned(), None),
+                ("10.88.8.0/24".to_owned(), gateway()),
+                ("0.0.0.0/0".to_owned(), gateway()),
+            ]
+        );
+        world.cni.detach("pod0").await.unwrap();
+    });
+}
+
+/// A list of one script that is told about port mappings.
+fn scripted() -> Value {
+    json!({
+        "cniVersion": "1.0.0", "name": "test",
+        "plugins": [
+            {"type": "script", "capabilities": {"portMappings": true, "dns": false}},
+        ],
+    })
+}
+
+#[test]
+fn plugins_are_told_the_pod_and_the_capabilities_that_they_ask_for() {
+    in_host(async || {
+        let world = World::new(&scripted());
+        let dir = world.dir.path().display();
+        world.script(
+            "script",
+            &format!("cat >{dir}/$CNI_COMMAND; env >{dir}/env; exit 1"),
+        );
+        let mut capabilities = Capabilities::new();
+        capabilities.insert("portMappings".to_owned(), json!([{"hostPort": 80}]));
+        capabilities.insert("dns".to_owned(), json!({"servers": ["1.1.1.1"]}));
+        let error = world.cni.attach(&pod(), capabilities).await.unwrap_err();
+        assert!(matches!(error, CniError::Failed { .. }), "{error}");
+        let config: Value = serde_json::from_str(&world.read("ADD")).unwrap();
+        assert_eq!(
+            config["runtimeConfig"],
+            json!({"portMappings": [{"hostPort": 80}]})
+        );
+        assert_eq!(config["name"], "test");
+        assert_eq!(config["cniVersion"], "1.0.0");
+        let env = world.read("env");
+        for variable in [
+            "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;\
+             K8S_POD_INFRA_CONTAINER_ID=pod0;K8S_POD_UID=u-1\n",
+            "CNI_CONTAINERID=pod0\n",
+            "CNI_IFNAME=eth0\n",
+        ] {
+            assert!(env.contains(variable), "{env}");
+        }
+        // It failed at ADD and at the DEL that undoes it: kept for another attempt.
+        assert_eq!(world.cni.known().unwrap(), ["pod0"]);
+        world.script("script", "true");
+        world.cni.detach("pod0").await.unwrap();
+        assert!(world.is_clean());
+    });
+}
+
+#[test]
+fn a_plugins_own_words_are_told() {
+    in_host(async || {
+        let world = World::new(&scripted());
+        world.script(
+            "script",
+            r#"[ $CNI_COMMAND = DEL ] && exit 0
+               echo '{"cniVersion":"1.0.0","code":11,"msg":"try\u001b again","details":"later"}'
+               exit 1"#,
+        );
+        let error = world
+            .cni
+            .attach(&pod(), Capabilities::new())
+            .await
+            .unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("try  again: later (code 11)"), "{message}");
+        assert!(world.is_clean());
+    });
+}
+
+#[test]
+fn nonsense_and_results_for_nobody_are_refused_and_undone() {
+    in_host(async || {
+        for printed in [
+            "nonsense",
+            "[]",
+            "",
+            r#"{"cniVersion":"1.0.0","ips":[{"address":"300.0.0.1/8"}]}"#,
+            // Valid, but no interface was made.
+            r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/8"}]}"#,
+        ] {
+            let world = World::new(&scripted());
+            world.script(
+                "script",
+                &format!("[ $CNI_COMMAND = DEL ] || echo '{printed}'"),
+            );
+            let attached = world.cni.attach(&pod(), Capabilities::new()).await;
+            assert!(attached.is_err(), "{printed}");
+            assert!(world.is_clean(), "{printed}");
+        }
+    });
+}
+
+#[test]
+fn a_plugin_that_hangs_or_floods_is_killed_with_all_that_it_started() {
+    in_host(async || {
+        let mut world = World::new(&scripted());
+        let dir = world.dir.path().display().to_string();
+        let hang = format!("[ $CNI_COMMAND = DEL ] && exit; echo $$ >{dir}/pid; sleep 1000; exit");
+        world.script("script", &hang);
+        world.cni.options.plugin_timeout = Duration::from_secs(1);
+        let error = world
+            .cni
+            .attach(&pod(), Capabilities::new())
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, CniError::Hangs { command: "ADD", .. }),
+            "{error}"
+        );
+        let pid = world.read("pid");
+        assert_eq!(living_of_group(pid.trim()), 0);
+
+        world.cni.options.plugin_timeout = Duration::from_secs(60);
+        world.script("script", "[ $CNI_COMMAND = DEL ] || exec yes");
+        let error = world
+            .cni
+            .attach(&pod(), Capabilities::new())
+            .await
+            .unwrap_err();
+        assert!(matches!(error, CniError::TooMuchOutput { .. }), "{error}");
+        assert!(world.is_clean());
+    });
+}
+
+#[test]
+fn a_network_is_undone_by_what_was_kept_though_its_configuration_is_gone() {
+    in_host(async || {
+        let data = tempfile::tempdir().unwrap();
+        let ranges = json!([[{"subnet": "10.88.9.0/24"}]]);
+        let world = World::new(&bridge(data.path().to_str().unwrap(), &ranges));
+        world.cni.attach(&pod(), Capabilities::new()).await.unwrap();
+        fs::remove_file(world.dir.path().join("net.d/10-test.conflist")).unwrap();
+        assert!(world.cni.ready().is_err());
+        world.cni.detach("pod0").await.unwrap();
+        assert!(!command("ip -br link").contains("veth"));
+        assert!(world.is_clean());
+    });
+}
+
+#[tokio::test]
+async fn names_that_would_be_taken_for_more_arguments_are_refused() {
+    let world = World::new(&scripted());
+    let mut pod = pod();
+    pod.name = "a;K8S_POD_UID=0".to_owned();
+    let error = world
+        .cni
+        .attach(&pod, Capabilities::new())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, CniError::InvalidIdentity { field: "name", .. }),
+        "{error}"
+    );
+    assert!(world.is_clean());
+}
+
+#[test]
+fn a_missing_plugin_is_told_before_a_pod_needs_it() {
+    let world = World::new(&scripted());
+    let error = world.cni.ready().unwrap_err().to_string();
+    assert!(error.contains("no CNI plugin \"script\""), "{error}");
+}
