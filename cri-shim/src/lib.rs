@@ -4,12 +4,16 @@
 //! * [`sandbox`]: a machine whose guest runs podvisor's agent: containers, their streams and
 //!   logs; the process `podvisor sandbox` that is one pod, and [`sandbox::SandboxClient`], the
 //!   way to it.
+//! * `cni`: networks of pods by CNI's plugins.
+//! * `cri`: the Container Runtime Interface, for a kubelet.
 //! * the command line, which [`main`] is.
 //!
 //! The sandbox knows nothing of the command line, and nothing here touches KVM: that is
 //! `podvisor-vmm`'s.
 
 mod cli;
+mod cni;
+mod cri;
 pub mod machine;
 pub mod sandbox;
 

@@ -24,6 +24,7 @@ mod rmi;
 mod run;
 mod sandbox;
 mod save;
+mod serve;
 mod shown;
 mod signals;
 mod size;
@@ -121,6 +122,8 @@ enum Command {
     History(inspect::HistoryArgs),
     /// Inspect, pin and manage images
     Image(image::ImageArgs),
+    /// Serve the Container Runtime Interface to a kubelet
+    Serve(Box<serve::ServeArgs>),
     /// Show what podvisor takes of this machine
     System(system::SystemArgs),
     /// Say whether this machine can run guests, and what to do if not
@@ -163,6 +166,7 @@ pub fn main() -> ExitCode {
         Command::Import(args) => import::run(&cli.globals, &args),
         Command::History(args) => inspect::history(&cli.globals, &args),
         Command::Image(args) => image::run(&cli.globals, &args),
+        Command::Serve(args) => serve::run(&cli.globals, &args),
         Command::System(args) => system::run(&cli.globals, &args),
         Command::Check(args) => check::run(&args),
         Command::Version(args) => version::run(&args),

@@ -39,9 +39,11 @@ pub use error::{RefusalKind, SandboxError};
 pub use process::{ProcessError, run as run_process};
 pub use record::{ExitRecord, read as exit_record};
 pub use rundir::{RunDir, RunDirError};
+pub(crate) use seccomp::default_profile as default_seccomp_profile;
 pub use spec::{
     ContainerOptions, ContainerSpec, RootAccess, SPEC_VERSION, SpecError, container_spec,
 };
+pub(crate) use spec::{DEFAULT_CAPABILITIES, default_mounts, device_rules};
 pub use stdio::{Outputs, StdioError, StreamSet, Streams};
 pub use types::{
     ContainerInfo, ContainerState, ContainerStats, CreateContainer, Exec, GuestNetwork, Interface,

@@ -176,7 +176,7 @@ const ENOSYS: u32 = 38;
 const EAFNOSUPPORT: u32 = 97;
 
 /// The profile of a container that holds `capabilities`.
-pub(super) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccomp, OciSpecError> {
+pub(crate) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccomp, OciSpecError> {
     let allowed: Vec<&str> = ALLOWED.iter().copied().flatten().copied().collect();
     let (mut granted, mut refused) = (Vec::new(), REFUSED.to_vec());
     for (capability, names) in WITH_CAPABILITY {

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use oci_spec::OciSpecError;
 use oci_spec::image;
 use oci_spec::runtime::{
     BoxBuilder as ConsoleSizeBuilder, Capabilities, Capability, Linux, LinuxBuilder,
@@ -159,7 +160,7 @@ pub fn container_spec(
                 .build()
                 .map_err(SpecError::Build)?,
         )
-        .mounts(mounts()?)
+        .mounts(default_mounts().map_err(SpecError::Build)?)
         .annotations(HashMap::new())
         .linux(linux(id)?)
         .build()
@@ -268,7 +269,7 @@ fn check_nul<'a>(
 
 /// Capabilities that a container's root has unless its user says otherwise: those that
 /// distributions' packages count on, and none that reaches beyond the container.
-const DEFAULT_CAPABILITIES: &[Capability] = &[
+pub(crate) const DEFAULT_CAPABILITIES: &[Capability] = &[
     Capability::AuditWrite,
     Capability::Chown,
     Capability::DacOverride,
@@ -326,7 +327,7 @@ fn linux(id: &str) -> Result<Linux, SpecError> {
         .namespaces(namespaces)
         .resources(
             LinuxResourcesBuilder::default()
-                .devices(device_rules()?)
+                .devices(device_rules().map_err(SpecError::Build)?)
                 .build()
                 .map_err(SpecError::Build)?,
         )
@@ -339,7 +340,7 @@ fn linux(id: &str) -> Result<Linux, SpecError> {
 
 /// Everything refused but making device nodes, and the use of these character devices:
 /// (major, minor), where no minor means all.
-fn device_rules() -> Result<Vec<LinuxDeviceCgroup>, SpecError> {
+pub(crate) fn device_rules() -> Result<Vec<LinuxDeviceCgroup>, OciSpecError> {
     const USABLE: &[(i64, Option<i64>)] = &[
         (1, Some(3)), // null
         (1, Some(5)), // zero
@@ -356,8 +357,7 @@ fn device_rules() -> Result<Vec<LinuxDeviceCgroup>, SpecError> {
             .allow(false)
             .typ(LinuxDeviceType::A)
             .access("rwm")
-            .build()
-            .map_err(SpecError::Build)?,
+            .build()?,
     ];
     for typ in [LinuxDeviceType::C, LinuxDeviceType::B] {
         rules.push(
@@ -365,8 +365,7 @@ fn device_rules() -> Result<Vec<LinuxDeviceCgroup>, SpecError> {
                 .allow(true)
                 .typ(typ)
                 .access("m")
-                .build()
-                .map_err(SpecError::Build)?,
+                .build()?,
         );
     }
     for (major, minor) in USABLE {
@@ -378,7 +377,7 @@ fn device_rules() -> Result<Vec<LinuxDeviceCgroup>, SpecError> {
         if let Some(minor) = minor {
             rule = rule.minor(*minor);
         }
-        rules.push(rule.build().map_err(SpecError::Build)?);
+        rules.push(rule.build()?);
     }
     Ok(rules)
 }
@@ -431,7 +430,8 @@ const MOUNTS: &[(&str, &str, &str, &[&str])] = &[
     ),
 ];
 
-fn mounts() -> Result<Vec<Mount>, SpecError> {
+/// The filesystems that every Linux program expects.
+pub(crate) fn default_mounts() -> Result<Vec<Mount>, OciSpecError> {
     MOUNTS
         .iter()
         .map(|(destination, typ, source, options)| {
@@ -441,7 +441,6 @@ fn mounts() -> Result<Vec<Mount>, SpecError> {
                 .source(*source)
                 .options(options.iter().map(|o| (*o).to_owned()).collect::<Vec<_>>())
                 .build()
-                .map_err(SpecError::Build)
         })
         .collect()
 }

@@ -2,6 +2,7 @@
 //! busybox, and podvisor itself with a root of its own.
 #![allow(dead_code)] // Each test program uses a part of it.
 
+pub(crate) mod cri;
 pub(crate) mod foreign;
 pub(crate) mod guest_files;
 pub(crate) mod image;

@@ -1,0 +1,145 @@
+//! Settings of the daemon.
+
+use std::path::PathBuf;
+
+use podvisor_images::RegistryConfig;
+
+use crate::cni::CniOptions;
+
+/// The runtime handler that the daemon answers to beside the empty name.
+pub(crate) const HANDLER: &str = "podvisor";
+
+/// A guest's memory beyond what its containers may use, in bytes, unless set otherwise.
+pub(crate) const DEFAULT_MEMORY: u64 = 256 << 20;
+
+/// Images that the containers of one pod may have at the same time: a machine has room for 19
+/// devices, of which up to nine are others (vsock, random numbers, the shared directory,
+/// cards).
+const IMAGE_SLOTS: u8 = 10;
+
+/// Settings of the daemon.
+#[derive(Debug, Clone)]
+pub(crate) struct ServeConfig {
+    /// The socket.
+    pub(crate) listen: PathBuf,
+    /// What outlives a boot of the host: images, database, records of networks.
+    pub(crate) root: PathBuf,
+    /// What does not: sandboxes' directories, network namespaces.
+    pub(crate) state: PathBuf,
+    /// Kernel of guests.
+    pub(crate) kernel: PathBuf,
+    /// Initramfs of guests, with the agent.
+    pub(crate) initramfs: PathBuf,
+    /// Networks.
+    pub(crate) cni: CniOptions,
+    /// How registries are reached.
+    pub(crate) registries: RegistryConfig,
+    /// How large guests are.
+    pub(crate) sizes: Sizes,
+    /// Directory for what guests' kernels print, a file per pod; a console makes guests boot
+    /// slower.
+    pub(crate) consoles: Option<PathBuf>,
+}
+
+impl ServeConfig {
+    /// Where a pod's console goes.
+    pub(super) fn console(&self, pod: &str) -> Option<PathBuf> {
+        let dir = self.consoles.as_ref()?;
+        Some(dir.join(format!("{pod}.log")))
+    }
+}
+
+/// How large guests are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    /// Virtual CPUs of a pod without a CPU limit.
+    pub(crate) vcpus: u8,
+    /// Most virtual CPUs of a pod.
+    pub(crate) max_vcpus: u8,
+    /// Bytes for kernel, agent and writable layers; the pod's memory limit comes on top.
+    pub(crate) memory: u64,
+    /// Images that the containers of one pod may have at the same time.
+    pub(crate) image_slots: u8,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self {
+            vcpus: 1,
+            max_vcpus: 64,
+            memory: DEFAULT_MEMORY,
+            image_slots: IMAGE_SLOTS,
+        }
+    }
+}
+
+impl Sizes {
+    /// Virtual CPUs and bytes of memory for a pod of such limits and overhead.
+    pub(super) fn of_pod(&self, pod: &k8s_cri::v1::PodSandboxConfig) -> (u8, u64) {
+        let linux = pod.linux.as_ref();
+        let parts = [
+            linux.and_then(|linux| linux.resources.as_ref()),
+            linux.and_then(|linux| linux.overhead.as_ref()),
+        ];
+        let (mut memory, mut cpus) = (self.memory, 0);
+        for part in parts.into_iter().flatten() {
+            let limit = u64::try_from(part.memory_limit_in_bytes).unwrap_or(0);
+            memory = memory.saturating_add(limit);
+            if part.cpu_quota > 0 && part.cpu_period > 0 {
+                let whole = part
+                    .cpu_quota
+                    .cast_unsigned()
+                    .div_ceil(part.cpu_period.cast_unsigned());
+                cpus = whole.saturating_add(cpus);
+            }
+        }
+        let cpus = u8::try_from(cpus).unwrap_or(u8::MAX);
+        let cpus = if cpus == 0 { self.vcpus } else { cpus };
+        let memory = memory.checked_next_multiple_of(1 << 20);
+        (
+            cpus.clamp(1, self.max_vcpus.max(1)),
+            memory.unwrap_or(u64::MAX),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_cri::v1::{LinuxContainerResources, LinuxPodSandboxConfig, PodSandboxConfig};
+
+    use super::*;
+
+    fn pod(quota: i64, memory: i64) -> PodSandboxConfig {
+        let resources = LinuxContainerResources {
+            cpu_quota: quota,
+            cpu_period: 100_000,
+            memory_limit_in_bytes: memory,
+            ..Default::default()
+        };
+        PodSandboxConfig {
+            linux: Some(LinuxPodSandboxConfig {
+                resources: Some(resources),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_guest_is_as_large_as_its_pods_limits_and_what_it_needs_itself() {
+        let sizes = Sizes::default();
+        assert_eq!(sizes.of_pod(&PodSandboxConfig::default()), (1, 256 << 20));
+        assert_eq!(sizes.of_pod(&pod(0, 0)), (1, 256 << 20));
+        assert_eq!(sizes.of_pod(&pod(150_000, 1)), (2, 257 << 20));
+        assert_eq!(sizes.of_pod(&pod(50_000, 1 << 30)), (1, 1280 << 20));
+        assert_eq!(sizes.of_pod(&pod(i64::MAX, -1)), (64, 256 << 20));
+    }
+
+    #[test]
+    fn overhead_comes_on_top() {
+        let mut pod = pod(100_000, 64 << 20);
+        let linux = pod.linux.as_mut().unwrap();
+        linux.overhead = linux.resources.clone();
+        assert_eq!(Sizes::default().of_pod(&pod), (2, 384 << 20));
+    }
+}

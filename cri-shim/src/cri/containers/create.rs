@@ -1,0 +1,349 @@
+//! A new container: its record, volumes, specification and log, then the container in the
+//! guest; nothing of it when one of them fails.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use k8s_cri::v1::{ContainerConfig, ContainerEventType, CreateContainerRequest};
+use podvisor_images::{Error as ImageError, Image};
+use tracing::{debug, info, warn};
+
+use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::node::{Container, Node, Pod, now};
+use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume};
+use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
+use crate::cri::{resolver, volumes};
+use crate::sandbox::{CreateContainer, random_id};
+
+/// Signal that asks a process to end: SIGTERM.
+const SIGTERM: u32 = 15;
+
+impl Node {
+    /// CreateContainer.
+    pub(in crate::cri) async fn create_container(
+        self: &Arc<Self>,
+        request: CreateContainerRequest,
+    ) -> Result<String> {
+        let pod = self.pod(&request.pod_sandbox_id)?;
+        let config = request.config.clone().unwrap_or_default();
+        check(&config)?;
+        let metadata = config.metadata.clone().unwrap_or_default();
+        let name = format!("{}_{}_{}", pod.id, metadata.name, metadata.attempt);
+        let node = Arc::clone(self);
+        let work = || async move { node.make_container(&pod, config).await };
+        match self.container_flights.join(&name, request, work).await {
+            Some(made) => made,
+            None => Err(CriError::NameTaken {
+                kind: Kind::Container,
+                name: metadata.name,
+                id: "another request".to_owned(),
+            }),
+        }
+    }
+
+    async fn make_container(
+        self: &Arc<Self>,
+        pod: &Arc<Pod>,
+        config: ContainerConfig,
+    ) -> Result<String> {
+        // The pod cannot be stopped in the middle.
+        let _turn = pod.turn.lock().await;
+        if pod.phase() != PodPhase::Ready {
+            return Err(CriError::WrongState {
+                kind: Kind::Pod,
+                id: pod.id.clone(),
+                state: "not ready",
+                wanted: "run a new one",
+            });
+        }
+        let id = random_id().map_err(CriError::host("make up an id"))?;
+        let wanted = config
+            .image
+            .as_ref()
+            .map_or("", |image| image.image.as_str());
+        let image = self.image_named(wanted)?;
+        // Open, it cannot be removed under the guest's feet.
+        let rootfs = image.open_rootfs()?;
+        let shared = self.dir(&pod.id).join(volumes::SHARED);
+        let mounted = volumes::mount(&shared, &id, &config.mounts)?;
+        let made = self
+            .with_volumes(pod, &id, config, &image, rootfs, &mounted)
+            .await;
+        if made.is_err() {
+            let names = mounted.iter().map(|volume| volume.name.as_str());
+            if let Err(error) = volumes::remove(&shared, names) {
+                // They go with the pod.
+                warn!(container = id, %error, "volumes of a container that was not made stay");
+            }
+        }
+        made?;
+        info!(container = id, pod = pod.id, "the container is created");
+        Ok(id)
+    }
+
+    async fn with_volumes(
+        self: &Arc<Self>,
+        pod: &Arc<Pod>,
+        id: &str,
+        config: ContainerConfig,
+        image: &Image,
+        rootfs: File,
+        mounted: &[Volume],
+    ) -> Result<()> {
+        let pod_record = pod.record();
+        let hostname = resolver::hostname(&pod_record.config)?;
+        let settings = image.config().config().as_ref();
+        let request = SpecRequest {
+            id,
+            hostname: &hostname,
+            container: &config,
+            image: settings,
+            volumes: mounted,
+        };
+        let ContainerSpec {
+            spec,
+            user,
+            groups,
+            readonly_rootfs,
+        } = spec::container_spec(&request)?;
+        let log_path = log_path(&pod_record.config.log_directory, &config.log_path)?;
+        let stop_signal = settings.and_then(|settings| settings.stop_signal().as_deref());
+        let record = ContainerRecord {
+            id: id.to_owned(),
+            pod: pod.id.clone(),
+            image: image.id().to_string(),
+            image_ref: image_ref(image),
+            stop_signal: stop_signal.and_then(signal_number).unwrap_or(SIGTERM),
+            log_path,
+            volumes: mounted.iter().map(|volume| volume.name.clone()).collect(),
+            process: spec.process().clone().unwrap_or_default(),
+            user: user.clone(),
+            groups,
+            created_at: now(),
+            phase: ContainerPhase::Creating,
+            config,
+        };
+        let create = CreateContainer {
+            id: id.to_owned(),
+            image: rootfs.into(),
+            image_digest: image.id().to_string(),
+            readonly_rootfs,
+            spec,
+            user,
+            supplemental_groups: groups,
+            log: open_log(&record.log_path)?,
+            tty: record.config.tty,
+            stdin: record.config.stdin,
+            stdin_once: record.config.stdin_once,
+            etc_hosts: resolver::hosts(&hostname, &pod_record.addresses),
+            etc_resolv_conf: resolver::resolv_conf(
+                pod_record.config.dns_config.as_ref(),
+                &self.cni.dns(&pod.id)?,
+            )?,
+            etc_hostname: format!("{hostname}\n").into_bytes(),
+        };
+        let client = pod.client()?;
+        let container = Container::new(record, Arc::clone(pod));
+        self.add_container(&container)?;
+        let make = async {
+            self.database.put(&container.record())?;
+            client.create_container(create).await?;
+            container.update(&self.database, |record| {
+                record.phase = ContainerPhase::Created
+            })
+        };
+        if let Err(error) = make.await {
+            if let Err(error) = client.delete_container(id).await {
+                debug!(container = id, %error, "nothing of the container to delete in the guest");
+            }
+            self.forget_container(id)?;
+            return Err(error);
+        }
+        if let Err(error) = self.store.touch(&image.id().to_string()) {
+            debug!(%error, "the use of the image is not noted");
+        }
+        self.emit(&container, ContainerEventType::ContainerCreatedEvent);
+        Ok(())
+    }
+
+    /// The image by id or name, which must be here.
+    fn image_named(&self, name: &str) -> Result<Image> {
+        match self.store.resolve(name) {
+            Err(ImageError::NotFound { .. }) => Err(CriError::NoImage {
+                name: name.chars().take(512).collect(),
+            }),
+            found => Ok(found?),
+        }
+    }
+}
+
+/// What a request must have before anything is made.
+fn check(config: &ContainerConfig) -> Result<()> {
+    let metadata = config.metadata.as_ref();
+    let metadata = metadata.ok_or_else(|| CriError::invalid("config.metadata", "it is missing"))?;
+    if metadata.name.is_empty() {
+        return Err(CriError::invalid("config.metadata.name", "it is empty"));
+    }
+    if config
+        .image
+        .as_ref()
+        .is_none_or(|image| image.image.is_empty())
+    {
+        return Err(CriError::invalid("config.image", "it names no image"));
+    }
+    if config.stdin_once && !config.stdin {
+        return Err(CriError::invalid("config.stdin_once", "it needs stdin"));
+    }
+    if !config.cdi_devices.is_empty() {
+        return Err(CriError::Refused {
+            field: "config.cdi_devices",
+            reason: "devices of the host cannot be passed to a virtual machine yet",
+        });
+    }
+    Ok(spec::mounts::check(&config.mounts)?)
+}
+
+/// What the kubelet shows as the image that a container was made of.
+fn image_ref(image: &Image) -> String {
+    let digest = image.digests().first();
+    digest.cloned().unwrap_or_else(|| image.id().to_string())
+}
+
+/// The container's log below the pod's directory of logs; none when either is empty.
+fn log_path(directory: &str, name: &str) -> Result<String> {
+    if directory.is_empty() || name.is_empty() {
+        return Ok(String::new());
+    }
+    let field = "config.log_path";
+    let inside = Path::new(name)
+        .components()
+        .all(|part| matches!(part, std::path::Component::Normal(_)));
+    if !inside || name.contains('\0') {
+        let reason = format!("{name:?} is not a path below the pod's log_directory");
+        return Err(CriError::invalid(field, reason));
+    }
+    Path::new(directory)
+        .join(name)
+        .into_os_string()
+        .into_string()
+        .map_err(|_| CriError::invalid(field, "it is not UTF-8"))
+}
+
+/// Opens a log for appending, with the directories above it.
+pub(super) fn open_log(path: &str) -> Result<Option<OwnedFd>> {
+    if path.is_empty() {
+        return Ok(None);
+    }
+    let path = Path::new(path);
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).map_err(CriError::io("create the directory", dir))?;
+    }
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o640)
+        .open(path);
+    Ok(Some(
+        file.map_err(CriError::io("open the log", path))?.into(),
+    ))
+}
+
+/// `SIGTERM`, `TERM` or `15`, as images write it.
+fn signal_number(text: &str) -> Option<u32> {
+    const NAMES: &[(&str, u32)] = &[
+        ("HUP", 1),
+        ("INT", 2),
+        ("QUIT", 3),
+        ("ILL", 4),
+        ("TRAP", 5),
+        ("ABRT", 6),
+        ("BUS", 7),
+        ("FPE", 8),
+        ("KILL", 9),
+        ("USR1", 10),
+        ("SEGV", 11),
+        ("USR2", 12),
+        ("PIPE", 13),
+        ("ALRM", 14),
+        ("TERM", 15),
+        ("CHLD", 17),
+        ("CONT", 18),
+        ("STOP", 19),
+        ("TSTP", 20),
+        ("TTIN", 21),
+        ("TTOU", 22),
+        ("URG", 23),
+        ("XCPU", 24),
+        ("XFSZ", 25),
+        ("VTALRM", 26),
+        ("PROF", 27),
+        ("WINCH", 28),
+        ("IO", 29),
+        ("PWR", 30),
+        ("SYS", 31),
+    ];
+    /// The kernel's own, less two that C libraries keep for themselves.
+    const REAL_TIME: (u32, u32) = (34, 64);
+    if let Ok(number) = text.parse::<u32>() {
+        return (1..=REAL_TIME.1).contains(&number).then_some(number);
+    }
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let real_time = |rest: &str, sign: char| -> Option<u32> {
+        match rest {
+            "" => Some(0),
+            rest => rest.strip_prefix(sign)?.parse().ok(),
+        }
+    };
+    let number = match (name.strip_prefix("RTMIN"), name.strip_prefix("RTMAX")) {
+        (Some(rest), _) => REAL_TIME.0.checked_add(real_time(rest, '+')?),
+        (_, Some(rest)) => REAL_TIME.1.checked_sub(real_time(rest, '-')?),
+        _ => {
+            return NAMES
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, n)| *n);
+        }
+    };
+    number.filter(|number| (REAL_TIME.0..=REAL_TIME.1).contains(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_signals_are_names_or_numbers() {
+        for (text, number) in [
+            ("SIGTERM", 15),
+            ("quit", 3),
+            ("9", 9),
+            ("SIGRTMIN+3", 37),
+            ("RTMAX", 64),
+            ("SIGRTMAX-1", 63),
+        ] {
+            assert_eq!(signal_number(text), Some(number), "{text}");
+        }
+        for bad in [
+            "", "0", "65", "SIG", "SIGNO", "RTMIN+99", "RTMAX+1", "RTMINx",
+        ] {
+            assert_eq!(signal_number(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_log_stays_in_its_pods_directory() {
+        assert_eq!(
+            log_path("/var/log/pods/x", "c/0.log").unwrap(),
+            "/var/log/pods/x/c/0.log"
+        );
+        assert_eq!(log_path("", "c/0.log").unwrap(), "");
+        assert_eq!(log_path("/x", "").unwrap(), "");
+        for bad in ["../0.log", "/etc/passwd", "a/../../b"] {
+            assert!(log_path("/x", bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The end of a container: stopped, or removed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1::ContainerEventType;
+use tokio::time::timeout;
+use tracing::{debug, info};
+
+use crate::cri::error::{CriError, Result};
+use crate::cri::flights::to_the_end;
+use crate::cri::node::{Container, Node};
+use crate::cri::state::ContainerPhase;
+use crate::cri::volumes;
+use crate::sandbox::{RefusalKind, SandboxClient, SandboxError};
+
+const SIGKILL: u32 = 9;
+
+/// How long the guest may take to end a container that it was told to kill.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl Node {
+    /// StopContainer: also for one that has ended, or is gone.
+    pub(in crate::cri) async fn stop_container(
+        self: &Arc<Self>,
+        id: &str,
+        seconds: i64,
+    ) -> Result<()> {
+        let container = match self.container(id) {
+            Ok(container) => container,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let node = Arc::clone(self);
+        to_the_end(async move { node.stop_now(&container, seconds).await }).await
+    }
+
+    async fn stop_now(&self, container: &Arc<Container>, seconds: i64) -> Result<()> {
+        if container.running().is_err() {
+            return Ok(());
+        }
+        let Ok(client) = container.pod.client() else {
+            // Its machine is gone; that is being noted.
+            return Ok(());
+        };
+        if let Ok(seconds) = u64::try_from(seconds)
+            && seconds > 0
+        {
+            let signal = container.record().stop_signal;
+            passing(client.signal(&container.id, None, signal, false).await)?;
+            if has_ended(container, Duration::from_secs(seconds)).await {
+                return Ok(());
+            }
+        }
+        self.kill(container, &client).await
+    }
+
+    /// Ends all processes of a container and waits until they have.
+    pub(in crate::cri) async fn kill(
+        &self,
+        container: &Arc<Container>,
+        client: &SandboxClient,
+    ) -> Result<()> {
+        if container.running().is_err() {
+            return Ok(());
+        }
+        passing(client.signal(&container.id, None, SIGKILL, true).await)?;
+        if has_ended(container, KILL_TIMEOUT).await {
+            return Ok(());
+        }
+        Err(CriError::Unkillable {
+            id: container.id.clone(),
+        })
+    }
+
+    /// RemoveContainer: ends it first when it runs; also for one that is gone.
+    pub(in crate::cri) async fn remove_container(self: &Arc<Self>, id: &str) -> Result<()> {
+        let container = match self.container(id) {
+            Ok(container) => container,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let node = Arc::clone(self);
+        to_the_end(async move { node.remove_container_now(&container).await }).await
+    }
+
+    pub(in crate::cri) async fn remove_container_now(
+        self: &Arc<Self>,
+        container: &Arc<Container>,
+    ) -> Result<()> {
+        let _turn = container.turn.lock().await;
+        if self.container(&container.id).is_err() {
+            // Another call has removed it meanwhile.
+            return Ok(());
+        }
+        let client = container.pod.client().ok();
+        if let Some(client) = &client {
+            self.kill(container, client).await?;
+        }
+        container.update(&self.database, |record| {
+            record.phase = ContainerPhase::Removing
+        })?;
+        if let Some(client) = &client {
+            passing(client.delete_container(&container.id).await)?;
+        }
+        let record = container.record();
+        let shared = self.dir(&container.pod.id).join(volumes::SHARED);
+        volumes::remove(&shared, record.volumes.iter().map(String::as_str))?;
+        self.forget_container(&container.id)?;
+        self.emit(container, ContainerEventType::ContainerDeletedEvent);
+        info!(container = container.id, "the container is removed");
+        Ok(())
+    }
+}
+
+/// An answer that the process or its machine is gone is what was wanted.
+fn passing(done: Result<(), SandboxError>) -> Result<()> {
+    match done {
+        Err(error)
+            if error.is_gone()
+                || matches!(
+                    error.kind(),
+                    Some(RefusalKind::NotFound | RefusalKind::WrongState)
+                ) =>
+        {
+            debug!(%error, "nothing to do");
+            Ok(())
+        }
+        done => Ok(done?),
+    }
+}
+
+async fn has_ended(container: &Container, limit: Duration) -> bool {
+    let mut ended = container.ended.subscribe();
+    // Bound to a name: the guard that it gives lives until the end of the statement.
+    let waited = timeout(limit, ended.wait_for(|ended| *ended)).await;
+    waited.is_ok()
+}

@@ -1,0 +1,8 @@
+//! Containers of pods: how they come, run, end and go.
+
+mod create;
+mod end;
+mod exec;
+mod resources;
+mod start;
+mod view;

@@ -1,0 +1,207 @@
+//! What containers may use, and what they do use.
+
+use std::sync::PoisonError;
+
+use k8s_cri::v1::{
+    ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, LinuxPodSandboxStats,
+    MemoryUsage, PodSandboxAttributes, PodSandboxStats, PodSandboxStatsFilter, ProcessUsage,
+    UInt64Value, UpdateContainerResourcesRequest,
+};
+
+use crate::cri::error::Result;
+use crate::cri::node::{Container, Node, Pod};
+use crate::cri::pods::matches_labels;
+use crate::cri::spec;
+use crate::cri::state::{ContainerPhase, PodPhase};
+use crate::sandbox::ContainerStats as Figures;
+
+impl Node {
+    /// UpdateContainerResources.
+    pub(in crate::cri) async fn update_resources(
+        &self,
+        request: UpdateContainerResourcesRequest,
+    ) -> Result<()> {
+        let container = self.container(&request.container_id)?;
+        let _turn = container.turn.lock().await;
+        let Some(wanted) = request.linux else {
+            return Ok(());
+        };
+        let resources = spec::resources(&wanted)?;
+        if !matches!(container.phase(), ContainerPhase::Created) {
+            container.running()?;
+        }
+        let client = container.pod.client()?;
+        client.update_resources(&container.id, &resources).await?;
+        container.update(&self.database, |record| {
+            let linux = record.config.linux.get_or_insert_default();
+            linux.resources = Some(wanted);
+        })
+    }
+
+    /// ContainerStats.
+    pub(in crate::cri) async fn container_stats(&self, id: &str) -> Result<ContainerStats> {
+        let container = self.container(id)?;
+        let figures = self.figures(&container).await?;
+        Ok(container_stats(&container, figures))
+    }
+
+    /// ListContainerStats.
+    pub(in crate::cri) async fn list_container_stats(
+        &self,
+        filter: Option<ContainerStatsFilter>,
+    ) -> Vec<ContainerStats> {
+        let filter = filter.unwrap_or_default();
+        let mut stats = Vec::new();
+        for container in self.containers() {
+            let record = container.record();
+            let is_wanted = record.id.starts_with(&filter.id)
+                && record.pod.starts_with(&filter.pod_sandbox_id)
+                && matches_labels(&record.config.labels, &filter.label_selector);
+            // One that ends meanwhile is left out.
+            if is_wanted && let Ok(figures) = self.figures(&container).await {
+                stats.push(container_stats(&container, figures));
+            }
+        }
+        stats
+    }
+
+    /// PodSandboxStats.
+    pub(in crate::cri) async fn pod_stats(&self, id: &str) -> Result<PodSandboxStats> {
+        let pod = self.pod(id)?;
+        pod.client()?;
+        Ok(self.stats_of(&pod).await)
+    }
+
+    /// ListPodSandboxStats.
+    pub(in crate::cri) async fn list_pod_stats(
+        &self,
+        filter: Option<PodSandboxStatsFilter>,
+    ) -> Vec<PodSandboxStats> {
+        let filter = filter.unwrap_or_default();
+        let mut stats = Vec::new();
+        for pod in self.pods() {
+            let record = pod.record();
+            let is_wanted = record.phase == PodPhase::Ready
+                && record.id.starts_with(&filter.id)
+                && matches_labels(&record.config.labels, &filter.label_selector);
+            if is_wanted {
+                stats.push(self.stats_of(&pod).await);
+            }
+        }
+        stats
+    }
+
+    async fn stats_of(&self, pod: &Pod) -> PodSandboxStats {
+        let mut containers = Vec::new();
+        let mut sum = Figures::default();
+        for container in self.containers_of(&pod.id) {
+            if let Ok(figures) = self.figures(&container).await {
+                sum.timestamp_ns = sum.timestamp_ns.max(figures.timestamp_ns);
+                sum.cpu_usage_us += figures.cpu_usage_us;
+                sum.memory_usage_bytes += figures.memory_usage_bytes;
+                sum.memory_working_set_bytes += figures.memory_working_set_bytes;
+                sum.memory_anon_bytes += figures.memory_anon_bytes;
+                sum.page_faults += figures.page_faults;
+                sum.major_page_faults += figures.major_page_faults;
+                sum.pids_current += figures.pids_current;
+                containers.push(container_stats(&container, figures));
+            }
+        }
+        let nano_cores = containers.iter().filter_map(|stats| {
+            let cpu = stats.cpu.as_ref()?;
+            Some(cpu.usage_nano_cores.as_ref()?.value)
+        });
+        let nano_cores = nano_cores.sum();
+        let record = pod.record();
+        PodSandboxStats {
+            attributes: Some(PodSandboxAttributes {
+                id: record.id,
+                metadata: record.config.metadata,
+                labels: record.config.labels,
+                annotations: record.config.annotations,
+            }),
+            linux: Some(LinuxPodSandboxStats {
+                cpu: Some(cpu(&sum, Some(nano_cores))),
+                memory: Some(memory(&sum)),
+                network: None,
+                process: Some(ProcessUsage {
+                    timestamp: timestamp(&sum),
+                    process_count: value(sum.pids_current),
+                }),
+                containers,
+            }),
+            windows: None,
+        }
+    }
+
+    async fn figures(&self, container: &Container) -> Result<Figures> {
+        container.running()?;
+        Ok(container.pod.client()?.stats(&container.id).await?)
+    }
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "the API's messages have options")]
+fn value(value: u64) -> Option<UInt64Value> {
+    Some(UInt64Value { value })
+}
+
+fn timestamp(figures: &Figures) -> i64 {
+    i64::try_from(figures.timestamp_ns).unwrap_or(i64::MAX)
+}
+
+fn container_stats(container: &Container, figures: Figures) -> ContainerStats {
+    let record = container.record();
+    let nano_cores = nano_cores(container, &figures);
+    ContainerStats {
+        attributes: Some(ContainerAttributes {
+            id: record.id,
+            metadata: record.config.metadata,
+            labels: record.config.labels,
+            annotations: record.config.annotations,
+        }),
+        cpu: Some(cpu(&figures, nano_cores)),
+        memory: Some(memory(&figures)),
+        // It is memory of the guest and counted as such.
+        writable_layer: None,
+        swap: None,
+    }
+}
+
+/// CPU time per second since the last time somebody asked.
+fn nano_cores(container: &Container, figures: &Figures) -> Option<u64> {
+    let now = (
+        figures.timestamp_ns,
+        figures.cpu_usage_us.saturating_mul(1000),
+    );
+    let mut last = container
+        .last_cpu
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let (then, used) = last.replace(now)?;
+    let elapsed = now.0.checked_sub(then).filter(|elapsed| *elapsed > 0)?;
+    let used = u128::from(now.1.checked_sub(used)?);
+    u64::try_from(used * 1_000_000_000 / u128::from(elapsed)).ok()
+}
+
+fn cpu(figures: &Figures, nano_cores: Option<u64>) -> CpuUsage {
+    CpuUsage {
+        timestamp: timestamp(figures),
+        usage_core_nano_seconds: value(figures.cpu_usage_us.saturating_mul(1000)),
+        usage_nano_cores: nano_cores.map(|value| UInt64Value { value }),
+    }
+}
+
+fn memory(figures: &Figures) -> MemoryUsage {
+    // No limit is the greatest number there, or none.
+    let limit = Some(figures.memory_limit_bytes).filter(|limit| (1..1 << 62).contains(limit));
+    let available = limit.map(|limit| limit.saturating_sub(figures.memory_working_set_bytes));
+    MemoryUsage {
+        timestamp: timestamp(figures),
+        working_set_bytes: value(figures.memory_working_set_bytes),
+        available_bytes: available.and_then(value),
+        usage_bytes: value(figures.memory_usage_bytes),
+        rss_bytes: value(figures.memory_anon_bytes),
+        page_faults: value(figures.page_faults),
+        major_page_faults: value(figures.major_page_faults),
+    }
+}

@@ -1,0 +1,155 @@
+//! Starting a container, and noting its end.
+
+use std::sync::Arc;
+
+use k8s_cri::v1::ContainerEventType;
+use tracing::{info, warn};
+
+use super::create::open_log;
+use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::flights::to_the_end;
+use crate::cri::node::{Container, Node, now};
+use crate::cri::state::{ContainerPhase, Exit};
+use crate::sandbox::{ProcessExit, SandboxClient};
+
+/// Exit code of a container that could not be started, as other runtimes have it.
+const NOT_STARTED: i32 = 128;
+
+/// Exit code of a container whose end nobody saw.
+const UNKNOWN: i32 = 255;
+
+impl Node {
+    /// StartContainer.
+    pub(in crate::cri) async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
+        let container = self.container(id)?;
+        let node = Arc::clone(self);
+        to_the_end(async move {
+            let _turn = container.turn.lock().await;
+            node.start_now(&container).await
+        })
+        .await
+    }
+
+    async fn start_now(self: &Arc<Self>, container: &Arc<Container>) -> Result<()> {
+        let state = match container.phase() {
+            ContainerPhase::Created => None,
+            ContainerPhase::Running { .. } => Some("running"),
+            ContainerPhase::Exited(_) => Some("exited"),
+            ContainerPhase::Creating => Some("being created"),
+            ContainerPhase::Removing => Some("being removed"),
+        };
+        if let Some(state) = state {
+            return Err(CriError::WrongState {
+                kind: Kind::Container,
+                id: container.id.clone(),
+                state,
+                wanted: "only one that was created can be started",
+            });
+        }
+        let client = container.pod.client()?;
+        match client.start_container(&container.id).await {
+            Ok(started) => {
+                let started_at = i64::try_from(started.started_at_ns).unwrap_or_else(|_| now());
+                container.update(&self.database, |record| {
+                    record.phase = ContainerPhase::Running { started_at };
+                })?;
+                self.emit(container, ContainerEventType::ContainerStartedEvent);
+                self.watch_container(container, client);
+                info!(container = container.id, "the container runs");
+                Ok(())
+            }
+            Err(error) => {
+                let message = error.to_string();
+                container.update(&self.database, |record| {
+                    record.phase = ContainerPhase::Exited(Exit {
+                        started_at: 0,
+                        finished_at: now(),
+                        code: NOT_STARTED,
+                        reason: "StartError".to_owned(),
+                        message,
+                    });
+                })?;
+                self.emit(container, ContainerEventType::ContainerStoppedEvent);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Notes the end of a running container when it comes.
+    pub(in crate::cri) fn watch_container(
+        self: &Arc<Self>,
+        container: &Arc<Container>,
+        client: SandboxClient,
+    ) {
+        let (node, container) = (Arc::clone(self), Arc::clone(container));
+        tokio::spawn(async move {
+            let exit = match client.wait(&container.id, None).await {
+                Ok(exit) => exit_of(&exit),
+                Err(error) if error.is_gone() => {
+                    // The pod's watcher knows why, and notes it for all its containers.
+                    return;
+                }
+                Err(error) => {
+                    warn!(container = container.id, %error, "the container's end is unknown");
+                    (UNKNOWN, "Unknown", error.to_string(), now())
+                }
+            };
+            if let Err(error) = node.note_exit(&container, exit) {
+                warn!(container = container.id, %error, "the container's end is not noted");
+            }
+        });
+    }
+
+    fn note_exit(
+        &self,
+        container: &Arc<Container>,
+        (code, reason, message, finished_at): (i32, &str, String, i64),
+    ) -> Result<()> {
+        let mut is_new = false;
+        container.update(&self.database, |record| {
+            if let ContainerPhase::Running { started_at } = record.phase {
+                is_new = true;
+                record.phase = ContainerPhase::Exited(Exit {
+                    started_at,
+                    finished_at,
+                    code,
+                    reason: reason.to_owned(),
+                    message,
+                });
+            }
+        })?;
+        if is_new {
+            info!(
+                container = container.id,
+                code, reason, "the container has ended"
+            );
+            self.emit(container, ContainerEventType::ContainerStoppedEvent);
+        }
+        Ok(())
+    }
+
+    /// ReopenContainerLog.
+    pub(in crate::cri) async fn reopen_log(&self, id: &str) -> Result<()> {
+        let container = self.container(id)?;
+        container.running()?;
+        let record = container.record();
+        if let Some(log) = open_log(&record.log_path)? {
+            container
+                .pod
+                .client()?
+                .reopen_log(&container.id, log)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+fn exit_of(exit: &ProcessExit) -> (i32, &'static str, String, i64) {
+    let reason = match (exit.oom_killed, exit.code) {
+        (true, _) => "OOMKilled",
+        (false, 0) => "Completed",
+        (false, _) => "Error",
+    };
+    let finished_at = i64::try_from(exit.exited_at_ns).unwrap_or_else(|_| now());
+    (exit.code, reason, String::new(), finished_at)
+}

@@ -1,0 +1,118 @@
+//! What is told of containers.
+
+use std::collections::HashMap;
+
+use k8s_cri::v1::{
+    Container as Shown, ContainerFilter, ContainerResources, ContainerState, ContainerStatus,
+    ContainerStatusResponse,
+};
+
+use crate::cri::error::Result;
+use crate::cri::node::{Container, Node};
+use crate::cri::pods::matches_labels;
+use crate::cri::state::{ContainerPhase, ContainerRecord};
+
+fn state(record: &ContainerRecord) -> ContainerState {
+    match record.phase {
+        ContainerPhase::Created | ContainerPhase::Creating => ContainerState::ContainerCreated,
+        ContainerPhase::Running { .. } => ContainerState::ContainerRunning,
+        ContainerPhase::Exited(_) => ContainerState::ContainerExited,
+        ContainerPhase::Removing => ContainerState::ContainerUnknown,
+    }
+}
+
+impl Node {
+    /// ContainerStatus.
+    pub(in crate::cri) fn container_status(
+        &self,
+        id: &str,
+        verbose: bool,
+    ) -> Result<ContainerStatusResponse> {
+        let container = self.container(id)?;
+        let mut info = HashMap::new();
+        if verbose {
+            let record = container.record();
+            let details = serde_json::json!({
+                "sandboxID": record.pod,
+                "image": record.image,
+                "process": record.process,
+                "user": record.user,
+                "volumes": record.volumes,
+                "config": record.config,
+            });
+            info.insert("info".to_owned(), details.to_string());
+        }
+        Ok(ContainerStatusResponse {
+            status: Some(self.status_of(&container)),
+            info,
+        })
+    }
+
+    pub(in crate::cri) fn status_of(&self, container: &Container) -> ContainerStatus {
+        let record = container.record();
+        let state = state(&record).into();
+        let linux = record.config.linux.and_then(|linux| linux.resources);
+        let mut status = ContainerStatus {
+            id: record.id,
+            metadata: record.config.metadata,
+            state,
+            created_at: record.created_at,
+            image: record.config.image,
+            image_ref: record.image_ref,
+            image_id: record.image,
+            labels: record.config.labels,
+            annotations: record.config.annotations,
+            mounts: record.config.mounts,
+            log_path: record.log_path,
+            resources: linux.map(|linux| ContainerResources {
+                linux: Some(linux),
+                windows: None,
+            }),
+            ..ContainerStatus::default()
+        };
+        match record.phase {
+            ContainerPhase::Running { started_at } => status.started_at = started_at,
+            ContainerPhase::Exited(exit) => {
+                status.started_at = exit.started_at;
+                status.finished_at = exit.finished_at;
+                status.exit_code = exit.code;
+                status.reason = exit.reason;
+                status.message = exit.message;
+            }
+            _ => {}
+        }
+        status
+    }
+
+    /// ListContainers.
+    pub(in crate::cri) fn list_containers(&self, filter: Option<ContainerFilter>) -> Vec<Shown> {
+        let filter = filter.unwrap_or_default();
+        let wanted = filter.state.map(|state| state.state);
+        let records = self
+            .containers()
+            .into_iter()
+            .map(|container| container.record());
+        let records = records.filter(|record| {
+            record.phase != ContainerPhase::Creating
+                && record.id.starts_with(&filter.id)
+                && record.pod.starts_with(&filter.pod_sandbox_id)
+                && wanted.is_none_or(|wanted| wanted == i32::from(state(record)))
+                && matches_labels(&record.config.labels, &filter.label_selector)
+        });
+        let mut records: Vec<ContainerRecord> = records.collect();
+        records.sort_by_key(|record| std::cmp::Reverse(record.created_at));
+        let shown = records.into_iter().map(|record| Shown {
+            state: state(&record).into(),
+            id: record.id,
+            pod_sandbox_id: record.pod,
+            metadata: record.config.metadata,
+            image: record.config.image,
+            image_ref: record.image_ref,
+            created_at: record.created_at,
+            labels: record.config.labels,
+            annotations: record.config.annotations,
+            image_id: record.image,
+        });
+        shown.collect()
+    }
+}

@@ -1,0 +1,273 @@
+//! What can go wrong with a call, and its gRPC status.
+
+use std::error::Error as _;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use tonic::{Code, Status};
+
+use super::spec::SpecFault;
+use super::state::StateError;
+use crate::cni::CniError;
+use crate::sandbox::{RefusalKind, SandboxError};
+
+/// Longest message of a status, in characters: gRPC puts it into a header.
+const MESSAGE_CHARS: usize = 2000;
+
+/// What a call names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Pod,
+    Container,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pod => "pod sandbox",
+            Self::Container => "container",
+        })
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CriError {
+    /// The request contradicts itself or the API.
+    #[error("invalid {field}: {reason}")]
+    Invalid {
+        /// The field's path in the request.
+        field: &'static str,
+        /// What is wrong with it, and what would be right.
+        reason: String,
+    },
+    /// A request that no virtual machine can grant.
+    #[error("{field} is not supported: {reason}")]
+    Refused {
+        /// The field's path in the request.
+        field: &'static str,
+        /// Why, and what to do instead.
+        reason: &'static str,
+    },
+    /// No such thing.
+    #[error("no {kind} {id:?}")]
+    NotFound {
+        /// What was looked for.
+        kind: Kind,
+        /// By which id or name.
+        id: String,
+    },
+    /// Its image is not here.
+    #[error("image {name:?} is not on this node; pull it first")]
+    NoImage {
+        /// The image.
+        name: String,
+    },
+    /// The beginning of an id fits several.
+    #[error("{id:?} is the beginning of several {kind} ids; give more of it")]
+    Ambiguous {
+        /// Of what.
+        kind: Kind,
+        /// The beginning.
+        id: String,
+    },
+    /// The name is taken.
+    #[error("{kind} name {name:?} is used by {id}; remove that one first")]
+    NameTaken {
+        /// Of what.
+        kind: Kind,
+        /// The name.
+        name: String,
+        /// Who has it.
+        id: String,
+    },
+    /// Not in the state that the call is for.
+    #[error("{kind} {id} is {state}; {wanted}")]
+    WrongState {
+        /// What was named.
+        kind: Kind,
+        /// Its id.
+        id: String,
+        /// The state that it is in.
+        state: &'static str,
+        /// The state that it should be in.
+        wanted: &'static str,
+    },
+    /// It took longer than the caller allows.
+    #[error("{what} did not end within {seconds} s and was killed")]
+    Deadline {
+        /// What was tried.
+        what: &'static str,
+        /// The caller's limit.
+        seconds: i64,
+    },
+    /// The guest does not do what it is told.
+    #[error("container {id} does not end after SIGKILL; stop its pod sandbox")]
+    Unkillable {
+        /// The container.
+        id: String,
+    },
+    /// The specification of a container.
+    #[error(transparent)]
+    Spec(#[from] SpecFault),
+    /// The pod's network.
+    #[error(transparent)]
+    Network(#[from] CniError),
+    /// The virtual machine, or its agent.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// The store of images.
+    #[error(transparent)]
+    Image(#[from] podvisor_images::Error),
+    /// The database of pods.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// Kernel or initramfs of guests.
+    #[error(transparent)]
+    Assets(#[from] crate::machine::AssetError),
+    /// A file of the host.
+    #[error("cannot {action} {}", .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel of this machine gives no random numbers, pipes, or threads.
+    #[error("cannot {action}")]
+    Host {
+        /// What was tried.
+        action: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    /// Clients ask for streams and do not come for them.
+    #[error("too many streams were asked for and not used; use them, or wait a minute")]
+    TooManyStreams,
+    /// What another call that did the same work answered.
+    #[error("{}", .0.message())]
+    Shared(Status),
+}
+
+impl CriError {
+    pub(super) fn invalid(field: &'static str, reason: impl Into<String>) -> Self {
+        let reason = reason.into();
+        Self::Invalid { field, reason }
+    }
+
+    pub(super) fn io(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io {
+            action,
+            path,
+            source,
+        }
+    }
+
+    pub(super) fn host(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Host { action, source }
+    }
+
+    /// Whether what was named is not there.
+    pub(super) fn is_not_found(&self) -> bool {
+        self.code() == Code::NotFound
+    }
+
+    fn code(&self) -> Code {
+        match self {
+            Self::Invalid { .. }
+            | Self::Refused { .. }
+            | Self::Ambiguous { .. }
+            | Self::Spec(_) => Code::InvalidArgument,
+            Self::NotFound { .. } | Self::NoImage { .. } => Code::NotFound,
+            Self::NameTaken { .. } => Code::AlreadyExists,
+            Self::WrongState { .. } => Code::FailedPrecondition,
+            Self::Deadline { .. } => Code::DeadlineExceeded,
+            Self::TooManyStreams => Code::ResourceExhausted,
+            Self::Network(error) => network_code(error),
+            Self::Sandbox(error) => sandbox_code(error),
+            Self::Image(error) => image_code(error),
+            Self::Assets(_) => Code::FailedPrecondition,
+            Self::Io { source, .. } | Self::Host { source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    Code::ResourceExhausted
+                }
+                _ => Code::Internal,
+            },
+            Self::State(_) | Self::Unkillable { .. } => Code::Internal,
+            Self::Shared(status) => status.code(),
+        }
+    }
+}
+
+fn network_code(error: &CniError) -> Code {
+    match error {
+        CniError::InvalidIdentity { .. } => Code::InvalidArgument,
+        // CNI's own code 11: try again later.
+        CniError::NoConfiguration { .. }
+        | CniError::InvalidConfiguration { .. }
+        | CniError::NoPlugin { .. }
+        | CniError::Failed { code: 11, .. } => Code::Unavailable,
+        CniError::Hangs { .. } => Code::DeadlineExceeded,
+        _ => Code::Internal,
+    }
+}
+
+fn sandbox_code(error: &SandboxError) -> Code {
+    match error.kind() {
+        Some(RefusalKind::NotFound) => Code::NotFound,
+        Some(RefusalKind::AlreadyExists) => Code::AlreadyExists,
+        Some(RefusalKind::WrongState) => Code::FailedPrecondition,
+        Some(RefusalKind::ResourceExhausted) => Code::ResourceExhausted,
+        Some(
+            RefusalKind::InvalidArgument
+            | RefusalKind::UnknownUser
+            | RefusalKind::CommandNotFound
+            | RefusalKind::CommandNotExecutable,
+        ) => Code::InvalidArgument,
+        _ if error.is_gone() => Code::FailedPrecondition,
+        _ => Code::Internal,
+    }
+}
+
+fn image_code(error: &podvisor_images::Error) -> Code {
+    use podvisor_images::Error;
+    match error {
+        Error::NotFound { .. } => Code::NotFound,
+        Error::Reference { .. } | Error::Ambiguous { .. } => Code::InvalidArgument,
+        Error::InUse { .. } => Code::FailedPrecondition,
+        Error::DiskFull { .. } => Code::ResourceExhausted,
+        Error::Cancelled => Code::Cancelled,
+        Error::Signature(_) => Code::PermissionDenied,
+        error if error.may_pass() => Code::Unavailable,
+        _ => Code::Unknown,
+    }
+}
+
+impl From<CriError> for Status {
+    fn from(error: CriError) -> Self {
+        let code = error.code();
+        let mut text = error.to_string();
+        let mut next = error.source();
+        while let Some(cause) = next {
+            let cause_text = cause.to_string();
+            // Some libraries repeat their cause in their own text.
+            if !text.ends_with(&cause_text) {
+                text = format!("{text}: {cause_text}");
+            }
+            next = cause.source();
+        }
+        let clean = |c: char| if c.is_control() { ' ' } else { c };
+        let text: String = text.chars().map(clean).take(MESSAGE_CHARS).collect();
+        Self::new(code, text)
+    }
+}
+
+/// Result of a call.
+pub(crate) type Result<T, E = CriError> = std::result::Result<T, E>;

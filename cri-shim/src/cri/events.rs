@@ -1,0 +1,90 @@
+//! What happens to containers, for who listens (the kubelet's evented PLEG).
+
+use std::sync::{Mutex, PoisonError};
+
+use k8s_cri::v1::ContainerEventResponse;
+use tokio::sync::mpsc;
+use tonic::Status;
+use tracing::warn;
+
+/// Events that a listener may be behind; one that is further behind has to list again.
+const BEHIND: usize = 1024;
+
+/// A listener's end.
+pub(super) type Listener = mpsc::Receiver<Result<ContainerEventResponse, Status>>;
+
+/// Everybody who listens.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    listeners: Mutex<Vec<mpsc::Sender<Result<ContainerEventResponse, Status>>>>,
+}
+
+impl Events {
+    pub(super) fn listen(&self) -> Listener {
+        let (sender, receiver) = mpsc::channel(BEHIND);
+        let mut listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        listeners.push(sender);
+        receiver
+    }
+
+    /// Ends everybody's stream.
+    pub(super) fn close(&self) {
+        let mut listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        listeners.clear();
+    }
+
+    /// Whether anybody listens.
+    pub(super) fn are_wanted(&self) -> bool {
+        let listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        !listeners.is_empty()
+    }
+
+    pub(super) fn send(&self, event: &ContainerEventResponse) {
+        let mut listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        listeners.retain(|listener| match listener.try_send(Ok(event.clone())) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                warn!("a listener for container events is too slow and is dropped");
+                false
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_listener_that_is_too_slow_loses_its_stream_and_not_single_events() {
+        let events = Events::default();
+        assert!(!events.are_wanted());
+        let mut listener = events.listen();
+        for number in 0..=BEHIND {
+            events.send(&ContainerEventResponse {
+                created_at: i64::try_from(number).unwrap(),
+                ..ContainerEventResponse::default()
+            });
+        }
+        assert!(!events.are_wanted());
+        let mut got = 0;
+        while let Some(event) = listener.recv().await {
+            assert_eq!(event.unwrap().created_at, got);
+            got += 1;
+        }
+        assert_eq!(got, i64::try_from(BEHIND).unwrap());
+    }
+}

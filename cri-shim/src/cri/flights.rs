@@ -1,0 +1,168 @@
+//! Calls that do their work once though several ask for it at once, and that finish it though
+//! the caller goes away in the middle.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::watch;
+use tonic::Status;
+
+use super::error::{CriError, Result};
+
+/// What a call answers once it is done.
+type Answer = watch::Receiver<Option<Result<String, Status>>>;
+
+/// Work under way, by its name.
+#[derive(Debug)]
+pub(super) struct Flights<R>(Mutex<HashMap<String, Flight<R>>>);
+
+#[derive(Debug)]
+struct Flight<R> {
+    /// So that another request of the same name is not taken for it.
+    request: R,
+    answer: Answer,
+}
+
+impl<R> Default for Flights<R> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<R: PartialEq> Flights<R> {
+    /// Runs `work` in a task of its own, or joins the one that runs for an equal request of
+    /// that name. An answer that no caller waited for is kept for the next equal request: the
+    /// caller will ask again.
+    ///
+    /// `None` when another request of that name is under way.
+    pub(super) async fn join<W>(
+        &self,
+        name: &str,
+        request: R,
+        work: impl FnOnce() -> W,
+    ) -> Option<Result<String>>
+    where
+        W: Future<Output = Result<String>> + Send + 'static,
+    {
+        let mut answer = {
+            let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            match flights.get(name) {
+                Some(flight) if flight.request == request => flight.answer.clone(),
+                Some(flight) if flight.answer.borrow().is_none() => return None,
+                _ => {
+                    let (sender, answer) = watch::channel(None);
+                    let flight = Flight {
+                        request,
+                        answer: answer.clone(),
+                    };
+                    flights.insert(name.to_owned(), flight);
+                    let work = work();
+                    tokio::spawn(async move {
+                        let done = work.await.map_err(Status::from);
+                        // Kept in the table when nobody listens.
+                        sender.send_replace(Some(done));
+                    });
+                    answer
+                }
+            }
+        };
+        let done = match answer.wait_for(Option::is_some).await {
+            Ok(done) => done.clone(),
+            // The task panicked.
+            Err(_) => None,
+        };
+        let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_this = |flight: &Flight<R>| flight.answer.same_channel(&answer);
+        if flights.get(name).is_some_and(is_this) {
+            flights.remove(name);
+        }
+        Some(match done {
+            Some(done) => done.map_err(CriError::Shared),
+            None => Err(CriError::Shared(Status::internal("the call's task failed"))),
+        })
+    }
+
+    /// Forgets an answer that nobody has fetched: what it made is being removed.
+    pub(super) fn forget(&self, made: &str) {
+        let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        flights.retain(|_, flight| {
+            let answer = flight.answer.borrow();
+            !matches!(&*answer, Some(Ok(id)) if id == made)
+        });
+    }
+}
+
+/// Runs `work` to its end though the caller may go away.
+pub(super) async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    match tokio::spawn(work).await {
+        Ok(done) => done,
+        Err(_) => Err(CriError::Shared(Status::internal("the call's task failed"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn equal_calls_at_once_do_the_work_once() {
+        let flights = Flights::<u8>::default();
+        let runs = Arc::new(AtomicU32::new(0));
+        let go = Arc::new(Notify::new());
+        let work = || {
+            let (runs, go) = (Arc::clone(&runs), Arc::clone(&go));
+            || async move {
+                runs.fetch_add(1, Ordering::Relaxed);
+                go.notified().await;
+                Ok("made".to_owned())
+            }
+        };
+        let start = async {
+            let other = flights.join("a", 9, work()).await;
+            assert!(other.is_none(), "another request of the same name");
+            go.notify_one();
+        };
+        let (first, second, ()) = tokio::join!(
+            flights.join("a", 1, work()),
+            flights.join("a", 1, work()),
+            start
+        );
+        assert_eq!(first.unwrap().unwrap(), "made");
+        assert_eq!(second.unwrap().unwrap(), "made");
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_nobody_waited_for_is_given_to_who_asks_again() {
+        let flights = Flights::<u8>::default();
+        let go = Arc::new(Notify::new());
+        let done = Arc::new(Notify::new());
+        {
+            let (go, done) = (Arc::clone(&go), Arc::clone(&done));
+            let work = || async move {
+                go.notified().await;
+                done.notify_one();
+                Ok("made".to_owned())
+            };
+            let call = flights.join("a", 1, work);
+            // The caller goes away.
+            let left = tokio::time::timeout(std::time::Duration::from_millis(1), call).await;
+            assert!(left.is_err());
+        }
+        go.notify_one();
+        done.notified().await;
+        let again = flights.join("a", 1, || async { unreachable!() }).await;
+        assert_eq!(again.unwrap().unwrap(), "made");
+        let anew = flights
+            .join("a", 1, || async { Ok("anew".to_owned()) })
+            .await;
+        assert_eq!(anew.unwrap().unwrap(), "anew");
+    }
+}

@@ -1,0 +1,307 @@
+//! ImageService: the node's store of images, as the Container Runtime Interface has it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use k8s_cri::v1::image_service_server::ImageService;
+use k8s_cri::v1::{
+    AuthConfig, FilesystemIdentifier, FilesystemUsage, Image as Shown, ImageFsInfoRequest,
+    ImageFsInfoResponse, ImageSpec, ImageStatusRequest, ImageStatusResponse, Int64Value,
+    ListImagesRequest, ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest,
+    RemoveImageResponse, UInt64Value,
+};
+use podvisor_images::{Credentials, Error as ImageError, Image, PullOptions, Reference};
+use tokio::task::spawn_blocking;
+use tonic::{Request, Response, Status};
+use tracing::info;
+
+use super::error::{CriError, Result};
+use super::node::{Node, now};
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(super) struct Images {
+    node: Arc<Node>,
+}
+
+impl Images {
+    pub(super) fn new(node: Arc<Node>) -> Self {
+        Self { node }
+    }
+
+    /// Work on the store, which reads files.
+    async fn with_store<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Node) -> Result<T> + Send + 'static,
+    ) -> Result<T, Status> {
+        let node = Arc::clone(&self.node);
+        match spawn_blocking(move || work(&node)).await {
+            Ok(done) => Ok(done?),
+            Err(_) => Err(Status::internal("the call's task failed")),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl ImageService for Images {
+    async fn list_images(
+        &self,
+        request: Request<ListImagesRequest>,
+    ) -> Result<Response<ListImagesResponse>, Status> {
+        let filter = request.into_inner().filter.and_then(|filter| filter.image);
+        let wanted = filter
+            .map(|image| image.image)
+            .filter(|name| !name.is_empty());
+        let images = self.with_store(move |node| match wanted {
+            None => Ok(node.store.list()?),
+            Some(name) => Ok(found(node, &name)?.into_iter().collect()),
+        });
+        let images: Vec<Image> = images.await?;
+        Ok(Response::new(ListImagesResponse {
+            images: images.iter().map(shown).collect(),
+        }))
+    }
+
+    async fn image_status(
+        &self,
+        request: Request<ImageStatusRequest>,
+    ) -> Result<Response<ImageStatusResponse>, Status> {
+        let request = request.into_inner();
+        let name = name(request.image)?;
+        let image = self.with_store(move |node| found(node, &name)).await?;
+        let mut info = HashMap::new();
+        if let Some(image) = image.as_ref().filter(|_| request.verbose) {
+            let details = serde_json::json!({
+                "imageSpec": image.config(),
+                "rootfs": image.rootfs(),
+                "manifest": image.manifest_digest().to_string(),
+            });
+            info.insert("info".to_owned(), details.to_string());
+        }
+        Ok(Response::new(ImageStatusResponse {
+            image: image.as_ref().map(shown),
+            info,
+        }))
+    }
+
+    async fn pull_image(
+        &self,
+        request: Request<PullImageRequest>,
+    ) -> Result<Response<PullImageResponse>, Status> {
+        let request = request.into_inner();
+        let name = name(request.image)?;
+        let credentials = credentials(request.auth, &name)?;
+        let registries = self.node.config.registries.clone();
+        let options = PullOptions::default()
+            .registries(registries)
+            .credentials(credentials);
+        // A caller that goes away ends the pull; what is whole of it stays for the next one.
+        let image = self
+            .node
+            .store
+            .pull(&name, &options)
+            .await
+            .map_err(CriError::from)?;
+        info!(image = name, id = %image.id(), "pulled");
+        Ok(Response::new(PullImageResponse {
+            image_ref: image.id().to_string(),
+        }))
+    }
+
+    async fn remove_image(
+        &self,
+        request: Request<RemoveImageRequest>,
+    ) -> Result<Response<RemoveImageResponse>, Status> {
+        let name = name(request.into_inner().image)?;
+        self.with_store(move |node| {
+            // By its id: all its names go, as the kubelet expects.
+            let Some(image) = found(node, &name)? else {
+                return Ok(());
+            };
+            match node.store.remove(&image.id().to_string()) {
+                Ok(_) | Err(ImageError::NotFound { .. }) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
+        })
+        .await?;
+        Ok(Response::new(RemoveImageResponse {}))
+    }
+
+    async fn image_fs_info(
+        &self,
+        _request: Request<ImageFsInfoRequest>,
+    ) -> Result<Response<ImageFsInfoResponse>, Status> {
+        let usage = self.with_store(|node| Ok(node.store.usage()?)).await?;
+        let root = self.node.store.root().to_string_lossy().into_owned();
+        let usage = FilesystemUsage {
+            timestamp: now(),
+            fs_id: Some(FilesystemIdentifier { mountpoint: root }),
+            used_bytes: Some(UInt64Value { value: usage.bytes }),
+            inodes_used: Some(UInt64Value {
+                value: usage.inodes,
+            }),
+        };
+        Ok(Response::new(ImageFsInfoResponse {
+            image_filesystems: vec![usage.clone()],
+            // What containers write is memory of their guests.
+            container_filesystems: vec![usage],
+        }))
+    }
+}
+
+fn name(image: Option<ImageSpec>) -> Result<String> {
+    match image {
+        Some(image) if !image.image.is_empty() => Ok(image.image),
+        _ => Err(CriError::invalid("image", "it names no image")),
+    }
+}
+
+fn found(node: &Node, name: &str) -> Result<Option<Image>> {
+    match node.store.resolve(name) {
+        Ok(image) => Ok(Some(image)),
+        Err(ImageError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn shown(image: &Image) -> Shown {
+    let user = image
+        .config()
+        .config()
+        .as_ref()
+        .and_then(|config| config.user().clone());
+    let user = user.unwrap_or_default();
+    let user = user.split(':').next().unwrap_or_default();
+    let uid = match user {
+        // Root, who needs no saying.
+        "" => Some(0),
+        user => user.parse().ok(),
+    };
+    Shown {
+        id: image.id().to_string(),
+        repo_tags: image.tags().to_vec(),
+        repo_digests: image.digests().to_vec(),
+        size: image.size().max(1),
+        username: if uid.is_some() {
+            String::new()
+        } else {
+            user.to_owned()
+        },
+        uid: uid.map(|value| Int64Value { value }),
+        spec: None,
+        pinned: image.pinned(),
+    }
+}
+
+/// Who pulls, as the request says; credentials of another registry are not for this one.
+fn credentials(auth: Option<AuthConfig>, image: &str) -> Result<Credentials> {
+    let Some(auth) = auth else {
+        return Ok(Credentials::Auto);
+    };
+    if !auth.server_address.is_empty() && !is_of(&auth.server_address, image) {
+        return Ok(Credentials::Auto);
+    }
+    if !auth.registry_token.is_empty() {
+        return Ok(Credentials::RegistryToken(auth.registry_token));
+    }
+    if !auth.identity_token.is_empty() {
+        return Ok(Credentials::IdentityToken(auth.identity_token));
+    }
+    if !auth.username.is_empty() {
+        return Ok(Credentials::Basic {
+            user: auth.username,
+            password: auth.password,
+        });
+    }
+    if auth.auth.is_empty() {
+        return Ok(Credentials::Auto);
+    }
+    let bytes = STANDARD.decode(auth.auth.trim()).ok();
+    let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+    let parts = text.as_deref().and_then(|text| text.split_once(':'));
+    match parts {
+        Some((user, password)) => Ok(Credentials::Basic {
+            user: user.to_owned(),
+            password: password.trim_end_matches('\0').to_owned(),
+        }),
+        None => Err(CriError::invalid(
+            "auth.auth",
+            "it is not base64 of USER:PASSWORD",
+        )),
+    }
+}
+
+/// Whether credentials for `server` are meant for the registry of `image`.
+fn is_of(server: &str, image: &str) -> bool {
+    let host = server.split_once("://").map_or(server, |(_, rest)| rest);
+    let host = host.split('/').next().unwrap_or_default();
+    let Ok(reference) = image.parse::<Reference>() else {
+        // The pull says what is wrong with the name.
+        return true;
+    };
+    let is_hub = |host: &str| {
+        matches!(
+            host,
+            "docker.io" | "index.docker.io" | "registry-1.docker.io"
+        )
+    };
+    let registry = reference.registry();
+    host == registry || (is_hub(host) && is_hub(registry))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_go_to_their_own_registry_only() {
+        let auth = |server: &str| AuthConfig {
+            username: "u".to_owned(),
+            password: "p".to_owned(),
+            server_address: server.to_owned(),
+            ..AuthConfig::default()
+        };
+        let basic = Credentials::Basic {
+            user: "u".to_owned(),
+            password: "p".to_owned(),
+        };
+        for (server, image, is_used) in [
+            ("", "r.example/a", true),
+            ("r.example", "r.example/a:1", true),
+            ("https://r.example/v1/", "r.example/a:1", true),
+            ("https://index.docker.io/v1/", "busybox", true),
+            ("https://index.docker.io/v1/", "r.example/a", false),
+            ("r.example", "other.example/a", false),
+        ] {
+            let found = credentials(Some(auth(server)), image).unwrap();
+            assert_eq!(found == basic, is_used, "{server} {image}");
+        }
+    }
+
+    #[test]
+    fn credentials_come_in_each_form_of_the_api() {
+        let auth = AuthConfig {
+            auth: STANDARD.encode("u:p:q"),
+            ..AuthConfig::default()
+        };
+        let basic = Credentials::Basic {
+            user: "u".to_owned(),
+            password: "p:q".to_owned(),
+        };
+        assert!(credentials(Some(auth), "a").unwrap() == basic);
+        let bad = AuthConfig {
+            auth: "%".to_owned(),
+            ..AuthConfig::default()
+        };
+        assert!(credentials(Some(bad), "a").is_err());
+        let token = AuthConfig {
+            identity_token: "t".to_owned(),
+            ..AuthConfig::default()
+        };
+        let found = credentials(Some(token), "a").unwrap();
+        assert!(found == Credentials::IdentityToken("t".to_owned()));
+        assert!(credentials(None, "a").unwrap() == Credentials::Auto);
+    }
+}

@@ -1,0 +1,27 @@
+//! The Container Runtime Interface: pods and containers of a node, for its kubelet.
+//!
+//! gRPC requests come in through [`server`] to `runtime` and `images`, which pass them to the
+//! [`node`]: what it knows of pods and containers, kept in the database of [`state`]. `pods`
+//! and `containers` do the work, each step noted before and after it, by the sandbox's
+//! process (`crate::sandbox`), the network (`crate::cni`), `volumes` and the OCI specification
+//! of `spec`. Work that a caller asked for goes on when the caller goes away, and what was
+//! half made is undone. Nothing here knows virtual machines or the command line.
+
+mod config;
+mod containers;
+mod error;
+mod events;
+mod flights;
+mod images;
+mod node;
+mod pods;
+mod resolver;
+mod runtime;
+mod server;
+mod spec;
+mod state;
+mod streaming;
+mod volumes;
+
+pub(crate) use config::{DEFAULT_MEMORY, ServeConfig, Sizes};
+pub(crate) use server::serve;

@@ -1,0 +1,359 @@
+//! All that the calls share: the node's pods and containers, and what they are made with.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use k8s_cri::v1::{CreateContainerRequest, RunPodSandboxRequest};
+use podvisor_images::Store;
+use tokio::sync::watch;
+
+use super::config::ServeConfig;
+use super::error::{CriError, Kind, Result};
+use super::events::Events;
+use super::flights::Flights;
+use super::state::{ContainerPhase, ContainerRecord, Database, PodPhase, PodRecord};
+use super::streaming::StreamingServer;
+use super::volumes;
+use crate::cni::Cni;
+use crate::sandbox::SandboxClient;
+
+/// Directory of sandboxes in the state directory. Short, as are the names in it: the path of
+/// a socket in it has at most 107 bytes.
+const SANDBOXES: &str = "sb";
+
+/// Digits of an id in the name of a sandbox's directory.
+const DIR_DIGITS: usize = 24;
+
+/// The node, as the daemon knows it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(super) config: ServeConfig,
+    pub(super) store: Store,
+    pub(super) cni: Cni,
+    pub(super) database: Database,
+    pub(super) events: Events,
+    pub(super) streams: StreamingServer,
+    pub(super) pod_flights: Flights<RunPodSandboxRequest>,
+    pub(super) container_flights: Flights<CreateContainerRequest>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    pods: BTreeMap<String, Arc<Pod>>,
+    containers: BTreeMap<String, Arc<Container>>,
+}
+
+/// A pod sandbox.
+#[derive(Debug)]
+pub(super) struct Pod {
+    pub(super) id: String,
+    /// Who changes it holds this.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    record: Mutex<PodRecord>,
+    client: Mutex<Option<SandboxClient>>,
+}
+
+/// A container.
+#[derive(Debug)]
+pub(super) struct Container {
+    pub(super) id: String,
+    pub(super) pod: Arc<Pod>,
+    /// Who starts or removes it holds this.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    /// Turns true when it has ended.
+    pub(super) ended: watch::Sender<bool>,
+    /// CPU time in nanoseconds at a time, when it was last asked for.
+    pub(super) last_cpu: Mutex<Option<(u64, u64)>>,
+    record: Mutex<ContainerRecord>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pod {
+    pub(super) fn new(record: PodRecord) -> Arc<Self> {
+        Arc::new(Self {
+            id: record.id.clone(),
+            turn: tokio::sync::Mutex::new(()),
+            record: Mutex::new(record),
+            client: Mutex::new(None),
+        })
+    }
+
+    pub(super) fn record(&self) -> PodRecord {
+        lock(&self.record).clone()
+    }
+
+    pub(super) fn phase(&self) -> PodPhase {
+        lock(&self.record).phase.clone()
+    }
+
+    /// Its sandbox's process.
+    pub(super) fn client(&self) -> Result<SandboxClient> {
+        let client = lock(&self.client).clone();
+        client.ok_or_else(|| CriError::WrongState {
+            kind: Kind::Pod,
+            id: self.id.clone(),
+            state: "not ready",
+            wanted: "run a new one",
+        })
+    }
+
+    pub(super) fn set_client(&self, client: Option<SandboxClient>) {
+        *lock(&self.client) = client;
+    }
+
+    /// Changes the record, on the disk first.
+    pub(super) fn update(
+        &self,
+        database: &Database,
+        change: impl FnOnce(&mut PodRecord),
+    ) -> Result<()> {
+        let mut record = lock(&self.record);
+        let mut changed = record.clone();
+        change(&mut changed);
+        if changed != *record {
+            database.put(&changed)?;
+            *record = changed;
+        }
+        Ok(())
+    }
+}
+
+impl Container {
+    pub(super) fn new(record: ContainerRecord, pod: Arc<Pod>) -> Arc<Self> {
+        Arc::new(Self {
+            id: record.id.clone(),
+            pod,
+            turn: tokio::sync::Mutex::new(()),
+            ended: watch::Sender::new(matches!(record.phase, ContainerPhase::Exited(_))),
+            last_cpu: Mutex::new(None),
+            record: Mutex::new(record),
+        })
+    }
+
+    pub(super) fn record(&self) -> ContainerRecord {
+        lock(&self.record).clone()
+    }
+
+    pub(super) fn phase(&self) -> ContainerPhase {
+        lock(&self.record).phase.clone()
+    }
+
+    /// Changes the record, on the disk first.
+    pub(super) fn update(
+        &self,
+        database: &Database,
+        change: impl FnOnce(&mut ContainerRecord),
+    ) -> Result<()> {
+        let mut record = lock(&self.record);
+        let mut changed = record.clone();
+        change(&mut changed);
+        if changed != *record {
+            database.put(&changed)?;
+            *record = changed;
+        }
+        let has_ended = matches!(record.phase, ContainerPhase::Exited(_));
+        drop(record);
+        if has_ended {
+            self.ended.send_replace(true);
+        }
+        Ok(())
+    }
+
+    /// Refuses in another state.
+    pub(super) fn running(&self) -> Result<()> {
+        let state = match self.phase() {
+            ContainerPhase::Running { .. } => return Ok(()),
+            ContainerPhase::Creating => "being created",
+            ContainerPhase::Created => "not started",
+            ContainerPhase::Exited(_) => "exited",
+            ContainerPhase::Removing => "being removed",
+        };
+        Err(CriError::WrongState {
+            kind: Kind::Container,
+            id: self.id.clone(),
+            state,
+            wanted: "it must be running",
+        })
+    }
+}
+
+impl Node {
+    /// Opens what is on the disk; pods and containers come by [`Self::recover`].
+    pub(crate) fn open(config: ServeConfig, streams: StreamingServer) -> Result<Self> {
+        for dir in [&config.root, &config.state] {
+            fs::create_dir_all(dir).map_err(CriError::io("create the directory", dir))?;
+        }
+        let sandboxes = config.state.join(SANDBOXES);
+        private_dir(&sandboxes)?;
+        volumes::make_private(&sandboxes)?;
+        Ok(Self {
+            store: Store::open(config.root.join("images"))?,
+            cni: Cni::open(config.cni.clone())?,
+            database: Database::open(&config.root.join("cri.redb"))?,
+            events: Events::default(),
+            streams,
+            pod_flights: Flights::default(),
+            container_flights: Flights::default(),
+            known: Mutex::default(),
+            config,
+        })
+    }
+
+    /// The directory of a sandbox.
+    pub(super) fn dir(&self, pod: &str) -> PathBuf {
+        let name: String = pod.chars().take(DIR_DIGITS).collect();
+        self.config.state.join(SANDBOXES).join(name)
+    }
+
+    /// Directories of sandboxes that are there.
+    pub(super) fn dirs(&self) -> Result<Vec<PathBuf>> {
+        let dir = self.config.state.join(SANDBOXES);
+        let failed = || CriError::io("read the directory", &dir);
+        let entries = fs::read_dir(&dir).map_err(failed())?;
+        let paths = entries
+            .map(|entry| Ok(entry?.path()))
+            .collect::<io::Result<_>>();
+        paths.map_err(failed())
+    }
+
+    /// Takes up a pod under its name, which nobody else may have.
+    pub(super) fn add_pod(&self, pod: &Arc<Pod>) -> Result<()> {
+        let name = pod_name(&pod.record());
+        let mut known = lock(&self.known);
+        let other = known
+            .pods
+            .values()
+            .find(|other| pod_name(&other.record()) == name);
+        if let Some(other) = other {
+            return Err(CriError::NameTaken {
+                kind: Kind::Pod,
+                name,
+                id: other.id.clone(),
+            });
+        }
+        known.pods.insert(pod.id.clone(), Arc::clone(pod));
+        Ok(())
+    }
+
+    /// Takes up a container under its name, which no other one of its pod may have.
+    pub(super) fn add_container(&self, container: &Arc<Container>) -> Result<()> {
+        let name = container_name(&container.record());
+        let mut known = lock(&self.known);
+        let is_same = |other: &&Arc<Container>| {
+            other.pod.id == container.pod.id && container_name(&other.record()) == name
+        };
+        if let Some(other) = known.containers.values().find(is_same) {
+            return Err(CriError::NameTaken {
+                kind: Kind::Container,
+                name,
+                id: other.id.clone(),
+            });
+        }
+        let id = container.id.clone();
+        known.containers.insert(id, Arc::clone(container));
+        Ok(())
+    }
+
+    pub(super) fn forget_pod(&self, id: &str) -> Result<()> {
+        self.database.remove::<PodRecord>(id)?;
+        lock(&self.known).pods.remove(id);
+        self.pod_flights.forget(id);
+        Ok(())
+    }
+
+    pub(super) fn forget_container(&self, id: &str) -> Result<()> {
+        self.database.remove::<ContainerRecord>(id)?;
+        lock(&self.known).containers.remove(id);
+        self.container_flights.forget(id);
+        Ok(())
+    }
+
+    /// A pod by its id or the beginning of it.
+    pub(super) fn pod(&self, id: &str) -> Result<Arc<Pod>> {
+        find(&lock(&self.known).pods, id, Kind::Pod)
+    }
+
+    /// A container by its id or the beginning of it.
+    pub(super) fn container(&self, id: &str) -> Result<Arc<Container>> {
+        find(&lock(&self.known).containers, id, Kind::Container)
+    }
+
+    pub(super) fn pods(&self) -> Vec<Arc<Pod>> {
+        lock(&self.known).pods.values().cloned().collect()
+    }
+
+    pub(super) fn containers(&self) -> Vec<Arc<Container>> {
+        lock(&self.known).containers.values().cloned().collect()
+    }
+
+    pub(super) fn containers_of(&self, pod: &str) -> Vec<Arc<Container>> {
+        let mut containers = self.containers();
+        containers.retain(|container| container.pod.id == pod);
+        containers
+    }
+}
+
+fn find<T>(all: &BTreeMap<String, Arc<T>>, id: &str, kind: Kind) -> Result<Arc<T>> {
+    let id_shown = || id.chars().take(128).collect::<String>();
+    if id.is_empty() {
+        let field = match kind {
+            Kind::Pod => "pod_sandbox_id",
+            _ => "container_id",
+        };
+        return Err(CriError::invalid(field, "it is empty"));
+    }
+    let mut found = all
+        .range(id.to_owned()..)
+        .take_while(|(known, _)| known.starts_with(id));
+    match (found.next(), found.next()) {
+        (Some((_, one)), None) => Ok(Arc::clone(one)),
+        (Some((known, one)), Some(_)) if known == id => Ok(Arc::clone(one)),
+        (Some(_), Some(_)) => Err(CriError::Ambiguous {
+            kind,
+            id: id_shown(),
+        }),
+        (None, _) => Err(CriError::NotFound {
+            kind,
+            id: id_shown(),
+        }),
+    }
+}
+
+/// What makes a pod sandbox one of its kind, as the kubelet sees it.
+pub(super) fn pod_name(record: &PodRecord) -> String {
+    let metadata = record.config.metadata.clone().unwrap_or_default();
+    let (name, namespace) = (metadata.name, metadata.namespace);
+    format!("{name}_{namespace}_{}_{}", metadata.uid, metadata.attempt)
+}
+
+fn container_name(record: &ContainerRecord) -> String {
+    let metadata = record.config.metadata.clone().unwrap_or_default();
+    format!("{}_{}", metadata.name, metadata.attempt)
+}
+
+/// Makes a directory that nobody else may look into; one that is there is no error.
+pub(super) fn private_dir(path: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(CriError::io("create the directory", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Nanoseconds since 1970.
+pub(super) fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    })
+}

@@ -1,0 +1,353 @@
+//! A new pod sandbox: its record, directory, network and virtual machine, in this order, and
+//! nothing of it when one of them fails.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_cri::v1::{PodSandboxConfig, Protocol, RunPodSandboxRequest};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::cni::{Attachment, Capabilities, PodIdentity};
+use crate::cri::config::HANDLER;
+use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::node::{Node, Pod, now, private_dir};
+use crate::cri::state::{PodPhase, PodRecord};
+use crate::cri::{resolver, spec, volumes};
+use crate::sandbox::{
+    GuestNetwork, Interface, LaunchConfig, NicConfig, Route, SandboxClient, random_id,
+};
+
+impl Node {
+    /// RunPodSandbox.
+    pub(in crate::cri) async fn run_pod(
+        self: &Arc<Self>,
+        request: RunPodSandboxRequest,
+    ) -> Result<String> {
+        let config = request.config.clone().unwrap_or_default();
+        check(&config, &request.runtime_handler)?;
+        let id = random_id().map_err(CriError::host("make up an id"))?;
+        let record = PodRecord {
+            id: id.clone(),
+            config,
+            handler: request.runtime_handler.clone(),
+            created_at: now(),
+            phase: PodPhase::Creating,
+            addresses: Vec::new(),
+        };
+        let name = crate::cri::node::pod_name(&record);
+        let node = Arc::clone(self);
+        let work = || async move { node.make_pod(record).await };
+        match self.pod_flights.join(&name, request, work).await {
+            Some(made) => made,
+            None => Err(CriError::NameTaken {
+                kind: Kind::Pod,
+                name,
+                id: "another request".to_owned(),
+            }),
+        }
+    }
+
+    async fn make_pod(self: Arc<Self>, record: PodRecord) -> Result<String> {
+        let pod = Pod::new(record);
+        let _turn = pod.turn.lock().await;
+        self.add_pod(&pod)?;
+        let made = match self.database.put(&pod.record()) {
+            Ok(()) => self.try_make_pod(&pod).await,
+            Err(error) => Err(error.into()),
+        };
+        match made {
+            Ok(()) => {
+                info!(pod = pod.id, "the pod sandbox is ready");
+                Ok(pod.id.clone())
+            }
+            Err(error) => {
+                warn!(pod = pod.id, %error, "no pod sandbox");
+                self.undo_pod(&pod).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn try_make_pod(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<()> {
+        let record = pod.record();
+        let config = &record.config;
+        let dir = self.dir(&pod.id);
+        private_dir(&dir)?;
+        let shared = dir.join(volumes::SHARED);
+        private_dir(&shared)?;
+        let metadata = config.metadata.clone().unwrap_or_default();
+        let identity = PodIdentity {
+            id: pod.id.clone(),
+            name: metadata.name,
+            namespace: metadata.namespace,
+            uid: metadata.uid,
+        };
+        let attachment = self.cni.attach(&identity, capabilities(config)).await?;
+        let addresses = attachment.addresses.clone();
+        let (nics, network) = cards(attachment);
+        let (vcpus, memory) = self.config.sizes.of_pod(config);
+        let launch = LaunchConfig {
+            id: pod.id.clone(),
+            hostname: resolver::hostname(config)?,
+            dir,
+            kernel: self.config.kernel.clone(),
+            initramfs: self.config.initramfs.clone(),
+            vcpus,
+            memory,
+            image_slots: self.config.sizes.image_slots,
+            nics,
+            shared_dir: Some(shared),
+            console: self.config.console(&pod.id),
+            network,
+            sysctls: sysctls(config),
+        };
+        let client = SandboxClient::launch(launch).await?;
+        pod.set_client(Some(client.clone()));
+        pod.update(&self.database, |record| {
+            record.addresses = addresses;
+            record.phase = PodPhase::Ready;
+        })?;
+        self.watch_pod(pod, client);
+        self.emit_pod(pod, k8s_cri::v1::ContainerEventType::ContainerStartedEvent);
+        Ok(())
+    }
+
+    /// Undoes what is left of a pod that was not made; what cannot be undone now stays known
+    /// as a stopped pod, for the kubelet to remove.
+    async fn undo_pod(self: &Arc<Self>, pod: &Arc<Pod>) {
+        let undone = match self.tear_down(pod).await {
+            Ok(()) => self.forget_pod(&pod.id),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = undone {
+            warn!(pod = pod.id, %error, "something of the pod is left; it is removed with the pod");
+            let reason = Some("it could not be made, nor removed".to_owned());
+            let stopped = PodPhase::Stopped { reason };
+            if let Err(error) = pod.update(&self.database, |record| record.phase = stopped) {
+                warn!(pod = pod.id, %error, "the pod's state is not noted");
+            }
+        }
+    }
+}
+
+/// What a request must have before anything is made.
+fn check(config: &PodSandboxConfig, handler: &str) -> Result<()> {
+    let metadata = config.metadata.as_ref();
+    let metadata = metadata.ok_or_else(|| CriError::invalid("config.metadata", "it is missing"))?;
+    for (field, value) in [
+        ("config.metadata.name", &metadata.name),
+        ("config.metadata.namespace", &metadata.namespace),
+        ("config.metadata.uid", &metadata.uid),
+    ] {
+        if value.is_empty() {
+            return Err(CriError::invalid(field, "it is empty"));
+        }
+    }
+    if !matches!(handler, "" | HANDLER) {
+        let reason = format!("{handler:?} is unknown; the runtime class's handler is {HANDLER}");
+        return Err(CriError::invalid("runtime_handler", reason));
+    }
+    if !config.log_directory.is_empty() && !config.log_directory.starts_with('/') {
+        return Err(CriError::invalid(
+            "config.log_directory",
+            "it is not an absolute path",
+        ));
+    }
+    resolver::hostname(config)?;
+    resolver::resolv_conf(config.dns_config.as_ref(), &crate::cni::Dns::default())?;
+    spec::check_sandbox(config)?;
+    for mapping in &config.port_mappings {
+        let is_port = |port: i32| u16::try_from(port).is_ok();
+        if !is_port(mapping.container_port) || !is_port(mapping.host_port) {
+            return Err(CriError::invalid(
+                "config.port_mappings",
+                "a port is from 0 to 65535",
+            ));
+        }
+        if Protocol::try_from(mapping.protocol).is_err() {
+            return Err(CriError::invalid(
+                "config.port_mappings.protocol",
+                "it is unknown",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What CNI's plugins may ask for.
+fn capabilities(config: &PodSandboxConfig) -> Capabilities {
+    let mut capabilities = Capabilities::new();
+    let mappings = config
+        .port_mappings
+        .iter()
+        .filter(|mapping| mapping.host_port > 0);
+    let mappings: Vec<Value> = mappings
+        .map(|mapping| {
+            let protocol = Protocol::try_from(mapping.protocol).unwrap_or(Protocol::Tcp);
+            json!({
+                "hostPort": mapping.host_port,
+                "containerPort": mapping.container_port,
+                "protocol": protocol.as_str_name().to_ascii_lowercase(),
+                "hostIP": mapping.host_ip,
+            })
+        })
+        .collect();
+    if !mappings.is_empty() {
+        capabilities.insert("portMappings".to_owned(), Value::Array(mappings));
+    }
+    if let Some(dns) = &config.dns_config {
+        let dns = json!({
+            "servers": dns.servers, "searches": dns.searches, "options": dns.options,
+        });
+        capabilities.insert("dns".to_owned(), dns);
+    }
+    let mut bandwidth = serde_json::Map::new();
+    for direction in ["ingress", "egress"] {
+        let annotation = format!("kubernetes.io/{direction}-bandwidth");
+        let rate = config
+            .annotations
+            .get(&annotation)
+            .and_then(|text| quantity(text));
+        if let Some(rate) = rate {
+            bandwidth.insert(format!("{direction}Rate"), rate.into());
+            bandwidth.insert(
+                format!("{direction}Burst"),
+                u64::from(i32::MAX.unsigned_abs()).into(),
+            );
+        }
+    }
+    if !bandwidth.is_empty() {
+        capabilities.insert("bandwidth".to_owned(), Value::Object(bandwidth));
+    }
+    capabilities
+}
+
+/// A Kubernetes quantity of whole units: `10M`, `1Gi`, `5000`.
+fn quantity(text: &str) -> Option<u64> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit {
+        "" => 1,
+        "k" => 1000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+/// The guest's cards, and what its agent gives them.
+fn cards(attachment: Attachment) -> (Vec<NicConfig>, GuestNetwork) {
+    let mut nics = Vec::new();
+    let mut network = GuestNetwork::default();
+    for nic in attachment.nics {
+        nics.push(NicConfig {
+            tap: nic.tap,
+            mac: nic.mac,
+            mtu: nic.mtu,
+        });
+        network.interfaces.push(Interface {
+            name: nic.name,
+            mac: nic.mac,
+            mtu: nic.mtu,
+            addresses: nic.addresses.iter().map(ToString::to_string).collect(),
+        });
+    }
+    network.routes = attachment
+        .routes
+        .into_iter()
+        .map(|route| Route {
+            destination: route.destination.to_string(),
+            gateway: route.gateway.map(|gateway| gateway.to_string()),
+            interface: route.interface,
+        })
+        .collect();
+    (nics, network)
+}
+
+fn sysctls(config: &PodSandboxConfig) -> BTreeMap<String, String> {
+    let linux = config.linux.as_ref();
+    let sysctls = linux.map(|linux| linux.sysctls.clone()).unwrap_or_default();
+    sysctls.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_cri::v1::{DnsConfig, PodSandboxMetadata, PortMapping};
+
+    use super::*;
+
+    fn config() -> PodSandboxConfig {
+        PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata {
+                name: "web".to_owned(),
+                uid: "u".to_owned(),
+                namespace: "default".to_owned(),
+                attempt: 0,
+            }),
+            ..PodSandboxConfig::default()
+        }
+    }
+
+    #[test]
+    fn requests_without_a_name_or_for_another_handler_are_refused() {
+        check(&config(), "").unwrap();
+        check(&config(), "podvisor").unwrap();
+        assert!(check(&config(), "runc").is_err());
+        assert!(check(&PodSandboxConfig::default(), "").is_err());
+        let mut nameless = config();
+        nameless.metadata.as_mut().unwrap().name.clear();
+        assert!(check(&nameless, "").is_err());
+        let mut relative = config();
+        relative.log_directory = "logs".to_owned();
+        assert!(check(&relative, "").is_err());
+    }
+
+    #[test]
+    fn plugins_get_host_ports_bandwidth_and_name_servers() {
+        let mut config = config();
+        config.port_mappings = vec![
+            PortMapping {
+                container_port: 80,
+                host_port: 8080,
+                ..PortMapping::default()
+            },
+            PortMapping {
+                container_port: 81,
+                ..PortMapping::default()
+            },
+        ];
+        config.dns_config = Some(DnsConfig {
+            servers: vec!["1.1.1.1".to_owned()],
+            ..DnsConfig::default()
+        });
+        let annotation = "kubernetes.io/egress-bandwidth".to_owned();
+        config.annotations.insert(annotation, "10M".to_owned());
+        let capabilities = capabilities(&config);
+        assert_eq!(
+            Value::Object(capabilities),
+            json!({
+                "portMappings": [{
+                    "hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "",
+                }],
+                "dns": {"servers": ["1.1.1.1"], "searches": [], "options": []},
+                "bandwidth": {"egressRate": 10_000_000, "egressBurst": i32::MAX},
+            })
+        );
+    }
+
+    #[test]
+    fn quantities_are_kubernetes_own() {
+        assert_eq!(quantity("1Gi"), Some(1 << 30));
+        assert_eq!(quantity("5000"), Some(5000));
+        for bad in ["", "M", "1.5M", "10X", "99999999999999999999", "-1"] {
+            assert_eq!(quantity(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The end of a pod sandbox.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1::ContainerEventType;
+use tracing::{info, warn};
+
+use crate::cri::error::Result;
+use crate::cri::flights::to_the_end;
+use crate::cri::node::{Node, Pod, now};
+use crate::cri::state::{ContainerPhase, Exit, PodPhase};
+use crate::cri::volumes;
+use crate::sandbox::{SandboxClient, SandboxExit};
+
+/// How long a guest may take to power itself off before its machine is killed.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Exit code of a container whose sandbox went away, as for a lost process.
+const LOST: i32 = 255;
+
+impl Node {
+    /// StopPodSandbox: also for one that is stopped, or gone.
+    pub(in crate::cri) async fn stop_pod(self: &Arc<Self>, id: &str) -> Result<()> {
+        let pod = match self.pod(id) {
+            Ok(pod) => pod,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let node = Arc::clone(self);
+        to_the_end(async move {
+            let _turn = pod.turn.lock().await;
+            node.stop_pod_now(&pod).await
+        })
+        .await
+    }
+
+    /// RemovePodSandbox: with its containers; also for one that is gone.
+    pub(in crate::cri) async fn remove_pod(self: &Arc<Self>, id: &str) -> Result<()> {
+        let pod = match self.pod(id) {
+            Ok(pod) => pod,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let node = Arc::clone(self);
+        to_the_end(async move {
+            let _turn = pod.turn.lock().await;
+            if node.pod(&pod.id).is_err() {
+                // Another call has removed it meanwhile.
+                return Ok(());
+            }
+            node.stop_pod_now(&pod).await?;
+            pod.update(&node.database, |record| record.phase = PodPhase::Removing)?;
+            for container in node.containers_of(&pod.id) {
+                node.remove_container_now(&container).await?;
+            }
+            node.tear_down(&pod).await?;
+            node.forget_pod(&pod.id)?;
+            node.emit_pod(&pod, ContainerEventType::ContainerDeletedEvent);
+            info!(pod = pod.id, "the pod sandbox is removed");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Stops containers and machine, and undoes the network. May be repeated until it
+    /// succeeds.
+    async fn stop_pod_now(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<()> {
+        let was_ready = pod.phase() == PodPhase::Ready;
+        if let Ok(client) = pod.client() {
+            for container in self.containers_of(&pod.id) {
+                if let Err(error) = self.kill(&container, &client).await {
+                    // Its machine is stopped next.
+                    warn!(container = container.id, %error, "cannot kill the container");
+                }
+            }
+            shut_down(&client).await?;
+            pod.set_client(None);
+        }
+        self.lose_containers(pod, "the pod sandbox was stopped")?;
+        pod.update(&self.database, |record| {
+            if matches!(record.phase, PodPhase::Ready | PodPhase::Creating) {
+                record.phase = PodPhase::Stopped { reason: None };
+            }
+        })?;
+        self.cni.detach(&pod.id).await?;
+        if was_ready {
+            self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
+            info!(pod = pod.id, "the pod sandbox is stopped");
+        }
+        Ok(())
+    }
+
+    /// Undoes all that was made for a pod, in whichever state.
+    pub(super) async fn tear_down(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<()> {
+        if let Ok(client) = pod.client() {
+            shut_down(&client).await?;
+            pod.set_client(None);
+        }
+        self.cni.detach(&pod.id).await?;
+        volumes::remove_dir(&self.dir(&pod.id))
+    }
+
+    /// Notes the end of a pod's machine when it comes.
+    pub(super) fn watch_pod(self: &Arc<Self>, pod: &Arc<Pod>, client: SandboxClient) {
+        let (node, pod) = (Arc::clone(self), Arc::clone(pod));
+        tokio::spawn(async move {
+            let exit = client.ended().await;
+            let _turn = pod.turn.lock().await;
+            if let Err(error) = node.note_end(&pod, &exit) {
+                warn!(pod = pod.id, %error, "the end of the pod sandbox is not noted");
+            }
+        });
+    }
+
+    /// Notes that a pod's machine is gone, unless somebody stopped it.
+    pub(super) fn note_end(self: &Arc<Self>, pod: &Arc<Pod>, exit: &SandboxExit) -> Result<()> {
+        if pod.phase() != PodPhase::Ready {
+            return Ok(());
+        }
+        let reason = exit.to_string();
+        warn!(pod = pod.id, reason, "the pod sandbox has ended");
+        pod.set_client(None);
+        self.lose_containers(pod, &format!("the pod sandbox has ended: {reason}"))?;
+        pod.update(&self.database, |record| {
+            record.phase = PodPhase::Stopped {
+                reason: Some(reason),
+            };
+        })?;
+        self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
+        Ok(())
+    }
+
+    /// Marks what ran in a machine that is gone.
+    fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>, message: &str) -> Result<()> {
+        for container in self.containers_of(&pod.id) {
+            let mut is_lost = false;
+            container.update(&self.database, |record| {
+                let started_at = match record.phase {
+                    ContainerPhase::Running { started_at } => started_at,
+                    ContainerPhase::Created => 0,
+                    _ => return,
+                };
+                is_lost = true;
+                record.phase = ContainerPhase::Exited(Exit {
+                    started_at,
+                    finished_at: now(),
+                    code: LOST,
+                    reason: "SandboxGone".to_owned(),
+                    message: message.to_owned(),
+                });
+            })?;
+            if is_lost {
+                self.emit(&container, ContainerEventType::ContainerStoppedEvent);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ends a machine; one that has ended is no error.
+pub(super) async fn shut_down(client: &SandboxClient) -> Result<()> {
+    match client.shutdown(GRACE).await {
+        Err(error) if !error.is_gone() => Err(error.into()),
+        _ => Ok(()),
+    }
+}

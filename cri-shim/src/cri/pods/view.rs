@@ -1,0 +1,144 @@
+//! What is told of pod sandboxes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_cri::v1::{
+    ContainerEventResponse, ContainerEventType, LinuxPodSandboxStatus, Namespace, PodIp,
+    PodSandbox, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus,
+    PodSandboxStatusResponse,
+};
+
+use crate::cri::error::Result;
+use crate::cri::node::{Container, Node, Pod, now};
+use crate::cri::state::{PodPhase, PodRecord};
+
+/// Whether `labels` has all of `selector`.
+pub(in crate::cri) fn matches_labels(
+    labels: &HashMap<String, String>,
+    selector: &HashMap<String, String>,
+) -> bool {
+    selector
+        .iter()
+        .all(|(name, value)| labels.get(name) == Some(value))
+}
+
+fn state(record: &PodRecord) -> i32 {
+    match record.phase {
+        PodPhase::Ready => PodSandboxState::SandboxReady.into(),
+        _ => PodSandboxState::SandboxNotready.into(),
+    }
+}
+
+fn status(record: &PodRecord) -> PodSandboxStatus {
+    let mut addresses = record.addresses.iter().map(ToString::to_string);
+    let security = record.config.linux.as_ref();
+    let security = security.and_then(|linux| linux.security_context.as_ref());
+    let options = security.and_then(|security| security.namespace_options.clone());
+    // A pod that is stopped has given its addresses back.
+    let is_ready = record.phase == PodPhase::Ready;
+    let network = is_ready.then(|| PodSandboxNetworkStatus {
+        ip: addresses.next().unwrap_or_default(),
+        additional_ips: addresses.map(|ip| PodIp { ip }).collect(),
+    });
+    PodSandboxStatus {
+        id: record.id.clone(),
+        metadata: record.config.metadata.clone(),
+        state: state(record),
+        created_at: record.created_at,
+        network: Some(network.unwrap_or_default()),
+        linux: Some(LinuxPodSandboxStatus {
+            namespaces: Some(Namespace { options }),
+        }),
+        labels: record.config.labels.clone(),
+        annotations: record.config.annotations.clone(),
+        runtime_handler: record.handler.clone(),
+    }
+}
+
+impl Node {
+    /// PodSandboxStatus.
+    pub(in crate::cri) fn pod_status(
+        &self,
+        id: &str,
+        verbose: bool,
+    ) -> Result<PodSandboxStatusResponse> {
+        let pod = self.pod(id)?;
+        let record = pod.record();
+        let mut info = HashMap::new();
+        if verbose {
+            let (vcpus, memory) = self.config.sizes.of_pod(&record.config);
+            let reason = match &record.phase {
+                PodPhase::Stopped { reason } => reason.clone(),
+                _ => None,
+            };
+            let details = serde_json::json!({
+                "sandboxID": record.id,
+                "pid": pod.client().map(|client| client.pid()).unwrap_or_default(),
+                "vcpus": vcpus,
+                "memoryBytes": memory,
+                "directory": self.dir(&record.id),
+                "netns": self.cni.netns(&record.id),
+                "reason": reason,
+                "config": record.config,
+            });
+            info.insert("info".to_owned(), details.to_string());
+        }
+        let containers = self.containers_of(&pod.id);
+        Ok(PodSandboxStatusResponse {
+            status: Some(status(&record)),
+            info,
+            containers_statuses: containers.iter().map(|c| self.status_of(c)).collect(),
+            timestamp: now(),
+        })
+    }
+
+    /// ListPodSandbox.
+    pub(in crate::cri) fn list_pods(&self, filter: Option<PodSandboxFilter>) -> Vec<PodSandbox> {
+        let filter = filter.unwrap_or_default();
+        let wanted = filter.state.map(|state| state.state);
+        let records = self.pods().into_iter().map(|pod| pod.record());
+        let records = records.filter(|record| {
+            record.phase != PodPhase::Creating
+                && record.id.starts_with(&filter.id)
+                && wanted.is_none_or(|wanted| wanted == state(record))
+                && matches_labels(&record.config.labels, &filter.label_selector)
+        });
+        let mut records: Vec<PodRecord> = records.collect();
+        records.sort_by_key(|record| std::cmp::Reverse(record.created_at));
+        let shown = records.into_iter().map(|record| PodSandbox {
+            state: state(&record),
+            id: record.id,
+            metadata: record.config.metadata,
+            created_at: record.created_at,
+            labels: record.config.labels,
+            annotations: record.config.annotations,
+            runtime_handler: record.handler,
+        });
+        shown.collect()
+    }
+
+    /// Tells what happened to a container.
+    pub(in crate::cri) fn emit(&self, container: &Arc<Container>, kind: ContainerEventType) {
+        self.send_event(&container.id, &container.pod, kind);
+    }
+
+    /// Tells what happened to a pod sandbox, which counts as a container here.
+    pub(in crate::cri) fn emit_pod(&self, pod: &Arc<Pod>, kind: ContainerEventType) {
+        self.send_event(&pod.id, pod, kind);
+    }
+
+    fn send_event(&self, id: &str, pod: &Arc<Pod>, kind: ContainerEventType) {
+        if !self.events.are_wanted() {
+            return;
+        }
+        let containers = self.containers_of(&pod.id);
+        self.events.send(&ContainerEventResponse {
+            container_id: id.to_owned(),
+            container_event_type: kind.into(),
+            created_at: now(),
+            pod_sandbox_status: Some(status(&pod.record())),
+            containers_statuses: containers.iter().map(|c| self.status_of(c)).collect(),
+        });
+    }
+}

@@ -1,0 +1,151 @@
+//! The files of /etc that a pod's containers have unless the kubelet mounts its own.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use k8s_cri::v1::{DnsConfig, PodSandboxConfig};
+
+use super::error::{CriError, Result};
+use crate::cni::Dns;
+
+/// Longest host name of Linux.
+const HOSTNAME: usize = 64;
+/// Most entries of a kind in resolv.conf.
+const ENTRIES: usize = 64;
+/// Name of a guest whose pod has none.
+const DEFAULT_HOSTNAME: &str = "localhost";
+
+/// The pod's host name.
+pub(super) fn hostname(pod: &PodSandboxConfig) -> Result<String> {
+    let name = match pod.hostname.as_str() {
+        "" => DEFAULT_HOSTNAME,
+        name => name,
+    };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
+    if name.len() > HOSTNAME || !name.bytes().all(plain) || name.starts_with(['-', '.']) {
+        let reason = format!("{name:?} is not a host name of at most {HOSTNAME} characters");
+        return Err(CriError::invalid("config.hostname", reason));
+    }
+    Ok(name.to_owned())
+}
+
+/// /etc/hosts.
+pub(super) fn hosts(hostname: &str, addresses: &[IpAddr]) -> Vec<u8> {
+    let mut text = String::from(
+        "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
+         fe00::0\tip6-localnet\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n",
+    );
+    for address in addresses {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{address}\t{hostname}");
+    }
+    text.into_bytes()
+}
+
+/// /etc/resolv.conf: as the kubelet has it, else the network's, else the node's.
+pub(super) fn resolv_conf(config: Option<&DnsConfig>, network: &Dns) -> Result<Vec<u8>> {
+    let (servers, searches, options) = match config {
+        Some(config) => (&config.servers, &config.searches, &config.options),
+        None => (&network.nameservers, &network.search, &network.options),
+    };
+    let fields = [
+        ("config.dns_config.servers", servers),
+        ("config.dns_config.searches", searches),
+        ("config.dns_config.options", options),
+    ];
+    for (field, entries) in fields {
+        let unfit = |entry: &&String| {
+            entry.is_empty() || entry.len() > 255 || entry.contains(|c: char| !c.is_ascii_graphic())
+        };
+        if let Some(entry) = entries.iter().find(unfit) {
+            let reason = format!("{entry:?} is nothing for resolv.conf");
+            return Err(CriError::invalid(field, reason));
+        }
+        if entries.len() > ENTRIES {
+            let reason = format!("{} are more than {ENTRIES}", entries.len());
+            return Err(CriError::invalid(field, reason));
+        }
+    }
+    let mut text = String::new();
+    if !searches.is_empty() {
+        let _ = writeln!(text, "search {}", searches.join(" "));
+    }
+    for server in servers {
+        let _ = writeln!(text, "nameserver {server}");
+    }
+    if !options.is_empty() {
+        let _ = writeln!(text, "options {}", options.join(" "));
+    }
+    if text.is_empty() && config.is_none() {
+        // A node without one has no name servers either.
+        return Ok(std::fs::read("/etc/resolv.conf").unwrap_or_default());
+    }
+    Ok(text.into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(list: &[&str]) -> Vec<String> {
+        list.iter().map(|s| (*s).to_owned()).collect()
+    }
+
+    #[test]
+    fn the_kubelets_name_servers_win() {
+        let config = DnsConfig {
+            servers: strings(&["10.96.0.10"]),
+            searches: strings(&["default.svc.cluster.local", "svc.cluster.local"]),
+            options: strings(&["ndots:5"]),
+        };
+        let network = Dns {
+            nameservers: strings(&["1.1.1.1"]),
+            ..Dns::default()
+        };
+        assert_eq!(
+            String::from_utf8(resolv_conf(Some(&config), &network).unwrap()).unwrap(),
+            "search default.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\n\
+             options ndots:5\n"
+        );
+        assert_eq!(
+            resolv_conf(None, &network).unwrap(),
+            b"nameserver 1.1.1.1\n"
+        );
+        assert_eq!(
+            resolv_conf(Some(&DnsConfig::default()), &network).unwrap(),
+            b""
+        );
+    }
+
+    #[test]
+    fn no_entry_brings_lines_of_its_own() {
+        let config = DnsConfig {
+            servers: strings(&["1.1.1.1\nnameserver 6.6.6.6"]),
+            ..DnsConfig::default()
+        };
+        assert!(resolv_conf(Some(&config), &Dns::default()).is_err());
+    }
+
+    #[test]
+    fn host_names_are_checked() {
+        let pod = |name: &str| PodSandboxConfig {
+            hostname: name.to_owned(),
+            ..PodSandboxConfig::default()
+        };
+        assert_eq!(hostname(&pod("web-0.example")).unwrap(), "web-0.example");
+        assert_eq!(hostname(&pod("")).unwrap(), "localhost");
+        for bad in ["a b", "a/b", "-a", &"x".repeat(65)] {
+            assert!(hostname(&pod(bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn hosts_names_the_pod() {
+        let text = hosts(
+            "web",
+            &["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+        );
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.ends_with("10.0.0.2\tweb\nfd00::2\tweb\n"), "{text}");
+    }
+}

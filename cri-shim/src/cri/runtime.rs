@@ -1,0 +1,386 @@
+//! RuntimeService: each call to what does it, and its answer.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use k8s_cri::v1::runtime_service_server::RuntimeService;
+use k8s_cri::v1::*;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::config::HANDLER;
+use super::error::CriError;
+use super::node::Node;
+use super::streaming::Target;
+
+/// The version of the API that is served.
+const API_VERSION: &str = "v1";
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(super) struct Runtime {
+    node: Arc<Node>,
+}
+
+impl Runtime {
+    pub(super) fn new(node: Arc<Node>) -> Self {
+        Self { node }
+    }
+
+    fn conditions(&self) -> Vec<RuntimeCondition> {
+        let config = &self.node.config;
+        let runtime = [&config.kernel, &config.initramfs, Path::new("/dev/kvm")]
+            .into_iter()
+            .find(|path| !path.exists())
+            .map(|path| format!("{} is missing; `podvisor check` says more", path.display()));
+        let network = self.node.cni.ready().err().map(|error| error.to_string());
+        vec![
+            condition("RuntimeReady", "GuestNotAvailable", runtime),
+            condition("NetworkReady", "NetworkPluginNotReady", network),
+        ]
+    }
+}
+
+fn condition(kind: &str, reason: &str, fault: Option<String>) -> RuntimeCondition {
+    RuntimeCondition {
+        r#type: kind.to_owned(),
+        status: fault.is_none(),
+        reason: if fault.is_some() {
+            reason.to_owned()
+        } else {
+            String::new()
+        },
+        message: fault.unwrap_or_default(),
+    }
+}
+
+fn missing(call: &str) -> Status {
+    Status::unimplemented(format!(
+        "{call} is not implemented by this version of podvisor"
+    ))
+}
+
+/// As the API has it: at least one stream, and a terminal has no stderr of its own.
+fn check_streams(tty: bool, stdin: bool, stdout: bool, stderr: bool) -> Result<(), CriError> {
+    if tty && stderr {
+        return Err(CriError::invalid(
+            "stderr",
+            "a terminal has none of its own",
+        ));
+    }
+    match stdin || stdout || stderr {
+        true => Ok(()),
+        false => Err(CriError::invalid(
+            "stdin",
+            "one of stdin, stdout and stderr must be set",
+        )),
+    }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl RuntimeService for Runtime {
+    type GetContainerEventsStream = ReceiverStream<Result<ContainerEventResponse, Status>>;
+
+    async fn version(&self, _request: Request<VersionRequest>) -> Answer<VersionResponse> {
+        Ok(Response::new(VersionResponse {
+            // The kubelet's own API version, as every runtime answers.
+            version: "0.1.0".to_owned(),
+            runtime_name: HANDLER.to_owned(),
+            runtime_version: env!("CARGO_PKG_VERSION").to_owned(),
+            runtime_api_version: API_VERSION.to_owned(),
+        }))
+    }
+
+    async fn status(&self, request: Request<StatusRequest>) -> Answer<StatusResponse> {
+        let mut info = HashMap::new();
+        if request.into_inner().verbose {
+            let config = &self.node.config;
+            let details = serde_json::json!({
+                "root": config.root,
+                "state": config.state,
+                "kernel": config.kernel,
+                "initramfs": config.initramfs,
+                "cniConfigDir": config.cni.config_dir,
+                "cniBinDirs": config.cni.plugin_dirs,
+            });
+            info.insert("config".to_owned(), details.to_string());
+        }
+        let features = RuntimeHandlerFeatures {
+            recursive_read_only_mounts: true,
+            user_namespaces: false,
+        };
+        let handler = |name: &str| RuntimeHandler {
+            name: name.to_owned(),
+            features: Some(features),
+        };
+        Ok(Response::new(StatusResponse {
+            status: Some(RuntimeStatus {
+                conditions: self.conditions(),
+            }),
+            info,
+            runtime_handlers: vec![handler(""), handler(HANDLER)],
+            features: Some(RuntimeFeatures {
+                supplemental_groups_policy: true,
+            }),
+        }))
+    }
+
+    async fn runtime_config(
+        &self,
+        _request: Request<RuntimeConfigRequest>,
+    ) -> Answer<RuntimeConfigResponse> {
+        // As `sd_booted` of libsystemd asks.
+        let driver = match Path::new("/run/systemd/system").is_dir() {
+            true => CgroupDriver::Systemd,
+            false => CgroupDriver::Cgroupfs,
+        };
+        Ok(Response::new(RuntimeConfigResponse {
+            linux: Some(LinuxRuntimeConfiguration {
+                cgroup_driver: driver.into(),
+            }),
+        }))
+    }
+
+    async fn update_runtime_config(
+        &self,
+        _request: Request<UpdateRuntimeConfigRequest>,
+    ) -> Answer<UpdateRuntimeConfigResponse> {
+        // The pods' addresses are the network add-on's business, which knows the node's CIDR.
+        Ok(Response::new(UpdateRuntimeConfigResponse {}))
+    }
+
+    async fn run_pod_sandbox(
+        &self,
+        request: Request<RunPodSandboxRequest>,
+    ) -> Answer<RunPodSandboxResponse> {
+        let pod_sandbox_id = self.node.run_pod(request.into_inner()).await?;
+        Ok(Response::new(RunPodSandboxResponse { pod_sandbox_id }))
+    }
+
+    async fn stop_pod_sandbox(
+        &self,
+        request: Request<StopPodSandboxRequest>,
+    ) -> Answer<StopPodSandboxResponse> {
+        self.node
+            .stop_pod(&request.into_inner().pod_sandbox_id)
+            .await?;
+        Ok(Response::new(StopPodSandboxResponse {}))
+    }
+
+    async fn remove_pod_sandbox(
+        &self,
+        request: Request<RemovePodSandboxRequest>,
+    ) -> Answer<RemovePodSandboxResponse> {
+        self.node
+            .remove_pod(&request.into_inner().pod_sandbox_id)
+            .await?;
+        Ok(Response::new(RemovePodSandboxResponse {}))
+    }
+
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<PodSandboxStatusRequest>,
+    ) -> Answer<PodSandboxStatusResponse> {
+        let request = request.into_inner();
+        let status = self
+            .node
+            .pod_status(&request.pod_sandbox_id, request.verbose)?;
+        Ok(Response::new(status))
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        request: Request<ListPodSandboxRequest>,
+    ) -> Answer<ListPodSandboxResponse> {
+        let items = self.node.list_pods(request.into_inner().filter);
+        Ok(Response::new(ListPodSandboxResponse { items }))
+    }
+
+    async fn create_container(
+        &self,
+        request: Request<CreateContainerRequest>,
+    ) -> Answer<CreateContainerResponse> {
+        let container_id = self.node.create_container(request.into_inner()).await?;
+        Ok(Response::new(CreateContainerResponse { container_id }))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<StartContainerRequest>,
+    ) -> Answer<StartContainerResponse> {
+        self.node
+            .start_container(&request.into_inner().container_id)
+            .await?;
+        Ok(Response::new(StartContainerResponse {}))
+    }
+
+    async fn stop_container(
+        &self,
+        request: Request<StopContainerRequest>,
+    ) -> Answer<StopContainerResponse> {
+        let request = request.into_inner();
+        self.node
+            .stop_container(&request.container_id, request.timeout)
+            .await?;
+        Ok(Response::new(StopContainerResponse {}))
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<RemoveContainerRequest>,
+    ) -> Answer<RemoveContainerResponse> {
+        self.node
+            .remove_container(&request.into_inner().container_id)
+            .await?;
+        Ok(Response::new(RemoveContainerResponse {}))
+    }
+
+    async fn list_containers(
+        &self,
+        request: Request<ListContainersRequest>,
+    ) -> Answer<ListContainersResponse> {
+        let containers = self.node.list_containers(request.into_inner().filter);
+        Ok(Response::new(ListContainersResponse { containers }))
+    }
+
+    async fn container_status(
+        &self,
+        request: Request<ContainerStatusRequest>,
+    ) -> Answer<ContainerStatusResponse> {
+        let request = request.into_inner();
+        let status = self
+            .node
+            .container_status(&request.container_id, request.verbose)?;
+        Ok(Response::new(status))
+    }
+
+    async fn update_container_resources(
+        &self,
+        request: Request<UpdateContainerResourcesRequest>,
+    ) -> Answer<UpdateContainerResourcesResponse> {
+        self.node.update_resources(request.into_inner()).await?;
+        Ok(Response::new(UpdateContainerResourcesResponse {}))
+    }
+
+    async fn reopen_container_log(
+        &self,
+        request: Request<ReopenContainerLogRequest>,
+    ) -> Answer<ReopenContainerLogResponse> {
+        self.node
+            .reopen_log(&request.into_inner().container_id)
+            .await?;
+        Ok(Response::new(ReopenContainerLogResponse {}))
+    }
+
+    async fn exec_sync(&self, request: Request<ExecSyncRequest>) -> Answer<ExecSyncResponse> {
+        Ok(Response::new(
+            self.node.exec_sync(request.into_inner()).await?,
+        ))
+    }
+
+    async fn exec(&self, request: Request<ExecRequest>) -> Answer<ExecResponse> {
+        let request = request.into_inner();
+        self.node.container(&request.container_id)?.running()?;
+        if request.cmd.is_empty() {
+            return Err(CriError::invalid("cmd", "it names no command").into());
+        }
+        check_streams(request.tty, request.stdin, request.stdout, request.stderr)?;
+        let url = self.node.streams.url(Target::Exec(request))?;
+        Ok(Response::new(ExecResponse { url }))
+    }
+
+    async fn attach(&self, request: Request<AttachRequest>) -> Answer<AttachResponse> {
+        let request = request.into_inner();
+        self.node.container(&request.container_id)?.running()?;
+        check_streams(request.tty, request.stdin, request.stdout, request.stderr)?;
+        let url = self.node.streams.url(Target::Attach(request))?;
+        Ok(Response::new(AttachResponse { url }))
+    }
+
+    async fn port_forward(
+        &self,
+        request: Request<PortForwardRequest>,
+    ) -> Answer<PortForwardResponse> {
+        let pod = self.node.pod(&request.into_inner().pod_sandbox_id)?;
+        pod.client()?;
+        let pod = pod.id.clone();
+        let url = self.node.streams.url(Target::PortForward { pod })?;
+        Ok(Response::new(PortForwardResponse { url }))
+    }
+
+    async fn container_stats(
+        &self,
+        request: Request<ContainerStatsRequest>,
+    ) -> Answer<ContainerStatsResponse> {
+        let stats = self
+            .node
+            .container_stats(&request.into_inner().container_id)
+            .await?;
+        Ok(Response::new(ContainerStatsResponse { stats: Some(stats) }))
+    }
+
+    async fn list_container_stats(
+        &self,
+        request: Request<ListContainerStatsRequest>,
+    ) -> Answer<ListContainerStatsResponse> {
+        let stats = self
+            .node
+            .list_container_stats(request.into_inner().filter)
+            .await;
+        Ok(Response::new(ListContainerStatsResponse { stats }))
+    }
+
+    async fn pod_sandbox_stats(
+        &self,
+        request: Request<PodSandboxStatsRequest>,
+    ) -> Answer<PodSandboxStatsResponse> {
+        let stats = self
+            .node
+            .pod_stats(&request.into_inner().pod_sandbox_id)
+            .await?;
+        Ok(Response::new(PodSandboxStatsResponse {
+            stats: Some(stats),
+        }))
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        request: Request<ListPodSandboxStatsRequest>,
+    ) -> Answer<ListPodSandboxStatsResponse> {
+        let stats = self.node.list_pod_stats(request.into_inner().filter).await;
+        Ok(Response::new(ListPodSandboxStatsResponse { stats }))
+    }
+
+    async fn checkpoint_container(
+        &self,
+        _request: Request<CheckpointContainerRequest>,
+    ) -> Answer<CheckpointContainerResponse> {
+        Err(missing("CheckpointContainer"))
+    }
+
+    async fn get_container_events(
+        &self,
+        _request: Request<GetEventsRequest>,
+    ) -> Answer<Self::GetContainerEventsStream> {
+        Ok(Response::new(ReceiverStream::new(
+            self.node.events.listen(),
+        )))
+    }
+
+    async fn list_metric_descriptors(
+        &self,
+        _request: Request<ListMetricDescriptorsRequest>,
+    ) -> Answer<ListMetricDescriptorsResponse> {
+        Err(missing("ListMetricDescriptors"))
+    }
+
+    async fn list_pod_sandbox_metrics(
+        &self,
+        _request: Request<ListPodSandboxMetricsRequest>,
+    ) -> Answer<ListPodSandboxMetricsResponse> {
+        Err(missing("ListPodSandboxMetrics"))
+    }
+}

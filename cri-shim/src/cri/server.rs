@@ -1,0 +1,130 @@
+//! The socket and the server on it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1::image_service_server::ImageServiceServer;
+use k8s_cri::v1::runtime_service_server::RuntimeServiceServer;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tracing::info;
+
+use super::config::ServeConfig;
+use super::error::CriError;
+use super::images::Images;
+use super::node::Node;
+use super::runtime::Runtime;
+use super::streaming::{self, StreamingServer};
+
+/// Longest message, both ways: as the kubelet's own limit.
+const MESSAGE_BYTES: usize = 16 << 20;
+
+/// How long calls under way may take when the daemon stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why the daemon does not serve.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeError {
+    /// Another daemon answers there.
+    #[error("{} is served already; stop the other daemon, or use another --listen", .0.display())]
+    Served(std::path::PathBuf),
+    /// The socket.
+    #[error("cannot listen on {}", .path.display())]
+    Listen {
+        /// Its path.
+        path: std::path::PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// The server for streams.
+    #[error("cannot listen on a port of 127.0.0.1 for exec, attach and port-forward")]
+    Streams(#[source] io::Error),
+    /// The state on the disk.
+    #[error(transparent)]
+    Node(#[from] CriError),
+    /// The server.
+    #[error("cannot serve")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+/// Serves until `stop` is done, and lets calls under way end. Pods run on.
+pub(crate) async fn serve(
+    config: ServeConfig,
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let path = config.listen.clone();
+    if UnixStream::connect(&path).await.is_ok() {
+        return Err(ServeError::Served(path));
+    }
+    let (streams, connections) = StreamingServer::bind().await.map_err(ServeError::Streams)?;
+    let node = Arc::new(Node::open(config, streams)?);
+    node.recover().await?;
+    let _streaming = AbortOnDrop(tokio::spawn(streaming::serve(
+        Arc::clone(&node),
+        connections,
+    )));
+    let listener = bind(&path).map_err(|source| ServeError::Listen {
+        path: path.clone(),
+        source,
+    })?;
+    info!(socket = %path.display(), "serving");
+    let runtime = RuntimeServiceServer::new(Runtime::new(Arc::clone(&node)))
+        .max_decoding_message_size(MESSAGE_BYTES);
+    let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
+        .max_decoding_message_size(MESSAGE_BYTES);
+    let (stopping, stopped) = oneshot::channel();
+    let server = Server::builder()
+        .add_service(runtime)
+        .add_service(images)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+            // Without a sender there is nothing to wait for either.
+            let _ = stopped.await;
+        });
+    let limit = async {
+        stop.await;
+        info!("stopping");
+        // Those streams have no end of their own.
+        node.events.close();
+        let _ = stopping.send(());
+        tokio::time::sleep(STOP_TIMEOUT).await;
+    };
+    let served = tokio::select! {
+        served = server => served,
+        // Work that goes on is finished, or undone, by the next daemon.
+        () = limit => Ok(()),
+    };
+    // A socket that nobody serves would only mislead.
+    let _ = fs::remove_file(&path);
+    Ok(served?)
+}
+
+/// A task that ends with its owner.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Binds the socket, for root alone. One that a daemon left behind is replaced.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}

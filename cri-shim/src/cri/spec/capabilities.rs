@@ -1,0 +1,98 @@
+//! Linux capabilities of a container.
+
+use k8s_cri::v1::LinuxContainerSecurityContext;
+use oci_spec::runtime::{Capabilities, Capability};
+
+use super::SpecFault;
+use crate::sandbox::DEFAULT_CAPABILITIES;
+
+/// All that the guest's kernel knows: what `ALL` and a privileged container mean.
+#[rustfmt::skip]
+const ALL: &[Capability] = &[
+    Capability::AuditControl, Capability::AuditRead, Capability::AuditWrite,
+    Capability::BlockSuspend, Capability::Bpf, Capability::CheckpointRestore, Capability::Chown,
+    Capability::DacOverride, Capability::DacReadSearch, Capability::Fowner, Capability::Fsetid,
+    Capability::IpcLock, Capability::IpcOwner, Capability::Kill, Capability::Lease,
+    Capability::LinuxImmutable, Capability::MacAdmin, Capability::MacOverride, Capability::Mknod,
+    Capability::NetAdmin, Capability::NetBindService, Capability::NetBroadcast,
+    Capability::NetRaw, Capability::Perfmon, Capability::Setfcap, Capability::Setgid,
+    Capability::Setpcap, Capability::Setuid, Capability::SysAdmin, Capability::SysBoot,
+    Capability::SysChroot, Capability::SysModule, Capability::SysNice, Capability::SysPacct,
+    Capability::SysPtrace, Capability::SysRawio, Capability::SysResource, Capability::SysTime,
+    Capability::SysTtyConfig, Capability::Syslog, Capability::WakeAlarm,
+];
+
+/// What a container's root may do: the default, less what is dropped, with what is added.
+/// `ALL` is every one; added wins over dropped.
+pub(super) fn capabilities(
+    security: &LinuxContainerSecurityContext,
+) -> Result<Capabilities, SpecFault> {
+    if security.privileged {
+        return Ok(ALL.iter().copied().collect());
+    }
+    let mut set: Capabilities = DEFAULT_CAPABILITIES.iter().copied().collect();
+    let Some(wanted) = &security.capabilities else {
+        return Ok(set);
+    };
+    for name in &wanted.drop_capabilities {
+        match parse(name, "capabilities.drop_capabilities")? {
+            None => set.clear(),
+            Some(capability) => drop(set.remove(&capability)),
+        }
+    }
+    for name in &wanted.add_capabilities {
+        match parse(name, "capabilities.add_capabilities")? {
+            None => set.extend(ALL),
+            Some(capability) => drop(set.insert(capability)),
+        }
+    }
+    // Dropping one by name from ALL that is added is what `add: [ALL], drop: [X]` means.
+    if has_all(&wanted.add_capabilities) && !has_all(&wanted.drop_capabilities) {
+        for name in &wanted.drop_capabilities {
+            if let Some(capability) = parse(name, "capabilities.drop_capabilities")? {
+                set.remove(&capability);
+            }
+        }
+    }
+    for capability in ambient(security)? {
+        set.insert(capability);
+    }
+    Ok(set)
+}
+
+/// Capabilities that the process keeps though it is not root.
+pub(super) fn ambient(security: &LinuxContainerSecurityContext) -> Result<Capabilities, SpecFault> {
+    let names = security.capabilities.as_ref();
+    let names = names.map_or(&[][..], |wanted| &wanted.add_ambient_capabilities);
+    let mut set = Capabilities::new();
+    for name in names {
+        match parse(name, "capabilities.add_ambient_capabilities")? {
+            None => set.extend(ALL),
+            Some(capability) => drop(set.insert(capability)),
+        }
+    }
+    Ok(set)
+}
+
+fn has_all(names: &[String]) -> bool {
+    names.iter().any(|name| name.eq_ignore_ascii_case("ALL"))
+}
+
+/// `None` for `ALL`.
+fn parse(name: &str, field: &'static str) -> Result<Option<Capability>, SpecFault> {
+    let upper = name.to_ascii_uppercase();
+    if upper == "ALL" {
+        return Ok(None);
+    }
+    let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
+    match ALL
+        .iter()
+        .find(|capability| capability.to_string() == short)
+    {
+        Some(capability) => Ok(Some(*capability)),
+        None => Err(SpecFault::invalid(
+            field,
+            format!("{name:?} is not a capability; write it as in capabilities(7)"),
+        )),
+    }
+}

@@ -1,0 +1,149 @@
+//! From the kubelet's wishes and the image's configuration to the OCI runtime specification
+//! of a container in the guest.
+//!
+//! Values of requests enter, a specification leaves; nothing is read or made on the host. What
+//! a virtual machine cannot grant is refused by the field's name, never ignored where a pod's
+//! isolation depends on it. Numbers of users and paths in the image are the agent's to resolve.
+
+mod capabilities;
+pub(super) mod mounts;
+mod namespaces;
+mod process;
+mod resources;
+mod security;
+
+#[cfg(test)]
+mod tests;
+
+use k8s_cri::v1::{
+    ContainerConfig, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, PodSandboxConfig,
+};
+use oci_spec::image;
+use oci_spec::runtime::{LinuxBuilder, Process, RootBuilder, Spec, SpecBuilder};
+
+use crate::sandbox::{SPEC_VERSION, SupplementalGroups};
+
+pub(super) use namespaces::check_sandbox;
+pub(super) use process::exec_process;
+pub(super) use resources::resources;
+
+/// What a container cannot be made from.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SpecFault {
+    /// A field of the request makes no sense.
+    #[error("invalid {field}: {reason}")]
+    Invalid {
+        /// Its path in the request.
+        field: &'static str,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// A field asks for what a pod in a virtual machine does not have.
+    #[error("{field} is not supported: {reason}")]
+    Refused {
+        /// Its path in the request.
+        field: &'static str,
+        /// Why, and what to do instead.
+        reason: &'static str,
+    },
+    /// A part of the specification does not fit together.
+    #[error("cannot build the container's runtime specification")]
+    Build(#[from] oci_spec::OciSpecError),
+}
+
+impl SpecFault {
+    fn invalid(field: &'static str, reason: impl Into<String>) -> Self {
+        let reason = reason.into();
+        Self::Invalid { field, reason }
+    }
+}
+
+/// A volume as the guest sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Volume {
+    /// Name in the pod's shared directory.
+    pub(super) name: String,
+    /// Where the container wants it.
+    pub(super) destination: String,
+    /// Whether it may be written.
+    pub(super) readonly: bool,
+    /// Whether later mounts of the host are passed on.
+    pub(super) is_slave: bool,
+}
+
+/// What a specification is made from.
+#[derive(Debug)]
+pub(super) struct SpecRequest<'a> {
+    /// The container's id.
+    pub(super) id: &'a str,
+    /// The guest's host name.
+    pub(super) hostname: &'a str,
+    /// The container.
+    pub(super) container: &'a ContainerConfig,
+    /// Its image.
+    pub(super) image: Option<&'a image::Config>,
+    /// Its volumes.
+    pub(super) volumes: &'a [Volume],
+}
+
+/// A specification with what the agent is told beside it.
+#[derive(Debug)]
+pub(super) struct ContainerSpec {
+    pub(super) spec: Spec,
+    /// `user[:group]` for the agent to look up.
+    pub(super) user: String,
+    /// Which groups of the image's /etc/group it gets.
+    pub(super) groups: SupplementalGroups,
+    pub(super) readonly_rootfs: bool,
+}
+
+/// Makes the specification of a container.
+pub(super) fn container_spec(request: &SpecRequest<'_>) -> Result<ContainerSpec, SpecFault> {
+    let empty = LinuxContainerSecurityContext::default();
+    let linux = request.container.linux.as_ref();
+    let security = linux.and_then(|linux| linux.security_context.as_ref());
+    let security = security.unwrap_or(&empty);
+    namespaces::check_container(security)?;
+    resources::check_devices(&request.container.devices)?;
+    let user = process::user(security, request.image)?;
+    let process: Process = process::process(request, security)?;
+    let resources = linux.and_then(|linux| linux.resources.as_ref());
+    let is_privileged = security.privileged;
+    let allowed = capabilities::capabilities(security)?;
+
+    let mut linux = LinuxBuilder::default()
+        .cgroups_path(format!("/podvisor/{}", request.id))
+        .namespaces(namespaces::namespaces(security)?)
+        .masked_paths(security::masked_paths(security))
+        .readonly_paths(security::readonly_paths(security))
+        .resources(resources::with_devices(resources, is_privileged)?);
+    if let Some(profile) = security::seccomp(security, &allowed)? {
+        linux = linux.seccomp(profile);
+    }
+    let mut spec = SpecBuilder::default()
+        .version(SPEC_VERSION)
+        .process(process)
+        .root(
+            RootBuilder::default()
+                .path("rootfs")
+                .readonly(security.readonly_rootfs)
+                .build()?,
+        )
+        .mounts(mounts::mounts(request, is_privileged)?)
+        .annotations(request.container.annotations.clone())
+        .linux(linux.build()?)
+        .build()?;
+    // The builder's own names the host; that is for the guest as a whole.
+    spec.set_hostname(None);
+    Ok(ContainerSpec {
+        spec,
+        user,
+        groups: process::groups(security, request.image),
+        readonly_rootfs: security.readonly_rootfs,
+    })
+}
+
+/// The pod's security context.
+fn sandbox_security(pod: &PodSandboxConfig) -> Option<&LinuxSandboxSecurityContext> {
+    pod.linux.as_ref()?.security_context.as_ref()
+}

@@ -1,0 +1,148 @@
+//! Mounts of a container: the file systems that every program expects, the pod's shared
+//! memory, then its volumes, each before those below it.
+
+use std::path::Path;
+
+use k8s_cri::v1::{Mount as CriMount, MountPropagation};
+use oci_spec::runtime::{Mount, MountBuilder};
+
+use super::{SpecFault, SpecRequest, Volume};
+use crate::sandbox::default_mounts;
+
+/// Where the guest has the pod's shared directory.
+const SHARED_DIR: &str = "/run/podvisor/shared";
+
+/// Most volumes of one container.
+const VOLUMES: usize = 512;
+
+/// Checks a mount of a request before anything is done with it.
+pub(in crate::cri) fn check(mounts: &[CriMount]) -> Result<(), SpecFault> {
+    if mounts.len() > VOLUMES {
+        let reason = format!("{} are more than {VOLUMES}", mounts.len());
+        return Err(SpecFault::invalid("mounts", reason));
+    }
+    for mount in mounts {
+        check_one(mount)?;
+    }
+    Ok(())
+}
+
+fn check_one(mount: &CriMount) -> Result<(), SpecFault> {
+    let field = "mounts.container_path";
+    let path = Path::new(&mount.container_path);
+    if mount.container_path.is_empty() || mount.container_path.contains('\0') {
+        return Err(SpecFault::invalid(
+            field,
+            "it is empty, or holds a NUL byte",
+        ));
+    }
+    if path == Path::new("/") {
+        return Err(SpecFault::invalid(
+            field,
+            "the root file system is the image's",
+        ));
+    }
+    if mount
+        .image
+        .as_ref()
+        .is_some_and(|image| !image.image.is_empty())
+    {
+        return Err(SpecFault::Refused {
+            field: "mounts.image",
+            reason: "volumes of images are not there yet",
+        });
+    }
+    if !mount.host_path.starts_with('/') || mount.host_path.contains('\0') {
+        let reason = format!("{:?} is not an absolute path", mount.host_path);
+        return Err(SpecFault::invalid("mounts.host_path", reason));
+    }
+    if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
+        return Err(SpecFault::Refused {
+            field: "mounts.uid_mappings",
+            reason: "the pod has no user namespace",
+        });
+    }
+    match MountPropagation::try_from(mount.propagation) {
+        Ok(MountPropagation::PropagationBidirectional) => Err(SpecFault::Refused {
+            field: "mounts.propagation (Bidirectional)",
+            reason: "mounts of a virtual machine cannot appear on the host; use None or \
+                     HostToContainer",
+        }),
+        Ok(MountPropagation::PropagationHostToContainer) if mount.recursive_read_only => {
+            Err(SpecFault::invalid(
+                "mounts.recursive_read_only",
+                "it contradicts propagation HostToContainer",
+            ))
+        }
+        Ok(_) if mount.recursive_read_only && !mount.readonly => Err(SpecFault::invalid(
+            "mounts.recursive_read_only",
+            "it needs readonly",
+        )),
+        Ok(_) => Ok(()),
+        Err(_) => {
+            let reason = format!("{} is not a propagation", mount.propagation);
+            Err(SpecFault::invalid("mounts.propagation", reason))
+        }
+    }
+}
+
+pub(super) fn mounts(
+    request: &SpecRequest<'_>,
+    is_privileged: bool,
+) -> Result<Vec<Mount>, SpecFault> {
+    let is_taken = |mount: &Mount| {
+        let destination = mount.destination();
+        let same = |volume: &Volume| absolute(&volume.destination) == *destination;
+        request.volumes.iter().any(same)
+    };
+    let mut mounts = default_mounts()?;
+    mounts.retain(|mount| !is_taken(mount));
+    for mount in &mut mounts {
+        if mount.destination() == Path::new("/dev/shm") {
+            // The pod's, as POSIX shared memory wants it.
+            *mount = MountBuilder::default()
+                .destination("/dev/shm")
+                .typ("bind")
+                .source("/dev/shm")
+                .options(options(&["rbind", "nosuid", "noexec", "nodev"]))
+                .build()?;
+        }
+        if is_privileged {
+            let kept = mount
+                .options()
+                .iter()
+                .flatten()
+                .filter(|option| *option != "ro");
+            let kept: Vec<String> = kept.cloned().collect();
+            mount.set_options(Some(kept));
+        }
+    }
+    let mut volumes: Vec<&Volume> = request.volumes.iter().collect();
+    // A volume within another one is mounted after it.
+    volumes.sort_by_key(|volume| absolute(&volume.destination).components().count());
+    for volume in volumes {
+        let propagation = if volume.is_slave {
+            "rslave"
+        } else {
+            "rprivate"
+        };
+        let access = if volume.readonly { "ro" } else { "rw" };
+        let mount = MountBuilder::default()
+            .destination(absolute(&volume.destination))
+            .typ("bind")
+            .source(Path::new(SHARED_DIR).join(&volume.name))
+            .options(options(&["rbind", propagation, access]))
+            .build()?;
+        mounts.push(mount);
+    }
+    Ok(mounts)
+}
+
+fn options(list: &[&str]) -> Vec<String> {
+    list.iter().map(|option| (*option).to_owned()).collect()
+}
+
+/// Relative paths count from the root, as other runtimes have it.
+fn absolute(path: &str) -> std::path::PathBuf {
+    Path::new("/").join(path)
+}

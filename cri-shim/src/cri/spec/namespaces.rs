@@ -1,0 +1,97 @@
+//! Namespaces: the guest's network, IPC and host name are the pod's; each container has its
+//! own mounts, control group and, unless the pod shares one, processes.
+
+use k8s_cri::v1::{
+    LinuxContainerSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig,
+};
+use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType};
+
+use super::{SpecFault, sandbox_security};
+
+/// The agent's name for the PID namespace that the pod's containers share.
+const SHARED_PIDS: &str = "sandbox";
+
+/// Whether a virtual machine can be this pod's sandbox.
+pub(in crate::cri) fn check_sandbox(pod: &PodSandboxConfig) -> Result<(), SpecFault> {
+    let security = sandbox_security(pod);
+    let options = security.and_then(|security| security.namespace_options.as_ref());
+    options.map_or(Ok(()), check)
+}
+
+pub(super) fn check_container(security: &LinuxContainerSecurityContext) -> Result<(), SpecFault> {
+    security.namespace_options.as_ref().map_or(Ok(()), check)
+}
+
+fn check(options: &NamespaceOption) -> Result<(), SpecFault> {
+    let is = |mode: i32, wanted: NamespaceMode| mode == i32::from(wanted);
+    if is(options.network, NamespaceMode::Node) {
+        return Err(SpecFault::Refused {
+            field: "namespace_options.network (hostNetwork)",
+            reason: "a virtual machine has a network of its own; run this pod with another \
+                     runtime class",
+        });
+    }
+    if is(options.ipc, NamespaceMode::Node) {
+        return Err(SpecFault::Refused {
+            field: "namespace_options.ipc (hostIPC)",
+            reason: "a virtual machine shares no memory with the host's processes; run this \
+                     pod with another runtime class",
+        });
+    }
+    let users = options.userns_options.as_ref();
+    if users.is_some_and(|users| is(users.mode, NamespaceMode::Pod)) {
+        return Err(SpecFault::Refused {
+            field: "namespace_options.userns_options (hostUsers: false)",
+            reason: "users of a virtual machine are not the host's anyway; leave hostUsers out",
+        });
+    }
+    for (field, mode) in [
+        ("namespace_options.network", options.network),
+        ("namespace_options.ipc", options.ipc),
+        ("namespace_options.pid", options.pid),
+    ] {
+        if NamespaceMode::try_from(mode).is_err() {
+            return Err(SpecFault::invalid(
+                field,
+                format!("{mode} is not a namespace mode"),
+            ));
+        }
+    }
+    if is(options.pid, NamespaceMode::Target) && options.target_id.is_empty() {
+        return Err(SpecFault::invalid(
+            "namespace_options.target_id",
+            "the mode TARGET names a container",
+        ));
+    }
+    Ok(())
+}
+
+/// The namespaces of a container; one that is not listed is the guest's.
+pub(super) fn namespaces(
+    security: &LinuxContainerSecurityContext,
+) -> Result<Vec<LinuxNamespace>, SpecFault> {
+    let mut namespaces = Vec::new();
+    for kind in [LinuxNamespaceType::Mount, LinuxNamespaceType::Cgroup] {
+        namespaces.push(LinuxNamespaceBuilder::default().typ(kind).build()?);
+    }
+    let mode = security
+        .namespace_options
+        .as_ref()
+        .map(|options| options.pid);
+    let mode = mode.and_then(|mode| NamespaceMode::try_from(mode).ok());
+    let pid = LinuxNamespaceBuilder::default().typ(LinuxNamespaceType::Pid);
+    match mode {
+        // The node of a pod in a virtual machine is that machine.
+        Some(NamespaceMode::Node) => {}
+        Some(NamespaceMode::Pod) => namespaces.push(pid.path(SHARED_PIDS).build()?),
+        Some(NamespaceMode::Target) => {
+            return Err(SpecFault::Refused {
+                field: "namespace_options.pid (targetContainerName)",
+                reason: "a container cannot join another one's processes yet; set the pod's \
+                         shareProcessNamespace",
+            });
+        }
+        Some(NamespaceMode::Container) | None => namespaces.push(pid.build()?),
+    }
+    Ok(namespaces)
+}

@@ -1,0 +1,251 @@
+//! The process of a container: command, environment, directory, user.
+
+use k8s_cri::v1::{ContainerConfig, LinuxContainerSecurityContext, SupplementalGroupsPolicy};
+use oci_spec::image;
+use oci_spec::runtime::{
+    LinuxCapabilitiesBuilder, PosixRlimitBuilder, PosixRlimitType, Process, ProcessBuilder,
+    UserBuilder,
+};
+
+use super::{SpecFault, SpecRequest, capabilities};
+use crate::sandbox::SupplementalGroups;
+
+/// Search path of a program whose image sets none.
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Open files that a program may have: what it starts with, and what it may raise it to.
+const OPEN_FILES: (u64, u64) = (1024, 524_288);
+
+pub(super) fn process(
+    request: &SpecRequest<'_>,
+    security: &LinuxContainerSecurityContext,
+) -> Result<Process, SpecFault> {
+    let container = request.container;
+    let allowed = capabilities::capabilities(security)?;
+    let ambient = capabilities::ambient(security)?;
+    let mut user = UserBuilder::default().uid(0_u32).gid(0_u32);
+    let groups = group_ids(security)?;
+    if !groups.is_empty() {
+        user = user.additional_gids(groups);
+    }
+    let mut process = ProcessBuilder::default()
+        .terminal(container.tty)
+        .args(command_line(container, request.image)?)
+        .env(environment(request)?)
+        .cwd(working_directory(container, request.image)?)
+        .user(user.build()?)
+        .no_new_privileges(security.no_new_privs)
+        .capabilities(
+            LinuxCapabilitiesBuilder::default()
+                .bounding(allowed.clone())
+                .permitted(allowed.clone())
+                .effective(allowed)
+                .inheritable(ambient.clone())
+                .ambient(ambient)
+                .build()?,
+        )
+        .rlimits(vec![
+            PosixRlimitBuilder::default()
+                .typ(PosixRlimitType::RlimitNofile)
+                .soft(OPEN_FILES.0)
+                .hard(OPEN_FILES.1)
+                .build()?,
+        ]);
+    let resources = container
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.resources.as_ref());
+    if let Some(resources) = resources {
+        let field = "linux.resources.oom_score_adj";
+        let adjust = i32::try_from(resources.oom_score_adj).ok();
+        let adjust = adjust.filter(|adjust| (-1000..=1000).contains(adjust));
+        let adjust =
+            adjust.ok_or_else(|| SpecFault::invalid(field, "it is a number from -1000 to 1000"))?;
+        process = process.oom_score_adj(adjust);
+    }
+    Ok(process.build()?)
+}
+
+/// The process of an exec: the container's, with another command.
+pub(in crate::cri) fn exec_process(
+    container: &Process,
+    command: &[String],
+    tty: bool,
+) -> Result<Process, SpecFault> {
+    if command.first().is_none_or(String::is_empty) {
+        return Err(SpecFault::invalid("cmd", "it names no command"));
+    }
+    check_nul("cmd", command)?;
+    let mut process = container.clone();
+    process.set_args(Some(command.to_vec()));
+    process.set_terminal(Some(tty));
+    process.set_console_size(None);
+    if tty {
+        let mut env = process.env().clone().unwrap_or_default();
+        if !env.iter().any(|entry| entry.starts_with("TERM=")) {
+            env.push("TERM=xterm".to_owned());
+        }
+        process.set_env(Some(env));
+    }
+    Ok(process)
+}
+
+/// Kubernetes' rule: a command drops the image's entrypoint and its arguments, arguments
+/// alone drop the image's arguments only.
+fn command_line(
+    container: &ContainerConfig,
+    image: Option<&image::Config>,
+) -> Result<Vec<String>, SpecFault> {
+    let of_image = |list: Option<&Option<Vec<String>>>| -> Vec<String> {
+        list.and_then(Option::as_ref).cloned().unwrap_or_default()
+    };
+    let mut args = container.command.clone();
+    let mut arguments = container.args.clone();
+    if args.is_empty() {
+        args = of_image(image.map(image::Config::entrypoint));
+        if arguments.is_empty() {
+            arguments = of_image(image.map(image::Config::cmd));
+        }
+    }
+    args.extend(arguments);
+    if args.first().is_none_or(String::is_empty) {
+        return Err(SpecFault::invalid(
+            "command",
+            "neither the container nor its image names a command",
+        ));
+    }
+    check_nul("command", &args)?;
+    Ok(args)
+}
+
+/// Defaults, then the image's variables, then the container's; a later value of a name
+/// replaces the earlier one in its place.
+fn environment(request: &SpecRequest<'_>) -> Result<Vec<String>, SpecFault> {
+    let mut env = vec![
+        DEFAULT_PATH.to_owned(),
+        format!("HOSTNAME={}", request.hostname),
+    ];
+    if request.container.tty {
+        env.push("TERM=xterm".to_owned());
+    }
+    let of_image = request.image.and_then(|config| config.env().as_ref());
+    for entry in of_image.into_iter().flatten() {
+        // An image's malformed entry is dropped: who uses the image cannot repair it.
+        if let Some((name, _)) = entry.split_once('=')
+            && !name.is_empty()
+        {
+            set_variable(&mut env, name, entry.clone());
+        }
+    }
+    for variable in &request.container.envs {
+        if variable.key.is_empty() || variable.key.contains('=') {
+            let reason = format!("{:?} is not the name of a variable", variable.key);
+            return Err(SpecFault::invalid("envs", reason));
+        }
+        let entry = format!("{}={}", variable.key, variable.value);
+        set_variable(&mut env, &variable.key, entry);
+    }
+    check_nul("envs", &env)?;
+    Ok(env)
+}
+
+fn set_variable(env: &mut Vec<String>, name: &str, entry: String) {
+    let is_same = |old: &&mut String| old.split_once('=').is_some_and(|(old, _)| old == name);
+    match env.iter_mut().find(is_same) {
+        Some(old) => *old = entry,
+        None => env.push(entry),
+    }
+}
+
+fn working_directory(
+    container: &ContainerConfig,
+    image: Option<&image::Config>,
+) -> Result<String, SpecFault> {
+    let dir = match container.working_dir.as_str() {
+        "" => image.and_then(|config| config.working_dir().clone()),
+        dir => Some(dir.to_owned()),
+    };
+    let dir = dir.unwrap_or_default();
+    if dir.contains('\0') {
+        return Err(SpecFault::invalid("working_dir", "it holds a NUL byte"));
+    }
+    // A relative one counts from the root, as in Dockerfiles.
+    Ok(format!("/{}", dir.trim_start_matches('/')))
+}
+
+fn check_nul(field: &'static str, strings: &[String]) -> Result<(), SpecFault> {
+    match strings.iter().any(|s| s.contains('\0')) {
+        true => Err(SpecFault::invalid(
+            field,
+            "it holds a NUL byte, which no process can be given",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// `user[:group]` for the agent: the request's user, else the image's.
+pub(super) fn user(
+    security: &LinuxContainerSecurityContext,
+    image: Option<&image::Config>,
+) -> Result<String, SpecFault> {
+    let by_number = security.run_as_user.as_ref().map(|user| user.value);
+    let group = security.run_as_group.as_ref().map(|group| group.value);
+    let number = |field, value: i64| match u32::try_from(value) {
+        Ok(id) if id != u32::MAX => Ok(id.to_string()),
+        _ => Err(SpecFault::invalid(field, format!("{value} is not an id"))),
+    };
+    let user = match by_number {
+        Some(user) => number("security_context.run_as_user", user)?,
+        None => security.run_as_username.clone(),
+    };
+    let Some(group) = group else {
+        let of_image = || {
+            image
+                .and_then(|config| config.user().clone())
+                .unwrap_or_default()
+        };
+        return Ok(if user.is_empty() { of_image() } else { user });
+    };
+    if user.is_empty() {
+        return Err(SpecFault::invalid(
+            "security_context.run_as_group",
+            "it needs run_as_user or run_as_username",
+        ));
+    }
+    if user.contains(':') {
+        let reason = format!("{user:?} is not the name of a user");
+        return Err(SpecFault::invalid(
+            "security_context.run_as_username",
+            reason,
+        ));
+    }
+    Ok(format!(
+        "{user}:{}",
+        number("security_context.run_as_group", group)?
+    ))
+}
+
+/// Which groups of the image's /etc/group the process gets beside those of the request.
+pub(super) fn groups(
+    security: &LinuxContainerSecurityContext,
+    image: Option<&image::Config>,
+) -> SupplementalGroups {
+    let policy = SupplementalGroupsPolicy::try_from(security.supplemental_groups_policy);
+    let is_image_user =
+        security.run_as_user.is_none() && security.run_as_username.is_empty() && image.is_some();
+    match policy {
+        Ok(SupplementalGroupsPolicy::Strict) => SupplementalGroups::Strict,
+        // `USER name:group` of an image means that group alone.
+        _ if is_image_user => SupplementalGroups::Default,
+        _ => SupplementalGroups::Merge,
+    }
+}
+
+fn group_ids(security: &LinuxContainerSecurityContext) -> Result<Vec<u32>, SpecFault> {
+    let field = "security_context.supplemental_groups";
+    let id = |id: &i64| {
+        let number = u32::try_from(*id).ok().filter(|id| *id != u32::MAX);
+        number.ok_or_else(|| SpecFault::invalid(field, format!("{id} is not an id")))
+    };
+    security.supplemental_groups.iter().map(id).collect()
+}

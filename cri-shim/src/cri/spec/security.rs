@@ -1,0 +1,77 @@
+//! What of the guest's kernel a container reaches: hidden paths and system calls.
+
+use k8s_cri::v1::LinuxContainerSecurityContext;
+use k8s_cri::v1::security_profile::ProfileType;
+use oci_spec::runtime::{Capabilities, Capability, LinuxSeccomp};
+
+use super::SpecFault;
+use crate::sandbox::default_seccomp_profile;
+
+/// Longest profile of a node, in bytes.
+const PROFILE_BYTES: u64 = 1 << 20;
+
+/// Kubernetes sends what it wants hidden; a privileged container sees all.
+pub(super) fn masked_paths(security: &LinuxContainerSecurityContext) -> Vec<String> {
+    match security.privileged {
+        true => Vec::new(),
+        false => security.masked_paths.clone(),
+    }
+}
+
+pub(super) fn readonly_paths(security: &LinuxContainerSecurityContext) -> Vec<String> {
+    match security.privileged {
+        true => Vec::new(),
+        false => security.readonly_paths.clone(),
+    }
+}
+
+/// The system calls that the container may make; none for all.
+pub(super) fn seccomp(
+    security: &LinuxContainerSecurityContext,
+    capabilities: &Capabilities,
+) -> Result<Option<LinuxSeccomp>, SpecFault> {
+    if security.privileged {
+        return Ok(None);
+    }
+    let Some(profile) = &security.seccomp else {
+        // As the API has it: nothing said is unconfined.
+        return Ok(None);
+    };
+    match ProfileType::try_from(profile.profile_type) {
+        Ok(ProfileType::Unconfined) => Ok(None),
+        Ok(ProfileType::RuntimeDefault) => {
+            let held: Vec<Capability> = capabilities.iter().copied().collect();
+            Ok(Some(default_seccomp_profile(&held)?))
+        }
+        Ok(ProfileType::Localhost) => localhost(&profile.localhost_ref).map(Some),
+        Err(_) => Err(SpecFault::invalid(
+            "security_context.seccomp.profile_type",
+            format!("{} is not a profile type", profile.profile_type),
+        )),
+    }
+}
+
+/// A profile of the node, by its absolute path.
+fn localhost(path: &str) -> Result<LinuxSeccomp, SpecFault> {
+    use std::io::Read as _;
+    let field = "security_context.seccomp.localhost_ref";
+    if !path.starts_with('/') {
+        return Err(SpecFault::invalid(
+            field,
+            format!("{path:?} is not an absolute path"),
+        ));
+    }
+    let failed = |reason: String| SpecFault::invalid(field, format!("{path}: {reason}"));
+    let mut text = Vec::new();
+    let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
+    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+        return Err(failed("it is not a regular file".to_owned()));
+    }
+    file.take(PROFILE_BYTES + 1)
+        .read_to_end(&mut text)
+        .map_err(|error| failed(error.to_string()))?;
+    if text.len() as u64 > PROFILE_BYTES {
+        return Err(failed(format!("it is longer than {PROFILE_BYTES} bytes")));
+    }
+    serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))
+}

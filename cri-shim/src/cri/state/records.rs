@@ -1,0 +1,147 @@
+//! Records of the database, as JSON with a version.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_cri::v1::{ContainerConfig, PodSandboxConfig};
+use oci_spec::runtime::Process;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::sandbox::SupplementalGroups;
+
+/// What is kept under an id.
+pub(crate) trait Record: Clone + Serialize + DeserializeOwned {
+    /// Name of the table.
+    const TABLE: &'static str;
+    /// Version of the record's form; older ones are migrated when they are read.
+    const VERSION: u32;
+    /// The key.
+    fn id(&self) -> &str;
+}
+
+/// A pod sandbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PodRecord {
+    /// 64 hexadecimal digits.
+    pub(crate) id: String,
+    /// As the kubelet wants it.
+    pub(crate) config: PodSandboxConfig,
+    /// As the kubelet named it; empty for the default.
+    pub(crate) handler: String,
+    /// Nanoseconds since 1970.
+    pub(crate) created_at: i64,
+    /// Where it is in its life.
+    pub(crate) phase: PodPhase,
+    /// Its addresses, first one first.
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// The life of a pod sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum PodPhase {
+    /// Being made: after a crash it is undone.
+    Creating,
+    /// Its machine runs.
+    Ready,
+    /// Its machine is gone; its network may not be.
+    Stopped {
+        /// Why, when nobody asked for it.
+        reason: Option<String>,
+    },
+    /// Being removed: after a crash that goes on.
+    Removing,
+}
+
+/// A container.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ContainerRecord {
+    /// 64 hexadecimal digits.
+    pub(crate) id: String,
+    /// Its sandbox.
+    pub(crate) pod: String,
+    /// As the kubelet wants it.
+    pub(crate) config: ContainerConfig,
+    /// Id of its image.
+    pub(crate) image: String,
+    /// What the image is called with its digest, or its id.
+    pub(crate) image_ref: String,
+    /// Signal that asks it to end.
+    pub(crate) stop_signal: u32,
+    /// Path of its log; empty for none.
+    pub(crate) log_path: String,
+    /// Names of its volumes in the pod's shared directory.
+    pub(crate) volumes: Vec<String>,
+    /// Its process, by which those of an exec are made.
+    pub(crate) process: Process,
+    /// `user[:group]` for the agent to look up.
+    pub(crate) user: String,
+    /// Which groups of the image its processes get.
+    pub(crate) groups: SupplementalGroups,
+    /// Nanoseconds since 1970.
+    pub(crate) created_at: i64,
+    /// Where it is in its life.
+    pub(crate) phase: ContainerPhase,
+}
+
+/// The life of a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ContainerPhase {
+    /// Being made: after a crash it is undone.
+    Creating,
+    /// Made, not started.
+    Created,
+    /// Started; after a crash its sandbox knows more.
+    Running {
+        /// Nanoseconds since 1970.
+        started_at: i64,
+    },
+    /// Ended, or failed to start.
+    Exited(Exit),
+    /// Being removed: after a crash that goes on.
+    Removing,
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Exit {
+    /// Nanoseconds since 1970; 0 when it never started.
+    pub(crate) started_at: i64,
+    /// Nanoseconds since 1970.
+    pub(crate) finished_at: i64,
+    /// 128 and the signal's number for one that a signal ended.
+    pub(crate) code: i32,
+    /// One word for programs.
+    pub(crate) reason: String,
+    /// More for people.
+    pub(crate) message: String,
+}
+
+impl Record for PodRecord {
+    const TABLE: &'static str = "pods";
+    const VERSION: u32 = 1;
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+impl Record for ContainerRecord {
+    const TABLE: &'static str = "containers";
+    const VERSION: u32 = 1;
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+/// A record with its version.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Versioned<T> {
+    pub(super) version: u32,
+    #[serde(flatten)]
+    pub(super) rest: T,
+}
+
+/// The version of a record that may be of any.
+pub(super) type AnyRecord = Versioned<BTreeMap<String, serde_json::Value>>;

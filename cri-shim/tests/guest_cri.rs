@@ -1,0 +1,446 @@
+//! The story of a pod: a daemon, CNI's bridge, two containers of two images, one guest.
+
+mod support;
+
+use std::fs;
+use std::io::Read as _;
+use std::net::TcpStream;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::*;
+use rustix::process::Signal;
+use serde_json::json;
+use support::cri::Daemon;
+use support::image::Image as TestImage;
+use support::registry::Registry;
+use tonic::transport::Channel;
+use tonic::{Code, Streaming};
+
+/// The bridge that this test makes.
+const BRIDGE: &str = "br-story";
+
+/// A server that answers each connection with one line.
+const WEB: &str = "cat /config/greeting; echo complaint >&2; \
+                   while true; do echo hello from web | busybox nc -l -p 8080; done";
+
+/// A program that ends: it may write here and not there.
+const JOB: &str = "echo made by $FROM > /data/out; echo x > /config/greeting || echo refused; \
+                   printf 'no newline'; exit 3";
+
+fn pod_config(daemon: &Daemon) -> PodSandboxConfig {
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: "story".to_owned(),
+            uid: "uid-story".to_owned(),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        hostname: "story".to_owned(),
+        log_directory: daemon.path("logs").to_str().unwrap().to_owned(),
+        dns_config: Some(DnsConfig {
+            servers: vec!["10.96.0.10".to_owned()],
+            ..DnsConfig::default()
+        }),
+        labels: [("app".to_owned(), "story".to_owned())].into(),
+        ..PodSandboxConfig::default()
+    }
+}
+
+fn container(name: &str, image: &str, script: &str, mounts: Vec<Mount>) -> ContainerConfig {
+    ContainerConfig {
+        metadata: Some(ContainerMetadata {
+            name: name.to_owned(),
+            attempt: 0,
+        }),
+        image: Some(ImageSpec {
+            image: image.to_owned(),
+            ..ImageSpec::default()
+        }),
+        command: ["sh", "-c", script].map(str::to_owned).to_vec(),
+        log_path: format!("{name}/0.log"),
+        mounts,
+        linux: Some(LinuxContainerConfig {
+            security_context: Some(LinuxContainerSecurityContext {
+                run_as_user: Some(Int64Value { value: 0 }),
+                namespace_options: Some(NamespaceOption {
+                    pid: NamespaceMode::Container.into(),
+                    ..NamespaceOption::default()
+                }),
+                seccomp: Some(SecurityProfile::default()),
+                ..LinuxContainerSecurityContext::default()
+            }),
+            resources: Some(LinuxContainerResources {
+                memory_limit_in_bytes: 64 << 20,
+                ..LinuxContainerResources::default()
+            }),
+        }),
+        ..ContainerConfig::default()
+    }
+}
+
+fn mount(host: &Path, container: &str, readonly: bool) -> Mount {
+    Mount {
+        host_path: host.to_str().unwrap().to_owned(),
+        container_path: container.to_owned(),
+        readonly,
+        ..Mount::default()
+    }
+}
+
+/// A volume as the kubelet makes those of configMaps: a link to a link that it swaps.
+fn config_map(dir: &Path, version: &str, greeting: &str) {
+    fs::create_dir_all(dir.join(version)).unwrap();
+    fs::write(dir.join(version).join("greeting"), greeting).unwrap();
+    symlink(version, dir.join("..data_tmp")).unwrap();
+    fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
+    if !dir.join("greeting").exists() {
+        symlink("..data/greeting", dir.join("greeting")).unwrap();
+    }
+}
+
+struct Story {
+    daemon: Daemon,
+    runtime: RuntimeServiceClient<Channel>,
+    pod: String,
+}
+
+impl Story {
+    async fn create(&mut self, config: ContainerConfig) -> String {
+        let request = CreateContainerRequest {
+            pod_sandbox_id: self.pod.clone(),
+            config: Some(config),
+            sandbox_config: Some(pod_config(&self.daemon)),
+        };
+        let made = self.runtime.create_container(request).await.unwrap();
+        made.into_inner().container_id
+    }
+
+    async fn start(&mut self, id: &str) {
+        let container_id = id.to_owned();
+        let request = StartContainerRequest { container_id };
+        self.runtime.start_container(request).await.unwrap();
+    }
+
+    async fn status(&mut self, id: &str) -> ContainerStatus {
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let answer = self.runtime.container_status(request).await.unwrap();
+        answer.into_inner().status.unwrap()
+    }
+
+    async fn exec(
+        &mut self,
+        id: &str,
+        script: &str,
+        timeout: i64,
+    ) -> Result<ExecSyncResponse, tonic::Status> {
+        let request = ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: ["sh", "-c", script].map(str::to_owned).to_vec(),
+            timeout,
+        };
+        Ok(self.runtime.exec_sync(request).await?.into_inner())
+    }
+
+    async fn stdout(&mut self, id: &str, script: &str) -> String {
+        let ran = self.exec(id, script, 0).await.unwrap();
+        assert_eq!(ran.exit_code, 0, "{ran:?}");
+        String::from_utf8(ran.stdout).unwrap()
+    }
+
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.daemon.path(&format!("logs/{name}/0.log"))).unwrap()
+    }
+}
+
+/// Waits for the end of a container.
+async fn stopped(events: &mut Streaming<ContainerEventResponse>, id: &str) {
+    loop {
+        let event = events
+            .message()
+            .await
+            .unwrap()
+            .expect("the stream of events ended");
+        let kind = ContainerEventType::ContainerStoppedEvent;
+        if event.container_id == id && event.container_event_type == i32::from(kind) {
+            return;
+        }
+    }
+}
+
+/// The words of a line of a log without its time.
+fn entries(log: &str) -> Vec<String> {
+    let entry = |line: &str| {
+        let (time, rest) = line.split_once(' ').unwrap();
+        assert!(time.contains('T') && time.len() >= 20, "{line}");
+        rest.to_owned()
+    };
+    let mut entries: Vec<String> = log.lines().map(entry).collect();
+    entries.sort();
+    entries
+}
+
+/// Processes of sandboxes; guest tests run one after the other.
+fn sandboxes() -> usize {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    let is_sandbox = |line: &Vec<u8>| {
+        let mut words = line.split(|byte| *byte == 0);
+        words.next().is_some_and(|word| word.ends_with(b"podvisor"))
+            && words.next() == Some(b"sandbox")
+    };
+    lines.filter(is_sandbox).count()
+}
+
+fn count(dir: &Path) -> usize {
+    fs::read_dir(dir).map_or(0, Iterator::count)
+}
+
+fn interfaces(prefix: &str) -> usize {
+    let entries = fs::read_dir("/sys/class/net").unwrap().flatten();
+    let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with(prefix)).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guest_lives_the_story_of_a_pod() {
+    let daemon = Daemon::new(&[], None);
+    daemon.add_network(BRIDGE, &["10.91.0.0/24"]);
+    let veths = interfaces("veth");
+
+    let registry = Registry::serve(&[
+        ("test/web", TestImage::busybox(json!({"Env": ["FROM=web"]}))),
+        ("test/job", TestImage::busybox(json!({"Env": ["FROM=job"]}))),
+    ]);
+    let images = ["test/web", "test/job"].map(|repository| registry.name(repository));
+    for image in &images {
+        let request = PullImageRequest {
+            image: Some(ImageSpec {
+                image: image.clone(),
+                ..ImageSpec::default()
+            }),
+            ..PullImageRequest::default()
+        };
+        daemon.images().await.pull_image(request).await.unwrap();
+    }
+
+    // The sandbox; asked for twice at once, as a kubelet may that lost an answer.
+    let mut runtime = daemon.runtime().await;
+    let events = runtime.get_container_events(GetEventsRequest {}).await;
+    let mut events = events.unwrap().into_inner();
+    let request = || RunPodSandboxRequest {
+        config: Some(pod_config(&daemon)),
+        runtime_handler: "podvisor".to_owned(),
+    };
+    let mut other = runtime.clone();
+    let (one, two) = tokio::join!(
+        runtime.run_pod_sandbox(request()),
+        other.run_pod_sandbox(request())
+    );
+    let pod = one.unwrap().into_inner().pod_sandbox_id;
+    assert_eq!(two.unwrap().into_inner().pod_sandbox_id, pod);
+    let taken = runtime.run_pod_sandbox(request()).await.unwrap_err();
+    assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
+
+    let request = PodSandboxStatusRequest {
+        pod_sandbox_id: pod.clone(),
+        verbose: true,
+    };
+    let status = runtime
+        .pod_sandbox_status(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let status = status.status.unwrap();
+    assert_eq!(status.state, i32::from(PodSandboxState::SandboxReady));
+    let address = status.network.unwrap().ip;
+    assert_eq!(address, "10.91.0.2");
+    let mut story = Story {
+        daemon,
+        runtime,
+        pod,
+    };
+    assert_eq!(sandboxes(), 1);
+
+    // Two containers, a configMap that neither may write and an emptyDir for both.
+    let config = story.daemon.path("config");
+    config_map(&config, "..1", "good morning\n");
+    let data = story.daemon.path("data");
+    fs::create_dir(&data).unwrap();
+    let mounts = || {
+        vec![
+            mount(&config, "/config", true),
+            mount(&data, "/data", false),
+        ]
+    };
+    let web = story
+        .create(container("web", &images[0], WEB, mounts()))
+        .await;
+    let job = story
+        .create(container("job", &images[1], JOB, mounts()))
+        .await;
+    assert_eq!(
+        story.status(&web).await.state,
+        i32::from(ContainerState::ContainerCreated)
+    );
+    story.start(&web).await;
+    story.start(&job).await;
+    stopped(&mut events, &job).await;
+
+    // The job's end, what it said and what it wrote.
+    let ended = story.status(&job).await;
+    assert_eq!(ended.state, i32::from(ContainerState::ContainerExited));
+    assert_eq!((ended.exit_code, ended.reason.as_str()), (3, "Error"));
+    assert!(ended.finished_at >= ended.started_at && ended.started_at > 0);
+    let log = story.log("job");
+    let said = entries(&log);
+    assert!(said.contains(&"stdout F refused".to_owned()), "{log}");
+    assert!(
+        said.iter()
+            .any(|entry| entry.starts_with("stdout P no newline")),
+        "{log}"
+    );
+    assert_eq!(
+        fs::read_to_string(data.join("out")).unwrap(),
+        "made by job\n"
+    );
+    assert_eq!(
+        fs::read_to_string(config.join("greeting")).unwrap(),
+        "good morning\n"
+    );
+
+    // Another program in the container that runs.
+    assert_eq!(
+        story.stdout(&web, "cat /data/out; hostname").await,
+        "made by job\nstory\n"
+    );
+    let ran = story
+        .exec(&web, "echo out; echo err >&2; exit 5", 60)
+        .await
+        .unwrap();
+    assert_eq!((ran.exit_code, ran.stdout.as_slice()), (5, &b"out\n"[..]));
+    assert_eq!(ran.stderr, b"err\n");
+    let late = story.exec(&web, "sleep 1000", 1).await.unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    let gone = story.exec(&job, "true", 0).await.unwrap_err();
+    assert_eq!(gone.code(), Code::FailedPrecondition, "{gone}");
+    assert_eq!(
+        story.stdout(&web, "cat /etc/resolv.conf").await,
+        "nameserver 10.96.0.10\n"
+    );
+    assert_eq!(
+        entries(&story.log("web")),
+        ["stderr F complaint", "stdout F good morning"]
+    );
+
+    // The pod's address, from this machine.
+    let ping = Command::new("busybox")
+        .args(["ping", "-c", "1", "-W", "60", &address])
+        .output();
+    let ping = ping.unwrap();
+    assert!(ping.status.success(), "{ping:?}");
+    let mut answer = String::new();
+    let mut connection = TcpStream::connect((address.as_str(), 8080)).unwrap();
+    connection.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "hello from web\n");
+
+    // The kubelet swaps the configMap.
+    config_map(&config, "..2", "good evening\n");
+    assert_eq!(
+        story.stdout(&web, "cat /config/greeting").await,
+        "good evening\n"
+    );
+
+    // The kubelet rotates the log.
+    let log = story.daemon.path("logs/web/0.log");
+    fs::rename(&log, story.daemon.path("logs/web/0.log.old")).unwrap();
+    let request = ReopenContainerLogRequest {
+        container_id: web.clone(),
+    };
+    story.runtime.reopen_container_log(request).await.unwrap();
+    story.stdout(&web, "echo rotated > /proc/1/fd/1").await;
+    let stats = story.runtime.container_stats(ContainerStatsRequest {
+        container_id: web.clone(),
+    });
+    let stats = stats.await.unwrap().into_inner().stats.unwrap();
+    assert!(stats.memory.unwrap().usage_bytes.unwrap().value > 0);
+    assert!(stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value > 0);
+
+    // The daemon is killed: the pod runs on, and its containers' ends are known.
+    drop(events);
+    story.daemon.end(Signal::KILL);
+    story.daemon.start();
+    story.runtime = story.daemon.runtime().await;
+    let events = story
+        .runtime
+        .get_container_events(GetEventsRequest {})
+        .await;
+    let mut events = events.unwrap().into_inner();
+    assert_eq!(story.status(&job).await.exit_code, 3);
+    assert_eq!(story.stdout(&web, "cat /data/out").await, "made by job\n");
+
+    // Its end: a shell that is process 1 has no mind for SIGTERM.
+    let request = StopContainerRequest {
+        container_id: web.clone(),
+        timeout: 1,
+    };
+    story.runtime.stop_container(request).await.unwrap();
+    stopped(&mut events, &web).await;
+    assert_eq!(story.status(&web).await.exit_code, 137);
+    assert_eq!(entries(&story.log("web")), ["stdout F rotated"]);
+    let request = RemoveContainerRequest { container_id: job };
+    story.runtime.remove_container(request).await.unwrap();
+    for _ in 0..2 {
+        let request = StopPodSandboxRequest {
+            pod_sandbox_id: story.pod.clone(),
+        };
+        story.runtime.stop_pod_sandbox(request).await.unwrap();
+    }
+    let filter = PodSandboxFilter {
+        id: story.pod.clone(),
+        ..PodSandboxFilter::default()
+    };
+    let request = ListPodSandboxRequest {
+        filter: Some(filter),
+    };
+    let pods = story
+        .runtime
+        .list_pod_sandbox(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .items;
+    assert_eq!(pods[0].state, i32::from(PodSandboxState::SandboxNotready));
+    for _ in 0..2 {
+        let request = RemovePodSandboxRequest {
+            pod_sandbox_id: story.pod.clone(),
+        };
+        story.runtime.remove_pod_sandbox(request).await.unwrap();
+    }
+
+    // Nothing is left.
+    assert_eq!(sandboxes(), 0);
+    for dir in ["run/netns", "run/sb", "root/cni"] {
+        assert_eq!(count(&story.daemon.path(dir)), 0, "{dir}");
+    }
+    assert_eq!(interfaces("veth"), veths);
+    let run = story.daemon.path("run").to_str().unwrap().to_owned();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let left: Vec<&str> = mounts.lines().filter(|line| line.contains(&run)).collect();
+    // The directory of sandboxes itself is a mount for as long as this boot lasts.
+    assert!(
+        left.iter().all(|line| line.contains(&format!("{run}/sb "))),
+        "{left:?}"
+    );
+    let containers = story
+        .runtime
+        .list_containers(ListContainersRequest::default())
+        .await;
+    assert!(containers.unwrap().into_inner().containers.is_empty());
+    fs::remove_file(&log).unwrap();
+}

@@ -1,0 +1,401 @@
+//! `podvisor serve` over its socket, as far as no guest is needed.
+
+mod support;
+
+use std::collections::HashMap;
+use std::fs;
+
+use k8s_cri::v1::*;
+use rustix::process::Signal;
+use serde_json::json;
+use support::cri::Daemon;
+use support::image::Image as TestImage;
+use support::registry::Registry;
+use tonic::Code;
+
+fn pod(name: &str) -> PodSandboxConfig {
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: name.to_owned(),
+            uid: format!("uid-{name}"),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        hostname: name.to_owned(),
+        ..PodSandboxConfig::default()
+    }
+}
+
+fn run(config: PodSandboxConfig) -> RunPodSandboxRequest {
+    RunPodSandboxRequest {
+        config: Some(config),
+        runtime_handler: String::new(),
+    }
+}
+
+fn spec(image: &str) -> Option<ImageSpec> {
+    Some(ImageSpec {
+        image: image.to_owned(),
+        ..ImageSpec::default()
+    })
+}
+
+fn namespaces(options: NamespaceOption) -> PodSandboxConfig {
+    PodSandboxConfig {
+        linux: Some(LinuxPodSandboxConfig {
+            security_context: Some(LinuxSandboxSecurityContext {
+                namespace_options: Some(options),
+                ..LinuxSandboxSecurityContext::default()
+            }),
+            ..LinuxPodSandboxConfig::default()
+        }),
+        ..pod("refused")
+    }
+}
+
+#[tokio::test]
+async fn it_tells_who_it_is_and_what_it_waits_for() {
+    let (daemon, _guest) = Daemon::without_guests(&[]);
+    let mut runtime = daemon.runtime().await;
+    let version = runtime
+        .version(VersionRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(version.runtime_name, "podvisor");
+    assert_eq!(version.runtime_api_version, "v1");
+
+    let status = runtime
+        .status(StatusRequest { verbose: true })
+        .await
+        .unwrap()
+        .into_inner();
+    let conditions = status.status.unwrap().conditions;
+    let network = conditions
+        .iter()
+        .find(|c| c.r#type == "NetworkReady")
+        .unwrap();
+    assert!(!network.status);
+    assert_eq!(network.reason, "NetworkPluginNotReady");
+    assert!(
+        network.message.contains("no CNI configuration"),
+        "{}",
+        network.message
+    );
+    assert!(status.info["config"].contains("cniConfigDir"));
+    let handlers: Vec<&str> = status
+        .runtime_handlers
+        .iter()
+        .map(|h| h.name.as_str())
+        .collect();
+    assert_eq!(handlers, ["", "podvisor"]);
+
+    daemon.add_network("br-serve0", &["10.90.1.0/24"]);
+    let status = runtime
+        .status(StatusRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let conditions = status.status.unwrap().conditions;
+    let network = conditions
+        .iter()
+        .find(|c| c.r#type == "NetworkReady")
+        .unwrap();
+    assert!(network.status, "{}", network.message);
+
+    let config = runtime
+        .runtime_config(RuntimeConfigRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(config.linux.is_some());
+    let update = UpdateRuntimeConfigRequest {
+        runtime_config: None,
+    };
+    runtime.update_runtime_config(update).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_gone_can_be_stopped_and_removed_and_nothing_else() {
+    let (daemon, _guest) = Daemon::without_guests(&[]);
+    let mut runtime = daemon.runtime().await;
+    let id = || "0123456789abcdef".to_owned();
+    let stop = StopPodSandboxRequest {
+        pod_sandbox_id: id(),
+    };
+    runtime.stop_pod_sandbox(stop).await.unwrap();
+    let remove = RemovePodSandboxRequest {
+        pod_sandbox_id: id(),
+    };
+    runtime.remove_pod_sandbox(remove).await.unwrap();
+    let stop = StopContainerRequest {
+        container_id: id(),
+        timeout: 1,
+    };
+    runtime.stop_container(stop).await.unwrap();
+    runtime
+        .remove_container(RemoveContainerRequest { container_id: id() })
+        .await
+        .unwrap();
+
+    let request = PodSandboxStatusRequest {
+        pod_sandbox_id: id(),
+        verbose: false,
+    };
+    let status = runtime.pod_sandbox_status(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::NotFound);
+    let request = StartContainerRequest { container_id: id() };
+    assert_eq!(
+        runtime.start_container(request).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    let request = ExecSyncRequest {
+        container_id: id(),
+        cmd: vec!["x".into()],
+        timeout: 0,
+    };
+    assert_eq!(
+        runtime.exec_sync(request).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    let request = ContainerStatusRequest {
+        container_id: String::new(),
+        verbose: false,
+    };
+    let status = runtime.container_status(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let request = CreateContainerRequest {
+        pod_sandbox_id: id(),
+        ..CreateContainerRequest::default()
+    };
+    assert_eq!(
+        runtime.create_container(request).await.unwrap_err().code(),
+        Code::NotFound
+    );
+
+    let pods = runtime
+        .list_pod_sandbox(ListPodSandboxRequest::default())
+        .await
+        .unwrap();
+    assert!(pods.into_inner().items.is_empty());
+    let containers = runtime
+        .list_containers(ListContainersRequest::default())
+        .await
+        .unwrap();
+    assert!(containers.into_inner().containers.is_empty());
+}
+
+#[tokio::test]
+async fn pods_that_no_virtual_machine_can_be_are_refused_by_the_fields_name() {
+    let (daemon, _guest) = Daemon::without_guests(&[]);
+    let mut runtime = daemon.runtime().await;
+    let node = i32::from(NamespaceMode::Node);
+    let host_network = NamespaceOption {
+        network: node,
+        ..NamespaceOption::default()
+    };
+    let host_ipc = NamespaceOption {
+        ipc: node,
+        ..NamespaceOption::default()
+    };
+    let mut nameless = pod("x");
+    nameless.metadata = None;
+    let mut hostname = pod("x");
+    hostname.hostname = "not a name".to_owned();
+    for (config, word) in [
+        (namespaces(host_network), "hostNetwork"),
+        (namespaces(host_ipc), "hostIPC"),
+        (nameless, "metadata"),
+        (hostname, "hostname"),
+    ] {
+        let status = runtime.run_pod_sandbox(run(config)).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+        assert!(status.message().contains(word), "{status}");
+    }
+    let mut request = run(pod("x"));
+    request.runtime_handler = "runc".to_owned();
+    let status = runtime.run_pod_sandbox(request).await.unwrap_err();
+    assert!(status.message().contains("runtime_handler"), "{status}");
+    let status = runtime.run_pod_sandbox(run(pod("x"))).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(
+        status.message().contains("no CNI configuration"),
+        "{status}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_not_there_yet_says_so_by_name() {
+    let (daemon, _guest) = Daemon::without_guests(&[]);
+    let mut runtime = daemon.runtime().await;
+    let status = runtime
+        .checkpoint_container(CheckpointContainerRequest::default())
+        .await;
+    let status = status.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented);
+    assert!(status.message().contains("CheckpointContainer"), "{status}");
+}
+
+/// What of a network is in the daemon's own network namespace.
+fn links(daemon: &Daemon) -> usize {
+    fs::read_dir(daemon.path("run/netns")).map_or(0, Iterator::count)
+}
+
+#[tokio::test]
+async fn a_pod_whose_guest_does_not_boot_leaves_nothing_behind() {
+    // Its own network namespace, so that the bridge is not this machine's.
+    let (mut daemon, _guest) = Daemon::without_guests(&["unshare", "-n"]);
+    daemon.add_network("br-serve1", &["10.90.2.0/24"]);
+    let mut runtime = daemon.runtime().await;
+    for _ in 0..2 {
+        let status = runtime
+            .run_pod_sandbox(run(pod("broken")))
+            .await
+            .unwrap_err();
+        assert_ne!(status.code(), Code::AlreadyExists, "{status}");
+    }
+    let pods = runtime
+        .list_pod_sandbox(ListPodSandboxRequest::default())
+        .await
+        .unwrap();
+    assert!(pods.into_inner().items.is_empty());
+    let is_clean = |daemon: &Daemon| {
+        assert_eq!(links(daemon), 0);
+        assert_eq!(fs::read_dir(daemon.path("run/sb")).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(daemon.path("root/cni")).unwrap().count(), 0);
+        for lease in fs::read_dir(daemon.path("ipam/br-serve1")).unwrap() {
+            let name = lease.unwrap().file_name().into_string().unwrap();
+            assert!(name.parse::<std::net::IpAddr>().is_err(), "{name}");
+        }
+    };
+    is_clean(&daemon);
+    daemon.end(Signal::KILL);
+    daemon.start();
+    is_clean(&daemon);
+}
+
+#[tokio::test]
+async fn images_are_pulled_shown_and_removed() {
+    let (daemon, _guest) = Daemon::without_guests(&[]);
+    let image = TestImage::busybox(json!({"User": "1000:50", "Cmd": ["true"]}));
+    let id = image.config.digest.clone();
+    let registry = Registry::serve(&[("test/busybox", image)]);
+    let name = registry.name("test/busybox");
+    let mut images = daemon.images().await;
+
+    let request = |name: &str| ImageStatusRequest {
+        image: spec(name),
+        verbose: true,
+    };
+    let status = images
+        .image_status(request(&name))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(status.image, None);
+
+    let pull = || PullImageRequest {
+        image: spec(&name),
+        ..PullImageRequest::default()
+    };
+    let (mut one, mut two) = (images.clone(), images.clone());
+    let (one, two) = tokio::join!(one.pull_image(pull()), two.pull_image(pull()));
+    assert_eq!(one.unwrap().into_inner().image_ref, id);
+    assert_eq!(two.unwrap().into_inner().image_ref, id);
+
+    for known in [name.as_str(), id.as_str()] {
+        let status = images
+            .image_status(request(known))
+            .await
+            .unwrap()
+            .into_inner();
+        let image = status.image.unwrap();
+        assert_eq!(image.id, id);
+        assert_eq!(image.repo_tags, std::slice::from_ref(&name));
+        assert_eq!(image.repo_digests.len(), 1);
+        assert_eq!(image.uid, Some(Int64Value { value: 1000 }));
+        assert!(image.size > 0);
+        assert!(status.info["info"].contains("imageSpec"));
+    }
+    let listed = images
+        .list_images(ListImagesRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(listed.images.len(), 1);
+    let usage = images
+        .image_fs_info(ImageFsInfoRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let used = usage.image_filesystems[0]
+        .used_bytes
+        .as_ref()
+        .unwrap()
+        .value;
+    assert!(used > 0);
+
+    let remove = || RemoveImageRequest { image: spec(&name) };
+    images.remove_image(remove()).await.unwrap();
+    images.remove_image(remove()).await.unwrap();
+    let listed = images
+        .list_images(ListImagesRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(listed.images.is_empty());
+
+    let bad = images
+        .pull_image(PullImageRequest::default())
+        .await
+        .unwrap_err();
+    assert_eq!(bad.code(), Code::InvalidArgument);
+    let bad = PullImageRequest {
+        image: spec(&registry.name("no/such")),
+        ..PullImageRequest::default()
+    };
+    assert!(images.pull_image(bad).await.is_err());
+}
+
+#[tokio::test]
+async fn a_socket_has_one_daemon_and_one_that_was_killed_is_replaced() {
+    let (mut daemon, _guest) = Daemon::without_guests(&[]);
+    let second = daemon.command().output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&second.stderr);
+    assert!(stderr.contains("is served already"), "{stderr}");
+    daemon.end(Signal::KILL);
+    daemon.start();
+    let mut runtime = daemon.runtime().await;
+    runtime.version(VersionRequest::default()).await.unwrap();
+    daemon.end(Signal::TERM);
+    assert!(!daemon.path("s").exists());
+}
+
+#[tokio::test]
+async fn filters_of_nothing_find_nothing() {
+    let (daemon, _guest) = Daemon::without_guests(&[]);
+    let mut runtime = daemon.runtime().await;
+    let filter = PodSandboxFilter {
+        id: "abc".to_owned(),
+        label_selector: HashMap::from([("a".to_owned(), "b".to_owned())]),
+        ..PodSandboxFilter::default()
+    };
+    let request = ListPodSandboxRequest {
+        filter: Some(filter),
+    };
+    let found = runtime
+        .list_pod_sandbox(request)
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(found.items.is_empty());
+    let stats = runtime
+        .list_pod_sandbox_stats(ListPodSandboxStatsRequest::default())
+        .await;
+    assert!(stats.unwrap().into_inner().stats.is_empty());
+    let stats = runtime
+        .list_container_stats(ListContainerStatsRequest::default())
+        .await;
+    assert!(stats.unwrap().into_inner().stats.is_empty());
+}

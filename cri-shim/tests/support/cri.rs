@@ -1,0 +1,159 @@
+//! A daemon of podvisor's with directories of its own, and a client of its socket.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tonic::transport::{Channel, Endpoint};
+
+/// Longest time until a daemon answers.
+const UP: Duration = Duration::from_secs(300);
+
+/// A daemon, ended when dropped; its directories go after it.
+pub(crate) struct Daemon {
+    child: Option<Child>,
+    dir: TempDir,
+    wrapper: Vec<String>,
+    guest_dir: Option<PathBuf>,
+}
+
+impl Daemon {
+    /// A node with empty directories. `wrapper` is a command that runs the daemon, such as
+    /// `unshare -n`; `guest_dir` has kernel and initramfs, else they are podvisor's own.
+    pub(crate) fn new(wrapper: &[&str], guest_dir: Option<PathBuf>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["net.d", "logs", "run"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let mut daemon = Self {
+            child: None,
+            dir,
+            wrapper: wrapper.iter().map(|word| (*word).to_owned()).collect(),
+            guest_dir,
+        };
+        daemon.start();
+        daemon
+    }
+
+    /// A node whose guest files are not any.
+    pub(crate) fn without_guests(wrapper: &[&str]) -> (Self, TempDir) {
+        let guest = tempfile::tempdir().unwrap();
+        fs::write(guest.path().join("vmlinux"), "no kernel").unwrap();
+        fs::write(guest.path().join("initramfs.cpio"), "no initramfs").unwrap();
+        let daemon = Self::new(wrapper, Some(guest.path().to_owned()));
+        (daemon, guest)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The command line of a daemon on this node.
+    pub(crate) fn command(&self) -> Command {
+        let podvisor = env!("CARGO_BIN_EXE_podvisor").to_owned();
+        let mut words = self.wrapper.iter().cloned().chain([podvisor]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).arg("serve");
+        command
+            .args(["--log-level", "info", "--listen"])
+            .arg(format!("unix://{}", self.path("s").display()))
+            .arg("--root")
+            .arg(self.path("root"))
+            .arg("--state")
+            .arg(self.path("run"))
+            .arg("--cni-conf-dir")
+            .arg(self.path("net.d"))
+            .env("PODVISOR_BOOT_TIMEOUT", "900")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        if let Some(dir) = &self.guest_dir {
+            command.env("PODVISOR_GUEST_DIR", dir);
+        }
+        command
+    }
+
+    pub(crate) fn start(&mut self) {
+        let mut command = self.command();
+        self.child = Some(command.spawn().unwrap());
+        let begin = Instant::now();
+        while std::os::unix::net::UnixStream::connect(self.path("s")).is_err() {
+            let ended = self.child.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none(), "the daemon ended: {ended:?}");
+            assert!(begin.elapsed() < UP, "the daemon does not answer");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Sends a signal and waits for the daemon's end.
+    pub(crate) fn end(&mut self, signal: Signal) {
+        if let Some(mut child) = self.child.take() {
+            // Gone already when a test ended it.
+            let _ = kill_process(Pid::from_child(&child), signal);
+            child.wait().unwrap();
+        }
+    }
+
+    /// A CNI list of Debian's bridge with `subnet`.
+    pub(crate) fn add_network(&self, bridge: &str, subnets: &[&str]) {
+        let ranges: Vec<_> = subnets
+            .iter()
+            .map(|s| serde_json::json!([{"subnet": s}]))
+            .collect();
+        let list = serde_json::json!({
+            "cniVersion": "1.0.0",
+            "name": bridge,
+            "plugins": [
+                {
+                    "type": "bridge", "bridge": bridge, "isGateway": true,
+                    "ipam": {
+                        "type": "host-local", "ranges": ranges,
+                        "dataDir": self.path("ipam"),
+                        "routes": [{"dst": "0.0.0.0/0"}],
+                    },
+                },
+                {"type": "portmap", "capabilities": {"portMappings": true}},
+            ],
+        });
+        fs::write(self.path("net.d/10-test.conflist"), list.to_string()).unwrap();
+    }
+
+    async fn channel(&self) -> Channel {
+        let address = format!("unix://{}", self.path("s").display());
+        Endpoint::from_shared(address)
+            .unwrap()
+            .connect()
+            .await
+            .unwrap()
+    }
+
+    pub(crate) async fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::new(self.channel().await)
+    }
+
+    pub(crate) async fn images(&self) -> ImageServiceClient<Channel> {
+        ImageServiceClient::new(self.channel().await)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.end(Signal::KILL);
+        // What the daemon keeps mounted must not be removed with the directory.
+        let run = self.path("run");
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        for point in mounts
+            .lines()
+            .rev()
+            .filter_map(|line| line.split(' ').nth(4))
+        {
+            if std::path::Path::new(point).starts_with(&run) {
+                let _ = Command::new("umount").args(["--lazy", point]).status();
+            }
+        }
+    }
+}
