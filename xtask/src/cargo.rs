@@ -23,12 +23,16 @@ pub(crate) fn program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Builds the programs `bins` of `package` with the release profile; gives their folder.
-pub(crate) fn build_release(package: &str, bins: &[&str]) -> Result<PathBuf> {
+/// Builds the programs `bins` and the `examples` of `package` with the release profile; gives
+/// their directory.
+pub(crate) fn build_release(package: &str, bins: &[&str], examples: &[&str]) -> Result<PathBuf> {
     let mut command = cargo("build");
     command.args(["--quiet", "--release", "--package", package]);
     for bin in bins {
         command.args(["--bin", bin]);
+    }
+    for example in examples {
+        command.args(["--example", example]);
     }
     process::run(command.stdout(std::io::stderr()))?;
     Ok(paths::cargo_target().join("release"))

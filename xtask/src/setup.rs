@@ -93,6 +93,10 @@ pub(crate) const BENCH_PULL: &[Package] = &[package("containerd", "a peer that p
 
 /// What the demo uses beyond the build and the host.
 pub(crate) const DEMO: &[Package] = &[
+    package(
+        "containernetworking-plugins",
+        "the CNI plugins that connect a pod",
+    ),
     package("docker-registry", "a real registry to pull from"),
     package("busybox-static", "the demo's image"),
     package("containernetworking-plugins", "networks of pods"),

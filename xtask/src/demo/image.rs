@@ -57,8 +57,8 @@ pub(super) struct Image {
     pub(super) manifest: Vec<u8>,
 }
 
-/// Makes the image's blobs in `folder`.
-pub(super) fn make(folder: &Path) -> Result<Image> {
+/// Makes the image's blobs in `folder`; `greeting` is a file of its last layer.
+pub(super) fn make(folder: &Path, greeting: &str) -> Result<Image> {
     fs::create_dir_all(folder)?;
     let layers = vec![
         layer(folder, "1", "busybox and its names", programs)?,
@@ -67,7 +67,7 @@ pub(super) fn make(folder: &Path) -> Result<Image> {
             folder,
             "3",
             "a whiteout of that file, and a greeting",
-            changes,
+            |tree| changes(tree, greeting),
         )?,
     ];
     let diff_ids: Vec<&str> = layers.iter().map(|layer| layer.diff_id.as_str()).collect();
@@ -108,7 +108,7 @@ fn layer(
     folder: &Path,
     name: &str,
     what: &'static str,
-    fill: fn(&Path) -> Result<()>,
+    fill: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<Layer> {
     let tree = folder.join(name);
     fs::create_dir(&tree)?;
@@ -163,8 +163,8 @@ fn files(tree: &Path) -> Result<()> {
     Ok(())
 }
 
-fn changes(tree: &Path) -> Result<()> {
+fn changes(tree: &Path, greeting: &str) -> Result<()> {
     fs::write(tree.join(".wh.taken-away-by-layer-3"), "")?;
-    fs::write(tree.join("greeting"), "hello from layer 3\n")?;
+    fs::write(tree.join("greeting"), format!("{greeting}\n"))?;
     Ok(())
 }

@@ -1,9 +1,11 @@
-//! `cargo xtask demo`: a program from a real OCI image, in a guest on KVM.
+//! `cargo xtask demo`: a program from a real OCI image, in a guest on KVM; then a pod of two
+//! containers over the Container Runtime Interface.
 //!
-//! The registry and the pull run on this machine, as they need no KVM; `podvisor run` runs in
-//! a host whose KVM is sound, which sees the pulled image at the same path.
+//! The registry and the pulls run on this machine, as they need no KVM; `podvisor run` and
+//! `podvisor serve` run in a host whose KVM is sound, which sees the images at the same path.
 
 mod image;
+mod pod;
 pub(crate) mod registry;
 
 use std::fs;
@@ -25,6 +27,9 @@ const PROGRAM: &str = "uname -a; id; mount; ls -l /; echo hello";
 const REPOSITORY: &str = "demo/busybox";
 const TAG: &str = "1";
 
+/// The image of the pod's second container.
+const CLIENT_REPOSITORY: &str = "demo/client";
+
 pub(crate) fn command() -> Result<ExitCode> {
     let began = Instant::now();
     let mut times: Vec<(&str, Duration)> = Vec::new();
@@ -39,7 +44,8 @@ pub(crate) fn command() -> Result<ExitCode> {
     timed("guest kernel and agent", step.done());
 
     let step = Step::begin("podvisor");
-    let podvisor = cargo::build_release("podvisor-cri", &["podvisor"])?.join("podvisor");
+    let built = cargo::build_release("podvisor-cri", &["podvisor"], &["pod"])?;
+    let podvisor = built.join("podvisor");
     timed("podvisor", step.done());
 
     let step = Step::begin("a registry, and an image in it");
@@ -49,10 +55,13 @@ pub(crate) fn command() -> Result<ExitCode> {
             .with_context(|| format!("{} cannot be emptied", folder.display()))?;
     }
     fs::create_dir_all(&folder)?;
-    let image = image::make(&folder.join("image"))?;
+    let image = image::make(&folder.join("image"), "hello from layer 3")?;
+    let client = image::make(&folder.join("client"), "hello from the client's image")?;
     let registry = Registry::start(&folder.join("registry"))?;
     registry.push(&image, REPOSITORY, TAG)?;
+    registry.push(&client, CLIENT_REPOSITORY, TAG)?;
     let reference = format!("{}/{REPOSITORY}:{TAG}", registry.address());
+    let client = format!("{}/{CLIENT_REPOSITORY}:{TAG}", registry.address());
     for layer in &image.layers {
         eprintln!(
             "    layer {} ({} bytes): {}",
@@ -65,14 +74,16 @@ pub(crate) fn command() -> Result<ExitCode> {
 
     let store = folder.join("store");
     let step = Step::begin(format!("podvisor pull {reference}"));
-    process::run(
-        process::tied(&podvisor)
-            .arg("--root")
-            .arg(&store)
-            .args(["pull", &reference])
-            .stdin(Stdio::null()),
-    )?;
-    timed("podvisor pull", step.done());
+    for image in [&reference, &client] {
+        process::run(
+            process::tied(&podvisor)
+                .arg("--root")
+                .arg(&store)
+                .args(["pull", image])
+                .stdin(Stdio::null()),
+        )?;
+    }
+    timed("podvisor pull, two images", step.done());
 
     let step = Step::begin(format!("podvisor run {reference} sh -c '{PROGRAM}'"));
     let words = [
@@ -95,6 +106,12 @@ pub(crate) fn command() -> Result<ExitCode> {
         ..Request::default()
     })?;
     timed("podvisor run, with its host", step.done());
+
+    let step = Step::begin("podvisor serve, and a pod of two containers");
+    let example = built.join("examples/pod");
+    let images = [reference.as_str(), client.as_str()];
+    let of_pod = pod::run(&folder, &podvisor, &example, &store, images)?;
+    timed("the pod, with its host", step.done());
     drop(registry);
 
     println!();
@@ -114,6 +131,9 @@ pub(crate) fn command() -> Result<ExitCode> {
     println!("{:>12}  in all", report::time(began.elapsed()));
     if status != 0 {
         bail!("the program in the guest ended with {status}");
+    }
+    if of_pod != 0 {
+        bail!("the pod ended with {of_pod}");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,67 @@
+//! The two services of a runtime, and a place to wait for their answers.
+
+use std::future::Future;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::fixture::RUNTIME;
+
+/// Connections live on it, so it lives as long as the program.
+static EXECUTOR: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
+});
+
+/// What no answer takes, so that a runtime that hangs fails a test and not all of them.
+const LIMIT: Duration = Duration::from_secs(60);
+
+static CHANNEL: LazyLock<Channel> = LazyLock::new(|| {
+    let address = format!("unix://{}", RUNTIME.socket.display());
+    wait(async {
+        Endpoint::new(address)
+            .unwrap()
+            .timeout(LIMIT)
+            .connect()
+            .await
+    })
+    .unwrap()
+});
+
+/// Waits for an answer.
+pub(crate) fn wait<T>(answer: impl Future<Output = T>) -> T {
+    EXECUTOR.block_on(answer)
+}
+
+pub(crate) fn runtime() -> RuntimeServiceClient<Channel> {
+    RuntimeServiceClient::new(CHANNEL.clone()).max_decoding_message_size(64 << 20)
+}
+
+pub(crate) fn images() -> ImageServiceClient<Channel> {
+    ImageServiceClient::new(CHANNEL.clone())
+}
+
+/// Asks the runtime service: `ask!(version(VersionRequest { .. }))` is the response or the
+/// status.
+macro_rules! ask {
+    ($method:ident($request:expr)) => {{
+        let mut client = $crate::client::runtime();
+        $crate::client::wait(client.$method($request)).map(tonic::Response::into_inner)
+    }};
+}
+
+/// As `ask!`, of the image service.
+macro_rules! ask_images {
+    ($method:ident($request:expr)) => {{
+        let mut client = $crate::client::images();
+        $crate::client::wait(client.$method($request)).map(tonic::Response::into_inner)
+    }};
+}
+
+pub(crate) use {ask, ask_images};

@@ -1,0 +1,322 @@
+//! Containers: their life, what they execute, and how they end.
+
+use k8s_cri::v1::*;
+use tonic::Code;
+
+use crate::client::ask;
+use crate::pod::{Container, Pod, image, labels, stdout, strings};
+
+fn listed(filter: ContainerFilter) -> Vec<k8s_cri::v1::Container> {
+    ask!(list_containers(ListContainersRequest {
+        filter: Some(filter),
+    }))
+    .unwrap()
+    .containers
+}
+
+fn ids(filter: ContainerFilter) -> Vec<String> {
+    listed(filter).into_iter().map(|found| found.id).collect()
+}
+
+fn in_state(container: &Container, state: ContainerState) -> usize {
+    ids(ContainerFilter {
+        id: container.id.clone(),
+        state: Some(ContainerStateValue {
+            state: state as i32,
+        }),
+        ..Default::default()
+    })
+    .len()
+}
+
+#[test]
+fn guest_a_container_goes_from_created_to_running_to_exited() {
+    let pod = Pod::shared();
+    let container = pod.create("life", |config| {
+        config.labels = labels(&[("role", "life")]);
+        config.annotations = labels(&[("note", "kept")]);
+    });
+    let status = container.status();
+    assert_eq!(status.state(), ContainerState::ContainerCreated);
+    assert_eq!((status.started_at, status.finished_at), (0, 0));
+    assert_eq!(status.labels, labels(&[("role", "life")]));
+    assert_eq!(status.annotations, labels(&[("note", "kept")]));
+    assert_eq!(in_state(&container, ContainerState::ContainerCreated), 1);
+    assert_eq!(in_state(&container, ContainerState::ContainerRunning), 0);
+
+    container.start();
+    let status = container.status();
+    assert_eq!(status.state(), ContainerState::ContainerRunning);
+    assert!(status.started_at >= status.created_at, "{status:?}");
+    let again = ask!(start_container(StartContainerRequest {
+        container_id: container.id.clone(),
+    }));
+    again.unwrap_err();
+
+    container.stop(0);
+    container.stop(0);
+    let status = container.status();
+    assert_eq!(status.state(), ContainerState::ContainerExited);
+    assert_eq!(status.exit_code, 137);
+    assert!(status.finished_at >= status.started_at, "{status:?}");
+    container.remove();
+    container.remove();
+    assert_eq!(container.try_status().unwrap_err().code(), Code::NotFound);
+}
+
+#[test]
+fn guest_lists_of_containers_are_filtered() {
+    let pod = Pod::shared();
+    let container = pod.create("listed", |config| {
+        config.labels = labels(&[("kind", "listed"), ("n", "1")]);
+    });
+    let of_pod = ContainerFilter {
+        pod_sandbox_id: pod.id.clone(),
+        ..Default::default()
+    };
+    assert!(ids(of_pod).contains(&container.id));
+    let by_label = |pairs| {
+        ids(ContainerFilter {
+            label_selector: labels(pairs),
+            ..Default::default()
+        })
+    };
+    assert_eq!(by_label(&[("kind", "listed")]), [container.id.clone()]);
+    assert!(by_label(&[("kind", "listed"), ("n", "2")]).is_empty());
+    let of_none = ContainerFilter {
+        pod_sandbox_id: "unknown".to_owned(),
+        ..Default::default()
+    };
+    assert!(ids(of_none).is_empty());
+    container.remove();
+}
+
+#[test]
+fn guest_unknown_containers_are_not_found() {
+    let container_id = "0123456789abcdef".to_owned();
+    let code = |result: Result<(), tonic::Status>| result.unwrap_err().code();
+    let start = ask!(start_container(StartContainerRequest {
+        container_id: container_id.clone(),
+    }));
+    assert_eq!(code(start.map(drop)), Code::NotFound);
+    let status = ask!(container_status(ContainerStatusRequest {
+        container_id: container_id.clone(),
+        verbose: false,
+    }));
+    assert_eq!(code(status.map(drop)), Code::NotFound);
+    let exec = ask!(exec_sync(ExecSyncRequest {
+        container_id: container_id.clone(),
+        cmd: strings(&["true"]),
+        timeout: 0,
+    }));
+    assert_eq!(code(exec.map(drop)), Code::NotFound);
+    ask!(stop_container(StopContainerRequest {
+        container_id: container_id.clone(),
+        timeout: 0,
+    }))
+    .unwrap();
+    ask!(remove_container(RemoveContainerRequest { container_id })).unwrap();
+}
+
+#[test]
+fn guest_a_running_container_can_be_removed() {
+    let container = Pod::shared().start("forced", |_| {});
+    container.remove();
+    assert_eq!(container.try_status().unwrap_err().code(), Code::NotFound);
+}
+
+#[test]
+fn guest_exit_codes_and_the_reasons_for_them_are_told() {
+    let pod = Pod::shared();
+    let (status, _) = pod.script("exit 0", |_| {});
+    assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
+    let (status, _) = pod.script("exit 42", |_| {});
+    assert_eq!((status.exit_code, status.reason.as_str()), (42, "Error"));
+}
+
+#[test]
+fn guest_a_container_that_takes_too_much_memory_is_told_as_such() {
+    let (status, _) = Pod::shared().script("tail -c 1G /dev/zero", |config| {
+        config.linux.as_mut().unwrap().resources = Some(LinuxContainerResources {
+            memory_limit_in_bytes: 16 << 20,
+            ..Default::default()
+        });
+    });
+    assert_eq!(status.reason, "OOMKilled", "{status:?}");
+    assert_eq!(status.exit_code, 137);
+}
+
+#[test]
+fn guest_stop_gives_a_container_its_time_to_end_by_itself() {
+    let pod = Pod::shared();
+    let container = pod.start("graceful", |config| {
+        let script = "trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.1; done";
+        config.command = strings(&["sh", "-c", script]);
+    });
+    // The trap must be set.
+    while container.lines().is_empty() {
+        std::thread::yield_now();
+    }
+    container.stop(60);
+    assert_eq!(container.status().exit_code, 7);
+    assert_eq!(stdout(&container.lines()), ["ready", "bye"]);
+    container.remove();
+}
+
+#[test]
+fn guest_a_container_is_made_again_in_the_same_sandbox() {
+    let pod = Pod::shared();
+    let first = pod.container_config("again", |config| {
+        config.command = strings(&["sh", "-c", "echo attempt; exit 1"]);
+    });
+    let mut second = first.clone();
+    let one = pod.try_create(first).unwrap();
+    pod.try_create(second.clone())
+        .err()
+        .expect("the same name and attempt twice");
+    one.start();
+    assert_eq!(one.ended().exit_code, 1);
+    second.metadata.as_mut().unwrap().attempt = 1;
+    second.log_path = "again-1.log".to_owned();
+    let two = pod.try_create(second).unwrap();
+    two.start();
+    assert_eq!(two.ended().exit_code, 1);
+    assert_ne!(one.id, two.id);
+    one.remove();
+    two.remove();
+}
+
+#[test]
+fn guest_exec_tells_output_exit_code_and_what_took_too_long() {
+    let container = Pod::shared().start("exec", |_| {});
+    let output = container
+        .try_exec(&["sh", "-c", "echo out; echo err >&2; exit 3"], 60)
+        .unwrap();
+    assert_eq!(
+        (output.code, output.stdout.as_str(), output.stderr.as_str()),
+        (3, "out\n", "err\n")
+    );
+    let late = container.try_exec(&["sleep", "1000"], 1);
+    assert_eq!(late.err().unwrap().code(), Code::DeadlineExceeded);
+    let missing = container.try_exec(&["/no/such/program"], 60);
+    assert!(missing.is_err() || missing.unwrap().code != 0);
+    let megabytes = container.try_exec(&["head", "-c", "3000000", "/dev/zero"], 0);
+    assert_eq!(megabytes.unwrap().stdout.len(), 3_000_000);
+
+    container.stop(0);
+    container
+        .try_exec(&["true"], 0)
+        .err()
+        .expect("a container that has ended executes nothing");
+    container.remove();
+}
+
+#[test]
+fn guest_command_arguments_directory_and_environment_come_from_image_and_request() {
+    let pod = Pod::shared();
+    let (status, lines) = pod.script("pwd; echo $FROM $MORE $*", |config| {
+        config.image = Some(image("user"));
+        config.args = strings(&["name", "one", "two"]);
+        config.envs = vec![KeyValue {
+            key: "MORE".to_owned(),
+            value: "request".to_owned(),
+        }];
+    });
+    assert_eq!(status.exit_code, 0);
+    assert_eq!(stdout(&lines), ["/srv", "image request one two"]);
+
+    let (_, lines) = pod.script("pwd; echo $FROM", |config| {
+        config.image = Some(image("user"));
+        config.working_dir = "/tmp".to_owned();
+        config.envs = vec![KeyValue {
+            key: "FROM".to_owned(),
+            value: "request".to_owned(),
+        }];
+    });
+    assert_eq!(stdout(&lines), ["/tmp", "request"]);
+
+    let container = pod.start("image-command", |config| {
+        config.image = Some(image("pause"));
+        config.command = Vec::new();
+    });
+    assert_eq!(
+        container.sh("tr '\\0' ' ' </proc/1/cmdline"),
+        "sleep 1000000 "
+    );
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
+fn guest_containers_of_two_images_share_a_pod() {
+    let pod = Pod::shared();
+    let one = pod.start("one", |_| {});
+    let two = pod.start("two", |config| {
+        config.image = Some(image("user"));
+        config.command = Vec::new();
+    });
+    assert_eq!(one.sh("id -u"), "0\n");
+    assert_eq!(two.sh("id -u"), "1000\n");
+    one.sh("touch /only-in-one");
+    two.sh("test ! -e /only-in-one");
+    assert_eq!(one.sh("hostname"), "shared-host\n");
+    assert_eq!(two.sh("hostname"), "shared-host\n");
+    for container in [one, two] {
+        container.stop(0);
+        container.remove();
+    }
+}
+
+#[test]
+fn guest_an_image_that_is_not_there_is_refused() {
+    let pod = Pod::shared();
+    let config = pod.container_config("no-image", |config| {
+        config.image = Some(ImageSpec {
+            image: "127.0.0.1:1/none:1".to_owned(),
+            ..Default::default()
+        });
+    });
+    pod.try_create(config).err().expect("no such image");
+    let config = pod.container_config("no-command", |config| {
+        config.command = strings(&["/no/such/program"]);
+    });
+    // Some runtimes find it when the container is created, others when it is started.
+    if let Ok(container) = pod.try_create(config) {
+        ask!(start_container(StartContainerRequest {
+            container_id: container.id.clone(),
+        }))
+        .unwrap_err();
+        container.remove();
+    }
+}
+
+#[test]
+fn guest_limits_can_be_changed_while_a_container_runs() {
+    let container = Pod::shared().start("limits", |config| {
+        config.linux.as_mut().unwrap().resources = Some(LinuxContainerResources {
+            memory_limit_in_bytes: 32 << 20,
+            cpu_period: 100_000,
+            cpu_quota: 20_000,
+            ..Default::default()
+        });
+    });
+    ask!(update_container_resources(
+        UpdateContainerResourcesRequest {
+            container_id: container.id.clone(),
+            linux: Some(LinuxContainerResources {
+                memory_limit_in_bytes: 64 << 20,
+                cpu_period: 100_000,
+                cpu_quota: 40_000,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    ))
+    .unwrap();
+    let resources = container.status().resources;
+    if let Some(linux) = resources.and_then(|resources| resources.linux) {
+        assert_eq!(linux.memory_limit_in_bytes, 64 << 20);
+    }
+    container.stop(0);
+    container.remove();
+}

@@ -1,0 +1,185 @@
+//! The runtime that is asked: started here with a network of its own and a registry, or found.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use serde_json::json;
+
+use crate::support::image::Image;
+use crate::support::registry::Registry;
+
+/// The one that all tests ask.
+pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(Runtime::start);
+
+pub(crate) struct Runtime {
+    pub(crate) socket: PathBuf,
+    /// Whose it is; some checks hold for containers that share a kernel with the host only.
+    pub(crate) is_vm: bool,
+    registry: Registry,
+    /// Logs of pods and volumes.
+    dir: PathBuf,
+}
+
+/// The subnet of the pods; nothing else in a test host has one like it.
+const SUBNET: &str = "10.213.7.0/24";
+const SUBNET_V6: &str = "fd21:3700::/64";
+
+impl Runtime {
+    fn start() -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("cri-")
+            .tempdir_in("/run")
+            .unwrap()
+            .keep();
+        let user = json!({ "Env": ["PATH=/bin", "FROM=image"], "User": "1000:50",
+            "WorkingDir": "/srv", "Cmd": ["sleep", "1000000"] });
+        let plain = json!({ "Env": ["PATH=/bin"], "Cmd": ["sleep", "1000000"] });
+        let entry = json!({ "Env": ["PATH=/bin"], "Entrypoint": ["sleep"],
+            "Cmd": ["1000000"] });
+        let registry = Registry::serve(&[
+            ("test/plain", Image::busybox(plain)),
+            ("test/user", Image::busybox(user)),
+            ("test/pause", Image::busybox(entry)),
+        ]);
+        let cni = dir.join("cni");
+        fs::create_dir_all(&cni).unwrap();
+        fs::write(cni.join("10-pods.conflist"), network()).unwrap();
+
+        let against = std::env::var("PODVISOR_CONFORMANCE_AGAINST").unwrap_or_default();
+        let (socket, is_vm) = match against.as_str() {
+            "" | "podvisor" => (podvisor(&dir, &cni), true),
+            "containerd" => (containerd(&dir, &cni, &registry.name("test/pause")), false),
+            path => (PathBuf::from(path), true),
+        };
+        Self {
+            socket,
+            is_vm,
+            registry,
+            dir,
+        }
+    }
+
+    /// The name of an image, in the registry that serves it.
+    pub(crate) fn image(&self, repository: &str) -> String {
+        self.registry.name(&format!("test/{repository}"))
+    }
+
+    /// A new directory on the host.
+    pub(crate) fn directory(&self, name: &str) -> PathBuf {
+        let dir = tempfile::Builder::new()
+            .prefix(name)
+            .tempdir_in(&self.dir)
+            .unwrap()
+            .keep();
+        // Volumes are entered by users of any id.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&dir, mode).unwrap();
+        dir
+    }
+}
+
+fn network() -> String {
+    let list = json!({
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "conform0",
+                "isGateway": true,
+                "ipMasq": true,
+                "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{ "subnet": SUBNET }], [{ "subnet": SUBNET_V6 }]],
+                    "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
+                },
+            },
+            { "type": "portmap", "capabilities": { "portMappings": true } },
+        ],
+    });
+    serde_json::to_string_pretty(&list).unwrap()
+}
+
+fn podvisor(dir: &Path, cni: &Path) -> PathBuf {
+    let socket = dir.join("podvisor.sock");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_podvisor"));
+    command
+        .arg("--root")
+        .arg(dir.join("root"))
+        .arg("serve")
+        .arg("--listen")
+        .arg(format!("unix://{}", socket.display()))
+        .arg("--state")
+        .arg(dir.join("state"))
+        .arg("--cni-conf-dir")
+        .arg(cni)
+        .env("PODVISOR_BOOT_TIMEOUT", "900");
+    serve(command, dir, &socket);
+    socket
+}
+
+fn containerd(dir: &Path, cni: &Path, pause: &str) -> PathBuf {
+    let socket = dir.join("containerd.sock");
+    let config = format!(
+        r#"version = 2
+root = "{dir}/root"
+state = "{dir}/state"
+[grpc]
+address = "{socket}"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{pause}"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "native"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/usr/lib/cni"
+conf_dir = "{cni}"
+"#,
+        dir = dir.display(),
+        socket = socket.display(),
+        cni = cni.display()
+    );
+    let file = dir.join("containerd.toml");
+    fs::write(&file, config).unwrap();
+    let mut command = Command::new("containerd");
+    command.arg("--config").arg(file);
+    serve(command, dir, &socket);
+    socket
+}
+
+/// Starts a runtime that ends with this program, and waits until it listens.
+fn serve(mut command: Command, dir: &Path, socket: &Path) {
+    let log = File::create(dir.join("runtime.log")).unwrap();
+    command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().unwrap())
+        .stderr(log);
+    let (started, is_started) = mpsc::channel();
+    // The signal comes when the thread that started the child ends: this one never does.
+    thread::spawn(move || {
+        use std::os::unix::process::CommandExt as _;
+        // Safe in a child: one system call.
+        #[allow(unsafe_code)]
+        // SAFETY: prctl(2) is async-signal-safe and touches no memory of the parent.
+        unsafe {
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+        }
+        let child = command.spawn();
+        started.send(child.is_ok()).unwrap();
+        let status = child.unwrap().wait();
+        panic!("the runtime ended: {status:?}");
+    });
+    assert!(is_started.recv().unwrap(), "the runtime could not be run");
+    let listening = (0..1200).any(|_| {
+        thread::sleep(Duration::from_millis(50));
+        std::os::unix::net::UnixStream::connect(socket).is_ok()
+    });
+    let log = fs::read_to_string(dir.join("runtime.log")).unwrap_or_default();
+    assert!(listening, "the runtime does not listen: {log}");
+}

@@ -1,0 +1,93 @@
+//! The image service.
+
+use k8s_cri::v1::*;
+
+use crate::client::ask_images;
+use crate::fixture::RUNTIME;
+use crate::pod::image;
+
+fn spec(name: &str) -> Option<ImageSpec> {
+    Some(ImageSpec {
+        image: name.to_owned(),
+        ..Default::default()
+    })
+}
+
+fn status(name: &str) -> Option<Image> {
+    ask_images!(image_status(ImageStatusRequest {
+        image: spec(name),
+        verbose: false,
+    }))
+    .unwrap()
+    .image
+}
+
+#[test]
+fn guest_images_are_pulled_listed_and_known_by_each_of_their_names() {
+    let name = image("user").image;
+    let found = status(&name).expect("it was pulled");
+    assert!(found.repo_tags.contains(&name), "{found:?}");
+    assert!(found.size > 0);
+    assert_eq!(found.uid.as_ref().map(|uid| uid.value), Some(1000));
+    let digest = found.repo_digests.first().expect("a digest").clone();
+    assert!(digest.contains("@sha256:"), "{digest}");
+    for other in [&found.id, &digest] {
+        assert_eq!(status(other).map(|image| image.id), Some(found.id.clone()));
+    }
+    let listed = ask_images!(list_images(ListImagesRequest {
+        filter: Some(ImageFilter { image: spec(&name) }),
+    }))
+    .unwrap();
+    assert_eq!(listed.images.len(), 1);
+    let all = ask_images!(list_images(ListImagesRequest { filter: None })).unwrap();
+    assert!(all.images.iter().any(|image| image.id == found.id));
+}
+
+#[test]
+fn guest_an_image_that_is_not_there_has_no_status_and_is_removed_without_complaint() {
+    let name = "127.0.0.1:1/none:1";
+    assert_eq!(status(name), None);
+    ask_images!(remove_image(RemoveImageRequest { image: spec(name) })).unwrap();
+    ask_images!(pull_image(PullImageRequest {
+        image: spec(name),
+        ..Default::default()
+    }))
+    .unwrap_err();
+}
+
+#[test]
+fn guest_a_removed_image_is_gone_and_comes_back_by_a_pull() {
+    let name = RUNTIME.image("pause");
+    let reference = ask_images!(pull_image(PullImageRequest {
+        image: spec(&name),
+        ..Default::default()
+    }))
+    .unwrap()
+    .image_ref;
+    assert_eq!(
+        status(&reference).map(|image| image.id),
+        status(&name).map(|image| image.id)
+    );
+    // containerd's own pods need this one.
+    if !RUNTIME.is_vm {
+        return;
+    }
+    for _ in 0..2 {
+        ask_images!(remove_image(RemoveImageRequest { image: spec(&name) })).unwrap();
+        assert_eq!(status(&name), None);
+    }
+    ask_images!(pull_image(PullImageRequest {
+        image: spec(&name),
+        ..Default::default()
+    }))
+    .unwrap();
+    assert!(status(&name).is_some());
+}
+
+#[test]
+fn guest_the_file_system_of_images_is_told() {
+    let info = ask_images!(image_fs_info(ImageFsInfoRequest {})).unwrap();
+    let first = info.image_filesystems.first().expect("one");
+    assert!(first.timestamp > 0);
+    assert!(!first.fs_id.as_ref().unwrap().mountpoint.is_empty());
+}

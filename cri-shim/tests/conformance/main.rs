@@ -1,0 +1,20 @@
+//! Conformance to the Container Runtime Interface, v1: what a kubelet expects of any runtime,
+//! written from the interface's documentation and asked over its socket.
+//!
+//! The runtime is `podvisor serve`, or what `PODVISOR_CONFORMANCE_AGAINST` names: `containerd`
+//! (with runc), which proves that the suite is right, or the path of a socket that somebody
+//! serves. All tests share the runtime and its images; those that only run a container share
+//! a pod too, since a pod is a virtual machine.
+
+mod client;
+mod containers;
+mod fixture;
+mod images;
+mod logs;
+mod network;
+mod pod;
+mod sandboxes;
+mod security;
+#[path = "../support/mod.rs"]
+mod support;
+mod volumes;

@@ -1,0 +1,335 @@
+//! A pod and its containers, as a kubelet makes them.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use k8s_cri::v1::*;
+
+use crate::client::{ask, ask_images};
+use crate::fixture::RUNTIME;
+
+/// Most tests need a container in some pod: this one lives until the program ends.
+static SHARED: LazyLock<Pod> = LazyLock::new(|| Pod::run("shared", |_| {}));
+
+/// Names must differ as long as their pods exist.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// Images that were pulled, by name.
+static PULLED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+pub(crate) struct Pod {
+    pub(crate) id: String,
+    pub(crate) config: PodSandboxConfig,
+    pub(crate) logs: PathBuf,
+}
+
+pub(crate) struct Container {
+    pub(crate) id: String,
+    log: PathBuf,
+}
+
+pub(crate) struct Output {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+pub(crate) fn number() -> u32 {
+    NUMBER.fetch_add(1, Ordering::Relaxed)
+}
+
+pub(crate) fn strings(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
+/// Pulls an image once.
+pub(crate) fn image(repository: &str) -> ImageSpec {
+    let name = RUNTIME.image(repository);
+    let spec = ImageSpec {
+        image: name.clone(),
+        ..Default::default()
+    };
+    let mut pulled = PULLED.lock().unwrap();
+    if !pulled.contains(&name) {
+        ask_images!(pull_image(PullImageRequest {
+            image: Some(spec.clone()),
+            ..Default::default()
+        }))
+        .unwrap();
+        pulled.push(name);
+    }
+    spec
+}
+
+impl Pod {
+    pub(crate) fn shared() -> &'static Self {
+        &SHARED
+    }
+
+    /// The configuration of a pod as `change` wants it.
+    pub(crate) fn config(
+        name: &str,
+        change: impl FnOnce(&mut PodSandboxConfig),
+    ) -> PodSandboxConfig {
+        let number = number();
+        let logs = RUNTIME.directory("logs");
+        let mut config = PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata {
+                name: format!("{name}-{number}"),
+                uid: format!("uid-{number}"),
+                namespace: "conformance".to_owned(),
+                attempt: 0,
+            }),
+            hostname: format!("{name}-host"),
+            log_directory: logs.display().to_string(),
+            linux: Some(LinuxPodSandboxConfig::default()),
+            ..Default::default()
+        };
+        change(&mut config);
+        config
+    }
+
+    pub(crate) fn run(name: &str, change: impl FnOnce(&mut PodSandboxConfig)) -> Self {
+        Self::of(Self::config(name, change))
+    }
+
+    pub(crate) fn of(config: PodSandboxConfig) -> Self {
+        let response = ask!(run_pod_sandbox(RunPodSandboxRequest {
+            config: Some(config.clone()),
+            ..Default::default()
+        }))
+        .unwrap();
+        Self {
+            id: response.pod_sandbox_id,
+            logs: PathBuf::from(&config.log_directory),
+            config,
+        }
+    }
+
+    pub(crate) fn status(&self) -> Result<PodSandboxStatus, tonic::Status> {
+        ask!(pod_sandbox_status(PodSandboxStatusRequest {
+            pod_sandbox_id: self.id.clone(),
+            verbose: false,
+        }))
+        .map(|response| response.status.unwrap())
+    }
+
+    pub(crate) fn stop(&self) {
+        ask!(stop_pod_sandbox(StopPodSandboxRequest {
+            pod_sandbox_id: self.id.clone(),
+        }))
+        .unwrap();
+    }
+
+    pub(crate) fn remove(&self) {
+        ask!(remove_pod_sandbox(RemovePodSandboxRequest {
+            pod_sandbox_id: self.id.clone(),
+        }))
+        .unwrap();
+    }
+
+    /// The configuration of a container that sleeps, as `change` wants it.
+    pub(crate) fn container_config(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut ContainerConfig),
+    ) -> ContainerConfig {
+        let number = number();
+        let mut config = ContainerConfig {
+            metadata: Some(ContainerMetadata {
+                name: format!("{name}-{number}"),
+                attempt: 0,
+            }),
+            image: Some(image("plain")),
+            command: strings(&["sleep", "1000000"]),
+            log_path: format!("{name}-{number}.log"),
+            linux: Some(LinuxContainerConfig::default()),
+            ..Default::default()
+        };
+        change(&mut config);
+        config
+    }
+
+    pub(crate) fn try_create(&self, config: ContainerConfig) -> Result<Container, tonic::Status> {
+        let log = self.logs.join(&config.log_path);
+        let response = ask!(create_container(CreateContainerRequest {
+            pod_sandbox_id: self.id.clone(),
+            config: Some(config),
+            sandbox_config: Some(self.config.clone()),
+        }))?;
+        Ok(Container {
+            id: response.container_id,
+            log,
+        })
+    }
+
+    pub(crate) fn create(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut ContainerConfig),
+    ) -> Container {
+        self.try_create(self.container_config(name, change))
+            .unwrap()
+    }
+
+    /// A container that runs.
+    pub(crate) fn start(&self, name: &str, change: impl FnOnce(&mut ContainerConfig)) -> Container {
+        let container = self.create(name, change);
+        container.start();
+        container
+    }
+
+    /// Runs a shell script as a container to its end; its status and its log's lines.
+    pub(crate) fn script(
+        &self,
+        script: &str,
+        change: impl FnOnce(&mut ContainerConfig),
+    ) -> (ContainerStatus, Vec<(String, String)>) {
+        let container = self.start("script", |config| {
+            config.command = strings(&["sh", "-c", script]);
+            change(config);
+        });
+        let status = container.ended();
+        let lines = container.lines();
+        container.remove();
+        (status, lines)
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let pod_sandbox_id = self.id.clone();
+        let _ = ask!(stop_pod_sandbox(StopPodSandboxRequest {
+            pod_sandbox_id: pod_sandbox_id.clone(),
+        }));
+        let _ = ask!(remove_pod_sandbox(RemovePodSandboxRequest {
+            pod_sandbox_id
+        }));
+    }
+}
+
+impl Container {
+    pub(crate) fn start(&self) {
+        ask!(start_container(StartContainerRequest {
+            container_id: self.id.clone(),
+        }))
+        .unwrap();
+    }
+
+    pub(crate) fn stop(&self, timeout: i64) {
+        ask!(stop_container(StopContainerRequest {
+            container_id: self.id.clone(),
+            timeout,
+        }))
+        .unwrap();
+    }
+
+    pub(crate) fn remove(&self) {
+        ask!(remove_container(RemoveContainerRequest {
+            container_id: self.id.clone(),
+        }))
+        .unwrap();
+    }
+
+    pub(crate) fn try_status(&self) -> Result<ContainerStatus, tonic::Status> {
+        ask!(container_status(ContainerStatusRequest {
+            container_id: self.id.clone(),
+            verbose: false,
+        }))
+        .map(|response| response.status.unwrap())
+    }
+
+    pub(crate) fn status(&self) -> ContainerStatus {
+        self.try_status().unwrap()
+    }
+
+    pub(crate) fn state(&self) -> ContainerState {
+        self.status().state()
+    }
+
+    /// The status after the container has ended. The interface has no call that waits.
+    pub(crate) fn ended(&self) -> ContainerStatus {
+        for _ in 0..3000 {
+            let status = self.status();
+            if status.state() == ContainerState::ContainerExited {
+                return status;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{} has not ended: {:?}", self.id, self.status());
+    }
+
+    pub(crate) fn try_exec(&self, words: &[&str], timeout: i64) -> Result<Output, tonic::Status> {
+        let response = ask!(exec_sync(ExecSyncRequest {
+            container_id: self.id.clone(),
+            cmd: strings(words),
+            timeout,
+        }))?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok(Output {
+            code: response.exit_code,
+            stdout: text(response.stdout),
+            stderr: text(response.stderr),
+        })
+    }
+
+    /// What a shell in the container prints; it must end well.
+    #[track_caller]
+    pub(crate) fn sh(&self, script: &str) -> String {
+        let output = self.try_exec(&["sh", "-c", script], 0).unwrap();
+        assert_eq!(
+            output.code, 0,
+            "{script}: {}{}",
+            output.stdout, output.stderr
+        );
+        output.stdout
+    }
+
+    /// Stream and text of each line in the log.
+    pub(crate) fn lines(&self) -> Vec<(String, String)> {
+        let text = fs::read_to_string(&self.log).unwrap();
+        text.lines()
+            .map(|line| {
+                let mut fields = line.splitn(4, ' ');
+                let _time = fields.next();
+                let stream = fields.next().unwrap().to_owned();
+                let _tag = fields.next();
+                (stream, fields.next().unwrap_or_default().to_owned())
+            })
+            .collect()
+    }
+
+    pub(crate) fn log(&self) -> &std::path::Path {
+        &self.log
+    }
+}
+
+/// The lines of standard output.
+pub(crate) fn stdout(lines: &[(String, String)]) -> Vec<&str> {
+    lines
+        .iter()
+        .filter(|(stream, _)| stream == "stdout")
+        .map(|(_, text)| text.as_str())
+        .collect()
+}
+
+pub(crate) fn labels(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs
+        .iter()
+        .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// The security context of a container, made if there is none.
+pub(crate) fn security(config: &mut ContainerConfig) -> &mut LinuxContainerSecurityContext {
+    config
+        .linux
+        .get_or_insert_default()
+        .security_context
+        .get_or_insert_default()
+}

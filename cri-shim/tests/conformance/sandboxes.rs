@@ -1,0 +1,166 @@
+//! Pod sandboxes: their life, their lists, and calls that come twice.
+
+use std::collections::HashMap;
+
+use k8s_cri::v1::*;
+use tonic::Code;
+
+use crate::client::ask;
+use crate::pod::{Pod, labels};
+
+fn listed(filter: PodSandboxFilter) -> Vec<PodSandbox> {
+    ask!(list_pod_sandbox(ListPodSandboxRequest {
+        filter: Some(filter),
+    }))
+    .unwrap()
+    .items
+}
+
+#[test]
+fn guest_runtime_names_itself_and_is_ready() {
+    let version = ask!(version(VersionRequest {
+        version: String::new(),
+    }))
+    .unwrap();
+    assert_eq!(version.runtime_api_version, "v1");
+    assert!(!version.runtime_name.is_empty() && !version.runtime_version.is_empty());
+
+    let status = ask!(status(StatusRequest { verbose: false })).unwrap();
+    let conditions: HashMap<_, _> = status
+        .status
+        .unwrap()
+        .conditions
+        .into_iter()
+        .map(|condition| (condition.r#type, condition.status))
+        .collect();
+    assert_eq!(conditions.get("RuntimeReady"), Some(&true));
+    assert_eq!(
+        conditions.get("NetworkReady"),
+        Some(&true),
+        "{conditions:?}"
+    );
+}
+
+#[test]
+fn guest_a_sandbox_lives_and_every_end_may_be_asked_for_twice() {
+    let pod = Pod::run("life", |config| {
+        config.labels = labels(&[("app", "life"), ("tier", "a")]);
+        config.annotations = labels(&[("note", "kept as it is")]);
+    });
+    let status = pod.status().unwrap();
+    assert_eq!(status.state(), PodSandboxState::SandboxReady);
+    assert_eq!(status.id, pod.id);
+    assert_eq!(status.metadata, pod.config.metadata);
+    assert_eq!(status.labels, pod.config.labels);
+    assert_eq!(status.annotations, pod.config.annotations);
+    assert!(status.created_at > 1_600_000_000_000_000_000);
+
+    let by_label = |pairs| {
+        listed(PodSandboxFilter {
+            label_selector: labels(pairs),
+            ..Default::default()
+        })
+    };
+    assert_eq!(by_label(&[("app", "life")]).len(), 1);
+    assert!(by_label(&[("app", "life"), ("tier", "b")]).is_empty());
+    let with_state = |state: PodSandboxState| {
+        listed(PodSandboxFilter {
+            id: pod.id.clone(),
+            state: Some(PodSandboxStateValue {
+                state: state as i32,
+            }),
+            ..Default::default()
+        })
+    };
+    assert_eq!(with_state(PodSandboxState::SandboxReady).len(), 1);
+    assert!(with_state(PodSandboxState::SandboxNotready).is_empty());
+
+    let container = pod.start("main", |_| {});
+    pod.stop();
+    pod.stop();
+    assert_eq!(
+        pod.status().unwrap().state(),
+        PodSandboxState::SandboxNotready
+    );
+    assert_eq!(container.state(), ContainerState::ContainerExited);
+    assert_eq!(with_state(PodSandboxState::SandboxNotready).len(), 1);
+
+    pod.remove();
+    pod.remove();
+    assert_eq!(pod.status().unwrap_err().code(), Code::NotFound);
+    assert_eq!(container.try_status().unwrap_err().code(), Code::NotFound);
+    assert!(with_state(PodSandboxState::SandboxNotready).is_empty());
+}
+
+#[test]
+fn guest_a_sandbox_that_runs_can_be_removed_with_its_containers() {
+    let pod = Pod::run("forced", |_| {});
+    let container = pod.start("main", |_| {});
+    pod.stop();
+    pod.remove();
+    assert_eq!(container.try_status().unwrap_err().code(), Code::NotFound);
+}
+
+#[test]
+fn guest_unknown_sandboxes_are_not_found_and_no_hindrance() {
+    let unknown = "0123456789abcdef";
+    let status = ask!(pod_sandbox_status(PodSandboxStatusRequest {
+        pod_sandbox_id: unknown.to_owned(),
+        verbose: false,
+    }));
+    assert_eq!(status.unwrap_err().code(), Code::NotFound);
+    ask!(stop_pod_sandbox(StopPodSandboxRequest {
+        pod_sandbox_id: unknown.to_owned(),
+    }))
+    .unwrap();
+    ask!(remove_pod_sandbox(RemovePodSandboxRequest {
+        pod_sandbox_id: unknown.to_owned(),
+    }))
+    .unwrap();
+    assert!(
+        listed(PodSandboxFilter {
+            id: unknown.to_owned(),
+            ..Default::default()
+        })
+        .is_empty()
+    );
+}
+
+#[test]
+fn guest_a_sandbox_without_metadata_is_refused() {
+    let refused = ask!(run_pod_sandbox(RunPodSandboxRequest {
+        config: Some(PodSandboxConfig::default()),
+        ..Default::default()
+    }));
+    refused.unwrap_err();
+}
+
+#[test]
+fn guest_statistics_of_a_sandbox_name_its_containers() {
+    let pod = Pod::shared();
+    let container = pod.start("counted", |_| {});
+    let stats = ask!(container_stats(ContainerStatsRequest {
+        container_id: container.id.clone(),
+    }))
+    .unwrap()
+    .stats
+    .unwrap();
+    assert_eq!(stats.attributes.unwrap().id, container.id);
+    assert!(stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value > 0);
+    assert!(stats.memory.unwrap().working_set_bytes.unwrap().value > 0);
+    let all = ask!(list_container_stats(ListContainerStatsRequest {
+        filter: Some(ContainerStatsFilter {
+            pod_sandbox_id: pod.id.clone(),
+            ..Default::default()
+        }),
+    }))
+    .unwrap();
+    let ids: Vec<_> = all
+        .stats
+        .into_iter()
+        .filter_map(|stats| stats.attributes.map(|attributes| attributes.id))
+        .collect();
+    assert!(ids.contains(&container.id), "{ids:?}");
+    container.stop(0);
+    container.remove();
+}

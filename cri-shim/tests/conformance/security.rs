@@ -1,0 +1,212 @@
+//! Security contexts: users, groups, capabilities, privileges, namespaces, system settings.
+
+use std::fs;
+
+use k8s_cri::v1::*;
+
+use crate::fixture::RUNTIME;
+use crate::pod::{Pod, image, labels, security, stdout, strings};
+
+fn value(value: i64) -> Option<Int64Value> {
+    Some(Int64Value { value })
+}
+
+/// The first line that a script prints under a security context.
+fn first_line(script: &str, change: impl FnOnce(&mut ContainerConfig)) -> String {
+    let (status, lines) = Pod::shared().script(script, change);
+    assert_eq!(status.exit_code, 0, "{script}: {lines:?}");
+    stdout(&lines)
+        .first()
+        .copied()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+#[test]
+fn guest_users_come_from_the_request_or_else_from_the_image() {
+    let ids = "echo $(id -u):$(id -g)";
+    assert_eq!(first_line(ids, |_| {}), "0:0");
+    assert_eq!(
+        first_line(ids, |config| config.image = Some(image("user"))),
+        "1000:50"
+    );
+    assert_eq!(
+        first_line(ids, |config| security(config).run_as_user = value(1234)),
+        "1234:0"
+    );
+    assert_eq!(
+        first_line(ids, |config| {
+            security(config).run_as_username = "app".to_owned();
+        }),
+        "1000:1000"
+    );
+    assert_eq!(
+        first_line(ids, |config| {
+            let context = security(config);
+            context.run_as_user = value(1000);
+            context.run_as_group = value(4321);
+        }),
+        "1000:4321"
+    );
+    assert_eq!(
+        first_line("id -G", |config| {
+            let context = security(config);
+            context.run_as_user = value(1000);
+            context.supplemental_groups = vec![1234, 5678];
+        }),
+        "1000 50 1234 5678"
+    );
+}
+
+#[test]
+fn guest_a_group_without_a_user_and_unknown_names_are_refused() {
+    let pod = Pod::shared();
+    let config = pod.container_config("group-only", |config| {
+        security(config).run_as_group = value(1000);
+    });
+    pod.try_create(config)
+        .err()
+        .expect("a group without a user");
+    let config = pod.container_config("nobody-known", |config| {
+        security(config).run_as_username = "nobody-known".to_owned();
+    });
+    pod.try_create(config)
+        .err()
+        .expect("a user that the image does not know");
+}
+
+/// A capability's bit in the effective set.
+fn has_capability(number: u32, change: impl FnOnce(&mut ContainerConfig)) -> bool {
+    let line = first_line("grep CapEff /proc/self/status", change);
+    let set = u64::from_str_radix(line.split_whitespace().last().unwrap(), 16).unwrap();
+    set >> number & 1 == 1
+}
+
+#[test]
+fn guest_capabilities_are_added_and_dropped() {
+    const CHOWN: u32 = 0;
+    const NET_ADMIN: u32 = 12;
+    let capabilities = |add: &[&str], drop: &[&str]| Capability {
+        add_capabilities: strings(add),
+        drop_capabilities: strings(drop),
+        ..Default::default()
+    };
+    let with = |wanted: Capability| {
+        move |config: &mut ContainerConfig| security(config).capabilities = Some(wanted)
+    };
+    assert!(has_capability(CHOWN, |_| {}));
+    assert!(!has_capability(NET_ADMIN, |_| {}));
+    assert!(has_capability(
+        NET_ADMIN,
+        with(capabilities(&["NET_ADMIN"], &[]))
+    ));
+    assert!(has_capability(NET_ADMIN, with(capabilities(&["ALL"], &[]))));
+    assert!(!has_capability(CHOWN, with(capabilities(&[], &["CHOWN"]))));
+    assert!(!has_capability(CHOWN, with(capabilities(&[], &["ALL"]))));
+    assert!(has_capability(
+        CHOWN,
+        with(capabilities(&["CHOWN"], &["ALL"]))
+    ));
+}
+
+#[test]
+fn guest_privileges_are_given_and_withheld() {
+    let no_new = "grep NoNewPrivs /proc/self/status";
+    assert!(first_line(no_new, |config| security(config).no_new_privs = true).ends_with('1'));
+    assert!(first_line(no_new, |_| {}).ends_with('0'));
+    let mount = "busybox mount -t tmpfs none /tmp 2>/dev/null && echo yes || echo no";
+    assert_eq!(first_line(mount, |_| {}), "no");
+    assert_eq!(
+        first_line(mount, |config| security(config).privileged = true),
+        "yes"
+    );
+}
+
+#[test]
+fn guest_seccomp_filters_as_the_profile_says() {
+    let mode = "grep -w Seccomp: /proc/self/status";
+    let profile = |kind: security_profile::ProfileType, path: String| SecurityProfile {
+        profile_type: kind as i32,
+        localhost_ref: path,
+    };
+    use security_profile::ProfileType as P;
+    let with = |wanted: SecurityProfile| {
+        move |config: &mut ContainerConfig| security(config).seccomp = Some(wanted)
+    };
+    let default = with(profile(P::RuntimeDefault, String::new()));
+    assert!(first_line(mode, default).ends_with('2'));
+    let none = with(profile(P::Unconfined, String::new()));
+    assert!(first_line(mode, none).ends_with('0'));
+
+    let file = RUNTIME.directory("seccomp").join("profile.json");
+    let deny = r#"{ "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{ "names": ["chmod", "fchmod", "fchmodat"], "action": "SCMP_ACT_ERRNO" }] }"#;
+    fs::write(&file, deny).unwrap();
+    let own = with(profile(P::Localhost, file.display().to_string()));
+    let script = "chmod 700 /tmp 2>/dev/null && echo changed || echo refused";
+    assert_eq!(first_line(script, own), "refused");
+}
+
+#[test]
+fn guest_paths_are_masked_and_made_read_only() {
+    let masked = first_line(
+        "cat /proc/kcore /proc/keys 2>/dev/null | busybox wc -c",
+        |config| {
+            security(config).masked_paths = strings(&["/proc/kcore", "/proc/keys"]);
+        },
+    );
+    assert_eq!(masked.trim(), "0");
+    let script = "echo 1 >/proc/sys/net/ipv4/ip_forward 2>/dev/null && echo yes || echo no";
+    let written = first_line(script, |config| {
+        security(config).readonly_paths = strings(&["/proc/sys"]);
+    });
+    assert_eq!(written, "no");
+}
+
+#[test]
+fn guest_namespaces_are_the_pods_or_the_containers_own() {
+    let pod = Pod::run("namespaces", |config| {
+        let linux = config.linux.as_mut().unwrap();
+        linux.sysctls = labels(&[("kernel.shm_rmid_forced", "1")]);
+        linux.security_context = Some(LinuxSandboxSecurityContext {
+            namespace_options: Some(NamespaceOption {
+                pid: NamespaceMode::Pod as i32,
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+    });
+    let with_pid = |mode: NamespaceMode| {
+        move |config: &mut ContainerConfig| {
+            security(config).namespace_options = Some(NamespaceOption {
+                pid: mode as i32,
+                ..Default::default()
+            });
+        }
+    };
+    let one = pod.start("one", |config| {
+        with_pid(NamespaceMode::Pod)(config);
+        config.command = strings(&["sleep", "123456"]);
+    });
+    let two = pod.start("two", with_pid(NamespaceMode::Pod));
+    let alone = pod.start("alone", with_pid(NamespaceMode::Container));
+    assert!(
+        two.sh("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+            .contains("sleep 123456")
+    );
+    assert!(
+        !alone
+            .sh("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+            .contains("123456")
+    );
+    assert!(
+        alone
+            .sh("tr '\\0' ' ' </proc/1/cmdline")
+            .starts_with("sleep")
+    );
+    for kind in ["ipc", "net", "uts"] {
+        let read = format!("busybox readlink /proc/self/ns/{kind}");
+        assert_eq!(one.sh(&read), alone.sh(&read), "{kind}");
+    }
+    assert_eq!(one.sh("cat /proc/sys/kernel/shm_rmid_forced"), "1\n");
+}
