@@ -6,6 +6,7 @@
 //!   way to it.
 //! * `cni`: networks of pods by CNI's plugins.
 //! * `cri`: the Container Runtime Interface, for a kubelet.
+//! * [`streaming`]: exec, attach and port-forward over HTTP, by SPDY or WebSocket.
 //! * the command line, which [`main`] is.
 //!
 //! The sandbox knows nothing of the command line, and nothing here touches KVM: that is
@@ -16,5 +17,6 @@ mod cni;
 mod cri;
 pub mod machine;
 pub mod sandbox;
+pub mod streaming;
 
 pub use cli::main;

@@ -1,0 +1,58 @@
+//! Channels of bytes, whichever protocol carries them.
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+/// Pieces of input that wait for their reader; the connection is not read from beyond that.
+pub(super) const INPUT_PIECES: usize = 32;
+
+/// Pieces of output that wait for the connection.
+pub(super) const OUTPUT_PIECES: usize = 32;
+
+/// The most bytes in one piece.
+pub(super) const PIECE: usize = 32 << 10;
+
+/// What the client sends on a channel; `None` when it has closed it.
+pub(super) type Input = mpsc::Receiver<Bytes>;
+
+/// A piece for the client.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// A SPDY stream's id, or a WebSocket channel's number.
+    pub(super) channel: u32,
+    pub(super) data: Bytes,
+    /// Nothing follows on this channel.
+    pub(super) last: bool,
+}
+
+/// The client's connection is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Gone;
+
+/// The way to the client on one channel.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) channel: u32,
+    pub(super) pieces: mpsc::Sender<Outgoing>,
+}
+
+impl Output {
+    /// Sends bytes, when the connection has taken what was before.
+    pub(super) async fn write(&self, data: Bytes) -> Result<(), Gone> {
+        self.send(data, false).await
+    }
+
+    /// Ends the channel, after `data`.
+    pub(super) async fn finish(self, data: Bytes) -> Result<(), Gone> {
+        self.send(data, true).await
+    }
+
+    async fn send(&self, data: Bytes, last: bool) -> Result<(), Gone> {
+        let piece = Outgoing {
+            channel: self.channel,
+            data,
+            last,
+        };
+        self.pieces.send(piece).await.map_err(|_| Gone)
+    }
+}

@@ -1,0 +1,458 @@
+//! The HTTP server that clients open their URLs on.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{self, AsHeaderName, HeaderMap, HeaderName, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tracing::{debug, warn};
+
+use super::backend::{AttachRequest, Backend, ExecRequest, PortForwardRequest};
+use super::command::CommandRequest;
+use super::spdy::session;
+use super::status::Version;
+use super::token::{TokenError, Tokens};
+use super::websocket::{self, COMMAND_PROTOCOLS, PORT_PROTOCOLS};
+
+/// Connections at once.
+const MAX_CONNECTIONS: usize = 4096;
+
+/// How long a client may take to send the head of its request.
+const HEAD_TIME: Duration = Duration::from_secs(30);
+
+/// The sub-protocols that clients offer for a SPDY connection.
+const OFFERED: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+/// What there is, where none of them will do.
+const ACCEPTED: HeaderName = HeaderName::from_static("x-accepted-stream-protocol-versions");
+
+/// The versions of a command's channels over SPDY.
+const SPDY_VERSIONS: &[(&str, Version)] = &[
+    ("v4.channel.k8s.io", Version::V4),
+    ("v3.channel.k8s.io", Version::V3),
+    ("v2.channel.k8s.io", Version::V2),
+    ("channel.k8s.io", Version::V1),
+];
+
+const SPDY_PORTS: &str = "portforward.k8s.io";
+
+/// Why there is no URL.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum StreamingError {
+    /// The server's address cannot be used.
+    #[error("failed to listen on {address} for streams")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    /// A request that no client could use.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// There is no token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+}
+
+/// What a token stands for.
+#[derive(Debug)]
+enum Waiting {
+    Command(CommandRequest),
+    Ports(PortForwardRequest),
+}
+
+struct Shared {
+    tokens: Tokens<Waiting>,
+    backend: Arc<dyn Backend>,
+}
+
+/// A server of streams; it ends with the program's runtime.
+pub(crate) struct Streaming {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Streaming {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Streaming")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Streaming {
+    /// Listens on `address` (port 0: any that is free) and serves clients from now on.
+    ///
+    /// # Errors
+    /// [`StreamingError::Bind`].
+    pub(crate) async fn bind(
+        address: SocketAddr,
+        backend: Arc<dyn Backend>,
+    ) -> Result<Self, StreamingError> {
+        let failed = |source| StreamingError::Bind { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let shared = Arc::new(Shared {
+            tokens: Tokens::new(),
+            backend,
+        });
+        tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Ok(Self { address, shared })
+    }
+
+    /// The URL of a command's streams.
+    ///
+    /// # Errors
+    /// See [`StreamingError`].
+    pub(crate) fn exec(&self, request: ExecRequest) -> Result<String, StreamingError> {
+        check(request.tty, [request.stdin, request.stdout, request.stderr])?;
+        if request.command.is_empty() {
+            return Err(StreamingError::Invalid("there is no command to execute"));
+        }
+        self.url("exec", Waiting::Command(CommandRequest::Exec(request)))
+    }
+
+    /// The URL of a container's streams.
+    ///
+    /// # Errors
+    /// See [`StreamingError`].
+    pub(crate) fn attach(&self, request: AttachRequest) -> Result<String, StreamingError> {
+        check(request.tty, [request.stdin, request.stdout, request.stderr])?;
+        self.url("attach", Waiting::Command(CommandRequest::Attach(request)))
+    }
+
+    /// The URL of a pod's ports.
+    ///
+    /// # Errors
+    /// See [`StreamingError`].
+    pub(crate) fn port_forward(
+        &self,
+        request: PortForwardRequest,
+    ) -> Result<String, StreamingError> {
+        self.url("portforward", Waiting::Ports(request))
+    }
+
+    fn url(&self, kind: &str, waiting: Waiting) -> Result<String, StreamingError> {
+        let token = self.shared.tokens.issue(waiting)?;
+        Ok(format!("http://{}/{kind}/{token}", self.address))
+    }
+}
+
+fn check(tty: bool, [stdin, stdout, stderr]: [bool; 3]) -> Result<(), StreamingError> {
+    if tty && stderr {
+        let reason =
+            "a terminal has no standard error of its own: tty and stderr exclude each other";
+        return Err(StreamingError::Invalid(reason));
+    }
+    if !(stdin || stdout || stderr) {
+        return Err(StreamingError::Invalid(
+            "one of stdin, stdout and stderr must be asked for",
+        ));
+    }
+    Ok(())
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let shared = Arc::clone(&shared);
+                tokio::spawn(async move {
+                    serve(stream, shared).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, as a rule: those that are open must end first.
+                warn!(%error, "no connection for streams");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, shared: Arc<Shared>) {
+    // Terminals echo single letters.
+    let _ = stream.set_nodelay(true);
+    let (sessions, mut running) = tokio::sync::mpsc::channel::<Infallible>(1);
+    let service = service_fn(move |request| {
+        let response = answer(&shared, request, sessions.clone());
+        std::future::ready(Ok::<_, Infallible>(response))
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await;
+    if let Err(error) = served {
+        debug!(%error, "a client of streams");
+    }
+    // The place is free when the session that the connection became has ended.
+    let _ = running.recv().await;
+}
+
+type Answer = Response<Full<Bytes>>;
+
+fn refused(status: StatusCode, why: &'static str) -> Answer {
+    let mut response = Response::new(Full::new(Bytes::from_static(why.as_bytes())));
+    *response.status_mut() = status;
+    response
+}
+
+/// Held by a session, so that its connection's place is not given to another.
+type Session = tokio::sync::mpsc::Sender<Infallible>;
+
+fn answer(shared: &Arc<Shared>, request: Request<Incoming>, session: Session) -> Answer {
+    if request.method() != Method::GET && request.method() != Method::POST {
+        return refused(StatusCode::METHOD_NOT_ALLOWED, "GET or POST\n");
+    }
+    let mut parts = request.uri().path().trim_start_matches('/').splitn(2, '/');
+    let (kind, token) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+    let Some(upgrade) = upgrade(request.headers()) else {
+        let why = "streams are SPDY/3.1 or a WebSocket: ask for an upgrade to one of them\n";
+        return refused(StatusCode::BAD_REQUEST, why);
+    };
+    let waiting = shared.tokens.redeem(token);
+    match (kind, waiting, upgrade) {
+        ("exec" | "attach", Some(Waiting::Command(command)), Upgrade::Spdy) => {
+            spdy_command(shared, request, command, session)
+        }
+        ("portforward", Some(Waiting::Ports(ports)), Upgrade::Spdy) => {
+            spdy_ports(shared, request, ports, session)
+        }
+        ("exec" | "attach", Some(Waiting::Command(command)), Upgrade::WebSocket) => {
+            websocket_command(shared, request, command, session)
+        }
+        ("portforward", Some(Waiting::Ports(ports)), Upgrade::WebSocket) => {
+            websocket_ports(shared, request, ports, session)
+        }
+        _ => {
+            let why = "no such stream: its URL is good once, for a minute\n";
+            refused(StatusCode::NOT_FOUND, why)
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Upgrade {
+    Spdy,
+    WebSocket,
+}
+
+fn upgrade(headers: &HeaderMap) -> Option<Upgrade> {
+    let mut wanted = values(headers, header::UPGRADE);
+    wanted.find_map(|value| match value.to_ascii_lowercase().as_str() {
+        "spdy/3.1" => Some(Upgrade::Spdy),
+        "websocket" => Some(Upgrade::WebSocket),
+        _ => None,
+    })
+}
+
+/// The values of all headers of a name, which may be lists themselves.
+fn values(headers: &HeaderMap, name: impl AsHeaderName) -> impl Iterator<Item = &str> {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|value| !value.is_empty())
+}
+
+/// The first of the client's offers that the server knows; a client that offers nothing is one
+/// from before there were versions.
+fn negotiate<'o, T: Copy>(
+    offers: impl Iterator<Item = &'o str>,
+    known: &[(&'static str, T)],
+    silent: (&'static str, T),
+) -> Option<(&'static str, T)> {
+    let mut is_silent = true;
+    for offer in offers {
+        is_silent = false;
+        if let Some(found) = known.iter().find(|(name, _)| *name == offer) {
+            return Some(*found);
+        }
+    }
+    is_silent.then_some(silent)
+}
+
+/// The response that makes a connection one of another protocol.
+fn switching(protocol: &'static str, extra: Option<(HeaderName, HeaderValue)>) -> Answer {
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static(protocol));
+    if let Some((name, value)) = extra {
+        headers.insert(name, value);
+    }
+    response
+}
+
+fn spdy(chosen: &'static str) -> Answer {
+    let chosen = HeaderValue::from_static(chosen);
+    switching("SPDY/3.1", Some((OFFERED, chosen)))
+}
+
+fn unsupported(known: &[&'static str]) -> Answer {
+    let why = "none of the offered stream protocols is known here\n";
+    let mut response = refused(StatusCode::FORBIDDEN, why);
+    for name in known {
+        let name = HeaderValue::from_static(name);
+        response.headers_mut().append(ACCEPTED, name);
+    }
+    response
+}
+
+/// Runs `work` on the connection, when the client has seen the response.
+fn upgraded<W>(
+    request: Request<Incoming>,
+    session: Session,
+    work: impl FnOnce(TokioIo<hyper::upgrade::Upgraded>) -> W + Send + 'static,
+) where
+    W: Future<Output = ()> + Send + 'static,
+{
+    tokio::spawn(async move {
+        match hyper::upgrade::on(request).await {
+            Ok(io) => work(TokioIo::new(io)).await,
+            Err(error) => debug!(%error, "a client did not take its upgrade"),
+        }
+        drop(session);
+    });
+}
+
+fn spdy_command(
+    shared: &Arc<Shared>,
+    request: Request<Incoming>,
+    command: CommandRequest,
+    session: Session,
+) -> Answer {
+    let offers = values(request.headers(), OFFERED);
+    let Some((name, version)) = negotiate(offers, SPDY_VERSIONS, ("", Version::V1)) else {
+        let names: Vec<_> = SPDY_VERSIONS.iter().map(|(name, _)| *name).collect();
+        return unsupported(&names);
+    };
+    let backend = Arc::clone(&shared.backend);
+    upgraded(request, session, move |io| {
+        session::command(io, backend, command, version)
+    });
+    spdy(name)
+}
+
+fn spdy_ports(
+    shared: &Arc<Shared>,
+    request: Request<Incoming>,
+    ports: PortForwardRequest,
+    session: Session,
+) -> Answer {
+    let offers = values(request.headers(), OFFERED);
+    let known = [(SPDY_PORTS, ())];
+    if negotiate(offers, &known, known[0]).is_none() {
+        return unsupported(&[SPDY_PORTS]);
+    }
+    let backend = Arc::clone(&shared.backend);
+    upgraded(request, session, move |io| {
+        session::port_forward(io, backend, ports)
+    });
+    spdy(SPDY_PORTS)
+}
+
+/// The response of a WebSocket's handshake; `None` when the request is none.
+fn handshake(headers: &HeaderMap, chosen: &'static str) -> Option<Answer> {
+    let key = headers.get(header::SEC_WEBSOCKET_KEY)?;
+    let accept = HeaderValue::from_str(&derive_accept_key(key.as_bytes())).ok()?;
+    let mut response = switching("websocket", Some((header::SEC_WEBSOCKET_ACCEPT, accept)));
+    if !chosen.is_empty() {
+        let chosen = HeaderValue::from_static(chosen);
+        let name = header::SEC_WEBSOCKET_PROTOCOL;
+        response.headers_mut().insert(name, chosen);
+    }
+    Some(response)
+}
+
+const NO_HANDSHAKE: &str = "the WebSocket's handshake lacks its key\n";
+
+fn websocket_command(
+    shared: &Arc<Shared>,
+    request: Request<Incoming>,
+    command: CommandRequest,
+    session: Session,
+) -> Answer {
+    let known: Vec<_> = COMMAND_PROTOCOLS
+        .iter()
+        .map(|&(name, version, encoding)| (name, (version, encoding)))
+        .collect();
+    let offers = values(request.headers(), header::SEC_WEBSOCKET_PROTOCOL);
+    let silent = ("", (Version::V1, websocket::Encoding::Binary));
+    let Some((name, protocol)) = negotiate(offers, &known, silent) else {
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        return unsupported(&names);
+    };
+    let Some(response) = handshake(request.headers(), name) else {
+        return refused(StatusCode::BAD_REQUEST, NO_HANDSHAKE);
+    };
+    let backend = Arc::clone(&shared.backend);
+    upgraded(request, session, move |io| {
+        websocket::command(io, backend, command, protocol)
+    });
+    response
+}
+
+fn websocket_ports(
+    shared: &Arc<Shared>,
+    request: Request<Incoming>,
+    mut ports: PortForwardRequest,
+    session: Session,
+) -> Answer {
+    let offers = values(request.headers(), header::SEC_WEBSOCKET_PROTOCOL);
+    let silent = ("", websocket::Encoding::Binary);
+    let Some((name, encoding)) = negotiate(offers, PORT_PROTOCOLS, silent) else {
+        let names: Vec<_> = PORT_PROTOCOLS.iter().map(|(name, _)| *name).collect();
+        return unsupported(&names);
+    };
+    if ports.ports.is_empty() {
+        ports.ports = query_ports(request.uri().query().unwrap_or(""));
+    }
+    if ports.ports.is_empty() {
+        return refused(
+            StatusCode::BAD_REQUEST,
+            "which ports? (?port=80&port=443)\n",
+        );
+    }
+    let Some(response) = handshake(request.headers(), name) else {
+        return refused(StatusCode::BAD_REQUEST, NO_HANDSHAKE);
+    };
+    let backend = Arc::clone(&shared.backend);
+    upgraded(request, session, move |io| {
+        websocket::port_forward(io, backend, ports, encoding)
+    });
+    response
+}
+
+/// `port=80&port=443,8080`.
+fn query_ports(query: &str) -> Vec<u16> {
+    query
+        .split('&')
+        .filter_map(|pair| pair.strip_prefix("port="))
+        .flat_map(|list| list.split(','))
+        .filter_map(|port| port.parse().ok())
+        .filter(|port| *port > 0)
+        .collect()
+}

@@ -1,0 +1,300 @@
+//! Streams over one connection: a task reads frames, another writes them.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::frame::{self, FrameHeader, HEADER_LEN, Kind};
+use super::headers::{Packer, Unpacker};
+use crate::streaming::channel::{INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output, PIECE};
+
+/// Streams that a client may have open at once.
+const MAX_STREAMS: usize = 1024;
+
+/// Bytes of a control frame; Kubernetes' have a few hundred.
+const MAX_CONTROL: u32 = 64 << 10;
+
+/// Streams that wait to be taken by the session.
+const NEW_STREAMS: usize = 16;
+
+/// Answers that the reader owes the client.
+const REPLIES: usize = 64;
+
+/// How long a client may take to close its side, after the server has closed its own.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// A stream that the client has opened.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// Names are as the client wrote them, which is in lower case.
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) input: Input,
+    pub(crate) output: Output,
+}
+
+impl Stream {
+    /// The value of a header.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let found = self
+            .headers
+            .iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
+    }
+}
+
+/// What the reader has for the client.
+#[derive(Debug)]
+enum Reply {
+    Taken(u32),
+    Refused(u32, u32),
+    Pong(u32),
+}
+
+/// As long as a session keeps this, its connection stays open.
+#[derive(Debug)]
+pub(crate) struct KeepOpen(#[expect(dead_code, reason = "held")] mpsc::Sender<Outgoing>);
+
+/// A connection, to be run beside a session that takes streams.
+pub(crate) struct Connection<T> {
+    io: T,
+    streams: mpsc::Sender<Stream>,
+    pieces: mpsc::Sender<Outgoing>,
+    outgoing: mpsc::Receiver<Outgoing>,
+}
+
+impl<T: AsyncRead + AsyncWrite> Connection<T> {
+    /// A connection that was upgraded, and where its streams will come out.
+    pub(crate) fn new(io: T) -> (Self, mpsc::Receiver<Stream>, KeepOpen) {
+        let (streams, new_streams) = mpsc::channel(NEW_STREAMS);
+        let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
+        let keep_open = KeepOpen(pieces.clone());
+        let connection = Self {
+            io,
+            streams,
+            pieces,
+            outgoing,
+        };
+        (connection, new_streams, keep_open)
+    }
+
+    /// Serves until the client is gone, or the session has dropped all outputs and its
+    /// [`KeepOpen`].
+    pub(crate) async fn run(self) -> io::Result<()> {
+        let (reader, writer) = tokio::io::split(self.io);
+        let (replies, owed) = mpsc::channel(REPLIES);
+        let mut reading = Reading {
+            io: reader,
+            unpacker: Unpacker::default(),
+            open: HashMap::new(),
+            last: 0,
+            streams: self.streams,
+            // The writer ends when all outputs are gone: the reader must not hold one.
+            pieces: self.pieces.downgrade(),
+            replies,
+        };
+        drop(self.pieces);
+        let writing = write(writer, self.outgoing, owed);
+        tokio::pin!(writing);
+        tokio::select! {
+            read = reading.run() => {
+                // The session sees the end of its inputs; what it still says is sent.
+                drop(reading);
+                writing.await.and(read)
+            }
+            written = &mut writing => {
+                written?;
+                // An unread byte would make the kernel reset the connection, and the client lose
+                // what it has not read yet.
+                let _ = timeout(FAREWELL, reading.drain()).await;
+                Ok(())
+            }
+        }
+    }
+}
+
+struct Reading<R> {
+    io: R,
+    unpacker: Unpacker,
+    /// Where the data of each open stream goes.
+    open: HashMap<u32, mpsc::Sender<Bytes>>,
+    last: u32,
+    streams: mpsc::Sender<Stream>,
+    pieces: mpsc::WeakSender<Outgoing>,
+    replies: mpsc::Sender<Reply>,
+}
+
+impl<R: AsyncRead + Unpin> Reading<R> {
+    async fn run(&mut self) -> io::Result<()> {
+        while let Some(header) = self.header().await? {
+            match header.kind {
+                Kind::Data { stream } => self.data(stream, &header).await?,
+                _ if header.len > MAX_CONTROL => {
+                    return Err(invalid("a control frame is too large"));
+                }
+                kind => {
+                    let mut payload = vec![0; header.len as usize];
+                    self.io.read_exact(&mut payload).await?;
+                    self.control(kind, header.flags, &payload).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads and forgets, to the client's end.
+    async fn drain(&mut self) -> io::Result<()> {
+        self.open.clear();
+        let mut bytes = vec![0; PIECE];
+        while self.io.read(&mut bytes).await? > 0 {}
+        Ok(())
+    }
+
+    /// `None` at the end of the connection, between two frames.
+    async fn header(&mut self) -> io::Result<Option<FrameHeader>> {
+        let mut bytes = [0; HEADER_LEN];
+        let [first, rest @ ..] = &mut bytes;
+        if self.io.read(std::slice::from_mut(first)).await? == 0 {
+            return Ok(None);
+        }
+        self.io.read_exact(rest).await?;
+        FrameHeader::parse(bytes).map(Some).map_err(invalid)
+    }
+
+    async fn data(&mut self, id: u32, header: &FrameHeader) -> io::Result<()> {
+        let mut left = header.len as usize;
+        if !self.open.contains_key(&id) {
+            self.reply(Reply::Refused(id, frame::INVALID_STREAM)).await;
+        }
+        while left > 0 {
+            let mut piece = BytesMut::zeroed(left.min(PIECE));
+            self.io.read_exact(&mut piece).await?;
+            left -= piece.len();
+            if let Some(stream) = self.open.get(&id) {
+                // A stream that is read no more: its bytes are nobody's.
+                let _ = stream.send(piece.freeze()).await;
+            }
+        }
+        if header.flags & frame::FLAG_FIN != 0 {
+            self.open.remove(&id);
+        }
+        Ok(())
+    }
+
+    async fn control(&mut self, kind: Kind, flags: u8, payload: &[u8]) -> io::Result<()> {
+        match kind {
+            Kind::SynStream => self.open_stream(flags, payload).await?,
+            Kind::Headers => {
+                // Only to keep the compression in step.
+                let block = payload.get(4..).unwrap_or(&[]);
+                self.unpacker.unpack(block).map_err(invalid)?;
+                if flags & frame::FLAG_FIN != 0 {
+                    self.open
+                        .remove(&frame::stream_id(payload).map_err(invalid)?);
+                }
+            }
+            Kind::RstStream => {
+                self.open
+                    .remove(&frame::stream_id(payload).map_err(invalid)?);
+            }
+            Kind::Ping => {
+                let id = frame::word(payload, 0).map_err(invalid)?;
+                self.reply(Reply::Pong(id)).await;
+            }
+            // A client that says so closes the connection next. The server opens no streams, to
+            // which there could be a reply.
+            Kind::GoAway | Kind::SynReply | Kind::Other | Kind::Data { .. } => {}
+        }
+        Ok(())
+    }
+
+    async fn open_stream(&mut self, flags: u8, payload: &[u8]) -> io::Result<()> {
+        let id = frame::stream_id(payload).map_err(invalid)?;
+        // Associated stream, priority and slot say nothing here.
+        let block = payload
+            .get(10..)
+            .ok_or_else(|| invalid("a stream without headers"))?;
+        let headers = self.unpacker.unpack(block).map_err(invalid)?;
+        if id.is_multiple_of(2) || id <= self.last {
+            return Err(invalid("a stream with an id that is not the client's next"));
+        }
+        self.last = id;
+        let pieces = self.pieces.upgrade();
+        let (Some(pieces), true) = (pieces, self.open.len() < MAX_STREAMS) else {
+            self.reply(Reply::Refused(id, frame::REFUSED_STREAM)).await;
+            return Ok(());
+        };
+        let (data, input) = mpsc::channel(INPUT_PIECES);
+        if flags & frame::FLAG_FIN == 0 {
+            self.open.insert(id, data);
+        }
+        self.reply(Reply::Taken(id)).await;
+        let stream = Stream {
+            headers,
+            input,
+            output: Output {
+                channel: id,
+                pieces,
+            },
+        };
+        if self.streams.send(stream).await.is_err() {
+            self.open.remove(&id);
+            self.reply(Reply::Refused(id, frame::REFUSED_STREAM)).await;
+        }
+        Ok(())
+    }
+
+    async fn reply(&mut self, reply: Reply) {
+        // A writer that has ended has nobody to write to.
+        let _ = self.replies.send(reply).await;
+    }
+}
+
+async fn write(
+    mut io: impl AsyncWrite + Unpin,
+    mut outgoing: mpsc::Receiver<Outgoing>,
+    mut owed: mpsc::Receiver<Reply>,
+) -> io::Result<()> {
+    let mut packer = Packer::new();
+    let mut out = BytesMut::with_capacity(PIECE + HEADER_LEN);
+    let mut last = 0;
+    let mut replies_end = false;
+    loop {
+        out.clear();
+        // Replies first: a client waits for them before it reads a stream.
+        tokio::select! {
+            biased;
+            reply = owed.recv(), if !replies_end => match reply {
+                Some(Reply::Taken(id)) => {
+                    last = id;
+                    frame::syn_reply(&mut out, id, &packer.pack(&[]));
+                }
+                Some(Reply::Refused(id, status)) => frame::rst_stream(&mut out, id, status),
+                Some(Reply::Pong(id)) => frame::ping(&mut out, id),
+                None => replies_end = true,
+            },
+            piece = outgoing.recv() => match piece {
+                Some(piece) => {
+                    let flags = if piece.last { frame::FLAG_FIN } else { 0 };
+                    frame::data(&mut out, piece.channel, flags, piece.data.len());
+                    out.extend_from_slice(&piece.data);
+                }
+                None => break,
+            },
+        }
+        io.write_all(&out).await?;
+    }
+    out.clear();
+    frame::go_away(&mut out, last);
+    io.write_all(&out).await?;
+    io.shutdown().await
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}

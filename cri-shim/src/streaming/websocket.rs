@@ -1,0 +1,315 @@
+//! The same channels over a WebSocket: the first byte of each message is the channel's number.
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{self, Message};
+use tracing::debug;
+
+use super::backend::{Backend, PortForwardRequest};
+use super::channel::{INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output};
+use super::command::{self, Channels, CommandRequest};
+use super::port_forward::{self, Forward};
+use super::status::Version;
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const ERROR: u8 = 3;
+const RESIZE: u8 = 4;
+/// What follows is the number of a channel that the client has closed (version 5).
+const CLOSE: u8 = 255;
+
+/// Bytes of one message; clients send 32 KiB.
+const MAX_MESSAGE: usize = 1 << 20;
+
+/// How channels are written into messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Binary,
+    /// Text: a digit and base64.
+    Base64,
+}
+
+/// The sub-protocols for commands, newest first, as a server prefers them.
+pub(super) const COMMAND_PROTOCOLS: &[(&str, Version, Encoding)] = &[
+    ("v5.channel.k8s.io", Version::V5, Encoding::Binary),
+    ("v4.channel.k8s.io", Version::V4, Encoding::Binary),
+    ("v4.base64.channel.k8s.io", Version::V4, Encoding::Base64),
+    ("channel.k8s.io", Version::V1, Encoding::Binary),
+    ("base64.channel.k8s.io", Version::V1, Encoding::Base64),
+    ("", Version::V1, Encoding::Binary),
+];
+
+/// The sub-protocols for ports.
+pub(super) const PORT_PROTOCOLS: &[(&str, Encoding)] = &[
+    ("v4.channel.k8s.io", Encoding::Binary),
+    ("v4.base64.channel.k8s.io", Encoding::Base64),
+    ("", Encoding::Binary),
+];
+
+type Socket<T> = WebSocketStream<T>;
+
+async fn socket<T: AsyncRead + AsyncWrite + Unpin>(io: T) -> Socket<T> {
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MAX_MESSAGE))
+        .max_frame_size(Some(MAX_MESSAGE));
+    WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
+}
+
+/// Serves exec or attach on a connection that was upgraded.
+pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
+    io: T,
+    backend: Arc<dyn Backend>,
+    request: CommandRequest,
+    (version, encoding): (Version, Encoding),
+) {
+    let wanted = request.wanted(version);
+    let (sink, source) = socket(io).await.split();
+    let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
+    let mut inputs = Inputs::new(version);
+    let stdin = inputs.open_if(wanted.stdin, STDIN);
+    let resize = inputs.open_if(wanted.resize || request.wanted(Version::V5).resize, RESIZE);
+    let output = |is_wanted: bool, channel: u8| {
+        is_wanted.then(|| Output {
+            channel: channel.into(),
+            pieces: pieces.clone(),
+        })
+    };
+    let channels = Channels {
+        stdin,
+        resize,
+        stdout: output(wanted.stdout, STDOUT),
+        stderr: output(wanted.stderr, STDERR),
+        error: Output {
+            channel: ERROR.into(),
+            pieces: pieces.clone(),
+        },
+    };
+    // An empty message tells the client that all is set up.
+    let first = match (wanted.stdout, wanted.stderr) {
+        (true, _) => STDOUT,
+        (_, true) => STDERR,
+        _ => ERROR,
+    };
+    let greeting = Outgoing {
+        channel: first.into(),
+        data: Bytes::new(),
+        last: false,
+    };
+    // The channel is empty: there is room.
+    let _ = pieces.try_send(greeting);
+    drop(pieces);
+
+    let (client, is_gone) = tokio::sync::oneshot::channel::<()>();
+    let reading = async {
+        read(source, &mut inputs, encoding).await;
+        drop(inputs);
+        drop(client);
+    };
+    let session = async {
+        let gone = async {
+            let _ = is_gone.await;
+        };
+        command::run(&backend, request, version, channels, gone).await;
+    };
+    serve(reading, session, write(sink, outgoing, encoding)).await;
+}
+
+/// Serves ports: each has a channel of data and one of errors, which begin with its number.
+pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
+    io: T,
+    backend: Arc<dyn Backend>,
+    request: PortForwardRequest,
+    encoding: Encoding,
+) {
+    let (sink, source) = socket(io).await.split();
+    let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
+    let mut inputs = Inputs::new(Version::V4);
+    let mut forwards = JoinSet::new();
+    // Two channels a port, of 255.
+    for (channel, port) in (0u8..=252).step_by(2).zip(request.ports.iter().copied()) {
+        let output = |channel: u8| Output {
+            channel: channel.into(),
+            pieces: pieces.clone(),
+        };
+        let forward = Forward {
+            port,
+            input: inputs.open(channel),
+            output: output(channel),
+            error: output(channel + 1),
+        };
+        let (backend, pod) = (Arc::clone(&backend), request.pod.clone());
+        forwards.spawn(async move {
+            let number = Bytes::copy_from_slice(&port.to_le_bytes());
+            for channel in [&forward.output, &forward.error] {
+                if channel.write(number.clone()).await.is_err() {
+                    return;
+                }
+            }
+            port_forward::run(&backend, &pod, forward).await;
+        });
+    }
+    drop(pieces);
+    let (client, is_gone) = tokio::sync::oneshot::channel::<()>();
+    let reading = async {
+        read(source, &mut inputs, encoding).await;
+        drop(inputs);
+        drop(client);
+    };
+    let session = async {
+        let all = async { while forwards.join_next().await.is_some() {} };
+        let ended = tokio::select! {
+            () = all => true,
+            _ = is_gone => false,
+        };
+        if !ended {
+            forwards.shutdown().await;
+        }
+    };
+    serve(reading, session, write(sink, outgoing, encoding)).await;
+}
+
+/// Runs a session with its connection; reading ends when nothing is left to be written.
+async fn serve(
+    reading: impl Future<Output = ()>,
+    session: impl Future<Output = ()>,
+    writing: impl Future<Output = Result<(), tungstenite::Error>>,
+) {
+    let talking = async {
+        let ((), written) = tokio::join!(session, writing);
+        if let Err(error) = written {
+            debug!(%error, "a WebSocket ended");
+        }
+    };
+    tokio::pin!(reading);
+    tokio::pin!(talking);
+    tokio::select! {
+        () = &mut talking => {}
+        () = &mut reading => talking.await,
+    }
+}
+
+/// Where messages go, by the number of their channel.
+#[derive(Debug)]
+struct Inputs {
+    version: Version,
+    open: Vec<(u8, mpsc::Sender<Bytes>)>,
+}
+
+impl Inputs {
+    fn new(version: Version) -> Self {
+        Self {
+            version,
+            open: Vec::new(),
+        }
+    }
+
+    fn open(&mut self, channel: u8) -> Input {
+        let (sender, input) = mpsc::channel(INPUT_PIECES);
+        self.open.push((channel, sender));
+        input
+    }
+
+    fn open_if(&mut self, is_wanted: bool, channel: u8) -> Option<Input> {
+        is_wanted.then(|| self.open(channel))
+    }
+
+    /// Takes a message of the client.
+    async fn take(&mut self, message: Bytes) {
+        let Some((&channel, _)) = message.split_first() else {
+            return;
+        };
+        let data = message.slice(1..);
+        if channel == CLOSE && self.version >= Version::V5 {
+            self.open.retain(|(known, _)| data.first() != Some(known));
+            return;
+        }
+        let known = self.open.iter().find(|(known, _)| *known == channel);
+        if let Some((_, input)) = known
+            && !data.is_empty()
+        {
+            // Nobody reads it any more: its bytes are nobody's.
+            let _ = input.send(data).await;
+        }
+    }
+}
+
+/// Reads messages until the client closes or breaks the protocol.
+async fn read<T: AsyncRead + AsyncWrite + Unpin>(
+    mut source: SplitStream<Socket<T>>,
+    inputs: &mut Inputs,
+    encoding: Encoding,
+) {
+    while let Some(Ok(message)) = source.next().await {
+        let bytes = match (message, encoding) {
+            (Message::Binary(bytes), Encoding::Binary) => bytes,
+            (Message::Text(text), Encoding::Binary) => Bytes::from(text),
+            (Message::Text(text), Encoding::Base64) => match decode(text.as_bytes()) {
+                Some(bytes) => bytes,
+                None => return,
+            },
+            (Message::Binary(bytes), Encoding::Base64) => match decode(&bytes) {
+                Some(bytes) => bytes,
+                None => return,
+            },
+            (Message::Close(_), _) => return,
+            _ => continue,
+        };
+        inputs.take(bytes).await;
+    }
+}
+
+/// A digit and base64 as a number and bytes.
+fn decode(text: &[u8]) -> Option<Bytes> {
+    let (digit, text) = text.split_first()?;
+    let channel = digit.checked_sub(b'0')?;
+    let data = STANDARD.decode(text).ok()?;
+    let mut bytes = BytesMut::with_capacity(data.len() + 1);
+    bytes.extend_from_slice(&[channel]);
+    bytes.extend_from_slice(&data);
+    Some(bytes.freeze())
+}
+
+async fn write<T: AsyncRead + AsyncWrite + Unpin>(
+    mut sink: SplitSink<Socket<T>, Message>,
+    mut outgoing: mpsc::Receiver<Outgoing>,
+    encoding: Encoding,
+) -> Result<(), tungstenite::Error> {
+    while let Some(Outgoing {
+        channel,
+        data,
+        last,
+    }) = outgoing.recv().await
+    {
+        // There is no way to close one channel; an end without bytes is no message.
+        if last && data.is_empty() {
+            continue;
+        }
+        // Channels are numbered by bytes here.
+        let channel = u8::try_from(channel).unwrap_or(CLOSE);
+        let message = match encoding {
+            Encoding::Binary => {
+                let mut bytes = BytesMut::with_capacity(data.len() + 1);
+                bytes.extend_from_slice(&[channel]);
+                bytes.extend_from_slice(&data);
+                Message::Binary(bytes.freeze())
+            }
+            Encoding::Base64 => {
+                let digit = char::from(b'0'.saturating_add(channel));
+                Message::Text(format!("{digit}{}", STANDARD.encode(&data)).into())
+            }
+        };
+        sink.send(message).await?;
+    }
+    sink.close().await
+}
