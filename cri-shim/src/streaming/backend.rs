@@ -76,5 +76,9 @@ pub(crate) trait Backend: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Process, BackendError>>;
 
     /// Connects to a port on a pod's loopback.
-    fn port_forward(&self, pod: &str, port: u16) -> BoxFuture<'_, Result<OwnedFd, BackendError>>;
+    fn port_forward<'a>(
+        &'a self,
+        pod: &'a str,
+        port: u16,
+    ) -> BoxFuture<'a, Result<OwnedFd, BackendError>>;
 }

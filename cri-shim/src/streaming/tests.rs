@@ -61,7 +61,11 @@ impl Backend for Machine {
         Box::pin(std::future::ready(Err("the container has ended".into())))
     }
 
-    fn port_forward(&self, _: &str, port: u16) -> BoxFuture<'_, Result<OwnedFd, BackendError>> {
+    fn port_forward<'a>(
+        &'a self,
+        _: &'a str,
+        port: u16,
+    ) -> BoxFuture<'a, Result<OwnedFd, BackendError>> {
         Box::pin(async move {
             let mut tcp = TcpStream::connect(("127.0.0.1", port)).await?;
             let (ours, theirs) = super::pipe::pair()?;
