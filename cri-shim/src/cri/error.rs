@@ -11,6 +11,7 @@ use super::spec::SpecFault;
 use super::state::StateError;
 use crate::cni::CniError;
 use crate::sandbox::{RefusalKind, SandboxError};
+use crate::streaming::{StreamingError, TokenError};
 
 /// Longest message of a status, in characters: gRPC puts it into a header.
 const MESSAGE_CHARS: usize = 2000;
@@ -144,9 +145,9 @@ pub(crate) enum CriError {
         #[source]
         source: io::Error,
     },
-    /// Clients ask for streams and do not come for them.
-    #[error("too many streams were asked for and not used; use them, or wait a minute")]
-    TooManyStreams,
+    /// Streams for a client.
+    #[error(transparent)]
+    Streams(#[from] StreamingError),
     /// What another call that did the same work answered.
     #[error("{}", .0.message())]
     Shared(Status),
@@ -189,7 +190,9 @@ impl CriError {
             Self::NameTaken { .. } => Code::AlreadyExists,
             Self::WrongState { .. } => Code::FailedPrecondition,
             Self::Deadline { .. } => Code::DeadlineExceeded,
-            Self::TooManyStreams => Code::ResourceExhausted,
+            Self::Streams(StreamingError::Invalid(_)) => Code::InvalidArgument,
+            Self::Streams(StreamingError::Token(TokenError::TooMany)) => Code::ResourceExhausted,
+            Self::Streams(_) => Code::Internal,
             Self::Network(error) => network_code(error),
             Self::Sandbox(error) => sandbox_code(error),
             Self::Image(error) => image_code(error),

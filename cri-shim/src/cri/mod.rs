@@ -20,7 +20,7 @@ mod runtime;
 mod server;
 mod spec;
 mod state;
-mod streaming;
+mod streams;
 mod volumes;
 
 pub(crate) use config::{DEFAULT_MEMORY, ServeConfig, Sizes};

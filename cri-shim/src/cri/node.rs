@@ -17,7 +17,6 @@ use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::Flights;
 use super::state::{ContainerPhase, ContainerRecord, Database, PodPhase, PodRecord};
-use super::streaming::StreamingServer;
 use super::volumes;
 use crate::cni::Cni;
 use crate::sandbox::SandboxClient;
@@ -37,7 +36,6 @@ pub(crate) struct Node {
     pub(super) cni: Cni,
     pub(super) database: Database,
     pub(super) events: Events,
-    pub(super) streams: StreamingServer,
     pub(super) pod_flights: Flights<RunPodSandboxRequest>,
     pub(super) container_flights: Flights<CreateContainerRequest>,
     known: Mutex<Known>,
@@ -188,7 +186,7 @@ impl Container {
 
 impl Node {
     /// Opens what is on the disk; pods and containers come by [`Self::recover`].
-    pub(crate) fn open(config: ServeConfig, streams: StreamingServer) -> Result<Self> {
+    pub(crate) fn open(config: ServeConfig) -> Result<Self> {
         for dir in [&config.root, &config.state] {
             fs::create_dir_all(dir).map_err(CriError::io("create the directory", dir))?;
         }
@@ -200,7 +198,6 @@ impl Node {
             cni: Cni::open(config.cni.clone())?,
             database: Database::open(&config.root.join("cri.redb"))?,
             events: Events::default(),
-            streams,
             pod_flights: Flights::default(),
             container_flights: Flights::default(),
             known: Mutex::default(),

@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status};
 use super::config::HANDLER;
 use super::error::CriError;
 use super::node::Node;
-use super::streaming::Target;
+use crate::streaming::{self, Streaming};
 
 /// The version of the API that is served.
 const API_VERSION: &str = "v1";
@@ -21,11 +21,12 @@ const API_VERSION: &str = "v1";
 #[derive(Debug, Clone)]
 pub(super) struct Runtime {
     node: Arc<Node>,
+    streaming: Arc<Streaming>,
 }
 
 impl Runtime {
-    pub(super) fn new(node: Arc<Node>) -> Self {
-        Self { node }
+    pub(super) fn new(node: Arc<Node>, streaming: Arc<Streaming>) -> Self {
+        Self { node, streaming }
     }
 
     fn conditions(&self) -> Vec<RuntimeCondition> {
@@ -59,23 +60,6 @@ fn missing(call: &str) -> Status {
     Status::unimplemented(format!(
         "{call} is not implemented by this version of podvisor"
     ))
-}
-
-/// As the API has it: at least one stream, and a terminal has no stderr of its own.
-fn check_streams(tty: bool, stdin: bool, stdout: bool, stderr: bool) -> Result<(), CriError> {
-    if tty && stderr {
-        return Err(CriError::invalid(
-            "stderr",
-            "a terminal has none of its own",
-        ));
-    }
-    match stdin || stdout || stderr {
-        true => Ok(()),
-        false => Err(CriError::invalid(
-            "stdin",
-            "one of stdin, stdout and stderr must be set",
-        )),
-    }
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -283,20 +267,32 @@ impl RuntimeService for Runtime {
 
     async fn exec(&self, request: Request<ExecRequest>) -> Answer<ExecResponse> {
         let request = request.into_inner();
-        self.node.container(&request.container_id)?.running()?;
-        if request.cmd.is_empty() {
-            return Err(CriError::invalid("cmd", "it names no command").into());
-        }
-        check_streams(request.tty, request.stdin, request.stdout, request.stderr)?;
-        let url = self.node.streams.url(Target::Exec(request))?;
+        let container = self.node.container(&request.container_id)?;
+        container.running()?;
+        let exec = streaming::ExecRequest {
+            container: container.id.clone(),
+            command: request.cmd,
+            tty: request.tty,
+            stdin: request.stdin,
+            stdout: request.stdout,
+            stderr: request.stderr,
+        };
+        let url = self.streaming.exec(exec).map_err(CriError::from)?;
         Ok(Response::new(ExecResponse { url }))
     }
 
     async fn attach(&self, request: Request<AttachRequest>) -> Answer<AttachResponse> {
         let request = request.into_inner();
-        self.node.container(&request.container_id)?.running()?;
-        check_streams(request.tty, request.stdin, request.stdout, request.stderr)?;
-        let url = self.node.streams.url(Target::Attach(request))?;
+        let container = self.node.container(&request.container_id)?;
+        container.running()?;
+        let attach = streaming::AttachRequest {
+            container: container.id.clone(),
+            tty: request.tty,
+            stdin: request.stdin,
+            stdout: request.stdout,
+            stderr: request.stderr,
+        };
+        let url = self.streaming.attach(attach).map_err(CriError::from)?;
         Ok(Response::new(AttachResponse { url }))
     }
 
@@ -304,10 +300,19 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<PortForwardRequest>,
     ) -> Answer<PortForwardResponse> {
-        let pod = self.node.pod(&request.into_inner().pod_sandbox_id)?;
+        let request = request.into_inner();
+        let pod = self.node.pod(&request.pod_sandbox_id)?;
         pod.client()?;
-        let pod = pod.id.clone();
-        let url = self.node.streams.url(Target::PortForward { pod })?;
+        let ports: Result<Vec<u16>, _> = request.port.iter().map(|&port| port.try_into()).collect();
+        let ports = ports.map_err(|_| CriError::invalid("port", "a port is from 0 to 65535"))?;
+        let forward = streaming::PortForwardRequest {
+            pod: pod.id.clone(),
+            ports,
+        };
+        let url = self
+            .streaming
+            .port_forward(forward)
+            .map_err(CriError::from)?;
         Ok(Response::new(PortForwardResponse { url }))
     }
 

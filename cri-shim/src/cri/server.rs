@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use super::error::CriError;
 use super::images::Images;
 use super::node::Node;
 use super::runtime::Runtime;
-use super::streaming::{self, StreamingServer};
+use super::streams::Streams;
+use crate::streaming::{Streaming, StreamingError};
 
 /// Longest message, both ways: as the kubelet's own limit.
 const MESSAGE_BYTES: usize = 16 << 20;
@@ -43,8 +45,8 @@ pub(crate) enum ServeError {
         source: io::Error,
     },
     /// The server for streams.
-    #[error("cannot listen on a port of 127.0.0.1 for exec, attach and port-forward")]
-    Streams(#[source] io::Error),
+    #[error(transparent)]
+    Streams(#[from] StreamingError),
     /// The state on the disk.
     #[error(transparent)]
     Node(#[from] CriError),
@@ -62,19 +64,17 @@ pub(crate) async fn serve(
     if UnixStream::connect(&path).await.is_ok() {
         return Err(ServeError::Served(path));
     }
-    let (streams, connections) = StreamingServer::bind().await.map_err(ServeError::Streams)?;
-    let node = Arc::new(Node::open(config, streams)?);
+    let node = Arc::new(Node::open(config)?);
     node.recover().await?;
-    let _streaming = AbortOnDrop(tokio::spawn(streaming::serve(
-        Arc::clone(&node),
-        connections,
-    )));
+    // The kubelet, on this machine, is who opens the URLs.
+    let backend = Arc::new(Streams(Arc::clone(&node)));
+    let streaming = Streaming::bind((Ipv4Addr::LOCALHOST, 0).into(), backend).await?;
     let listener = bind(&path).map_err(|source| ServeError::Listen {
         path: path.clone(),
         source,
     })?;
     info!(socket = %path.display(), "serving");
-    let runtime = RuntimeServiceServer::new(Runtime::new(Arc::clone(&node)))
+    let runtime = RuntimeServiceServer::new(Runtime::new(Arc::clone(&node), Arc::new(streaming)))
         .max_decoding_message_size(MESSAGE_BYTES);
     let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
         .max_decoding_message_size(MESSAGE_BYTES);
@@ -102,15 +102,6 @@ pub(crate) async fn serve(
     // A socket that nobody serves would only mislead.
     let _ = fs::remove_file(&path);
     Ok(served?)
-}
-
-/// A task that ends with its owner.
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 /// Binds the socket, for root alone. One that a daemon left behind is replaced.

@@ -26,6 +26,7 @@ pub(crate) use backend::{
     AttachRequest, Backend, BackendError, BoxFuture, ExecRequest, PortForwardRequest, Process,
 };
 pub(crate) use server::{Streaming, StreamingError};
+pub(crate) use token::TokenError;
 
 #[cfg(test)]
 mod tests;

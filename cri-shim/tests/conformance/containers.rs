@@ -81,7 +81,10 @@ fn guest_lists_of_containers_are_filtered() {
             ..Default::default()
         })
     };
-    assert_eq!(by_label(&[("kind", "listed")]), [container.id.clone()]);
+    assert_eq!(
+        by_label(&[("kind", "listed")]),
+        std::slice::from_ref(&container.id)
+    );
     assert!(by_label(&[("kind", "listed"), ("n", "2")]).is_empty());
     let of_none = ContainerFilter {
         pod_sandbox_id: "unknown".to_owned(),

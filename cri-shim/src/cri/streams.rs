@@ -1,0 +1,107 @@
+//! What clients' streams are joined to: processes of the node's containers, and its pods' ports.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tracing::debug;
+
+use super::error::{CriError, Result};
+use super::node::Node;
+use super::spec;
+use crate::sandbox::{Exec, SandboxClient, StdioFds, TerminalSize, random_id};
+use crate::streaming::{AttachRequest, Backend, BackendError, BoxFuture, ExecRequest, Process};
+
+/// What a terminal has until its client says.
+const DEFAULT_SIZE: TerminalSize = TerminalSize {
+    rows: 24,
+    columns: 80,
+};
+
+/// The node, as a backend of streams.
+pub(super) struct Streams(pub(super) Arc<Node>);
+
+impl Streams {
+    async fn start(&self, request: ExecRequest, stdio: StdioFds) -> Result<Process> {
+        let container = self.0.container(&request.container)?;
+        container.running()?;
+        let client = container.pod.client()?;
+        let record = container.record();
+        let process = spec::exec_process(&record.process, &request.command, request.tty)?;
+        let exec_id = random_id().map_err(CriError::host("make up an id"))?;
+        let exec = Exec {
+            exec_id: exec_id.clone(),
+            process,
+            user: record.user,
+            supplemental_groups: record.groups,
+            tty: request.tty.then_some(DEFAULT_SIZE),
+            stdio,
+        };
+        client.exec(&container.id, exec).await?;
+        Ok(process_of(client, container.id.clone(), Some(exec_id)))
+    }
+
+    async fn join(&self, request: AttachRequest, stdio: StdioFds) -> Result<Process> {
+        let container = self.0.container(&request.container)?;
+        container.running()?;
+        let client = container.pod.client()?;
+        client.attach(&container.id, stdio).await?;
+        Ok(process_of(client, container.id.clone(), None))
+    }
+
+    async fn connect(&self, pod: &str, port: u16) -> Result<OwnedFd> {
+        let client = self.0.pod(pod)?.client()?;
+        Ok(client.port_forward(port).await?)
+    }
+}
+
+impl Backend for Streams {
+    fn exec(
+        &self,
+        request: ExecRequest,
+        stdio: StdioFds,
+    ) -> BoxFuture<'_, Result<Process, BackendError>> {
+        Box::pin(async move { Ok(self.start(request, stdio).await?) })
+    }
+
+    fn attach(
+        &self,
+        request: AttachRequest,
+        stdio: StdioFds,
+    ) -> BoxFuture<'_, Result<Process, BackendError>> {
+        Box::pin(async move { Ok(self.join(request, stdio).await?) })
+    }
+
+    fn port_forward<'a>(
+        &'a self,
+        pod: &'a str,
+        port: u16,
+    ) -> BoxFuture<'a, Result<OwnedFd, BackendError>> {
+        Box::pin(async move { Ok(self.connect(pod, port).await?) })
+    }
+}
+
+/// The end and the terminal of a process: a further one's, or the container's own.
+fn process_of(client: SandboxClient, container: String, exec: Option<String>) -> Process {
+    let exit = {
+        let (client, container, exec) = (client.clone(), container.clone(), exec.clone());
+        async move {
+            let exit = client.wait(&container, exec.as_deref()).await?;
+            // Of the container itself an attached client wants to see the output alone.
+            Ok(exec.map_or(0, |_| exit.code))
+        }
+    };
+    let resize = move |size| -> BoxFuture<'static, ()> {
+        let (client, container, exec) = (client.clone(), container.clone(), exec.clone());
+        Box::pin(async move {
+            if let Err(error) = client.resize(&container, exec.as_deref(), size).await {
+                debug!(%error, "the terminal keeps its size");
+            }
+        })
+    };
+    Process {
+        exit: Box::pin(exit),
+        resize: Box::new(resize),
+        // As with other runtimes: who leaves leaves its program running, without a reader.
+        abandon: Box::pin(std::future::ready(())),
+    }
+}
