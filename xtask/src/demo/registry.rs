@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn what_was_pushed_can_be_fetched() {
         let folder = TempDir::new("registry").unwrap();
-        let image = super::super::image::make(&folder.path().join("image")).unwrap();
+        let image = super::super::image::make(&folder.path().join("image"), "hello").unwrap();
         let registry = Registry::start(&folder.path().join("registry")).unwrap();
         registry.push(&image, "test/image", "1").unwrap();
 
