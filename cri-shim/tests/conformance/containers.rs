@@ -139,12 +139,15 @@ fn guest_exit_codes_and_the_reasons_for_them_are_told() {
 
 #[test]
 fn guest_a_container_that_takes_too_much_memory_is_told_as_such() {
-    let (status, _) = Pod::shared().script("tail -c 1G /dev/zero", |config| {
-        config.linux.as_mut().unwrap().resources = Some(LinuxContainerResources {
-            memory_limit_in_bytes: 16 << 20,
-            ..Default::default()
-        });
-    });
+    let (status, _) = Pod::shared().script(
+        "exec dd if=/dev/zero of=/dev/null bs=100M count=1",
+        |config| {
+            config.linux.as_mut().unwrap().resources = Some(LinuxContainerResources {
+                memory_limit_in_bytes: 16 << 20,
+                ..Default::default()
+            });
+        },
+    );
     assert_eq!(status.reason, "OOMKilled", "{status:?}");
     assert_eq!(status.exit_code, 137);
 }

@@ -27,8 +27,9 @@ fn server(pod: &Pod) -> Container {
 
 /// What a server says. Netcat serves one client at a time: a refusal is tried again.
 fn said(address: SocketAddr) -> String {
-    for _ in 0..100 {
-        if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(20)) {
+    for _ in 0..10 {
+        if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+            let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
             let _ = stream.write_all(b"x\n");
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let mut text = String::new();
