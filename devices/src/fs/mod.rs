@@ -3,9 +3,9 @@
 //! # How data enters and leaves
 //!
 //! A request of the guest's FUSE client is a chain. What is parsed of it is copied once, into
-//! memory that the guest does not see ([`exchange`]); data of reads and writes stay where they
+//! memory that the guest does not see (`exchange`); data of reads and writes stay where they
 //! are. `fuse-backend-rs` decodes requests and encodes replies, never beyond the chain's
-//! writable part; [`tree`] carries them out on the host's file system.
+//! writable part; `tree` carries them out on the host's file system.
 //!
 //! # What holds against a hostile client
 //!

@@ -3,7 +3,7 @@
 //! # How data enters and leaves
 //!
 //! A frame that the driver sends is a chain: a header of 12 bytes, which is copied and checked
-//! ([`header`]), and the frame itself, which goes to the backend from where it lies, by one
+//! (`header`), and the frame itself, which goes to the backend from where it lies, by one
 //! vectored write. A frame that arrives is read straight into the driver's buffers, over
 //! several chains if need be (`MRG_RXBUF`); the header comes last, with their number. Offloads
 //! pass through: what the driver leaves to the device (checksums, segmentation) is left to the
@@ -11,12 +11,12 @@
 //!
 //! # Rooms
 //!
-//! * [`nic`]: the trait of backends; [`tap`]: a tap; [`memory`]: one for tests, in memory.
-//! * [`header`]: the header in front of each frame and its rules.
-//! * [`control`]: commands of the control queue.
-//! * [`limit`]: rates of bytes and frames.
-//! * [`receive`], [`transmit`]: one direction each; [`events`]: what wakes the device up;
-//!   [`device`]: what holds them together.
+//! * `nic`: the trait of backends; `tap`: a tap; `memory`: one for tests, in memory.
+//! * `header`: the header in front of each frame and its rules.
+//! * `control`: commands of the control queue.
+//! * `limit`: rates of bytes and frames.
+//! * `receive`, `transmit`: one direction each; `events`: what wakes the device up;
+//!   `device`: what holds them together.
 //!
 //! # What it must not know
 //!

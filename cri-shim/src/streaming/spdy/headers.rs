@@ -35,7 +35,7 @@ pub enum HeadersError {
     /// It is no zlib stream with SPDY's dictionary.
     #[error("a block of headers cannot be decompressed")]
     Decompress(#[source] flate2::DecompressError),
-    /// It is larger than [`MAX_BLOCK`], or has more than [`MAX_PAIRS`] names.
+    /// It is larger than `MAX_BLOCK`, or has more than `MAX_PAIRS` names.
     #[error("a block of headers is too large")]
     TooLarge,
     /// Its lengths do not fit together.

@@ -1,7 +1,7 @@
 //! The guest's network: interfaces, addresses and routes, as the host plans them.
 //!
 //! A request becomes a [`plan`], which is checked as a whole; then it is carried out over
-//! [`netlink`], in the network namespace that the containers of the guest share. Carrying out the
+//! `netlink`, in the network namespace that the containers of the guest share. Carrying out the
 //! same plan again changes nothing. Knows no containers, and nothing of what is behind a card.
 
 mod netlink;
