@@ -23,7 +23,7 @@ pub enum RunDirError {
     /// The folder that holds all run folders cannot be used.
     #[error("cannot use {} for sockets", .path.display())]
     Base {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// The operating system's answer.
         #[source]
@@ -38,7 +38,7 @@ pub enum RunDirError {
     /// The folder itself cannot be made.
     #[error("failed to create the directory {}", .path.display())]
     Create {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// The operating system's answer.
         #[source]
@@ -58,7 +58,7 @@ impl RunDir {
     /// Makes the folder `name` for this user, and removes those that nobody uses any more.
     ///
     /// # Errors
-    /// [`RunDirError`]; an existing folder of that name is one.
+    /// [`RunDirError`]; an existing directory of that name is one.
     pub fn create(name: &str) -> Result<Self, RunDirError> {
         Self::create_in(&base(), name)
     }
@@ -103,7 +103,7 @@ impl RunDir {
         Ok(Self { path, _lock: lock })
     }
 
-    /// The folder.
+    /// The directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

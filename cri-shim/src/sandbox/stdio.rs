@@ -325,7 +325,7 @@ fn output(
         let result = move_output(name, &from, to.as_fd(), &broken);
         // Closed before it is told, so that who was told finds the end of the file.
         drop(to);
-        // Nobody waits for it any more when the program was given up.
+        // Nobody waits for it any more when the run was cancelled.
         let _ = done.send(result);
     })?;
     Ok(Some(moved))

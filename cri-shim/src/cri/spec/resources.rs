@@ -61,7 +61,7 @@ fn build(
     // -1 is the kernel's word for no limit.
     if wanted.cpu_quota != 0 {
         if wanted.cpu_quota < -1 {
-            let reason = format!("{} is no amount of CPU time", wanted.cpu_quota);
+            let reason = format!("{} is an invalid CPU quota", wanted.cpu_quota);
             return Err(SpecFault::invalid("linux.resources.cpu_quota", reason));
         }
         cpu = cpu.quota(wanted.cpu_quota);
