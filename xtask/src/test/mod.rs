@@ -24,7 +24,7 @@ use count::Count;
 const PROGRAM_LIMIT: Duration = Duration::from_secs(600);
 
 /// How long all of them may take.
-const HOST_LIMIT: Duration = Duration::from_secs(1500);
+const HOST_LIMIT: Duration = Duration::from_secs(2400);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
