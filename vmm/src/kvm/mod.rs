@@ -1,9 +1,8 @@
-//! The system and VM side of KVM: opening `/dev/kvm`, creating a VM with its interrupt
-//! controllers, and giving it memory.
+//! The system and VM side of KVM: opening `/dev/kvm`, and creating a VM with its interrupt
+//! controllers.
 //!
-//! Errors keep the name of the ioctl. Nothing here knows devices or vCPU threads.
+//! Errors keep the name of the ioctl. Nothing here knows memory, devices or vCPU threads.
 
-mod memslot;
 mod pit;
 mod signal_mask;
 
@@ -14,9 +13,7 @@ use kvm_bindings::{
     kvm_pit_config,
 };
 use kvm_ioctls::{Cap, Kvm, VmFd};
-use podvisor_devices::GuestRam;
 
-pub(crate) use memslot::set_memory;
 pub(crate) use signal_mask::set_signal_mask;
 
 use crate::layout;
@@ -85,17 +82,19 @@ pub(crate) fn max_vcpus(kvm: &Kvm) -> u8 {
         .min(254)
 }
 
-/// Creates a VM with its memory, in-kernel interrupt controllers and timer, in that order:
-/// memory before vCPUs, because every memslot added later waits for a grace period.
-pub(crate) fn create_vm(kvm: &Kvm, memory: &GuestRam) -> Result<VmFd, KvmError> {
-    let vm = loop {
+/// Creates a VM without memory.
+pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
+    loop {
         match kvm.create_vm() {
             // The kernel allocates interruptibly here.
             Err(error) if error.errno() == libc::EINTR => {}
-            other => break other.map_err(KvmError::ioctl("KVM_CREATE_VM"))?,
+            other => return other.map_err(KvmError::ioctl("KVM_CREATE_VM")),
         }
-    };
-    set_memory(&vm, memory)?;
+    }
+}
+
+/// Gives a VM its in-kernel interrupt controllers and timer.
+pub(crate) fn create_chips(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
         .map_err(KvmError::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))?;
     let tss = usize::try_from(layout::KVM_TSS).unwrap_or(usize::MAX);
@@ -109,9 +108,9 @@ pub(crate) fn create_vm(kvm: &Kvm, memory: &GuestRam) -> Result<VmFd, KvmError> 
     };
     vm.create_pit2(pit)
         .map_err(KvmError::ioctl("KVM_CREATE_PIT2"))?;
-    pit::disable_reinjection(&vm)?;
-    disable_pmu(&vm);
-    Ok(vm)
+    pit::disable_reinjection(vm)?;
+    disable_pmu(vm);
+    Ok(())
 }
 
 /// Spares the host the emulation of performance counters, which the guest's CPUID does not show

@@ -22,9 +22,7 @@ use super::vcpu::{Machine, VcpuContext, VcpuCounters};
 use super::{Parts, Vm};
 use crate::boot::{self, Initramfs, Kernel};
 use crate::kvm;
-use crate::memory::{self, MemorySize};
-
-const PAGE_SIZE: u64 = 4096;
+use crate::memory::{self, GuestMemory, MemorySize, PAGE_SIZE};
 
 /// A VM to be. See [`Vm::builder`].
 #[derive(Default)]
@@ -150,7 +148,8 @@ impl VmBuilder {
             memory,
         } = self.validate(max_vcpus)?;
 
-        let mem = memory::allocate(memory)?;
+        let memory = GuestMemory::anonymous(memory)?;
+        let mem = memory.ram();
         let initramfs = self.initramfs.as_ref();
         let devices = std::mem::take(&mut self.devices);
         let serial = self.serial.take();
@@ -158,12 +157,13 @@ impl VmBuilder {
         // notice what they change.
         let (loaded, hardware) = in_parallel(
             "vm-load",
-            || boot::load(&mem, &kernel, initramfs),
-            || Hardware::new(&kvm, &mem, devices, serial, vcpus),
+            || boot::load(mem, &kernel, initramfs),
+            || Hardware::new(&kvm, &memory, devices, serial, vcpus),
         );
         let (loaded, hardware) = (loaded?, hardware?);
         let Hardware {
             vm_fd,
+            slots,
             vcpus: vcpu_fds,
             bus,
             devices,
@@ -171,7 +171,7 @@ impl VmBuilder {
             faults,
         } = hardware;
         let cmdline = with_parameters(&self.cmdline, &devices.cmdline);
-        let entry = boot::hand_over(&mem, &kernel, &loaded, &cmdline, vcpus)?;
+        let entry = boot::hand_over(mem, &kernel, &loaded, &cmdline, vcpus)?;
         for (id, vcpu) in vcpu_fds.iter().enumerate() {
             boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
         }
@@ -183,7 +183,11 @@ impl VmBuilder {
             peers: Arc::new(Kicker::default()),
             loops: Arc::new(handles),
             counters: Arc::new(VcpuCounters::default()),
-            machine: Arc::new(Machine { _vm_fd: vm_fd, mem }),
+            machine: Arc::new(Machine {
+                vm_fd,
+                slots,
+                memory,
+            }),
         };
         let parts = Parts {
             vcpus: vcpu_fds,

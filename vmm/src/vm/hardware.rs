@@ -4,7 +4,6 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use podvisor_devices::GuestRam;
 use podvisor_devices::legacy::serial::{self, SerialPort};
 use podvisor_devices::virtio::VirtioDevice;
 use vmm_sys_util::eventfd::EventFd;
@@ -15,10 +14,12 @@ use super::error::BuildError;
 use super::io::{Faults, LoopsBuilder};
 use crate::cpuid;
 use crate::kvm::{self, KvmError};
+use crate::memory::{GuestMemory, Memslots};
 
 /// A machine with nothing in its memory.
 pub(super) struct Hardware {
     pub(super) vm_fd: VmFd,
+    pub(super) slots: Memslots,
     /// With their CPUID, as after RESET.
     pub(super) vcpus: Vec<VcpuFd>,
     pub(super) bus: Arc<Bus>,
@@ -28,15 +29,19 @@ pub(super) struct Hardware {
 }
 
 impl Hardware {
-    /// Creates it around `mem`, which KVM then knows, and may be written meanwhile.
+    /// Creates it around `memory`, which KVM then knows, and may be written meanwhile.
     pub(super) fn new(
         kvm: &Kvm,
-        mem: &GuestRam,
+        memory: &GuestMemory,
         devices: Vec<Box<dyn VirtioDevice>>,
         serial: Option<Box<dyn Write + Send>>,
         vcpus: u8,
     ) -> Result<Self, BuildError> {
-        let vm_fd = kvm::create_vm(kvm, mem)?;
+        let vm_fd = kvm::create_vm(kvm)?;
+        // Memory before vCPUs, because every memslot added later waits for a grace period.
+        let slots = Memslots::default();
+        slots.add_all(&vm_fd, memory.ram())?;
+        kvm::create_chips(&vm_fd)?;
         let faults = Faults::default();
         let bus = Bus::new();
         let mut loops =
@@ -44,13 +49,14 @@ impl Hardware {
                 what: "an event loop",
                 source,
             })?;
-        let devices = attach::attach(&vm_fd, mem, devices, &bus, &mut loops)?;
+        let devices = attach::attach(&vm_fd, memory.ram(), devices, &bus, &mut loops)?;
         if let Some(out) = serial {
             attach_serial(&vm_fd, &bus, out)?;
         }
         let vcpus = create_vcpus(kvm, &vm_fd, vcpus)?;
         Ok(Self {
             vm_fd,
+            slots,
             vcpus,
             bus: Arc::new(bus),
             devices,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
-use podvisor_devices::GuestRam;
 use podvisor_devices::legacy::power::PowerRequest;
 
 use super::bus::Bus;
@@ -14,6 +13,7 @@ use super::exit::{Exit, Poison, PoisonCause, Registers};
 use super::io::Loops;
 use super::kick::{self, Kicker, Pending};
 use crate::kvm::{self, KvmError};
+use crate::memory::{GuestMemory, Memslots};
 
 /// What a vCPU thread shares with the rest of the VM.
 #[derive(Clone, Debug)]
@@ -23,7 +23,6 @@ pub(crate) struct VcpuContext {
     pub(crate) peers: Arc<Kicker>,
     pub(crate) loops: Arc<Loops>,
     pub(crate) counters: Arc<VcpuCounters>,
-    #[cfg_attr(not(test), expect(dead_code, reason = "kept alive"))]
     pub(crate) machine: Arc<Machine>,
 }
 
@@ -31,9 +30,10 @@ pub(crate) struct VcpuContext {
 /// that does not end in time finds it when it goes on.
 #[derive(Debug)]
 pub(crate) struct Machine {
-    pub(crate) _vm_fd: VmFd,
-    #[cfg_attr(not(test), expect(dead_code, reason = "kept alive"))]
-    pub(crate) mem: GuestRam,
+    pub(crate) vm_fd: VmFd,
+    #[cfg_attr(not(test), expect(dead_code, reason = "for hot-plug"))]
+    pub(crate) slots: Memslots,
+    pub(crate) memory: GuestMemory,
 }
 
 /// Exits to user space, of all vCPUs of a VM.

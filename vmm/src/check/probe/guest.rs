@@ -10,8 +10,9 @@ use vmm_sys_util::signal::SIGRTMIN;
 
 use super::Flaw;
 use super::code;
-use crate::kvm::{KvmError, set_memory, set_signal_mask};
+use crate::kvm::{KvmError, set_signal_mask};
 use crate::layout;
+use crate::memory::Memslots;
 
 /// How a guest begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +74,7 @@ impl Guest {
         let memory = GuestRam::from_ranges(&[(GuestAddress(0), code::MEMORY)])
             .map_err(|_| Flaw::Wrong("64 KiB of memory are not to be had".to_owned()))?;
         let vm = kvm.create_vm().map_err(Flaw::setup("create a VM"))?;
-        set_memory(&vm, &memory).map_err(flaw)?;
+        Memslots::default().add_all(&vm, &memory).map_err(flaw)?;
         // Intel's KVM wants a place for its own tables, wherever guests do not look.
         let _ = vm.set_identity_map_address(layout::KVM_IDENTITY_MAP);
         let _ = vm.set_tss_address(layout::KVM_TSS as usize);

@@ -119,7 +119,7 @@ impl Guest {
     fn start(configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Self {
         let vm = Arc::new(configure(tiny(OBEY)).build().unwrap());
         vm.start().unwrap();
-        let mem = vm.context.machine.mem.clone();
+        let mem = vm.context.machine.memory.ram().clone();
         Self { vm, mem }
     }
 

@@ -1,0 +1,112 @@
+//! Host mappings: anonymous ones on huge page boundaries, and private ones of a file.
+#![allow(unsafe_code)] // mmap hints and madvise on memory that no Rust reference covers
+
+use std::fs::File;
+use std::io;
+use std::ptr;
+use std::sync::Arc;
+
+use vm_memory::mmap::{MmapRegionBuilder, MmapRegionError};
+use vm_memory::{FileOffset, MmapRegion};
+
+const PAGE_SIZE: u64 = 4096;
+const HUGE_PAGE_SIZE: u64 = 2 << 20;
+
+/// An owned anonymous mapping that starts on a 2 MiB boundary where the address space allows.
+pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
+    let padding = Padding::below_which_aligned(len);
+    let region = MmapRegionBuilder::new(len)
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
+        .build()?;
+    drop(padding);
+    keep_to_this_process(&region);
+    if let Err(error) = advise(&region, libc::MADV_HUGEPAGE) {
+        // Without huge pages in the kernel everything works, only slower.
+        tracing::debug!(%error, "no transparent huge pages");
+    }
+    Ok(region)
+}
+
+/// `len` bytes of `file` from `offset` on, copied on write: the file is never written. It must not
+/// become shorter, or whoever touches what is gone gets SIGBUS.
+pub(super) fn private(
+    file: Arc<File>,
+    offset: u64,
+    len: usize,
+) -> Result<MmapRegion<()>, MmapRegionError> {
+    let region = MmapRegionBuilder::new(len)
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE)
+        .with_file_offset(FileOffset::from_arc(file, offset))
+        .build()?;
+    keep_to_this_process(&region);
+    Ok(region)
+}
+
+/// A child that the process forks has no use for a guest, and would make each of its pages copy on
+/// write; nor has a core dump.
+fn keep_to_this_process(region: &MmapRegion<()>) {
+    for advice in [libc::MADV_DONTDUMP, libc::MADV_DONTFORK] {
+        if let Err(error) = advise(region, advice) {
+            tracing::debug!(%error, advice, "advice on guest memory was refused");
+        }
+    }
+}
+
+fn advise(region: &MmapRegion<()>, advice: i32) -> io::Result<()> {
+    // SAFETY: the range is a mapping that was just made and nobody else knows; advice of the kinds
+    // above changes how pages are provided, not what they hold.
+    let result = unsafe { libc::madvise(region.as_ptr().cast(), region.size(), advice) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// A reservation that takes the top of a free range of addresses, so that the next mapping of
+/// a given length, which the kernel puts right below, starts on a 2 MiB boundary. (Kernels
+/// before 6.7 do not align by themselves.) If another thread maps something in between,
+/// the mapping ends up elsewhere and is merely slower.
+struct Padding {
+    start: *mut libc::c_void,
+    len: usize,
+}
+
+impl Padding {
+    fn below_which_aligned(len: usize) -> Option<Self> {
+        let huge = usize::try_from(HUGE_PAGE_SIZE).ok()?;
+        let page = usize::try_from(PAGE_SIZE).ok()?;
+        let wanted = len.checked_next_multiple_of(page)?.checked_add(huge)?;
+        let probe = Self::map(ptr::null_mut(), wanted, 0)?;
+        let base = probe.start.addr();
+        let aligned = base.checked_next_multiple_of(huge)?;
+        let end = aligned.checked_add(len.checked_next_multiple_of(page)?)?;
+        let top = base.checked_add(wanted)?;
+        drop(probe);
+        if end == top {
+            return None;
+        }
+        Self::map(
+            ptr::without_provenance_mut(end),
+            top - end,
+            libc::MAP_FIXED_NOREPLACE,
+        )
+    }
+
+    fn map(at: *mut libc::c_void, len: usize, flags: i32) -> Option<Self> {
+        let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: an anonymous mapping without access; with an address, MAP_FIXED_NOREPLACE
+        // makes the call fail rather than replace what is there.
+        let start = unsafe { libc::mmap(at, len, libc::PROT_NONE, flags, -1, 0) };
+        (start != libc::MAP_FAILED).then_some(Self { start, len })
+    }
+}
+
+impl Drop for Padding {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping that `map` made, of which no copy of the address is used.
+        unsafe { libc::munmap(self.start, self.len) };
+    }
+}

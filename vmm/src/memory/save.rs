@@ -1,0 +1,269 @@
+//! Writes guest memory to a snapshot's file, and reads differences back.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{SeekFrom, seek};
+use vm_memory::{Bytes, GuestAddress, GuestMemory as _};
+
+use super::pages::PageMap;
+use super::{GuestMemory, MemoryError, PAGE_SIZE, Span, spans};
+
+/// Bytes handled at once: whole pages.
+const CHUNK: u64 = 256 << 10;
+
+/// What goes into a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Everything.
+    All,
+    /// Pages that were written since the file behind this memory was mapped.
+    Own,
+}
+
+impl GuestMemory {
+    /// Writes memory to `file`, which is empty, at the offsets of its [`Span`]s. Pages of zeroes
+    /// become holes. Returns the ranges of the file that were looked at; what is outside of them is
+    /// zero, or with [`Which::Own`] as in the file behind this memory.
+    ///
+    /// Nothing may write to guest memory meanwhile.
+    pub(crate) fn write_to(
+        &self,
+        file: &File,
+        which: Which,
+    ) -> Result<Vec<Range<u64>>, MemoryError> {
+        let map = PageMap::open().map_err(MemoryError::PageMap)?;
+        file.set_len(self.size().as_bytes())
+            .map_err(failed("write", 0))?;
+        let mut ranges = Vec::new();
+        let mut buffer = vec![0; CHUNK as usize];
+        for (span, region) in spans(self.size()).zip(self.ram().iter()) {
+            let start = region.as_ptr().addr();
+            let mut wanted = map.own(start, span.len).map_err(MemoryError::PageMap)?;
+            if let (Which::All, Some(behind)) = (which, &self.file) {
+                let data = data_of(behind, span).map_err(failed("find", span.start))?;
+                wanted = union(wanted, data);
+            }
+            for range in wanted {
+                self.write_range(file, span, &range, &mut buffer)?;
+                ranges.push(range.start + span.offset..range.end + span.offset);
+            }
+        }
+        Ok(ranges)
+    }
+
+    /// Writes one range of a span to `file`, but for its pages of zeroes.
+    fn write_range(
+        &self,
+        file: &File,
+        span: Span,
+        range: &Range<u64>,
+        buffer: &mut [u8],
+    ) -> Result<(), MemoryError> {
+        for at in range.clone().step_by(CHUNK as usize) {
+            let len = (range.end - at).min(CHUNK) as usize;
+            let bytes = &mut buffer[..len];
+            let address = span.start + at;
+            self.ram()
+                .read_slice(bytes, GuestAddress(address))
+                .map_err(io::Error::other)
+                .map_err(failed("read", address))?;
+            for run in runs_of_data(bytes) {
+                file.write_all_at(&bytes[run.clone()], span.offset + at + run.start as u64)
+                    .map_err(failed("write", address))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads `ranges` of a file that [`Self::write_to`] wrote with [`Which::Own`], which are not
+    /// trusted.
+    pub(crate) fn read_from(&self, file: &File, ranges: &[Range<u64>]) -> Result<(), MemoryError> {
+        let mut buffer = vec![0; CHUNK as usize];
+        for range in ranges {
+            for span in spans(self.size()) {
+                let (start, end) = (
+                    range.start.max(span.offset),
+                    range.end.min(span.offset + span.len),
+                );
+                for at in (start..end).step_by(CHUNK as usize) {
+                    let bytes = &mut buffer[..(end - at).min(CHUNK) as usize];
+                    let address = span.start + (at - span.offset);
+                    file.read_exact_at(bytes, at)
+                        .and_then(|()| {
+                            let ram = self.ram();
+                            ram.write_slice(bytes, GuestAddress(address))
+                                .map_err(io::Error::other)
+                        })
+                        .map_err(failed("restore", address))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn failed(what: &'static str, address: u64) -> impl Fn(io::Error) -> MemoryError {
+    move |source| MemoryError::Transfer {
+        what,
+        address,
+        source,
+    }
+}
+
+/// Where `file` has more than holes, as offsets into the span.
+fn data_of(file: &File, span: Span) -> io::Result<Vec<Range<u64>>> {
+    let file = file.as_fd();
+    let end = span.offset + span.len;
+    let mut data = Vec::new();
+    let mut at = span.offset;
+    while at < end {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Ok(start) if start < end => start & !(PAGE_SIZE - 1),
+            Ok(_) | Err(rustix::io::Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let hole = seek(file, SeekFrom::Hole(start.max(at)))?;
+        at = hole.next_multiple_of(PAGE_SIZE).min(end);
+        data.push(start - span.offset..at - span.offset);
+    }
+    Ok(data)
+}
+
+/// All that is in one of two lists of ranges, in order.
+fn union(mut a: Vec<Range<u64>>, b: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    a.extend(b);
+    a.sort_by_key(|range| range.start);
+    let mut all: Vec<Range<u64>> = Vec::with_capacity(a.len());
+    for range in a {
+        match all.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => all.push(range),
+        }
+    }
+    all
+}
+
+/// Runs of pages that are not all zeroes.
+fn runs_of_data(bytes: &[u8]) -> Vec<Range<usize>> {
+    const ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
+    let page = PAGE_SIZE as usize;
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (number, content) in bytes.chunks(page).enumerate() {
+        if content == &ZEROES[..content.len()] {
+            continue;
+        }
+        let start = number * page;
+        let end = start + content.len();
+        match runs.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => runs.push(start..end),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MemorySize;
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::Arc;
+
+    const SIZE: MemorySize = MemorySize::mib(32);
+
+    fn write(memory: &GuestMemory, at: u64, byte: u8) {
+        let bytes = [byte; 5000];
+        let at = GuestAddress(at);
+        memory.ram().write_slice(&bytes, at).unwrap();
+    }
+
+    fn contents(memory: &GuestMemory) -> Vec<u8> {
+        let mut bytes = vec![0; SIZE.as_bytes() as usize];
+        memory
+            .ram()
+            .read_slice(&mut bytes, GuestAddress(0))
+            .unwrap();
+        bytes
+    }
+
+    fn save(memory: &GuestMemory, which: Which) -> (Arc<File>, Vec<Range<u64>>) {
+        let file = tempfile::tempfile().unwrap();
+        let ranges = memory.write_to(&file, which).unwrap();
+        (Arc::new(file), ranges)
+    }
+
+    #[test]
+    fn memory_comes_back_from_its_file_and_zeroes_take_no_room() {
+        let memory = GuestMemory::anonymous(SIZE).unwrap();
+        write(&memory, 0x1000, 1);
+        write(&memory, 0x100_0800, 2);
+        write(&memory, SIZE.as_bytes() - 5000, 3);
+        let (file, _) = save(&memory, Which::All);
+        let blocks = file.metadata().unwrap().blocks() * 512;
+        assert!(blocks <= 16 * PAGE_SIZE, "{blocks} bytes on disk");
+        let clone = GuestMemory::private(SIZE, file).unwrap();
+        assert!(contents(&clone) == contents(&memory));
+    }
+
+    #[test]
+    fn a_clone_is_saved_whole_or_as_the_difference_to_its_file() {
+        let memory = GuestMemory::anonymous(SIZE).unwrap();
+        for at in [0x1000, 0x10_0000, 0x100_0000] {
+            write(&memory, at, 1);
+        }
+        let (base, _) = save(&memory, Which::All);
+        let clone = GuestMemory::private(SIZE, base.clone()).unwrap();
+        write(&clone, 0x1000, 2);
+        // Back to zeroes, and where there were zeroes.
+        write(&clone, 0x10_0000, 0);
+        write(&clone, 0x180_0000, 4);
+
+        let (whole, _) = save(&clone, Which::All);
+        let again = GuestMemory::private(SIZE, whole).unwrap();
+        assert!(contents(&again) == contents(&clone));
+
+        let (difference, ranges) = save(&clone, Which::Own);
+        let pages = |range: &Range<u64>| (range.start, range.end);
+        assert_eq!(
+            ranges.iter().map(pages).collect::<Vec<_>>(),
+            [
+                (0x1000, 0x3000),
+                (0x10_0000, 0x10_2000),
+                (0x180_0000, 0x180_2000)
+            ]
+        );
+        let again = GuestMemory::private(SIZE, base).unwrap();
+        again.read_from(&difference, &ranges).unwrap();
+        assert!(contents(&again) == contents(&clone));
+    }
+
+    #[test]
+    fn ranges_from_a_damaged_file_reach_guest_memory_only() {
+        let memory = GuestMemory::anonymous(SIZE).unwrap();
+        let (file, _) = save(&memory, Which::All);
+        let end = SIZE.as_bytes();
+        let beyond = [end - PAGE_SIZE..u64::MAX, u64::MAX - 5..u64::MAX];
+        memory.read_from(&file, &beyond).unwrap();
+        file.set_len(PAGE_SIZE).unwrap();
+        let error = memory.read_from(&file, &[0..0x8000]).unwrap_err();
+        assert!(error.to_string().contains("restore"), "{error}");
+    }
+
+    #[test]
+    fn unions_are_sorted_and_joined() {
+        let union = |a: &[(u64, u64)], b: &[(u64, u64)]| {
+            let ranges = |list: &[(u64, u64)]| list.iter().map(|(a, b)| *a..*b).collect();
+            union(ranges(a), ranges(b))
+                .iter()
+                .map(|range| (range.start, range.end))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(union(&[(5, 7)], &[(0, 5), (6, 9)]), [(0, 9)]);
+        assert_eq!(union(&[(0, 9), (20, 21)], &[(1, 2)]), [(0, 9), (20, 21)]);
+        assert_eq!(union(&[], &[]), []);
+    }
+}
