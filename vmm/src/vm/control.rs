@@ -3,9 +3,14 @@
 //! One mutex and one condition variable hold it all; vCPU threads look at an atomic copy of the
 //! request before each `KVM_RUN`, and are kicked out of guest code when it changes.
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use kvm_ioctls::VcpuFd;
 
 use super::exit::{Exit, Poison};
 use super::state::State;
@@ -46,7 +51,9 @@ pub(crate) struct Control {
     changed: Condvar,
 }
 
-#[derive(Debug)]
+/// Something that a parked vCPU's thread does with its vCPU.
+type VcpuCommand = Box<dyn FnOnce(&mut VcpuFd) + Send>;
+
 pub(crate) struct Inner {
     pub(crate) state: State,
     pub(crate) outcome: Option<Outcome>,
@@ -56,6 +63,20 @@ pub(crate) struct Inner {
     pub(crate) vcpus: usize,
     /// Those of the vCPUs' that stand still because of [`Request::Pause`].
     pub(crate) parked: usize,
+    /// For each vCPU, what it is asked for while it is parked.
+    commands: Vec<VecDeque<VcpuCommand>>,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner")
+            .field("state", &self.state)
+            .field("outcome", &self.outcome)
+            .field("threads", &self.threads)
+            .field("vcpus", &self.vcpus)
+            .field("parked", &self.parked)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Control {
@@ -68,6 +89,7 @@ impl Control {
                 threads: 0,
                 vcpus: 0,
                 parked: 0,
+                commands: Vec::new(),
             }),
             changed: Condvar::new(),
         }
@@ -128,21 +150,69 @@ impl Control {
         }
     }
 
-    /// Called by a vCPU's thread between two steps: stands still while a pause is asked
-    /// for. `false` means that the thread must end.
-    pub(crate) fn checkpoint(&self) -> bool {
-        match self.request() {
-            Request::Run => return true,
-            Request::End => return false,
-            Request::Pause => {}
-        }
+    /// Called by a vCPU's thread that was asked to pause: stands still and carries out commands
+    /// until it is asked for something else. `false` means that the thread must end.
+    pub(crate) fn park(&self, id: u8, vcpu: &mut VcpuFd) -> bool {
+        let id = usize::from(id);
         let mut inner = self.lock();
         inner.parked += 1;
         self.changed.notify_all();
-        inner = self.wait_until(inner, |_| self.request() != Request::Pause);
+        loop {
+            inner = self.wait_until(inner, |inner| {
+                self.request() != Request::Pause
+                    || inner.commands.get(id).is_some_and(|list| !list.is_empty())
+            });
+            if self.request() != Request::Pause {
+                break;
+            }
+            let commands = inner.commands.get_mut(id).map(std::mem::take);
+            drop(inner);
+            for command in commands.unwrap_or_default() {
+                command(vcpu);
+            }
+            inner = self.lock();
+        }
         inner.parked -= 1;
+        // Nobody is to wait for what is not done any more.
+        let dropped = inner.commands.get_mut(id).map(std::mem::take);
         self.changed.notify_all();
-        self.request() == Request::Run
+        drop(inner);
+        drop(dropped);
+        // It may be another pause by now.
+        self.request() != Request::End
+    }
+
+    /// Has `work` done with each vCPU, by its thread. All are parked, and stay so meanwhile. `None`
+    /// when the VM ends before all have done it.
+    pub(crate) fn with_vcpus<R: Send + 'static>(
+        &self,
+        work: impl Fn(&mut VcpuFd) -> R + Send + Sync + 'static,
+    ) -> Option<Vec<R>> {
+        let work = Arc::new(work);
+        let answers: Vec<Receiver<R>> = {
+            let mut inner = self.lock();
+            if inner.outcome.is_some() {
+                return None;
+            }
+            let count = inner.vcpus;
+            inner.commands.resize_with(count, VecDeque::new);
+            let answers = inner.commands.iter_mut().map(|list| {
+                let (done, wait) = sync_channel(1);
+                let work = work.clone();
+                list.push_back(Box::new(move |vcpu: &mut VcpuFd| {
+                    // Nobody listens when the VM has ended.
+                    let _ = done.send(work(vcpu));
+                }));
+                wait
+            });
+            let answers = answers.collect();
+            self.changed.notify_all();
+            answers
+        };
+        answers
+            .into_iter()
+            .map(|answer| answer.recv().ok())
+            .collect()
     }
 
     /// The first outcome counts. `true` when it is this one.

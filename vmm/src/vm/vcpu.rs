@@ -68,25 +68,30 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
     }
     let mut entered = false;
     loop {
-        let pause = context.control.request() == Request::Pause;
-        if pause && entered {
-            // An access that user space has answered is not part of the vCPU's state before KVM
-            // has completed the instruction.
-            vcpu.set_kvm_immediate_exit(1);
-            let outcome = complete(id, &mut vcpu, context);
-            vcpu.set_kvm_immediate_exit(0);
-            if let Some(outcome) = outcome {
-                context.end(outcome);
-                return;
+        match context.control.request() {
+            Request::Run => {}
+            Request::End => return,
+            Request::Pause => {
+                if entered {
+                    // An access that user space has answered is not part of the vCPU's state before
+                    // KVM has completed the instruction.
+                    vcpu.set_kvm_immediate_exit(1);
+                    let outcome = complete(id, &mut vcpu, context);
+                    vcpu.set_kvm_immediate_exit(0);
+                    if let Some(outcome) = outcome {
+                        context.end(outcome);
+                        return;
+                    }
+                }
+                if !context.control.park(id, &mut vcpu) {
+                    return;
+                }
+                // Tells kvm-clock that the guest did not run, or its watchdogs fire. It is an error
+                // for guests that do not use kvm-clock.
+                let _ = vcpu.kvmclock_ctrl();
+                // There may be another request by now.
+                continue;
             }
-        }
-        if !context.control.checkpoint() {
-            return;
-        }
-        if pause && entered {
-            // Tells kvm-clock that the guest did not run, or its watchdogs fire. It is an error
-            // for guests that do not use kvm-clock.
-            let _ = vcpu.kvmclock_ctrl();
         }
         entered = true;
         if let Step::End(outcome) = step(id, &mut vcpu, context) {
