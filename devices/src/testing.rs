@@ -105,6 +105,15 @@ impl DriverQueue {
         }
     }
 
+    /// The same driver's queue in a copy of its memory.
+    #[must_use]
+    pub fn clone_in(&self, mem: &GuestRam) -> Self {
+        Self {
+            mem: mem.clone(),
+            ..*self
+        }
+    }
+
     /// What the driver would write into the transport's registers.
     #[must_use]
     pub fn config(&self) -> QueueConfig {

@@ -4,7 +4,13 @@ use std::fmt;
 use std::io::{self, Write};
 
 use vm_superio::Trigger;
+use vm_superio::serial::{NoEvents, SerialState};
 use vmm_sys_util::eventfd::EventFd;
+
+use crate::virtio::{RestoreError, SavedDevice};
+
+/// Of the saved state.
+const VERSION: u32 = 1;
 
 /// First I/O port of COM1.
 pub const PORT: u16 = 0x3f8;
@@ -28,7 +34,7 @@ impl Trigger for Line {
 /// The serial port. Accesses come from vCPU threads; the writer is called on those, byte by
 /// byte: one that blocks holds up the guest, and one that fails loses the byte.
 pub struct SerialPort {
-    uart: vm_superio::Serial<Line, vm_superio::serial::NoEvents, Box<dyn Write + Send>>,
+    uart: vm_superio::Serial<Line, NoEvents, Box<dyn Write + Send>>,
 }
 
 impl fmt::Debug for SerialPort {
@@ -43,6 +49,70 @@ impl SerialPort {
     pub fn new(line: EventFd, out: Box<dyn Write + Send>) -> Self {
         Self {
             uart: vm_superio::Serial::new(Line(line), out),
+        }
+    }
+
+    /// A port in this state, which is not trusted.
+    ///
+    /// # Errors
+    /// When it is none of a serial port.
+    pub fn restored(
+        line: EventFd,
+        out: Box<dyn Write + Send>,
+        saved: &SavedDevice,
+    ) -> Result<Self, RestoreError> {
+        let invalid = |what| RestoreError::Invalid { what };
+        let bytes = saved.of_version(VERSION)?;
+        let (registers, in_buffer) = bytes
+            .split_first_chunk()
+            .ok_or(invalid("it is too short"))?;
+        let [
+            baud_divisor_low,
+            baud_divisor_high,
+            interrupt_enable,
+            interrupt_identification,
+            line_control,
+            line_status,
+            modem_control,
+            modem_status,
+            scratch,
+        ] = *registers;
+        let state = SerialState {
+            baud_divisor_low,
+            baud_divisor_high,
+            interrupt_enable,
+            interrupt_identification,
+            line_control,
+            line_status,
+            modem_control,
+            modem_status,
+            scratch,
+            in_buffer: in_buffer.to_vec(),
+        };
+        let uart = vm_superio::Serial::from_state(&state, Line(line), NoEvents, out)
+            .map_err(|_| invalid("more input than the port holds"))?;
+        Ok(Self { uart })
+    }
+
+    /// The registers and the receive FIFO, for a snapshot.
+    #[must_use]
+    pub fn save(&self) -> SavedDevice {
+        let state = self.uart.state();
+        let mut bytes = vec![
+            state.baud_divisor_low,
+            state.baud_divisor_high,
+            state.interrupt_enable,
+            state.interrupt_identification,
+            state.line_control,
+            state.line_status,
+            state.modem_control,
+            state.modem_status,
+            state.scratch,
+        ];
+        bytes.extend(state.in_buffer);
+        SavedDevice {
+            version: VERSION,
+            bytes,
         }
     }
 
@@ -96,6 +166,30 @@ mod tests {
         b"hi".iter().for_each(|b| port.write(0, *b));
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), b"hi");
         assert_ne!(port.read(5) & 0x20, 0, "ready for more");
+    }
+
+    #[test]
+    fn a_restored_port_has_its_registers_and_what_was_not_read() {
+        let (mut port, _rx) = port();
+        port.write(7, 0x5a);
+        port.write(3, 3);
+        port.input(b"ab");
+        let saved = port.save();
+        let restore = |saved: &SavedDevice| {
+            let line = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+            SerialPort::restored(line, Box::new(io::sink()), saved)
+        };
+        let mut again = restore(&saved).unwrap();
+        assert_eq!(again.save(), saved);
+        assert_eq!((again.read(7), again.read(3)), (0x5a, 3));
+        assert_eq!((again.read(0), again.read(0)), (b'a', b'b'));
+        for len in [0, 8, 9 + 65] {
+            let mut wrong = saved.clone();
+            wrong.bytes.resize(len, 0);
+            assert!(restore(&wrong).is_err(), "{len} bytes");
+        }
+        let version = 2;
+        assert!(restore(&SavedDevice { version, ..saved }).is_err());
     }
 
     #[test]

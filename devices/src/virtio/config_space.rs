@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::{RestoreError, SavedConfig};
+
 /// The bytes of a device's configuration space, and how often they changed.
 ///
 /// Transports read it on vCPU threads. A device changes it by [`Self::update`]; its
@@ -85,6 +87,45 @@ impl ConfigSpace {
         self.generation.load(Ordering::SeqCst)
     }
 
+    /// What the driver has seen, for a snapshot.
+    #[must_use]
+    pub fn save(&self) -> SavedConfig {
+        let bytes = self.lock();
+        SavedConfig {
+            generation: self.generation(),
+            bytes: bytes.clone(),
+        }
+    }
+
+    /// Goes on with a driver that has seen `saved`, which is not trusted: it keeps what it wrote, and
+    /// hears of what is different in this device.
+    ///
+    /// # Errors
+    /// When the space of this device has another size.
+    pub fn restore(&self, saved: &SavedConfig) -> Result<(), RestoreError> {
+        let mut bytes = self.lock();
+        if bytes.len() != saved.bytes.len() {
+            return Err(RestoreError::Invalid {
+                what: "configuration space of another size",
+            });
+        }
+        let mut differs = false;
+        for (at, (to, from)) in bytes.iter_mut().zip(&saved.bytes).enumerate() {
+            if self
+                .writable
+                .as_ref()
+                .is_some_and(|range| range.contains(&at))
+            {
+                *to = *from;
+            }
+            differs |= *to != *from;
+        }
+        let generation = saved.generation.wrapping_add(u32::from(differs));
+        self.generation.store(generation, Ordering::SeqCst);
+        self.changed.store(differs, Ordering::SeqCst);
+        Ok(())
+    }
+
     /// Whether something changed since the last call.
     pub(super) fn take_changed(&self) -> bool {
         self.changed.load(Ordering::Relaxed) && self.changed.swap(false, Ordering::SeqCst)
@@ -123,6 +164,22 @@ mod tests {
         config.read(0, &mut data);
         assert_eq!(data, [0, 7, 7, 0]);
         ConfigSpace::new([0; 4]).driver_write(0, &[7]);
+    }
+
+    #[test]
+    fn a_restored_driver_keeps_what_it_wrote_and_hears_of_what_differs() {
+        let old = ConfigSpace::new([1, 2, 3]).writable(2..3);
+        old.update(0, &[5]);
+        old.driver_write(2, &[9]);
+        let saved = old.save();
+        let same = ConfigSpace::new([5, 2, 3]).writable(2..3);
+        same.restore(&saved).unwrap();
+        assert_eq!((same.save(), same.take_changed()), (saved.clone(), false));
+        let other = ConfigSpace::new([7, 2, 3]).writable(2..3);
+        other.restore(&saved).unwrap();
+        assert_eq!(other.save().bytes, [7, 2, 9]);
+        assert!(other.generation() != saved.generation && other.take_changed());
+        assert!(ConfigSpace::new([5, 2]).restore(&saved).is_err());
     }
 
     #[test]

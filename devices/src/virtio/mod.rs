@@ -33,7 +33,7 @@ pub use fault::{Fault, GuestFault, HostFault};
 pub use interrupt::Interrupt;
 pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault, QueueResources, QueueState};
 pub use rate_limit::RateLimit;
-pub use saved::{RestoreError, SavedDevice};
+pub use saved::{RestoreError, SavedConfig, SavedDevice};
 pub use worker::{Command, Worker, WorkerLink};
 
 /// Feature bits that belong to the ring and the transport rather than to a device (§6).

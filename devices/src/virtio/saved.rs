@@ -9,6 +9,15 @@ pub struct SavedDevice {
     pub bytes: Vec<u8>,
 }
 
+/// What a driver has seen of configuration space.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedConfig {
+    /// The configuration generation (virtio 1.3 §2.5.1).
+    pub generation: u32,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
 /// Why a saved state is refused. The device is as it was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -204,7 +204,8 @@ impl MmioTransport {
     }
 
     /// Puts registers back, which are not trusted, before any driver has touched the device. The
-    /// queues in `running` go on from their positions.
+    /// queues in `running` go on from their positions, and an interrupt that the driver has yet to
+    /// acknowledge is raised again: the interrupt controller must have its state by now.
     ///
     /// # Errors
     /// When the state cannot be one of this device. Nothing has changed then.
@@ -226,6 +227,11 @@ impl MmioTransport {
         self.device_features_sel = saved.device_features_sel;
         self.driver_features_sel = saved.driver_features_sel;
         self.queue_sel = saved.queue_sel;
+        if saved.interrupt_status != 0 {
+            // It may have been on its way when the state was saved. The driver's handler looks at the
+            // register, and one that finds nothing to do is harmless.
+            let _ = self.irq.line.write(1);
+        }
         Ok(())
     }
 
