@@ -32,13 +32,13 @@
 //! says how it came to its [`Exit`]. A call that is illegal in a state is a
 //! [`VmError::IllegalState`], never undefined. Every call takes `&self`, from any thread.
 //!
-//! | [`State`] | `start` | `pause` | `resume` | `stop` |
-//! | --- | --- | --- | --- | --- |
-//! | `Created` | `Running` | | | `Stopped` |
-//! | `Running` | | `Paused` | | `Stopped` |
-//! | `Paused` | | | `Running` | `Stopped` |
-//! | `Stopped` | | | | `Stopped` |
-//! | `Poisoned` | | | | `Poisoned` |
+//! | [`State`] | `start` | `pause` | `snapshot` | `resume` | `stop` |
+//! | --- | --- | --- | --- | --- | --- |
+//! | `Created` | `Running` | | | | `Stopped` |
+//! | `Running` | | `Paused` | | | `Stopped` |
+//! | `Paused` | | | `Paused` | `Running` | `Stopped` |
+//! | `Stopped` | | | | | `Stopped` |
+//! | `Poisoned` | | | | | `Poisoned` |
 //!
 //! After `pause` has returned, no vCPU runs, no request is in flight and no device reads or writes
 //! guest memory; `resume` goes on from there, and nothing is lost. `pause` fails with
@@ -52,6 +52,13 @@
 //!
 //! When KVM itself cannot go on, the VM is *poisoned*: [`Vm::wait`] returns
 //! [`VmError::Poisoned`] with the cause and the vCPU's registers.
+//!
+//! # Snapshots
+//!
+//! [`Vm::snapshot`] writes all of a paused VM to a directory. [`Snapshot::open`] makes builders of
+//! it, whose VMs go on from there with disks, cards and sockets of their own. Their memory is the
+//! snapshot's file until they write it, so that any number of them shares it. `docs/snapshot.md`
+//! has the format, and what a guest must know of its new life.
 //!
 //! # What it does to your process
 //!
@@ -79,6 +86,7 @@ mod cpuid;
 mod kvm;
 mod layout;
 mod memory;
+mod snapshot;
 mod vm;
 
 #[cfg(feature = "test-utils")]
@@ -94,6 +102,7 @@ pub use podvisor_devices::fs::{FsDevice, FsDeviceError};
 pub use podvisor_devices::net::{LinkState, MacAddress, NetDevice, NetDeviceError};
 pub use podvisor_devices::rng::RngDevice;
 pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
+pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError};
 pub use vm::{
     Action, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle, DeviceCounters,
     DeviceFault, DeviceHandle, Exit, FsHandle, HandleError, NetHandle, Poison, PoisonCause,

@@ -237,11 +237,7 @@ mod tests {
     fn regions_cover_their_length() {
         let memory = GuestMemory::anonymous(MemorySize::bytes(17 * MIB)).unwrap();
         assert_eq!(
-            memory
-                .ram()
-                .iter()
-                .map(GuestMemoryRegion::len)
-                .sum::<u64>(),
+            memory.ram().iter().map(GuestMemoryRegion::len).sum::<u64>(),
             17 * MIB
         );
     }
@@ -264,6 +260,9 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(16 * MIB - 1).unwrap();
         let error = GuestMemory::private(MemorySize::mib(16), Arc::new(file)).unwrap_err();
-        assert!(matches!(error, MemoryError::FileTooShort { .. }), "{error:?}");
+        assert!(
+            matches!(error, MemoryError::FileTooShort { .. }),
+            "{error:?}"
+        );
     }
 }

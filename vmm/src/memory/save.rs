@@ -249,7 +249,8 @@ mod tests {
         let beyond = [end - PAGE_SIZE..u64::MAX, u64::MAX - 5..u64::MAX];
         memory.read_from(&file, &beyond).unwrap();
         file.set_len(PAGE_SIZE).unwrap();
-        let error = memory.read_from(&file, &[0..0x8000]).unwrap_err();
+        let beyond = [0..0x1000, 0x1000..0x8000];
+        let error = memory.read_from(&file, &beyond).unwrap_err();
         assert!(error.to_string().contains("restore"), "{error}");
     }
 

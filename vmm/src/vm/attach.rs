@@ -28,6 +28,7 @@ pub(crate) struct Attached {
     pub(crate) kind: TypeId,
     pub(crate) info: DeviceInfo,
     pub(crate) link: Link,
+    pub(crate) transport: Arc<Mutex<MmioTransport>>,
 }
 
 /// The devices of a VM.
@@ -38,6 +39,18 @@ pub(crate) struct Attachments {
     pub(crate) cmdline: Vec<String>,
 }
 
+/// The names of devices: the type of each, and its number among its like.
+pub(crate) fn names(devices: &[Box<dyn VirtioDevice>]) -> Vec<String> {
+    let mut of_type = HashMap::<&str, u32>::new();
+    let names = devices.iter().map(|device| {
+        let type_name = device.info().device_type.name();
+        let number = of_type.entry(type_name).or_default();
+        *number += 1;
+        format!("{type_name}{}", *number - 1)
+    });
+    names.collect()
+}
+
 pub(crate) fn attach(
     vm: &VmFd,
     mem: &GuestRam,
@@ -46,13 +59,9 @@ pub(crate) fn attach(
     loops: &mut LoopsBuilder,
 ) -> Result<Attachments, BuildError> {
     let mut attachments = Attachments::default();
-    let mut of_type = HashMap::<&str, u32>::new();
-    for (slot, device) in (0u32..).zip(devices) {
+    let names = names(&devices);
+    for ((slot, device), name) in (0u32..).zip(devices).zip(names) {
         let info = device.info();
-        let type_name = info.device_type.name();
-        let number = of_type.entry(type_name).or_default();
-        let name = format!("{type_name}{number}");
-        *number += 1;
         let window = layout::VIRTIO_MMIO_START + u64::from(slot) * WINDOW_SIZE;
         let gsi = layout::FIRST_GSI + slot;
 
@@ -73,9 +82,9 @@ pub(crate) fn attach(
             mem: mem.clone(),
             kicks: kicks.clone(),
         };
-        let transport = Mutex::new(MmioTransport::new(parts, irq.clone()));
+        let transport = Arc::new(Mutex::new(MmioTransport::new(parts, irq.clone())));
         bus.mmio
-            .insert(window, WINDOW_SIZE, Arc::new(transport))
+            .insert(window, WINDOW_SIZE, transport.clone())
             .map_err(|error| BuildError::Addresses(Box::new(error)))?;
         let kind = std::any::Any::type_id(&*device);
         loops
@@ -86,6 +95,7 @@ pub(crate) fn attach(
             kind,
             info,
             link: place.link,
+            transport,
         });
         attachments
             .cmdline

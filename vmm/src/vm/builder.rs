@@ -3,8 +3,10 @@
 
 use std::fmt;
 use std::io::Write;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
+use kvm_ioctls::Kvm;
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
@@ -15,14 +17,17 @@ use podvisor_devices::vsock::VsockDevice;
 
 use super::control::Control;
 use super::error::{BuildError, ConfigError, ConfigErrors, MAX_DEVICES};
-use super::hardware::Hardware;
+use super::hardware::{Hardware, Vcpus};
 use super::kick::Kicker;
+use super::restore;
 use super::threads::in_parallel;
 use super::vcpu::{Machine, VcpuContext, VcpuCounters};
 use super::{Parts, Vm};
 use crate::boot::{self, Initramfs, Kernel};
+use crate::cpuid;
 use crate::kvm;
 use crate::memory::{self, GuestMemory, MemorySize, PAGE_SIZE};
+use crate::snapshot::{Identity, Snapshot};
 
 /// A VM to be. See [`Vm::builder`].
 #[derive(Default)]
@@ -36,6 +41,7 @@ pub struct VmBuilder {
     serial: Option<Box<dyn Write + Send>>,
     devices: Vec<Box<dyn VirtioDevice>>,
     broken_disks: Vec<BlockDeviceError>,
+    snapshot: Option<Snapshot>,
 }
 
 impl fmt::Debug for VmBuilder {
@@ -48,12 +54,20 @@ impl fmt::Debug for VmBuilder {
             .field("memory", &self.memory)
             .field("serial", &self.serial.is_some())
             .field("devices", &self.devices)
+            .field("snapshot", &self.snapshot)
             .finish_non_exhaustive()
     }
 }
 
 impl VmBuilder {
-    /// The kernel to boot. Required.
+    pub(crate) fn from_snapshot(snapshot: Snapshot) -> Self {
+        Self {
+            snapshot: Some(snapshot),
+            ..Self::default()
+        }
+    }
+
+    /// The kernel to boot. Required, but for a VM that comes from a snapshot.
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = Some(kernel);
         self
@@ -133,24 +147,34 @@ impl VmBuilder {
         self
     }
 
-    /// Validates the configuration, then creates the VM, loads the kernel and makes the VM
-    /// ready to start.
+    /// Validates the configuration, then creates the VM, loads the kernel or what the snapshot holds,
+    /// and makes the VM ready to start.
     ///
     /// # Errors
     /// [`BuildError::Config`] names all that is wrong with the configuration; the others are
-    /// failures of the host.
+    /// failures of the host, or say why a snapshot cannot be restored here.
     pub fn build(mut self) -> Result<Vm, BuildError> {
         let kvm = kvm::open()?;
-        let max_vcpus = kvm::max_vcpus(&kvm);
+        match self.snapshot.take() {
+            None => self.boot(kvm),
+            Some(snapshot) => self.restore(kvm, &snapshot),
+        }
+    }
+
+    fn boot(mut self, kvm: Kvm) -> Result<Vm, BuildError> {
         let Validated {
             kernel,
             vcpus,
             memory,
-        } = self.validate(max_vcpus)?;
+        } = self.validate(kvm::max_vcpus(&kvm))?;
 
         let memory = GuestMemory::anonymous(memory)?;
         let mem = memory.ram();
         let initramfs = self.initramfs.as_ref();
+        let new = Vcpus {
+            count: vcpus,
+            cpuid: None,
+        };
         let devices = std::mem::take(&mut self.devices);
         let serial = self.serial.take();
         // Reading files keeps a processor busy, while KVM's ioctls mostly wait for others to
@@ -158,42 +182,83 @@ impl VmBuilder {
         let (loaded, hardware) = in_parallel(
             "vm-load",
             || boot::load(mem, &kernel, initramfs),
-            || Hardware::new(&kvm, &memory, devices, serial, vcpus),
+            || {
+                let mut hardware = Hardware::new(&kvm, &memory, devices, new)?;
+                if let Some(out) = serial {
+                    hardware.add_serial(out, None)?;
+                }
+                Ok::<_, BuildError>(hardware)
+            },
         );
         let (loaded, hardware) = (loaded?, hardware?);
-        let Hardware {
-            vm_fd,
-            slots,
-            vcpus: vcpu_fds,
-            bus,
-            devices,
-            loops,
-            faults,
-        } = hardware;
-        let cmdline = with_parameters(&self.cmdline, &devices.cmdline);
+        let cmdline = with_parameters(&self.cmdline, &hardware.devices.cmdline);
         let entry = boot::hand_over(mem, &kernel, &loaded, &cmdline, vcpus)?;
-        for (id, vcpu) in vcpu_fds.iter().enumerate() {
+        for (id, vcpu) in hardware.vcpus.iter().enumerate() {
             boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
         }
+        Ok(assemble(kvm, memory, hardware, None))
+    }
 
-        let (loops, handles) = loops.finish();
-        let context = VcpuContext {
-            control: Arc::new(Control::new()),
-            bus,
-            peers: Arc::new(Kicker::default()),
-            loops: Arc::new(handles),
-            counters: Arc::new(VcpuCounters::default()),
-            machine: Arc::new(Machine {
-                vm_fd,
-                slots,
-                memory,
-            }),
+    fn restore(mut self, kvm: Kvm, snapshot: &Snapshot) -> Result<Vm, BuildError> {
+        let state = snapshot.state();
+        let errors = self.contradictions(snapshot, kvm::max_vcpus(&kvm));
+        if !errors.is_empty() {
+            return Err(BuildError::Config(ConfigErrors(errors)));
+        }
+        let mut devices = std::mem::take(&mut self.devices);
+        restore::device_states(&mut devices, &state.devices)?;
+        snapshot.check_cpu(cpuid::guest_cpuid(&kvm, snapshot.vcpus(), None)?.as_slice())?;
+
+        let memory = snapshot.map()?;
+        let vcpus = Vcpus {
+            count: snapshot.vcpus(),
+            cpuid: Some(&state.cpuid),
         };
-        let parts = Parts {
-            vcpus: vcpu_fds,
-            loops,
-        };
-        Ok(Vm::new(context, parts, devices.devices, faults))
+        let mut hardware = Hardware::new(&kvm, &memory, devices, vcpus)?;
+        restore::machine(&hardware, state)?;
+        if let Some(saved) = &state.serial {
+            let out = self.serial.take();
+            let out = out.unwrap_or_else(|| Box::new(std::io::sink()));
+            hardware.add_serial(out, Some(saved))?;
+        }
+        Ok(assemble(kvm, memory, hardware, snapshot.full().cloned()))
+    }
+
+    /// What is configured although the snapshot says it, and what this host does not have.
+    fn contradictions(&mut self, snapshot: &Snapshot, max_vcpus: u8) -> Vec<ConfigError> {
+        let given = [
+            ("kernel", self.kernel.is_some()),
+            ("initramfs", self.initramfs.is_some()),
+            ("cmdline", !self.cmdline.is_empty()),
+            ("vcpus", self.vcpus.is_some()),
+            ("memory", self.memory.is_some()),
+        ];
+        let mut errors: Vec<_> = given
+            .into_iter()
+            .filter(|(_, given)| *given)
+            .map(|(what, _)| ConfigError::OfSnapshot { what })
+            .collect();
+        if self.serial.is_some() && snapshot.state().serial.is_none() {
+            errors.push(ConfigError::NoSerial);
+        }
+        let vcpus = snapshot.vcpus();
+        if vcpus > max_vcpus {
+            errors.push(ConfigError::Vcpus {
+                vcpus,
+                max: max_vcpus,
+            });
+        }
+        let (size, host) = (snapshot.memory(), memory::host_memory());
+        if size > host {
+            errors.push(ConfigError::MoreMemoryThanHost { size, host });
+        }
+        let count = self.devices.len();
+        if count > MAX_DEVICES {
+            errors.push(ConfigError::TooManyDevices { count });
+        }
+        let broken = std::mem::take(&mut self.broken_disks);
+        errors.extend(broken.into_iter().map(ConfigError::Disk));
+        errors
     }
 
     fn validate(&mut self, max_vcpus: u8) -> Result<Validated, BuildError> {
@@ -233,6 +298,51 @@ impl VmBuilder {
             }),
             _ => Err(BuildError::Config(ConfigErrors(errors))),
         }
+    }
+}
+
+/// A VM of parts that are ready.
+fn assemble(
+    kvm: Kvm,
+    memory: GuestMemory,
+    hardware: Hardware,
+    origin: Option<(PathBuf, Identity)>,
+) -> Vm {
+    let Hardware {
+        vm_fd,
+        slots,
+        vcpus,
+        cpuid,
+        bus,
+        devices,
+        loops,
+        serial,
+        faults,
+    } = hardware;
+    let (loops, handles) = loops.finish();
+    let context = VcpuContext {
+        control: Arc::new(Control::new()),
+        bus,
+        peers: Arc::new(Kicker::default()),
+        loops: Arc::new(handles),
+        counters: Arc::new(VcpuCounters::default()),
+        machine: Arc::new(Machine {
+            kvm,
+            vm_fd,
+            slots,
+            memory,
+            cpuid,
+        }),
+    };
+    Vm {
+        context,
+        parts: Mutex::new(Some(Parts { vcpus, loops })),
+        transition: Mutex::new(()),
+        threads: Mutex::new(Vec::new()),
+        devices: devices.devices,
+        serial,
+        faults,
+        origin,
     }
 }
 

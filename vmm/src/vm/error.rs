@@ -9,6 +9,7 @@ use crate::boot::BootError;
 use crate::kvm::KvmError;
 use crate::layout;
 use crate::memory::{MemoryError, MemorySize};
+use crate::snapshot::SnapshotError;
 
 /// The most virtio devices on the MMIO transport: each has an interrupt line of its own.
 pub(super) const MAX_DEVICES: usize = (layout::GSI_END - layout::FIRST_GSI) as usize;
@@ -51,6 +52,15 @@ pub enum ConfigError {
         /// How many were added.
         count: usize,
     },
+    /// What the snapshot says cannot be said once more.
+    #[error("the snapshot has its own {what}: leave out `.{what}(…)`")]
+    OfSnapshot {
+        /// The builder's call.
+        what: &'static str,
+    },
+    /// The guest in the snapshot has no serial port.
+    #[error("the VM in the snapshot has no serial port: leave out `.serial(…)`")]
+    NoSerial,
     /// A disk cannot do what it promises.
     #[error("a disk")]
     Disk(#[source] BlockDeviceError),
@@ -92,6 +102,9 @@ pub enum BuildError {
     /// The kernel or initramfs could not be loaded.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// The snapshot cannot be restored.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// Two devices claim the same addresses.
     #[error("the guest's address space is laid out wrongly")]
     Addresses(#[source] Box<dyn std::error::Error + Send + Sync>),

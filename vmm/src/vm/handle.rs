@@ -12,7 +12,7 @@ use podvisor_devices::blk::{BlockDevice, Disk};
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::net::{LinkState, NetDevice};
-use podvisor_devices::virtio::{Counter, Fault, ReadCounters, VirtioDevice};
+use podvisor_devices::virtio::{Counter, Fault, ReadCounters, VirtioDevice, Worker};
 use podvisor_devices::vsock::VsockDevice;
 
 use super::attach::Attached;
@@ -151,28 +151,15 @@ impl<D: VirtioDevice> DeviceHandle<D> {
         &self,
         work: impl FnOnce(&mut D) -> R + Send + 'static,
     ) -> Result<R, HandleError> {
-        let gone = || HandleError::NotRunning {
-            device: self.name.clone(),
-        };
-        let (done, wait) = sync_channel(1);
-        let sent = self.link.try_send(Box::new(move |worker| {
-            let result = worker.with_device(|device| {
+        let result = ask(&self.name, &self.link, |worker| {
+            worker.with_device(|device| {
                 let device: &mut dyn std::any::Any = device;
                 device.downcast_mut().map(work)
-            });
-            if let Some(result) = result {
-                // Nobody listens when the patience is over.
-                let _ = done.send(result);
-            }
-        }));
-        if !sent {
-            return Err(gone());
-        }
-        wait.recv_timeout(PATIENCE).map_err(|error| match error {
-            RecvTimeoutError::Timeout => HandleError::Busy {
-                device: self.name.clone(),
-            },
-            RecvTimeoutError::Disconnected => gone(),
+            })
+        })?;
+        // The type was compared when the handle was made.
+        result.ok_or_else(|| HandleError::NotRunning {
+            device: self.name.clone(),
         })
     }
 
@@ -180,6 +167,31 @@ impl<D: VirtioDevice> DeviceHandle<D> {
         let device = self.name.clone();
         move |source| HandleError::Host { device, source }
     }
+}
+
+/// Has `work` done with the worker of the device `name`, on its event loop.
+pub(super) fn ask<R: Send + 'static>(
+    name: &str,
+    link: &Link,
+    work: impl FnOnce(&mut Worker) -> R + Send + 'static,
+) -> Result<R, HandleError> {
+    let gone = || HandleError::NotRunning {
+        device: name.to_owned(),
+    };
+    let (done, wait) = sync_channel(1);
+    let sent = link.try_send(Box::new(move |worker| {
+        // Nobody listens when the patience is over.
+        let _ = done.send(work(worker));
+    }));
+    if !sent {
+        return Err(gone());
+    }
+    wait.recv_timeout(PATIENCE).map_err(|error| match error {
+        RecvTimeoutError::Timeout => HandleError::Busy {
+            device: name.to_owned(),
+        },
+        RecvTimeoutError::Disconnected => gone(),
+    })
 }
 
 impl BlockHandle {

@@ -3,15 +3,17 @@
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
+use kvm_bindings::CpuId;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use podvisor_devices::legacy::serial::{self, SerialPort};
-use podvisor_devices::virtio::VirtioDevice;
+use podvisor_devices::virtio::{SavedDevice, VirtioDevice};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::attach::{self, Attachments};
 use super::bus::Bus;
 use super::error::BuildError;
 use super::io::{Faults, LoopsBuilder};
+use super::restore;
 use crate::cpuid;
 use crate::kvm::{self, KvmError};
 use crate::memory::{GuestMemory, Memslots};
@@ -20,11 +22,14 @@ use crate::memory::{GuestMemory, Memslots};
 pub(super) struct Hardware {
     pub(super) vm_fd: VmFd,
     pub(super) slots: Memslots,
-    /// With their CPUID, as after RESET.
+    /// With their CPUID, otherwise as after RESET.
     pub(super) vcpus: Vec<VcpuFd>,
+    /// What they were told, but for their numbers.
+    pub(super) cpuid: CpuId,
     pub(super) bus: Arc<Bus>,
     pub(super) devices: Attachments,
     pub(super) loops: LoopsBuilder,
+    pub(super) serial: Option<Arc<Mutex<SerialPort>>>,
     pub(super) faults: Faults,
 }
 
@@ -34,8 +39,7 @@ impl Hardware {
         kvm: &Kvm,
         memory: &GuestMemory,
         devices: Vec<Box<dyn VirtioDevice>>,
-        serial: Option<Box<dyn Write + Send>>,
-        vcpus: u8,
+        vcpus: Vcpus<'_>,
     ) -> Result<Self, BuildError> {
         let vm_fd = kvm::create_vm(kvm)?;
         // Memory before vCPUs, because every memslot added later waits for a grace period.
@@ -50,50 +54,78 @@ impl Hardware {
                 source,
             })?;
         let devices = attach::attach(&vm_fd, memory.ram(), devices, &bus, &mut loops)?;
-        if let Some(out) = serial {
-            attach_serial(&vm_fd, &bus, out)?;
-        }
-        let vcpus = create_vcpus(kvm, &vm_fd, vcpus)?;
+        let (vcpus, cpuid) = create_vcpus(kvm, &vm_fd, vcpus)?;
         Ok(Self {
             vm_fd,
             slots,
             vcpus,
+            cpuid,
             bus: Arc::new(bus),
             devices,
             loops,
+            serial: None,
             faults,
         })
     }
+
+    /// Adds a serial port, in a state that was saved or as after RESET.
+    pub(super) fn add_serial(
+        &mut self,
+        out: Box<dyn Write + Send>,
+        saved: Option<&SavedDevice>,
+    ) -> Result<(), BuildError> {
+        let descriptor = |source| BuildError::Descriptor {
+            what: "the serial port's interrupt eventfd",
+            source,
+        };
+        let line = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(descriptor)?;
+        self.vm_fd
+            .register_irqfd(&line, serial::IRQ)
+            .map_err(KvmError::ioctl("KVM_IRQFD"))?;
+        let port = match saved {
+            None => SerialPort::new(line, out),
+            Some(saved) => {
+                SerialPort::restored(line, out, saved).map_err(restore::refused("serial"))?
+            }
+        };
+        let port = Arc::new(Mutex::new(port));
+        self.serial = Some(port.clone());
+        self.bus
+            .ports
+            .insert(u64::from(serial::PORT), u64::from(serial::PORTS), port)
+            .map_err(|error| BuildError::Addresses(Box::new(error)))
+    }
 }
 
-fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<Vec<VcpuFd>, BuildError> {
-    let mut vcpus = Vec::with_capacity(usize::from(count));
-    let mut base_cpuid = None;
+/// How many vCPUs, and what their guest is told of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Vcpus<'a> {
+    pub(super) count: u8,
+    /// But for their numbers; `None` is what this host offers to a new guest.
+    pub(super) cpuid: Option<&'a CpuId>,
+}
+
+fn create_vcpus(
+    kvm: &Kvm,
+    vm: &VmFd,
+    vcpus: Vcpus<'_>,
+) -> Result<(Vec<VcpuFd>, CpuId), BuildError> {
+    let count = vcpus.count;
+    let mut created = Vec::with_capacity(usize::from(count));
     for id in 0..count {
         let vcpu = vm
             .create_vcpu(u64::from(id))
             .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
-        let base = match &base_cpuid {
-            Some(base) => base,
-            None => base_cpuid.insert(cpuid::guest_cpuid(kvm, count, vcpu.get_tsc_khz().ok())?),
-        };
-        vcpu.set_cpuid2(&cpuid::for_vcpu(base, id))
-            .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
-        vcpus.push(vcpu);
+        created.push(vcpu);
     }
-    Ok(vcpus)
-}
-
-fn attach_serial(vm: &VmFd, bus: &Bus, out: Box<dyn Write + Send>) -> Result<(), BuildError> {
-    let descriptor = |source| BuildError::Descriptor {
-        what: "the serial port's interrupt eventfd",
-        source,
+    let tsc_khz = created.first().and_then(|vcpu| vcpu.get_tsc_khz().ok());
+    let cpuid = match vcpus.cpuid {
+        Some(cpuid) => cpuid.clone(),
+        None => cpuid::guest_cpuid(kvm, count, tsc_khz)?,
     };
-    let line = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(descriptor)?;
-    vm.register_irqfd(&line, serial::IRQ)
-        .map_err(KvmError::ioctl("KVM_IRQFD"))?;
-    let port = Arc::new(Mutex::new(SerialPort::new(line, out)));
-    bus.ports
-        .insert(u64::from(serial::PORT), u64::from(serial::PORTS), port)
-        .map_err(|error| BuildError::Addresses(Box::new(error)))
+    for (id, vcpu) in (0..count).zip(&created) {
+        vcpu.set_cpuid2(&cpuid::for_vcpu(&cpuid, id))
+            .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
+    }
+    Ok((created, cpuid))
 }

@@ -21,6 +21,8 @@ mod handle;
 mod hardware;
 mod io;
 mod kick;
+mod restore;
+mod snapshot;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -28,6 +30,7 @@ mod threads;
 mod vcpu;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -37,6 +40,7 @@ use kvm_ioctls::VcpuFd;
 use podvisor_devices::blk::BlockDevice;
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
+use podvisor_devices::legacy::serial::SerialPort;
 use podvisor_devices::net::NetDevice;
 use podvisor_devices::virtio::{Counter, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
@@ -56,6 +60,8 @@ use io::{EventLoop, Faults};
 use threads::{STACK_SIZE, SignalsBlocked};
 use vcpu::VcpuContext;
 
+use crate::snapshot::Identity;
+
 /// How long [`Vm::pause`] and [`Vm::stop`] wait for vCPUs and devices.
 const PATIENCE: Duration = Duration::from_millis(800);
 
@@ -70,7 +76,10 @@ pub struct Vm {
     transition: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     devices: Vec<Attached>,
+    serial: Option<Arc<Mutex<SerialPort>>>,
     faults: Faults,
+    /// The full snapshot that memory comes from.
+    origin: Option<(PathBuf, Identity)>,
 }
 
 /// What waits for [`Vm::start`].
@@ -132,17 +141,6 @@ impl Vm {
     /// Begins a configuration.
     pub fn builder() -> VmBuilder {
         VmBuilder::default()
-    }
-
-    fn new(context: VcpuContext, parts: Parts, devices: Vec<Attached>, faults: Faults) -> Self {
-        Self {
-            context,
-            parts: Mutex::new(Some(parts)),
-            transition: Mutex::new(()),
-            threads: Mutex::new(Vec::new()),
-            devices,
-            faults,
-        }
     }
 
     /// The VM's state now.

@@ -27,6 +27,8 @@ pub enum Action {
     Pause,
     /// [`super::Vm::resume`].
     Resume,
+    /// [`super::Vm::snapshot`] and [`super::Vm::snapshot_difference`].
+    Snapshot,
     /// [`super::Vm::stop`].
     Stop,
 }
@@ -40,6 +42,7 @@ impl State {
             (S::Created, A::Start) => Some(S::Running),
             (S::Running, A::Pause) => Some(S::Paused),
             (S::Paused, A::Resume) => Some(S::Running),
+            (S::Paused, A::Snapshot) => Some(S::Paused),
             (S::Created | S::Running | S::Paused | S::Stopped, A::Stop) => Some(S::Stopped),
             (S::Poisoned, A::Stop) => Some(S::Poisoned),
             _ => None,
@@ -71,6 +74,7 @@ impl fmt::Display for Action {
             Self::Start => "start",
             Self::Pause => "pause",
             Self::Resume => "resume",
+            Self::Snapshot => "take a snapshot of",
             Self::Stop => "stop",
         })
     }
@@ -90,12 +94,13 @@ mod tests {
             (S::Running, A::Pause, S::Paused),
             (S::Running, A::Stop, S::Stopped),
             (S::Paused, A::Resume, S::Running),
+            (S::Paused, A::Snapshot, S::Paused),
             (S::Paused, A::Stop, S::Stopped),
             (S::Stopped, A::Stop, S::Stopped),
             (S::Poisoned, A::Stop, S::Poisoned),
         ];
         for from in states {
-            for action in [A::Start, A::Pause, A::Resume, A::Stop] {
+            for action in [A::Start, A::Pause, A::Resume, A::Snapshot, A::Stop] {
                 let expected = legal
                     .iter()
                     .find(|(f, a, _)| (*f, *a) == (from, action))

@@ -1,10 +1,12 @@
 //! A vCPU and the thread that runs it.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
+use kvm_bindings::CpuId;
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use podvisor_devices::legacy::power::PowerRequest;
 
 use super::bus::Bus;
@@ -28,12 +30,22 @@ pub(crate) struct VcpuContext {
 
 /// What KVM reads and writes for as long as there is a vCPU. Every thread keeps it, so that one
 /// that does not end in time finds it when it goes on.
-#[derive(Debug)]
 pub(crate) struct Machine {
+    pub(crate) kvm: Kvm,
     pub(crate) vm_fd: VmFd,
-    #[cfg_attr(not(test), expect(dead_code, reason = "for hot-plug"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "hot-plug adds slots"))]
     pub(crate) slots: Memslots,
     pub(crate) memory: GuestMemory,
+    /// What the guest was told of its processors, but for their numbers.
+    pub(crate) cpuid: CpuId,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("memory", &self.memory)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Exits to user space, of all vCPUs of a VM.

@@ -9,17 +9,17 @@ use podvisor_devices::virtio::{
 use super::*;
 use crate::vm::{HandleError, PoisonCause, State, VmError};
 
-const RINGS: u64 = 0x40_0000;
-const BUFFER: u64 = 0x60_0000;
+pub(super) const RINGS: u64 = 0x40_0000;
+pub(super) const BUFFER: u64 = 0x60_0000;
 
-fn bytes(guest: &Guest, at: u64, len: usize) -> Vec<u8> {
+pub(super) fn bytes(guest: &Guest, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     guest.mem.read_slice(&mut bytes, GuestAddress(at)).unwrap();
     bytes
 }
 
 /// Has the entropy device fill `len` bytes.
-fn fill(device: Registers<'_>, queue: &mut DriverQueue, len: u32) {
+pub(super) fn fill(device: Registers<'_>, queue: &mut DriverQueue, len: u32) {
     queue.add(&[], &[(BUFFER, len)]);
     device.notify();
     let mut used = None;
@@ -210,7 +210,7 @@ fn a_disk_under_load_stands_still_in_a_hundred_pauses_and_loses_nothing() {
 }
 
 /// Has a block device carry out a request of this kind on one sector of data.
-fn request(device: Registers<'_>, queue: &mut DriverQueue, kind: u32, len: u32) -> u8 {
+pub(super) fn request(device: Registers<'_>, queue: &mut DriverQueue, kind: u32, len: u32) -> u8 {
     let mem = &device.guest.mem;
     let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
     mem.write_obj(kind, GuestAddress(header)).unwrap();

@@ -7,6 +7,7 @@
 mod blocked;
 mod devices;
 mod life;
+mod snapshot;
 
 use std::fs::File;
 use std::io::Write;
@@ -22,7 +23,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::{Vm, VmBuilder, VmError};
 use crate::boot::testing::{Elf, LOAD};
-use crate::{Kernel, MemorySize, layout};
+use crate::{Kernel, MemorySize, Snapshot, layout};
 
 /// How long anything may take, however busy the machine is. Whoever waits for ever is found.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -118,6 +119,14 @@ struct Guest {
 impl Guest {
     fn start(configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Self {
         let vm = Arc::new(configure(tiny(OBEY)).build().unwrap());
+        vm.start().unwrap();
+        let mem = vm.context.machine.memory.ram().clone();
+        Self { vm, mem }
+    }
+
+    /// A guest that goes on from a snapshot.
+    fn restore(snapshot: &Snapshot, configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Self {
+        let vm = Arc::new(configure(snapshot.builder()).build().unwrap());
         vm.start().unwrap();
         let mem = vm.context.machine.memory.ram().clone();
         Self { vm, mem }
@@ -225,8 +234,12 @@ impl Registers<'_> {
         self.write(0x50, 0);
     }
 
-    /// Resets the device and starts it with one queue of 16 descriptors at `rings`.
+    /// Resets the device and starts it with its first queue, of 16 descriptors at `rings`.
     fn start(self, rings: u64) -> DriverQueue {
+        self.start_queue(0, rings)
+    }
+
+    fn start_queue(self, index: u32, rings: u64) -> DriverQueue {
         let queue = DriverQueue::new(&self.guest.mem, rings, 16);
         let config = queue.config();
         let low = |addr: u64| u32::try_from(addr).unwrap();
@@ -238,7 +251,7 @@ impl Registers<'_> {
             (0x24, 1),
             (0x20, 1),
             (0x70, 11),
-            (0x30, 0),
+            (0x30, index),
             (0x38, config.size),
             (0x80, low(config.desc_table)),
             (0x90, low(config.avail_ring)),

@@ -1,0 +1,85 @@
+//! The state of KVM's interrupt controllers, timer and clock.
+
+use kvm_bindings::{
+    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
+    kvm_pit_state2,
+};
+use kvm_ioctls::VmFd;
+
+use super::format::{Reader, Writer};
+use crate::kvm::KvmError;
+
+/// Of the record.
+pub(super) const VERSION: u32 = 1;
+
+const CHIPS: [u32; 3] = [
+    KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE,
+    KVM_IRQCHIP_IOAPIC,
+];
+
+/// What a VM has once.
+#[derive(Clone, Debug)]
+pub(crate) struct ChipState {
+    irqchips: [kvm_irqchip; CHIPS.len()],
+    pit: kvm_pit_state2,
+    /// Nanoseconds of kvm-clock.
+    clock: u64,
+}
+
+impl ChipState {
+    /// Reads the state of a VM whose vCPUs stand still.
+    pub(crate) fn gather(vm: &VmFd) -> Result<Self, KvmError> {
+        let get = KvmError::ioctl;
+        let mut irqchips = [kvm_irqchip::default(); CHIPS.len()];
+        for (chip, id) in irqchips.iter_mut().zip(CHIPS) {
+            chip.chip_id = id;
+            vm.get_irqchip(chip).map_err(get("KVM_GET_IRQCHIP"))?;
+        }
+        Ok(Self {
+            irqchips,
+            pit: vm.get_pit2().map_err(get("KVM_GET_PIT2"))?,
+            clock: vm.get_clock().map_err(get("KVM_GET_CLOCK"))?.clock,
+        })
+    }
+
+    /// Sets the state of a new VM, whose vCPUs have theirs. kvm-clock goes on from where it was: a
+    /// guest does not see how long it lay on a disk, but by the time of day.
+    pub(crate) fn apply(&self, vm: &VmFd) -> Result<(), KvmError> {
+        let set = KvmError::ioctl;
+        for chip in &self.irqchips {
+            vm.set_irqchip(chip).map_err(set("KVM_SET_IRQCHIP"))?;
+        }
+        vm.set_pit2(&self.pit).map_err(set("KVM_SET_PIT2"))?;
+        let clock = kvm_clock_data {
+            clock: self.clock,
+            ..Default::default()
+        };
+        vm.set_clock(&clock).map_err(set("KVM_SET_CLOCK"))
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        for chip in &self.irqchips {
+            out.abi(chip);
+        }
+        out.abi(&self.pit);
+        out.u64(self.clock);
+        out.finish()
+    }
+
+    pub(super) fn decode(input: &mut Reader<'_>) -> Result<Self, &'static str> {
+        let mut irqchips = [kvm_irqchip::default(); CHIPS.len()];
+        for (chip, id) in irqchips.iter_mut().zip(CHIPS) {
+            *chip = input.abi()?;
+            if chip.chip_id != id {
+                return Err("interrupt controllers in another order");
+            }
+        }
+        Ok(Self {
+            irqchips,
+            pit: input.abi()?,
+            clock: input.u64()?,
+        })
+    }
+}

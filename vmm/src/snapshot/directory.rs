@@ -1,0 +1,151 @@
+//! A snapshot's directory: complete, or not there.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::SnapshotError;
+
+/// Names in the directory.
+pub(super) const STATE: &str = "state";
+pub(super) const MEMORY: &str = "memory";
+
+/// A directory that gets its name when all is in it and on the disk. Until then, or when it is
+/// dropped, nothing has that name. (A process that is killed leaves a directory whose name begins
+/// with a dot and ends in `.partial`.)
+#[derive(Debug)]
+pub(super) struct NewDirectory {
+    wanted: PathBuf,
+    partial: PathBuf,
+    done: bool,
+}
+
+impl NewDirectory {
+    pub(super) fn create(wanted: &Path) -> Result<Self, SnapshotError> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let failed = |source| SnapshotError::Write {
+            path: wanted.to_owned(),
+            source,
+        };
+        let name = wanted.file_name().ok_or_else(|| {
+            failed(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it has no name",
+            ))
+        })?;
+        if wanted.symlink_metadata().is_ok() {
+            return Err(SnapshotError::Exists {
+                path: wanted.to_owned(),
+            });
+        }
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}.{number}.partial", std::process::id()));
+        let partial = wanted.with_file_name(hidden);
+        // What was in a guest's memory is nobody else's business.
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&partial)
+            .map_err(failed)?;
+        Ok(Self {
+            wanted: wanted.to_owned(),
+            partial,
+            done: false,
+        })
+    }
+
+    /// A new file in it.
+    pub(super) fn file(&self, name: &str) -> Result<File, SnapshotError> {
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(self.partial.join(name))
+            .map_err(|source| self.failed(source))
+    }
+
+    /// Gives it its name. All files were synchronised before.
+    pub(super) fn complete(mut self) -> Result<(), SnapshotError> {
+        let sync = |path: &Path| File::open(path).and_then(|dir| dir.sync_all());
+        let parent = match self.wanted.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        sync(&self.partial)
+            // It replaces an empty directory that somebody else made meanwhile, and nothing more.
+            .and_then(|()| fs::rename(&self.partial, &self.wanted))
+            .map_err(|source| self.failed(source))?;
+        self.done = true;
+        sync(parent).map_err(|source| self.failed(source))
+    }
+
+    pub(super) fn failed(&self, source: io::Error) -> SnapshotError {
+        SnapshotError::Write {
+            path: self.wanted.clone(),
+            source,
+        }
+    }
+}
+
+impl Drop for NewDirectory {
+    fn drop(&mut self) {
+        if !self.done
+            && let Err(error) = fs::remove_dir_all(&self.partial)
+        {
+            let path = self.partial.display();
+            tracing::warn!(%path, %error, "an incomplete snapshot could not be removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap();
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn it_is_there_when_it_is_complete_and_not_before() {
+        let parent = tempfile::tempdir().unwrap();
+        let wanted = parent.path().join("warm");
+        let new = NewDirectory::create(&wanted).unwrap();
+        new.file(STATE).unwrap().write_all(b"x").unwrap();
+        assert!(!wanted.exists());
+        new.complete().unwrap();
+        assert_eq!(fs::read(wanted.join(STATE)).unwrap(), b"x");
+        assert_eq!(names(parent.path()), ["warm"]);
+        let error = NewDirectory::create(&wanted).unwrap_err();
+        assert!(matches!(error, SnapshotError::Exists { .. }), "{error}");
+    }
+
+    #[test]
+    fn nothing_is_left_of_one_that_was_given_up() {
+        let parent = tempfile::tempdir().unwrap();
+        let new = NewDirectory::create(&parent.path().join("warm")).unwrap();
+        new.file(MEMORY).unwrap();
+        drop(new);
+        assert!(names(parent.path()).is_empty());
+    }
+
+    #[test]
+    fn one_that_somebody_else_made_meanwhile_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let wanted = parent.path().join("warm");
+        let new = NewDirectory::create(&wanted).unwrap();
+        fs::create_dir(&wanted).unwrap();
+        fs::write(wanted.join("theirs"), b"x").unwrap();
+        assert!(new.complete().is_err());
+        assert_eq!(names(&wanted), ["theirs"]);
+        assert_eq!(names(parent.path()), ["warm"]);
+    }
+}

@@ -1,0 +1,402 @@
+//! The state file: a header and records, each with its own checksum. docs/snapshot.md has the
+//! layout.
+//!
+//! What is read is not trusted: no length is believed before the bytes are there, and a file is
+//! understood whole or refused.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+const MAGIC: [u8; 8] = *b"PODVSNAP";
+/// Counted up when the layout of header or records changes.
+const FORMAT: u32 = 1;
+const HEADER_LEN: usize = 28;
+const RECORD_HEADER_LEN: usize = 16;
+
+/// The largest state file: 254 vCPUs take 2 MiB.
+pub(super) const MAX_LEN: u64 = 64 << 20;
+
+/// What a record is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u16)]
+pub(crate) enum Kind {
+    /// vCPUs, memory, identity.
+    Machine = 1,
+    /// What the memory file holds.
+    Memory = 2,
+    /// One vCPU.
+    Vcpu = 3,
+    /// Interrupt controllers, timer, clock.
+    Chips = 4,
+    /// A device's registers and rings.
+    Transport = 5,
+    /// A device's own state.
+    Device = 6,
+}
+
+impl Kind {
+    const ALL: [Self; 6] = [
+        Self::Machine,
+        Self::Memory,
+        Self::Vcpu,
+        Self::Chips,
+        Self::Transport,
+        Self::Device,
+    ];
+
+    fn from_number(number: u16) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u16 == number)
+    }
+}
+
+/// One part of the state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) kind: Kind,
+    /// Which one of its kind: a device's name, a vCPU's number.
+    pub(crate) id: String,
+    /// Of the layout of `bytes`.
+    pub(crate) version: u32,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Why a state file is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// It begins otherwise.
+    #[error("it is not a snapshot's state file")]
+    NotAState,
+    /// Written by another version of this library.
+    #[error("it has format {found}, this version reads format {FORMAT}")]
+    Format {
+        /// What the file says.
+        found: u32,
+    },
+    /// The file ends too early, or goes on too long.
+    #[error("it has {len} bytes, not as many as it should have")]
+    Length {
+        /// Its length.
+        len: u64,
+    },
+    /// Damaged.
+    #[error("the checksum of {what} is wrong")]
+    Checksum {
+        /// Which part.
+        what: String,
+    },
+    /// A record that this version does not know, or knows in another version.
+    #[error("{what} is of a kind or version that this version does not know")]
+    Unknown {
+        /// Which part.
+        what: String,
+    },
+    /// Inconsistent, though the checksum is right.
+    #[error("{what} is invalid: {why}")]
+    Invalid {
+        /// Which part.
+        what: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// A state file with these records.
+pub(crate) fn encode(records: &[Record]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for record in records {
+        let mut header = Writer::default();
+        header.u16(record.kind as u16);
+        header.u16(u16::try_from(record.id.len()).unwrap_or(u16::MAX));
+        header.u32(record.version);
+        header.u32(u32::try_from(record.bytes.len()).unwrap_or(u32::MAX));
+        let header = header.finish();
+        let sum = checksum(&[&header, record.id.as_bytes(), &record.bytes]);
+        body.extend(header);
+        body.extend(sum.to_le_bytes());
+        body.extend(record.id.as_bytes());
+        body.extend(&record.bytes);
+    }
+    let mut file = Writer::default();
+    file.raw(&MAGIC);
+    file.u32(FORMAT);
+    file.u32(u32::try_from(records.len()).unwrap_or(u32::MAX));
+    file.u64((HEADER_LEN + body.len()) as u64);
+    let mut file = file.finish();
+    file.extend(checksum(&[&file]).to_le_bytes());
+    file.extend(body);
+    file
+}
+
+/// The records of a state file.
+///
+/// # Errors
+/// See [`FormatError`].
+pub(crate) fn decode(file: &[u8]) -> Result<Vec<Record>, FormatError> {
+    let len = file.len() as u64;
+    let truncated = |_| FormatError::Length { len };
+    let mut reader = Reader::new(file);
+    if reader.raw(8).map_err(truncated)? != MAGIC {
+        return Err(FormatError::NotAState);
+    }
+    let found = reader.u32().map_err(truncated)?;
+    if found != FORMAT {
+        return Err(FormatError::Format { found });
+    }
+    let count = reader.u32().map_err(truncated)?;
+    let stated = reader.u64().map_err(truncated)?;
+    let sum = reader.u32().map_err(truncated)?;
+    if sum != checksum(&[&file[..HEADER_LEN - 4]]) {
+        return Err(FormatError::Checksum {
+            what: "the header".to_owned(),
+        });
+    }
+    if stated != len {
+        return Err(FormatError::Length { len });
+    }
+    let mut records: Vec<Record> = Vec::new();
+    for number in 0..count {
+        let what = || format!("record {number}");
+        let start = reader.rest();
+        let kind = reader.u16().map_err(truncated)?;
+        let id_len = reader.u16().map_err(truncated)?;
+        let version = reader.u32().map_err(truncated)?;
+        let bytes_len = reader.u32().map_err(truncated)?;
+        let sum = reader.u32().map_err(truncated)?;
+        let id = reader.raw(usize::from(id_len)).map_err(truncated)?;
+        let bytes_len = usize::try_from(bytes_len).unwrap_or(usize::MAX);
+        let bytes = reader.raw(bytes_len).map_err(truncated)?;
+        if sum != checksum(&[&start[..RECORD_HEADER_LEN - 4], id, bytes]) {
+            return Err(FormatError::Checksum { what: what() });
+        }
+        let unknown = || FormatError::Unknown { what: what() };
+        let record = Record {
+            kind: Kind::from_number(kind).ok_or_else(unknown)?,
+            id: String::from_utf8(id.to_vec()).map_err(|_| unknown())?,
+            version,
+            bytes: bytes.to_vec(),
+        };
+        if records
+            .iter()
+            .any(|r| (r.kind, &r.id) == (record.kind, &record.id))
+        {
+            return Err(FormatError::Invalid {
+                what: what(),
+                why: "it is there twice",
+            });
+        }
+        records.push(record);
+    }
+    reader.end().map_err(truncated)?;
+    Ok(records)
+}
+
+fn checksum(parts: &[&[u8]]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    for part in parts {
+        hasher.update(part);
+    }
+    hasher.finalize()
+}
+
+impl Record {
+    /// Reads the record with `parse`, which must take all of it.
+    pub(crate) fn parse<T>(
+        &self,
+        version: u32,
+        parse: impl FnOnce(&mut Reader<'_>) -> Result<T, &'static str>,
+    ) -> Result<T, FormatError> {
+        let what = || format!("the record {:?} {}", self.kind, self.id);
+        if self.version != version {
+            return Err(FormatError::Unknown { what: what() });
+        }
+        let mut reader = Reader::new(&self.bytes);
+        parse(&mut reader)
+            .and_then(|value| reader.end().map(|()| value))
+            .map_err(|why| FormatError::Invalid { what: what(), why })
+    }
+}
+
+/// Writes numbers in little-endian order.
+#[derive(Debug, Default)]
+pub(crate) struct Writer(Vec<u8>);
+
+impl Writer {
+    pub(crate) fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+    pub(crate) fn u16(&mut self, value: u16) {
+        self.0.extend(value.to_le_bytes());
+    }
+    pub(crate) fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+    pub(crate) fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+    /// Bytes whose number the reader knows.
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
+        self.0.extend(bytes);
+    }
+    /// Bytes and their number.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        self.raw(bytes);
+    }
+    /// A structure of the kernel's interface, which never changes its layout.
+    pub(crate) fn abi<T: IntoBytes + Immutable>(&mut self, value: &T) {
+        self.raw(value.as_bytes());
+    }
+    pub(crate) fn finish(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Reads what a [`Writer`] wrote, or something else.
+#[derive(Debug)]
+pub(crate) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
+    pub(crate) fn raw(&mut self, len: usize) -> Result<&'a [u8], &'static str> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or("it ends too early")?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
+        let bytes = self.raw(N)?;
+        bytes.try_into().map_err(|_| "it ends too early")
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8, &'static str> {
+        self.array().map(u8::from_le_bytes)
+    }
+    pub(crate) fn u16(&mut self) -> Result<u16, &'static str> {
+        self.array().map(u16::from_le_bytes)
+    }
+    pub(crate) fn u32(&mut self) -> Result<u32, &'static str> {
+        self.array().map(u32::from_le_bytes)
+    }
+    pub(crate) fn u64(&mut self) -> Result<u64, &'static str> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// 0 or 1.
+    pub(crate) fn bool(&mut self) -> Result<bool, &'static str> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err("a flag that is neither 0 nor 1"),
+        }
+    }
+
+    pub(crate) fn bytes(&mut self) -> Result<&'a [u8], &'static str> {
+        let len = self.u32()?;
+        self.raw(usize::try_from(len).unwrap_or(usize::MAX))
+    }
+
+    pub(crate) fn abi<T: FromBytes>(&mut self) -> Result<T, &'static str> {
+        let bytes = self.raw(size_of::<T>())?;
+        T::read_from_bytes(bytes).map_err(|_| "it ends too early")
+    }
+
+    /// As many as a number that comes first says, each read by `each`.
+    pub(crate) fn list<T>(
+        &mut self,
+        mut each: impl FnMut(&mut Self) -> Result<T, &'static str>,
+    ) -> Result<Vec<T>, &'static str> {
+        let count = self.u32()?;
+        // What is not there cannot be counted: the list grows as it is read.
+        (0..count).map(|_| each(self)).collect()
+    }
+
+    /// Nothing may be left.
+    fn end(&self) -> Result<(), &'static str> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err("it goes on too long")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn records() -> Vec<Record> {
+        let record = |kind, id: &str, version, len: usize| Record {
+            kind,
+            id: id.to_owned(),
+            version,
+            bytes: (0..len).map(|n| n as u8).collect(),
+        };
+        vec![
+            record(Kind::Machine, "", 1, 40),
+            record(Kind::Vcpu, "0", 1, 300),
+            record(Kind::Vcpu, "1", 2, 0),
+            record(Kind::Device, "blk0", 1, 5),
+        ]
+    }
+
+    #[test]
+    fn records_come_back() {
+        assert_eq!(decode(&encode(&records())).unwrap(), records());
+        assert_eq!(decode(&encode(&[])).unwrap(), []);
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_truncation_is_noticed() {
+        let file = encode(&records());
+        for at in 0..file.len() {
+            for bit in 0..8 {
+                let mut damaged = file.clone();
+                damaged[at] ^= 1 << bit;
+                assert!(decode(&damaged).is_err(), "byte {at} bit {bit}");
+            }
+            assert!(decode(&file[..at]).is_err(), "{at} bytes");
+        }
+        let mut longer = file;
+        longer.push(0);
+        assert!(decode(&longer).is_err());
+    }
+
+    #[test]
+    fn a_record_is_there_once() {
+        let mut twice = records();
+        twice.push(twice[1].clone());
+        let error = decode(&encode(&twice)).unwrap_err();
+        assert!(matches!(error, FormatError::Invalid { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_not_read() {
+        let record = &records()[3];
+        let take = |reader: &mut Reader<'_>, count| reader.raw(count).map(|_| ());
+        assert!(record.parse(1, |reader| take(reader, 5)).is_ok());
+        let error = record.parse(2, |reader| take(reader, 5)).unwrap_err();
+        assert!(matches!(error, FormatError::Unknown { .. }), "{error}");
+        let error = record.parse(1, |reader| take(reader, 4)).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
+        let error = record.parse(1, |reader| take(reader, 6)).unwrap_err();
+        assert!(error.to_string().contains("too early"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_is_read_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode(&bytes);
+            let mut reader = Reader::new(&bytes);
+            let _ = reader.list(|r| r.bytes().map(<[u8]>::len));
+            let _ = (reader.bool(), reader.u64());
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Snapshots: a paused VM in a directory, and VMs that go on from there.
+//!
+//! * `format.rs` is the state file: records with kind, id, version and checksum.
+//! * `state.rs` says which records a VM has, with `vcpu.rs` and `chips.rs` for what KVM keeps;
+//!   what devices keep is theirs (`podvisor-devices`).
+//! * `cpu.rs` refuses a guest that began on a processor with more features.
+//! * `directory.rs` makes the directory complete or absent.
+//!
+//! The memory file is written and mapped by the room for [memory](crate::memory). What a VM does
+//! to gather all this stands beside its life, in `vm/snapshot.rs` and `vm/restore.rs`.
+//!
+//! A snapshot is hostile input: whoever can write one can make the guest do anything, but nothing
+//! in it makes this process panic, hang or touch what is not the guest's.
+
+mod chips;
+mod cpu;
+mod directory;
+mod error;
+mod format;
+mod state;
+mod vcpu;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvm_bindings::kvm_cpuid_entry2;
+
+pub use cpu::CpuMismatch;
+pub use error::SnapshotError;
+pub use format::FormatError;
+
+pub(crate) use chips::ChipState;
+pub(crate) use state::{Base, DeviceState, Identity, MachineState};
+pub(crate) use vcpu::{VcpuState, msr_numbers};
+
+use crate::memory::{GuestMemory, MemorySize, Which};
+use crate::vm::VmBuilder;
+use directory::{MEMORY, NewDirectory, STATE};
+
+/// A snapshot that is open, for any number of VMs that go on from it. Cheap to clone.
+///
+/// ```no_run
+/// use podvisor_vmm::{BlockDevice, Snapshot, VsockDevice};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let warm = Snapshot::open("/var/lib/warm")?;
+/// let vm = warm
+///     .builder()
+///     .block(BlockDevice::open("root.erofs")?.read_only())
+///     .vsock(VsockDevice::unix_mux(7, "/run/x/vsock")?)
+///     .build()?;
+/// vm.start()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Snapshot(Arc<Opened>);
+
+#[derive(Debug)]
+struct Opened {
+    state: MachineState,
+    /// Of the full snapshot.
+    memory: Arc<File>,
+    /// Where that is, and which one; `None` when it was handed in as files.
+    full: Option<(PathBuf, Identity)>,
+    /// A difference's memory file.
+    difference: Option<File>,
+}
+
+impl Snapshot {
+    /// Opens the snapshot in this directory, and the full one that it is the difference to.
+    ///
+    /// The files must stay as they are for as long as VMs run that were restored from them: their
+    /// memory is what the file holds, but for what they wrote.
+    ///
+    /// # Errors
+    /// When a file cannot be read, is damaged, or belongs to another version of this library.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self, SnapshotError> {
+        let dir = dir.as_ref();
+        let (state, memory) = open(dir)?;
+        let Some(base) = &state.base else {
+            let full = absolute(dir)?;
+            let identity = state.identity;
+            return Ok(Self(Arc::new(Opened {
+                state,
+                memory: Arc::new(memory),
+                full: Some((full, identity)),
+                difference: None,
+            })));
+        };
+        let (full, full_memory) = open(&base.path)?;
+        let same = full.identity == base.identity && full.base.is_none();
+        if !same || full.memory != state.memory {
+            return Err(SnapshotError::OtherBase {
+                path: base.path.clone(),
+            });
+        }
+        let full = Some((base.path.clone(), base.identity));
+        Ok(Self(Arc::new(Opened {
+            state,
+            memory: Arc::new(full_memory),
+            full,
+            difference: Some(memory),
+        })))
+    }
+
+    /// Takes a full snapshot from files that are open for reading: for a process that may not open
+    /// any.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; the messages call the files "state" and "memory".
+    pub fn from_files(state: File, memory: File) -> Result<Self, SnapshotError> {
+        let path = Path::new(STATE);
+        let state = read_state(state, path)?;
+        if state.base.is_some() {
+            let source = FormatError::Invalid {
+                what: "the memory".to_owned(),
+                why: "it is the difference to another snapshot",
+            };
+            let path = path.to_owned();
+            return Err(SnapshotError::Format { path, source });
+        }
+        check_memory(&memory, Path::new(MEMORY), state.memory)?;
+        Ok(Self(Arc::new(Opened {
+            state,
+            memory: Arc::new(memory),
+            full: None,
+            difference: None,
+        })))
+    }
+
+    /// A VM to be, which goes on where the snapshot was taken. Its devices are added in the order
+    /// of [`Self::devices`], each with a disk, tap or socket of its own; vCPUs, memory and kernel
+    /// come from the snapshot.
+    pub fn builder(&self) -> VmBuilder {
+        VmBuilder::from_snapshot(self.clone())
+    }
+
+    /// The number of vCPUs.
+    #[must_use]
+    pub fn vcpus(&self) -> u8 {
+        // Checked when it was opened.
+        u8::try_from(self.state().vcpus.len()).unwrap_or(u8::MAX)
+    }
+
+    /// The amount of guest memory.
+    #[must_use]
+    pub fn memory(&self) -> MemorySize {
+        self.state().memory
+    }
+
+    /// The names of the virtio devices, in order: `blk0`, `vsock0`, …
+    #[must_use]
+    pub fn devices(&self) -> Vec<String> {
+        let devices = self.state().devices.iter();
+        devices.map(|device| device.name.clone()).collect()
+    }
+
+    pub(crate) fn state(&self) -> &MachineState {
+        &self.0.state
+    }
+
+    /// The full snapshot below: where it is, and which one.
+    pub(crate) fn full(&self) -> Option<&(PathBuf, Identity)> {
+        self.0.full.as_ref()
+    }
+
+    /// Guest memory that is the snapshot's until it is written.
+    pub(crate) fn map(&self) -> Result<GuestMemory, SnapshotError> {
+        let memory = GuestMemory::private(self.memory(), self.0.memory.clone())?;
+        if let (Some(file), Some(base)) = (&self.0.difference, &self.state().base) {
+            memory.read_from(file, &base.ranges)?;
+        }
+        Ok(memory)
+    }
+
+    /// Checks that the guest finds here what it was told of.
+    pub(crate) fn check_cpu(&self, here: &[kvm_cpuid_entry2]) -> Result<(), SnapshotError> {
+        cpu::check(self.state().cpuid.as_slice(), here).map_err(SnapshotError::Cpu)
+    }
+}
+
+/// Writes a snapshot of a VM that stands still. `state` knows everything but what of memory is in
+/// the file.
+pub(crate) fn write(
+    dir: &Path,
+    mut state: MachineState,
+    memory: &GuestMemory,
+    full: Option<(PathBuf, Identity)>,
+) -> Result<(), SnapshotError> {
+    let new = NewDirectory::create(dir)?;
+    let file = new.file(MEMORY)?;
+    let which = if full.is_some() {
+        Which::Own
+    } else {
+        Which::All
+    };
+    let ranges = memory.write_to(&file, which)?;
+    file.sync_all().map_err(|source| new.failed(source))?;
+    state.base = full.map(|(path, identity)| Base {
+        path,
+        identity,
+        ranges,
+    });
+    let mut file = new.file(STATE)?;
+    file.write_all(&format::encode(&state.to_records()))
+        .and_then(|()| file.sync_all())
+        .map_err(|source| new.failed(source))?;
+    new.complete()
+}
+
+/// Opens both files of a directory and checks that they belong together.
+fn open(dir: &Path) -> Result<(MachineState, File), SnapshotError> {
+    let open = |name| {
+        let path = dir.join(name);
+        // Opening a FIFO would wait for somebody who writes to it.
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&path);
+        match file {
+            Ok(file) => Ok((file, path)),
+            Err(source) => Err(SnapshotError::Read { path, source }),
+        }
+    };
+    let (state, path) = open(STATE)?;
+    let state = read_state(state, &path)?;
+    let (memory, path) = open(MEMORY)?;
+    check_memory(&memory, &path, state.memory)?;
+    Ok((state, memory))
+}
+
+fn read_state(file: File, path: &Path) -> Result<MachineState, SnapshotError> {
+    let read = |source| SnapshotError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    regular(&file).map_err(read)?;
+    let mut bytes = Vec::new();
+    file.take(format::MAX_LEN + 1)
+        .read_to_end(&mut bytes)
+        .map_err(read)?;
+    let len = bytes.len() as u64;
+    let decoded = if len > format::MAX_LEN {
+        Err(FormatError::Length { len })
+    } else {
+        format::decode(&bytes).and_then(MachineState::from_records)
+    };
+    decoded.map_err(|source| SnapshotError::Format {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// A file that is too short would end the process with SIGBUS when the guest touches what is not
+/// there.
+fn check_memory(file: &File, path: &Path, size: MemorySize) -> Result<(), SnapshotError> {
+    let path = || path.to_owned();
+    let len = regular(file).map_err(|source| SnapshotError::Read {
+        path: path(),
+        source,
+    })?;
+    if len == size.as_bytes() {
+        return Ok(());
+    }
+    Err(SnapshotError::Format {
+        path: path(),
+        source: FormatError::Length { len },
+    })
+}
+
+/// The length of a regular file; nothing else is read, which might never end.
+fn regular(file: &File) -> io::Result<u64> {
+    let meta = file.metadata()?;
+    if meta.is_file() {
+        Ok(meta.len())
+    } else {
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is not a regular file",
+        ))
+    }
+}
+
+fn absolute(dir: &Path) -> Result<PathBuf, SnapshotError> {
+    dir.canonicalize().map_err(|source| SnapshotError::Read {
+        path: dir.to_owned(),
+        source,
+    })
+}
+
+/// State files by hand, for tests of damage.
+#[cfg(test)]
+pub(crate) mod testing {
+    pub(crate) use super::format::{decode, encode};
+}

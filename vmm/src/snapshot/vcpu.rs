@@ -1,0 +1,258 @@
+//! The state of a vCPU: gathered by its thread while it is parked, put into a new one.
+#![allow(unsafe_code)] // KVM_SET_XSAVE reads as much as KVM says
+
+use kvm_bindings::{
+    Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+};
+use kvm_ioctls::VcpuFd;
+
+use super::SnapshotError;
+use super::format::{Reader, Writer};
+use crate::kvm::KvmError;
+
+/// Of the record.
+pub(super) const VERSION: u32 = 1;
+
+const MSR_TSC: u32 = 0x10;
+const MSR_TSC_DEADLINE: u32 = 0x6e0;
+/// Memory types, which KVM's list of MSRs does not name before Linux 6.6: the default type, fixed
+/// ranges, variable ranges.
+const MTRRS: [std::ops::RangeInclusive<u32>; 5] = [
+    0x2ff..=0x2ff,
+    0x250..=0x250,
+    0x258..=0x259,
+    0x268..=0x26f,
+    0x200..=0x20f,
+];
+
+/// The local APIC's timer register, and its mode that fires at a time stamp.
+const LVT_TIMER: usize = 0x320;
+const LVT_MODE: u32 = 3 << 17;
+const LVT_MODE_DEADLINE: u32 = 2 << 17;
+
+/// All that makes a vCPU go on where it was.
+#[derive(Clone, Debug)]
+pub(crate) struct VcpuState {
+    tsc_khz: u32,
+    mp_state: kvm_mp_state,
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    xcrs: kvm_xcrs,
+    /// `struct kvm_xsave` of 4 KiB.
+    xsave: Box<[u32; 1024]>,
+    debug_regs: kvm_debugregs,
+    lapic: Box<kvm_lapic_state>,
+    /// Number and value.
+    msrs: Vec<(u32, u64)>,
+    events: kvm_vcpu_events,
+}
+
+/// The MSRs that a vCPU may have: those of KVM's list, and what it leaves out.
+pub(crate) fn msr_numbers(kvm: &kvm_ioctls::Kvm) -> Result<Vec<u32>, KvmError> {
+    let list = kvm
+        .get_msr_index_list()
+        .map_err(KvmError::ioctl("KVM_GET_MSR_INDEX_LIST"))?;
+    let mut numbers = list.as_slice().to_vec();
+    numbers.extend(MTRRS.into_iter().flatten());
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(numbers)
+}
+
+impl VcpuState {
+    /// Reads everything of a vCPU whose thread is not in `KVM_RUN`, and whose last exit has been
+    /// completed.
+    pub(crate) fn gather(vcpu: &VcpuFd, msr_numbers: &[u32]) -> Result<Self, KvmError> {
+        let get = KvmError::ioctl;
+        // KVM works off a pending INIT or SIPI here, which changes what follows.
+        let mp_state = vcpu.get_mp_state().map_err(get("KVM_GET_MP_STATE"))?;
+        let mut state = Self {
+            tsc_khz: vcpu.get_tsc_khz().unwrap_or(0),
+            mp_state,
+            regs: vcpu.get_regs().map_err(get("KVM_GET_REGS"))?,
+            sregs: vcpu.get_sregs().map_err(get("KVM_GET_SREGS"))?,
+            xcrs: vcpu.get_xcrs().map_err(get("KVM_GET_XCRS"))?,
+            // 4 KiB: guests are not offered states that take more (AMX).
+            xsave: Box::new(vcpu.get_xsave().map_err(get("KVM_GET_XSAVE"))?.region),
+            debug_regs: vcpu.get_debug_regs().map_err(get("KVM_GET_DEBUGREGS"))?,
+            lapic: Box::new(vcpu.get_lapic().map_err(get("KVM_GET_LAPIC"))?),
+            msrs: read_msrs(vcpu, msr_numbers)?,
+            // Last: the calls above may queue or deliver events.
+            events: vcpu.get_vcpu_events().map_err(get("KVM_GET_VCPU_EVENTS"))?,
+        };
+        state.mend_deadline();
+        Ok(state)
+    }
+
+    /// A timer that has fired, but whose interrupt KVM has not delivered yet, may read as one that
+    /// is not set. One interrupt too many is harmless, one too few stops a guest.
+    fn mend_deadline(&mut self) {
+        let timer: Vec<u8> = self
+            .lapic
+            .regs
+            .iter()
+            .skip(LVT_TIMER)
+            .take(4)
+            .map(|byte| *byte as u8)
+            .collect();
+        let timer = <[u8; 4]>::try_from(timer).map_or(0, u32::from_le_bytes);
+        if timer & LVT_MODE != LVT_MODE_DEADLINE {
+            return;
+        }
+        let value = |wanted| {
+            let found = self.msrs.iter().find(|(number, _)| *number == wanted);
+            found.map_or(0, |(_, value)| *value)
+        };
+        let now = value(MSR_TSC);
+        for (number, value) in &mut self.msrs {
+            if *number == MSR_TSC_DEADLINE && *value == 0 {
+                *value = now;
+            }
+        }
+    }
+
+    /// Sets everything of a vCPU that has just been created, and has its CPUID.
+    pub(crate) fn apply(&self, vcpu: &VcpuFd) -> Result<(), SnapshotError> {
+        let set = KvmError::ioctl;
+        self.set_frequency(vcpu)?;
+        vcpu.set_mp_state(self.mp_state)
+            .map_err(set("KVM_SET_MP_STATE"))?;
+        vcpu.set_regs(&self.regs).map_err(set("KVM_SET_REGS"))?;
+        vcpu.set_sregs(&self.sregs).map_err(set("KVM_SET_SREGS"))?;
+        let xsave = kvm_xsave {
+            region: *self.xsave,
+            ..Default::default()
+        };
+        // SAFETY: KVM reads as many bytes as KVM_CAP_XSAVE2 says. That is more than the 4 KiB of
+        // this structure only where the process has asked for AMX (arch_prctl), which nothing here
+        // does.
+        unsafe { vcpu.set_xsave(&xsave) }.map_err(set("KVM_SET_XSAVE"))?;
+        vcpu.set_xcrs(&self.xcrs).map_err(set("KVM_SET_XCRS"))?;
+        vcpu.set_debug_regs(&self.debug_regs)
+            .map_err(set("KVM_SET_DEBUGREGS"))?;
+        // After the APIC's base, which is one of the special registers, and before its deadline.
+        vcpu.set_lapic(&self.lapic).map_err(set("KVM_SET_LAPIC"))?;
+        self.set_msrs(vcpu)?;
+        vcpu.set_vcpu_events(&self.events)
+            .map_err(set("KVM_SET_VCPU_EVENTS"))?;
+        // Tells kvm-clock that the guest did not run, or its watchdogs fire. It is an error for
+        // guests that do not use kvm-clock.
+        let _ = vcpu.kvmclock_ctrl();
+        Ok(())
+    }
+
+    /// The guest's time stamp counter runs at the frequency that it was told.
+    fn set_frequency(&self, vcpu: &VcpuFd) -> Result<(), SnapshotError> {
+        let here = vcpu.get_tsc_khz().unwrap_or(0);
+        // What KVM itself takes for the same: 250 parts per million.
+        let near = u64::from(here.abs_diff(self.tsc_khz)) * 4000 <= u64::from(here);
+        if self.tsc_khz == 0 || near {
+            return Ok(());
+        }
+        vcpu.set_tsc_khz(self.tsc_khz)
+            .map_err(|_| SnapshotError::TscFrequency {
+                saved: self.tsc_khz,
+                here,
+            })
+    }
+
+    /// Sets the MSRs that differ from a new vCPU's.
+    fn set_msrs(&self, vcpu: &VcpuFd) -> Result<(), SnapshotError> {
+        let numbers: Vec<u32> = self.msrs.iter().map(|(number, _)| *number).collect();
+        let fresh = read_msrs(vcpu, &numbers)?;
+        let mut wanted: Vec<kvm_msr_entry> = self
+            .msrs
+            .iter()
+            .filter(|msr| msr.0 == MSR_TSC || !fresh.contains(msr))
+            .map(|(index, data)| kvm_msr_entry {
+                index: *index,
+                data: *data,
+                ..Default::default()
+            })
+            .collect();
+        // Time first, for what is measured by it; a deadline last, when its clock is right.
+        wanted.sort_by_key(|msr| match msr.index {
+            MSR_TSC => 0,
+            MSR_TSC_DEADLINE => 2,
+            _ => 1,
+        });
+        let ioctl = KvmError::ioctl;
+        let entries = Msrs::from_entries(&wanted)
+            .map_err(|_| ioctl("KVM_SET_MSRS")(kvm_ioctls::Error::new(libc::E2BIG)))?;
+        let set = vcpu.set_msrs(&entries).map_err(ioctl("KVM_SET_MSRS"))?;
+        match wanted.get(set) {
+            // KVM stops at the first one that it does not take.
+            Some(refused) => Err(SnapshotError::Msr {
+                number: refused.index,
+                value: refused.data,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.u32(self.tsc_khz);
+        out.u32(u32::try_from(self.msrs.len()).unwrap_or(u32::MAX));
+        for (number, value) in &self.msrs {
+            out.u32(*number);
+            out.u64(*value);
+        }
+        out.abi(&self.mp_state);
+        out.abi(&self.regs);
+        out.abi(&self.sregs);
+        out.abi(&self.xcrs);
+        out.abi(&*self.xsave);
+        out.abi(&self.debug_regs);
+        out.abi(&*self.lapic);
+        out.abi(&self.events);
+        out.finish()
+    }
+
+    pub(super) fn decode(input: &mut Reader<'_>) -> Result<Self, &'static str> {
+        let tsc_khz = input.u32()?;
+        let msrs = input.list(|msr| Ok((msr.u32()?, msr.u64()?)))?;
+        Ok(Self {
+            tsc_khz,
+            msrs,
+            mp_state: input.abi()?,
+            regs: input.abi()?,
+            sregs: input.abi()?,
+            xcrs: input.abi()?,
+            xsave: Box::new(input.abi()?),
+            debug_regs: input.abi()?,
+            lapic: Box::new(input.abi()?),
+            events: input.abi()?,
+        })
+    }
+}
+
+/// The values of those MSRs that this vCPU has.
+fn read_msrs(vcpu: &VcpuFd, numbers: &[u32]) -> Result<Vec<(u32, u64)>, KvmError> {
+    let ioctl = KvmError::ioctl;
+    let mut values = Vec::with_capacity(numbers.len());
+    let mut rest = numbers;
+    while !rest.is_empty() {
+        let batch = rest.len().min(kvm_bindings::KVM_MAX_MSR_ENTRIES);
+        let entries: Vec<_> = rest[..batch]
+            .iter()
+            .map(|index| kvm_msr_entry {
+                index: *index,
+                ..Default::default()
+            })
+            .collect();
+        let mut msrs = Msrs::from_entries(&entries)
+            .map_err(|_| ioctl("KVM_GET_MSRS")(kvm_ioctls::Error::new(libc::E2BIG)))?;
+        let read = vcpu.get_msrs(&mut msrs).map_err(ioctl("KVM_GET_MSRS"))?;
+        values.extend(
+            msrs.as_slice()
+                .iter()
+                .take(read)
+                .map(|msr| (msr.index, msr.data)),
+        );
+        // KVM stops at the first one that this vCPU does not have.
+        rest = &rest[(read + usize::from(read < batch)).min(rest.len())..];
+    }
+    Ok(values)
+}

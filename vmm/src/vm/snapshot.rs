@@ -1,0 +1,108 @@
+//! Gathers what a snapshot holds of a paused VM.
+
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::attach::Attached;
+use super::handle::ask;
+use super::{Action, Vm, VmError, lock};
+use crate::snapshot::{
+    self, ChipState, DeviceState, Identity, MachineState, SnapshotError, VcpuState,
+};
+
+impl Vm {
+    /// Writes all of a paused VM to `dir`, which must not be there yet: [`crate::Snapshot::open`]
+    /// makes VMs of it. The directory is complete, on the disk, when it gets its name; nothing is
+    /// there when this fails. The VM stays paused.
+    ///
+    /// Disks are not part of it: whoever goes on from the snapshot gives it disks that hold what
+    /// this VM's do now.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`].
+    pub fn snapshot(&self, dir: impl AsRef<Path>) -> Result<(), SnapshotError> {
+        self.save(dir.as_ref(), None)
+    }
+
+    /// As [`Self::snapshot`], but writes only the memory that this VM has written since it was
+    /// restored. The full snapshot that it came from must stay where it is.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`]; [`SnapshotError::NoBase`] when the VM did not come from a snapshot's
+    /// directory.
+    pub fn snapshot_difference(&self, dir: impl AsRef<Path>) -> Result<(), SnapshotError> {
+        let full = self.origin.clone().ok_or(SnapshotError::NoBase)?;
+        self.save(dir.as_ref(), Some(full))
+    }
+
+    fn save(&self, dir: &Path, full: Option<(PathBuf, Identity)>) -> Result<(), SnapshotError> {
+        let _transition = lock(&self.transition);
+        {
+            let inner = self.control().lock();
+            self.legal(&inner, Action::Snapshot)?;
+        }
+        let machine = &self.context.machine;
+        let numbers = snapshot::msr_numbers(&machine.kvm)?;
+        let vcpus = self
+            .control()
+            .with_vcpus(move |vcpu| VcpuState::gather(vcpu, &numbers))
+            .ok_or_else(|| self.ended())?
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()?;
+        let devices = self.devices.iter().map(device_state);
+        let state = MachineState {
+            identity: new_identity(dir)?,
+            memory: machine.memory.size(),
+            base: None,
+            cpuid: machine.cpuid.clone(),
+            vcpus,
+            chips: ChipState::gather(&machine.vm_fd)?,
+            serial: self.serial.as_ref().map(|port| lock(port).save()),
+            devices: devices.collect::<Result<_, _>>()?,
+        };
+        snapshot::write(dir, state, &machine.memory, full)?;
+        // What was gathered belongs together only if nothing ended the VM meanwhile: a thread that
+        // panicked, say.
+        let inner = self.control().lock();
+        if inner.outcome.is_some() {
+            drop(inner);
+            tracing::warn!(dir = %dir.display(), "the VM ended while its snapshot was written");
+        }
+        Ok(())
+    }
+
+    fn ended(&self) -> VmError {
+        let inner = self.control().lock();
+        self.illegal(&inner, Action::Snapshot)
+    }
+}
+
+fn device_state(device: &Attached) -> Result<DeviceState, SnapshotError> {
+    let (queues, own) = ask(&device.name, &device.link, |worker| {
+        (worker.queue_states(), worker.device().save())
+    })?;
+    let mut transport = device
+        .transport
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    Ok(DeviceState {
+        name: device.name.clone(),
+        registers: transport.save(),
+        queues,
+        config: device.info.config.save(),
+        own,
+    })
+}
+
+fn new_identity(dir: &Path) -> Result<Identity, SnapshotError> {
+    let mut identity = Identity::default();
+    rustix::io::retry_on_intr(|| getrandom(&mut identity[..], GetRandomFlags::empty())).map_err(
+        |error| SnapshotError::Write {
+            path: dir.to_owned(),
+            source: error.into(),
+        },
+    )?;
+    Ok(identity)
+}
