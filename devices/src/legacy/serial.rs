@@ -1,13 +1,13 @@
 //! COM1: a 16550A by `vm-superio`, whose output goes to any writer.
 
+use std::convert::Infallible;
 use std::fmt;
-use std::io::{self, Write};
+use std::io::Write;
 
 use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, SerialState};
-use vmm_sys_util::eventfd::EventFd;
 
-use crate::virtio::{RestoreError, SavedDevice};
+use crate::virtio::{InterruptLine, RestoreError, SavedDevice};
 
 /// Of the saved state.
 const VERSION: u32 = 1;
@@ -19,15 +19,15 @@ pub const PORTS: u16 = 8;
 /// The interrupt line of COM1.
 pub const IRQ: u32 = 4;
 
-/// An interrupt line that is raised by an eventfd (an irqfd, as a rule).
 #[derive(Debug)]
-struct Line(EventFd);
+struct Line(Box<dyn InterruptLine>);
 
 impl Trigger for Line {
-    type E = io::Error;
+    type E = Infallible;
 
-    fn trigger(&self) -> io::Result<()> {
-        self.0.write(1)
+    fn trigger(&self) -> Result<(), Infallible> {
+        self.0.raise();
+        Ok(())
     }
 }
 
@@ -46,9 +46,9 @@ impl fmt::Debug for SerialPort {
 impl SerialPort {
     /// A port that interrupts by `line` and writes what the guest sends to `out`.
     #[must_use]
-    pub fn new(line: EventFd, out: Box<dyn Write + Send>) -> Self {
+    pub fn new(line: impl InterruptLine + 'static, out: Box<dyn Write + Send>) -> Self {
         Self {
-            uart: vm_superio::Serial::new(Line(line), out),
+            uart: vm_superio::Serial::new(Line(Box::new(line)), out),
         }
     }
 
@@ -57,7 +57,7 @@ impl SerialPort {
     /// # Errors
     /// When it is none of a serial port.
     pub fn restored(
-        line: EventFd,
+        line: impl InterruptLine + 'static,
         out: Box<dyn Write + Send>,
         saved: &SavedDevice,
     ) -> Result<Self, RestoreError> {
@@ -89,7 +89,7 @@ impl SerialPort {
             scratch,
             in_buffer: in_buffer.to_vec(),
         };
-        let uart = vm_superio::Serial::from_state(&state, Line(line), NoEvents, out)
+        let uart = vm_superio::Serial::from_state(&state, Line(Box::new(line)), NoEvents, out)
             .map_err(|_| invalid("more input than the port holds"))?;
         Ok(Self { uart })
     }
@@ -139,7 +139,9 @@ impl SerialPort {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
     use std::sync::mpsc;
+    use vmm_sys_util::eventfd::EventFd;
 
     struct Chan(mpsc::Sender<u8>);
     impl Write for Chan {

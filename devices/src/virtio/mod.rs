@@ -30,7 +30,7 @@ pub use config_space::ConfigSpace;
 pub use counters::{Count, Counter, ReadCounters};
 pub use device::{DeviceInfo, DeviceType, Placement, Progress, StartError, VirtioDevice};
 pub use fault::{Fault, GuestFault, HostFault};
-pub use interrupt::Interrupt;
+pub use interrupt::{Interrupt, InterruptLine};
 pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault, QueueResources, QueueState};
 pub use rate_limit::RateLimit;
 pub use saved::{RestoreError, SavedConfig, SavedDevice};

@@ -16,6 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::bus::Bus;
 use super::error::BuildError;
 use super::io::{Link, LoopsBuilder};
+use super::line::Line;
 use crate::kvm::KvmError;
 use crate::layout;
 
@@ -52,7 +53,7 @@ pub(crate) fn names(devices: &[Box<dyn VirtioDevice>]) -> Vec<String> {
 }
 
 pub(crate) fn attach(
-    vm: &VmFd,
+    vm: &Arc<VmFd>,
     mem: &GuestRam,
     devices: Vec<Box<dyn VirtioDevice>>,
     bus: &Bus,
@@ -65,11 +66,8 @@ pub(crate) fn attach(
         let window = layout::VIRTIO_MMIO_START + u64::from(slot) * WINDOW_SIZE;
         let gsi = layout::FIRST_GSI + slot;
 
-        let line = eventfd("an interrupt eventfd")?;
-        vm.register_irqfd(&line, gsi)
-            .map_err(KvmError::ioctl("KVM_IRQFD"))?;
         let kicks = notifications(vm, window, info.queue_sizes.len())?;
-        let irq = Arc::new(MmioInterrupt::new(line));
+        let irq = Arc::new(MmioInterrupt::new(Line::new(vm, gsi)));
 
         let event_loop = |source| BuildError::Descriptor {
             what: "an event loop",

@@ -7,12 +7,12 @@ use kvm_bindings::CpuId;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use podvisor_devices::legacy::serial::{self, SerialPort};
 use podvisor_devices::virtio::{SavedDevice, VirtioDevice};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::attach::{self, Attachments};
 use super::bus::Bus;
 use super::error::BuildError;
 use super::io::{Faults, LoopsBuilder};
+use super::line::Line;
 use super::restore;
 use crate::cpuid;
 use crate::kvm::{self, KvmError};
@@ -20,7 +20,7 @@ use crate::memory::{GuestMemory, Memslots};
 
 /// A machine with nothing in its memory.
 pub(super) struct Hardware {
-    pub(super) vm_fd: VmFd,
+    pub(super) vm_fd: Arc<VmFd>,
     pub(super) slots: Memslots,
     /// With their CPUID, otherwise as after RESET.
     pub(super) vcpus: Vec<VcpuFd>,
@@ -41,7 +41,7 @@ impl Hardware {
         devices: Vec<Box<dyn VirtioDevice>>,
         vcpus: Vcpus<'_>,
     ) -> Result<Self, BuildError> {
-        let vm_fd = kvm::create_vm(kvm)?;
+        let vm_fd = Arc::new(kvm::create_vm(kvm)?);
         // Memory before vCPUs, because every memslot added later waits for a grace period.
         let slots = Memslots::default();
         slots.add_all(&vm_fd, memory.ram())?;
@@ -74,14 +74,7 @@ impl Hardware {
         out: Box<dyn Write + Send>,
         saved: Option<&SavedDevice>,
     ) -> Result<(), BuildError> {
-        let descriptor = |source| BuildError::Descriptor {
-            what: "the serial port's interrupt eventfd",
-            source,
-        };
-        let line = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(descriptor)?;
-        self.vm_fd
-            .register_irqfd(&line, serial::IRQ)
-            .map_err(KvmError::ioctl("KVM_IRQFD"))?;
+        let line = Line::new(&self.vm_fd, serial::IRQ);
         let port = match saved {
             None => SerialPort::new(line, out),
             Some(saved) => {

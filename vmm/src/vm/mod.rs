@@ -21,6 +21,7 @@ mod handle;
 mod hardware;
 mod io;
 mod kick;
+mod line;
 mod restore;
 mod snapshot;
 mod state;

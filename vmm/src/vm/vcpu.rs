@@ -32,7 +32,7 @@ pub(crate) struct VcpuContext {
 /// that does not end in time finds it when it goes on.
 pub(crate) struct Machine {
     pub(crate) kvm: Kvm,
-    pub(crate) vm_fd: VmFd,
+    pub(crate) vm_fd: Arc<VmFd>,
     #[cfg_attr(not(test), expect(dead_code, reason = "hot-plug adds slots"))]
     pub(crate) slots: Memslots,
     pub(crate) memory: GuestMemory,

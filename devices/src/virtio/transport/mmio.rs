@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use vmm_sys_util::eventfd::EventFd;
-
 use super::core::{SavedTransport, TransportCore, TransportInterrupt, TransportParts};
-use crate::virtio::{Interrupt, QueueState, RestoreError};
+use crate::virtio::{Interrupt, InterruptLine, QueueState, RestoreError};
 
 /// Bytes of guest physical address space per device.
 pub const WINDOW_SIZE: u64 = 0x1000;
@@ -62,17 +60,17 @@ const INTERRUPT_CONFIG: u32 = 2;
 /// that reads the register never waits for the device.
 #[derive(Debug)]
 pub struct MmioInterrupt {
-    line: EventFd,
+    line: Box<dyn InterruptLine>,
     status: AtomicU32,
     needs_reset: AtomicBool,
 }
 
 impl MmioInterrupt {
-    /// Writes to `line` raise the interrupt (an irqfd, as a rule).
+    /// An interrupt by `line`.
     #[must_use]
-    pub fn new(line: EventFd) -> Self {
+    pub fn new(line: impl InterruptLine + 'static) -> Self {
         Self {
-            line,
+            line: Box::new(line),
             status: AtomicU32::new(0),
             needs_reset: AtomicBool::new(false),
         }
@@ -80,8 +78,7 @@ impl MmioInterrupt {
 
     fn raise(&self, bits: u32) {
         self.status.fetch_or(bits, Ordering::SeqCst);
-        // A write to an eventfd fails only when 2^64 - 2 interrupts were never taken.
-        let _ = self.line.write(1);
+        self.line.raise();
     }
 }
 
@@ -230,7 +227,7 @@ impl MmioTransport {
         if saved.interrupt_status != 0 {
             // It may have been on its way when the state was saved. The driver's handler looks at the
             // register, and one that finds nothing to do is harmless.
-            let _ = self.irq.line.write(1);
+            self.irq.line.raise();
         }
         Ok(())
     }
