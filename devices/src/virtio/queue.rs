@@ -299,6 +299,18 @@ impl Queue {
         &self.mem
     }
 
+    /// How many chains the driver has made available that were not taken.
+    ///
+    /// # Errors
+    /// When the ring cannot be read.
+    pub fn available(&self) -> Result<u16, QueueFault> {
+        let index = self
+            .ring
+            .avail_idx(&self.mem, Ordering::Acquire)
+            .map_err(QueueFault::Ring)?;
+        Ok(index.0.wrapping_sub(self.ring.next_avail()))
+    }
+
     /// Takes the next available chain, or `None` when the driver has made none available.
     ///
     /// # Errors

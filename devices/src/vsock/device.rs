@@ -36,12 +36,26 @@ const BUDGET: usize = 512;
 #[derive(Debug)]
 pub struct VsockDevice {
     mux: Mux,
-    /// The guest has yet to hear that its connections are gone.
-    reset_due: bool,
+    reset: Reset,
     config: Arc<ConfigSpace>,
     /// By their numbers; data flows when the first two run.
     queues: [Option<Queue>; QUEUE_SIZES.len()],
     flow: Flow,
+}
+
+/// Whether the guest knows that its connections are gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reset {
+    /// It knows, or there is nothing to know.
+    Known,
+    /// It has yet to hear of it.
+    Due,
+    /// It was told. No data flows until it has put its buffer back, for it ends all connections
+    /// that it has by then, new ones too.
+    Told {
+        /// Buffers for events that it had given before.
+        others: u16,
+    },
 }
 
 /// What keeps data from flowing.
@@ -118,7 +132,7 @@ impl VsockDevice {
         Ok(Self {
             mux: Mux::new(guest_cid, host)?,
             config: Arc::new(ConfigSpace::new(guest_cid.to_le_bytes())),
-            reset_due: false,
+            reset: Reset::Known,
             queues: [const { None }; QUEUE_SIZES.len()],
             flow: Flow::default(),
         })
@@ -153,8 +167,9 @@ impl VsockDevice {
     /// When the event queue cannot be used.
     pub fn reset_transport(&mut self) -> Result<(), Fault> {
         self.mux.forget_connections();
-        self.reset_due = true;
-        self.send_reset_event()
+        self.reset = Reset::Due;
+        self.tell_reset()?;
+        Ok(())
     }
 
     /// Connections, handshakes, sockets with unsent bytes, and resets waiting for buffers.
@@ -165,6 +180,11 @@ impl VsockDevice {
     }
 
     fn serve(&mut self) -> Result<Progress, Fault> {
+        if self.reset != Reset::Known && !self.tell_reset()? {
+            // Or they would wake the loop again and again.
+            self.mux.accept();
+            return Ok(Progress::Idle);
+        }
         let [Some(rx), Some(tx), _] = &mut self.queues else {
             return Ok(Progress::Idle);
         };
@@ -172,22 +192,32 @@ impl VsockDevice {
         Running { rx, tx, flow }.serve(&mut self.mux)
     }
 
-    /// Tells the driver of a reset of the transport, once it has a buffer for that.
-    fn send_reset_event(&mut self) -> Result<(), Fault> {
+    /// Tells the driver of a reset of the transport, once it has a buffer for that. `true` when
+    /// data may flow.
+    fn tell_reset(&mut self) -> Result<bool, Fault> {
         let [_, _, Some(event)] = &mut self.queues else {
-            return Ok(());
+            // A driver without that queue cannot be told.
+            return Ok(true);
         };
-        if !self.reset_due {
-            return Ok(());
+        if self.reset == Reset::Due {
+            let Some(chain) = event.next()? else {
+                return Ok(true);
+            };
+            chain.write(event.memory(), 0, &TRANSPORT_RESET)?;
+            event.complete(chain, TRANSPORT_RESET.len() as u32)?;
+            let others = event.available()?;
+            self.reset = Reset::Told { others };
+            event.notify()?;
         }
-        let Some(chain) = event.next()? else {
-            return Ok(());
-        };
-        self.reset_due = false;
-        chain.write(event.memory(), 0, &TRANSPORT_RESET)?;
-        event.complete(chain, TRANSPORT_RESET.len() as u32)?;
-        event.notify()?;
-        Ok(())
+        if let Reset::Told { others } = self.reset {
+            // Asked for a notification first: one that comes in between is not lost.
+            event.enable_kicks()?;
+            if event.available()? <= others {
+                return Ok(false);
+            }
+            self.reset = Reset::Known;
+        }
+        Ok(true)
     }
 }
 
@@ -406,18 +436,17 @@ impl VirtioDevice for VsockDevice {
             });
         }
         self.mux.forget_connections();
-        self.reset_due = true;
+        self.reset = Reset::Due;
         Ok(())
     }
 
     fn reset(&mut self) {
         self.mux.forget_connections();
-        self.reset_due = false;
+        self.reset = Reset::Known;
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        if index == EVENT {
-            self.send_reset_event()?;
+        if index == EVENT && self.reset == Reset::Known {
             return Ok(Progress::Idle);
         }
         self.serve()

@@ -125,6 +125,23 @@ fn a_reset_of_the_transport_is_an_event() {
 }
 
 #[test]
+fn new_connections_wait_until_the_driver_has_worked_off_the_reset() {
+    let mut rig = Rig::ready();
+    rig.event.add(&[], &[(EVENT_BUF, 4)]);
+    rig.event.add(&[], &[(EVENT_BUF + 4, 4)]);
+    rig.device.reset_transport().unwrap();
+    let _stream = rig.device.connect(1024).unwrap();
+    rig.run();
+    assert!(rig.event.take_used().is_some());
+    rig.expect_nothing();
+    // The driver ends all connections that it has, and puts its buffer back.
+    rig.event.add(&[], &[(EVENT_BUF, 4)]);
+    rig.run();
+    rig.expect(Op::Request);
+    assert!(rig.event.take_used().is_none(), "told once");
+}
+
+#[test]
 fn this_process_connects_and_listens_without_a_path() {
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::over(VsockDevice::in_process(CID).unwrap(), dir);
