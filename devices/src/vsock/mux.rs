@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use super::connection::{Connection, Fate, Outlet, Step};
 use super::error::VsockError;
@@ -25,8 +26,11 @@ use super::{HOST_CID, MAX_GUEST_CID, MIN_GUEST_CID};
 use crate::GuestRam;
 use crate::virtio::{Chain, Count, Counter, Fault, RateLimit, ReadCounters};
 
-/// Connections, including closed ones whose last bytes a host program has yet to take.
+/// Connections, including closed ones whose last bytes a host program has yet to take. Fewer where
+/// the process may not open many descriptors: see [`connection_limit`].
 pub(super) const MAX_CONNECTIONS: usize = 1024;
+/// Connections of one guest in any case.
+const MIN_CONNECTIONS: usize = 16;
 /// Host programs that have not sent their line. One more displaces the oldest.
 pub(super) const MAX_HANDSHAKES: usize = 256;
 /// Resets that wait for receive buffers; with so many, no packet of the guest is looked at.
@@ -100,6 +104,15 @@ impl fmt::Debug for OnConnect {
     }
 }
 
+/// How many connections a guest gets of a process that may have so many descriptors: each takes one,
+/// and other guests and the program itself need some, too.
+fn connection_limit(descriptors: Option<u64>) -> usize {
+    let quarter = descriptors.map_or(u64::MAX, |limit| limit >> 2);
+    usize::try_from(quarter)
+        .unwrap_or(usize::MAX)
+        .clamp(MIN_CONNECTIONS, MAX_CONNECTIONS)
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Mux {
@@ -112,6 +125,7 @@ pub(super) struct Mux {
     reminder: OwnedFd,
     /// The listener may have more, but there was no room.
     accept_pending: bool,
+    max_connections: usize,
     next_id: u64,
     next_host_port: u32,
     handshakes: BTreeMap<u64, OwnedFd>,
@@ -140,6 +154,7 @@ impl Mux {
             listeners: HashMap::new(),
             reminder,
             accept_pending: false,
+            max_connections: connection_limit(getrlimit(Resource::Nofile).current),
             next_id: LISTENER,
             next_host_port: FIRST_HOST_PORT,
             handshakes: BTreeMap::new(),
@@ -300,8 +315,13 @@ impl Mux {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn max_connections(&self) -> usize {
+        self.max_connections
+    }
+
     fn has_room(&mut self) -> bool {
-        if self.occupied() < MAX_CONNECTIONS {
+        if self.occupied() < self.max_connections {
             return true;
         }
         // A guest may hold on to connections that nobody on the host has any use for.
@@ -313,7 +333,7 @@ impl Mux {
         if let Some(id) = abandoned {
             self.settle(id, Fate::Reset);
         }
-        self.occupied() < MAX_CONNECTIONS
+        self.occupied() < self.max_connections
     }
 
     fn occupied(&self) -> usize {
@@ -614,3 +634,17 @@ const NO_WAIT: rustix::time::Timespec = rustix::time::Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
+
+#[cfg(test)]
+mod tests {
+    use super::connection_limit;
+
+    #[test]
+    fn a_guest_gets_a_quarter_of_the_descriptors_at_most() {
+        assert_eq!(connection_limit(Some(300)), 75);
+        assert_eq!(connection_limit(Some(1024)), 256);
+        assert_eq!(connection_limit(Some(1 << 20)), 1024);
+        assert_eq!(connection_limit(None), 1024);
+        assert_eq!(connection_limit(Some(8)), 16);
+    }
+}

@@ -8,6 +8,7 @@ use crate::virtio::{
 use proptest::prelude::*;
 use std::sync::Mutex;
 use std::time::Duration;
+use vmm_sys_util::eventfd::EventFd;
 
 #[derive(Debug, Default)]
 struct NoCounters;
