@@ -23,7 +23,7 @@ use crate::layout;
 #[non_exhaustive]
 pub enum KvmError {
     /// `/dev/kvm` could not be opened.
-    #[error("opening /dev/kvm; `podvisor check` says what this host lacks")]
+    #[error("failed to open /dev/kvm")]
     Open(#[source] io::Error),
     /// A capability is missing.
     #[error("this host's KVM lacks {name}")]
