@@ -38,6 +38,8 @@ pub mod rng;
 pub mod virtio;
 pub mod vsock;
 
+#[cfg(test)]
+mod hostile;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
 

@@ -1,0 +1,243 @@
+//! Drivers that break the rules, against every device and every queue of it, through the transport.
+//! docs/devices.md maps each fault to its test here or beside the device.
+//!
+//! * `subjects.rs` has the devices, and what a sound chain of each queue is.
+//! * `rings.rs` breaks descriptors and rings, `registers.rs` what the transport is told.
+
+mod registers;
+mod rings;
+mod subjects;
+
+use std::sync::Arc;
+
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::GuestRam;
+use crate::testing::{DirectLink, DriverQueue, memory};
+use crate::virtio::transport::{MmioInterrupt, MmioTransport, TransportParts};
+use crate::virtio::{Progress, QueueConfig};
+use subjects::{Sound, Subject, subjects};
+
+const MEMORY: u64 = 16 << 20;
+const DATA: u64 = 0x10_0000;
+const ROOM: u64 = 0x20_0000;
+const QUEUE: u16 = 16;
+
+const NEEDS_RESET: u32 = 64;
+const DRIVER_OK: u32 = 15;
+
+/// Registers of virtio over MMIO (§4.2.2).
+mod reg {
+    pub(super) const FEATURES: u64 = 0x10;
+    pub(super) const FEATURES_SEL: u64 = 0x14;
+    pub(super) const DRIVER_FEATURES: u64 = 0x20;
+    pub(super) const DRIVER_FEATURES_SEL: u64 = 0x24;
+    pub(super) const QUEUE_SEL: u64 = 0x30;
+    pub(super) const QUEUE_SIZE_MAX: u64 = 0x34;
+    pub(super) const QUEUE_SIZE: u64 = 0x38;
+    pub(super) const QUEUE_READY: u64 = 0x44;
+    pub(super) const QUEUE_NOTIFY: u64 = 0x50;
+    pub(super) const STATUS: u64 = 0x70;
+    pub(super) const DESC: u64 = 0x80;
+    pub(super) const DRIVER: u64 = 0x90;
+    pub(super) const DEVICE: u64 = 0xa0;
+    pub(super) const CONFIG: u64 = 0x100;
+}
+
+/// A device behind its transport, and its driver.
+struct Rig {
+    subject: Subject,
+    mem: GuestRam,
+    mmio: MmioTransport,
+    worker: DirectLink,
+    kicks: Vec<Arc<EventFd>>,
+    drivers: Vec<DriverQueue>,
+}
+
+impl Rig {
+    fn new(mut subject: Subject) -> Self {
+        let mem = memory(usize::try_from(MEMORY).unwrap());
+        let device = subject.device.take().unwrap();
+        let eventfd = || EventFd::new(EFD_NONBLOCK).unwrap();
+        let irq = Arc::new(MmioInterrupt::new(eventfd()));
+        let info = device.info();
+        let kicks: Vec<_> = info.queue_sizes.iter().map(|_| eventfd().into()).collect();
+        let worker = DirectLink::new(device, irq.clone());
+        let parts = TransportParts {
+            info,
+            link: Arc::new(worker.clone()),
+            mem: mem.clone(),
+            kicks: kicks.clone(),
+        };
+        Self {
+            subject,
+            mem,
+            mmio: MmioTransport::new(parts, irq),
+            worker,
+            kicks,
+            drivers: Vec::new(),
+        }
+    }
+
+    /// A driver that did everything right so far.
+    fn started(subject: Subject) -> Self {
+        let mut rig = Self::new(subject);
+        rig.restart();
+        rig
+    }
+
+    fn write(&mut self, register: u64, value: u32) {
+        self.mmio.write(register, &value.to_le_bytes());
+    }
+
+    fn read(&mut self, register: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.mmio.read(register, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn status(&mut self) -> u32 {
+        self.read(reg::STATUS)
+    }
+
+    /// From a reset as far as `FEATURES_OK`, with all that is offered.
+    fn negotiate(&mut self) {
+        self.write(reg::STATUS, 0);
+        assert_eq!(self.status(), 0, "{}", self.subject.name);
+        self.write(reg::STATUS, 1);
+        self.write(reg::STATUS, 3);
+        for half in [0, 1] {
+            self.write(reg::FEATURES_SEL, half);
+            let offered = self.read(reg::FEATURES);
+            self.write(reg::DRIVER_FEATURES_SEL, half);
+            // Without the index of events, so that every notification is taken.
+            let refused = if half == 0 { 1 << 29 } else { 0 };
+            self.write(reg::DRIVER_FEATURES, offered & !refused);
+        }
+        self.write(reg::STATUS, 11);
+        assert_eq!(self.status(), 11, "{}", self.subject.name);
+    }
+
+    fn set_queue(&mut self, index: u32, config: &QueueConfig) {
+        self.write(reg::QUEUE_SEL, index);
+        self.write(reg::QUEUE_SIZE, config.size);
+        for (register, address) in [
+            (reg::DESC, config.desc_table),
+            (reg::DRIVER, config.avail_ring),
+            (reg::DEVICE, config.used_ring),
+        ] {
+            self.write(register, u32::try_from(address & 0xffff_ffff).unwrap());
+            self.write(register + 4, u32::try_from(address >> 32).unwrap());
+        }
+        self.write(reg::QUEUE_READY, 1);
+    }
+
+    /// New rings, of which nothing is ready yet.
+    fn lay_rings(&mut self) {
+        let count = u64::try_from(self.kicks.len()).unwrap();
+        self.drivers = (1..=count)
+            .map(|n| DriverQueue::new(&self.mem, n << 16, QUEUE))
+            .collect();
+    }
+
+    /// Resets the device and starts it with empty rings.
+    fn restart(&mut self) {
+        self.negotiate();
+        self.lay_rings();
+        for index in 0..self.drivers.len() {
+            let config = self.drivers[index].config();
+            self.set_queue(u32::try_from(index).unwrap(), &config);
+        }
+        self.write(reg::STATUS, DRIVER_OK);
+        assert_eq!(self.status(), DRIVER_OK, "{}", self.subject.name);
+    }
+
+    /// Notifies a queue, and lets the device work until it has nothing left to do.
+    fn notify(&mut self, queue: u16) {
+        self.write(reg::QUEUE_NOTIFY, queue.into());
+        let Some(kick) = self.kicks.get(usize::from(queue)) else {
+            return;
+        };
+        if kick.read().is_ok() {
+            self.work(|worker| worker.on_queue(queue).unwrap());
+        }
+    }
+
+    fn work(&mut self, mut turn: impl FnMut(&mut crate::virtio::Worker) -> Progress) {
+        for _ in 0..1000 {
+            if self.worker.with(&mut turn) == Progress::Idle {
+                return;
+            }
+        }
+        panic!("{} spins", self.subject.name);
+    }
+
+    /// Makes the device look at a queue, as it would in the course of its work.
+    fn poke(&mut self, queue: u16) {
+        self.notify(queue);
+        if let Some(arrive) = self.subject.arrivals.get(&queue).copied() {
+            arrive(self);
+            self.work(|worker| worker.on_backend().unwrap());
+        }
+    }
+
+    /// The queues that [`Self::poke`] has a sound chain for.
+    fn queues(&self) -> Vec<u16> {
+        self.subject.sound.keys().copied().collect()
+    }
+
+    /// Makes a sound chain available; gives its readable and its writable part.
+    fn add_sound(&mut self, queue: u16) {
+        let Sound { readable, room } = self.subject.sound[&queue].clone();
+        self.mem.write_slice(&readable, GuestAddress(DATA)).unwrap();
+        let len = u32::try_from(readable.len()).unwrap();
+        let readable: &[_] = if len == 0 { &[] } else { &[(DATA, len)] };
+        let writable: &[_] = if room == 0 { &[] } else { &[(ROOM, room)] };
+        self.drivers[usize::from(queue)].add(readable, writable);
+    }
+
+    /// Every queue takes a sound chain and gives it back.
+    fn works(&mut self) {
+        for queue in self.queues() {
+            self.add_sound(queue);
+            self.poke(queue);
+            let used = self.drivers[usize::from(queue)].take_used();
+            assert!(used.is_some(), "{} {queue}", self.subject.name);
+        }
+        assert_eq!(self.status(), DRIVER_OK, "{}", self.subject.name);
+    }
+}
+
+/// What `attack` does to a queue is a fault of each device, which a reset mends.
+fn parks(attack: impl Fn(&mut Rig, u16)) {
+    for_each_queue(|rig, queue| {
+        attack(rig, queue);
+        rig.poke(queue);
+        let name = rig.subject.name;
+        assert_eq!(rig.status(), DRIVER_OK | NEEDS_RESET, "{name} {queue}");
+        // Nobody is at home until the driver resets it.
+        rig.poke(queue);
+        assert_eq!(rig.status(), DRIVER_OK | NEEDS_RESET, "{name} {queue}");
+        rig.restart();
+        rig.works();
+    });
+}
+
+/// What `attack` does leaves the device at work.
+fn survives(attack: impl Fn(&mut Rig)) {
+    for subject in subjects() {
+        let mut rig = Rig::started(subject);
+        attack(&mut rig);
+        rig.works();
+    }
+}
+
+fn for_each_queue(test: impl Fn(&mut Rig, u16)) {
+    for n in 0..subjects().len() {
+        let subject = || subjects().swap_remove(n);
+        for queue in Rig::new(subject()).queues() {
+            test(&mut Rig::started(subject()), queue);
+        }
+    }
+}

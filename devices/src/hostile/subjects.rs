@@ -1,0 +1,159 @@
+//! The devices under attack.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use super::Rig;
+use crate::blk::{BlockDevice, FileDisk};
+use crate::console::ConsoleDevice;
+use crate::fs::FsDevice;
+use crate::net::{MemoryNic, NetDevice};
+use crate::rng::RngDevice;
+use crate::virtio::VirtioDevice;
+use crate::vsock::VsockDevice;
+
+/// A chain that its device serves.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sound {
+    pub(super) readable: Vec<u8>,
+    /// Bytes of the device-writable part.
+    pub(super) room: u32,
+}
+
+/// Makes something arrive for the driver.
+pub(super) type Arrive = fn(&mut Rig);
+
+/// A device and how it is used.
+pub(super) struct Subject {
+    pub(super) name: &'static str,
+    pub(super) device: Option<Box<dyn VirtioDevice>>,
+    pub(super) sound: BTreeMap<u16, Sound>,
+    /// Queues whose chains are taken when something arrives.
+    pub(super) arrivals: BTreeMap<u16, Arrive>,
+    /// What arrives there.
+    pub(super) feed: Box<dyn FnMut()>,
+    /// Files that the device works on.
+    _dir: Option<tempfile::TempDir>,
+}
+
+impl Subject {
+    fn new(name: &'static str, device: impl VirtioDevice) -> Self {
+        Self {
+            name,
+            device: Some(Box::new(device)),
+            sound: BTreeMap::new(),
+            arrivals: BTreeMap::new(),
+            feed: Box::new(|| ()),
+            _dir: None,
+        }
+    }
+
+    fn sound(mut self, queue: u16, readable: &[u8], room: u32) -> Self {
+        let readable = readable.to_vec();
+        self.sound.insert(queue, Sound { readable, room });
+        self
+    }
+
+    fn arrives(mut self, queue: u16, arrive: Arrive) -> Self {
+        self.arrivals.insert(queue, arrive);
+        self
+    }
+
+    fn fed_by(mut self, feed: impl FnMut() + 'static) -> Self {
+        self.feed = Box::new(feed);
+        self
+    }
+}
+
+/// One of each.
+pub(super) fn subjects() -> Vec<Subject> {
+    vec![blk(), console(), fs(), net(), rng(), vsock()]
+}
+
+fn fed(rig: &mut Rig) {
+    (rig.subject.feed)();
+}
+
+fn blk() -> Subject {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    let disk = FileDisk::new(file).unwrap();
+    // A read of sector 0, and the status.
+    Subject::new("blk", BlockDevice::new(Box::new(disk))).sound(0, &[0; 16], 513)
+}
+
+fn console() -> Subject {
+    let (input, mut keyboard) = UnixStream::pair().unwrap();
+    let device = ConsoleDevice::new(Box::new(std::io::sink()));
+    Subject::new("console", device.input(input.into()).unwrap())
+        .sound(0, &[], 64)
+        .sound(1, b"text", 0)
+        .arrives(0, fed)
+        .fed_by(move || keyboard.write_all(b"x").unwrap())
+}
+
+fn fs() -> Subject {
+    let dir = tempfile::tempdir().unwrap();
+    let message = |opcode: u32, body: &[u8]| {
+        let len = u32::try_from(40 + body.len()).unwrap();
+        let mut bytes = [len.to_le_bytes(), opcode.to_le_bytes()].concat();
+        bytes.extend(7u64.to_le_bytes());
+        bytes.extend(1u64.to_le_bytes());
+        bytes.resize(40, 0);
+        bytes.extend(body);
+        bytes
+    };
+    // FUSE_FORGET and FUSE_GETATTR of the root.
+    let mut subject = Subject::new("fs", FsDevice::open("share", dir.path()).unwrap())
+        .sound(0, &message(2, &1u64.to_le_bytes()), 0)
+        .sound(1, &message(3, &[0; 16]), 120);
+    subject._dir = Some(dir);
+    subject
+}
+
+fn net() -> Subject {
+    let (nic, wire) = MemoryNic::pair();
+    Subject::new("net", NetDevice::new(Box::new(nic)).unwrap())
+        .sound(0, &[], 2048)
+        .sound(1, &[0; 12 + 60], 0)
+        // No such command.
+        .sound(2, &[0xff, 0], 1)
+        .arrives(0, fed)
+        .fed_by(move || wire.send(&[0; 60]))
+}
+
+fn rng() -> Subject {
+    Subject::new("rng", RngDevice::new()).sound(0, &[], 64)
+}
+
+/// A packet of the guest (§5.10.6): from port 1 to port 2, where nobody listens.
+fn packet(operation: u16) -> Vec<u8> {
+    let mut bytes = [3u64.to_le_bytes(), 2u64.to_le_bytes()].concat();
+    bytes.extend(1u32.to_le_bytes());
+    bytes.extend(2u32.to_le_bytes());
+    bytes.extend(0u32.to_le_bytes());
+    bytes.extend(1u16.to_le_bytes());
+    bytes.extend(operation.to_le_bytes());
+    bytes.resize(44, 0);
+    bytes
+}
+
+const REQUEST: u16 = 1;
+const RESET: u16 = 3;
+
+fn vsock() -> Subject {
+    Subject::new("vsock", VsockDevice::in_process(3).unwrap())
+        .sound(0, &[], 4096)
+        .sound(1, &packet(RESET), 0)
+        .arrives(0, |rig| {
+            use vm_memory::{Bytes, GuestAddress};
+            let at = super::DATA + 0x8000;
+            let packet = packet(REQUEST);
+            rig.mem.write_slice(&packet, GuestAddress(at)).unwrap();
+            rig.drivers[1].add(&[(at, 44)], &[]);
+            rig.notify(1);
+            // Its own answer is taken, so that the next one is another queue's.
+            let _ = rig.drivers[1].take_used();
+        })
+}
