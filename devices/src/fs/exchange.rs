@@ -11,7 +11,9 @@ use std::sync::Arc;
 use fuse_backend_rs::abi::fuse_abi::{InHeader, Opcode, WriteIn};
 use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
 use virtio_queue::{DescriptorChain, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MmapRegion};
+use vm_memory::{
+    Address, Bytes, GuestAddress, GuestMemory, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
+};
 
 use crate::GuestRam;
 use crate::virtio::{Chain, ChainError, Segment};
@@ -146,37 +148,60 @@ impl Exchange {
         };
         let rest = chain.readable_parts(copied).map(|segment| (segment, 0));
         let room = chain.writable_parts().map(|segment| (segment, F_WRITE));
-        let mut all = std::iter::once((copy, 0))
-            .chain(rest)
-            .chain(room)
-            .peekable();
+        let mut all = std::iter::once((copy, 0)).chain(rest).chain(room);
         let mut index = 0u16;
-        while let Some((segment, flags)) = all.next() {
-            let next = index.wrapping_add(1);
-            let flags = if all.peek().is_some() {
-                flags | F_NEXT
-            } else {
-                flags
-            };
-            let mut raw = [0; 16];
-            let fields = segment
-                .addr
-                .0
-                .to_le_bytes()
-                .into_iter()
-                .chain(segment.len.to_le_bytes())
-                .chain(flags.to_le_bytes())
-                .chain(next.to_le_bytes());
-            for (to, from) in raw.iter_mut().zip(fields) {
-                *to = from;
+        let mut last = all.next();
+        while let Some((segment, flags)) = last {
+            last = all.next();
+            let mut segment = segment;
+            while let Some(joined) = last
+                .and_then(|(next, its)| (its == flags).then(|| self.join(segment, next)).flatten())
+            {
+                segment = joined;
+                last = all.next();
             }
-            let at = u64::from(index).saturating_mul(16).saturating_add(BASE);
-            self.mem
-                .write_slice(&raw, GuestAddress(at))
-                .map_err(ExchangeError::Access)?;
-            index = next;
+            let more = if last.is_some() { F_NEXT } else { 0 };
+            self.write_descriptor(index, segment, flags | more)?;
+            index = index.wrapping_add(1);
         }
         Ok(())
+    }
+
+    /// Two neighbours of one memory region as one segment: a driver's buffer of many pages is
+    /// often one piece, and each piece costs in every list that it comes into.
+    fn join(&self, first: Segment, second: Segment) -> Option<Segment> {
+        let end = first.addr.checked_add(first.len.into())?;
+        let len = first.len.checked_add(second.len)?;
+        let last = first.addr.checked_add(u64::from(len).checked_sub(1)?)?;
+        if end != second.addr || self.mem.find_region(first.addr)?.last_addr() < last {
+            return None;
+        }
+        let addr = first.addr;
+        Some(Segment { addr, len })
+    }
+
+    fn write_descriptor(
+        &self,
+        index: u16,
+        segment: Segment,
+        flags: u16,
+    ) -> Result<(), ExchangeError> {
+        let mut raw = [0; 16];
+        let fields = segment
+            .addr
+            .0
+            .to_le_bytes()
+            .into_iter()
+            .chain(segment.len.to_le_bytes())
+            .chain(flags.to_le_bytes())
+            .chain(index.wrapping_add(1).to_le_bytes());
+        for (to, from) in raw.iter_mut().zip(fields) {
+            *to = from;
+        }
+        let at = u64::from(index).saturating_mul(16).saturating_add(BASE);
+        self.mem
+            .write_slice(&raw, GuestAddress(at))
+            .map_err(ExchangeError::Access)
     }
 
     /// The request that was loaded, once.
@@ -314,6 +339,46 @@ mod tests {
         assert_eq!(seen.len(), bytes.len());
         assert_eq!(seen[..WRITE_HEADER_LEN], bytes[..WRITE_HEADER_LEN]);
         assert_eq!(seen[WRITE_HEADER_LEN], 9);
+    }
+
+    #[test]
+    fn neighbouring_pages_are_one_piece_as_far_as_their_region_goes() {
+        let ranges = [(GuestAddress(0), 1 << 20), (GuestAddress(1 << 20), 1 << 20)];
+        let mem = GuestRam::from_ranges(&ranges).unwrap();
+        let mut driver = DriverQueue::new(&mem, 0x1_0000, 64);
+        let mut queue = driver.device_queue(0, Arc::new(CountingInterrupt::default()));
+        let mut exchange = Exchange::new(&mem).unwrap();
+        let bytes = request(Opcode::Write as u32, &[5; 40]);
+        mem.write_slice(&bytes, GuestAddress(0x4_0000)).unwrap();
+        let pages = [
+            0xf_d000, 0xf_e000, 0xf_f000, 0x10_0000, 0x10_1000, 0x10_3000,
+        ];
+        driver.add(&[(0x4_0000, 80)], &pages.map(|page| (page, 0x1000)));
+        let chain = queue.next().unwrap().unwrap();
+        exchange.load(&chain, &mem).unwrap().unwrap();
+        let piece = |index: u64| {
+            let raw: [u8; 16] = exchange
+                .mem
+                .read_obj(GuestAddress(BASE + 16 * index))
+                .unwrap();
+            let addr = u64::from_le_bytes(raw[..8].try_into().unwrap());
+            let len = u32::from_le_bytes(raw[8..12].try_into().unwrap());
+            (addr, len, raw[12] & 1 != 0)
+        };
+        assert_eq!(
+            [1, 2, 3].map(piece),
+            [
+                (0xf_d000, 0x3000, true),
+                (0x10_0000, 0x2000, true),
+                (0x10_3000, 0x1000, false),
+            ]
+        );
+        let (_, mut writer) = exchange.present().unwrap();
+        assert_eq!(writer.available_bytes(), 0x6000);
+        writer.write_all(&[7; 0x6000]).unwrap();
+        for page in pages {
+            assert_eq!(mem.read_obj::<u8>(GuestAddress(page + 0xfff)).unwrap(), 7);
+        }
     }
 
     #[test]
