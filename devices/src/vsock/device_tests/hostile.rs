@@ -241,3 +241,23 @@ fn many_streams_take_turns() {
     assert_eq!(got.len(), 8);
     assert!(got.values().all(|data| *data == pattern(60_000)));
 }
+
+#[test]
+fn a_flood_of_packets_leaves_the_event_loop_its_turn() {
+    let mut rig = Rig::new();
+    stop(&mut rig.device);
+    let mut tx = DriverQueue::new(&rig.mem, 0x40000, 1024);
+    start(&mut rig.device, &[&rig.rx, &tx, &rig.event], &rig.irq, 1);
+    let packet = rig.packet(Ports { guest: 1, host: 2 }, Op::Reset);
+    rig.mem
+        .write_slice(&packet.to_bytes(), GuestAddress(TX_BASE))
+        .unwrap();
+    for _ in 0..1000 {
+        tx.add(&[(TX_BASE, HEADER_LEN as u32)], &[]);
+    }
+    assert_eq!(rig.device.on_queue(TX).unwrap(), Progress::More);
+    let taken = std::iter::from_fn(|| tx.take_used()).count();
+    assert!((1..1000).contains(&taken), "{taken}");
+    while rig.device.on_queue(TX).unwrap() == Progress::More {}
+    assert_eq!(taken + std::iter::from_fn(|| tx.take_used()).count(), 1000);
+}
