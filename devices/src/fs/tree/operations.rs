@@ -59,7 +59,15 @@ impl FileSystem for Tree {
     }
 
     fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
-        self.entry(&*self.object(parent)?, name)
+        match self.entry(&*self.object(parent)?, name) {
+            // A client that is to make something looks first, and need not look twice.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(Entry {
+                inode: 0,
+                entry_timeout: KEEP,
+                ..Entry::default()
+            }),
+            other => other,
+        }
     }
 
     fn forget(&self, _: &Context, inode: u64, count: u64) {

@@ -57,7 +57,12 @@ impl Rig {
     }
 
     fn look_up(&self, parent: u64, text: &str) -> io::Result<Entry> {
-        self.tree.lookup(&me(), parent, &name(text))
+        let entry = self.tree.lookup(&me(), parent, &name(text))?;
+        // Number 0 is how a client is told that there is nothing.
+        if entry.inode == 0 {
+            return Err(Errno::NOENT.into());
+        }
+        Ok(entry)
     }
 
     fn list(&self, object: u64, plus: bool) -> Vec<(String, u64)> {
@@ -167,6 +172,18 @@ fn links_are_given_to_the_guest_and_never_followed() {
     std::fs::rename(rig.path("dir"), rig.path("moved")).unwrap();
     symlink("/etc", rig.path("dir")).unwrap();
     assert_eq!(code(rig.look_up(dir, "passwd")), Some(Errno::NOENT));
+}
+
+#[test]
+fn that_there_is_nothing_may_be_kept_as_long_as_a_name() {
+    let rig = rig();
+    let nothing = rig.tree.lookup(&me(), ROOT, &name("later")).unwrap();
+    assert_eq!((nothing.inode, nothing.entry_timeout), (0, KEEP));
+    assert!(KEEP < std::time::Duration::from_secs(1));
+    std::fs::write(rig.path("later"), "x").unwrap();
+    let there = rig.tree.lookup(&me(), ROOT, &name("later")).unwrap();
+    assert_ne!(there.inode, 0);
+    assert_eq!(there.entry_timeout, KEEP);
 }
 
 #[test]
