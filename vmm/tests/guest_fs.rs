@@ -14,9 +14,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::UnshareFlags;
 use support::{Console, linux};
 
-/// Directories, and files in each.
+/// Directories, and files in each unless `PODVISOR_TEST_FILES` says another number.
 const DIRS: usize = 10;
-const FILES: usize = 10;
+const FILES: usize = 30;
 
 const MOUNT: &str = "mkdir /share; mount -t virtiofs data /share || exit 1\n";
 
@@ -68,11 +68,12 @@ fn guest_copies_a_tree_and_a_large_file_both_ways() {
     let time = |n: usize| {
         std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000 + n as u64 * 1000)
     };
+    let files = std::env::var("PODVISOR_TEST_FILES").map_or(FILES, |n| n.parse().unwrap());
     for d in 0..DIRS {
         let at = source.join(format!("d{d}"));
         fs::create_dir_all(&at).unwrap();
-        for f in 0..FILES {
-            let n = d * FILES + f;
+        for f in 0..files {
+            let n = d * files + f;
             let path = at.join(format!("f{f}"));
             fs::write(&path, format!("{n}\n").repeat(n % 50)).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600 | (n as u32 & 0o77)))
