@@ -3,7 +3,7 @@
 use std::os::unix::fs::FileExt;
 
 use arbitrary::Arbitrary;
-use podvisor_devices::blk::{BlockDevice, FileDisk};
+use podvisor_devices::blk::{BlockDevice, IoEngine, open_disk};
 
 use crate::driver::{self, Addr, BUFFERS, Bench, Len, buffers, steps};
 
@@ -23,7 +23,8 @@ enum Step {
     },
 }
 
-/// Runs the driver's program `data`; its first byte says whether the disk is read-only.
+/// Runs the driver's program `data`; its first byte says whether the disk is read-only, and who
+/// carries requests out.
 ///
 /// # Panics
 /// When the device misbehaves, or without a temporary file.
@@ -37,8 +38,13 @@ pub fn run(data: &[u8]) {
         .expect("a temporary file");
     file.set_len(DISK).expect("a small file");
     let check = file.try_clone().expect("a descriptor");
-    let disk = FileDisk::new(file).expect("a regular file");
-    let mut device = BlockDevice::new(Box::new(disk));
+    let engine = if mode & 2 == 0 {
+        IoEngine::Sync
+    } else {
+        IoEngine::Uring
+    };
+    let disk = open_disk(file, engine).expect("a regular file");
+    let mut device = BlockDevice::new(disk);
     let read_only = mode & 1 != 0;
     if read_only {
         device = device.read_only();

@@ -96,7 +96,9 @@ pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault};
 pub use kvm::KvmError;
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
-pub use podvisor_devices::blk::{BlockDevice, BlockDeviceError, Disk, FileDisk};
+pub use podvisor_devices::blk::{
+    BlockDevice, BlockDeviceError, Disk, FileDisk, IoEngine, UringDisk, open_disk,
+};
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError};
 pub use podvisor_devices::net::{LinkState, MacAddress, NetDevice, NetDeviceError};

@@ -4,7 +4,7 @@ mod support;
 
 use std::io::Write;
 
-use podvisor_vmm::{BlockDevice, Exit};
+use podvisor_vmm::{BlockDevice, Exit, IoEngine};
 use support::{Console, linux};
 
 /// A disk of 1 MiB whose bytes say where they are.
@@ -57,4 +57,38 @@ fn guest_reads_and_writes_its_disks() {
         .find(|c| c.name == "write_bytes")
         .unwrap();
     assert!(written.value >= 3 * 4096, "{counters:?}");
+}
+
+#[test]
+fn guest_uses_disks_of_every_engine_with_several_queues() {
+    let console = Console::default();
+    // Four readers and a writer at once, over each disk as a whole; then holes and zeroes.
+    let script = "for disk in vda vdb; do\n\
+         ls /sys/block/$disk/mq | wc -l\n\
+         for n in 0 1 2 3; do dd if=/dev/$disk bs=64k skip=$n count=16 iflag=direct 2>/dev/null | sha256sum > /sum$n & done\n\
+         dd if=/dev/$disk of=/dev/$disk bs=4k count=16 iflag=direct oflag=direct conv=notrunc,fsync 2>/dev/null\n\
+         wait; cat /sum0 /sum1 /sum2 /sum3 | sha256sum\n\
+         blkdiscard -o 65536 -l 65536 /dev/$disk && echo discarded\n\
+         blkdiscard -z -o 262144 -l 4096 /dev/$disk 2>/dev/null; sync\n\
+         sha256sum < /dev/$disk; done; echo over";
+    let disks = [disk(), disk()];
+    let open = |n: usize, io| BlockDevice::open_with(disks[n].path(), io).unwrap();
+    let vm = linux(script, &console)
+        .vcpus(2)
+        .block(open(0, IoEngine::Sync).queues(2))
+        .block(open(1, IoEngine::Uring).queues(2))
+        .build()
+        .unwrap();
+    vm.start().unwrap();
+    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    let text = console.text();
+    let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('[')).collect();
+    assert_eq!((lines.len(), lines[8]), (9, "over"), "{text}");
+    assert_eq!((lines[0], lines[2]), ("2", "discarded"), "{text}");
+    assert_eq!(lines[..4], lines[4..8], "{text}");
+    let [one, two] = [0, 1].map(|n: usize| std::fs::read(disks[n].path()).unwrap());
+    assert!(one == two, "both disks went through the same");
+    assert!(one[65536..131_072].iter().all(|byte| *byte == 0));
+    assert_eq!(one[131_076..131_080], 32769u32.to_le_bytes());
+    assert!(vm.faults().is_empty());
 }

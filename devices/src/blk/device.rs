@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::disk::{Disk, EmptySlot};
-use super::engine::{Engine, PIECE};
-use super::file::FileDisk;
-use super::open::{self, BlockDeviceError};
-use super::request::ID_LEN;
+use super::engine::{Engine, MAX_QUEUES, PIECE};
+use super::open::{self, BlockDeviceError, IoEngine, open_disk};
+use super::request::{ID_LEN, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS};
 use crate::virtio::{
     ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, StartError,
     VirtioDevice,
@@ -29,6 +28,9 @@ mod feature {
     pub(super) const RO: u64 = 1 << 5;
     pub(super) const BLK_SIZE: u64 = 1 << 6;
     pub(super) const FLUSH: u64 = 1 << 9;
+    pub(super) const MQ: u64 = 1 << 12;
+    pub(super) const DISCARD: u64 = 1 << 13;
+    pub(super) const WRITE_ZEROES: u64 = 1 << 14;
 }
 
 /// A virtio block device over any [`Disk`].
@@ -38,9 +40,10 @@ mod feature {
 pub struct BlockDevice {
     engine: Engine,
     config: Arc<ConfigSpace>,
-    queue: Option<Queue>,
+    queues: Vec<Option<Queue>>,
     /// A file that is to be written, which [`Self::check`] sees to.
     file: Option<WantedForWriting>,
+    io: IoEngine,
 }
 
 #[derive(Debug)]
@@ -57,10 +60,11 @@ impl BlockDevice {
     pub fn new(disk: Box<dyn Disk>) -> Self {
         let engine = Engine::new(disk);
         Self {
-            config: Arc::new(ConfigSpace::new(config_space(engine.sectors))),
+            config: Arc::new(ConfigSpace::new(config_space(engine.sectors, 1))),
             engine,
-            queue: None,
+            queues: vec![None],
             file: None,
+            io: IoEngine::Sync,
         }
     }
 
@@ -72,8 +76,16 @@ impl BlockDevice {
     /// # Errors
     /// When `path` cannot be opened for reading or is no disk.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, BlockDeviceError> {
+        Self::open_with(path, IoEngine::Sync)
+    }
+
+    /// As [`Self::open`], with requests carried out by `io`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(path: impl AsRef<Path>, io: IoEngine) -> Result<Self, BlockDeviceError> {
         let path = path.as_ref();
-        Self::over(open::open(path)?, path, true)
+        Self::over(open::open(path)?, path, true, io)
     }
 
     /// A device over an open file: nothing is opened later. For a disk that the driver may
@@ -83,19 +95,33 @@ impl BlockDevice {
     /// # Errors
     /// When the file is no disk.
     pub fn from_file(file: File) -> Result<Self, BlockDeviceError> {
+        Self::from_file_with(file, IoEngine::Sync)
+    }
+
+    /// As [`Self::from_file`], with requests carried out by `io`.
+    ///
+    /// # Errors
+    /// As [`Self::from_file`].
+    pub fn from_file_with(file: File, io: IoEngine) -> Result<Self, BlockDeviceError> {
         use std::os::fd::AsRawFd;
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         open::check_kind(&file, &path)?;
-        Self::over(file, &path, false)
+        Self::over(file, &path, false, io)
     }
 
-    fn over(file: File, path: &Path, by_path: bool) -> Result<Self, BlockDeviceError> {
+    fn over(
+        file: File,
+        path: &Path,
+        by_path: bool,
+        io: IoEngine,
+    ) -> Result<Self, BlockDeviceError> {
         let size_error = |source| BlockDeviceError::Size {
             path: path.into(),
             source,
         };
-        let disk = FileDisk::new(file.try_clone().map_err(size_error)?).map_err(size_error)?;
-        let mut device = Self::new(Box::new(disk));
+        let own = file.try_clone().map_err(size_error)?;
+        let mut device = Self::new(open_disk(own, io).map_err(size_error)?);
+        device.io = io;
         device.file = Some(WantedForWriting {
             file,
             path: path.into(),
@@ -116,6 +142,16 @@ impl BlockDevice {
     pub fn read_only(mut self) -> Self {
         self.engine.read_only = true;
         self.file = None;
+        self
+    }
+
+    /// Gives the driver so many request queues, 1 to 8; a guest uses one per vCPU. The disk works
+    /// on the requests of all of them together.
+    #[must_use]
+    pub fn queues(mut self, count: u16) -> Self {
+        let count = usize::from(count).clamp(1, MAX_QUEUES);
+        self.queues = (0..count).map(|_| None).collect();
+        self.config = Arc::new(ConfigSpace::new(config_space(self.engine.sectors, count)));
         self
     }
 
@@ -155,15 +191,16 @@ impl BlockDevice {
             return Err(BlockDeviceError::NotWritable { path, source });
         }
         open::lock(&file, &path)?;
-        let disk = FileDisk::new(file).map_err(|source| BlockDeviceError::Size { path, source })?;
-        self.engine.set_disk(Box::new(disk));
+        let disk =
+            open_disk(file, self.io).map_err(|source| BlockDeviceError::Size { path, source })?;
+        self.engine.set_disk(disk);
         Ok(())
     }
 
     /// Puts another disk with another serial number in the place of this one. The driver hears
     /// of the new capacity (§5.2.5.2); what it had cached of the old disk is its affair.
     pub fn swap(&mut self, disk: Box<dyn Disk>, serial: &str) {
-        self.settle_queue();
+        self.settle_queues();
         self.engine.set_disk(disk);
         self.set_serial(serial);
         self.tell_capacity();
@@ -174,19 +211,26 @@ impl BlockDevice {
     /// # Errors
     /// When the size cannot be found.
     pub fn resize(&mut self) -> std::io::Result<()> {
-        self.settle_queue();
+        self.settle_queues();
         self.engine.disk_mut().refresh()?;
         self.engine.sectors = super::sectors(self.engine.disk());
         self.tell_capacity();
         Ok(())
     }
 
-    fn settle_queue(&mut self) {
-        if let Some(queue) = &mut self.queue {
-            self.engine.drain(queue);
+    fn settle_queues(&mut self) {
+        for index in 0..self.queue_count() {
+            self.engine.drain(&mut self.queues, index);
+        }
+        for queue in self.queues.iter().flatten() {
             // A request that was put back waits in the ring: it must not be forgotten.
             let _ = queue.kick().write(1);
         }
+    }
+
+    fn queue_count(&self) -> u16 {
+        // At most MAX_QUEUES.
+        u16::try_from(self.queues.len()).unwrap_or(1)
     }
 
     fn tell_capacity(&self) {
@@ -199,12 +243,17 @@ impl VirtioDevice for BlockDevice {
         let access = if self.engine.read_only {
             feature::RO
         } else {
-            feature::FLUSH
+            feature::FLUSH | feature::DISCARD | feature::WRITE_ZEROES
+        };
+        let several = if self.queues.len() > 1 {
+            feature::MQ
+        } else {
+            0
         };
         DeviceInfo {
             device_type: DeviceType::Block,
-            queue_sizes: vec![QUEUE_SIZE],
-            features: feature::SEG_MAX | feature::BLK_SIZE | access,
+            queue_sizes: vec![QUEUE_SIZE; self.queues.len()],
+            features: feature::SEG_MAX | feature::BLK_SIZE | access | several,
             config: self.config.clone(),
             counters: self.engine.counters.clone(),
         }
@@ -215,34 +264,37 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        match (queue.index(), &self.queue) {
-            (0, None) => {
-                self.queue = Some(queue);
-                Ok(())
-            }
-            (0, Some(_)) => Err(StartError::Running { index: 0 }),
-            (index, _) => Err(StartError::NoSuchQueue { index }),
+        let index = queue.index();
+        match self.queues.get_mut(usize::from(index)) {
+            Some(place @ None) => *place = Some(queue),
+            Some(Some(_)) => return Err(StartError::Running { index }),
+            None => return Err(StartError::NoSuchQueue { index }),
         }
+        Ok(())
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        let mut queue = self.queue.take_if(|queue| queue.index() == index)?;
-        self.engine.drain(&mut queue);
-        Some(queue)
+        self.queues.get(usize::from(index))?.as_ref()?;
+        self.engine.drain(&mut self.queues, index);
+        self.queues.get_mut(usize::from(index))?.take()
     }
 
-    fn on_queue(&mut self, _index: u16) -> Result<Progress, Fault> {
-        let Some(queue) = &mut self.queue else {
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        let (engine, queues) = (&mut self.engine, &mut self.queues);
+        let spent = engine.resume(queues, BUDGET)?;
+        let Some(Some(queue)) = queues.get_mut(usize::from(index)) else {
             return Ok(Progress::Idle);
         };
-        let engine = &mut self.engine;
-        let spent = engine.resume(queue, BUDGET)?;
-        if spent >= BUDGET {
-            queue.notify()?;
-            return Ok(Progress::More);
-        }
-        let rest = BUDGET.saturating_sub(spent);
-        queue.serve(rest, |queue, chain| engine.begin(queue, chain))
+        let progress = match BUDGET.checked_sub(spent) {
+            None | Some(0) => Progress::More,
+            Some(rest) => queue.serve(rest, |queue, chain| engine.begin(queue, chain))?,
+        };
+        engine.commit(queues)?;
+        Ok(if engine.is_behind() {
+            Progress::More
+        } else {
+            progress
+        })
     }
 
     fn backend(&self) -> Option<BorrowedFd<'_>> {
@@ -250,13 +302,11 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn on_backend(&mut self) -> Result<Progress, Fault> {
-        let Some(queue) = &mut self.queue else {
-            return Ok(Progress::Idle);
-        };
-        self.engine.take_completions(queue)?;
-        let spent = self.engine.resume(queue, BUDGET)?;
-        queue.notify()?;
-        Ok(if spent >= BUDGET {
+        let (engine, queues) = (&mut self.engine, &mut self.queues);
+        engine.take_completions(queues)?;
+        engine.resume(queues, BUDGET)?;
+        engine.commit(queues)?;
+        Ok(if engine.is_behind() {
             Progress::More
         } else {
             Progress::Idle
@@ -265,7 +315,7 @@ impl VirtioDevice for BlockDevice {
 }
 
 /// `struct virtio_blk_config` (§5.2.4).
-fn config_space(sectors: u64) -> [u8; 60] {
+fn config_space(sectors: u64, queues: usize) -> [u8; 60] {
     let mut config = [0; 60];
     let mut put = |at: usize, bytes: &[u8]| {
         for (to, from) in config.iter_mut().skip(at).zip(bytes) {
@@ -275,6 +325,15 @@ fn config_space(sectors: u64) -> [u8; 60] {
     put(0, &sectors.to_le_bytes());
     put(12, &SEG_MAX.to_le_bytes());
     put(20, &512u32.to_le_bytes());
+    // At most MAX_QUEUES.
+    put(34, &u16::try_from(queues).unwrap_or(1).to_le_bytes());
+    // Discarding: sectors, ranges, alignment; zeroes: sectors, ranges, whether they may unmap.
+    put(36, &MAX_DISCARD_SECTORS.to_le_bytes());
+    put(40, &1u32.to_le_bytes());
+    put(44, &1u32.to_le_bytes());
+    put(48, &MAX_WRITE_ZEROES_SECTORS.to_le_bytes());
+    put(52, &1u32.to_le_bytes());
+    put(56, &[1]);
     config
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::GuestRam;
-use crate::blk::{Completion, Operation, Submitted};
+use crate::blk::{Completion, FileDisk, Operation, Submitted};
 use crate::testing::{CountingInterrupt, DriverQueue, memory, start, stop};
 use crate::virtio::Counter;
 use proptest::prelude::*;
@@ -146,12 +146,122 @@ fn the_serial_number_is_cut_to_20_bytes() {
 #[test]
 fn flush_and_unknown_requests() {
     let mut rig = Rig::new();
-    for (kind, status) in [(4, 0), (11, 2), (u32::MAX, 2)] {
+    for (kind, status) in [(4, 0), (14, 2), (u32::MAX, 2)] {
         rig.header(kind, 0);
         rig.driver.add(&[(HEADER, 16)], &[(STATUS, 1)]);
         assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
         assert_eq!(rig.status(), status);
     }
+}
+
+impl Rig {
+    /// A request with one range.
+    fn range(&mut self, kind: u32, sector: u64, count: u32, flags: u32) -> u8 {
+        self.header(kind, 0);
+        let at = GuestAddress(DATA);
+        self.mem.write_obj(sector, at).unwrap();
+        self.mem
+            .write_slice(
+                &[count.to_le_bytes(), flags.to_le_bytes()].concat(),
+                GuestAddress(DATA + 8),
+            )
+            .unwrap();
+        self.driver.add(&[(HEADER, 16), (DATA, 16)], &[(STATUS, 1)]);
+        assert_eq!(self.device.on_queue(0).unwrap(), Progress::Idle);
+        self.status()
+    }
+
+    fn first_byte(&mut self, sector: u64) -> u8 {
+        assert_eq!(self.read(sector, 512), 0);
+        self.mem.read_obj(GuestAddress(DATA)).unwrap()
+    }
+}
+
+const DISCARD: u32 = 11;
+const WRITE_ZEROES: u32 = 13;
+
+#[test]
+fn ranges_are_discarded_and_filled_with_zeroes() {
+    let mut rig = Rig::new();
+    for (kind, sector, flags) in [(WRITE_ZEROES, 1, 0), (WRITE_ZEROES, 4, 1), (DISCARD, 6, 0)] {
+        assert_eq!(rig.range(kind, sector, 2, flags), 0, "{kind} {sector}");
+        assert_eq!(rig.first_byte(sector), 0);
+        assert_eq!(rig.first_byte(sector + 1), 0);
+    }
+    assert_eq!(rig.first_byte(3), 3, "what lies between is left alone");
+    assert_eq!(rig.range(WRITE_ZEROES, 3, 0, 0), 0, "nothing is nothing");
+    assert_eq!(rig.first_byte(3), 3);
+    let count = |name| crate::testing::counter(&rig.device, name);
+    assert_eq!(
+        (count("discard_bytes"), count("zeroed_bytes")),
+        (1024, 2048)
+    );
+}
+
+#[test]
+fn ranges_beyond_the_disk_or_with_unknown_flags_are_refused() {
+    let mut rig = Rig::new();
+    for kind in [DISCARD, WRITE_ZEROES] {
+        for (sector, count) in [
+            (8, 1),
+            (7, 2),
+            (0, u32::MAX),
+            (u64::MAX, 1),
+            (u64::MAX / 512, 1),
+            (u64::MAX - 1, 2),
+        ] {
+            assert_eq!(
+                rig.range(kind, sector, count, 0),
+                1,
+                "{kind} {sector} {count}"
+            );
+        }
+        assert_eq!(rig.range(kind, 0, 1, 2), 2);
+        assert_eq!(rig.range(kind, 0, 1, u32::MAX), 2);
+        rig.header(kind, 0);
+        for len in [0, 15, 17, 32] {
+            rig.header(kind, 0);
+            rig.driver.add(&[(HEADER, 16), (DATA, len)], &[(STATUS, 1)]);
+            assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+            assert_eq!(rig.status(), 1, "{kind} {len}");
+        }
+    }
+    assert_eq!(rig.range(DISCARD, 0, 1, 1), 2, "only zeroes may unmap");
+    assert_eq!((rig.first_byte(1), rig.first_byte(7)), (1, 7));
+    let mut rig = Rig::over(disk_of_8_sectors().read_only());
+    assert_eq!(rig.range(DISCARD, 1, 1, 0), 1);
+    assert_eq!(rig.range(WRITE_ZEROES, 1, 1, 0), 1);
+    assert_eq!(rig.first_byte(1), 1);
+}
+
+#[test]
+fn more_zeroes_than_the_configuration_allows_are_refused() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(4 << 30).unwrap();
+    let mut rig = Rig::over(BlockDevice::new(Box::new(FileDisk::new(file).unwrap())));
+    let mut config = [0; 60];
+    rig.device.info().config.read(0, &mut config);
+    let limit = |at: usize| u32::from_le_bytes(config[at..at + 4].try_into().unwrap());
+    for (kind, limit) in [(DISCARD, limit(36)), (WRITE_ZEROES, limit(48))] {
+        assert_eq!(rig.range(kind, 0, limit, 0), 0);
+        assert_eq!(rig.range(kind, 0, limit + 1, 0), 1);
+    }
+}
+
+#[test]
+fn an_operation_that_the_host_does_not_have_is_unsupported() {
+    #[derive(Debug)]
+    struct Plain;
+    impl Disk for Plain {
+        fn len(&self) -> u64 {
+            1 << 20
+        }
+        fn submit(&mut self, _: &GuestRam, _: u16, _: Operation<'_, '_>) -> Submitted {
+            Submitted::Done(Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
+        }
+    }
+    let mut rig = Rig::over(BlockDevice::new(Box::new(Plain)));
+    assert_eq!(rig.range(DISCARD, 0, 1, 0), 2);
 }
 
 #[test]
@@ -194,9 +304,12 @@ fn a_driver_that_refills_the_ring_does_not_keep_the_loop() {
     assert_eq!(device.on_queue(0).unwrap(), Progress::More);
 }
 
-/// A disk whose requests finish when it is waited for.
+/// A disk whose requests finish when it is ready, or waited for.
 #[derive(Debug, Default)]
-struct Later(Vec<u16>);
+struct Later {
+    tokens: Vec<u16>,
+    ready: Arc<std::sync::atomic::AtomicBool>,
+}
 impl Disk for Later {
     fn len(&self) -> u64 {
         1 << 20
@@ -207,28 +320,39 @@ impl Disk for Later {
                 .iter()
                 .for_each(|s: &VolatileSlice<'_>| s.copy_from(&vec![5u8; s.len()]));
         }
-        self.0.push(token);
+        self.tokens.push(token);
         Submitted::Queued
     }
     fn completed(&mut self) -> Option<Completion> {
-        self.0.pop().map(|token| Completion {
-            token,
-            result: Ok(()),
-        })
+        let token = self
+            .ready
+            .load(SeqCst)
+            .then(|| self.tokens.pop())
+            .flatten()?;
+        let result = Ok(());
+        Some(Completion { token, result })
+    }
+    fn wait(&mut self) -> std::io::Result<()> {
+        self.ready.store(true, SeqCst);
+        Ok(())
     }
 }
 
 #[test]
 fn requests_in_flight_finish_by_the_backend_and_before_a_stop() {
-    let mut rig = Rig::over(BlockDevice::new(Box::new(Later::default())));
+    let disk = Later::default();
+    let ready = disk.ready.clone();
+    let mut rig = Rig::over(BlockDevice::new(Box::new(disk)));
     assert_eq!(rig.read(0, 512), 0xff, "not finished yet");
     assert!(rig.driver.take_used().is_none());
+    ready.store(true, SeqCst);
     assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
     assert_eq!(
         (rig.status(), rig.driver.take_used().unwrap().len),
         (0, 513)
     );
 
+    ready.store(false, SeqCst);
     assert_eq!(rig.read(0, 512), 0xff);
     assert_eq!(stop(&mut rig.device).len(), 1);
     assert_eq!(rig.status(), 0);
@@ -236,6 +360,40 @@ fn requests_in_flight_finish_by_the_backend_and_before_a_stop() {
         stop(&mut rig.device).len(),
         0,
         "a stopped device holds nothing"
+    );
+}
+
+#[test]
+fn a_head_made_available_again_while_its_request_is_in_flight_is_a_fault() {
+    let mut rig = Rig::over(BlockDevice::new(Box::new(Later::default())));
+    assert_eq!(rig.read(0, 512), 0xff);
+    rig.driver.make_available(0);
+    assert!(matches!(rig.device.on_queue(0), Err(Fault::Guest(_))));
+    assert_eq!(
+        stop(&mut rig.device).len(),
+        1,
+        "what is in flight ends first"
+    );
+    assert_eq!(rig.status(), 0);
+}
+
+#[test]
+fn a_header_and_descriptors_that_change_in_flight_change_nothing() {
+    let disk = Later::default();
+    let ready = disk.ready.clone();
+    let mut rig = Rig::over(BlockDevice::new(Box::new(disk)));
+    assert_eq!(rig.read(0, 512), 0xff);
+    // A write of everything, elsewhere, and to nobody's memory.
+    rig.header(1, u64::MAX);
+    for descriptor in 0..3 {
+        rig.driver.descriptor(descriptor, u64::MAX, u32::MAX, 1, 0);
+    }
+    ready.store(true, SeqCst);
+    assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
+    assert_eq!(rig.driver.take_used().unwrap().len, 513);
+    assert_eq!(
+        (rig.status(), rig.mem.read_obj(GuestAddress(DATA)).unwrap()),
+        (0, 5u8)
     );
 }
 

@@ -28,6 +28,22 @@ pub enum Operation<'a, 'm> {
     },
     /// Make completed writes durable.
     Flush,
+    /// Give the range back to the host; what it reads as afterwards is the host's affair.
+    Discard {
+        /// Where on the disk.
+        offset: u64,
+        /// Bytes, at least one.
+        len: u64,
+    },
+    /// Make the range read as zeroes.
+    WriteZeroes {
+        /// Where on the disk.
+        offset: u64,
+        /// Bytes, at least one.
+        len: u64,
+        /// Whether the range may be given back to the host.
+        unmap: bool,
+    },
 }
 
 /// A disk that is not there yet: one sector of zeroes.
@@ -47,8 +63,8 @@ impl Disk for EmptySlot {
                 }
                 Ok(())
             }
-            Operation::Write { .. } => Err(io::ErrorKind::PermissionDenied.into()),
             Operation::Flush => Ok(()),
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
         })
     }
 }
@@ -90,9 +106,18 @@ pub trait Disk: Debug + Send {
         Ok(())
     }
 
-    /// Begins a request. A backend that answers [`Submitted::Queued`] keeps a clone of `mem`
+    /// Begins a request. An operation that the host does not have fails with
+    /// [`io::ErrorKind::Unsupported`] or `EOPNOTSUPP`. A backend that answers [`Submitted::Queued`] keeps a clone of `mem`
     /// until the completion, so that the slices' memory stays mapped.
     fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted;
+
+    /// Starts what was queued since the last call: a backend may collect requests until then.
+    ///
+    /// # Errors
+    /// When nothing can be started; requests that were queued are lost then.
+    fn commit(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// The next finished request, without waiting.
     fn completed(&mut self) -> Option<Completion> {

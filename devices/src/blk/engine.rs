@@ -17,6 +17,9 @@ use crate::virtio::{Chain, Count, Counter, Fault, Queue, RateLimit, ReadCounters
 /// to do, and the driver is interrupted.
 pub(super) const PIECE: usize = 1 << 20;
 
+/// Queues that a device may have.
+pub(super) const MAX_QUEUES: usize = 8;
+
 /// What a flush counts for in a budget of bytes.
 const FLUSH_COST: usize = PIECE / 4;
 
@@ -28,6 +31,9 @@ pub(super) struct Counters {
     writes: Count,
     write_bytes: Count,
     flushes: Count,
+    discards: Count,
+    discard_bytes: Count,
+    zeroed_bytes: Count,
     errors: Count,
 }
 
@@ -39,6 +45,9 @@ impl ReadCounters for Counters {
             self.writes.named("writes"),
             self.write_bytes.named("write_bytes"),
             self.flushes.named("flushes"),
+            self.discards.named("discards"),
+            self.discard_bytes.named("discard_bytes"),
+            self.zeroed_bytes.named("zeroed_bytes"),
             self.errors.named("errors"),
         ]
     }
@@ -47,6 +56,8 @@ impl ReadCounters for Counters {
 /// A request of which a part is done.
 #[derive(Debug)]
 struct Flight {
+    /// The index of its queue.
+    queue: u16,
     chain: Chain,
     request: Request,
     /// Bytes that are transferred.
@@ -56,6 +67,12 @@ struct Flight {
 }
 
 impl Flight {
+    /// A number that no other request in flight has.
+    fn token(&self) -> u16 {
+        // Queues have no more than 256 descriptors, and there are fewer than 256 of them.
+        self.queue << 8 | self.chain.head() & 0xff
+    }
+
     /// Bytes to transfer.
     fn len(&self) -> usize {
         match self.request {
@@ -72,12 +89,12 @@ pub(super) struct Engine {
     pub(super) sectors: u64,
     pub(super) read_only: bool,
     pub(super) id: [u8; ID_LEN],
-    /// Requests that the disk works on, by the chain's head, which is unique while in flight.
+    /// Requests that the disk works on, by [`Flight::token`].
     in_flight: HashMap<u16, Flight>,
     /// Requests whose next piece has yet to be asked for.
     partial: VecDeque<Flight>,
-    /// The chain that was taken last, which alone can be put back.
-    last_taken: Option<u16>,
+    /// The chain that was taken last from each queue, which alone can be put back.
+    last_taken: [Option<u16>; MAX_QUEUES],
     /// An empty list that keeps its allocation.
     scratch: Vec<Scratch>,
     pub(super) counters: Arc<Counters>,
@@ -94,7 +111,7 @@ impl Engine {
             id: [0; ID_LEN],
             in_flight: HashMap::new(),
             partial: VecDeque::new(),
-            last_taken: None,
+            last_taken: [None; MAX_QUEUES],
             scratch: Vec::new(),
             counters: Arc::default(),
             log: RateLimit::new(Duration::from_secs(10)),
@@ -118,10 +135,13 @@ impl Engine {
     /// Begins the request of a chain. Returns what it cost.
     pub(super) fn begin(&mut self, queue: &mut Queue, chain: Chain) -> Result<usize, Fault> {
         let request = Request::parse(&chain, queue.memory(), self.sectors, self.read_only)?;
-        self.last_taken = Some(chain.head());
+        if let Some(last) = self.last_taken.get_mut(usize::from(queue.index())) {
+            *last = Some(chain.head());
+        }
         self.advance(
             queue,
             Flight {
+                queue: queue.index(),
                 chain,
                 request,
                 done: 0,
@@ -132,11 +152,14 @@ impl Engine {
 
     /// Goes on with requests of which a part is done, as far as `budget` goes. Returns what
     /// it cost: `budget` or more when some are left.
-    pub(super) fn resume(&mut self, queue: &mut Queue, budget: usize) -> Result<usize, Fault> {
+    pub(super) fn resume(&mut self, queues: &mut Queues, budget: usize) -> Result<usize, Fault> {
         let mut spent = 0usize;
         while spent < budget {
             let Some(flight) = self.partial.pop_front() else {
                 return Ok(spent);
+            };
+            let Some(queue) = queue_of(queues, &flight) else {
+                continue;
             };
             spent = spent.saturating_add(self.advance(queue, flight)?);
         }
@@ -157,7 +180,7 @@ impl Engine {
                 self.finish(queue, flight, status)?;
                 return Ok(0);
             }
-            Request::Flush => FLUSH_COST,
+            Request::Flush | Request::Discard { .. } | Request::WriteZeroes { .. } => FLUSH_COST,
             _ => flight.len().saturating_sub(flight.done).min(PIECE),
         };
         flight.piece = cost;
@@ -170,7 +193,7 @@ impl Engine {
                 }
             }
             Submitted::Queued => {
-                self.in_flight.insert(flight.chain.head(), flight);
+                self.in_flight.insert(flight.token(), flight);
                 Ok(cost)
             }
         }
@@ -197,9 +220,13 @@ impl Engine {
                     slices: &slices,
                 }
             }
+            Request::Discard { offset, len } => Operation::Discard { offset, len },
+            Request::WriteZeroes { offset, len, unmap } => {
+                Operation::WriteZeroes { offset, len, unmap }
+            }
             _ => Operation::Flush,
         };
-        let submitted = self.disk.submit(mem, chain.head(), operation);
+        let submitted = self.disk.submit(mem, flight.token(), operation);
         self.scratch = recycle(slices);
         Ok(submitted)
     }
@@ -212,6 +239,10 @@ impl Engine {
         result: &io::Result<()>,
     ) -> Result<bool, Fault> {
         if let Err(error) = result {
+            if is_unsupported(error) {
+                self.finish(queue, flight, Status::Unsupported)?;
+                return Ok(false);
+            }
             if let Some(suppressed) = self.log.permit() {
                 tracing::warn!(request = ?flight.request, %error, suppressed, "disk: request failed");
             }
@@ -242,6 +273,11 @@ impl Engine {
                     counters.write_bytes.add(len as u64);
                 }
                 Request::Flush => counters.flushes.one(),
+                Request::Discard { len, .. } => {
+                    counters.discards.one();
+                    counters.discard_bytes.add(len);
+                }
+                Request::WriteZeroes { len, .. } => counters.zeroed_bytes.add(len),
                 Request::GetId { len } => written = len,
                 Request::Refuse(_) => {}
             }
@@ -257,40 +293,79 @@ impl Engine {
         Ok(())
     }
 
+    /// Has the disk begin what it was asked for, and takes what it has finished.
+    /// Drivers are interrupted.
+    pub(super) fn commit(&mut self, queues: &mut Queues) -> Result<(), Fault> {
+        self.disk
+            .commit()
+            .map_err(|error| Fault::host("starting requests of a disk", error))?;
+        self.take_completions(queues)?;
+        for queue in queues.iter_mut().flatten() {
+            queue.notify()?;
+        }
+        Ok(())
+    }
+
+    /// Whether requests wait for their next piece.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.partial.is_empty()
+    }
+
     /// Takes what the disk has finished.
-    pub(super) fn take_completions(&mut self, queue: &mut Queue) -> Result<(), Fault> {
+    pub(super) fn take_completions(&mut self, queues: &mut Queues) -> Result<(), Fault> {
         while let Some(Completion { token, result }) = self.disk.completed() {
-            if let Some(flight) = self.in_flight.remove(&token) {
+            if let Some(flight) = self.in_flight.remove(&token)
+                && let Some(queue) = queue_of(queues, &flight)
+            {
                 self.settle(queue, flight, &result)?;
             }
         }
         Ok(())
     }
 
-    /// Leaves nothing in flight: waits for the disk, and puts back a request that has only begun,
-    /// which is as if it had not.
-    pub(super) fn drain(&mut self, queue: &mut Queue) {
+    /// Leaves nothing of a queue in flight: waits for the disk, and puts back a request that has
+    /// only begun, which is as if it had not.
+    pub(super) fn drain(&mut self, queues: &mut Queues, index: u16) {
         loop {
-            while !self.in_flight.is_empty() {
-                let result = self.disk.wait();
-                if result.is_err() || self.take_completions(queue).is_err() {
+            while self.in_flight.values().any(|flight| flight.queue == index) {
+                let result = self.disk.commit().and_then(|()| self.disk.wait());
+                if result.is_err() || self.take_completions(queues).is_err() {
                     let lost = self.in_flight.len();
                     tracing::warn!(lost, "disk: requests in flight were lost while stopping");
                     self.in_flight.clear();
                 }
             }
-            let Some(flight) = self.partial.pop_front() else {
+            let first = self.partial.iter().position(|flight| flight.queue == index);
+            let Some(flight) = first.and_then(|first| self.partial.remove(first)) else {
                 break;
             };
-            if self.last_taken == Some(flight.chain.head()) {
+            let Some(queue) = queue_of(queues, &flight) else {
+                continue;
+            };
+            let last = self.last_taken.get(usize::from(index)).copied().flatten();
+            if last == Some(flight.chain.head()) {
                 queue.undo_pop(flight.chain);
             } else if self.advance(queue, flight).is_err() {
                 tracing::warn!("disk: a request was lost while stopping");
             }
         }
         // The driver is told of completions when the queue runs again, or has reset it.
-        let _ = queue.notify();
+        if let Some(Some(queue)) = queues.get_mut(usize::from(index)) {
+            let _ = queue.notify();
+        }
     }
+}
+
+/// The queues of a device, by index.
+type Queues = [Option<Queue>];
+
+fn queue_of<'q>(queues: &'q mut Queues, flight: &Flight) -> Option<&'q mut Queue> {
+    queues.get_mut(usize::from(flight.queue))?.as_mut()
+}
+
+/// The host has no such operation for this disk.
+fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(libc::EOPNOTSUPP)
 }
 
 /// Room for a `VolatileSlice`, which itself belongs to one thread.

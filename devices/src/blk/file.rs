@@ -4,12 +4,18 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 use vm_memory::VolatileSlice;
 
 use super::disk::{Disk, Operation, Submitted};
 use crate::GuestRam;
 use crate::virtio::iovec;
+
+/// Bytes of zeroes that are written at once.
+const ZEROES: usize = 16 << 10;
 
 /// A file as a disk. Its length is taken when it is opened, and by [`Disk::refresh`].
 #[derive(Debug)]
@@ -50,8 +56,40 @@ impl Disk for FileDisk {
                 iovec::write_at(file, slices, skip, at)
             }),
             Operation::Flush => self.file.sync_data(),
+            Operation::Discard { offset, len } => give_back(&self.file, offset, len),
+            Operation::WriteZeroes { offset, len, unmap } => {
+                write_zeroes(&self.file, offset, len, unmap)
+            }
         })
     }
+}
+
+/// Gives the space of a range back to the file system.
+fn give_back(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(fallocate(file, mode, offset, len)?)
+}
+
+/// Makes a range read as zeroes, by writing them where the file system has no better way.
+pub(super) fn write_zeroes(file: &File, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+    let mode = if unmap {
+        FallocateFlags::PUNCH_HOLE
+    } else {
+        FallocateFlags::ZERO_RANGE
+    };
+    match fallocate(file, mode | FallocateFlags::KEEP_SIZE, offset, len) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+        other => return Ok(other?),
+    }
+    let zeroes = [0; ZEROES];
+    let (mut at, mut left) = (offset, len);
+    while left > 0 {
+        let piece = usize::try_from(left).unwrap_or(ZEROES).min(ZEROES);
+        file.write_all_at(zeroes.get(..piece).unwrap_or(&zeroes), at)?;
+        at = at.saturating_add(piece as u64);
+        left = left.saturating_sub(piece as u64);
+    }
+    Ok(())
 }
 
 /// Calls `step` with the slices that are left, and how much of the first one is done, until all

@@ -4,7 +4,8 @@
 //! * `engine.rs` carries requests out, in pieces.
 //! * `device.rs` owns the queue and the engine.
 //! * `open.rs` is about files: what may be a disk, and who may write it.
-//! * [`Disk`] is what a backend is; [`FileDisk`] is a regular file or block device.
+//! * [`Disk`] is what a backend is; [`FileDisk`] is a regular file or block device, read and written
+//!   by the calling thread, [`UringDisk`] one that the kernel works on by itself.
 //!
 //! The device does not know image formats: a backend presents raw sectors.
 
@@ -14,11 +15,13 @@ mod engine;
 mod file;
 mod open;
 mod request;
+mod uring;
 
 pub use device::BlockDevice;
 pub use disk::{Completion, Disk, Operation, Submitted};
 pub use file::FileDisk;
-pub use open::BlockDeviceError;
+pub use open::{BlockDeviceError, IoEngine, open_disk};
+pub use uring::UringDisk;
 
 /// Bytes per sector of the request header and of `capacity` (§5.2.4), whatever the block size.
 pub const SECTOR_SIZE: u64 = 512;

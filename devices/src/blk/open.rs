@@ -6,6 +6,45 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::disk::Disk;
+use super::file::FileDisk;
+use super::uring::UringDisk;
+
+/// Who carries out a disk's requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoEngine {
+    /// The device's thread, one after the other: the shortest way for one request at a time.
+    #[default]
+    Sync,
+    /// The kernel, many at a time (`io_uring`); the device's thread where the host does not permit that.
+    Uring,
+}
+
+/// Set when the log has said that the host has no `io_uring`.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// An open file as a disk.
+///
+/// # Errors
+/// When its length cannot be found.
+pub fn open_disk(file: File, engine: IoEngine) -> io::Result<Box<dyn Disk>> {
+    if engine == IoEngine::Uring {
+        match UringDisk::new(file.try_clone()?) {
+            Ok(disk) => return Ok(Box::new(disk)),
+            Err(error) => {
+                if !REFUSED.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        %error,
+                        "the host does not permit io_uring: disks are read and written by threads"
+                    );
+                }
+            }
+        }
+    }
+    Ok(Box::new(FileDisk::new(file)?))
+}
 
 /// Why a file cannot be a disk.
 #[derive(Debug, thiserror::Error)]

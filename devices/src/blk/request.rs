@@ -7,6 +7,22 @@ use crate::virtio::{Chain, Fault};
 /// Bytes of the header: type, reserved, sector.
 const HEADER_LEN: usize = 16;
 
+/// Request types with a range for data (§5.2.6).
+const DISCARD: u32 = 11;
+const WRITE_ZEROES: u32 = 13;
+
+/// Bytes of such a range, of which a request has one.
+const RANGE_LEN: usize = 16;
+
+/// `VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP`.
+const UNMAP: u32 = 1;
+
+/// What the driver may discard by one request: 1 GiB, which costs the host some metadata.
+pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 21;
+
+/// What it may have filled with zeroes: 16 MiB, which the host may have to write.
+pub(super) const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 15;
+
 /// Bytes of the answer to `VIRTIO_BLK_T_GET_ID`.
 pub(super) const ID_LEN: usize = 20;
 
@@ -31,6 +47,15 @@ pub(super) enum Request {
         len: usize,
     },
     Flush,
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    WriteZeroes {
+        offset: u64,
+        len: u64,
+        unmap: bool,
+    },
     GetId {
         len: usize,
     },
@@ -79,11 +104,53 @@ impl Request {
                 _ => Self::Refuse(Status::IoError),
             },
             4 => Self::Flush,
+            DISCARD | WRITE_ZEROES if read_only => Self::Refuse(Status::IoError),
+            kind @ (DISCARD | WRITE_ZEROES) => {
+                let mut range = [0; RANGE_LEN];
+                if data_out == RANGE_LEN {
+                    chain.read(mem, HEADER_LEN, &mut range)?;
+                    Self::range(kind, range, disk_sectors)
+                } else {
+                    Self::Refuse(Status::IoError)
+                }
+            }
             8 => Self::GetId {
                 len: data_in.min(ID_LEN),
             },
             _ => Self::Refuse(Status::Unsupported),
         })
+    }
+
+    /// `struct virtio_blk_discard_write_zeroes`: sector, number of sectors, flags.
+    fn range(kind: u32, range: [u8; RANGE_LEN], disk_sectors: u64) -> Self {
+        let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = range;
+        let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
+        let count = u32::from_le_bytes([n0, n1, n2, n3]);
+        let flags = u32::from_le_bytes(flags);
+        let (max, known) = if kind == DISCARD {
+            (MAX_DISCARD_SECTORS, 0)
+        } else {
+            (MAX_WRITE_ZEROES_SECTORS, UNMAP)
+        };
+        if flags & !known != 0 {
+            return Self::Refuse(Status::Unsupported);
+        }
+        let whole = usize::try_from(u64::from(count).saturating_mul(SECTOR_SIZE));
+        let extent = whole.ok().map(|len| Extent { sector, len });
+        let Some(offset) = extent.and_then(|extent| extent.check(disk_sectors)) else {
+            return Self::Refuse(Status::IoError);
+        };
+        let len = u64::from(count).saturating_mul(SECTOR_SIZE);
+        match (count, kind) {
+            (0, _) => Self::Refuse(Status::Ok),
+            _ if count > max => Self::Refuse(Status::IoError),
+            (_, DISCARD) => Self::Discard { offset, len },
+            _ => Self::WriteZeroes {
+                offset,
+                len,
+                unmap: flags & UNMAP != 0,
+            },
+        }
     }
 }
 

@@ -1,0 +1,349 @@
+//! A file as a disk whose requests the kernel works on by itself: a ring of `io_uring` per disk,
+//! to which all requests of a turn go by one system call.
+#![allow(unsafe_code)] // requests of io_uring, which name guest memory that no Rust reference may cover
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use io_uring::{IoUring, opcode, squeue, types};
+use vm_memory::VolatileSlice;
+
+use super::disk::{Completion, Disk, Operation, Submitted};
+use super::file::write_zeroes;
+use crate::GuestRam;
+
+/// Requests that are handed to the kernel at once.
+const BATCH: u32 = 256;
+
+/// Requests that may be in flight: all descriptors of all queues.
+const DEPTH: u32 = 2048;
+
+/// How often a kernel that is short of memory is asked again.
+const PATIENCE: u32 = 10_000;
+
+/// The only registered file.
+const FILE: types::Fixed = types::Fixed(0);
+
+/// As `struct iovec`, without a pointer's bounds to one thread.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Piece {
+    at: usize,
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Flush,
+    Discard,
+    WriteZeroes { unmap: bool },
+}
+
+/// A request in flight.
+#[derive(Debug)]
+struct Slot {
+    kind: Kind,
+    offset: u64,
+    /// Bytes that are left.
+    left: u64,
+    /// Memory that is left, from `next` on.
+    pieces: Vec<Piece>,
+    next: usize,
+}
+
+/// A file as a disk, served by `io_uring`. Its length is taken when it is opened, and by
+/// [`Disk::refresh`].
+pub struct UringDisk {
+    file: File,
+    len: u64,
+    ring: IoUring,
+    slots: Vec<Slot>,
+    in_flight: usize,
+    /// Keeps the memory mapped that requests in flight point to.
+    memory: Vec<GuestRam>,
+}
+
+impl std::fmt::Debug for UringDisk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UringDisk")
+            .field("file", &self.file)
+            .field("len", &self.len)
+            .field("in_flight", &self.in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+impl UringDisk {
+    /// Takes an open file.
+    ///
+    /// # Errors
+    /// When its length cannot be found, or the host does not permit `io_uring`.
+    pub fn new(mut file: File) -> io::Result<Self> {
+        let len = file.seek(SeekFrom::End(0))?;
+        let ring = IoUring::builder().setup_cqsize(DEPTH).build(BATCH)?;
+        ring.submitter().register_files(&[file.as_raw_fd()])?;
+        Ok(Self {
+            file,
+            len,
+            ring,
+            slots: Vec::new(),
+            in_flight: 0,
+            memory: Vec::new(),
+        })
+    }
+
+    /// Hands the kernel what is left of a request, at the next [`Disk::commit`].
+    fn push(&mut self, token: u16) -> io::Result<()> {
+        let Some(slot) = self.slots.get(usize::from(token)) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let entry = slot.entry().user_data(token.into());
+        // SAFETY: the entry names `slot.pieces`, which stay as they are while the request is in
+        // flight, and guest memory, which `self.memory` keeps mapped until then (`drop` waits).
+        if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+            return Ok(());
+        }
+        // As many requests as the ring has places came in one turn.
+        self.commit()?;
+        // SAFETY: as above.
+        unsafe { self.ring.submission().push(&entry) }
+            .map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))
+    }
+
+    /// What the kernel said of a request; `None` when it goes on.
+    fn settle(&mut self, token: u16, answer: i32) -> Option<io::Result<()>> {
+        let slot = self.slots.get_mut(usize::from(token))?;
+        let done = match u64::try_from(answer) {
+            Ok(done) => done,
+            Err(_) => {
+                let error = io::Error::from_raw_os_error(answer.saturating_neg());
+                match (error.raw_os_error(), slot.kind) {
+                    (Some(libc::EINTR | libc::EAGAIN), _) => 0,
+                    (Some(libc::EOPNOTSUPP), Kind::WriteZeroes { unmap }) => {
+                        return Some(write_zeroes(&self.file, slot.offset, slot.left, unmap));
+                    }
+                    _ => return Some(Err(error)),
+                }
+            }
+        };
+        if matches!(slot.kind, Kind::Read | Kind::Write) {
+            if answer == 0 && slot.left > 0 {
+                return Some(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+            slot.advance(done);
+            if slot.left == 0 {
+                return Some(Ok(()));
+            }
+        } else if answer >= 0 {
+            return Some(Ok(()));
+        }
+        // A part is done, or nothing was begun.
+        match self.push(token).and_then(|()| self.commit()) {
+            Ok(()) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// Sees to it that `mem` stays mapped. The same memory costs nothing.
+    fn keep(&mut self, mem: &GuestRam) {
+        use vm_memory::{GuestMemory, GuestMemoryRegion};
+        let same = |kept: &GuestRam| {
+            let places = |mem: &GuestRam| mem.num_regions();
+            places(kept) == places(mem)
+                && kept
+                    .iter()
+                    .zip(mem.iter())
+                    .all(|(a, b)| std::ptr::eq(a, b) && a.start_addr() == b.start_addr())
+        };
+        if self.memory.last().is_some_and(same) {
+            return;
+        }
+        if self.in_flight == 0 {
+            self.memory.clear();
+        }
+        self.memory.push(mem.clone());
+    }
+}
+
+impl Slot {
+    fn empty() -> Self {
+        Self {
+            kind: Kind::Flush,
+            offset: 0,
+            left: 0,
+            pieces: Vec::new(),
+            next: 0,
+        }
+    }
+
+    fn entry(&self) -> squeue::Entry {
+        let pieces = self.pieces.get(self.next..).unwrap_or(&[]);
+        let list = pieces.as_ptr().cast::<libc::iovec>();
+        // At most MAX_SEGMENTS.
+        let count = u32::try_from(pieces.len()).unwrap_or(0);
+        match self.kind {
+            Kind::Read => opcode::Readv::new(FILE, list, count)
+                .offset(self.offset)
+                .build(),
+            Kind::Write => opcode::Writev::new(FILE, list, count)
+                .offset(self.offset)
+                .build(),
+            Kind::Flush => opcode::Fsync::new(FILE)
+                .flags(types::FsyncFlags::DATASYNC)
+                .build(),
+            Kind::Discard | Kind::WriteZeroes { .. } => {
+                let how = match self.kind {
+                    Kind::WriteZeroes { unmap: false } => libc::FALLOC_FL_ZERO_RANGE,
+                    _ => libc::FALLOC_FL_PUNCH_HOLE,
+                };
+                opcode::Fallocate::new(FILE, self.left)
+                    .offset(self.offset)
+                    .mode(how | libc::FALLOC_FL_KEEP_SIZE)
+                    .build()
+            }
+        }
+    }
+
+    fn set(&mut self, kind: Kind, offset: u64, slices: &[VolatileSlice<'_>]) {
+        self.kind = kind;
+        self.offset = offset;
+        self.next = 0;
+        self.pieces.clear();
+        self.pieces.extend(slices.iter().map(|slice| Piece {
+            at: slice.ptr_guard_mut().as_ptr().expose_provenance(),
+            len: slice.len(),
+        }));
+        self.left = slices
+            .iter()
+            .fold(0, |sum, slice| sum.saturating_add(slice.len() as u64));
+    }
+
+    /// `done` bytes are done.
+    fn advance(&mut self, done: u64) {
+        self.offset = self.offset.saturating_add(done);
+        self.left = self.left.saturating_sub(done);
+        let mut done = usize::try_from(done).unwrap_or(usize::MAX);
+        while let Some(piece) = self.pieces.get_mut(self.next) {
+            if done < piece.len {
+                piece.at = piece.at.saturating_add(done);
+                piece.len = piece.len.saturating_sub(done);
+                break;
+            }
+            done = done.saturating_sub(piece.len);
+            self.next = self.next.saturating_add(1);
+        }
+    }
+}
+
+impl Disk for UringDisk {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn refresh(&mut self) -> io::Result<()> {
+        self.len = self.file.seek(SeekFrom::End(0))?;
+        Ok(())
+    }
+
+    fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
+        self.keep(mem);
+        let index = usize::from(token);
+        if self.slots.len() <= index {
+            // Once for each descriptor that a driver uses as a head.
+            let len = index.saturating_add(1).next_power_of_two();
+            self.slots.resize_with(len, Slot::empty);
+        }
+        let Some(slot) = self.slots.get_mut(index) else {
+            return Submitted::Done(Err(io::ErrorKind::InvalidInput.into()));
+        };
+        match operation {
+            Operation::Read { offset, slices } => slot.set(Kind::Read, offset, slices),
+            Operation::Write { offset, slices } => slot.set(Kind::Write, offset, slices),
+            Operation::Flush => slot.set(Kind::Flush, 0, &[]),
+            Operation::Discard { offset, len } => {
+                slot.set(Kind::Discard, offset, &[]);
+                slot.left = len;
+            }
+            Operation::WriteZeroes { offset, len, unmap } => {
+                slot.set(Kind::WriteZeroes { unmap }, offset, &[]);
+                slot.left = len;
+            }
+        }
+        if let (Kind::Read | Kind::Write, 0) = (slot.kind, slot.left) {
+            return Submitted::Done(Ok(()));
+        }
+        match self.push(token) {
+            Ok(()) => {
+                self.in_flight = self.in_flight.saturating_add(1);
+                Submitted::Queued
+            }
+            Err(error) => Submitted::Done(Err(error)),
+        }
+    }
+
+    fn commit(&mut self) -> io::Result<()> {
+        let mut patience = PATIENCE;
+        while !self.ring.submission().is_empty() {
+            match self.ring.submit().map_err(|error| error.raw_os_error()) {
+                Ok(_) | Err(Some(libc::EINTR)) => {}
+                // The kernel is short of memory. Places for what is done there are enough.
+                Err(Some(libc::EAGAIN | libc::EBUSY)) if patience > 0 => {
+                    patience = patience.saturating_sub(1);
+                    std::thread::yield_now();
+                }
+                Err(code) => return Err(io::Error::from_raw_os_error(code.unwrap_or(libc::EIO))),
+            }
+        }
+        Ok(())
+    }
+
+    fn completed(&mut self) -> Option<Completion> {
+        loop {
+            let answer = self.ring.completion().next()?;
+            // Tokens are what was given to `push`.
+            let token = u16::try_from(answer.user_data()).ok()?;
+            if let Some(result) = self.settle(token, answer.result()) {
+                self.in_flight = self.in_flight.saturating_sub(1);
+                return Some(Completion { token, result });
+            }
+        }
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        if self.in_flight == 0 || !self.ring.completion().is_empty() {
+            return Ok(());
+        }
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => return other.map(|_| ()),
+            }
+        }
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the descriptor is the ring's own, which lives as long as `self` is borrowed.
+        Some(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
+    }
+}
+
+impl Drop for UringDisk {
+    /// The kernel may write to guest memory until the last request is over.
+    fn drop(&mut self) {
+        while self.in_flight > 0 {
+            if self.wait().is_err() {
+                // It stays mapped for ever then.
+                std::mem::forget(std::mem::take(&mut self.memory));
+                return;
+            }
+            while self.completed().is_some() {}
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "uring_tests.rs"]
+mod tests;
