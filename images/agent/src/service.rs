@@ -71,9 +71,12 @@ impl Agent for Service {
         _: &TtrpcContext,
         request: api::CreateContainerRequest,
     ) -> ttrpc::Result<api::CreateContainerResponse> {
-        let pid = reply(self.containers.create(request).await)?;
+        let created = reply(self.containers.create(request).await)?;
         Ok(api::CreateContainerResponse {
-            pid,
+            pid: created.pid,
+            uid: created.user.uid(),
+            gid: created.user.gid(),
+            additional_gids: created.user.additional_gids().clone().unwrap_or_default(),
             ..Default::default()
         })
     }

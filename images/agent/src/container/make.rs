@@ -1,7 +1,9 @@
 //! Putting containers and further processes together, in the order that the room's documentation gives.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 
+use oci_spec::runtime::User;
 use podvisor_agent_protocol::api;
 
 use super::cgroup::Cgroup;
@@ -42,18 +44,27 @@ impl Containers {
             .get(&request.image_serial, &base.join("images"))
             .await?;
         let rootfs = Rootfs::create(image, &folder.path)?;
+        let mut volumes = Vec::new();
+        for serial in spec::mounted_images(&spec) {
+            volumes.push(images.get(&serial, &base.join("images")).await?);
+        }
 
         let databases = Databases::read(rootfs.path())?;
         let user = (!request.user.is_empty())
             .then(|| databases.resolve(&request.user, request.supplemental_groups.into()))
             .transpose()?;
         let cgroup = Cgroup::new(&name);
-        spec::join_shared_pids(&mut spec, || pids.path(reaper)).map_err(|source| {
-            ContainerError::Io {
+        let shared = || {
+            pids.path(reaper).map_err(|source| ContainerError::Io {
                 action: "make the shared pid namespace",
                 source,
-            }
-        })?;
+            })
+        };
+        spec::join_pids(&mut spec, shared, |id| self.pids_of(id))?;
+        spec::place_images(&mut spec, |serial| {
+            let image = volumes.iter().find(|image| image.serial() == serial);
+            image.map(|image| image.path().to_owned())
+        });
         spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
         spec::show_files(
             &mut spec,
@@ -78,6 +89,8 @@ impl Containers {
             spec::complete_process(process, user, home, streams.is_terminal());
             rootfs.make_dir(process.cwd())?;
         }
+        let process = spec.process().as_ref();
+        let user = process.map_or_else(User::default, |process| process.user().clone());
         spec::store(&spec, folder.path.join("config.json"))?;
 
         let launcher = Launcher {
@@ -109,7 +122,9 @@ impl Containers {
                 init,
                 started: Mutex::default(),
                 execs: Mutex::default(),
+                user,
                 rootfs: Mutex::new(Some(rootfs)),
+                volumes: Mutex::new(volumes),
                 folder,
                 name,
             }),
@@ -122,6 +137,21 @@ impl Containers {
                 Err(error)
             }
         }
+    }
+
+    /// The pid namespace of a container's process, as a path to join it by.
+    fn pids_of(&self, id: &str) -> Result<PathBuf> {
+        let container = self.get(id)?;
+        if container.init.has_ended() {
+            return Err(ContainerError::WrongState {
+                id: id.to_owned(),
+                state: "not running, its processes cannot be joined",
+            });
+        }
+        Ok(PathBuf::from(format!(
+            "/proc/{}/ns/pid",
+            container.init.pid()
+        )))
     }
 
     /// Makes a further process of a container.

@@ -30,6 +30,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libcontainer::container::Container as LibContainer;
+use oci_spec::runtime::User;
 use podvisor_agent_protocol::{api, limits};
 
 use crate::init::reaper::{Exit, Reaper, ended, now_ns};
@@ -39,7 +40,7 @@ pub use error::{ContainerError, Result};
 use folder::{Folder, remove_folder};
 use pidns::SharedPids;
 use process::Process;
-use rootfs::{Images, Rootfs};
+use rootfs::{Image, Images, Rootfs};
 
 /// Where the agent keeps what containers need.
 pub const BASE: &str = "/run/podvisor";
@@ -83,10 +84,22 @@ struct Container {
     init: Process,
     started: Mutex<Option<u64>>,
     execs: Mutex<HashMap<String, Option<Arc<Process>>>>,
+    user: User,
     // Fields drop in order: what is mounted in the folder goes before the folder. Nothing is
     // mounted any more while the container is being deleted.
     rootfs: Mutex<Option<Rootfs>>,
+    /// Images that are mounted beside the root.
+    volumes: Mutex<Vec<Arc<Image>>>,
     folder: Folder,
+}
+
+/// A container that was made.
+#[derive(Debug, Clone)]
+pub struct Created {
+    /// Its process in the guest's pid namespace.
+    pub pid: u32,
+    /// Who that is, in numbers.
+    pub user: User,
 }
 
 /// A process that was started.
@@ -134,12 +147,12 @@ impl Containers {
         }
     }
 
-    /// Makes a container; its process waits for [`Containers::start`]. Gives its pid.
+    /// Makes a container; its process waits for [`Containers::start`].
     ///
     /// # Errors
     ///
     /// [`ContainerError`]; nothing of the container is left then.
-    pub async fn create(&self, request: api::CreateContainerRequest) -> Result<u32> {
+    pub async fn create(&self, request: api::CreateContainerRequest) -> Result<Created> {
         let id = request.container_id.clone();
         let order = self.reserve(&id)?;
         // Not given up when the host's connection closes: half a container cannot be undone.
@@ -149,10 +162,13 @@ impl Containers {
             let mut table = this.lock();
             match made {
                 Ok(container) => {
-                    let pid = container.init.pid();
+                    let created = Created {
+                        pid: container.init.pid(),
+                        user: container.user.clone(),
+                    };
                     container.end_with_init();
                     table.slots.insert(id, Slot::Ready(Arc::new(container)));
-                    Ok(pid)
+                    Ok(created)
                 }
                 Err(error) => {
                     table.slots.remove(&id);
@@ -391,13 +407,15 @@ impl Containers {
             }
             // Taken out of the container, which others may hold for another moment.
             let rootfs = lock(&container.rootfs).take();
-            let released = match rootfs {
-                Some(rootfs) => this.shared.images.release(rootfs.unmount()).await,
-                None => None,
-            };
+            let mut images = std::mem::take(&mut *lock(&container.volumes));
+            images.extend(rootfs.map(Rootfs::unmount));
+            let mut released = Vec::new();
+            for image in images {
+                released.extend(this.shared.images.release(image).await);
+            }
             remove_folder(&this.state_of(&container));
             this.lock().slots.remove(&id);
-            Ok(released.into_iter().collect())
+            Ok(released)
         })
         .await
     }

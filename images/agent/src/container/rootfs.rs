@@ -148,6 +148,20 @@ impl Images {
     }
 }
 
+impl Image {
+    /// The serial number of its disk.
+    #[must_use]
+    pub fn serial(&self) -> &str {
+        &self.serial
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.mount.path()
+    }
+}
+
 /// A container's root filesystem.
 #[derive(Debug)]
 pub struct Rootfs {

@@ -10,8 +10,8 @@ use oci_spec::runtime::{
 use podvisor_agent_protocol::limits;
 
 use super::cgroup::Cgroup;
-use super::pidns;
 use super::user::User;
+use super::{disk, pidns};
 use crate::guest::shares::is_below_share;
 
 /// The guest's own, for containers that share it.
@@ -105,8 +105,8 @@ pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
     Ok(spec)
 }
 
-/// Bind mounts take from the shares of the host, and /dev/shm, which is the guest's: nothing else
-/// of the guest is a container's.
+/// Bind mounts take from the shares of the host, from images, and /dev/shm, which is the guest's:
+/// nothing else of the guest is a container's.
 fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     let is_bind = |mount: &&Mount| {
         mount.typ().as_deref() == Some("bind")
@@ -118,42 +118,83 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     };
     for mount in spec.mounts().iter().flatten().filter(is_bind) {
         let from = mount.source().as_deref().unwrap_or(Path::new(""));
+        if serial_of(from).is_some_and(|serial| disk::validate_serial(serial).is_ok()) {
+            continue;
+        }
         let plain = from
             .components()
             .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         if !plain || !(is_below_share(from) || from == Path::new(GUEST_SHM)) {
             return Err(SpecError::Refused(
-                "a bind mount's source lies below a share (/run/podvisor/shared/NAME), or is /dev/shm",
+                "a bind mount's source lies below a share (/run/podvisor/shared/NAME), is /dev/shm, or \
+                 is image:SERIAL",
             ));
         }
     }
     Ok(())
 }
 
-/// Replaces the path [`pidns::PATH`] of a pid namespace by that of the shared one, which `shared`
-/// gives.
+/// A bind mount's source that is an image: this, and the serial number of the image's disk.
+const IMAGE_SOURCE: &str = "image:";
+
+/// The path of a pid namespace that is another container's: this, and the container's id.
+const CONTAINER_PIDS: &str = "container:";
+
+/// Replaces the path of a pid namespace by one that can be joined: [`pidns::PATH`] by that of the
+/// shared one, which `shared` gives, and `container:ID` by that of the container, which
+/// `of_container` gives.
 ///
 /// # Errors
 ///
-/// Those of `shared`.
-pub fn join_shared_pids(
+/// Those of `shared` and `of_container`.
+pub fn join_pids<E>(
     spec: &mut Spec,
-    shared: impl FnOnce() -> io::Result<PathBuf>,
-) -> io::Result<()> {
+    shared: impl FnOnce() -> Result<PathBuf, E>,
+    of_container: impl FnOnce(&str) -> Result<PathBuf, E>,
+) -> Result<(), E> {
     let namespaces = spec
         .linux_mut()
         .as_mut()
         .and_then(|linux| linux.namespaces_mut().as_mut());
-    let wanted = namespaces.and_then(|namespaces| {
-        namespaces.iter_mut().find(|namespace| {
-            namespace.typ() == LinuxNamespaceType::Pid
-                && namespace.path().as_deref() == Some(Path::new(pidns::PATH))
-        })
+    let pids = namespaces.and_then(|namespaces| {
+        let mut namespaces = namespaces.iter_mut();
+        namespaces.find(|namespace| namespace.typ() == LinuxNamespaceType::Pid)
     });
-    if let Some(namespace) = wanted {
+    let Some(namespace) = pids else { return Ok(()) };
+    let wanted = namespace.path().clone().unwrap_or_default();
+    let wanted = wanted.to_str().unwrap_or_default();
+    if wanted == pidns::PATH {
         namespace.set_path(Some(shared()?));
+    } else if let Some(id) = wanted.strip_prefix(CONTAINER_PIDS) {
+        namespace.set_path(Some(of_container(id)?));
     }
     Ok(())
+}
+
+/// Serial numbers of the disks whose images the specification mounts beside the root.
+#[must_use]
+pub fn mounted_images(spec: &Spec) -> Vec<String> {
+    let sources = spec.mounts().iter().flatten();
+    let mut serials: Vec<String> = sources
+        .filter_map(|mount| Some(serial_of(mount.source().as_deref()?)?.to_owned()))
+        .collect();
+    serials.sort_unstable();
+    serials.dedup();
+    serials
+}
+
+/// Replaces the sources that are images by where those are mounted.
+pub fn place_images(spec: &mut Spec, path_of: impl Fn(&str) -> Option<PathBuf>) {
+    for mount in spec.mounts_mut().iter_mut().flatten() {
+        let source = mount.source().clone().unwrap_or_default();
+        if let Some(path) = serial_of(&source).and_then(&path_of) {
+            mount.set_source(Some(path));
+        }
+    }
+}
+
+fn serial_of(source: &Path) -> Option<&str> {
+    source.to_str()?.strip_prefix(IMAGE_SOURCE)
 }
 
 /// Reads the process of an exec.
@@ -272,6 +313,8 @@ pub fn complete_process(
     if let Some(user) = user {
         let mut gids = process.user().additional_gids().clone().unwrap_or_default();
         gids.extend(user.additional_gids);
+        // A file that is closed to the group must stay so when the process changes its own.
+        gids.push(user.gid);
         gids.sort_unstable();
         gids.dedup();
         let spec_user = process.user_mut();
@@ -482,7 +525,7 @@ mod tests {
         assert_eq!((process.user().uid(), process.user().gid()), (33, 34));
         assert_eq!(
             process.user().additional_gids().as_deref(),
-            Some(&[4, 7][..])
+            Some(&[4, 7, 34][..])
         );
         let env = process.env().as_ref().unwrap();
         assert_eq!(
@@ -580,7 +623,8 @@ mod tests {
         let mut value = spec();
         value["linux"]["namespaces"][1]["path"] = json!("sandbox");
         let mut asked = parsed(&value).unwrap();
-        join_shared_pids(&mut asked, || Ok("/proc/7/ns/pid".into())).unwrap();
+        let no_container = |_: &str| -> io::Result<PathBuf> { panic!("nobody asked") };
+        join_pids(&mut asked, || Ok("/proc/7/ns/pid".into()), no_container).unwrap();
         let namespaces = asked
             .linux()
             .as_ref()
@@ -593,7 +637,40 @@ mod tests {
             Some(Path::new("/proc/7/ns/pid"))
         );
         let mut own = parsed(&spec()).unwrap();
-        join_shared_pids(&mut own, || panic!("nobody asked")).unwrap();
+        join_pids(&mut own, || panic!("nobody asked"), no_container).unwrap();
+
+        value["linux"]["namespaces"][1]["path"] = json!("container:web");
+        let mut target = parsed(&value).unwrap();
+        join_pids(
+            &mut target,
+            || panic!("nobody asked"),
+            |id| io::Result::Ok(format!("/proc/{}/ns/pid", id.len()).into()),
+        )
+        .unwrap();
+        let namespaces = target.linux().as_ref().unwrap().namespaces().clone();
+        assert_eq!(
+            namespaces.unwrap()[1].path().as_deref(),
+            Some(Path::new("/proc/3/ns/pid"))
+        );
+    }
+
+    #[test]
+    fn an_image_is_mounted_by_the_serial_number_of_its_disk() {
+        let mut value = spec();
+        let mount = |source: &str| {
+            json!([{ "destination": "/data", "type": "bind", "source": source,
+                "options": ["bind", "ro"] }])
+        };
+        value["mounts"] = mount("image:0123456789abcdef0123");
+        let mut asked = parsed(&value).unwrap();
+        assert_eq!(mounted_images(&asked), ["0123456789abcdef0123"]);
+        place_images(&mut asked, |serial| Some(Path::new("/images").join(serial)));
+        let placed = asked.mounts().as_ref().unwrap()[0].source().clone();
+        assert_eq!(placed.unwrap(), Path::new("/images/0123456789abcdef0123"));
+        for bad in ["image:", "images:0123", "image:more-than-twenty-bytes"] {
+            value["mounts"] = mount(bad);
+            assert!(parsed(&value).is_err(), "{bad}");
+        }
     }
 
     proptest! {
