@@ -17,26 +17,30 @@ use rustix::mount::{
 use tracing::warn;
 
 use super::error::{CriError, Result};
-use super::spec::Volume;
+use super::spec::mounts::image_of;
+use super::spec::{Volume, VolumeSource};
 
 /// Directory of a pod's volumes within its own.
 pub(super) const SHARED: &str = "shared";
 
-/// Mounts `mounts` for a container; nothing of them stays when one fails.
+/// Mounts `mounts` for a container, but for those of images; nothing of them stays when one fails.
 pub(super) fn mount(shared: &Path, container: &str, mounts: &[Mount]) -> Result<Vec<Volume>> {
     let mut volumes = Vec::new();
     for (number, wanted) in mounts.iter().enumerate() {
         let short: String = container.chars().take(16).collect();
         let name = format!("{short}-{number}");
+        if image_of(wanted).is_some() {
+            continue;
+        }
         match mount_one(&shared.join(&name), wanted) {
-            Ok(()) => volumes.push(Volume {
-                name,
+            Ok(readonly) => volumes.push(Volume {
+                source: VolumeSource::Shared(name),
                 destination: wanted.container_path.clone(),
-                readonly: wanted.readonly,
+                readonly,
                 is_slave: is_slave(wanted),
             }),
             Err(error) => {
-                let made = volumes.iter().map(|volume| volume.name.as_str());
+                let made = volumes.iter().filter_map(Volume::name);
                 remove(shared, made.chain([name.as_str()]))?;
                 return Err(error);
             }
@@ -49,7 +53,8 @@ fn is_slave(mount: &Mount) -> bool {
     mount.propagation == i32::from(MountPropagation::PropagationHostToContainer)
 }
 
-fn mount_one(target: &Path, wanted: &Mount) -> Result<()> {
+/// Mounts a volume. True when nothing in it can be written, not even below mounts in it.
+fn mount_one(target: &Path, wanted: &Mount) -> Result<bool> {
     let path = Path::new(&wanted.host_path);
     let source = open_source(path)?;
     let failed = || CriError::io("mount the volume", path);
@@ -73,15 +78,22 @@ fn mount_one(target: &Path, wanted: &Mount) -> Result<()> {
         mount_change(target, propagation | MountPropagationFlags::REC)
     };
     mount().map_err(|error| failed()(error.into()))?;
-    if wanted.readonly {
-        // The guest must not write even if it ignores what it is told.
-        for point in mount_points(target)? {
-            let flags = MountFlags::BIND | MountFlags::RDONLY;
-            let flags = flags | kept_flags(&point).map_err(failed())?;
-            mount_remount(&point, flags, "").map_err(|error| failed()(error.into()))?;
-        }
+    if !wanted.readonly {
+        return Ok(false);
     }
-    Ok(())
+    // The guest must not write even if it ignores what it is told. What is mounted below stays as
+    // it is, unless the request says otherwise.
+    let mut points = mount_points(target)?;
+    let is_whole = wanted.recursive_read_only || (points.len() == 1 && !is_slave(wanted));
+    if !wanted.recursive_read_only {
+        points.truncate(1);
+    }
+    for point in points {
+        let flags = MountFlags::BIND | MountFlags::RDONLY;
+        let flags = flags | kept_flags(&point).map_err(failed())?;
+        mount_remount(&point, flags, "").map_err(|error| failed()(error.into()))?;
+    }
+    Ok(is_whole)
 }
 
 /// Flags of a mount that a remount must repeat in order to keep them.
@@ -249,8 +261,8 @@ mod tests {
         readonly.readonly = true;
         let mounts = [wanted(&data.join("file")), readonly, wanted(&missing)];
         let volumes = mount(&shared, "0123456789abcdef0", &mounts).unwrap();
-        assert_eq!(volumes[1].name, "0123456789abcdef-1");
-        let at = |n: usize| shared.join(&volumes[n].name);
+        assert_eq!(volumes[1].name(), Some("0123456789abcdef-1"));
+        let at = |n: usize| shared.join(volumes[n].name().unwrap());
         assert_eq!(fs::read_to_string(at(0)).unwrap(), "x");
         let written = fs::write(at(1).join("new"), "");
         assert_eq!(
@@ -260,8 +272,8 @@ mod tests {
         fs::write(at(2).join("new"), "").unwrap();
         assert!(missing.join("new").exists());
 
-        remove(&shared, volumes.iter().map(|v| v.name.as_str())).unwrap();
-        remove(&shared, volumes.iter().map(|v| v.name.as_str())).unwrap();
+        remove(&shared, volumes.iter().filter_map(Volume::name)).unwrap();
+        remove(&shared, volumes.iter().filter_map(Volume::name)).unwrap();
         assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
         assert!(data.join("file").exists());
     }

@@ -22,8 +22,8 @@ use ttrpc::context::{self, Context};
 
 use super::random;
 use super::types::{
-    ContainerStats, GuestNetwork, Interface, ProcessExit, Route, Started, SupplementalGroups,
-    TerminalSize,
+    ContainerStats, ContainerUser, GuestNetwork, Interface, ProcessExit, Route, Started,
+    SupplementalGroups, TerminalSize,
 };
 
 /// Longest answer to `CONNECT`: `OK `, the digits of a u32 and a newline.
@@ -229,11 +229,14 @@ impl Agent {
         Ok(())
     }
 
-    /// Makes a container.
+    /// Makes a container; its process, and who that is.
     ///
     /// # Errors
     /// The agent's refusal, or the guest is gone.
-    pub async fn create(&self, container: AgentContainer) -> Result<u32, LinkError> {
+    pub async fn create(
+        &self,
+        container: AgentContainer,
+    ) -> Result<(u32, ContainerUser), LinkError> {
         let request = api::CreateContainerRequest {
             container_id: container.id,
             image_serial: container.image_serial,
@@ -248,7 +251,12 @@ impl Agent {
             ..Default::default()
         };
         let answer = self.client.create_container(deadline(), &request).await?;
-        Ok(answer.pid)
+        let user = ContainerUser {
+            uid: answer.uid,
+            gid: answer.gid,
+            groups: answer.additional_gids,
+        };
+        Ok((answer.pid, user))
     }
 
     /// Lets a container's process run.

@@ -21,8 +21,8 @@ use super::error::{RefusalKind, SandboxError};
 use super::launch::{self, CONTROL_SOCKET};
 use super::record;
 use super::types::{
-    ContainerInfo, ContainerStats, CreateContainer, Exec, LaunchConfig, ProcessExit, SandboxExit,
-    Started, StdioFds, TerminalSize,
+    ContainerInfo, ContainerStats, ContainerUser, CreateContainer, Exec, LaunchConfig, ProcessExit,
+    SandboxExit, Started, StdioFds, TerminalSize,
 };
 use super::watch as watch_fd;
 use super::wire::{
@@ -223,14 +223,23 @@ impl SandboxClient {
         }
     }
 
-    /// Makes a container; its process waits for the start.
+    /// Makes a container; its process waits for the start. Says who that will be.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn create_container(&self, container: CreateContainer) -> Result<(), SandboxError> {
+    pub async fn create_container(
+        &self,
+        container: CreateContainer,
+    ) -> Result<ContainerUser, SandboxError> {
+        let (volumes, images): (Vec<_>, Vec<_>) = container
+            .volumes
+            .into_iter()
+            .map(|volume| (volume.digest, volume.image))
+            .unzip();
         let header = CreateHeader {
             id: container.id,
             image_digest: container.image_digest,
+            volumes,
             readonly_rootfs: container.readonly_rootfs,
             spec: container.spec,
             user: container.user,
@@ -243,8 +252,12 @@ impl SandboxClient {
             etc_resolv_conf: container.etc_resolv_conf,
             etc_hostname: container.etc_hostname,
         };
-        let fds = [container.image].into_iter().chain(container.log).collect();
-        self.done(Call::Create(Box::new(header)), fds).await
+        let fds = [container.image].into_iter().chain(images);
+        let fds = fds.chain(container.log).collect();
+        match self.call(Call::Create(Box::new(header)), fds).await? {
+            (Answer::Created(user), _) => Ok(user),
+            _ => Err(self.unfit()),
+        }
     }
 
     /// Lets a container's process run.

@@ -36,6 +36,7 @@ use tracing::{debug, warn};
 pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
 pub use client::SandboxClient;
 pub use error::{RefusalKind, SandboxError};
+pub(crate) use process::image_source;
 pub use process::{ProcessError, run as run_process};
 pub use record::{ExitRecord, read as exit_record};
 pub use rundir::{RunDir, RunDirError};
@@ -46,9 +47,9 @@ pub use spec::{
 pub(crate) use spec::{DEFAULT_CAPABILITIES, default_mounts, device_rules};
 pub use stdio::{Outputs, StdioError, StreamSet, Streams};
 pub use types::{
-    ContainerInfo, ContainerState, ContainerStats, CreateContainer, Exec, GuestNetwork, Interface,
-    LaunchConfig, NicConfig, ProcessExit, Route, SandboxExit, Started, StdioFds,
-    SupplementalGroups, TerminalSize,
+    ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer, Exec,
+    GuestNetwork, ImageVolume, Interface, LaunchConfig, NicConfig, ProcessExit, Route, SandboxExit,
+    Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

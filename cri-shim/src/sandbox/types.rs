@@ -97,6 +97,9 @@ pub struct CreateContainer {
     pub image: OwnedFd,
     /// The image's digest, `sha256:HEX` or `HEX`: containers of one digest share a disk.
     pub image_digest: String,
+    /// Images that the specification mounts, each with [`image_source`](super::image_source) as
+    /// the mount's source.
+    pub volumes: Vec<ImageVolume>,
     /// Writes to the root filesystem are refused.
     pub readonly_rootfs: bool,
     /// The OCI runtime specification, at most 1 MiB as JSON. `root.path` is the agent's to
@@ -120,6 +123,26 @@ pub struct CreateContainer {
     pub etc_resolv_conf: Vec<u8>,
     /// Contents of the container's `/etc/hostname`; empty: the image's.
     pub etc_hostname: Vec<u8>,
+}
+
+/// An image that a container mounts beside its root.
+#[derive(Debug)]
+pub struct ImageVolume {
+    /// The image as an EROFS file, open for reading.
+    pub image: OwnedFd,
+    /// The image's digest, as [`CreateContainer::image_digest`].
+    pub digest: String,
+}
+
+/// Who a container's process is, as the guest resolved it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerUser {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// All supplementary group ids, the group's own among them.
+    pub groups: Vec<u32>,
 }
 
 /// Which supplementary groups a process gets beside those of its specification.

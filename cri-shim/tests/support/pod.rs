@@ -83,6 +83,7 @@ impl Pod {
             id: id.to_owned(),
             image: image.open_rootfs().unwrap().into(),
             image_digest: image.id().to_string(),
+            volumes: Vec::new(),
             readonly_rootfs: false,
             spec: container_spec(id, "pod", None, &options).unwrap().spec,
             user: String::new(),

@@ -7,16 +7,16 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use k8s_cri::v1::{ContainerConfig, ContainerEventType, CreateContainerRequest};
+use k8s_cri::v1::{ContainerConfig, ContainerEventType, CreateContainerRequest, NamespaceMode};
 use podvisor_images::{Error as ImageError, Image};
 use tracing::{debug, info, warn};
 
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Container, Node, Pod, now};
-use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume};
+use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
 use crate::cri::{resolver, volumes};
-use crate::sandbox::{CreateContainer, random_id};
+use crate::sandbox::{CreateContainer, ImageVolume, random_id};
 
 /// Signal that asks a process to end: SIGTERM.
 const SIGTERM: u32 = 15;
@@ -47,7 +47,7 @@ impl Node {
     async fn make_container(
         self: &Arc<Self>,
         pod: &Arc<Pod>,
-        config: ContainerConfig,
+        mut config: ContainerConfig,
     ) -> Result<String> {
         // The pod cannot be stopped in the middle.
         let _turn = pod.turn.lock().await;
@@ -59,21 +59,26 @@ impl Node {
                 wanted: "run a new one",
             });
         }
+        self.target(pod, &mut config)?;
         let id = random_id().map_err(CriError::host("make up an id"))?;
         let wanted = config
             .image
             .as_ref()
             .map_or("", |image| image.image.as_str());
         let image = self.image_named(wanted)?;
-        // Open, it cannot be removed under the guest's feet.
         let rootfs = image.open_rootfs()?;
         let shared = self.dir(&pod.id).join(volumes::SHARED);
-        let mounted = volumes::mount(&shared, &id, &config.mounts)?;
-        let made = self
-            .with_volumes(pod, &id, config, &image, rootfs, &mounted)
-            .await;
+        let (of_images, images) = self.image_volumes(&config)?;
+        let mut mounted = volumes::mount(&shared, &id, &config.mounts)?;
+        mounted.extend(of_images);
+        let image = Images {
+            root: &image,
+            rootfs,
+            volumes: images,
+        };
+        let made = self.with_volumes(pod, &id, config, image, &mounted).await;
         if made.is_err() {
-            let names = mounted.iter().map(|volume| volume.name.as_str());
+            let names = mounted.iter().filter_map(Volume::name);
             if let Err(error) = volumes::remove(&shared, names) {
                 // They go with the pod.
                 warn!(container = id, %error, "volumes of a container that was not made stay");
@@ -89,10 +94,10 @@ impl Node {
         pod: &Arc<Pod>,
         id: &str,
         config: ContainerConfig,
-        image: &Image,
-        rootfs: File,
+        images: Images<'_>,
         mounted: &[Volume],
     ) -> Result<()> {
+        let image = images.root;
         let pod_record = pod.record();
         let hostname = resolver::hostname(&pod_record.config)?;
         let settings = image.config().config().as_ref();
@@ -118,7 +123,11 @@ impl Node {
             image_ref: image_ref(image),
             stop_signal: stop_signal.and_then(signal_number).unwrap_or(SIGTERM),
             log_path,
-            volumes: mounted.iter().map(|volume| volume.name.clone()).collect(),
+            volumes: mounted
+                .iter()
+                .filter_map(|volume| volume.name().map(str::to_owned))
+                .collect(),
+            identity: None,
             process: spec.process().clone().unwrap_or_default(),
             user: user.clone(),
             groups,
@@ -128,8 +137,9 @@ impl Node {
         };
         let create = CreateContainer {
             id: id.to_owned(),
-            image: rootfs.into(),
+            image: images.rootfs.into(),
             image_digest: image.id().to_string(),
+            volumes: images.volumes,
             readonly_rootfs,
             spec,
             user,
@@ -150,9 +160,10 @@ impl Node {
         self.add_container(&container)?;
         let make = async {
             self.database.put(&container.record())?;
-            client.create_container(create).await?;
+            let user = client.create_container(create).await?;
             container.update(&self.database, |record| {
-                record.phase = ContainerPhase::Created
+                record.phase = ContainerPhase::Created;
+                record.identity = Some(user);
             })
         };
         if let Err(error) = make.await {
@@ -169,6 +180,57 @@ impl Node {
         Ok(())
     }
 
+    /// The images that a container mounts as volumes.
+    fn image_volumes(&self, config: &ContainerConfig) -> Result<(Vec<Volume>, Vec<ImageVolume>)> {
+        let mut volumes = Vec::new();
+        let mut images: Vec<ImageVolume> = Vec::new();
+        for mount in &config.mounts {
+            let Some(name) = spec::mounts::image_of(mount) else {
+                continue;
+            };
+            let image = self.image_named(name)?;
+            let digest = image.id().to_string();
+            if images.iter().all(|other| other.digest != digest) {
+                images.push(ImageVolume {
+                    image: image.open_rootfs()?.into(),
+                    digest: digest.clone(),
+                });
+            }
+            volumes.push(Volume {
+                source: VolumeSource::Image(digest),
+                destination: mount.container_path.clone(),
+                readonly: true,
+                is_slave: false,
+            });
+        }
+        Ok((volumes, images))
+    }
+
+    /// The container whose processes another one joins (`kubectl debug --target`): its whole id.
+    fn target(&self, pod: &Pod, config: &mut ContainerConfig) -> Result<()> {
+        let linux = config.linux.as_mut();
+        let security = linux.and_then(|linux| linux.security_context.as_mut());
+        let options = security.and_then(|security| security.namespace_options.as_mut());
+        let Some(options) = options else {
+            return Ok(());
+        };
+        if options.pid != i32::from(NamespaceMode::Target) {
+            return Ok(());
+        }
+        let field = "namespace_options.target_id";
+        if options.target_id.is_empty() {
+            let reason = "the mode TARGET names a container";
+            return Err(CriError::invalid(field, reason));
+        }
+        let target = self.container(&options.target_id)?;
+        if target.pod.id != pod.id {
+            return Err(CriError::invalid(field, "it is in another pod"));
+        }
+        target.running()?;
+        options.target_id.clone_from(&target.id);
+        Ok(())
+    }
+
     /// The image by id or name, which must be here.
     fn image_named(&self, name: &str) -> Result<Image> {
         match self.store.resolve(name) {
@@ -178,6 +240,13 @@ impl Node {
             found => Ok(found?),
         }
     }
+}
+
+/// A container's images, open: so they cannot be removed under the guest's feet.
+struct Images<'a> {
+    root: &'a Image,
+    rootfs: File,
+    volumes: Vec<ImageVolume>,
 }
 
 /// What a request must have before anything is made.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use k8s_cri::v1::{
     Container as Shown, ContainerFilter, ContainerResources, ContainerState, ContainerStatus,
-    ContainerStatusResponse,
+    ContainerStatusResponse, ContainerUser, LinuxContainerUser,
 };
 
 use crate::cri::error::Result;
@@ -18,6 +18,16 @@ fn state(record: &ContainerRecord) -> ContainerState {
         ContainerPhase::Running { .. } => ContainerState::ContainerRunning,
         ContainerPhase::Exited(_) => ContainerState::ContainerExited,
         ContainerPhase::Removing => ContainerState::ContainerUnknown,
+    }
+}
+
+fn user(user: crate::sandbox::ContainerUser) -> ContainerUser {
+    ContainerUser {
+        linux: Some(LinuxContainerUser {
+            uid: user.uid.into(),
+            gid: user.gid.into(),
+            supplemental_groups: user.groups.into_iter().map(i64::from).collect(),
+        }),
     }
 }
 
@@ -68,6 +78,7 @@ impl Node {
                 linux: Some(linux),
                 windows: None,
             }),
+            user: record.identity.map(user),
             ..ContainerStatus::default()
         };
         match record.phase {

@@ -61,14 +61,33 @@ impl SpecFault {
 /// A volume as the guest sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Volume {
-    /// Name in the pod's shared directory.
-    pub(super) name: String,
+    /// Where the guest has it.
+    pub(super) source: VolumeSource,
     /// Where the container wants it.
     pub(super) destination: String,
-    /// Whether it may be written.
+    /// Whether nothing in it may be written, not even below mounts in it.
     pub(super) readonly: bool,
     /// Whether later mounts of the host are passed on.
     pub(super) is_slave: bool,
+}
+
+/// Where the guest has a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum VolumeSource {
+    /// Under a name in the pod's shared directory.
+    Shared(String),
+    /// The image of this digest.
+    Image(String),
+}
+
+impl Volume {
+    /// Its name in the pod's shared directory, if it is there.
+    pub(super) fn name(&self) -> Option<&str> {
+        match &self.source {
+            VolumeSource::Shared(name) => Some(name),
+            VolumeSource::Image(_) => None,
+        }
+    }
 }
 
 /// What a specification is made from.

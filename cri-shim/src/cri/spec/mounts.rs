@@ -6,8 +6,8 @@ use std::path::Path;
 use k8s_cri::v1::{Mount as CriMount, MountPropagation};
 use oci_spec::runtime::{Mount, MountBuilder};
 
-use super::{SpecFault, SpecRequest, Volume};
-use crate::sandbox::default_mounts;
+use super::{SpecFault, SpecRequest, Volume, VolumeSource};
+use crate::sandbox::{default_mounts, image_source};
 
 /// Where the guest has the pod's shared directory.
 const SHARED_DIR: &str = "/run/podvisor/shared";
@@ -42,15 +42,8 @@ fn check_one(mount: &CriMount) -> Result<(), SpecFault> {
             "the root file system is the image's",
         ));
     }
-    if mount
-        .image
-        .as_ref()
-        .is_some_and(|image| !image.image.is_empty())
-    {
-        return Err(SpecFault::Refused {
-            field: "mounts.image",
-            reason: "volumes of images are not there yet",
-        });
+    if image_of(mount).is_some() {
+        return check_image(mount);
     }
     if !mount.host_path.starts_with('/') || mount.host_path.contains('\0') {
         let reason = format!("{:?} is not an absolute path", mount.host_path);
@@ -84,6 +77,23 @@ fn check_one(mount: &CriMount) -> Result<(), SpecFault> {
             Err(SpecFault::invalid("mounts.propagation", reason))
         }
     }
+}
+
+/// The image that is mounted, by its name.
+pub(in crate::cri) fn image_of(mount: &CriMount) -> Option<&str> {
+    let image = mount.image.as_ref()?.image.as_str();
+    Some(image).filter(|image| !image.is_empty())
+}
+
+fn check_image(mount: &CriMount) -> Result<(), SpecFault> {
+    let field = "mounts.image";
+    if !mount.host_path.is_empty() {
+        return Err(SpecFault::invalid(field, "it contradicts host_path"));
+    }
+    if mount.propagation != i32::from(MountPropagation::PropagationPrivate) {
+        return Err(SpecFault::invalid(field, "an image propagates no mounts"));
+    }
+    Ok(())
 }
 
 pub(super) fn mounts(
@@ -129,11 +139,22 @@ pub(super) fn mounts(
         let access = if volume.readonly { "ro" } else { "rw" };
         let mount = MountBuilder::default()
             .destination(absolute(&volume.destination))
-            .typ("bind")
-            .source(Path::new(SHARED_DIR).join(&volume.name))
-            .options(options(&["rbind", propagation, access]))
-            .build()?;
-        mounts.push(mount);
+            .typ("bind");
+        let mount = match &volume.source {
+            VolumeSource::Shared(name) => mount
+                .source(Path::new(SHARED_DIR).join(name))
+                .options(options(&["rbind", propagation, access])),
+            // Programs in it are not run, as Kubernetes has it.
+            VolumeSource::Image(digest) => {
+                let source = image_source(digest).ok_or_else(|| {
+                    SpecFault::invalid("mounts.image", format!("{digest:?} is not a digest"))
+                })?;
+                mount
+                    .source(source)
+                    .options(options(&["bind", "ro", "nosuid", "nodev", "noexec"]))
+            }
+        };
+        mounts.push(mount.build()?);
     }
     Ok(mounts)
 }

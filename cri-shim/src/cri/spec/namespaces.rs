@@ -11,6 +11,9 @@ use super::{SpecFault, sandbox_security};
 /// The agent's name for the PID namespace that the pod's containers share.
 const SHARED_PIDS: &str = "sandbox";
 
+/// The agent's name for the PID namespace of a container, before that one's id.
+const CONTAINER_PIDS: &str = "container:";
+
 /// Whether a virtual machine can be this pod's sandbox.
 pub(in crate::cri) fn check_sandbox(pod: &PodSandboxConfig) -> Result<(), SpecFault> {
     let security = sandbox_security(pod);
@@ -85,11 +88,9 @@ pub(super) fn namespaces(
         Some(NamespaceMode::Node) => {}
         Some(NamespaceMode::Pod) => namespaces.push(pid.path(SHARED_PIDS).build()?),
         Some(NamespaceMode::Target) => {
-            return Err(SpecFault::Refused {
-                field: "namespace_options.pid (targetContainerName)",
-                reason: "a container cannot join another one's processes yet; set the pod's \
-                         shareProcessNamespace",
-            });
+            let target = security.namespace_options.as_ref();
+            let target = target.map_or("", |options| options.target_id.as_str());
+            namespaces.push(pid.path(format!("{CONTAINER_PIDS}{target}")).build()?);
         }
         Some(NamespaceMode::Container) | None => namespaces.push(pid.build()?),
     }

@@ -204,7 +204,13 @@ pub(super) fn user(
                 .and_then(|config| config.user().clone())
                 .unwrap_or_default()
         };
-        return Ok(if user.is_empty() { of_image() } else { user });
+        let user = if user.is_empty() { of_image() } else { user };
+        // Root by its number, so that it gets its groups of /etc/group like any other.
+        return Ok(if user.is_empty() {
+            "0".to_owned()
+        } else {
+            user
+        });
     };
     if user.is_empty() {
         return Err(SpecFault::invalid(

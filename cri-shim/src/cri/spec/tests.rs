@@ -289,6 +289,18 @@ fn containers_share_the_guests_network_and_processes_as_the_pod_wants() {
     assert_eq!(pid(Some(NamespaceMode::Container)), Some(None));
     assert_eq!(pid(Some(NamespaceMode::Pod)), Some(Some("sandbox".into())));
     assert_eq!(pid(Some(NamespaceMode::Node)), None);
+    let target = LinuxContainerSecurityContext {
+        namespace_options: Some(NamespaceOption {
+            pid: NamespaceMode::Target.into(),
+            target_id: "web".to_owned(),
+            ..NamespaceOption::default()
+        }),
+        ..LinuxContainerSecurityContext::default()
+    };
+    let joined = namespaces::namespaces(&target).unwrap();
+    let joined = joined.iter().find(|n| n.typ() == LinuxNamespaceType::Pid);
+    let path = joined.and_then(|pid| pid.path().clone());
+    assert_eq!(path, Some("container:web".into()));
 }
 
 #[test]
@@ -373,7 +385,7 @@ fn limits_become_those_of_a_control_group() {
 #[test]
 fn volumes_are_mounted_parents_first_and_over_the_defaults() {
     let volume = |name: &str, destination: &str, readonly| Volume {
-        name: name.to_owned(),
+        source: VolumeSource::Shared(name.to_owned()),
         destination: destination.to_owned(),
         readonly,
         is_slave: false,
@@ -382,7 +394,12 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
         volume("v0", "/data/inner", false),
         volume("v1", "/data", true),
         volume("v2", "dev/shm", false),
+        Volume {
+            source: VolumeSource::Image(format!("sha256:{}", "ab".repeat(32))),
+            ..volume("", "/data/model", true)
+        },
     ];
+    const IMAGE: &str = "image:abababababababababab";
     let built = build_with(&container(), &volumes).unwrap();
     let mounts = built.spec.mounts().clone().unwrap();
     let found: Vec<(String, String)> = mounts
@@ -391,7 +408,7 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
             mount
                 .source()
                 .as_ref()
-                .is_some_and(|s| s.starts_with("/run"))
+                .is_some_and(|s| s.starts_with("/run") || s.as_os_str() == IMAGE)
         })
         .map(|mount| {
             let options = mount.options().clone().unwrap().join(",");
@@ -404,6 +421,10 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
             ("/data".to_owned(), "rbind,rprivate,ro".to_owned()),
             ("/data/inner".to_owned(), "rbind,rprivate,rw".to_owned()),
             ("/dev/shm".to_owned(), "rbind,rprivate,rw".to_owned()),
+            (
+                "/data/model".to_owned(),
+                "bind,ro,nosuid,nodev,noexec".to_owned()
+            ),
         ]
     );
     let shm = mounts
@@ -439,7 +460,12 @@ fn mounts_that_no_guest_can_have_are_refused_by_name() {
             ..ImageSpec::default()
         });
     };
+    // Either an image or a path of the host.
     assert!(refusal(image).contains("mounts.image"));
+    let mut of_image = good();
+    image(&mut of_image);
+    of_image.host_path = String::new();
+    mounts::check(&[of_image]).unwrap();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use oci_spec::runtime::Process;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::sandbox::SupplementalGroups;
+use crate::sandbox::{ContainerUser, SupplementalGroups};
 
 /// What is kept under an id.
 pub(crate) trait Record: Clone + Serialize + DeserializeOwned {
@@ -78,6 +78,9 @@ pub(crate) struct ContainerRecord {
     pub(crate) user: String,
     /// Which groups of the image its processes get.
     pub(crate) groups: SupplementalGroups,
+    /// Who its process is, once the guest has made it.
+    #[serde(default)]
+    pub(crate) identity: Option<ContainerUser>,
     /// Nanoseconds since 1970.
     pub(crate) created_at: i64,
     /// Where it is in its life.

@@ -15,7 +15,8 @@ use super::super::agent::{AgentContainer, AgentExec};
 use super::super::error::{RefusalKind, SandboxError, SandboxError as Error};
 use super::super::stdio::{StreamSet, Streams, open, stream_id};
 use super::super::types::{
-    ContainerInfo, ContainerState, ContainerStats, ProcessExit, Started, StdioFds, TerminalSize,
+    ContainerInfo, ContainerState, ContainerStats, ContainerUser, ProcessExit, Started, StdioFds,
+    TerminalSize,
 };
 use super::super::wire::{CreateHeader, ExecHeader};
 use super::container::Container;
@@ -82,9 +83,9 @@ impl Containers {
     pub(super) async fn create(
         &self,
         header: CreateHeader,
-        image: OwnedFd,
+        images: Vec<(String, OwnedFd)>,
         log: Option<OwnedFd>,
-    ) -> Result<(), Error> {
+    ) -> Result<ContainerUser, Error> {
         let id = header.id.clone();
         validate_id(&id).map_err(|error| {
             SandboxError::refused(RefusalKind::InvalidArgument, error.to_string())
@@ -99,10 +100,10 @@ impl Containers {
             }
             containers.insert(id.clone(), Entry::Changing);
         }
-        match self.make(header, image, log).await {
-            Ok(container) => {
+        match self.make(header, images, log).await {
+            Ok((container, user)) => {
                 self.set(&id, Some(Entry::Made(Arc::new(container))));
-                Ok(())
+                Ok(user)
             }
             Err(error) => {
                 // What the agent has of it, if anything, must be gone before its disk is.
@@ -118,10 +119,13 @@ impl Containers {
     async fn make(
         &self,
         header: CreateHeader,
-        image: OwnedFd,
+        images: Vec<(String, OwnedFd)>,
         log: Option<OwnedFd>,
-    ) -> Result<Container, Error> {
-        let image_serial = self.place(&header.id, &header.image_digest, image).await?;
+    ) -> Result<(Container, ContainerUser), Error> {
+        for (digest, image) in images {
+            self.place(&header.id, &digest, image).await?;
+        }
+        let image_serial = serial(&header.image_digest)?;
         let set = StreamSet {
             stdin: header.stdin,
             stdout: true,
@@ -141,17 +145,15 @@ impl Containers {
             etc_resolv_conf: header.etc_resolv_conf,
             etc_hostname: header.etc_hostname,
         };
-        let pid = agent.create(container).await?;
+        let (pid, user) = agent.create(container).await?;
         let streams = streams.connect(agent.mux()).await?;
         let streams = ContainerStreams::start(streams, log, header.stdin_once)?;
-        Ok(Container::new(header.id, pid, streams))
+        Ok((Container::new(header.id, pid, streams), user))
     }
 
-    /// Sees to it that the image is on a disk, and gives the disk's serial number.
-    async fn place(&self, id: &str, digest: &str, image: OwnedFd) -> Result<String, Error> {
-        let serial = images::serial(digest).map_err(|error| {
-            SandboxError::refused(RefusalKind::InvalidArgument, error.to_string())
-        })?;
+    /// Sees to it that the image is on a disk.
+    async fn place(&self, id: &str, digest: &str, image: OwnedFd) -> Result<(), Error> {
+        let serial = serial(digest)?;
         let mut slots = self.images.lock().await;
         let placement = slots.take(&serial, id).map_err(|error| {
             SandboxError::refused(RefusalKind::ResourceExhausted, error.to_string())
@@ -162,23 +164,22 @@ impl Containers {
                 serial: serial.clone(),
             };
             if let Err(error) = self.sandbox.machine().insert_disk(index, disk).await {
-                slots.leave(id);
+                slots.leave_one(index, id);
                 slots.freed(index);
                 return Err(error.into());
             }
         }
-        Ok(serial)
+        Ok(())
     }
 
-    /// Deletes a container in the guest, and takes its image's disk back.
+    /// Deletes a container in the guest, and takes its images' disks back.
     async fn forget(&self, id: &str) -> Result<(), Error> {
         self.sandbox.agent().delete(id).await?;
         let mut slots = self.images.lock().await;
-        let Some(index) = slots.leave(id) else {
-            return Ok(());
-        };
-        self.sandbox.machine().eject_disk(index).await?;
-        slots.freed(index);
+        for index in slots.leave(id) {
+            self.sandbox.machine().eject_disk(index).await?;
+            slots.freed(index);
+        }
         Ok(())
     }
 
@@ -328,6 +329,11 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, Error> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| SandboxError::refused(RefusalKind::Internal, error.to_string()))
+}
+
+fn serial(digest: &str) -> Result<String, Error> {
+    images::serial(digest)
+        .map_err(|error| SandboxError::refused(RefusalKind::InvalidArgument, error.to_string()))
 }
 
 fn not_found(id: &str) -> Error {

@@ -14,6 +14,11 @@ pub(super) enum ImageError {
     NoSlot(usize),
 }
 
+/// What a specification has as the source of a mount that is the image of this digest.
+pub(crate) fn mount_source(digest: &str) -> Option<String> {
+    Some(format!("image:{}", serial(digest).ok()?))
+}
+
 /// The serial number of the disk with the image of this digest.
 pub(super) fn serial(digest: &str) -> Result<String, ImageError> {
     let hex = digest.rsplit_once(':').map_or(digest, |(_, hex)| hex);
@@ -70,15 +75,21 @@ impl Slots {
         Ok(Placement::Insert(index))
     }
 
-    /// Notes that `container` is gone; the disk that nobody uses any more.
-    pub(super) fn leave(&mut self, container: &str) -> Option<usize> {
-        let index = self
-            .slots
-            .iter()
-            .position(|slot| slot.users.contains(container))?;
-        let slot = self.slots.get_mut(index)?;
-        slot.users.remove(container);
-        slot.users.is_empty().then_some(index)
+    /// Notes that `container` is gone; the disks that nobody uses any more.
+    pub(super) fn leave(&mut self, container: &str) -> Vec<usize> {
+        let slots = self.slots.iter_mut().enumerate();
+        let left = slots.filter_map(|(index, slot)| {
+            let was_user = slot.users.remove(container);
+            (was_user && slot.users.is_empty()).then_some(index)
+        });
+        left.collect()
+    }
+
+    /// Notes that `container` does not use this disk after all.
+    pub(super) fn leave_one(&mut self, index: usize, container: &str) {
+        if let Some(slot) = self.slots.get_mut(index) {
+            slot.users.remove(container);
+        }
     }
 
     /// The disk is empty again.
@@ -116,14 +127,26 @@ mod tests {
         assert_eq!(slots.take("a", "2"), Ok(Placement::Present));
         assert_eq!(slots.take("b", "3"), Ok(Placement::Insert(1)));
         assert_eq!(slots.take("c", "4"), Err(ImageError::NoSlot(2)));
-        assert_eq!(slots.leave("1"), None);
-        assert_eq!(slots.leave("2"), Some(0));
+        assert!(slots.leave("1").is_empty());
+        assert_eq!(slots.leave("2"), [0]);
         // Until it is said to be empty, nobody else gets the disk, but its image still can.
         assert_eq!(slots.take("c", "4"), Err(ImageError::NoSlot(2)));
         assert_eq!(slots.take("a", "5"), Ok(Placement::Present));
-        assert_eq!(slots.leave("5"), Some(0));
+        assert_eq!(slots.leave("5"), [0]);
         slots.freed(0);
         assert_eq!(slots.take("c", "4"), Ok(Placement::Insert(0)));
-        assert_eq!(slots.leave("nobody"), None);
+        assert!(slots.leave("nobody").is_empty());
+    }
+
+    #[test]
+    fn a_container_with_volumes_of_images_leaves_all_their_disks() {
+        let mut slots = Slots::new(3);
+        slots.take("a", "1").unwrap();
+        slots.take("b", "1").unwrap();
+        slots.take("b", "2").unwrap();
+        slots.take("c", "1").unwrap();
+        slots.leave_one(2, "1");
+        assert_eq!(slots.leave("1"), [0]);
+        assert_eq!(slots.leave("2"), [1]);
     }
 }

@@ -45,6 +45,7 @@ use super::wire::{
 use super::{Sandbox, SandboxConfig, SandboxError};
 use crate::machine::{GuestFiles, MachineConfig, Nic, SHARE_TAG, causes};
 use containers::Containers;
+pub(crate) use images::mount_source as image_source;
 use serve::Service;
 
 /// The grace period of a SIGTERM, which names none.

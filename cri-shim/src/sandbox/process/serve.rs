@@ -201,10 +201,11 @@ impl Service {
                 version: CONTROL_VERSION,
             },
             Call::Create(header) => {
-                let image = fds.next()?;
+                let digests = [&header.image_digest].into_iter().chain(&header.volumes);
+                let images = digests.map(|digest| Ok((digest.clone(), fds.next()?)));
+                let images = images.collect::<Result<Vec<_>, SandboxError>>()?;
                 let log = header.has_log.then(|| fds.next()).transpose()?;
-                containers.create(*header, image, log).await?;
-                Answer::Done
+                Answer::Created(containers.create(*header, images, log).await?)
             }
             Call::Start { id } => Answer::Started(containers.start(&id).await?),
             Call::Signal {

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::sandbox::error::RefusalKind;
 use crate::sandbox::types::{
-    ContainerInfo, ContainerStats, GuestNetwork, ProcessExit, SandboxExit, Started,
+    ContainerInfo, ContainerStats, ContainerUser, GuestNetwork, ProcessExit, SandboxExit, Started,
     SupplementalGroups, TerminalSize,
 };
 
 /// Version of what is spoken here.
-pub(in crate::sandbox) const CONTROL_VERSION: u32 = 1;
+pub(in crate::sandbox) const CONTROL_VERSION: u32 = 2;
 
 /// A request, with a number of the asker's choice that comes back with the answer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub(in crate::sandbox) enum Call {
     Hello {
         version: u32,
     },
-    /// With the image, and the log if there is one.
+    /// With the image, those of volumes, and the log if there is one.
     Create(Box<CreateHeader>),
     Start {
         id: String,
@@ -95,6 +95,9 @@ pub(in crate::sandbox) enum Call {
 pub(in crate::sandbox) struct CreateHeader {
     pub(in crate::sandbox) id: String,
     pub(in crate::sandbox) image_digest: String,
+    /// Digests of the images of volumes.
+    #[serde(default)]
+    pub(in crate::sandbox) volumes: Vec<String>,
     pub(in crate::sandbox) readonly_rootfs: bool,
     pub(in crate::sandbox) spec: Spec,
     pub(in crate::sandbox) user: String,
@@ -137,6 +140,7 @@ pub(in crate::sandbox) enum Answer {
         version: u32,
     },
     Done,
+    Created(ContainerUser),
     Started(Started),
     Exit(ProcessExit),
     Stats(Box<ContainerStats>),
