@@ -60,7 +60,7 @@ impl Node {
         };
         let Some(ran) = ran else {
             let killed = client
-                .signal(&container.id, Some(&exec_id), SIGKILL, true)
+                .signal(&container.id, Some(&exec_id), SIGKILL, false)
                 .await;
             if let Err(error) = killed {
                 debug!(%error, "the program that took too long has ended by itself");
