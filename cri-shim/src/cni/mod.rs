@@ -12,6 +12,7 @@
 mod cache;
 mod chain;
 mod config;
+mod counters;
 mod error;
 mod netns;
 mod plugin;
@@ -29,6 +30,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::{debug, warn};
 
+#[cfg(test)]
+pub(crate) use counters::Direction;
+pub(crate) use counters::InterfaceCounters;
 pub(crate) use error::CniError;
 pub(crate) use prefix::Prefix;
 pub(crate) use result::Dns;
@@ -179,6 +183,13 @@ impl Cni {
         }
         netns::remove(&self.netns(id))?;
         self.cache.remove(id)
+    }
+
+    /// What has gone through a pod's interfaces, the first one first.
+    pub(crate) fn counters(&self, id: &str) -> Result<Vec<InterfaceCounters>, CniError> {
+        let mut counters = counters::read(&self.netns(id))?;
+        counters.sort_by_key(|counters| counters.name != INTERFACE);
+        Ok(counters)
     }
 
     /// Ids of pods of which something is left here.

@@ -40,6 +40,9 @@ const IFF_TAP: c_short = 0x0002;
 const IFF_NO_PI: c_short = 0x1000;
 const IFF_VNET_HDR: c_short = 0x4000;
 
+/// Taps are called so, with a number.
+pub(super) const TAP_NAME: &str = "podvisor";
+
 /// ETH_P_ALL, in network byte order as traffic control wants it.
 const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
 
@@ -211,7 +214,7 @@ fn open_tap(number: usize) -> Result<(OwnedFd, String), CniError> {
         .write(true)
         .open(path)
         .map_err(CniError::io("open", path))?;
-    let name = format!("podvisor{number}");
+    let name = format!("{TAP_NAME}{number}");
     let mut request = InterfaceRequest {
         name: [0; 16],
         flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,

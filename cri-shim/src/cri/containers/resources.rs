@@ -4,12 +4,13 @@ use std::sync::PoisonError;
 
 use k8s_cri::v1::{
     ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, LinuxPodSandboxStats,
-    MemoryUsage, PodSandboxAttributes, PodSandboxStats, PodSandboxStatsFilter, ProcessUsage,
-    UInt64Value, UpdateContainerResourcesRequest,
+    MemoryUsage, NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes, PodSandboxStats,
+    PodSandboxStatsFilter, ProcessUsage, UInt64Value, UpdateContainerResourcesRequest,
 };
 
+use crate::cni::InterfaceCounters;
 use crate::cri::error::Result;
-use crate::cri::node::{Container, Node, Pod};
+use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::pods::matches_labels;
 use crate::cri::spec;
 use crate::cri::state::{ContainerPhase, PodPhase};
@@ -123,7 +124,7 @@ impl Node {
             linux: Some(LinuxPodSandboxStats {
                 cpu: Some(cpu(&sum, Some(nano_cores))),
                 memory: Some(memory(&sum)),
-                network: None,
+                network: self.network_usage(&pod.id),
                 process: Some(ProcessUsage {
                     timestamp: timestamp(&sum),
                     process_count: value(sum.pids_current),
@@ -134,7 +135,25 @@ impl Node {
         }
     }
 
-    async fn figures(&self, container: &Container) -> Result<Figures> {
+    fn network_usage(&self, pod: &str) -> Option<NetworkUsage> {
+        // A pod that ends meanwhile has no namespace any more.
+        let counters = self.cni.counters(pod).ok()?;
+        let usage = |counters: InterfaceCounters| NetworkInterfaceUsage {
+            name: counters.name,
+            rx_bytes: value(counters.received.bytes),
+            rx_errors: value(counters.received.errors),
+            tx_bytes: value(counters.sent.bytes),
+            tx_errors: value(counters.sent.errors),
+        };
+        let mut interfaces = counters.into_iter().map(usage);
+        Some(NetworkUsage {
+            timestamp: now(),
+            default_interface: interfaces.next(),
+            interfaces: interfaces.collect(),
+        })
+    }
+
+    pub(in crate::cri) async fn figures(&self, container: &Container) -> Result<Figures> {
         container.running()?;
         Ok(container.pod.client()?.stats(&container.id).await?)
     }

@@ -1,0 +1,380 @@
+//! Metrics of pods and containers under the names that cAdvisor gave them, for a kubelet that
+//! takes them from the runtime. What a guest does not have, or nobody counts, is left out.
+
+use k8s_cri::v1::{
+    ContainerMetrics, Metric, MetricDescriptor, MetricType, PodSandboxMetrics, UInt64Value,
+};
+
+use super::node::{Container, Node, now};
+use super::state::{ContainerPhase, PodPhase};
+use crate::cni::InterfaceCounters;
+use crate::sandbox::ContainerStats as Figures;
+
+/// Labels that each metric begins with.
+const BASE: [&str; 3] = ["id", "name", "image"];
+
+/// What a container's metric is made from.
+struct Source<'a> {
+    figures: &'a Figures,
+    started_at_seconds: u64,
+}
+
+/// A metric of each container: its further labels with their values, and how it is read.
+struct OfContainer {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    labels: &'static [(&'static str, &'static str)],
+    read: fn(&Source<'_>) -> u64,
+}
+
+/// A metric of each interface of a pod, which has its name as a further label.
+struct OfInterface {
+    name: &'static str,
+    help: &'static str,
+    read: fn(&InterfaceCounters) -> u64,
+}
+
+const SECOND_US: u64 = 1_000_000;
+
+const fn counter(
+    name: &'static str,
+    help: &'static str,
+    read: fn(&Source<'_>) -> u64,
+) -> OfContainer {
+    OfContainer {
+        name,
+        help,
+        kind: MetricType::Counter,
+        labels: &[],
+        read,
+    }
+}
+
+const fn gauge(
+    name: &'static str,
+    help: &'static str,
+    read: fn(&Source<'_>) -> u64,
+) -> OfContainer {
+    OfContainer {
+        kind: MetricType::Gauge,
+        ..counter(name, help, read)
+    }
+}
+
+const fn labelled(
+    labels: &'static [(&'static str, &'static str)],
+    metric: OfContainer,
+) -> OfContainer {
+    OfContainer { labels, ..metric }
+}
+
+const OF_CONTAINERS: &[OfContainer] = &[
+    labelled(
+        &[("cpu", "total")],
+        counter(
+            "container_cpu_usage_seconds_total",
+            "CPU time used, in seconds",
+            |s| s.figures.cpu_usage_us / SECOND_US,
+        ),
+    ),
+    counter(
+        "container_cpu_user_seconds_total",
+        "CPU time used by programs themselves, in seconds",
+        |s| s.figures.cpu_user_us / SECOND_US,
+    ),
+    counter(
+        "container_cpu_system_seconds_total",
+        "CPU time used by the kernel for programs, in seconds",
+        |s| s.figures.cpu_system_us / SECOND_US,
+    ),
+    counter(
+        "container_cpu_cfs_throttled_seconds_total",
+        "Time for which the CPU limit held programs up, in seconds",
+        |s| s.figures.cpu_throttled_us / SECOND_US,
+    ),
+    gauge(
+        "container_memory_usage_bytes",
+        "Memory in use, caches included",
+        |s| s.figures.memory_usage_bytes,
+    ),
+    gauge(
+        "container_memory_working_set_bytes",
+        "Memory in use that the kernel cannot simply give up",
+        |s| s.figures.memory_working_set_bytes,
+    ),
+    gauge("container_memory_rss", "Anonymous memory in bytes", |s| {
+        s.figures.memory_anon_bytes
+    }),
+    gauge("container_memory_cache", "Memory of files in bytes", |s| {
+        s.figures.memory_file_bytes
+    }),
+    labelled(
+        &[("failure_type", "pgfault"), ("scope", "container")],
+        counter(
+            "container_memory_failures_total",
+            "Page faults by their type",
+            |s| s.figures.page_faults,
+        ),
+    ),
+    labelled(
+        &[("failure_type", "pgmajfault"), ("scope", "container")],
+        counter(
+            "container_memory_failures_total",
+            "Page faults by their type",
+            |s| s.figures.major_page_faults,
+        ),
+    ),
+    counter(
+        "container_oom_events_total",
+        "Programs that were killed for want of memory",
+        |s| s.figures.oom_kills,
+    ),
+    gauge(
+        "container_spec_memory_limit_bytes",
+        "Memory limit; 0 is none",
+        |s| s.figures.memory_limit_bytes,
+    ),
+    gauge("container_processes", "Processes", |s| {
+        s.figures.pids_current
+    }),
+    gauge(
+        "container_threads_max",
+        "Most processes and threads; 0 is no limit",
+        |s| s.figures.pids_limit,
+    ),
+    labelled(
+        &[("device", "")],
+        counter(
+            "container_fs_reads_bytes_total",
+            "Bytes read from disks",
+            |s| s.figures.io_read_bytes,
+        ),
+    ),
+    labelled(
+        &[("device", "")],
+        counter(
+            "container_fs_writes_bytes_total",
+            "Bytes written to disks",
+            |s| s.figures.io_write_bytes,
+        ),
+    ),
+    labelled(
+        &[("device", "")],
+        counter("container_fs_reads_total", "Reads from disks", |s| {
+            s.figures.io_read_operations
+        }),
+    ),
+    labelled(
+        &[("device", "")],
+        counter("container_fs_writes_total", "Writes to disks", |s| {
+            s.figures.io_write_operations
+        }),
+    ),
+    gauge(
+        "container_start_time_seconds",
+        "When the container was started, in seconds since 1970",
+        |s| s.started_at_seconds,
+    ),
+    gauge(
+        "container_last_seen",
+        "When the container was seen last, in seconds since 1970",
+        |s| s.figures.timestamp_ns / 1_000_000_000,
+    ),
+];
+
+const OF_INTERFACES: &[OfInterface] = &[
+    OfInterface {
+        name: "container_network_receive_bytes_total",
+        help: "Bytes received",
+        read: |i| i.received.bytes,
+    },
+    OfInterface {
+        name: "container_network_receive_packets_total",
+        help: "Packets received",
+        read: |i| i.received.packets,
+    },
+    OfInterface {
+        name: "container_network_receive_errors_total",
+        help: "Errors while receiving",
+        read: |i| i.received.errors,
+    },
+    OfInterface {
+        name: "container_network_receive_packets_dropped_total",
+        help: "Packets dropped while receiving",
+        read: |i| i.received.dropped,
+    },
+    OfInterface {
+        name: "container_network_transmit_bytes_total",
+        help: "Bytes sent",
+        read: |i| i.sent.bytes,
+    },
+    OfInterface {
+        name: "container_network_transmit_packets_total",
+        help: "Packets sent",
+        read: |i| i.sent.packets,
+    },
+    OfInterface {
+        name: "container_network_transmit_errors_total",
+        help: "Errors while sending",
+        read: |i| i.sent.errors,
+    },
+    OfInterface {
+        name: "container_network_transmit_packets_dropped_total",
+        help: "Packets dropped while sending",
+        read: |i| i.sent.dropped,
+    },
+];
+
+/// What [`Node::list_metrics`] gives.
+pub(super) fn descriptors() -> Vec<MetricDescriptor> {
+    let mut descriptors: Vec<MetricDescriptor> = Vec::new();
+    let keys = |further: &mut dyn Iterator<Item = &'static str>| -> Vec<String> {
+        let base = BASE.into_iter();
+        base.chain(further).map(str::to_owned).collect()
+    };
+    for metric in OF_CONTAINERS {
+        if descriptors.iter().any(|other| other.name == metric.name) {
+            continue;
+        }
+        descriptors.push(MetricDescriptor {
+            name: metric.name.to_owned(),
+            help: metric.help.to_owned(),
+            label_keys: keys(&mut metric.labels.iter().map(|(key, _)| *key)),
+        });
+    }
+    let of_interfaces = OF_INTERFACES.iter().map(|metric| MetricDescriptor {
+        name: metric.name.to_owned(),
+        help: metric.help.to_owned(),
+        label_keys: keys(&mut std::iter::once("interface")),
+    });
+    descriptors.extend(of_interfaces);
+    descriptors
+}
+
+fn of_container(base: [&str; 3], source: &Source<'_>) -> Vec<Metric> {
+    let timestamp = i64::try_from(source.figures.timestamp_ns).unwrap_or(i64::MAX);
+    let metrics = OF_CONTAINERS.iter().map(|metric| {
+        let further = metric.labels.iter().map(|(_, value)| *value);
+        let labels = base.into_iter().chain(further).map(str::to_owned);
+        Metric {
+            name: metric.name.to_owned(),
+            timestamp,
+            metric_type: metric.kind.into(),
+            label_values: labels.collect(),
+            value: Some(UInt64Value {
+                value: (metric.read)(source),
+            }),
+        }
+    });
+    metrics.collect()
+}
+
+fn of_interface(base: [&str; 3], counters: &InterfaceCounters, timestamp: i64) -> Vec<Metric> {
+    let metrics = OF_INTERFACES.iter().map(|metric| {
+        let labels = base.into_iter().chain([counters.name.as_str()]);
+        Metric {
+            name: metric.name.to_owned(),
+            timestamp,
+            metric_type: MetricType::Counter.into(),
+            label_values: labels.map(str::to_owned).collect(),
+            value: Some(UInt64Value {
+                value: (metric.read)(counters),
+            }),
+        }
+    });
+    metrics.collect()
+}
+
+impl Node {
+    /// ListPodSandboxMetrics: of pods that run.
+    pub(super) async fn list_metrics(&self) -> Vec<PodSandboxMetrics> {
+        let mut pods = Vec::new();
+        for pod in self.pods() {
+            let record = pod.record();
+            if record.phase != PodPhase::Ready {
+                continue;
+            }
+            let name = record.config.metadata.unwrap_or_default().name;
+            // A pod that ends meanwhile has no interfaces any more.
+            let counters = self.cni.counters(&pod.id).unwrap_or_default();
+            let base = [pod.id.as_str(), name.as_str(), ""];
+            let metrics = counters
+                .iter()
+                .flat_map(|counters| of_interface(base, counters, now()));
+            let mut containers = Vec::new();
+            for container in self.containers_of(&pod.id) {
+                containers.extend(self.metrics_of(&container).await);
+            }
+            pods.push(PodSandboxMetrics {
+                pod_sandbox_id: pod.id.clone(),
+                metrics: metrics.collect(),
+                container_metrics: containers,
+            });
+        }
+        pods
+    }
+
+    /// Nothing of a container that does not run, or ends meanwhile.
+    async fn metrics_of(&self, container: &Container) -> Option<ContainerMetrics> {
+        let figures = self.figures(container).await.ok()?;
+        let record = container.record();
+        let ContainerPhase::Running { started_at } = record.phase else {
+            return None;
+        };
+        let source = Source {
+            figures: &figures,
+            started_at_seconds: u64::try_from(started_at / 1_000_000_000).unwrap_or(0),
+        };
+        let name = record.config.metadata.unwrap_or_default().name;
+        let base = [record.id.as_str(), name.as_str(), record.image_ref.as_str()];
+        Some(ContainerMetrics {
+            container_id: record.id.clone(),
+            metrics: of_container(base, &source),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::Direction;
+
+    #[test]
+    fn each_metric_has_one_descriptor_with_as_many_labels() {
+        let descriptors = descriptors();
+        let figures = Figures {
+            cpu_usage_us: 2_500_000,
+            pids_current: 3,
+            ..Figures::default()
+        };
+        let source = Source {
+            figures: &figures,
+            started_at_seconds: 7,
+        };
+        let counters = InterfaceCounters {
+            name: "eth0".to_owned(),
+            sent: Direction {
+                bytes: 9,
+                ..Direction::default()
+            },
+            ..InterfaceCounters::default()
+        };
+        let mut metrics = of_container(["c", "web", "img"], &source);
+        metrics.extend(of_interface(["p", "pod", ""], &counters, 1));
+        for metric in &metrics {
+            let mut found = descriptors.iter().filter(|d| d.name == metric.name);
+            let descriptor = found.next().expect(&metric.name);
+            assert!(found.next().is_none(), "{}", metric.name);
+            assert_eq!(descriptor.label_keys.len(), metric.label_values.len());
+        }
+        let value = |name: &str| {
+            let metric = metrics.iter().find(|metric| metric.name == name);
+            metric.unwrap().value.unwrap().value
+        };
+        assert_eq!(value("container_cpu_usage_seconds_total"), 2);
+        assert_eq!(value("container_processes"), 3);
+        assert_eq!(value("container_start_time_seconds"), 7);
+        assert_eq!(value("container_network_transmit_bytes_total"), 9);
+    }
+}
