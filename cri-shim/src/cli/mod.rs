@@ -8,6 +8,7 @@
 mod advice;
 mod check;
 mod completions;
+mod config;
 mod disks;
 mod image;
 mod images;
@@ -15,6 +16,7 @@ mod import;
 mod inspect;
 mod interrupt;
 mod load;
+mod notify;
 mod program;
 mod progress;
 mod prune;
@@ -25,6 +27,7 @@ mod run;
 mod sandbox;
 mod save;
 mod serve;
+mod settings;
 mod shown;
 mod signals;
 mod size;
@@ -124,6 +127,8 @@ enum Command {
     Image(image::ImageArgs),
     /// Serve the Container Runtime Interface to a kubelet
     Serve(Box<serve::ServeArgs>),
+    /// Check or print the settings file of `serve`
+    Config(config::ConfigArgs),
     /// Show what podvisor takes of this machine
     System(system::SystemArgs),
     /// Say whether this machine can run guests, and what to do if not
@@ -167,6 +172,7 @@ pub fn main() -> ExitCode {
         Command::History(args) => inspect::history(&cli.globals, &args),
         Command::Image(args) => image::run(&cli.globals, &args),
         Command::Serve(args) => serve::run(&cli.globals, &args),
+        Command::Config(args) => config::run(&cli.globals, &args),
         Command::System(args) => system::run(&cli.globals, &args),
         Command::Check(args) => check::run(&args),
         Command::Version(args) => version::run(&args),

@@ -8,7 +8,7 @@ use podvisor_images::{HostsError, RegistryConfig};
 /// Read when nothing else is given; it need not be there.
 const FOLDER: &str = "/etc/podvisor/certs.d";
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(super) struct RegistryArgs {
     /// Folder with settings of registries (hosts.toml, certificates) [default: /etc/podvisor/certs.d]
     #[arg(
@@ -21,6 +21,12 @@ pub(super) struct RegistryArgs {
 }
 
 impl RegistryArgs {
+    /// Takes a folder that a settings file names, unless one was given.
+    pub(super) fn or_hosts_dir(mut self, folder: Option<PathBuf>) -> Self {
+        self.hosts_dir = self.hosts_dir.or(folder);
+        self
+    }
+
     pub(super) fn config(&self) -> Result<RegistryConfig, HostsError> {
         let config = RegistryConfig::default();
         match &self.hosts_dir {

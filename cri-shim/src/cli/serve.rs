@@ -1,5 +1,6 @@
 //! `podvisor serve`: the Container Runtime Interface on a socket, for a kubelet.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -7,29 +8,36 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::registries::RegistryArgs;
-use super::{Globals, size};
+use super::settings::{self, Settings, parse_memory};
+use super::{Globals, notify};
 use crate::cni::CniOptions;
-use crate::cri::{DEFAULT_MEMORY, ServeConfig, Sizes, serve};
+use crate::cri::{GuestSettings, ServeConfig, Sizes, serve};
 use crate::machine::Assets;
 
-#[derive(Debug, Args)]
+/// Where it serves unless told otherwise.
+const LISTEN: &str = "/run/podvisor/podvisor.sock";
+
+/// Directory of what runs unless told otherwise.
+const STATE: &str = "/run/podvisor";
+
+#[derive(Debug, Default, Args)]
 pub(super) struct ServeArgs {
-    /// Socket to serve on
-    #[arg(
-        long,
-        value_name = "SOCKET",
-        default_value = "unix:///run/podvisor/podvisor.sock"
-    )]
-    #[arg(value_parser = parse_socket)]
-    listen: PathBuf,
+    /// Settings file; `podvisor config default` prints one [default: /etc/podvisor/config.toml
+    /// if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 
-    /// Directory of what runs; it need not outlive a boot
-    #[arg(long, value_name = "DIR", default_value = "/run/podvisor")]
-    state: PathBuf,
+    /// Socket to serve on [default: unix:///run/podvisor/podvisor.sock]
+    #[arg(long, value_name = "SOCKET", value_parser = parse_socket)]
+    listen: Option<PathBuf>,
 
-    /// Directory of CNI configuration lists
-    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
-    cni_conf_dir: PathBuf,
+    /// Directory of what runs; it need not outlive a boot [default: /run/podvisor]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+
+    /// Directory of CNI configuration lists [default: /etc/cni/net.d]
+    #[arg(long, value_name = "DIR")]
+    cni_conf_dir: Option<PathBuf>,
 
     /// Directory of CNI plugins; may be given several times [default: /opt/cni/bin, /usr/lib/cni]
     #[arg(long, value_name = "DIR")]
@@ -39,10 +47,10 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
 
-    /// Virtual CPUs of a pod without a CPU limit
-    #[arg(long, value_name = "N", default_value = "1")]
+    /// Virtual CPUs of a pod without a CPU limit [default: 1]
+    #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=64))]
-    cpus: u8,
+    cpus: Option<u8>,
 
     /// Memory of a guest beyond its pod's limit, with a unit [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
@@ -51,6 +59,11 @@ pub(super) struct ServeArgs {
     /// Write what each guest's kernel prints to POD.log in this directory
     #[arg(long, value_name = "DIR")]
     console_dir: Option<PathBuf>,
+
+    /// Serve health (/healthz) and metrics (/metrics) over HTTP on this address, such as
+    /// 127.0.0.1:9254
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
 
     #[command(flatten)]
     registries: RegistryArgs,
@@ -64,50 +77,105 @@ fn parse_socket(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-fn parse_memory(text: &str) -> Result<u64, String> {
-    let bytes = size::parse(text).map_err(|error| error.to_string())?;
-    match bytes >= 64 << 20 {
-        true => Ok(bytes),
-        false => Err("a guest needs at least 64M".to_owned()),
+/// The settings of a file, for guests of a runtime handler; what it leaves out is as in `base`.
+fn guest(settings: &settings::GuestSettings, base: &GuestSettings) -> GuestSettings {
+    let sizes = base.sizes;
+    GuestSettings {
+        kernel: settings.kernel.clone().unwrap_or(base.kernel.clone()),
+        sizes: Sizes {
+            vcpus: settings.cpus.unwrap_or(sizes.vcpus),
+            max_vcpus: settings.max_cpus.unwrap_or(sizes.max_vcpus),
+            memory: settings.memory.map_or(sizes.memory, |memory| memory.0),
+            image_slots: settings.images.unwrap_or(sizes.image_slots),
+        },
     }
 }
 
 impl ServeArgs {
-    fn config(&self, globals: &Globals) -> anyhow::Result<ServeConfig> {
-        let assets = Assets::of_this_process();
-        let root = globals.root()?;
-        let mut cni = CniOptions::new(&root, &self.state);
-        cni.config_dir.clone_from(&self.cni_conf_dir);
+    /// Flags first, then the file, then defaults.
+    fn merge(&self, globals: &Globals, file: Settings) -> anyhow::Result<ServeConfig> {
+        self.merge_with(globals, file, Assets::of_this_process().initramfs()?)
+    }
+
+    fn merge_with(
+        &self,
+        globals: &Globals,
+        file: Settings,
+        initramfs: PathBuf,
+    ) -> anyhow::Result<ServeConfig> {
+        let root = match (&globals.root, file.root) {
+            (None, Some(root)) => root,
+            _ => globals.root()?,
+        };
+        let state = self.state.clone().or(file.state);
+        let state = state.unwrap_or_else(|| PathBuf::from(STATE));
+        let mut cni = CniOptions::new(&root, &state);
+        if let Some(dir) = self.cni_conf_dir.clone().or(file.cni.config_dir) {
+            cni.config_dir = dir;
+        }
         if !self.cni_bin_dir.is_empty() {
             cni.plugin_dirs.clone_from(&self.cni_bin_dir);
+        } else if let Some(dirs) = file.cni.plugin_dirs {
+            cni.plugin_dirs = dirs;
         }
-        if let Some(dir) = &self.console_dir {
-            std::fs::create_dir_all(dir)
-                .with_context(|| format!("cannot create the directory {}", dir.display()))?;
-        }
-        Ok(ServeConfig {
-            listen: self.listen.clone(),
-            state: self.state.clone(),
-            kernel: match &self.kernel {
+        let listen = match (&self.listen, file.listen) {
+            (Some(listen), _) => listen.clone(),
+            (None, Some(text)) => parse_socket(&text)
+                .map_err(|reason| anyhow::anyhow!("invalid setting `listen`: {reason}"))?,
+            (None, None) => PathBuf::from(LISTEN),
+        };
+        let wanted = settings::GuestSettings {
+            kernel: self.kernel.clone().or(file.guest.kernel),
+            cpus: self.cpus.or(file.guest.cpus),
+            memory: self.memory.map(settings::Memory).or(file.guest.memory),
+            ..file.guest
+        };
+        let base = GuestSettings {
+            kernel: match &wanted.kernel {
                 Some(kernel) => kernel.clone(),
-                None => assets.kernel()?,
+                None => Assets::of_this_process().kernel()?,
             },
-            initramfs: assets.initramfs()?,
+            sizes: Sizes::default(),
+        };
+        let base = guest(&wanted, &base);
+        let handlers = file.handlers.iter();
+        let handlers = handlers.map(|(name, settings)| (name.clone(), guest(settings, &base)));
+        let registries = self.registries.clone().or_hosts_dir(file.hosts_dir);
+        Ok(ServeConfig {
+            listen,
+            handlers: handlers.collect(),
+            guest: base,
+            initramfs,
             cni,
-            registries: self.registries.config()?,
-            sizes: Sizes {
-                vcpus: self.cpus,
-                memory: self.memory.unwrap_or(DEFAULT_MEMORY),
-                ..Sizes::default()
-            },
-            consoles: self.console_dir.clone(),
+            registries: registries.config()?,
+            metrics: self.metrics.or(file.metrics),
+            consoles: self.console_dir.clone().or(file.console_dir),
             root,
+            state,
         })
     }
 }
 
+/// What a settings file names that is not there.
+pub(super) fn faults(globals: &Globals, file: Settings) -> anyhow::Result<Vec<String>> {
+    let config = ServeArgs::default().merge(globals, file)?;
+    let guests = [("guest", &config.guest)].into_iter();
+    let guests = guests.chain(config.handlers.iter().map(|(name, g)| (name.as_str(), g)));
+    let kernels = guests.map(|(name, guest)| (format!("{name}: kernel"), guest.kernel.clone()));
+    let dirs = [("cni.config_dir".to_owned(), config.cni.config_dir.clone())];
+    let named = kernels.chain(dirs);
+    let missing = named.filter(|(_, path)| !path.exists());
+    Ok(missing
+        .map(|(what, path)| format!("{what}: {} is not there", path.display()))
+        .collect())
+}
+
 pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
-    let config = args.config(globals)?;
+    let config = args.merge(globals, Settings::read(args.config.as_deref())?)?;
+    if let Some(dir) = &config.consoles {
+        std::fs::create_dir_all(dir)
+            .with_context(|| format!("cannot create the directory {}", dir.display()))?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -121,7 +189,11 @@ pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
                 _ = terminate.recv() => {}
             }
         };
-        anyhow::Ok(serve(config, stop).await?)
+        let stop = async {
+            stop.await;
+            notify::tell("STOPPING=1");
+        };
+        anyhow::Ok(serve(config, stop, || notify::tell("READY=1")).await?)
     })?;
     // A read of an exec's output may never end.
     runtime.shutdown_background();
@@ -131,6 +203,53 @@ pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn merged(args: &ServeArgs, file: &str) -> ServeConfig {
+        let globals = Globals {
+            root: Some("/root-of-test".into()),
+            log_level: super::super::LogLevel::Warn,
+        };
+        let mut file = Settings::parse(file).unwrap();
+        // The guest's own files may not be built where this runs.
+        file.guest.kernel.get_or_insert("/kernel-of-test".into());
+        args.merge_with(&globals, file, PathBuf::from("/initramfs-of-test"))
+            .unwrap()
+    }
+
+    #[test]
+    fn flags_go_before_the_file_and_the_file_before_defaults() {
+        let file = r#"
+            listen = "unix:///x.sock"
+            metrics = "127.0.0.1:1"
+            [cni]
+            config_dir = "/net.d"
+            [guest]
+            cpus = 2
+            memory = "128M"
+            [handlers.large]
+            memory = "1G"
+            kernel = "/other"
+        "#;
+        let config = merged(&ServeArgs::default(), file);
+        assert_eq!(config.listen, PathBuf::from("/x.sock"));
+        assert_eq!(config.state, PathBuf::from(STATE));
+        assert_eq!(config.cni.config_dir, PathBuf::from("/net.d"));
+        assert_eq!(config.guest.sizes.vcpus, 2);
+        let large = &config.handlers["large"];
+        assert_eq!((large.sizes.vcpus, large.sizes.memory), (2, 1 << 30));
+        assert_eq!(large.kernel, PathBuf::from("/other"));
+
+        let flags = ServeArgs {
+            listen: Some("/y.sock".into()),
+            cpus: Some(3),
+            ..ServeArgs::default()
+        };
+        let config = merged(&flags, file);
+        assert_eq!(config.listen, PathBuf::from("/y.sock"));
+        let sizes = config.guest.sizes;
+        assert_eq!((sizes.vcpus, sizes.memory), (3, 128 << 20));
+        assert_eq!(config.handlers["large"].sizes.vcpus, 3);
+    }
 
     #[test]
     fn sockets_are_absolute_paths() {

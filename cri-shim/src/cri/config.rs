@@ -1,5 +1,7 @@
 //! Settings of the daemon.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use podvisor_images::RegistryConfig;
@@ -26,22 +28,47 @@ pub(crate) struct ServeConfig {
     pub(crate) root: PathBuf,
     /// What does not: sandboxes' directories, network namespaces.
     pub(crate) state: PathBuf,
-    /// Kernel of guests.
-    pub(crate) kernel: PathBuf,
+    /// Guests of the default runtime handler, which has two names: [`HANDLER`] and none.
+    pub(crate) guest: GuestSettings,
+    /// Guests of other runtime handlers, by name.
+    pub(crate) handlers: BTreeMap<String, GuestSettings>,
     /// Initramfs of guests, with the agent.
     pub(crate) initramfs: PathBuf,
     /// Networks.
     pub(crate) cni: CniOptions,
     /// How registries are reached.
     pub(crate) registries: RegistryConfig,
-    /// How large guests are.
-    pub(crate) sizes: Sizes,
+    /// Where health and metrics are served over HTTP.
+    pub(crate) metrics: Option<SocketAddr>,
     /// Directory for what guests' kernels print, a file per pod; a console makes guests boot
     /// slower.
     pub(crate) consoles: Option<PathBuf>,
 }
 
+/// What the guests of a runtime handler are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GuestSettings {
+    /// Their kernel.
+    pub(crate) kernel: PathBuf,
+    /// How large they are.
+    pub(crate) sizes: Sizes,
+}
+
 impl ServeConfig {
+    /// The guests of a runtime handler; none when it is unknown.
+    pub(super) fn guest(&self, handler: &str) -> Option<&GuestSettings> {
+        match handler {
+            "" | HANDLER => Some(&self.guest),
+            name => self.handlers.get(name),
+        }
+    }
+
+    /// Names of all runtime handlers, the default's two first.
+    pub(super) fn handler_names(&self) -> impl Iterator<Item = &str> {
+        let named = self.handlers.keys().map(String::as_str);
+        ["", HANDLER].into_iter().chain(named)
+    }
+
     /// Where a pod's console goes.
     pub(super) fn console(&self, pod: &str) -> Option<PathBuf> {
         let dir = self.consoles.as_ref()?;

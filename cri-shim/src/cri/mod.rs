@@ -7,12 +7,15 @@
 //! of `spec`. Work that a caller asked for goes on when the caller goes away, and what was
 //! half made is undone. Nothing here knows virtual machines or the command line.
 
+mod calls;
 mod config;
 mod containers;
 mod error;
 mod events;
 mod flights;
+mod health;
 mod images;
+mod metrics;
 mod node;
 mod pods;
 mod resolver;
@@ -23,5 +26,7 @@ mod state;
 mod streams;
 mod volumes;
 
-pub(crate) use config::{DEFAULT_MEMORY, ServeConfig, Sizes};
+#[cfg(test)]
+pub(crate) use config::DEFAULT_MEMORY;
+pub(crate) use config::{GuestSettings, HANDLER, ServeConfig, Sizes};
 pub(crate) use server::serve;

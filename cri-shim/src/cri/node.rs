@@ -205,6 +205,22 @@ impl Node {
         })
     }
 
+    /// Why no pod can be run; none when pods can.
+    pub(super) fn runtime_fault(&self) -> Option<String> {
+        let config = &self.config;
+        let guests = [&config.guest].into_iter().chain(config.handlers.values());
+        let kernels = guests.map(|guest| guest.kernel.as_path());
+        let others = [config.initramfs.as_path(), Path::new("/dev/kvm")];
+        let missing = kernels.chain(others).find(|path| !path.exists())?;
+        let path = missing.display();
+        Some(format!("{path} is missing; `podvisor check` says more"))
+    }
+
+    /// Why no pod can have a network; none when pods can.
+    pub(super) fn network_fault(&self) -> Option<String> {
+        self.cni.ready().err().map(|error| error.to_string())
+    }
+
     /// The directory of a sandbox.
     pub(super) fn dir(&self, pod: &str) -> PathBuf {
         let name: String = pod.chars().take(DIR_DIGITS).collect();

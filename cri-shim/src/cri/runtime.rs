@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::config::HANDLER;
 use super::error::CriError;
+use super::metrics;
 use super::node::Node;
 use crate::streaming::{self, Streaming};
 
@@ -30,12 +31,8 @@ impl Runtime {
     }
 
     fn conditions(&self) -> Vec<RuntimeCondition> {
-        let config = &self.node.config;
-        let runtime = [&config.kernel, &config.initramfs, Path::new("/dev/kvm")]
-            .into_iter()
-            .find(|path| !path.exists())
-            .map(|path| format!("{} is missing; `podvisor check` says more", path.display()));
-        let network = self.node.cni.ready().err().map(|error| error.to_string());
+        let runtime = self.node.runtime_fault();
+        let network = self.node.network_fault();
         vec![
             condition("RuntimeReady", "GuestNotAvailable", runtime),
             condition("NetworkReady", "NetworkPluginNotReady", network),
@@ -85,7 +82,8 @@ impl RuntimeService for Runtime {
             let details = serde_json::json!({
                 "root": config.root,
                 "state": config.state,
-                "kernel": config.kernel,
+                "kernel": config.guest.kernel,
+                "handlers": config.handler_names().skip(1).collect::<Vec<_>>(),
                 "initramfs": config.initramfs,
                 "cniConfigDir": config.cni.config_dir,
                 "cniBinDirs": config.cni.plugin_dirs,
@@ -105,7 +103,7 @@ impl RuntimeService for Runtime {
                 conditions: self.conditions(),
             }),
             info,
-            runtime_handlers: vec![handler(""), handler(HANDLER)],
+            runtime_handlers: self.node.config.handler_names().map(handler).collect(),
             features: Some(RuntimeFeatures {
                 supplemental_groups_policy: true,
             }),
@@ -379,13 +377,17 @@ impl RuntimeService for Runtime {
         &self,
         _request: Request<ListMetricDescriptorsRequest>,
     ) -> Answer<ListMetricDescriptorsResponse> {
-        Err(missing("ListMetricDescriptors"))
+        Ok(Response::new(ListMetricDescriptorsResponse {
+            descriptors: metrics::descriptors(),
+        }))
     }
 
     async fn list_pod_sandbox_metrics(
         &self,
         _request: Request<ListPodSandboxMetricsRequest>,
     ) -> Answer<ListPodSandboxMetricsResponse> {
-        Err(missing("ListPodSandboxMetrics"))
+        Ok(Response::new(ListPodSandboxMetricsResponse {
+            pod_metrics: self.node.list_metrics().await,
+        }))
     }
 }

@@ -16,8 +16,10 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tracing::info;
 
+use super::calls::{Calls, CountCalls};
 use super::config::ServeConfig;
 use super::error::CriError;
+use super::health;
 use super::images::Images;
 use super::node::Node;
 use super::runtime::Runtime;
@@ -44,6 +46,14 @@ pub(crate) enum ServeError {
         #[source]
         source: io::Error,
     },
+    /// The address of health and metrics.
+    #[error("cannot serve metrics on {address}; choose another --metrics")]
+    Metrics {
+        /// The address.
+        address: std::net::SocketAddr,
+        #[source]
+        source: io::Error,
+    },
     /// The server for streams.
     #[error(transparent)]
     Streams(#[from] StreamingError),
@@ -55,12 +65,15 @@ pub(crate) enum ServeError {
     Transport(#[from] tonic::transport::Error),
 }
 
-/// Serves until `stop` is done, and lets calls under way end. Pods run on.
+/// Serves until `stop` is done, and lets calls under way end. Pods run on. `ready` is called
+/// when clients can connect.
 pub(crate) async fn serve(
     config: ServeConfig,
     stop: impl Future<Output = ()>,
+    ready: impl FnOnce(),
 ) -> Result<(), ServeError> {
     let path = config.listen.clone();
+    let metrics = config.metrics;
     if UnixStream::connect(&path).await.is_ok() {
         return Err(ServeError::Served(path));
     }
@@ -73,13 +86,19 @@ pub(crate) async fn serve(
         path: path.clone(),
         source,
     })?;
+    let calls = Arc::new(Calls::default());
+    if let Some(address) = metrics {
+        health::serve(address, Arc::clone(&node), Arc::clone(&calls)).await?;
+    }
     info!(socket = %path.display(), "serving");
+    ready();
     let runtime = RuntimeServiceServer::new(Runtime::new(Arc::clone(&node), Arc::new(streaming)))
         .max_decoding_message_size(MESSAGE_BYTES);
     let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
         .max_decoding_message_size(MESSAGE_BYTES);
     let (stopping, stopped) = oneshot::channel();
     let server = Server::builder()
+        .layer(CountCalls::new(calls))
         .add_service(runtime)
         .add_service(images)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {

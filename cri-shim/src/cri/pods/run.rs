@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::cni::{Attachment, Capabilities, PodIdentity};
-use crate::cri::config::HANDLER;
+use crate::cri::config::GuestSettings;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Node, Pod, now, private_dir};
 use crate::cri::state::{PodPhase, PodRecord};
@@ -25,7 +25,8 @@ impl Node {
         request: RunPodSandboxRequest,
     ) -> Result<String> {
         let config = request.config.clone().unwrap_or_default();
-        check(&config, &request.runtime_handler)?;
+        check(&config)?;
+        self.guest(&request.runtime_handler)?;
         let id = random_id().map_err(CriError::host("make up an id"))?;
         let record = PodRecord {
             id: id.clone(),
@@ -46,6 +47,14 @@ impl Node {
                 id: "another request".to_owned(),
             }),
         }
+    }
+
+    fn guest(&self, handler: &str) -> Result<&GuestSettings> {
+        self.config.guest(handler).ok_or_else(|| {
+            let known: Vec<&str> = self.config.handler_names().skip(1).collect();
+            let reason = format!("{handler:?} is unknown; there are: {}", known.join(", "));
+            CriError::invalid("runtime_handler", reason)
+        })
     }
 
     async fn make_pod(self: Arc<Self>, record: PodRecord) -> Result<String> {
@@ -86,16 +95,17 @@ impl Node {
         let attachment = self.cni.attach(&identity, capabilities(config)).await?;
         let addresses = attachment.addresses.clone();
         let (nics, network) = cards(attachment);
-        let (vcpus, memory) = self.config.sizes.of_pod(config);
+        let guest = self.guest(&record.handler)?;
+        let (vcpus, memory) = guest.sizes.of_pod(config);
         let launch = LaunchConfig {
             id: pod.id.clone(),
             hostname: resolver::hostname(config)?,
             dir,
-            kernel: self.config.kernel.clone(),
+            kernel: guest.kernel.clone(),
             initramfs: self.config.initramfs.clone(),
             vcpus,
             memory,
-            image_slots: self.config.sizes.image_slots,
+            image_slots: guest.sizes.image_slots,
             nics,
             shared_dir: Some(shared),
             console: self.config.console(&pod.id),
@@ -132,7 +142,7 @@ impl Node {
 }
 
 /// What a request must have before anything is made.
-fn check(config: &PodSandboxConfig, handler: &str) -> Result<()> {
+fn check(config: &PodSandboxConfig) -> Result<()> {
     let metadata = config.metadata.as_ref();
     let metadata = metadata.ok_or_else(|| CriError::invalid("config.metadata", "it is missing"))?;
     for (field, value) in [
@@ -143,10 +153,6 @@ fn check(config: &PodSandboxConfig, handler: &str) -> Result<()> {
         if value.is_empty() {
             return Err(CriError::invalid(field, "it is empty"));
         }
-    }
-    if !matches!(handler, "" | HANDLER) {
-        let reason = format!("{handler:?} is unknown; the runtime class's handler is {HANDLER}");
-        return Err(CriError::invalid("runtime_handler", reason));
     }
     if !config.log_directory.is_empty() && !config.log_directory.starts_with('/') {
         return Err(CriError::invalid(
@@ -296,17 +302,15 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_a_name_or_for_another_handler_are_refused() {
-        check(&config(), "").unwrap();
-        check(&config(), "podvisor").unwrap();
-        assert!(check(&config(), "runc").is_err());
-        assert!(check(&PodSandboxConfig::default(), "").is_err());
+    fn requests_without_a_name_are_refused() {
+        check(&config()).unwrap();
+        assert!(check(&PodSandboxConfig::default()).is_err());
         let mut nameless = config();
         nameless.metadata.as_mut().unwrap().name.clear();
-        assert!(check(&nameless, "").is_err());
+        assert!(check(&nameless).is_err());
         let mut relative = config();
         relative.log_directory = "logs".to_owned();
-        assert!(check(&relative, "").is_err());
+        assert!(check(&relative).is_err());
     }
 
     #[test]

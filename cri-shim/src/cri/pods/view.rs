@@ -67,7 +67,10 @@ impl Node {
         let record = pod.record();
         let mut info = HashMap::new();
         if verbose {
-            let (vcpus, memory) = self.config.sizes.of_pod(&record.config);
+            // A handler that is not configured any more has its pods still.
+            let guest = self.config.guest(&record.handler);
+            let sizes = guest.unwrap_or(&self.config.guest).sizes;
+            let (vcpus, memory) = sizes.of_pod(&record.config);
             let reason = match &record.phase {
                 PodPhase::Stopped { reason } => reason.clone(),
                 _ => None,

@@ -1,0 +1,207 @@
+//! The daemon's settings file: TOML, each key optional. What the command line says goes first.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use serde::Deserialize;
+
+use super::size;
+
+/// Read when it is there and no other one is named.
+pub(super) const PATH: &str = "/etc/podvisor/config.toml";
+
+/// Longest file, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// What a file may say, with its defaults in comments.
+pub(super) const DEFAULT_TEXT: &str = include_str!("settings.toml");
+
+/// The file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Settings {
+    pub(super) listen: Option<String>,
+    pub(super) root: Option<PathBuf>,
+    pub(super) state: Option<PathBuf>,
+    pub(super) console_dir: Option<PathBuf>,
+    pub(super) hosts_dir: Option<PathBuf>,
+    pub(super) metrics: Option<SocketAddr>,
+    pub(super) cni: CniSettings,
+    pub(super) guest: GuestSettings,
+    pub(super) handlers: BTreeMap<String, GuestSettings>,
+}
+
+/// Its table `cni`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct CniSettings {
+    pub(super) config_dir: Option<PathBuf>,
+    pub(super) plugin_dirs: Option<Vec<PathBuf>>,
+}
+
+/// Its tables `guest` and `handlers.NAME`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct GuestSettings {
+    pub(super) kernel: Option<PathBuf>,
+    pub(super) cpus: Option<u8>,
+    pub(super) max_cpus: Option<u8>,
+    pub(super) memory: Option<Memory>,
+    pub(super) images: Option<u8>,
+}
+
+/// Bytes, written with a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Memory(pub(super) u64);
+
+impl<'de> Deserialize<'de> for Memory {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        parse_memory(&text)
+            .map(Self)
+            .map_err(serde::de::Error::custom)
+    }
+}
+
+/// A guest's memory, of which it needs some.
+pub(super) fn parse_memory(text: &str) -> Result<u64, String> {
+    let bytes = size::parse(text).map_err(|error| error.to_string())?;
+    match bytes >= 64 << 20 {
+        true => Ok(bytes),
+        false => Err("a guest needs at least 64M".to_owned()),
+    }
+}
+
+/// Least and greatest number of a guest's virtual CPUs.
+pub(super) const CPUS: std::ops::RangeInclusive<u8> = 1..=64;
+
+/// Least and greatest number of images of one pod.
+const IMAGES: std::ops::RangeInclusive<u8> = 1..=10;
+
+impl Settings {
+    /// Reads the file at `path`; without one, that at [`PATH`] if there is any.
+    pub(super) fn read(path: Option<&Path>) -> anyhow::Result<Self> {
+        use std::io::Read as _;
+        let (path, is_wanted) = match path {
+            Some(path) => (path, true),
+            None => (Path::new(PATH), false),
+        };
+        let context = || format!("cannot read the settings in {}", path.display());
+        let file = match std::fs::File::open(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_wanted => {
+                return Ok(Self::default());
+            }
+            opened => opened.with_context(context)?,
+        };
+        let mut text = String::new();
+        file.take(MAX_BYTES + 1)
+            .read_to_string(&mut text)
+            .with_context(context)?;
+        if text.len() as u64 > MAX_BYTES {
+            bail!("{} is longer than {MAX_BYTES} bytes", path.display());
+        }
+        Self::parse(&text).with_context(|| format!("invalid settings in {}", path.display()))
+    }
+
+    /// Reads the text of a file.
+    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
+        let settings: Self = toml::from_str(text)?;
+        settings.guest.check("guest")?;
+        for (name, guest) in &settings.handlers {
+            check_name(name)?;
+            guest.check(&format!("handlers.{name}"))?;
+        }
+        Ok(settings)
+    }
+}
+
+impl GuestSettings {
+    fn check(&self, table: &str) -> anyhow::Result<()> {
+        for (key, value, range) in [
+            ("cpus", self.cpus, CPUS),
+            ("max_cpus", self.max_cpus, CPUS),
+            ("images", self.images, IMAGES),
+        ] {
+            if let Some(value) = value.filter(|value| !range.contains(value)) {
+                let (least, most) = (range.start(), range.end());
+                bail!("{table}.{key} is {value}: it is a number from {least} to {most}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Kubernetes takes no other names of runtime handlers: those of DNS labels.
+fn check_name(name: &str) -> anyhow::Result<()> {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_label = !name.is_empty()
+        && name.len() <= 63
+        && name.bytes().all(plain)
+        && !name.starts_with('-')
+        && !name.ends_with('-');
+    if !is_label {
+        bail!("handlers.{name:?}: a name has small letters, digits and hyphens");
+    }
+    if name == crate::cri::HANDLER {
+        bail!("handlers.{name} is the default handler: write its settings into [guest]");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_text_says_nothing_and_its_comments_are_valid_settings() {
+        assert_eq!(Settings::parse(DEFAULT_TEXT).unwrap(), Settings::default());
+        // Lines of explanation begin with a hash and a blank, those of settings do not.
+        let lines = DEFAULT_TEXT
+            .lines()
+            .map(|line| match line.strip_prefix('#') {
+                Some(rest) if !rest.starts_with(' ') => rest,
+                _ => line,
+            });
+        let text: Vec<&str> = lines.collect();
+        let settings = Settings::parse(&text.join("\n")).unwrap();
+        assert_eq!(
+            settings.listen.as_deref(),
+            Some("unix:///run/podvisor/podvisor.sock")
+        );
+        assert!(settings.root.is_some() && settings.state.is_some());
+        assert!(settings.console_dir.is_some() && settings.hosts_dir.is_some());
+        assert!(settings.metrics.is_some());
+        assert!(settings.cni.config_dir.is_some() && settings.cni.plugin_dirs.is_some());
+        let guest = &settings.guest;
+        assert!(guest.kernel.is_some() && guest.cpus == Some(1) && guest.max_cpus == Some(64));
+        assert_eq!(guest.memory, Some(Memory(crate::cri::DEFAULT_MEMORY)));
+        assert!(guest.images.is_some());
+        assert_eq!(settings.handlers.len(), 1);
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        for (text, told) in [
+            ("lissten = 1", "lissten"),
+            ("[guest]\nmemory = \"1M\"", "64M"),
+            ("[guest]\nmemory = \"many\"", "many"),
+            ("[guest]\ncpus = 0", "guest.cpus"),
+            ("[guest]\nimages = 11", "guest.images"),
+            ("[handlers.fast]\ncpus = 65", "handlers.fast.cpus"),
+            ("[handlers.Fast]\n", "Fast"),
+            ("[handlers.podvisor]\n", "default handler"),
+            ("metrics = \"here\"", "metrics"),
+        ] {
+            let error = format!("{:#}", Settings::parse(text).unwrap_err());
+            assert!(error.contains(told), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_named_must_be_there() {
+        let missing = Path::new("/nonexistent/podvisor.toml");
+        assert!(Settings::read(Some(missing)).is_err());
+    }
+}

@@ -1,0 +1,176 @@
+//! Health and metrics over HTTP, for who watches the node: `/healthz` and `/metrics`.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tracing::{debug, info, warn};
+
+use super::calls::{BOUNDS_MS, Calls};
+use super::node::Node;
+use super::server::ServeError;
+use super::state::{ContainerPhase, PodPhase};
+
+/// Clients at once.
+const CONNECTIONS: usize = 32;
+
+/// How long a client may take to send a request's head.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+
+/// When accepting is tried again after it failed.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Listens on `address` and serves until the program ends.
+pub(super) async fn serve(
+    address: SocketAddr,
+    node: Arc<Node>,
+    calls: Arc<Calls>,
+) -> Result<(), ServeError> {
+    let failed = |source| ServeError::Metrics { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    info!(%address, "serving health and metrics");
+    tokio::spawn(async move {
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+                return;
+            };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let (node, calls) = (Arc::clone(&node), Arc::clone(&calls));
+                    tokio::spawn(async move {
+                        converse(stream, node, calls).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    // Out of descriptors, as a rule: those that are open must end first.
+                    warn!(%error, "no connection for metrics");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn converse(stream: TcpStream, node: Arc<Node>, calls: Arc<Calls>) {
+    let service = service_fn(move |request| {
+        let response = answer(&node, &calls, &request);
+        std::future::ready(Ok::<_, Infallible>(response))
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = served {
+        debug!(%error, "a client of metrics");
+    }
+}
+
+fn answer(node: &Node, calls: &Calls, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let (status, text) = match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/healthz") => match node.runtime_fault() {
+            None => (StatusCode::OK, "ok\n".to_owned()),
+            Some(fault) => (StatusCode::SERVICE_UNAVAILABLE, format!("{fault}\n")),
+        },
+        (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, metrics(node, calls)),
+        (&Method::GET | &Method::HEAD, _) => (
+            StatusCode::NOT_FOUND,
+            "there are /healthz and /metrics\n".to_owned(),
+        ),
+        _ => (StatusCode::METHOD_NOT_ALLOWED, "GET\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    let kind = header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+/// The text format of Prometheus.
+fn metrics(node: &Node, calls: &Calls) -> String {
+    let mut text = String::new();
+    let pods = node.pods().into_iter().map(|pod| match pod.phase() {
+        PodPhase::Creating => "creating",
+        PodPhase::Ready => "ready",
+        PodPhase::Stopped { .. } => "stopped",
+        PodPhase::Removing => "removing",
+    });
+    by_state(&mut text, "podvisor_pods", "Pod sandboxes by state", pods);
+    let containers = node.containers().into_iter().map(|c| match c.phase() {
+        ContainerPhase::Creating => "creating",
+        ContainerPhase::Created => "created",
+        ContainerPhase::Running { .. } => "running",
+        ContainerPhase::Exited(_) => "exited",
+        ContainerPhase::Removing => "removing",
+    });
+    let help = "Containers by state";
+    by_state(&mut text, "podvisor_containers", help, containers);
+    for (name, help, fault) in [
+        (
+            "podvisor_runtime_ready",
+            "Whether pods can be run",
+            node.runtime_fault(),
+        ),
+        (
+            "podvisor_network_ready",
+            "Whether pods can have a network",
+            node.network_fault(),
+        ),
+    ] {
+        head(&mut text, name, help, "gauge");
+        let _ = writeln!(text, "{name} {}", u8::from(fault.is_none()));
+    }
+    of_calls(&mut text, calls);
+    text
+}
+
+fn head(text: &mut String, name: &str, help: &str, kind: &str) {
+    // A string takes all.
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+fn by_state(text: &mut String, name: &str, help: &str, states: impl Iterator<Item = &'static str>) {
+    let mut counts = std::collections::BTreeMap::<_, u64>::new();
+    for state in states {
+        *counts.entry(state).or_default() += 1;
+    }
+    head(text, name, help, "gauge");
+    for (state, count) in counts {
+        let _ = writeln!(text, "{name}{{state=\"{state}\"}} {count}");
+    }
+}
+
+fn of_calls(text: &mut String, calls: &Calls) {
+    let name = "podvisor_call_duration_seconds";
+    let help = "Calls of the Container Runtime Interface by method and gRPC code";
+    head(text, name, help, "histogram");
+    for ((method, code), count) in calls.counts() {
+        // A client chose the method's name.
+        let method: String = method
+            .chars()
+            .filter(|c| c.is_ascii_alphanumeric())
+            .collect();
+        let labels = format!("method=\"{method}\",code=\"{code}\"");
+        for (within, bound) in count.within.iter().zip(BOUNDS_MS) {
+            let seconds = Duration::from_millis(bound).as_secs_f64();
+            let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{seconds}\"}} {within}");
+        }
+        let (calls, sum) = (count.calls, count.time.as_secs_f64());
+        let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {calls}");
+        let _ = writeln!(text, "{name}_sum{{{labels}}} {sum}");
+        let _ = writeln!(text, "{name}_count{{{labels}}} {calls}");
+    }
+}
