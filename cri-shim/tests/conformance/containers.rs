@@ -1,5 +1,7 @@
 //! Containers: their life, what they execute, and how they end.
 
+use std::time::Duration;
+
 use k8s_cri::v1::*;
 use tonic::Code;
 
@@ -129,6 +131,45 @@ fn guest_a_running_container_can_be_removed() {
 }
 
 #[test]
+fn guest_a_container_that_was_never_started_can_be_stopped_and_removed() {
+    let container = Pod::shared().create("unstarted", |_| {});
+    container.stop(0);
+    container
+        .try_exec(&["true"], 0)
+        .err()
+        .expect("it does not run");
+    container.remove();
+    assert_eq!(container.try_status().unwrap_err().code(), Code::NotFound);
+}
+
+#[test]
+fn guest_the_end_of_a_container_comes_as_an_event() {
+    use tokio_stream::StreamExt as _;
+    let mut client = crate::client::runtime();
+    let mut events = crate::client::wait(client.get_container_events(GetEventsRequest {}))
+        .unwrap()
+        .into_inner();
+    let container = Pod::shared().start("event", |config| {
+        config.command = strings(&["sh", "-c", "exit 5"]);
+    });
+    let mut kinds = Vec::new();
+    let limit = Duration::from_secs(60);
+    while kinds.last() != Some(&ContainerEventType::ContainerStoppedEvent) {
+        let next = crate::client::wait(async { tokio::time::timeout(limit, events.next()).await });
+        let event = next.expect("no event came").unwrap().unwrap();
+        if event.container_id == container.id {
+            kinds.push(event.container_event_type());
+            let statuses = event.containers_statuses;
+            assert!(statuses.iter().any(|status| status.id == container.id));
+        }
+    }
+    use ContainerEventType as E;
+    let expected = [E::ContainerCreatedEvent, E::ContainerStartedEvent];
+    assert_eq!(kinds[..2], expected);
+    container.remove();
+}
+
+#[test]
 fn guest_exit_codes_and_the_reasons_for_them_are_told() {
     let pod = Pod::shared();
     let (status, _) = pod.script("exit 0", |_| {});
@@ -204,6 +245,13 @@ fn guest_exec_tells_output_exit_code_and_what_took_too_long() {
     );
     let late = container.try_exec(&["sleep", "1000"], 1);
     assert_eq!(late.err().unwrap().code(), Code::DeadlineExceeded);
+    let mut looks = 0..100;
+    while container
+        .sh("cat /proc/[0-9]*/cmdline")
+        .contains("sleep\01000\0")
+    {
+        looks.next().expect("what took too long still runs");
+    }
     let missing = container.try_exec(&["/no/such/program"], 60);
     assert!(missing.is_err() || missing.unwrap().code != 0);
     let megabytes = container.try_exec(&["head", "-c", "3000000", "/dev/zero"], 0);

@@ -42,10 +42,16 @@ impl Runtime {
         let plain = json!({ "Env": ["PATH=/bin"], "Cmd": ["sleep", "1000000"] });
         let entry = json!({ "Env": ["PATH=/bin"], "Entrypoint": ["sleep"],
             "Cmd": ["1000000"] });
+        let named = json!({ "Env": ["PATH=/bin"], "User": "app:staff", "Cmd": ["true"] });
+        let same = Image::busybox(json!({ "Env": ["PATH=/bin", "SAME=yes"], "Cmd": ["true"] }));
         let registry = Registry::serve(&[
             ("test/plain", Image::busybox(plain)),
             ("test/user", Image::busybox(user)),
             ("test/pause", Image::busybox(entry)),
+            ("test/named", Image::busybox(named)),
+            ("test/same-a", same.clone()),
+            ("test/same-b", same.clone()),
+            ("test/same-c", same),
         ]);
         let cni = dir.join("cni");
         fs::create_dir_all(&cni).unwrap();
@@ -111,7 +117,7 @@ fn podvisor(dir: &Path, cni: &Path) -> PathBuf {
     let socket = dir.join("podvisor.sock");
     let mut command = Command::new(env!("CARGO_BIN_EXE_podvisor"));
     command
-        .arg("--root")
+        .args(["--log-level", "debug", "--root"])
         .arg(dir.join("root"))
         .arg("serve")
         .arg("--listen")
@@ -120,6 +126,8 @@ fn podvisor(dir: &Path, cni: &Path) -> PathBuf {
         .arg(dir.join("state"))
         .arg("--cni-conf-dir")
         .arg(cni)
+        .arg("--console-dir")
+        .arg(dir.join("consoles"))
         .env("PODVISOR_BOOT_TIMEOUT", "900");
     serve(command, dir, &socket);
     socket

@@ -44,6 +44,56 @@ fn guest_images_are_pulled_listed_and_known_by_each_of_their_names() {
 }
 
 #[test]
+fn guest_users_of_images_are_told_by_number_or_by_name() {
+    let of = |repository| {
+        let found = status(&image(repository).image).unwrap();
+        (found.uid.map(|uid| uid.value), found.username)
+    };
+    assert_eq!(of("user"), (Some(1000), String::new()));
+    assert_eq!(of("named"), (None, "app".to_owned()));
+    // As a kubelet asks that looks for root: one of the two is always there.
+    assert_eq!(of("plain"), (Some(0), String::new()));
+}
+
+#[test]
+fn guest_an_image_of_several_names_is_one_image_with_all_of_them() {
+    let names = ["same-a", "same-b", "same-c"].map(|name| image(name).image);
+    let found = status(&names[1]).unwrap();
+    let mut tags = found.repo_tags.clone();
+    tags.sort();
+    assert_eq!(tags, names);
+    assert_eq!(found.repo_digests.len(), 3, "{found:?}");
+    let all = ask_images!(list_images(ListImagesRequest { filter: None })).unwrap();
+    let same = all.images.iter().filter(|image| image.id == found.id);
+    assert_eq!(same.count(), 1);
+
+    // By digest it has no further tag; without a tag it is `latest`.
+    let digest = found.repo_digests[0].clone();
+    let pulled = ask_images!(pull_image(PullImageRequest {
+        image: spec(&digest),
+        ..Default::default()
+    }))
+    .unwrap();
+    assert_eq!(status(&pulled.image_ref).unwrap().repo_tags.len(), 3);
+    let bare = names[0].trim_end_matches(":1");
+    ask_images!(pull_image(PullImageRequest {
+        image: spec(bare),
+        ..Default::default()
+    }))
+    .unwrap();
+    let tags = status(bare).unwrap().repo_tags;
+    assert!(tags.contains(&format!("{bare}:latest")), "{tags:?}");
+
+    ask_images!(remove_image(RemoveImageRequest {
+        image: spec(&found.id),
+    }))
+    .unwrap();
+    for name in names.iter().map(String::as_str).chain([&*found.id, bare]) {
+        assert_eq!(status(name), None, "{name}");
+    }
+}
+
+#[test]
 fn guest_an_image_that_is_not_there_has_no_status_and_is_removed_without_complaint() {
     let name = "127.0.0.1:1/none:1";
     assert_eq!(status(name), None);

@@ -11,10 +11,12 @@ mod containers;
 mod fixture;
 mod images;
 mod logs;
+mod many;
 mod network;
 mod pod;
 mod sandboxes;
 mod security;
+mod streaming;
 #[path = "../support/mod.rs"]
 mod support;
 mod volumes;

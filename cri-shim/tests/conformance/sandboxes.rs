@@ -6,6 +6,7 @@ use k8s_cri::v1::*;
 use tonic::Code;
 
 use crate::client::ask;
+use crate::fixture::RUNTIME;
 use crate::pod::{Pod, labels};
 
 fn listed(filter: PodSandboxFilter) -> Vec<PodSandbox> {
@@ -163,4 +164,113 @@ fn guest_statistics_of_a_sandbox_name_its_containers() {
     assert!(ids.contains(&container.id), "{ids:?}");
     container.stop(0);
     container.remove();
+}
+
+#[test]
+fn guest_statistics_of_a_sandbox_have_its_network() {
+    let pod = Pod::shared();
+    let stats = ask!(pod_sandbox_stats(PodSandboxStatsRequest {
+        pod_sandbox_id: pod.id.clone(),
+    }))
+    .unwrap()
+    .stats
+    .unwrap();
+    assert_eq!(stats.attributes.unwrap().id, pod.id);
+    let linux = stats.linux.unwrap();
+    let network = linux.network.unwrap().default_interface.unwrap();
+    assert_eq!(network.name, "eth0");
+    assert!(network.rx_bytes.is_some() && network.tx_bytes.is_some());
+    let all = ask!(list_pod_sandbox_stats(ListPodSandboxStatsRequest {
+        filter: Some(PodSandboxStatsFilter {
+            id: pod.id.clone(),
+            ..Default::default()
+        }),
+    }))
+    .unwrap();
+    assert_eq!(all.stats.len(), 1);
+}
+
+#[test]
+fn guest_metrics_fit_their_descriptors() {
+    let pod = Pod::shared();
+    let container = pod.start("measured", |_| {});
+    let descriptors = match ask!(list_metric_descriptors(ListMetricDescriptorsRequest {})) {
+        // Older runtimes have none.
+        Err(status) if !RUNTIME.is_vm && status.code() == Code::Unimplemented => return,
+        answer => answer.unwrap().descriptors,
+    };
+    let pods = ask!(list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {}))
+        .unwrap()
+        .pod_metrics;
+    let found = pods.iter().find(|found| found.pod_sandbox_id == pod.id);
+    let found = found.expect("the pod's metrics");
+    let of_container = found.container_metrics.iter();
+    let mut of_container = of_container.filter(|metrics| metrics.container_id == container.id);
+    let metrics = &of_container
+        .next()
+        .expect("the container's metrics")
+        .metrics;
+    for metric in metrics.iter().chain(&found.metrics) {
+        let descriptor = descriptors.iter().find(|d| d.name == metric.name);
+        let keys = descriptor.map(|descriptor| descriptor.label_keys.len());
+        assert_eq!(keys, Some(metric.label_values.len()), "{}", metric.name);
+    }
+    for name in [
+        "container_cpu_usage_seconds_total",
+        "container_memory_working_set_bytes",
+        "container_start_time_seconds",
+    ] {
+        assert!(metrics.iter().any(|metric| metric.name == name), "{name}");
+    }
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
+fn guest_what_a_virtual_machine_cannot_share_is_refused_by_its_name() {
+    if !RUNTIME.is_vm {
+        return;
+    }
+    let refused = |options: NamespaceOption| {
+        let config = Pod::config("refused", |config| {
+            let linux = config.linux.as_mut().unwrap();
+            linux.security_context = Some(LinuxSandboxSecurityContext {
+                namespace_options: Some(options),
+                ..Default::default()
+            });
+        });
+        let status = ask!(run_pod_sandbox(RunPodSandboxRequest {
+            config: Some(config),
+            ..Default::default()
+        }))
+        .unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        status.message().to_owned()
+    };
+    let node = NamespaceMode::Node as i32;
+    let network = NamespaceOption {
+        network: node,
+        ..Default::default()
+    };
+    assert!(refused(network).contains("hostNetwork"));
+    let ipc = NamespaceOption {
+        ipc: node,
+        ..Default::default()
+    };
+    assert!(refused(ipc).contains("hostIPC"));
+    let users = NamespaceOption {
+        userns_options: Some(UserNamespace::default()),
+        ..Default::default()
+    };
+    assert!(refused(users).contains("hostUsers"));
+    let unknown = ask!(run_pod_sandbox(RunPodSandboxRequest {
+        config: Some(Pod::config("refused", |_| {})),
+        runtime_handler: "unknown".to_owned(),
+    }));
+    assert_eq!(unknown.unwrap_err().code(), Code::InvalidArgument);
+    let checkpoint = ask!(checkpoint_container(CheckpointContainerRequest {
+        container_id: "unknown".to_owned(),
+        ..Default::default()
+    }));
+    assert_eq!(checkpoint.unwrap_err().code(), Code::Unimplemented);
 }

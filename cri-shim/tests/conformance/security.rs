@@ -3,6 +3,7 @@
 use std::fs;
 
 use k8s_cri::v1::*;
+use tonic::Code;
 
 use crate::fixture::RUNTIME;
 use crate::pod::{Pod, image, labels, security, stdout, strings};
@@ -56,6 +57,71 @@ fn guest_users_come_from_the_request_or_else_from_the_image() {
         }),
         "1000 50 1234 5678"
     );
+}
+
+#[test]
+fn guest_the_status_tells_who_a_container_runs_as() {
+    let with = |policy: SupplementalGroupsPolicy| {
+        let (status, lines) = Pod::shared().script("id -G", |config| {
+            let context = security(config);
+            context.run_as_user = value(1000);
+            context.run_as_group = value(2000);
+            context.supplemental_groups = vec![1234];
+            context.supplemental_groups_policy = policy.into();
+        });
+        let mut ids: Vec<i64> = stdout(&lines)[0]
+            .split(' ')
+            .map(|id| id.parse().unwrap())
+            .collect();
+        ids.sort_unstable();
+        (status.user.and_then(|user| user.linux), ids)
+    };
+    let (user, merged) = with(SupplementalGroupsPolicy::Merge);
+    assert_eq!(merged, [50, 1234, 2000]);
+    // Runtimes of before Kubernetes 1.31 tell no user, and know no policy.
+    let Some(mut user) = user else {
+        assert!(!RUNTIME.is_vm);
+        return;
+    };
+    user.supplemental_groups.sort_unstable();
+    assert_eq!((user.uid, user.gid), (1000, 2000));
+    assert_eq!(user.supplemental_groups, merged);
+    let (user, strict) = with(SupplementalGroupsPolicy::Strict);
+    assert_eq!(strict, [1234, 2000]);
+    assert_eq!(user.map(|user| user.supplemental_groups), Some(strict));
+}
+
+#[test]
+fn guest_a_container_joins_the_processes_of_another_one() {
+    let pod = Pod::shared();
+    let target = pod.start("target", |config| {
+        config.command = strings(&["sleep", "424242"]);
+    });
+    let debugger = pod.start("debugger", |config| {
+        security(config).namespace_options = Some(NamespaceOption {
+            pid: NamespaceMode::Target as i32,
+            target_id: target.id.clone(),
+            ..Default::default()
+        });
+    });
+    let first = "tr '\\0' ' ' </proc/1/cmdline";
+    assert_eq!(debugger.sh(first), "sleep 424242 ");
+    debugger.stop(0);
+    debugger.remove();
+    assert_eq!(target.sh(first), "sleep 424242 ");
+    target.stop(0);
+    let gone = pod.container_config("too-late", |config| {
+        security(config).namespace_options = Some(NamespaceOption {
+            pid: NamespaceMode::Target as i32,
+            target_id: target.id.clone(),
+            ..Default::default()
+        });
+    });
+    let refused = pod.try_create(gone).err().expect("its target has ended");
+    if RUNTIME.is_vm {
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+    }
+    target.remove();
 }
 
 #[test]

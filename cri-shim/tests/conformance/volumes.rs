@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::*;
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_change, unmount};
+use tonic::Code;
 
 use crate::fixture::RUNTIME;
-use crate::pod::{Pod, security, stdout, strings};
+use crate::pod::{Pod, image, security, stdout, strings};
 
 fn mount(host: &Path, container: &str) -> Mount {
     Mount {
@@ -89,6 +91,118 @@ fn guest_a_volume_that_the_host_swaps_by_a_link_is_seen_anew() {
     container.sh(script);
     container.stop(0);
     container.remove();
+}
+
+/// A directory of the host with a file system of its own mounted in it, until it is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn at(path: PathBuf) -> Self {
+        let mount = rustix::mount::mount("tmpfs", &path, "tmpfs", MountFlags::empty(), None);
+        mount.unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn guest_read_only_reaches_into_mounts_below_only_when_asked_to() {
+    let dir = RUNTIME.directory("nested");
+    let inner = dir.join("inner");
+    fs::create_dir(&inner).unwrap();
+    let _inner = Mounted::at(inner);
+    let recursive = |is_recursive| Mount {
+        readonly: true,
+        recursive_read_only: is_recursive,
+        ..mount(&dir, if is_recursive { "/all" } else { "/top" })
+    };
+    let container = Pod::shared().start("nested", |config| {
+        config.mounts = vec![recursive(false)];
+        // Unknown to runtimes of before Kubernetes 1.30.
+        if RUNTIME.is_vm {
+            config.mounts.push(recursive(true));
+        }
+    });
+    container.sh("touch /top/inner/written && ! touch /top/refused 2>/dev/null");
+    if RUNTIME.is_vm {
+        container.sh("! touch /all/inner/refused 2>/dev/null && test -e /all/inner/written");
+    }
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
+fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
+    let dir = RUNTIME.directory("later");
+    fs::create_dir(dir.join("inner")).unwrap();
+    // Propagation needs a mount that is shared.
+    let outer = Mounted::at(dir.clone());
+    mount_change(&outer.0, MountPropagationFlags::SHARED).unwrap();
+    let inner = dir.join("inner");
+    fs::create_dir(&inner).unwrap();
+    let container = Pod::shared().start("later", |config| {
+        config.mounts = vec![
+            mount(&dir, "/private"),
+            Mount {
+                propagation: MountPropagation::PropagationHostToContainer as i32,
+                ..mount(&dir, "/slave")
+            },
+        ];
+    });
+    let _inner = Mounted::at(inner.clone());
+    fs::write(inner.join("file"), "propagated").unwrap();
+    assert_eq!(container.sh("cat /slave/inner/file"), "propagated");
+    container.sh("test ! -e /private/inner/file");
+    let bidirectional = Pod::shared().container_config("back", |config| {
+        config.mounts = vec![Mount {
+            propagation: MountPropagation::PropagationBidirectional as i32,
+            ..mount(&dir, "/shared")
+        }];
+        security(config).privileged = true;
+    });
+    if RUNTIME.is_vm {
+        let refused = Pod::shared().try_create(bidirectional).err().unwrap();
+        assert!(refused.message().contains("Bidirectional"), "{refused}");
+    }
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
+fn guest_an_image_is_mounted_as_a_volume() {
+    // Runtimes of before Kubernetes 1.31 know no such volumes.
+    if !RUNTIME.is_vm {
+        return;
+    }
+    let container = Pod::shared().start("image-volume", |config| {
+        config.mounts = vec![Mount {
+            container_path: "/model".to_owned(),
+            image: Some(image("user")),
+            ..Default::default()
+        }];
+    });
+    assert_eq!(container.sh("cat /model/etc/plain"), "no program\n");
+    container.sh("! touch /model/new 2>/dev/null");
+    container.sh("! /model/bin/busybox true 2>/dev/null");
+    container.stop(0);
+    container.remove();
+    let missing = Pod::shared().container_config("no-image", |config| {
+        config.mounts = vec![Mount {
+            container_path: "/model".to_owned(),
+            image: Some(ImageSpec {
+                image: "127.0.0.1:1/none:1".to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }];
+    });
+    let refused = Pod::shared().try_create(missing).err().unwrap();
+    assert_eq!(refused.code(), Code::NotFound);
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Serves `images`, each under its repository with the tag `1`.
+    /// Serves `images`, each under its repository with the tags `1` and `latest`.
     pub(crate) fn serve(images: &[(&str, Image)]) -> Self {
         let mut answers = Answers::new();
         for (repository, image) in images {
@@ -25,7 +25,7 @@ impl Registry {
                 let path = format!("/v2/{repository}/blobs/{}", blob.digest);
                 answers.insert(path, blob.clone());
             }
-            for reference in ["1", image.manifest.digest.as_str()] {
+            for reference in ["1", "latest", image.manifest.digest.as_str()] {
                 let path = format!("/v2/{repository}/manifests/{reference}");
                 answers.insert(path, image.manifest.clone());
             }

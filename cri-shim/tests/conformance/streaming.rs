@@ -1,0 +1,210 @@
+//! Exec, attach and port-forward over the URLs that the runtime gives, as a client of a
+//! kubelet reaches them by WebSocket.
+
+use std::collections::HashMap;
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use k8s_cri::v1::*;
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
+use crate::client::{ask, wait};
+use crate::pod::{Container, Pod, strings};
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const STATUS: u8 = 3;
+const RESIZE: u8 = 4;
+
+/// A connection to a URL; the first byte of a message is its channel.
+struct Client {
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    channels: HashMap<u8, Vec<u8>>,
+}
+
+impl Client {
+    fn connect(url: &str) -> Self {
+        let mut request = url
+            .replace("http://", "ws://")
+            .into_client_request()
+            .unwrap();
+        let protocol = "v4.channel.k8s.io".parse().unwrap();
+        request
+            .headers_mut()
+            .insert("Sec-WebSocket-Protocol", protocol);
+        let (socket, _) = wait(tokio_tungstenite::connect_async(request)).unwrap();
+        Self {
+            socket,
+            channels: HashMap::new(),
+        }
+    }
+
+    fn send(&mut self, channel: u8, bytes: &[u8]) {
+        let mut message = vec![channel];
+        message.extend_from_slice(bytes);
+        wait(self.socket.send(Message::Binary(message.into()))).unwrap();
+    }
+
+    /// Takes a message; `false` at the end.
+    fn receive(&mut self) -> bool {
+        match wait(self.socket.next()) {
+            Some(Ok(Message::Binary(bytes))) => {
+                if let Some((channel, rest)) = bytes.split_first() {
+                    let kept = self.channels.entry(*channel).or_default();
+                    kept.extend_from_slice(rest);
+                }
+                true
+            }
+            Some(Ok(Message::Close(_)) | Err(_)) | None => false,
+            Some(Ok(_)) => true,
+        }
+    }
+
+    /// Takes messages until a channel has what is looked for.
+    fn until(&mut self, channel: u8, has: impl Fn(&str) -> bool) {
+        while !has(&self.text(channel)) {
+            assert!(self.receive(), "only {:?} came", self.text(channel));
+        }
+    }
+
+    fn text(&self, channel: u8) -> String {
+        let bytes = self.channels.get(&channel).map_or(&[][..], Vec::as_slice);
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    /// Takes all until the end; the exit code that the status tells.
+    fn exit_code(&mut self) -> i32 {
+        while self.receive() {}
+        let status: serde_json::Value = serde_json::from_str(&self.text(STATUS)).unwrap();
+        if status["status"] == "Success" {
+            return 0;
+        }
+        let code = &status["details"]["causes"][0]["message"];
+        code.as_str().unwrap().parse().unwrap()
+    }
+}
+
+fn exec(container: &Container, script: &str, tty: bool) -> Client {
+    let response = ask!(exec(ExecRequest {
+        container_id: container.id.clone(),
+        cmd: strings(&["sh", "-c", script]),
+        tty,
+        stdin: true,
+        stdout: true,
+        stderr: !tty,
+    }))
+    .unwrap();
+    Client::connect(&response.url)
+}
+
+#[test]
+fn guest_a_program_gets_input_and_tells_outputs_and_exit_code() {
+    let container = Pod::shared().start("streams", |_| {});
+    let mut client = exec(&container, "head -c 5; echo; echo e >&2; exit 7", false);
+    client.send(STDIN, b"hello, there");
+    assert_eq!(client.exit_code(), 7);
+    assert_eq!(client.text(STDOUT), "hello\n");
+    assert_eq!(client.text(STDERR), "e\n");
+
+    let mut client = exec(&container, "head -c 1000000 | busybox sha256sum", false);
+    for piece in vec![b'x'; 1_000_000].chunks(32_000) {
+        client.send(STDIN, piece);
+    }
+    assert_eq!(client.exit_code(), 0);
+    let sum: [u8; 32] = sha2::Digest::finalize(sha2::Digest::chain_update(
+        <sha2::Sha256 as sha2::Digest>::new(),
+        vec![b'x'; 1_000_000],
+    ))
+    .into();
+    let hex: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(client.text(STDOUT), format!("{hex}  -\n"));
+
+    let mut client = exec(&container, "read line; stty size; echo $line", true);
+    client.send(RESIZE, br#"{"Width":100,"Height":40}"#);
+    client.send(STDIN, b"typed\n");
+    assert_eq!(client.exit_code(), 0);
+    let shown = client.text(STDOUT);
+    assert!(shown.contains("40 100\r\n"), "{shown:?}");
+    assert!(shown.ends_with("typed\r\n"), "{shown:?}");
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
+fn guest_clients_attach_to_the_containers_own_program() {
+    let container = Pod::shared().start("attached", |config| {
+        config.stdin = true;
+        let script = "while read line; do echo got $line; [ $line = end ] && exit 4; done";
+        config.command = strings(&["sh", "-c", script]);
+    });
+    let attach = || {
+        let response = ask!(attach(AttachRequest {
+            container_id: container.id.clone(),
+            stdin: true,
+            tty: false,
+            stdout: true,
+            stderr: true,
+        }))
+        .unwrap();
+        Client::connect(&response.url)
+    };
+    let mut first = attach();
+    first.send(STDIN, b"one\n");
+    first.until(STDOUT, |text| text.contains("got one\n"));
+    drop(first);
+    // The container goes on without its client, and takes another one.
+    let mut second = attach();
+    second.send(STDIN, b"two\n");
+    second.until(STDOUT, |text| text.contains("got two\n"));
+    assert!(!second.text(STDOUT).contains("got one"));
+    second.send(STDIN, b"end\n");
+    while second.receive() {}
+    assert!(second.text(STDOUT).ends_with("got end\n"));
+    assert_eq!(container.ended().exit_code, 4);
+    let lines = container.lines();
+    assert_eq!(
+        crate::pod::stdout(&lines),
+        ["got one", "got two", "got end"]
+    );
+    container.remove();
+}
+
+#[test]
+fn guest_a_port_of_the_pods_loopback_is_forwarded() {
+    let pod = Pod::shared();
+    let container = pod.start("forwarded", |config| {
+        let script = "busybox nc -l -p 7070 -s 127.0.0.1 -e cat";
+        config.command = strings(&["sh", "-c", script]);
+    });
+    while !container.sh("cat /proc/net/tcp").contains(":1B9E") {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let response = ask!(port_forward(PortForwardRequest {
+        pod_sandbox_id: pod.id.clone(),
+        port: vec![7070],
+    }))
+    .unwrap();
+    let mut client = Client::connect(&response.url);
+    // Each channel, of data and of errors, begins with the number of its port.
+    let port = 7070_u16.to_le_bytes();
+    let is_there = |client: &Client, channel| {
+        let bytes = client.channels.get(&channel);
+        bytes.is_some_and(|bytes| bytes.len() >= 2)
+    };
+    while !is_there(&client, 0) || !is_there(&client, 1) {
+        assert!(client.receive());
+    }
+    assert_eq!(client.channels[&0][..2], port);
+    assert_eq!(client.channels[&1][..2], port);
+    client.send(0, b"there and back");
+    while client.channels[&0].len() < 2 + 14 {
+        assert!(client.receive(), "{:?}", client.channels);
+    }
+    assert_eq!(&client.channels[&0][2..], b"there and back");
+    drop(client);
+    container.stop(0);
+    container.remove();
+}
