@@ -251,6 +251,13 @@ impl Containers {
                 }
                 Err(error) => {
                     execs.remove(&request.exec_id);
+                    // libcontainer's own words for that are of no use to the host.
+                    if container.init.has_ended() {
+                        return Err(ContainerError::WrongState {
+                            id: request.container_id,
+                            state: "not running",
+                        });
+                    }
                     Err(error)
                 }
             }
