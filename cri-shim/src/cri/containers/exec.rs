@@ -14,7 +14,7 @@ use tracing::debug;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::Node;
 use crate::cri::spec;
-use crate::sandbox::{Exec, StdioFds, random_id};
+use crate::sandbox::{Exec, ProcessExit, SandboxClient, SandboxError, StdioFds, random_id};
 
 /// Bytes kept of each stream. The kubelet takes messages of 16 MiB; what a probe prints
 /// beyond that is read and dropped.
@@ -49,33 +49,90 @@ impl Node {
                 stderr: Some(stderr_end),
             },
         };
-        let run = async {
-            client.exec(&container.id, exec).await?;
-            client.wait(&container.id, Some(&exec_id)).await
-        };
+        let mut command = Command::start(client, container.id.clone(), exec_id, exec);
         let seconds = u64::try_from(request.timeout).unwrap_or(0);
-        let ran = match seconds {
-            0 => Some(run.await),
-            seconds => timeout(Duration::from_secs(seconds), run).await.ok(),
-        };
-        let Some(ran) = ran else {
-            let killed = client
-                .signal(&container.id, Some(&exec_id), SIGKILL, false)
-                .await;
-            if let Err(error) = killed {
-                debug!(%error, "the program that took too long has ended by itself");
+        let exit = match seconds {
+            0 => command.exit().await?,
+            seconds => {
+                let limit = Duration::from_secs(seconds);
+                let late = |_| CriError::Deadline {
+                    what: "the command",
+                    seconds: request.timeout,
+                };
+                timeout(limit, command.exit()).await.map_err(late)??
             }
-            return Err(CriError::Deadline {
-                what: "the command",
-                seconds: request.timeout,
-            });
         };
-        let exit = ran?;
         Ok(ExecSyncResponse {
             stdout: collected(stdout).await?,
             stderr: collected(stderr).await?,
             exit_code: exit.code,
         })
+    }
+}
+
+/// A command in a container. Dropped before its end, it is killed: its time is over, or nobody
+/// waits for it any more.
+struct Command {
+    client: SandboxClient,
+    container: String,
+    id: String,
+    /// A start that is under way must not be left to itself: it could not be killed.
+    starting: Option<JoinHandle<Result<(), SandboxError>>>,
+    has_ended: bool,
+}
+
+impl Command {
+    fn start(client: SandboxClient, container: String, id: String, exec: Exec) -> Self {
+        let (starter, name) = (client.clone(), container.clone());
+        let starting = tokio::spawn(async move { starter.exec(&name, exec).await });
+        Self {
+            client,
+            container,
+            id,
+            starting: Some(starting),
+            has_ended: false,
+        }
+    }
+
+    async fn exit(&mut self) -> Result<ProcessExit> {
+        if let Some(starting) = &mut self.starting {
+            let started = starting.await;
+            self.starting = None;
+            match started {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    self.has_ended = true;
+                    return Err(error.into());
+                }
+                Err(error) => {
+                    let failed = CriError::host("start the command");
+                    return Err(failed(error.into()));
+                }
+            }
+        }
+        let exit = self.client.wait(&self.container, Some(&self.id)).await?;
+        self.has_ended = true;
+        Ok(exit)
+    }
+}
+
+impl Drop for Command {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        let (client, starting) = (self.client.clone(), self.starting.take());
+        let (container, id) = (self.container.clone(), self.id.clone());
+        tokio::spawn(async move {
+            if let Some(starting) = starting {
+                // One that was not started has nothing to be killed.
+                let _ = starting.await;
+            }
+            let killed = client.signal(&container, Some(&id), SIGKILL, false).await;
+            if let Err(error) = killed {
+                debug!(%error, "the command that is to be killed has ended by itself");
+            }
+        });
     }
 }
 
