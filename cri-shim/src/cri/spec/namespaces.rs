@@ -86,13 +86,14 @@ pub(super) fn namespaces(
     match mode {
         // The node of a pod in a virtual machine is that machine.
         Some(NamespaceMode::Node) => {}
-        Some(NamespaceMode::Pod) => namespaces.push(pid.path(SHARED_PIDS).build()?),
+        // The interface's default, unlike Kubernetes': a kubelet always says what it wants.
+        Some(NamespaceMode::Pod) | None => namespaces.push(pid.path(SHARED_PIDS).build()?),
         Some(NamespaceMode::Target) => {
             let target = security.namespace_options.as_ref();
             let target = target.map_or("", |options| options.target_id.as_str());
             namespaces.push(pid.path(format!("{CONTAINER_PIDS}{target}")).build()?);
         }
-        Some(NamespaceMode::Container) | None => namespaces.push(pid.build()?),
+        Some(NamespaceMode::Container) => namespaces.push(pid.build()?),
     }
     Ok(namespaces)
 }

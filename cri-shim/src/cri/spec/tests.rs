@@ -285,7 +285,7 @@ fn containers_share_the_guests_network_and_processes_as_the_pod_wants() {
             .find(|n| n.typ() == LinuxNamespaceType::Pid);
         pid.map(|pid| pid.path().clone())
     };
-    assert_eq!(pid(None), Some(None));
+    assert_eq!(pid(None), Some(Some("sandbox".into())));
     assert_eq!(pid(Some(NamespaceMode::Container)), Some(None));
     assert_eq!(pid(Some(NamespaceMode::Pod)), Some(Some("sandbox".into())));
     assert_eq!(pid(Some(NamespaceMode::Node)), None);
