@@ -1,0 +1,429 @@
+//! The daemon is killed in each phase of a pod's life and started again: what it then tells is
+//! exact, what was half done is finished or undone, and nothing is left in the end.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::*;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use support::cri::Daemon;
+use support::image::Image as TestImage;
+use support::registry::Registry;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+type Runtime = RuntimeServiceClient<Channel>;
+
+/// The bridge that this test makes.
+const BRIDGE: &str = "br-restart";
+
+/// A node whose daemon may be killed, with one pod of one image.
+struct Node {
+    daemon: Daemon,
+    runtime: Runtime,
+    image: String,
+    pod: String,
+    /// Names must differ as long as their containers exist.
+    attempt: u32,
+    /// How long a call has been under way when the daemon is killed.
+    delay: Duration,
+}
+
+fn pod_config(daemon: &Daemon, attempt: u32) -> PodSandboxConfig {
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: "restart".to_owned(),
+            uid: "uid-restart".to_owned(),
+            namespace: "default".to_owned(),
+            attempt,
+        }),
+        hostname: "restart".to_owned(),
+        log_directory: daemon.path("logs").to_str().unwrap().to_owned(),
+        ..PodSandboxConfig::default()
+    }
+}
+
+impl Node {
+    async fn restart(&mut self) {
+        self.daemon.end(Signal::KILL);
+        self.daemon.start();
+        self.runtime = self.daemon.runtime().await;
+    }
+
+    /// Makes a call, kills the daemon while it is under way, and starts it again. The call's
+    /// answer is lost, as a rule.
+    async fn killed_in<T: Send + 'static>(
+        &mut self,
+        call: impl Future<Output = Result<T, Status>> + Send + 'static,
+    ) {
+        let call = tokio::spawn(call);
+        tokio::time::sleep(self.delay).await;
+        self.daemon.end(Signal::KILL);
+        // Ends by the connection's end, unless it was answered in time.
+        let _ = call.await.unwrap();
+        self.daemon.start();
+        self.runtime = self.daemon.runtime().await;
+    }
+
+    fn run_request(&mut self) -> RunPodSandboxRequest {
+        self.attempt += 1;
+        RunPodSandboxRequest {
+            config: Some(pod_config(&self.daemon, self.attempt)),
+            runtime_handler: String::new(),
+        }
+    }
+
+    fn create_request(&mut self, script: &str) -> CreateContainerRequest {
+        self.attempt += 1;
+        let data = self.daemon.path("data");
+        CreateContainerRequest {
+            pod_sandbox_id: self.pod.clone(),
+            config: Some(ContainerConfig {
+                metadata: Some(ContainerMetadata {
+                    name: "main".to_owned(),
+                    attempt: self.attempt,
+                }),
+                image: Some(ImageSpec {
+                    image: self.image.clone(),
+                    ..ImageSpec::default()
+                }),
+                command: ["sh", "-c", script].map(str::to_owned).to_vec(),
+                log_path: format!("{}.log", self.attempt),
+                mounts: vec![Mount {
+                    host_path: data.to_str().unwrap().to_owned(),
+                    container_path: "/data".to_owned(),
+                    ..Mount::default()
+                }],
+                linux: Some(LinuxContainerConfig {
+                    security_context: Some(LinuxContainerSecurityContext {
+                        namespace_options: Some(NamespaceOption {
+                            pid: NamespaceMode::Container.into(),
+                            ..NamespaceOption::default()
+                        }),
+                        ..LinuxContainerSecurityContext::default()
+                    }),
+                    ..LinuxContainerConfig::default()
+                }),
+                ..ContainerConfig::default()
+            }),
+            sandbox_config: None,
+        }
+    }
+
+    async fn create(&mut self, script: &str) -> String {
+        let request = self.create_request(script);
+        let made = self.runtime.create_container(request).await.unwrap();
+        made.into_inner().container_id
+    }
+
+    async fn start(&mut self, id: &str) {
+        let container_id = id.to_owned();
+        let request = StartContainerRequest { container_id };
+        self.runtime.start_container(request).await.unwrap();
+    }
+
+    async fn status(&mut self, id: &str) -> ContainerStatus {
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let answer = self.runtime.container_status(request).await.unwrap();
+        answer.into_inner().status.unwrap()
+    }
+
+    async fn ended(&mut self, id: &str) -> ContainerStatus {
+        for _ in 0..3000 {
+            let status = self.status(id).await;
+            if status.state() == ContainerState::ContainerExited {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{:?}", self.status(id).await);
+    }
+
+    async fn pods(&mut self) -> Vec<PodSandbox> {
+        let request = ListPodSandboxRequest::default();
+        let listed = self.runtime.list_pod_sandbox(request).await.unwrap();
+        listed.into_inner().items
+    }
+
+    async fn containers(&mut self) -> Vec<Container> {
+        let request = ListContainersRequest::default();
+        let listed = self.runtime.list_containers(request).await.unwrap();
+        listed.into_inner().containers
+    }
+
+    async fn address(&mut self) -> String {
+        let request = PodSandboxStatusRequest {
+            pod_sandbox_id: self.pod.clone(),
+            verbose: false,
+        };
+        let answer = self.runtime.pod_sandbox_status(request).await.unwrap();
+        let status = answer.into_inner().status.unwrap();
+        assert_eq!(status.state(), PodSandboxState::SandboxReady);
+        status.network.unwrap().ip
+    }
+
+    async fn exec(&mut self, id: &str, script: &str) -> i32 {
+        let request = ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: ["sh", "-c", script].map(str::to_owned).to_vec(),
+            timeout: 0,
+        };
+        let ran = self.runtime.exec_sync(request).await.unwrap();
+        ran.into_inner().exit_code
+    }
+
+    /// Texts of the lines of a container's log.
+    fn log(&self, status: &ContainerStatus) -> Vec<String> {
+        let text = fs::read_to_string(&status.log_path).unwrap();
+        let text = text.lines().map(|line| line.splitn(4, ' ').last().unwrap());
+        text.map(str::to_owned).collect()
+    }
+
+    fn is_clean(&self) {
+        assert_eq!(sandboxes(), Vec::<Pid>::new());
+        for dir in ["run/netns", "run/sb", "root/cni"] {
+            assert_eq!(count(&self.daemon.path(dir)), 0, "{dir}");
+        }
+    }
+}
+
+fn count(dir: &Path) -> usize {
+    fs::read_dir(dir).map_or(0, Iterator::count)
+}
+
+/// Processes of sandboxes; guest tests run one after the other.
+fn sandboxes() -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let found = entries.filter_map(|entry| {
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let mut words = line.split(|byte| *byte == 0);
+        let is_sandbox =
+            words.next()?.ends_with(b"podvisor") && words.next() == Some(b"sandbox".as_slice());
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        is_sandbox.then(|| Pid::from_raw(pid)).flatten()
+    });
+    found.collect()
+}
+
+async fn before_there_is_a_pod(node: &mut Node) {
+    let mut runtime = node.runtime.clone();
+    let request = node.run_request();
+    node.killed_in(async move { runtime.run_pod_sandbox(request).await })
+        .await;
+    // Whole when it was just made, else as if it had never been asked for.
+    match node.pods().await.pop() {
+        Some(pod) => {
+            assert_eq!(pod.state(), PodSandboxState::SandboxReady);
+            let pod_sandbox_id = pod.id;
+            let request = RemovePodSandboxRequest { pod_sandbox_id };
+            node.runtime.remove_pod_sandbox(request).await.unwrap();
+        }
+        None => node.is_clean(),
+    }
+}
+
+async fn with_a_pod(node: &mut Node) {
+    let request = node.run_request();
+    let made = node.runtime.run_pod_sandbox(request).await.unwrap();
+    node.pod = made.into_inner().pod_sandbox_id;
+    let address = node.address().await;
+    node.restart().await;
+    assert_eq!(node.address().await, address);
+}
+
+async fn while_a_container_is_made(node: &mut Node) {
+    let mut runtime = node.runtime.clone();
+    let request = node.create_request("exit 0");
+    let again = request.clone();
+    node.killed_in(async move { runtime.create_container(request).await })
+        .await;
+    // Its name is free again, or it is whole.
+    let id = match node.containers().await.pop() {
+        Some(container) => container.id,
+        None => {
+            let made = node.runtime.create_container(again).await.unwrap();
+            made.into_inner().container_id
+        }
+    };
+    let state = node.status(&id).await.state();
+    assert_eq!(state, ContainerState::ContainerCreated);
+    node.start(&id).await;
+    assert_eq!(node.ended(&id).await.exit_code, 0);
+    let request = RemoveContainerRequest { container_id: id };
+    node.runtime.remove_container(request).await.unwrap();
+}
+
+async fn before_and_while_a_container_starts(node: &mut Node) {
+    let id = node.create("echo started; exit 6").await;
+    node.restart().await;
+    let state = node.status(&id).await.state();
+    assert_eq!(state, ContainerState::ContainerCreated);
+    let mut runtime = node.runtime.clone();
+    let container_id = id.clone();
+    let request = StartContainerRequest { container_id };
+    node.killed_in(async move { runtime.start_container(request).await })
+        .await;
+    if node.status(&id).await.state() == ContainerState::ContainerCreated {
+        node.start(&id).await;
+    }
+    let status = node.ended(&id).await;
+    assert_eq!(status.exit_code, 6);
+    assert!(status.started_at > 0 && status.finished_at >= status.started_at);
+    assert_eq!(node.log(&status), ["started"]);
+    let request = RemoveContainerRequest { container_id: id };
+    node.runtime.remove_container(request).await.unwrap();
+}
+
+async fn while_a_container_runs_and_ends(node: &mut Node) {
+    let go = node.daemon.path("data/go");
+    let script = "i=0; while [ ! -e /data/go ]; do echo $i; i=$((i+1)); sleep 0.05; done; exit 9";
+    let id = node.create(script).await;
+    node.start(&id).await;
+    let mut runtime = node.runtime.clone();
+    let request = ExecSyncRequest {
+        container_id: id.clone(),
+        cmd: vec!["sleep".to_owned(), "1000000".to_owned()],
+        timeout: 0,
+    };
+    node.killed_in(async move { runtime.exec_sync(request).await })
+        .await;
+    let state = node.status(&id).await.state();
+    assert_eq!(state, ContainerState::ContainerRunning);
+    assert_eq!(node.exec(&id, "exit 3").await, 3);
+
+    // It ends while nobody is there.
+    node.daemon.end(Signal::KILL);
+    fs::write(&go, "").unwrap();
+    node.daemon.start();
+    node.runtime = node.daemon.runtime().await;
+    let status = node.ended(&id).await;
+    assert_eq!((status.exit_code, &*status.reason), (9, "Error"));
+    let numbers = node.log(&status);
+    let expected: Vec<String> = (0..numbers.len()).map(|n| n.to_string()).collect();
+    assert_eq!(numbers, expected);
+    fs::remove_file(&go).unwrap();
+    node.restart().await;
+    assert_eq!(node.status(&id).await, status);
+    let mut runtime = node.runtime.clone();
+    let request = RemoveContainerRequest { container_id: id };
+    node.killed_in(async move { runtime.remove_container(request).await })
+        .await;
+    for container in node.containers().await {
+        let container_id = container.id;
+        let request = RemoveContainerRequest { container_id };
+        node.runtime.remove_container(request).await.unwrap();
+    }
+}
+
+async fn while_a_container_is_stopped(node: &mut Node) {
+    let id = node.create("sleep 1000000").await;
+    node.start(&id).await;
+    let stop = || StopContainerRequest {
+        container_id: id.clone(),
+        timeout: 1000,
+    };
+    let mut runtime = node.runtime.clone();
+    let request = stop();
+    node.killed_in(async move { runtime.stop_container(request).await })
+        .await;
+    let request = StopContainerRequest {
+        timeout: 0,
+        ..stop()
+    };
+    node.runtime.stop_container(request).await.unwrap();
+    assert_eq!(node.status(&id).await.exit_code, 137);
+}
+
+async fn while_the_pod_is_stopped_and_removed(node: &mut Node) {
+    let pod = node.pod.clone();
+    let stop = StopPodSandboxRequest {
+        pod_sandbox_id: pod.clone(),
+    };
+    let (mut runtime, request) = (node.runtime.clone(), stop.clone());
+    node.killed_in(async move { runtime.stop_pod_sandbox(request).await })
+        .await;
+    node.runtime.stop_pod_sandbox(stop).await.unwrap();
+    let state = node.pods().await[0].state();
+    assert_eq!(state, PodSandboxState::SandboxNotready);
+    let remove = RemovePodSandboxRequest {
+        pod_sandbox_id: pod,
+    };
+    let (mut runtime, request) = (node.runtime.clone(), remove.clone());
+    node.killed_in(async move { runtime.remove_pod_sandbox(request).await })
+        .await;
+    node.runtime.remove_pod_sandbox(remove).await.unwrap();
+    assert!(node.pods().await.is_empty() && node.containers().await.is_empty());
+    node.is_clean();
+}
+
+/// Not the daemon but the pod's own process is killed.
+async fn a_sandbox_dies(node: &mut Node) {
+    let id = node.create("sleep 1000000").await;
+    node.start(&id).await;
+    let [sandbox] = sandboxes()[..] else {
+        panic!("{:?}", sandboxes());
+    };
+    kill_process(sandbox, Signal::KILL).unwrap();
+    let status = node.ended(&id).await;
+    assert_eq!((status.exit_code, &*status.reason), (255, "SandboxGone"));
+    let state = node.pods().await[0].state();
+    assert_eq!(state, PodSandboxState::SandboxNotready);
+    let container_id = id.clone();
+    let request = StartContainerRequest { container_id };
+    let refused = node.runtime.start_container(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    node.restart().await;
+    assert_eq!(node.status(&id).await, status);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guest_a_daemon_that_was_killed_finds_everything_as_it_was() {
+    let daemon = Daemon::new(&[], None);
+    daemon.add_network(BRIDGE, &["10.91.4.0/24"]);
+    let registry = Registry::serve(&[(
+        "test/main",
+        TestImage::busybox(json!({ "Env": ["PATH=/bin"] })),
+    )]);
+    let image = registry.name("test/main");
+    let request = PullImageRequest {
+        image: Some(ImageSpec {
+            image: image.clone(),
+            ..ImageSpec::default()
+        }),
+        ..PullImageRequest::default()
+    };
+    daemon.images().await.pull_image(request).await.unwrap();
+    fs::create_dir(daemon.path("data")).unwrap();
+    let mut node = Node {
+        runtime: daemon.runtime().await,
+        daemon,
+        image,
+        pod: String::new(),
+        attempt: 0,
+        delay: Duration::ZERO,
+    };
+    // More of them, for a long run by hand: each at another moment of the calls.
+    let rounds = std::env::var("PODVISOR_RESTART_ROUNDS").ok();
+    let rounds: u64 = rounds.and_then(|text| text.parse().ok()).unwrap_or(1);
+    for round in 0..rounds {
+        node.delay = Duration::from_millis(40 + round * 67 % 1500);
+        before_there_is_a_pod(&mut node).await;
+        with_a_pod(&mut node).await;
+        while_a_container_is_made(&mut node).await;
+        before_and_while_a_container_starts(&mut node).await;
+        while_a_container_runs_and_ends(&mut node).await;
+        while_a_container_is_stopped(&mut node).await;
+        while_the_pod_is_stopped_and_removed(&mut node).await;
+    }
+    with_a_pod(&mut node).await;
+    a_sandbox_dies(&mut node).await;
+    while_the_pod_is_stopped_and_removed(&mut node).await;
+}
