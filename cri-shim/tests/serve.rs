@@ -4,6 +4,9 @@ mod support;
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixDatagram;
 
 use k8s_cri::v1::*;
 use rustix::process::Signal;
@@ -113,6 +116,62 @@ async fn it_tells_who_it_is_and_what_it_waits_for() {
         runtime_config: None,
     };
     runtime.update_runtime_config(update).await.unwrap();
+}
+
+fn http_get(port: u16, path: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn a_settings_file_adds_handlers_and_health_and_metrics_are_served() {
+    let (mut daemon, guest) = Daemon::without_guests(&[]);
+    daemon.end(Signal::TERM);
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let file = daemon.path("config.toml");
+    let text = format!("metrics = \"127.0.0.1:{port}\"\n[handlers.large]\ncpus = 4\n");
+    fs::write(&file, text).unwrap();
+    let systemd = UnixDatagram::bind(daemon.path("notify")).unwrap();
+    daemon.arguments = vec!["--config".to_owned(), file.display().to_string()];
+    daemon.environment = vec![("NOTIFY_SOCKET", daemon.path("notify"))];
+    daemon.start();
+    let mut told = [0; 64];
+    let count = systemd.recv(&mut told).unwrap();
+    assert_eq!(&told[..count], b"READY=1");
+
+    let mut runtime = daemon.runtime().await;
+    let status = runtime.status(StatusRequest::default()).await.unwrap();
+    let handlers = status.into_inner().runtime_handlers.into_iter();
+    let handlers: Vec<String> = handlers.map(|handler| handler.name).collect();
+    assert_eq!(handlers, ["", "podvisor", "large"]);
+    let mut unknown = run(pod("other"));
+    unknown.runtime_handler = "small".to_owned();
+    let refused = runtime.run_pod_sandbox(unknown).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("podvisor, large"), "{refused}");
+
+    let metrics = http_get(port, "/metrics");
+    for line in [
+        "podvisor_network_ready 0\n",
+        "podvisor_call_duration_seconds_count{method=\"Status\",code=\"0\"} 1\n",
+        "podvisor_call_duration_seconds_count{method=\"RunPodSandbox\",code=\"3\"} 1\n",
+    ] {
+        assert!(metrics.contains(line), "{line}{metrics}");
+    }
+    assert!(http_get(port, "/other").starts_with("HTTP/1.1 404"));
+    fs::remove_file(guest.path().join("vmlinux")).unwrap();
+    let health = http_get(port, "/healthz");
+    assert!(health.starts_with("HTTP/1.1 503"), "{health}");
+    assert!(health.contains("vmlinux is missing"), "{health}");
+    daemon.end(Signal::TERM);
+    let count = systemd.recv(&mut told).unwrap();
+    assert_eq!(&told[..count], b"STOPPING=1");
 }
 
 #[tokio::test]

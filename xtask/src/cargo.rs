@@ -49,11 +49,13 @@ pub(crate) struct TestProgram {
     pub(crate) name: String,
 }
 
-/// Builds the test programs of the default members and gives them.
-pub(crate) fn build_tests() -> Result<Vec<TestProgram>> {
+/// Builds the test programs that `selection` names, else those of the default members, and
+/// gives them.
+pub(crate) fn build_tests(selection: &[&str]) -> Result<Vec<TestProgram>> {
     let mut command = cargo("test");
     command
         .args(["--no-run", "--message-format", "json-render-diagnostics"])
+        .args(selection)
         .stdout(Stdio::piped());
     let mut group = process::Group::spawn(&mut command)?;
     let mut text = String::new();

@@ -7,6 +7,7 @@
 
 mod bench;
 mod cargo;
+mod conformance;
 mod cpio;
 mod demo;
 mod filler;
@@ -51,6 +52,8 @@ enum Command {
     Demo,
     /// Run every check and test; the last lines count the tests
     Test(test::Args),
+    /// Ask a runtime what a kubelet expects of any: podvisor, or another one to compare with
+    Conformance(conformance::Args),
     /// Give fuzz targets to libFuzzer; finds stay in target/fuzz
     Fuzz(fuzz::Args),
     /// Run a command where KVM is sound: here, or in an emulated test host
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::command(&args),
         Command::Demo => demo::command(),
         Command::Test(args) => test::command(&args),
+        Command::Conformance(args) => conformance::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Host(args) => host::command(&args),
     };

@@ -91,6 +91,12 @@ pub(crate) const IMAGES: &[Package] = &[
 /// What `cargo xtask bench pull` uses beyond these.
 pub(crate) const BENCH_PULL: &[Package] = &[package("containerd", "a peer that pulls images")];
 
+/// What `cargo xtask conformance --against containerd` uses.
+pub(crate) const CONFORMANCE: &[Package] = &[
+    package("containerd", "another runtime that the suite is asked of"),
+    package("runc", "runs containerd's containers"),
+];
+
 /// What the demo uses beyond the build and the host.
 pub(crate) const DEMO: &[Package] = &[
     package(
@@ -105,7 +111,16 @@ pub(crate) const DEMO: &[Package] = &[
 ];
 
 /// Everything, for `cargo xtask setup`.
-pub(crate) const ALL: &[&[Package]] = &[KERNEL, HOST, BUILD, TEST, IMAGES, BENCH_PULL, DEMO];
+pub(crate) const ALL: &[&[Package]] = &[
+    KERNEL,
+    HOST,
+    BUILD,
+    TEST,
+    IMAGES,
+    BENCH_PULL,
+    CONFORMANCE,
+    DEMO,
+];
 
 /// Installs those of `groups` that are missing; says nothing when there are none.
 pub(crate) fn ensure(groups: &[&[Package]]) -> Result<()> {

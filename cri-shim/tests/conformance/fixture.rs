@@ -117,7 +117,7 @@ fn podvisor(dir: &Path, cni: &Path) -> PathBuf {
     let socket = dir.join("podvisor.sock");
     let mut command = Command::new(env!("CARGO_BIN_EXE_podvisor"));
     command
-        .args(["--log-level", "debug", "--root"])
+        .arg("--root")
         .arg(dir.join("root"))
         .arg("serve")
         .arg("--listen")
@@ -126,9 +126,12 @@ fn podvisor(dir: &Path, cni: &Path) -> PathBuf {
         .arg(dir.join("state"))
         .arg("--cni-conf-dir")
         .arg(cni)
-        .arg("--console-dir")
-        .arg(dir.join("consoles"))
         .env("PODVISOR_BOOT_TIMEOUT", "900");
+    // For finding faults: what the daemon says, and what guests' kernels print.
+    if let Some(logs) = std::env::var_os("PODVISOR_CONFORMANCE_LOGS") {
+        command.args(["--log-level", "debug", "--console-dir"]);
+        command.arg(logs);
+    }
     serve(command, dir, &socket);
     socket
 }

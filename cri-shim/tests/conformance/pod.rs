@@ -14,7 +14,28 @@ use crate::client::{ask, ask_images};
 use crate::fixture::RUNTIME;
 
 /// Most tests need a container in some pod: this one lives until the program ends.
-static SHARED: LazyLock<Pod> = LazyLock::new(|| Pod::run("shared", |_| {}));
+static SHARED: LazyLock<Pod> = LazyLock::new(|| {
+    // Nothing drops it, and its machine would outlive runtime and program.
+    let pod = Pod::run("shared", |_| {});
+    assert_eq!(atexit(remove_shared), 0);
+    pod
+});
+
+#[allow(unsafe_code)]
+// SAFETY: as the C library declares it; it may be called at any time.
+unsafe extern "C" {
+    safe fn atexit(handler: extern "C" fn()) -> std::ffi::c_int;
+}
+
+extern "C" fn remove_shared() {
+    // In a thread of its own: what this one has of its own is gone by now.
+    let removed = thread::spawn(|| {
+        SHARED.stop();
+        SHARED.remove();
+    });
+    // The tests have said what they had to say.
+    let _ = removed.join();
+}
 
 /// Names must differ as long as their pods exist.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -87,7 +108,10 @@ impl Pod {
             }),
             hostname: format!("{name}-host"),
             log_directory: logs.display().to_string(),
-            linux: Some(LinuxPodSandboxConfig::default()),
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: "/conformance".to_owned(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         change(&mut config);
@@ -148,9 +172,13 @@ impl Pod {
             image: Some(image("plain")),
             command: strings(&["sleep", "1000000"]),
             log_path: format!("{name}-{number}.log"),
-            linux: Some(LinuxContainerConfig::default()),
             ..Default::default()
         };
+        // As a kubelet says in so many words, because the interface's default is the pod's.
+        security(&mut config).namespace_options = Some(NamespaceOption {
+            pid: NamespaceMode::Container as i32,
+            ..Default::default()
+        });
         change(&mut config);
         config
     }

@@ -176,10 +176,13 @@ fn guest_clients_attach_to_the_containers_own_program() {
 fn guest_a_port_of_the_pods_loopback_is_forwarded() {
     let pod = Pod::shared();
     let container = pod.start("forwarded", |config| {
-        let script = "busybox nc -l -p 7070 -s 127.0.0.1 -e cat";
+        let script = "busybox mkfifo /tmp/f; busybox nc -l -p 7070 </tmp/f | cat >/tmp/f";
         config.command = strings(&["sh", "-c", script]);
     });
-    while !container.sh("cat /proc/net/tcp").contains(":1B9E") {
+    while !container
+        .sh("cat /proc/net/tcp /proc/net/tcp6")
+        .contains(":1B9E")
+    {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     let response = ask!(port_forward(PortForwardRequest {

@@ -20,6 +20,9 @@ pub(crate) struct Daemon {
     dir: TempDir,
     wrapper: Vec<String>,
     guest_dir: Option<PathBuf>,
+    /// Further arguments, and variables of the environment.
+    pub(crate) arguments: Vec<String>,
+    pub(crate) environment: Vec<(&'static str, PathBuf)>,
 }
 
 impl Daemon {
@@ -35,6 +38,8 @@ impl Daemon {
             dir,
             wrapper: wrapper.iter().map(|word| (*word).to_owned()).collect(),
             guest_dir,
+            arguments: Vec::new(),
+            environment: Vec::new(),
         };
         daemon.start();
         daemon
@@ -68,6 +73,8 @@ impl Daemon {
             .arg(self.path("run"))
             .arg("--cni-conf-dir")
             .arg(self.path("net.d"))
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .env("PODVISOR_BOOT_TIMEOUT", "900")
             .stdin(Stdio::null())
             .stdout(Stdio::null());

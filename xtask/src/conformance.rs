@@ -1,0 +1,62 @@
+//! `cargo xtask conformance`: what a kubelet expects of any runtime, asked of one of them.
+//!
+//! The same tests that `cargo xtask test` asks podvisor. What another runtime passes too shows
+//! that the suite is right; where both differ is in docs/cri.md.
+
+use std::process::{ExitCode, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::cargo;
+use crate::report::Step;
+use crate::{guest, paths, process, setup, test};
+
+/// How long the whole suite may take: a container of another runtime is stopped with grace.
+const LIMIT_SECONDS: u32 = 3000;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The runtime: podvisor, containerd (Debian's, with runc), or the path of a socket that is
+    /// served in the host
+    #[arg(long, value_name = "RUNTIME", default_value = "podvisor")]
+    against: String,
+    /// Run only the tests whose path contains one of these
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
+}
+
+pub(crate) fn command(args: &Args) -> Result<ExitCode> {
+    let mut groups = vec![setup::KERNEL, setup::HOST, setup::BUILD, setup::TEST];
+    if args.against == "containerd" {
+        groups.push(setup::CONFORMANCE);
+    }
+    setup::ensure(&groups)?;
+    let step = Step::begin("building the tests");
+    let programs = cargo::build_tests(&["--package", "podvisor-cri", "--test", "conformance"])?;
+    let program = programs.first().context("cargo built no suite")?;
+    step.done();
+    guest::ensure()?;
+    let step = Step::begin("conformance");
+    let own = std::env::current_exe().context("this program's own file cannot be found")?;
+    let mut command = process::tied(own);
+    command
+        .args(["host", "--timeout", &LIMIT_SECONDS.to_string(), "--env"])
+        .arg(format!("PODVISOR_CONFORMANCE_AGAINST={}", args.against))
+        .arg("--")
+        .arg(&program.path)
+        .arg("--test-threads=1")
+        .args(&args.filters)
+        .current_dir(paths::root())
+        .env("PODVISOR_GUEST_DIR", paths::guest())
+        .stdin(Stdio::null());
+    let count = test::read(&mut command, &args.against, 0)?;
+    step.done();
+    for failed in &count.failures {
+        println!("failed: {failed}");
+    }
+    println!("{}: {count}", args.against);
+    Ok(match count.failed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
