@@ -67,6 +67,8 @@
 //! woken by SIGURG, which is sent to their threads only and never delivered; the
 //! library installs no signal handler, never prints, never exits and does not panic at what a
 //! guest does. Guest memory is anonymous memory of the process, taken as the guest touches it.
+//! Each of these threads is confined by seccomp to the system calls that its kind needs
+//! ([`VmBuilder::seccomp`]).
 //! Logs are `tracing` events; those that a guest can provoke are rate-limited.
 //!
 //! # The guest is hostile
@@ -104,9 +106,12 @@ pub use podvisor_devices::fs::{FsDevice, FsDeviceError};
 pub use podvisor_devices::net::{LinkState, MacAddress, NetDevice, NetDeviceError};
 pub use podvisor_devices::rng::RngDevice;
 pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
+#[cfg(feature = "test-utils")]
+#[doc(hidden)]
+pub use snapshot::testing as snapshot_testing;
 pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError};
 pub use vm::{
     Action, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle, DeviceCounters,
     DeviceFault, DeviceHandle, Exit, FsHandle, HandleError, NetHandle, Poison, PoisonCause,
-    Registers, State, Vm, VmBuilder, VmError, VsockHandle,
+    Registers, Seccomp, State, Vm, VmBuilder, VmError, VsockHandle,
 };

@@ -20,6 +20,7 @@ use super::error::{BuildError, ConfigError, ConfigErrors, MAX_DEVICES};
 use super::hardware::{Hardware, Vcpus};
 use super::kick::Kicker;
 use super::restore;
+use super::seccomp::Seccomp;
 use super::threads::in_parallel;
 use super::vcpu::{Machine, VcpuContext, VcpuCounters};
 use super::{Parts, Vm};
@@ -42,6 +43,7 @@ pub struct VmBuilder {
     devices: Vec<Box<dyn VirtioDevice>>,
     broken_disks: Vec<BlockDeviceError>,
     snapshot: Option<Snapshot>,
+    seccomp: Seccomp,
 }
 
 impl fmt::Debug for VmBuilder {
@@ -55,6 +57,7 @@ impl fmt::Debug for VmBuilder {
             .field("serial", &self.serial.is_some())
             .field("devices", &self.devices)
             .field("snapshot", &self.snapshot)
+            .field("seccomp", &self.seccomp)
             .finish_non_exhaustive()
     }
 }
@@ -147,6 +150,15 @@ impl VmBuilder {
         self
     }
 
+    /// Whether the VM's threads are confined to the system calls that they need; they are unless
+    /// said. Serial writers, disks, devices and vsock listeners of the program's own are called on
+    /// these threads, too: there they may read, write and signal, but neither open files, nor connect
+    /// to more than Unix sockets, nor start threads.
+    pub fn seccomp(mut self, seccomp: Seccomp) -> Self {
+        self.seccomp = seccomp;
+        self
+    }
+
     /// Validates the configuration, then creates the VM, loads the kernel or what the snapshot holds,
     /// and makes the VM ready to start.
     ///
@@ -196,7 +208,7 @@ impl VmBuilder {
         for (id, vcpu) in hardware.vcpus.iter().enumerate() {
             boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
         }
-        Ok(assemble(kvm, memory, hardware, None))
+        Ok(assemble(kvm, memory, hardware, self.seccomp, None))
     }
 
     fn restore(mut self, kvm: Kvm, snapshot: &Snapshot) -> Result<Vm, BuildError> {
@@ -221,7 +233,8 @@ impl VmBuilder {
             let out = out.unwrap_or_else(|| Box::new(std::io::sink()));
             hardware.add_serial(out, Some(saved))?;
         }
-        Ok(assemble(kvm, memory, hardware, snapshot.full().cloned()))
+        let origin = snapshot.full().cloned();
+        Ok(assemble(kvm, memory, hardware, self.seccomp, origin))
     }
 
     /// What is configured although the snapshot says it, and what this host does not have.
@@ -306,6 +319,7 @@ fn assemble(
     kvm: Kvm,
     memory: GuestMemory,
     hardware: Hardware,
+    seccomp: Seccomp,
     origin: Option<(PathBuf, Identity)>,
 ) -> Vm {
     let Hardware {
@@ -342,6 +356,7 @@ fn assemble(
         devices: devices.devices,
         serial,
         faults,
+        seccomp,
         origin,
     }
 }

@@ -81,6 +81,11 @@ pub enum PoisonCause {
         /// Where, as an address of this process.
         address: u64,
     },
+    /// A thread could not be confined to its system calls.
+    Seccomp {
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A thread of the VM panicked: a fault of this library.
     Panic {
         /// Its name.
@@ -105,6 +110,9 @@ impl fmt::Display for Poison {
             PoisonCause::MemoryFailure { address } => {
                 write!(f, "the host's memory failed at {address:#x}")?;
             }
+            PoisonCause::Seccomp { .. } => {
+                f.write_str("a thread could not be confined by seccomp")?;
+            }
             PoisonCause::Panic { thread } => write!(f, "the thread {thread} panicked")?,
         }
         if let Some(vcpu) = self.vcpu {
@@ -121,6 +129,7 @@ impl std::error::Error for Poison {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.cause {
             PoisonCause::Ioctl { source, .. } => Some(source),
+            PoisonCause::Seccomp { source } => Some(&**source),
             _ => None,
         }
     }

@@ -23,6 +23,7 @@ mod io;
 mod kick;
 mod line;
 mod restore;
+mod seccomp;
 mod snapshot;
 mod state;
 #[cfg(test)]
@@ -43,7 +44,7 @@ use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::legacy::serial::SerialPort;
 use podvisor_devices::net::NetDevice;
-use podvisor_devices::virtio::{Counter, VirtioDevice};
+use podvisor_devices::virtio::{Counter, DeviceType, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
 
 pub use builder::VmBuilder;
@@ -53,11 +54,13 @@ pub use handle::{
     BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, NetHandle, VsockHandle,
 };
 pub use io::DeviceFault;
+pub use seccomp::Seccomp;
 pub use state::{Action, State};
 
 use attach::Attached;
 use control::{Control, Inner, Outcome, Request};
 use io::{EventLoop, Faults};
+use seccomp::ThreadKind;
 use threads::{STACK_SIZE, SignalsBlocked};
 use vcpu::VcpuContext;
 
@@ -79,9 +82,13 @@ pub struct Vm {
     devices: Vec<Attached>,
     serial: Option<Arc<Mutex<SerialPort>>>,
     faults: Faults,
+    seccomp: Seccomp,
     /// The full snapshot that memory comes from.
     origin: Option<(PathBuf, Identity)>,
 }
+
+/// What a thread does.
+type Body = Box<dyn FnOnce() + Send>;
 
 /// What waits for [`Vm::start`].
 struct Parts {
@@ -172,26 +179,41 @@ impl Vm {
             parts
         };
         // A body that is not started counts itself out when it is dropped.
-        let mut bodies: Vec<(ThreadGuard, Box<dyn FnOnce() + Send>)> = Vec::new();
+        let mut bodies: Vec<(ThreadGuard, ThreadKind, Body)> = Vec::new();
         for event_loop in parts.loops {
             let guard = ThreadGuard::new(&self.context, event_loop.name().to_owned(), false);
-            bodies.push((guard, Box::new(move || event_loop.run())));
+            let kind = match event_loop.serves(DeviceType::FileSystem) {
+                true => ThreadKind::Files,
+                false => ThreadKind::Devices,
+            };
+            bodies.push((guard, kind, Box::new(move || event_loop.run())));
         }
         for (id, vcpu) in (0u8..).zip(parts.vcpus) {
             let guard = ThreadGuard::new(&self.context, format!("vcpu{id}"), true);
             let context = self.context.clone();
-            bodies.push((guard, Box::new(move || vcpu::run(id, vcpu, &context))));
+            let body = Box::new(move || vcpu::run(id, vcpu, &context));
+            bodies.push((guard, ThreadKind::Vcpu, body));
         }
         let blocked = SignalsBlocked::new();
         let mut result = Ok(());
-        for (guard, body) in bodies {
+        let seccomp = self.seccomp;
+        for (guard, kind, body) in bodies {
             let name = guard.name.clone();
             let spawned = thread::Builder::new()
                 .name(name.clone())
                 .stack_size(STACK_SIZE)
                 .spawn(move || {
                     let mut guard = guard;
-                    body();
+                    let confined = match seccomp {
+                        Seccomp::On => seccomp::confine(kind),
+                        Seccomp::Off => Ok(()),
+                    };
+                    match confined {
+                        Ok(()) => body(),
+                        Err(error) => guard.poison(PoisonCause::Seccomp {
+                            source: Box::new(error),
+                        }),
+                    }
                     guard.completed = true;
                 });
             match spawned {
@@ -451,19 +473,22 @@ impl ThreadGuard {
             completed: false,
         }
     }
+
+    fn poison(&self, cause: PoisonCause) {
+        self.context.end(Outcome::Poison(Arc::new(Poison {
+            vcpu: None,
+            cause,
+            registers: None,
+        })));
+    }
 }
 
 impl Drop for ThreadGuard {
     fn drop(&mut self) {
         if !self.completed && thread::panicking() {
-            let cause = PoisonCause::Panic {
+            self.poison(PoisonCause::Panic {
                 thread: self.name.clone(),
-            };
-            self.context.end(Outcome::Poison(Arc::new(Poison {
-                vcpu: None,
-                cause,
-                registers: None,
-            })));
+            });
         }
         self.context.control.thread_ended(self.is_vcpu);
     }

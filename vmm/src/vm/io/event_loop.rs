@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, PoisonError};
 
-use podvisor_devices::virtio::{Command, Fault, HostFault, Progress, Worker};
+use podvisor_devices::virtio::{Command, DeviceType, Fault, HostFault, Progress, Worker};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -79,6 +79,12 @@ impl EventLoop {
 
     pub(super) fn is_empty(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    /// Whether one of its devices is of this type.
+    pub(crate) fn serves(&self, device_type: DeviceType) -> bool {
+        let mut devices = self.slots.iter().map(|slot| slot.worker.device().info());
+        devices.any(|info| info.device_type == device_type)
     }
 
     /// Takes a worker, whose queues are notified by `kicks`.

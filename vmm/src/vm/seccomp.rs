@@ -1,0 +1,334 @@
+//! The system calls that a VM's threads may make: a list for each kind of thread.
+//!
+//! A guest that takes over a vCPU's or a device's thread finds nothing there by which it could
+//! start a program, open a file or reach the network. Whatever is not on a thread's list fails with
+//! EPERM. Filters are compiled once in a process, and hold for threads of VMs only: those of the
+//! program that uses this library have none.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch, apply_filter,
+};
+
+/// Whether threads of a VM are confined to the system calls that they need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Seccomp {
+    /// They are.
+    #[default]
+    On,
+    /// They are not: for programs whose writers, disks, devices or listeners do more on these
+    /// threads than read, write and signal.
+    Off,
+}
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ThreadKind {
+    /// Runs a vCPU.
+    Vcpu,
+    /// Serves devices whose host sides are descriptors that are open.
+    Devices,
+    /// Serves a shared directory.
+    Files,
+}
+
+/// Why a thread was not confined.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to install the seccomp filter of a thread")]
+pub(super) struct SeccompError(#[source] seccompiler::Error);
+
+/// Confines the calling thread, for good.
+pub(super) fn confine(kind: ThreadKind) -> Result<(), SeccompError> {
+    static FILTERS: [OnceLock<BpfProgram>; 3] = [const { OnceLock::new() }; 3];
+    let filter = &FILTERS[kind as usize];
+    let program = match filter.get() {
+        Some(program) => program,
+        None => {
+            let compiled = compile(kind).map_err(SeccompError)?;
+            filter.get_or_init(|| compiled)
+        }
+    };
+    apply_filter(program).map_err(SeccompError)
+}
+
+/// Memory, time, locks, signals and the end of a thread: what any Rust code may come to. First what
+/// is called most, for the kernel looks at one after the other.
+const EVERYWHERE: &[i64] = &[
+    libc::SYS_futex,
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_close,
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    libc::SYS_getrandom,
+    libc::SYS_sched_yield,
+    libc::SYS_membarrier,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_tgkill,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    // Writers and disks that an owner hands in.
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_lseek,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+];
+
+const DEVICES: &[i64] = &[
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_ctl,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_shutdown,
+    libc::SYS_socketpair,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_fcntl,
+    libc::SYS_dup,
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
+    libc::SYS_fallocate,
+    libc::SYS_ftruncate,
+    // The socket file of a vsock listener goes with it.
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+    libc::SYS_statx,
+];
+
+/// What a guest asks of a shared directory, always below a directory that is open, and the guest's
+/// users, as whom the thread acts.
+const FILES: &[i64] = &[
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_readlinkat,
+    libc::SYS_getdents64,
+    libc::SYS_statfs,
+    libc::SYS_fstatfs,
+    libc::SYS_mkdirat,
+    libc::SYS_mknodat,
+    libc::SYS_linkat,
+    libc::SYS_symlinkat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_getxattr,
+    libc::SYS_lgetxattr,
+    libc::SYS_fgetxattr,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_listxattr,
+    libc::SYS_llistxattr,
+    libc::SYS_flistxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    libc::SYS_copy_file_range,
+    libc::SYS_sync_file_range,
+    libc::SYS_syncfs,
+    libc::SYS_flock,
+    libc::SYS_fchdir,
+    libc::SYS_umask,
+    libc::SYS_geteuid,
+    libc::SYS_getegid,
+    libc::SYS_getuid,
+    libc::SYS_getgid,
+    libc::SYS_setgroups,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setfsuid,
+    libc::SYS_setfsgid,
+    libc::SYS_capget,
+    libc::SYS_capset,
+    libc::SYS_prctl,
+];
+
+/// `_IOC` of linux/ioctl.h.
+const fn ioc(direction: u32, kind: u32, number: u32, size: usize) -> u32 {
+    direction << 30 | (size as u32) << 16 | kind << 8 | number
+}
+
+const fn kvm_read<T>(number: u32) -> u32 {
+    ioc(2, kvm_bindings::KVMIO, number, size_of::<T>())
+}
+
+/// The line of a device: `KVM_IRQ_LINE`.
+const IRQ_LINE: u32 = ioc(
+    1,
+    kvm_bindings::KVMIO,
+    0x61,
+    size_of::<kvm_bindings::kvm_irq_level>(),
+);
+
+/// What a vCPU's thread asks of KVM: to run, and for the state of its vCPU.
+const VCPU_IOCTLS: &[u32] = &[
+    ioc(0, kvm_bindings::KVMIO, 0x80, 0), // KVM_RUN
+    IRQ_LINE,
+    ioc(0, kvm_bindings::KVMIO, 0xad, 0), // KVM_KVMCLOCK_CTRL
+    ioc(1, kvm_bindings::KVMIO, 0x8b, 4), // KVM_SET_SIGNAL_MASK
+    kvm_read::<kvm_bindings::kvm_regs>(0x81),
+    kvm_read::<kvm_bindings::kvm_sregs>(0x83),
+    ioc(3, kvm_bindings::KVMIO, 0x88, 8), // KVM_GET_MSRS
+    kvm_read::<kvm_bindings::kvm_lapic_state>(0x8e),
+    kvm_read::<kvm_bindings::kvm_mp_state>(0x98),
+    kvm_read::<kvm_bindings::kvm_vcpu_events>(0x9f),
+    kvm_read::<kvm_bindings::kvm_debugregs>(0xa1),
+    ioc(0, kvm_bindings::KVMIO, 0xa3, 0), // KVM_GET_TSC_KHZ
+    kvm_read::<kvm_bindings::kvm_xsave>(0xa4),
+    kvm_read::<kvm_bindings::kvm_xcrs>(0xa6),
+];
+
+/// What devices ask: their lines, a socket that does not block, and what a tap offloads.
+const DEVICE_IOCTLS: &[u32] = &[
+    IRQ_LINE,
+    0x5421,                              // FIONBIO
+    ioc(1, 0x54, 208, size_of::<u32>()), // TUNSETOFFLOAD
+    ioc(1, 0x54, 216, size_of::<u32>()), // TUNSETVNETHDRSZ
+];
+
+fn compile(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Error> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    let lists: &[&[i64]] = match kind {
+        ThreadKind::Vcpu => &[EVERYWHERE],
+        ThreadKind::Devices => &[EVERYWHERE, DEVICES],
+        ThreadKind::Files => &[EVERYWHERE, DEVICES, FILES],
+    };
+    for call in lists.iter().copied().flatten() {
+        rules.insert(*call, Vec::new());
+    }
+    let ioctls = match kind {
+        ThreadKind::Vcpu => VCPU_IOCTLS,
+        ThreadKind::Devices | ThreadKind::Files => DEVICE_IOCTLS,
+    };
+    let requests = ioctls
+        .iter()
+        .map(|request| argument(1, u64::from(*request)));
+    rules.insert(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
+    if kind != ThreadKind::Vcpu {
+        // vsock's host side: no other family.
+        let family = u64::try_from(libc::AF_UNIX).unwrap_or(0);
+        rules.insert(libc::SYS_socket, vec![argument(0, family)?]);
+    }
+    if kind == ThreadKind::Files {
+        // A mask for new files of its own; the thread has called it before, or will with its first
+        // request.
+        let own = u64::try_from(libc::CLONE_FS).unwrap_or(0);
+        rules.insert(libc::SYS_unshare, vec![argument(0, own)?]);
+    }
+    let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+    let filter = SeccompFilter::new(rules, denied, SeccompAction::Allow, TargetArch::x86_64)?;
+    Ok(BpfProgram::try_from(filter)?)
+}
+
+/// The low half of an argument has this value, which is all that the kernel looks at in these.
+fn argument(index: u8, value: u64) -> Result<SeccompRule, seccompiler::Error> {
+    let condition = SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;
+    Ok(SeccompRule::new(vec![condition])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+
+    /// Does `work` on a confined thread.
+    fn confined<T: Send + 'static>(
+        kind: ThreadKind,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        let thread = std::thread::spawn(move || {
+            confine(kind).unwrap();
+            work()
+        });
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn files_are_opened_by_shared_directories_alone() {
+        for (kind, may) in [
+            (ThreadKind::Vcpu, false),
+            (ThreadKind::Devices, false),
+            (ThreadKind::Files, true),
+        ] {
+            let opened = confined(kind, || std::fs::File::open("/dev/null").map(drop));
+            match opened {
+                Ok(()) => assert!(may, "{kind:?}"),
+                Err(error) => {
+                    assert!(
+                        !may && error.kind() == ErrorKind::PermissionDenied,
+                        "{error}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_thread_starts_programs_or_threads_or_reaches_the_network() {
+        for kind in [ThreadKind::Vcpu, ThreadKind::Devices, ThreadKind::Files] {
+            confined(kind, move || {
+                assert!(std::process::Command::new("/bin/true").status().is_err());
+                assert!(std::thread::Builder::new().spawn(|| ()).is_err());
+                assert!(std::net::UdpSocket::bind("127.0.0.1:0").is_err());
+            });
+        }
+    }
+
+    #[test]
+    fn the_thread_of_the_program_is_not_confined() {
+        confined(ThreadKind::Vcpu, || ());
+        assert!(std::fs::File::open("/dev/null").is_ok());
+    }
+
+    #[test]
+    fn requests_have_the_numbers_of_the_kernel() {
+        assert_eq!(VCPU_IOCTLS[0], 0xae80);
+        assert_eq!(IRQ_LINE, 0x4008_ae61);
+        assert_eq!(kvm_read::<kvm_bindings::kvm_regs>(0x81), 0x8090_ae81);
+        assert_eq!(DEVICE_IOCTLS[2], 0x4004_54d0);
+    }
+}
