@@ -25,5 +25,6 @@ pub mod net;
 pub mod rng;
 pub mod serial;
 pub mod smoke;
+pub mod snapshot;
 pub mod virtqueue;
 pub mod vsock;

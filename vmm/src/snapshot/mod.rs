@@ -18,6 +18,9 @@ mod directory;
 mod error;
 mod format;
 mod state;
+#[cfg(any(test, feature = "test-utils"))]
+#[allow(unreachable_pub)] // reached with the feature alone
+pub mod testing;
 mod vcpu;
 
 use std::fs::File;
@@ -289,10 +292,4 @@ fn absolute(dir: &Path) -> Result<PathBuf, SnapshotError> {
         path: dir.to_owned(),
         source,
     })
-}
-
-/// State files by hand, for tests of damage.
-#[cfg(test)]
-pub(crate) mod testing {
-    pub(crate) use super::format::{decode, encode};
 }

@@ -1,0 +1,179 @@
+//! State files by hand, for tests of damage and the body of a fuzz target.
+
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use podvisor_devices::virtio::transport::{SavedMmio, SavedTransport};
+use podvisor_devices::virtio::{QueueConfig, QueueState, SavedConfig, SavedDevice};
+
+use super::chips::ChipState;
+use super::format::{FormatError, Kind, Reader, Record};
+use super::state::{Base, DeviceState, MachineState};
+use super::vcpu::VcpuState;
+use crate::memory::MemorySize;
+
+pub(crate) use super::format::{decode, encode};
+
+/// What a VM with two vCPUs and two devices would write, with KVM's structures all zero.
+pub(crate) fn sample() -> MachineState {
+    let zeroes = [0; 16 << 10];
+    let vcpu = || VcpuState::decode(&mut Reader::new(&zeroes)).expect("zeroes are a vCPU");
+    let mut chips = vec![0; 3 * 520 + 200];
+    // The chips are numbered.
+    chips[520] = 1;
+    chips[1040] = 2;
+    let device = |name: &str| DeviceState {
+        name: name.to_owned(),
+        registers: SavedMmio {
+            transport: SavedTransport {
+                status: 15,
+                needs_reset: false,
+                features: 1 << 32,
+                queues: vec![QueueConfig::default(); 2],
+            },
+            interrupt_status: 1,
+            device_features_sel: 0,
+            driver_features_sel: 1,
+            queue_sel: 0,
+        },
+        queues: vec![(0, QueueState::default())],
+        config: SavedConfig {
+            generation: 3,
+            bytes: vec![7; 8],
+        },
+        own: SavedDevice {
+            version: 1,
+            bytes: vec![1, 2, 3],
+        },
+    };
+    MachineState {
+        identity: [9; 16],
+        memory: MemorySize::mib(32),
+        base: Some(Base {
+            path: "/full".into(),
+            identity: [8; 16],
+            ranges: vec![0..0x1000, 0x3000..0x5000],
+        }),
+        cpuid: CpuId::from_entries(&[kvm_cpuid_entry2::default(); 3]).expect("three leaves"),
+        vcpus: vec![vcpu(), vcpu()],
+        chips: ChipState::decode(&mut Reader::new(&chips)).expect("three chips"),
+        serial: Some(SavedDevice::default()),
+        devices: vec![device("blk0"), device("rng0")],
+    }
+}
+
+/// Takes `data` as a state file, and as edits of one whose checksums are mended. What is read is
+/// written again as the same.
+pub fn fuzz_state(data: &[u8]) {
+    if let Ok(records) = decode(data) {
+        read(records);
+    }
+    let mut records = sample().to_records();
+    for edit in data.chunks_exact(5) {
+        let [which, at_high, at_low, what, value] = *edit else {
+            continue;
+        };
+        let number = usize::from(which) % records.len();
+        let at = usize::from(at_high) << 8 | usize::from(at_low);
+        let Record { bytes, version, .. } = &mut records[number];
+        match what % 8 {
+            0 => bytes.truncate(at),
+            1 => bytes.push(value),
+            2 => *version = u32::from(value),
+            3 => {
+                records.remove(number);
+                if records.is_empty() {
+                    return;
+                }
+            }
+            4 => records[number].kind = Kind::Transport,
+            _ => {
+                let len = bytes.len().max(1);
+                if let Some(byte) = bytes.get_mut(at % len) {
+                    *byte = value;
+                }
+            }
+        }
+    }
+    match decode(&encode(&records)) {
+        Ok(read_back) => {
+            assert!(
+                read_back == records,
+                "records are read as they were written"
+            );
+            read(records);
+        }
+        // Two of a kind and name, by an edit.
+        Err(error) => assert!(matches!(error, FormatError::Invalid { .. }), "{error}"),
+    }
+}
+
+fn read(records: Vec<Record>) {
+    if let Ok(state) = MachineState::from_records(records) {
+        let written = state.to_records();
+        let again = MachineState::from_records(written.clone()).map(|state| state.to_records());
+        assert!(
+            again.as_ref() == Ok(&written),
+            "a state is read as it was written"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_file_is_read_as_it_was_written_or_refused(
+            data in proptest::collection::vec(any::<u8>(), 0..60)
+        ) {
+            fuzz_state(&data);
+        }
+    }
+
+    #[test]
+    fn a_state_is_read_as_it_was_written() {
+        let records = sample().to_records();
+        let again = MachineState::from_records(decode(&encode(&records)).unwrap()).unwrap();
+        assert!(again.to_records() == records);
+        assert_eq!(again.devices, sample().devices);
+        assert_eq!(again.base, sample().base);
+        assert_eq!((again.identity, again.vcpus.len()), ([9; 16], 2));
+    }
+
+    #[test]
+    fn every_record_is_needed_and_none_is_one_too_many() {
+        let records = sample().to_records();
+        for number in 0..records.len() {
+            let mut fewer = records.clone();
+            let gone = fewer.remove(number);
+            // A VM may have no serial port.
+            let optional = gone.id == "serial";
+            let read = MachineState::from_records(fewer);
+            assert_eq!(read.is_ok(), optional, "{:?} {}", gone.kind, gone.id);
+        }
+        let mut more = records.clone();
+        more.push(Record {
+            id: "2".to_owned(),
+            ..records[2].clone()
+        });
+        assert!(MachineState::from_records(more).is_err());
+    }
+
+    #[test]
+    fn ranges_of_a_difference_lie_in_memory_in_order() {
+        let base = |ranges: Vec<std::ops::Range<u64>>| {
+            let mut state = sample();
+            state.base = Some(Base {
+                ranges,
+                ..state.base.take().unwrap()
+            });
+            MachineState::from_records(state.to_records()).is_ok()
+        };
+        let end = 32 << 20;
+        assert!(base(vec![0..5, 5..end]));
+        assert!(!base(vec![0..5, 4..end]));
+        assert!(!base(vec![0..5, 5..end + 1]));
+        assert!(!base(vec![0..5, 9..9]));
+    }
+}
