@@ -7,6 +7,7 @@
 mod boot;
 mod output;
 mod pull;
+mod restore;
 
 use clap::{Parser, Subcommand};
 
@@ -24,11 +25,14 @@ enum Subject {
     Boot(boot::Args),
     /// From a registry to a root file system
     Pull(pull::Args),
+    /// From starting the program to the first answer of a clone's agent
+    Restore(restore::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().subject {
         Subject::Boot(args) => boot::command(&args),
         Subject::Pull(args) => pull::command(&args),
+        Subject::Restore(args) => restore::command(&args),
     }
 }

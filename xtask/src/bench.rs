@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::guest::TRIPLE;
 use crate::host::{self, Request};
 use crate::report::Step;
-use crate::{cpio, images, kernel, paths, process, setup};
+use crate::{cpio, guest, images, kernel, paths, process, setup};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -25,6 +25,8 @@ enum Subject {
     Boot(BootArgs),
     /// From a registry to a root file system: podvisor, containerd, and skopeo with umoci side by side (as root)
     Pull(PullArgs),
+    /// From starting the program to the first answer of the guest's agent: a clone beside the cold boot
+    Restore(RestoreArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -56,6 +58,19 @@ struct BootArgs {
 }
 
 #[derive(Debug, clap::Args)]
+struct RestoreArgs {
+    /// Count instructions instead of time: in the emulated test host, the same on every machine
+    #[arg(long)]
+    icount: bool,
+    /// Runs of each
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    runs: usize,
+    /// The guest's memory in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 128)]
+    memory: u64,
+}
+
+#[derive(Debug, clap::Args)]
 struct PullArgs {
     /// Pulls of each image by each program
     #[arg(long, value_name = "N", default_value_t = 5)]
@@ -69,6 +84,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     match &args.subject {
         Subject::Boot(args) => boot(args),
         Subject::Pull(args) => pull(args),
+        Subject::Restore(args) => restore(args),
     }
 }
 
@@ -123,6 +139,30 @@ fn boot(args: &BootArgs) -> Result<ExitCode> {
         shares,
         icount: args.icount,
         limit: Some(Duration::from_secs(900)),
+        ..Request::default()
+    };
+    host::run_request(request).map(ExitCode::from)
+}
+
+fn restore(args: &RestoreArgs) -> Result<ExitCode> {
+    setup::ensure(&[setup::HOST, setup::BUILD])?;
+    let [kernel, initramfs] = guest::ensure()?;
+    let programs = build(&["podvisor-benches"])?;
+    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
+    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
+    add(&["restore", "--kernel", &kernel.display().to_string()]);
+    add(&["--initramfs", &initramfs.display().to_string()]);
+    let program = programs.join("agent-podvisor");
+    add(&["--program", &program.display().to_string()]);
+    add(&["--runs", &args.runs.to_string()]);
+    add(&["--memory", &args.memory.to_string()]);
+    if args.icount {
+        add(&["--icount"]);
+    }
+    let request = Request {
+        command,
+        icount: args.icount,
+        limit: Some(Duration::from_secs(600)),
         ..Request::default()
     };
     host::run_request(request).map(ExitCode::from)

@@ -18,10 +18,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+pub(crate) use peers::Kind;
+pub(crate) use run::ahead_of_others;
+pub(crate) use sample::{Sample, take};
+pub(crate) use stage::Stage;
+
 use crate::output;
-use peers::{Guest, Kind, Peer};
+use peers::{Guest, Peer};
 use report::Report;
-use stage::Stage;
 
 /// What a guest boots with unless said: every message of level "error" and worse would show.
 const COMMAND_LINE: &str =

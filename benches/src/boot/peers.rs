@@ -19,7 +19,7 @@ pub(super) struct Guest {
 
 /// The monitors that are known here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Podvisor,
     Qemu,
     Firecracker,
@@ -27,7 +27,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Podvisor => "podvisor",
             Self::Qemu => "QEMU microvm",
@@ -37,7 +37,7 @@ impl Kind {
     }
 
     /// Whether a thread of this name runs the guest.
-    pub(super) fn is_vcpu(self, thread: &str) -> bool {
+    pub(crate) fn is_vcpu(self, thread: &str) -> bool {
         match self {
             Self::Podvisor | Self::CloudHypervisor => thread.starts_with("vcpu"),
             Self::Qemu => thread.starts_with("CPU ") && thread.ends_with("/KVM"),

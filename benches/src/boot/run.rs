@@ -78,7 +78,7 @@ fn wait_for_line(console: &mut impl Read) -> Result<Result<(), String>> {
 /// While it lives, this process runs before all others once it can: a sample shows the state
 /// at init's line, not some time slices later. Without the right to ask for that, the
 /// scheduler decides.
-pub(super) fn ahead_of_others() -> sample::Priority {
+pub(crate) fn ahead_of_others() -> sample::Priority {
     sample::Priority::raise()
 }
 

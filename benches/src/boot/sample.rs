@@ -12,52 +12,54 @@ use super::peers::Kind;
 
 /// A process at one moment.
 #[derive(Debug, Clone)]
-pub(super) struct Sample {
+pub(crate) struct Sample {
     /// Since the process was started.
-    pub(super) to_init: Duration,
-    pub(super) threads: Vec<Thread>,
+    pub(crate) to_init: Duration,
+    pub(crate) threads: Vec<Thread>,
     /// CPU time of threads that have ended, in ns.
-    pub(super) ended_threads: u64,
-    pub(super) memory: Memory,
+    pub(crate) ended_threads: u64,
+    pub(crate) memory: Memory,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Thread {
-    pub(super) name: String,
+pub(crate) struct Thread {
+    pub(crate) name: String,
     /// Whether it runs the guest.
-    pub(super) vcpu: bool,
+    pub(crate) vcpu: bool,
     /// CPU time in ns, the guest's included.
-    pub(super) cpu: u64,
+    pub(crate) cpu: u64,
 }
 
 /// Sizes in KiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     /// Proportional set size of all mappings but the guest's memory.
-    pub(super) pss: u64,
+    pub(crate) pss: u64,
     /// Anonymous pages of all mappings but the guest's memory.
-    pub(super) anonymous: u64,
+    pub(crate) anonymous: u64,
     /// Resident pages of the guest's memory.
-    pub(super) guest: u64,
+    pub(crate) guest: u64,
+    /// Those of them that are this process's own.
+    pub(crate) guest_anonymous: u64,
     /// Shared libraries that are mapped.
-    pub(super) libraries: Vec<String>,
+    pub(crate) libraries: Vec<String>,
 }
 
 impl Sample {
     /// CPU time of what is no vCPU, in ns.
-    pub(super) fn own(&self) -> u64 {
+    pub(crate) fn own(&self) -> u64 {
         let alive: u64 = self.threads.iter().filter(|t| !t.vcpu).map(|t| t.cpu).sum();
         alive + self.ended_threads
     }
 
     /// CPU time of the vCPUs, in ns.
-    pub(super) fn vcpus(&self) -> u64 {
+    pub(crate) fn vcpus(&self) -> u64 {
         self.threads.iter().filter(|t| t.vcpu).map(|t| t.cpu).sum()
     }
 }
 
 /// Samples the process `pid`, which runs a guest of `memory_mib`.
-pub(super) fn take(pid: u32, kind: Kind, memory_mib: u64, to_init: Duration) -> Result<Sample> {
+pub(crate) fn take(pid: u32, kind: Kind, memory_mib: u64, to_init: Duration) -> Result<Sample> {
     let total = process_cpu(pid).context("the process's CPU clock cannot be read")?;
     let mut threads = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -137,10 +139,11 @@ fn memory(smaps: &str, guest_kib: u64) -> Result<Memory> {
     let Some(guest) = guest_memory(&mappings, guest_kib) else {
         bail!("no mapping is {guest_kib} KiB large: where is the guest's memory?");
     };
-    let mut result = Memory {
-        guest: mappings.drain(guest).map(|part| part.rss).sum(),
-        ..Memory::default()
-    };
+    let mut result = Memory::default();
+    for part in mappings.drain(guest) {
+        result.guest += part.rss;
+        result.guest_anonymous += part.anonymous;
+    }
     for mapping in &mappings {
         result.pss += mapping.pss;
         result.anonymous += mapping.anonymous;
@@ -163,14 +166,14 @@ fn addresses(text: &str) -> (u64, u64) {
     (number(start), number(end))
 }
 
-/// Indexes of the adjacent anonymous mappings that are `kib` large together.
+/// Indexes of the adjacent mappings, anonymous or of one file, that are `kib` large together.
 fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<usize>> {
     (0..mappings.len()).find_map(|first| {
         let mut size = 0;
         for (index, mapping) in mappings.iter().enumerate().skip(first) {
             let adjacent = index == first || mappings[index - 1].range.1 == mapping.range.0;
             size += mapping.size;
-            if !adjacent || !mapping.file.is_empty() || size > kib {
+            if !adjacent || mapping.file != mappings[first].file || size > kib {
                 return None;
             }
             if size == kib {
@@ -206,10 +209,10 @@ fn process_cpu(pid: u32) -> io::Result<u64> {
 
 /// A raised scheduling policy of the calling thread; children do not inherit it.
 #[derive(Debug)]
-pub(super) struct Priority(());
+pub(crate) struct Priority(());
 
 impl Priority {
-    pub(super) fn raise() -> Self {
+    pub(crate) fn raise() -> Self {
         let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
         let parameter = libc::sched_param { sched_priority: 1 };
         // SAFETY: a valid pointer; the call changes how this thread is scheduled. Without the

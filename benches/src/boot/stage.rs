@@ -11,23 +11,23 @@ const MEMORY: &str = "/dev/shm";
 
 /// The folder; it goes when dropped.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(crate) struct Stage {
     path: PathBuf,
 }
 
 impl Stage {
-    pub(super) fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let path = Path::new(MEMORY).join(format!("podvisor-bench-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
         Ok(Self { path })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Copies a file, with its permissions; gives its new path.
-    pub(super) fn copy(&self, file: &Path) -> Result<PathBuf> {
+    pub(crate) fn copy(&self, file: &Path) -> Result<PathBuf> {
         let name = file
             .file_name()
             .with_context(|| format!("{} is no file", file.display()))?;
@@ -37,7 +37,7 @@ impl Stage {
     }
 
     /// Writes a file; gives its path.
-    pub(super) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))?;
         Ok(path)
@@ -45,7 +45,7 @@ impl Stage {
 
     /// Copies the shared libraries of `program` to a folder for `LD_LIBRARY_PATH`; none when
     /// it has none.
-    pub(super) fn copy_libraries(&self, program: &Path) -> Result<Option<PathBuf>> {
+    pub(crate) fn copy_libraries(&self, program: &Path) -> Result<Option<PathBuf>> {
         let output = Command::new("ldd")
             .arg(program)
             .output()
