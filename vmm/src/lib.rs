@@ -66,7 +66,8 @@
 //! may (disks, shared directories). They block every signal but those of the C library. vCPUs are
 //! woken by SIGURG, which is sent to their threads only and never delivered; the
 //! library installs no signal handler, never prints, never exits and does not panic at what a
-//! guest does. Guest memory is anonymous memory of the process, taken as the guest touches it.
+//! guest does. Guest memory is anonymous memory of the process, or a snapshot's file mapped
+//! privately, taken as the guest touches or writes it.
 //! Each of these threads is confined by seccomp to the system calls that its kind needs
 //! ([`VmBuilder::seccomp`]).
 //! Logs are `tracing` events; those that a guest can provoke are rate-limited.

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::vm::{Action, Exit, PoisonCause, State, VmError};
+use crate::vm::{Action, Exit, PoisonCause, Seccomp, State, VmError};
 
 #[test]
 fn a_guest_that_spins_is_paused_and_resumed_three_hundred_times() {
@@ -152,4 +152,29 @@ fn what_the_guest_writes_to_its_serial_port_reaches_the_writer() {
         guest.output(0x3f8, *byte);
     }
     assert_eq!(*kept.0.lock().unwrap(), b"hello");
+}
+
+/// A writer that tries to open a file for each byte.
+#[derive(Clone, Default)]
+struct Opens(Arc<Mutex<Vec<bool>>>);
+impl Write for Opens {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let opened = File::open("/dev/null").is_ok();
+        self.0.lock().unwrap().push(opened);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn threads_of_a_vm_open_no_files_unless_its_owner_wants_them_to() {
+    for (seccomp, expected) in [(Seccomp::On, false), (Seccomp::Off, true)] {
+        let opens = Opens::default();
+        let writer = opens.clone();
+        let guest = Guest::start(move |vm| vm.serial(writer).seccomp(seccomp));
+        guest.output(0x3f8, b'x');
+        assert_eq!(*opens.0.lock().unwrap(), [expected], "{seccomp:?}");
+    }
 }
