@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vm_memory::VolatileSlice;
 
@@ -35,11 +35,40 @@ pub(super) struct Counters {
     discard_bytes: Count,
     zeroed_bytes: Count,
     errors: Count,
+    latency: Latency,
+}
+
+/// How many requests took how long, from the ring and back to it: the first whose limit in
+/// microseconds was not reached counts.
+#[derive(Debug, Default)]
+struct Latency([Count; LATENCIES.len()]);
+
+const LATENCIES: [(u64, &str); 8] = [
+    (16, "under_16us"),
+    (64, "under_64us"),
+    (256, "under_256us"),
+    (1 << 10, "under_1ms"),
+    (4 << 10, "under_4ms"),
+    (16 << 10, "under_16ms"),
+    (64 << 10, "under_65ms"),
+    (u64::MAX, "65ms_or_more"),
+];
+
+impl Latency {
+    fn add(&self, taken: Duration) {
+        let micros = u64::try_from(taken.as_micros()).unwrap_or(u64::MAX - 1);
+        let places = LATENCIES.iter().zip(&self.0);
+        let place = places.clone().find(|((limit, _), _)| micros < *limit);
+        if let Some((_, count)) = place.or(places.last()) {
+            count.one();
+        }
+    }
 }
 
 impl ReadCounters for Counters {
     fn read(&self) -> Vec<Counter> {
-        vec![
+        let latencies = LATENCIES.iter().zip(&self.latency.0);
+        let mut all = vec![
             self.reads.named("reads"),
             self.read_bytes.named("read_bytes"),
             self.writes.named("writes"),
@@ -49,7 +78,9 @@ impl ReadCounters for Counters {
             self.discard_bytes.named("discard_bytes"),
             self.zeroed_bytes.named("zeroed_bytes"),
             self.errors.named("errors"),
-        ]
+        ];
+        all.extend(latencies.map(|((_, name), count)| count.named(name)));
+        all
     }
 }
 
@@ -60,6 +91,7 @@ struct Flight {
     queue: u16,
     chain: Chain,
     request: Request,
+    since: Instant,
     /// Bytes that are transferred.
     done: usize,
     /// Bytes that the disk works on now.
@@ -144,6 +176,7 @@ impl Engine {
                 queue: queue.index(),
                 chain,
                 request,
+                since: Instant::now(),
                 done: 0,
                 piece: 0,
             },
@@ -260,6 +293,7 @@ impl Engine {
 
     fn finish(&mut self, queue: &mut Queue, flight: Flight, status: Status) -> Result<(), Fault> {
         let counters = &self.counters;
+        counters.latency.add(flight.since.elapsed());
         let mut written = 0usize;
         if status == Status::Ok {
             match flight.request {
@@ -380,6 +414,17 @@ fn recycle<A, B>(mut list: Vec<A>) -> Vec<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_request_counts_in_one_class_of_latency() {
+        let counters = Counters::default();
+        for micros in [0, 15, 16, 255, 256, 1023, 65_535, 65_536, u64::MAX] {
+            counters.latency.add(Duration::from_micros(micros));
+        }
+        counters.latency.add(Duration::MAX);
+        let values: Vec<_> = counters.read().iter().map(|c| c.value).collect();
+        assert_eq!(values[values.len() - 8..], [2, 1, 1, 2, 0, 0, 1, 3]);
+    }
 
     #[test]
     fn a_recycled_list_keeps_its_allocation() {
