@@ -23,8 +23,8 @@ enum Step {
     },
 }
 
-/// Runs the driver's program `data`; its first byte says whether the disk is read-only, and who
-/// carries requests out.
+/// Runs the driver's program `data`; its first byte says whether the disk is read-only, who
+/// carries requests out, and how many queues there are.
 ///
 /// # Panics
 /// When the device misbehaves, or without a temporary file.
@@ -44,7 +44,7 @@ pub fn run(data: &[u8]) {
         IoEngine::Uring
     };
     let disk = open_disk(file, engine).expect("a regular file");
-    let mut device = BlockDevice::new(disk);
+    let mut device = BlockDevice::new(disk).queues(if mode & 4 == 0 { 1 } else { 3 });
     let read_only = mode & 1 != 0;
     if read_only {
         device = device.read_only();
