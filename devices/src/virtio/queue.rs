@@ -534,6 +534,29 @@ impl Queue {
             .map_err(QueueFault::Ring)
     }
 
+    /// Asks the driver to notify of the next chain that it makes available, although there are some
+    /// that were not taken. Returns how many there are then.
+    ///
+    /// # Errors
+    /// When the ring cannot be accessed.
+    pub fn enable_kicks_for_more(&mut self) -> Result<u16, QueueFault> {
+        self.enable_kicks()?;
+        if self.ring.event_idx_enabled() {
+            // `avail_event` (§2.7.10) names the chain that is taken next, which is there already:
+            // the driver would not notify of a later one. It lies behind the used ring's elements.
+            let index = self.ring.next_avail().wrapping_add(self.available()?);
+            let offset = u64::from(self.ring.size())
+                .saturating_mul(8)
+                .saturating_add(4);
+            let at = GuestAddress(self.ring.used_ring().saturating_add(offset));
+            self.mem
+                .store(index.to_le(), at, Ordering::SeqCst)
+                .map_err(QueueFault::UsedRing)?;
+            std::sync::atomic::fence(Ordering::SeqCst);
+        }
+        self.available()
+    }
+
     /// Asks the driver to notify again. `true` when more chains became available meanwhile,
     /// for which no notification will come.
     ///

@@ -389,3 +389,20 @@ fn a_queue_goes_on_from_its_saved_state() {
     driver.take_used().unwrap();
     assert_eq!(driver.take_used().unwrap().id, u32::from(head));
 }
+
+#[test]
+fn a_driver_is_asked_to_notify_of_what_comes_behind_chains_that_were_not_taken() {
+    let mem = memory(1 << 20);
+    let mut driver = DriverQueue::new(&mem, 0x10000, 16);
+    let mut resources = queue_resources(&mem, Arc::new(CountingInterrupt::default()));
+    resources.event_idx = true;
+    let mut queue = Queue::new(0, 16, &driver.config(), resources).unwrap();
+    for _ in 0..3 {
+        driver.add(&[], &[(0x8000, 8)]);
+    }
+    assert_eq!(queue.enable_kicks_for_more().unwrap(), 3);
+    let avail_event = GuestAddress(driver.config().used_ring + 4 + 8 * 16);
+    assert_eq!(mem.read_obj::<u16>(avail_event).unwrap(), 3);
+    driver.add(&[], &[(0x8000, 8)]);
+    assert_eq!(queue.available().unwrap(), 4);
+}

@@ -214,8 +214,7 @@ impl VsockDevice {
         }
         if let Reset::Told { others } = self.reset {
             // Asked for a notification first: one that comes in between is not lost.
-            event.enable_kicks()?;
-            if event.available()? <= others {
+            if event.enable_kicks_for_more()? <= others {
                 return Ok(false);
             }
             self.reset = Reset::Known;
