@@ -29,7 +29,7 @@ use report::Report;
 
 /// What a guest boots with unless said: every message of level "error" and worse would show.
 const COMMAND_LINE: &str =
-    "console=ttyS0 quiet panic=-1 reboot=k pci=off noreplace-smp spec_rstack_overflow=off";
+    "console=ttyS0 quiet panic=-1 reboot=k pci=off noreplace-smp rcupdate.rcu_expedited=1";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
