@@ -43,10 +43,6 @@ pub(crate) const BUILD: &[Package] = &[
     package("gcc", "links programs"),
     package("libc6-dev", "links programs, and the agent statically"),
     package(
-        "libseccomp-dev",
-        "seccomp filters of containers, in the agent",
-    ),
-    package(
         "protobuf-compiler",
         "compiles the messages of the Container Runtime Interface",
     ),
@@ -57,6 +53,7 @@ pub(crate) const TEST: &[Package] = &[
     package("busybox-static", "images of tests"),
     package("containernetworking-plugins", "networks of pods"),
     package("docker-registry", "a real registry to pull from"),
+    package("libseccomp-dev", "what seccomp filters are compared with"),
     package(
         "erofs-utils",
         "checks the EROFS images that podvisor writes",

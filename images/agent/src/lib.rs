@@ -19,6 +19,7 @@ pub mod init;
 pub mod launcher;
 mod log;
 pub mod network;
+pub mod seccomp;
 pub mod server;
 pub mod service;
 pub mod stdio;

@@ -10,6 +10,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::container::devices::Instruction;
+use crate::seccomp;
 
 /// Sends `signal` (1 to 64, so real-time signals too) to the process behind `pidfd`.
 ///
@@ -44,6 +45,43 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
     // SAFETY: the value owns its descriptor, which stays the same and open until it is dropped.
     let watched = unsafe { AsyncFd::register_with_interest(fd, interest) };
     watched.map_err(Into::into)
+}
+
+/// `struct sock_fprog`.
+#[repr(C)]
+struct SeccompProgram {
+    len: libc::c_ushort,
+    filter: *const seccomp::Instruction,
+}
+
+/// Submits the calling thread to a filter of system calls; the kernel checks the filter first.
+///
+/// # Errors
+///
+/// `EINVAL` for a filter that the kernel does not take, `EACCES` without `CAP_SYS_ADMIN` and `no_new_privs`.
+pub(crate) fn install_seccomp_filter(
+    flags: u32,
+    filter: &[seccomp::Instruction],
+) -> io::Result<()> {
+    let program = SeccompProgram {
+        len: libc::c_ushort::try_from(filter.len()).unwrap_or(libc::c_ushort::MAX),
+        filter: filter.as_ptr(),
+    };
+    // SAFETY: `program` and the `len` instructions behind it live until the call returns, which
+    // copies them; `seccomp::Instruction` has the layout of `struct sock_filter`.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
+            &raw const program,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Becomes another program; returns only to say why not.

@@ -98,7 +98,10 @@ impl ContainerError {
         match self {
             Self::Id(_)
             | Self::Spec(
-                SpecError::TooLarge { .. } | SpecError::Malformed { .. } | SpecError::Refused(_),
+                SpecError::TooLarge { .. }
+                | SpecError::Malformed { .. }
+                | SpecError::Refused(_)
+                | SpecError::Seccomp(_),
             )
             | Self::User(UserError::Malformed(_))
             | Self::Rootfs(RootfsError::Disk(DiskError::InvalidSerial(_)))

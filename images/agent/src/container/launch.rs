@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use super::process::{Process, resize};
 use crate::init::reaper::{Reaper, ended};
-use crate::launcher::{self, Failure, Kind, Order, Report};
+use crate::launcher::{self, Confinement, Failure, Kind, Order, Report};
 use crate::stdio::fd::Endpoint;
 use crate::stdio::relay;
 use crate::stdio::{Claim, Hub, StreamInUse};
@@ -157,6 +157,8 @@ pub struct Launcher<'a> {
     pub state: PathBuf,
     /// Where a console socket may be made; short enough for a socket's name.
     pub folder: PathBuf,
+    /// What libcontainer is not told of, for a process with a seccomp filter.
+    pub confinement: Option<Confinement>,
 }
 
 impl Launcher<'_> {
@@ -256,6 +258,7 @@ impl Launcher<'_> {
             state: self.state.clone(),
             console,
             report_fd: child_reports.as_raw_fd(),
+            confinement: self.confinement.clone(),
             kind,
         };
         let order = serde_json::to_string(&order)

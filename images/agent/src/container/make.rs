@@ -15,7 +15,7 @@ use super::rootfs::Rootfs;
 use super::spec::{self, EtcFile};
 use super::user::Databases;
 use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, rootfs};
-use crate::launcher::Kind;
+use crate::launcher::{Confinement, Kind};
 
 impl Containers {
     /// Makes a container; what there was of one that could not be made is gone.
@@ -84,10 +84,13 @@ impl Containers {
                 },
             ],
         )?;
+        let filter = spec::store_filter(spec::take_filter(&mut spec)?, &folder.path)?;
+        let mut confinement = None;
         if let Some(process) = spec.process_mut() {
             let home = |uid| databases.home_of(uid);
             spec::complete_process(process, user, home, streams.is_terminal());
             rootfs.make_dir(process.cwd())?;
+            confinement = filter.map(|filter| Confinement::take(process, filter));
         }
         let process = spec.process().as_ref();
         let user = process.map_or_else(User::default, |process| process.user().clone());
@@ -99,6 +102,7 @@ impl Containers {
             name: &name,
             state: base.join("state"),
             folder: folder.path.clone(),
+            confinement,
         };
         let made = async {
             // The group is there before libcontainer, so that no process is ever in it
@@ -183,6 +187,8 @@ impl Containers {
                 .path
                 .join(format!("exec-{}", request.exec_id)),
         )?;
+        let confinement = spec::stored_filter(&container.folder.path)
+            .map(|filter| Confinement::take(&mut process, filter));
         let path = spec::store(&process, folder.path.join("process.json"))?;
         let launcher = Launcher {
             reaper: &self.shared.reaper,
@@ -191,11 +197,9 @@ impl Containers {
             state: self.shared.base.join("state"),
             // Not the exec's own folder, whose name can be too long for a socket.
             folder: container.folder.path.clone(),
+            confinement,
         };
-        let kind = Kind::Exec {
-            process: path,
-            bundle: container.folder.path.clone(),
-        };
+        let kind = Kind::Exec { process: path };
         Ok(launcher.make(kind, streams).await?)
     }
 }

@@ -3,16 +3,14 @@
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use oci_spec::runtime::{
-    LinuxNamespace, LinuxNamespaceType, LinuxSeccomp, LinuxSeccompArgBuilder, LinuxSeccompOperator,
-    Mount, Process, RootBuilder, Spec,
-};
+use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec};
 use podvisor_agent_protocol::limits;
 
 use super::cgroup::Cgroup;
 use super::user::User;
 use super::{disk, pidns};
 use crate::guest::shares::is_below_share;
+use crate::seccomp::{self, Filter, ProfileError};
 
 /// The guest's own, for containers that share it.
 const GUEST_SHM: &str = "/dev/shm";
@@ -41,6 +39,9 @@ pub enum SpecError {
     /// It breaks a rule of the agent.
     #[error("OCI runtime specification: {0}")]
     Refused(&'static str),
+    /// Its seccomp profile cannot be a filter.
+    #[error(transparent)]
+    Seccomp(#[from] ProfileError),
     /// It cannot be stored for libcontainer.
     #[error("cannot write {path}")]
     Write {
@@ -260,9 +261,6 @@ pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
             .ok(),
     );
     if let Some(linux) = spec.linux_mut() {
-        if let Some(seccomp) = linux.seccomp_mut() {
-            order_masks(seccomp);
-        }
         linux.set_cgroups_path(Some(cgroup.spec_path().to_owned()));
         let namespaces = linux.namespaces_mut().get_or_insert_default();
         if !namespaces
@@ -276,26 +274,44 @@ pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
     }
 }
 
-/// `SCMP_CMP_MASKED_EQ` has the mask in `value` and what must be left of the argument under it in `valueTwo`
-/// (seccomp_rule_add(3), and every other runtime); libcontainer 0.7 reads them the other way round.
-fn order_masks(seccomp: &mut LinuxSeccomp) {
-    let mut rules = seccomp.syscalls().clone();
-    for rule in rules.iter_mut().flatten() {
-        let mut arguments = rule.args().clone();
-        for argument in arguments.iter_mut().flatten() {
-            if argument.op() == LinuxSeccompOperator::ScmpCmpMaskedEq {
-                let swapped = LinuxSeccompArgBuilder::default()
-                    .index(argument.index())
-                    .value(argument.value_two().unwrap_or(0))
-                    .value_two(argument.value())
-                    .op(argument.op());
-                // Building from these four fields does not fail.
-                *argument = swapped.build().unwrap_or(*argument);
-            }
-        }
-        rule.set_args(arguments);
+/// Takes the seccomp profile out of the specification, as the filter to install: libcontainer leaves
+/// further processes without one, and compiles at each start.
+///
+/// # Errors
+///
+/// [`SpecError::Seccomp`].
+pub fn take_filter(spec: &mut Spec) -> Result<Option<Filter>, SpecError> {
+    let Some(linux) = spec.linux_mut() else {
+        return Ok(None);
+    };
+    let profile = linux.seccomp().clone();
+    linux.set_seccomp(None);
+    Ok(profile.as_ref().map(seccomp::compile).transpose()?)
+}
+
+/// File of a container's filter, in its folder.
+const FILTER: &str = "seccomp";
+
+/// Stores a container's filter where its processes are started from.
+///
+/// # Errors
+///
+/// [`SpecError::Write`].
+pub fn store_filter(filter: Option<Filter>, folder: &Path) -> Result<Option<PathBuf>, SpecError> {
+    let Some(filter) = filter else {
+        return Ok(None);
+    };
+    let path = folder.join(FILTER);
+    match filter.store(&path) {
+        Ok(()) => Ok(Some(path)),
+        Err(source) => Err(SpecError::Write { path, source }),
     }
-    seccomp.set_syscalls(rules);
+}
+
+/// The filter of the container with this folder, if it has one.
+#[must_use]
+pub fn stored_filter(folder: &Path) -> Option<PathBuf> {
+    Some(folder.join(FILTER)).filter(|path| path.exists())
 }
 
 /// Fills in user, home and terminal of a process.
@@ -340,11 +356,6 @@ pub fn complete_process(
         env.push("TERM=xterm".to_owned());
     }
     process.set_terminal(Some(terminal));
-    // libcontainer takes `false` for a wish to install seccomp filters late, when the right
-    // to install them is gone; leaving it out means the same without that.
-    if process.no_new_privileges() == Some(false) {
-        process.set_no_new_privileges(None);
-    }
 }
 
 /// Writes the files to `folder` and mounts them over the image's, unless the specification
@@ -451,26 +462,6 @@ mod tests {
     }
 
     #[test]
-    fn masks_of_a_seccomp_profile_are_put_as_libcontainer_reads_them() {
-        let mut value = spec();
-        value["linux"]["seccomp"] = json!({
-            "defaultAction": "SCMP_ACT_ERRNO",
-            "syscalls": [{"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [
-                {"index": 0, "value": 0x7e02_0000, "op": "SCMP_CMP_MASKED_EQ"},
-                {"index": 1, "value": 1, "valueTwo": 2, "op": "SCMP_CMP_EQ"},
-            ]}],
-        });
-        let mut spec = parsed(&value).unwrap();
-        place(&mut spec, Path::new("/r"), false, &Cgroup::new("c1"));
-        let spec = serde_json::to_value(&spec).unwrap();
-        let arguments = &spec["linux"]["seccomp"]["syscalls"][0]["args"];
-        assert_eq!(arguments[0]["value"], 0);
-        assert_eq!(arguments[0]["valueTwo"], 0x7e02_0000);
-        assert_eq!(arguments[1]["value"], 1);
-        assert_eq!(arguments[1]["valueTwo"], 2);
-    }
-
-    #[test]
     fn what_the_agent_does_not_do_is_refused() {
         let broken: [(&str, serde_json::Value); 7] = [
             ("/hooks", json!({"createRuntime": [{"path": "/bin/true"}]})),
@@ -533,7 +524,6 @@ mod tests {
             ["HOME=/var/www".to_owned(), "TERM=xterm".to_owned()]
         );
         assert_eq!(process.terminal(), Some(true));
-        assert_eq!(process.no_new_privileges(), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use oci_spec::runtime::{Process, Spec};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 
-use super::confinement::Confinement;
+use super::confinement::LoadedConfinement;
 use super::{Failure, Report};
 
 /// Where commands are looked for when the process has no PATH, as execvp(3) has it for us.
@@ -26,7 +26,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 #[derive(Debug, Clone)]
 pub(super) struct Command {
     report: Arc<File>,
-    confinement: Option<Confinement>,
+    confinement: Option<LoadedConfinement>,
 }
 
 /// Why a command cannot be run.
@@ -37,7 +37,7 @@ enum Unusable {
 }
 
 impl Command {
-    pub(super) fn new(report: Arc<File>, confinement: Option<Confinement>) -> Self {
+    pub(super) fn new(report: Arc<File>, confinement: Option<LoadedConfinement>) -> Self {
         Self {
             report,
             confinement,

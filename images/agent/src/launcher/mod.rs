@@ -26,7 +26,7 @@ use podvisor_agent_protocol::limits;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use confinement::Confinement;
+pub use confinement::Confinement;
 use executor::Command;
 
 /// First argument of a launcher's command line; the second is an [`Order`] as JSON.
@@ -46,6 +46,8 @@ pub struct Order {
     pub console: Option<PathBuf>,
     /// The inherited descriptor of the report pipe.
     pub report_fd: i32,
+    /// What libcontainer is not told of, for a process with a seccomp filter.
+    pub confinement: Option<Confinement>,
     /// Which process.
     pub kind: Kind,
 }
@@ -62,8 +64,6 @@ pub enum Kind {
     Exec {
         /// File that holds the process object.
         process: PathBuf,
-        /// Holds the container's config.json.
-        bundle: PathBuf,
     },
 }
 
@@ -130,7 +130,7 @@ pub fn main(order: Option<String>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match make(&order, &pipe) {
+    match make(order, &pipe) {
         Ok(pid) => {
             Report::Made { pid }.send(&pipe);
             ExitCode::SUCCESS
@@ -149,12 +149,9 @@ const OPEN_FILES: Rlimit = Rlimit {
     maximum: Some(524_288),
 };
 
-fn make(order: &Order, pipe: &Arc<File>) -> anyhow::Result<i32> {
+fn make(order: Order, pipe: &Arc<File>) -> anyhow::Result<i32> {
     setrlimit(Resource::Nofile, OPEN_FILES).context("cannot limit open files")?;
-    let confinement = match &order.kind {
-        Kind::Create { .. } => None,
-        Kind::Exec { process, bundle } => Confinement::take(bundle, process)?,
-    };
+    let confinement = order.confinement.map(Confinement::load).transpose()?;
     let builder = ContainerBuilder::new(order.name.clone(), SyscallType::default())
         .with_executor(Command::new(pipe.clone(), confinement))
         .with_console_socket(order.console.clone())

@@ -1,0 +1,238 @@
+//! Seccomp profiles of the OCI runtime specification, compiled to the filters that the kernel runs.
+//!
+//! [`compile`] turns a profile into a classic BPF [`Filter`] (seccomp(2)): one binary search over
+//! the system calls' numbers for each architecture, and the conditions on arguments behind the
+//! numbers that have some ([`calls`] resolves names, [`program`] knows instructions). [`Filter`]
+//! is stored beside the container's specification and installed by the launcher, for the
+//! container's first process and for all that follow.
+//!
+//! libseccomp needs a multiple of the time for the same, in which a guest could have started the
+//! container; tests hold the two against each other.
+//!
+//! # What a profile means
+//!
+//! A rule without conditions decides its system calls, whatever conditions others of them have. Of
+//! the rules with conditions the first that holds decides, and all of a rule's conditions must hold.
+//! Names that an architecture does not have are skipped. A call of an architecture that the profile
+//! does not name kills the thread.
+
+mod calls;
+mod filter;
+mod program;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use oci_spec::runtime::{
+    Arch, LinuxSeccomp, LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompFilterFlag, LinuxSyscall,
+};
+
+use calls::{Architecture, Multiplexed};
+pub use filter::Filter;
+pub(crate) use program::Instruction;
+use program::{Condition, Leaf, Rule};
+
+/// A profile that cannot be a filter.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// There is nobody in the guest who could be notified.
+    #[error("seccomp profile: SCMP_ACT_NOTIFY has nobody to notify in a guest")]
+    Notify,
+    /// An architecture that is not the guest's.
+    #[error("seccomp profile: architecture {0} is not the guest's (x86_64, x86, x32)")]
+    Architecture(Arch),
+    /// A condition on an argument that no system call has.
+    #[error("seccomp profile: system calls have arguments 0 to 5, not {0}")]
+    Argument(usize),
+    /// An error code beyond what a filter can return.
+    #[error("seccomp profile: error {0} is above 4095")]
+    Errno(u32),
+    /// More than the kernel takes.
+    #[error(
+        "seccomp profile: its filter has {0} instructions, the kernel takes {MAX_INSTRUCTIONS}: \
+         name fewer system calls with conditions"
+    )]
+    TooLarge(usize),
+}
+
+/// `BPF_MAXINSNS` of the kernel.
+const MAX_INSTRUCTIONS: usize = 4096;
+
+/// The largest error code that the kernel takes (`MAX_ERRNO`).
+const MAX_ERRNO: u32 = 4095;
+
+const EPERM: u32 = libc::EPERM.cast_unsigned();
+const ENOSYS: u32 = libc::ENOSYS.cast_unsigned();
+
+/// Compiles a profile.
+///
+/// # Errors
+///
+/// [`ProfileError`].
+pub fn compile(profile: &LinuxSeccomp) -> Result<Filter, ProfileError> {
+    let default = action(profile.default_action(), profile.default_errno_ret())?;
+    let named = |arch| profile.architectures().iter().flatten().any(|&a| a == arch);
+    let foreign = profile.architectures().iter().flatten().find(|arch| {
+        !matches!(
+            arch,
+            Arch::ScmpArchNative | Arch::ScmpArchX86_64 | Arch::ScmpArchX86 | Arch::ScmpArchX32
+        )
+    });
+    if let Some(&foreign) = foreign {
+        return Err(ProfileError::Architecture(foreign));
+    }
+    let mut architectures = vec![Architecture::X86_64];
+    if named(Arch::ScmpArchX86) {
+        architectures.push(Architecture::X86);
+    }
+    // The guest's kernel has no calls of x32: a program that may try them learns just that.
+    let x32 = if named(Arch::ScmpArchX32) {
+        program::errno(ENOSYS)
+    } else {
+        program::KILL_THREAD
+    };
+
+    let rules = profile
+        .syscalls()
+        .iter()
+        .flatten()
+        .map(ParsedRule::new)
+        .collect::<Result<Vec<_>, _>>()?;
+    let tables = architectures
+        .into_iter()
+        .map(|architecture| (architecture, leaves(architecture, &rules, default)))
+        .collect::<Vec<_>>();
+    let instructions = program::assemble(&tables, default, x32);
+    if instructions.len() > MAX_INSTRUCTIONS {
+        return Err(ProfileError::TooLarge(instructions.len()));
+    }
+    let has = |flag| profile.flags().iter().flatten().any(|&f| f == flag);
+    Ok(Filter {
+        log: has(LinuxSeccompFilterFlag::SeccompFilterFlagLog),
+        spec_allow: has(LinuxSeccompFilterFlag::SeccompFilterFlagSpecAllow),
+        instructions,
+    })
+}
+
+/// What a filter returns for an action of a profile.
+fn action(action: LinuxSeccompAction, errno: Option<u32>) -> Result<u32, ProfileError> {
+    let errno = errno.unwrap_or(EPERM);
+    let checked = || {
+        if errno <= MAX_ERRNO {
+            Ok(errno)
+        } else {
+            Err(ProfileError::Errno(errno))
+        }
+    };
+    Ok(match action {
+        LinuxSeccompAction::ScmpActKill | LinuxSeccompAction::ScmpActKillThread => {
+            program::KILL_THREAD
+        }
+        LinuxSeccompAction::ScmpActKillProcess => program::KILL_PROCESS,
+        LinuxSeccompAction::ScmpActTrap => program::TRAP,
+        LinuxSeccompAction::ScmpActErrno => program::errno(checked()?),
+        LinuxSeccompAction::ScmpActTrace => program::trace(checked()?),
+        LinuxSeccompAction::ScmpActLog => program::LOG,
+        LinuxSeccompAction::ScmpActAllow => program::ALLOW,
+        LinuxSeccompAction::ScmpActNotify => return Err(ProfileError::Notify),
+    })
+}
+
+/// A rule of a profile with its conditions checked.
+struct ParsedRule<'a> {
+    names: &'a [String],
+    action: u32,
+    /// One of these must hold; without any the rule holds always.
+    alternatives: Vec<Vec<Condition>>,
+}
+
+impl<'a> ParsedRule<'a> {
+    fn new(rule: &'a LinuxSyscall) -> Result<Self, ProfileError> {
+        let conditions = rule
+            .args()
+            .iter()
+            .flatten()
+            .map(condition)
+            .collect::<Result<Vec<_>, _>>()?;
+        let twice = |(i, condition): (usize, &Condition)| {
+            conditions
+                .iter()
+                .take(i)
+                .any(|earlier| earlier.argument == condition.argument)
+        };
+        // As in every other runtime: several conditions on one argument are alternatives.
+        let alternatives = if conditions.iter().enumerate().any(twice) {
+            conditions
+                .iter()
+                .map(|&condition| vec![condition])
+                .collect()
+        } else if conditions.is_empty() {
+            Vec::new()
+        } else {
+            vec![conditions]
+        };
+        Ok(Self {
+            names: rule.names(),
+            action: action(rule.action(), rule.errno_ret())?,
+            alternatives,
+        })
+    }
+}
+
+fn condition(arg: &LinuxSeccompArg) -> Result<Condition, ProfileError> {
+    let argument = u8::try_from(arg.index())
+        .ok()
+        .filter(|&index| index < 6)
+        .ok_or(ProfileError::Argument(arg.index()))?;
+    Ok(Condition {
+        argument,
+        operator: arg.op(),
+        value: arg.value(),
+        value_two: arg.value_two().unwrap_or(0),
+    })
+}
+
+/// What is decided for the numbers of one architecture; others get the default.
+fn leaves(
+    architecture: Architecture,
+    rules: &[ParsedRule<'_>],
+    default: u32,
+) -> BTreeMap<u32, Leaf> {
+    let mut leaves = BTreeMap::new();
+    // A rule that says what happens anyway is none, as in libseccomp.
+    for rule in rules.iter().filter(|rule| rule.action != default) {
+        for name in rule.names {
+            if let Some(number) = architecture.number(name) {
+                add(&mut leaves, number, rule.action, &rule.alternatives);
+            }
+            // Arguments of a multiplexed call are in memory, out of a filter's sight.
+            if let (Some(Multiplexed { call, function }), true) =
+                (architecture.multiplexed(name), rule.alternatives.is_empty())
+            {
+                add(&mut leaves, call, rule.action, &[vec![function]]);
+            }
+        }
+    }
+    leaves
+}
+
+fn add(
+    leaves: &mut BTreeMap<u32, Leaf>,
+    number: u32,
+    action: u32,
+    alternatives: &[Vec<Condition>],
+) {
+    let leaf = leaves
+        .entry(number)
+        .or_insert_with(|| Leaf::Rules(Vec::new()));
+    match leaf {
+        Leaf::Always(_) => {}
+        Leaf::Rules(_) if alternatives.is_empty() => *leaf = Leaf::Always(action),
+        Leaf::Rules(rules) => rules.extend(alternatives.iter().map(|conditions| Rule {
+            conditions: conditions.clone(),
+            action,
+        })),
+    }
+}
