@@ -2,7 +2,7 @@
 //!
 //! [`compile`] turns a profile into a classic BPF [`Filter`] (seccomp(2)): one binary search over
 //! the system calls' numbers for each architecture, and the conditions on arguments behind the
-//! numbers that have some ([`calls`] resolves names, [`program`] knows instructions). [`Filter`]
+//! numbers that have some (`calls` resolves names, `program` knows instructions). [`Filter`]
 //! is stored beside the container's specification and installed by the launcher, for the
 //! container's first process and for all that follow.
 //!
