@@ -111,11 +111,9 @@ fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link() {
     }
     let counters = card.counters();
     let count = |name| counters.iter().find(|c| c.name == name).unwrap().value;
-    for (frames, size) in [("rx_frames", "rx_bytes"), ("tx_frames", "tx_bytes")] {
+    for (size, segmented) in [("rx_bytes", "rx_segmented"), ("tx_bytes", "tx_segmented")] {
         assert!(count(size) > LEN as u64, "{counters:?}");
-        // Acknowledgements are counted too: on average longer than any frame without offloads, which
-        // is the MTU and an Ethernet header.
-        assert!(count(size) / count(frames) > 1400 + 14, "{counters:?}");
+        assert!(count(segmented) > 0, "{counters:?}");
     }
     for none in ["rx_dropped", "rx_errors", "tx_malformed", "tx_errors"] {
         assert_eq!(count(none), 0, "{counters:?}");

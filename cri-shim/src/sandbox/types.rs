@@ -97,7 +97,7 @@ pub struct CreateContainer {
     pub image: OwnedFd,
     /// The image's digest, `sha256:HEX` or `HEX`: containers of one digest share a disk.
     pub image_digest: String,
-    /// Images that the specification mounts, each with [`image_source`](super::image_source) as
+    /// Images that the specification mounts, each with its `image_source` as
     /// the mount's source.
     pub volumes: Vec<ImageVolume>,
     /// Writes to the root filesystem are refused.

@@ -61,6 +61,11 @@ impl Header {
         }
     }
 
+    /// Whether the frame is to be cut into segments by whoever has to.
+    pub(super) fn is_segmented(self) -> bool {
+        self.gso_type != GSO_NONE
+    }
+
     pub(super) fn encode(self) -> [u8; HEADER_LEN] {
         let [h0, h1] = self.hdr_len.to_le_bytes();
         let [g0, g1] = self.gso_size.to_le_bytes();

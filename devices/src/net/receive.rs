@@ -292,6 +292,9 @@ impl Receiver {
         self.queue.complete_all(used)?;
         counters.rx_frames.one();
         counters.rx_bytes.add(len as u64);
+        if header.is_segmented() {
+            counters.rx_segmented.one();
+        }
         Ok(())
     }
 }

@@ -102,6 +102,9 @@ impl Transmitter {
             Ok(()) => {
                 counters.tx_frames.one();
                 counters.tx_bytes.add(len as u64);
+                if header.is_segmented() {
+                    counters.tx_segmented.one();
+                }
             }
             // Ethernet makes no promises: there is nowhere to keep it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => counters.tx_dropped.one(),
