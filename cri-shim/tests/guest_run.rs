@@ -146,7 +146,7 @@ fn guest_sees_the_flags() {
     let expected = [
         "2",
         "/srv",
-        "uid=1000(app) gid=50(staff)",
+        "uid=1000(app) gid=50(staff) groups=50(staff)",
         "web-1",
         "flag",
         "a b",
