@@ -58,7 +58,8 @@ struct SeccompProgram {
 ///
 /// # Errors
 ///
-/// `EINVAL` for a filter that the kernel does not take, `EACCES` without `CAP_SYS_ADMIN` and `no_new_privs`.
+/// `EINVAL` for a filter that the kernel does not take, `EACCES` without `CAP_SYS_ADMIN` and
+/// `no_new_privs`.
 pub(crate) fn install_seccomp_filter(
     flags: u32,
     filter: &[seccomp::Instruction],

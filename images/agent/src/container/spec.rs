@@ -274,8 +274,8 @@ pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
     }
 }
 
-/// Takes the seccomp profile out of the specification, as the filter to install: libcontainer leaves
-/// further processes without one, and compiles at each start.
+/// Takes the seccomp profile out of the specification, as the filter to install: libcontainer
+/// leaves further processes without one, and compiles at each start.
 ///
 /// # Errors
 ///
@@ -289,7 +289,7 @@ pub fn take_filter(spec: &mut Spec) -> Result<Option<Filter>, SpecError> {
     Ok(profile.as_ref().map(seccomp::compile).transpose()?)
 }
 
-/// File of a container's filter, in its folder.
+/// File of a container's filter, in its directory.
 const FILTER: &str = "seccomp";
 
 /// Stores a container's filter where its processes are started from.
@@ -297,21 +297,24 @@ const FILTER: &str = "seccomp";
 /// # Errors
 ///
 /// [`SpecError::Write`].
-pub fn store_filter(filter: Option<Filter>, folder: &Path) -> Result<Option<PathBuf>, SpecError> {
+pub fn store_filter(
+    filter: Option<Filter>,
+    directory: &Path,
+) -> Result<Option<PathBuf>, SpecError> {
     let Some(filter) = filter else {
         return Ok(None);
     };
-    let path = folder.join(FILTER);
+    let path = directory.join(FILTER);
     match filter.store(&path) {
         Ok(()) => Ok(Some(path)),
         Err(source) => Err(SpecError::Write { path, source }),
     }
 }
 
-/// The filter of the container with this folder, if it has one.
+/// The filter of the container with this directory, if it has one.
 #[must_use]
-pub fn stored_filter(folder: &Path) -> Option<PathBuf> {
-    Some(folder.join(FILTER)).filter(|path| path.exists())
+pub fn stored_filter(directory: &Path) -> Option<PathBuf> {
+    Some(directory.join(FILTER)).filter(|path| path.exists())
 }
 
 /// Fills in user, home and terminal of a process.

@@ -1,8 +1,9 @@
 //! What a process submits to at last: the container's seccomp filter and the loss of capabilities.
 //!
-//! libcontainer 0.7 has filters for a container's own process alone, and takes capabilities away before
-//! it calls back, while without `no_new_privs` only a process with `CAP_SYS_ADMIN` may install a filter. So
-//! where there is a filter, both are left out of what libcontainer is told, and done here.
+//! libcontainer 0.7 has filters for a container's own process alone, and takes capabilities away
+//! before it calls back, while without `no_new_privs` only a process with `CAP_SYS_ADMIN` may
+//! install a filter. So where there is a filter, libcontainer is told of neither, and both are
+//! done here.
 
 use std::path::PathBuf;
 
@@ -56,7 +57,8 @@ pub(super) struct LoadedConfinement {
 }
 
 impl LoadedConfinement {
-    /// Submits this process. There is no way back, so it is called once, shortly before the command.
+    /// Submits this process. There is no way back, so it is called once, shortly before the
+    /// command.
     pub(super) fn apply(&self) -> anyhow::Result<()> {
         // As late as the right to install the filter allows: giving up capabilities takes calls that it may forbid.
         if self.no_new_privileges {

@@ -47,7 +47,8 @@ impl Architecture {
         }
     }
 
-    /// The other way to a call: C libraries of 32 bits made these through one number until Linux 4.3.
+    /// The other way to a call: C libraries of 32 bits made these through one number until
+    /// Linux 4.3.
     pub(super) fn multiplexed(self, name: &str) -> Option<Multiplexed> {
         if self == Self::X86_64 {
             return None;

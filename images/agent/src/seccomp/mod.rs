@@ -6,12 +6,11 @@
 //! is stored beside the container's specification and installed by the launcher, for the
 //! container's first process and for all that follow.
 //!
-//! libseccomp needs a multiple of the time for the same, in which a guest could have started the
-//! container; tests hold the two against each other.
+//! libseccomp takes a multiple of the time for the same; tests compare the filters of both.
 //!
 //! # What a profile means
 //!
-//! A rule without conditions decides its system calls, whatever conditions others of them have. Of
+//! A rule without conditions decides its system calls, whatever other rules say of them. Of
 //! the rules with conditions the first that holds decides, and all of a rule's conditions must hold.
 //! Names that an architecture does not have are skipped. A call of an architecture that the profile
 //! does not name kills the thread.

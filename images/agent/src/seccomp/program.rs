@@ -216,7 +216,7 @@ fn compare(architecture: Architecture, condition: &Condition, rest: usize) -> Ve
         ..
     } = *condition;
     let mut steps = Vec::new();
-    // The upper half decides, or leaves it to the lower one. Programs of 32 bits have no upper half.
+    // The upper half decides, or leaves it to the lower one. Programs of 32 bits have none.
     if architecture.is_64_bit() {
         let high_value = high(value);
         steps.push(Step::Load(offset + 4));
