@@ -4,7 +4,6 @@
 
 mod support;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -76,17 +75,6 @@ fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// Run folders of sandboxes.
-fn run_folders() -> BTreeSet<String> {
-    let base = match rustix::process::geteuid().is_root() {
-        true => "/run/podvisor".into(),
-        false => format!("{}/podvisor", std::env::var("XDG_RUNTIME_DIR").unwrap()),
-    };
-    let entries = fs::read_dir(base).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.filter(|name| name.starts_with("run-")).collect()
-}
-
 #[test]
 fn guest_exit_code_and_both_outputs_are_the_programs() {
     let turn = turn();
@@ -96,7 +84,6 @@ fn guest_exit_code_and_both_outputs_are_the_programs() {
         (ran.stdout.as_str(), ran.stderr.as_str()),
         ("to stdout\n", "to stderr\n")
     );
-    assert_eq!(run_folders(), BTreeSet::new());
 }
 
 #[test]
@@ -303,7 +290,6 @@ fn guest_that_ignores_every_wish_is_switched_off_at_the_third() {
     send(&child, Signal::INT);
     let ran = Ran::of(child);
     assert_eq!(ran.code, Some(130), "{ran:?}");
-    assert_eq!(run_folders(), BTreeSet::new());
 }
 
 #[test]
@@ -337,7 +323,6 @@ fn guest_program_learns_that_nobody_reads_its_output() {
     assert_eq!(line, "y\n");
     let ran = Ran::of(child);
     assert_eq!(ran.code, Some(141), "{ran:?}");
-    assert_eq!(run_folders(), BTreeSet::new());
 }
 
 #[test]
@@ -349,7 +334,6 @@ fn guest_command_that_cannot_run_has_the_shells_codes() {
     not_executable.refused(126, &["/etc/plain"]);
     let unknown = turn.run(&["-u", "nobody-here"], &["true"]);
     unknown.refused(125, &["nobody-here"]);
-    assert_eq!(run_folders(), BTreeSet::new());
 }
 
 #[test]
@@ -368,7 +352,6 @@ fn guest_kernel_that_panics_ends_the_run_at_once() {
             .unwrap(),
     );
     ran.refused(125, &["--console"]);
-    assert_eq!(run_folders(), BTreeSet::new());
 }
 
 /// The trailer that ends a cpio archive in the newc format.
@@ -398,25 +381,6 @@ fn guest_console_goes_to_a_file() {
     ran.printed("hi\n");
     let console = fs::read_to_string(&console).unwrap();
     assert!(console.contains("Linux version"), "{console}");
-}
-
-#[test]
-fn guest_folder_of_a_killed_podvisor_is_swept_by_the_next() {
-    let turn = turn();
-    let mut child = turn
-        .command(&[], &["sh", "-c", "echo ready; sleep 1000"])
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    assert_eq!(line, "ready\n");
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert_eq!(run_folders().len(), 1);
-    turn.run(&[], &["true"]).printed("");
-    assert_eq!(run_folders(), BTreeSet::new());
 }
 
 #[test]

@@ -324,41 +324,18 @@ async fn attachers(sandbox: &SandboxClient, pod: &Pod, image: &podvisor_images::
     sandbox.delete_container("echo").await.unwrap();
 }
 
-/// The launcher of the next test, which runs it as a program of its own: launches the sandbox
-/// in that test's pod, and waits to be killed. By itself it has nothing to do.
-#[tokio::test]
-async fn launches_for_another_test() {
-    let Some(dir) = std::env::var_os("TEST_POD") else {
-        return;
-    };
-    let pod = Pod::default();
-    let image = pod.image("image");
-    let mut config = pod.config(1);
-    config.dir = dir.into();
-    let sandbox = launch(config).await.unwrap();
-    let script = "trap 'exit 5' USR1; n=0; while :; do echo $n; n=$((n+1)); sleep 0.1; done";
-    let mut container = pod.container("counter", &image, script);
-    let log = Path::new(&std::env::var_os("TEST_LOG").unwrap()).to_owned();
-    let file = fs::File::options()
-        .create(true)
-        .append(true)
-        .open(log)
-        .unwrap();
-    container.log = Some(file.into());
-    sandbox.create_container(container).await.unwrap();
-    sandbox.start_container("counter").await.unwrap();
-    println!("launched {}", sandbox.pid());
-    std::future::pending::<()>().await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guest_a_sandbox_outlives_its_launcher() {
     let pod = Pod::default();
     let log = pod.path("counter.log");
-    let mut launcher = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "launches_for_another_test", "--nocapture"])
-        .env("TEST_POD", pod.dir())
-        .env("TEST_LOG", &log)
+    let image = pod.image("image");
+    let test = std::env::current_exe().unwrap();
+    let target = test.parent().and_then(Path::parent).unwrap();
+    let mut launcher = Command::new(target.join("examples/outlived"))
+        .arg(env!("CARGO_BIN_EXE_podvisor"))
+        .args([&pod.dir(), image.rootfs()])
+        .arg(image.id().to_string())
+        .arg(&log)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -400,6 +377,49 @@ async fn guest_a_sandbox_outlives_its_launcher() {
     assert_eq!(record.containers[0].exit.unwrap().code, 5);
 }
 
+/// What `/proc` shows of a sandbox's process that has no shared directory; `tests/jail.rs` has
+/// what it means.
+fn is_jailed(pid: u32) {
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_default()
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let uid = (podvisor_cri::sandbox::jail::UID_BASE + pid).to_string();
+        assert_eq!(field("Uid:"), [&*uid; 4].join(" "), "{status}");
+        assert_eq!(field("Gid:"), [&*uid; 4].join(" "), "{status}");
+        assert_eq!(field("Groups:"), "", "{status}");
+        for set in ["CapPrm:", "CapEff:", "CapBnd:", "CapAmb:", "CapInh:"] {
+            assert_eq!(field(set), "0000000000000000", "{set} {status}");
+        }
+        assert_eq!(
+            (&*field("NoNewPrivs:"), &*field("Seccomp:")),
+            ("1", "2"),
+            "{status}"
+        );
+        assert_eq!(field("NSpid:").split(' ').count(), 2, "{status}");
+    }
+    for space in ["mnt", "ipc", "uts", "net", "pid", "cgroup", "user"] {
+        let link = |of: &str| fs::read_link(format!("/proc/{of}/ns/{space}")).unwrap();
+        assert_ne!(link(&pid.to_string()), link("self"), "{space}");
+    }
+    assert_eq!(
+        fs::read_dir(format!("/proc/{pid}/root")).unwrap().count(),
+        0
+    );
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mounts")).unwrap();
+    assert_eq!(mounts.lines().count(), 1, "{mounts}");
+    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    assert_eq!(cgroup, "0::/podvisor-test/test\n");
+    let limit = fs::read_to_string("/sys/fs/cgroup/podvisor-test/test/memory.max").unwrap();
+    let expected = (256 << 20) + podvisor_cri::sandbox::MEMORY_OVERHEAD;
+    assert_eq!(limit.trim(), expected.to_string());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guest_a_killed_sandbox_leaves_nothing_but_its_directory() {
     let pod = Pod::default();
@@ -412,6 +432,7 @@ async fn guest_a_killed_sandbox_leaves_nothing_but_its_directory() {
         pod.log("sleeper") == "stdout F up\n"
     })
     .await;
+    is_jailed(sandbox.pid());
     let waits = tokio::spawn({
         let sandbox = sandbox.clone();
         async move { sandbox.wait("sleeper", None).await }
@@ -428,6 +449,7 @@ async fn guest_a_killed_sandbox_leaves_nothing_but_its_directory() {
     // Reaped, and no child or helper of it is left.
     let process = format!("/proc/{}", sandbox.pid());
     eventually("the end of the process", || !Path::new(&process).exists()).await;
+    assert!(!Path::new("/sys/fs/cgroup/podvisor-test/test").exists());
 
     // The directory serves another one, and a grace period of nothing is a kill.
     let sandbox = launch(pod.config(1)).await.unwrap();

@@ -25,6 +25,8 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         console: None,
         network: Default::default(),
         sysctls: Default::default(),
+        jail: Default::default(),
+        cgroup_parent: None,
     }
 }
 

@@ -2,7 +2,7 @@
 //! it, in terms of this command line, is said here.
 
 use crate::machine::{AssetError, GUEST_DIR_VARIABLE, GuestFile, MachineExit};
-use crate::sandbox::{BOOT_TIMEOUT_VARIABLE, RunDirError, SandboxError};
+use crate::sandbox::{BOOT_TIMEOUT_VARIABLE, SandboxError};
 
 /// What to do about a missing kernel or initramfs.
 pub(super) fn for_missing_file(error: &AssetError) -> String {
@@ -37,7 +37,6 @@ pub(super) fn advised(error: SandboxError) -> anyhow::Error {
 }
 
 fn for_sandbox(error: &SandboxError) -> Option<String> {
-    let own_dir = "set XDG_RUNTIME_DIR to a directory of your own";
     Some(match error {
         SandboxError::Silent(_) => format!(
             "run again with --console FILE and read there how far the guest came, or give it \
@@ -51,10 +50,13 @@ fn for_sandbox(error: &SandboxError) -> Option<String> {
             "`podvisor check` says whether this machine can run guests".to_owned()
         }
         SandboxError::Ended(_) => "run again with --console FILE and read there why".to_owned(),
-        SandboxError::RunDir(RunDirError::Base { .. }) => own_dir.to_owned(),
-        SandboxError::RunDir(RunDirError::Foreign(_)) => format!("remove it, or {own_dir}"),
-        SandboxError::RunDir(RunDirError::TooLong(_)) => {
-            "set XDG_RUNTIME_DIR to a shorter path".to_owned()
+        SandboxError::Launch(why) if why.contains("jail") => {
+            "give --no-jail to run without a jail where the host does not allow one".to_owned()
+        }
+        SandboxError::Launch(_) | SandboxError::Gone { .. } => {
+            "`podvisor check` says whether this machine can run guests; if it can, run again with \
+             --console FILE and read there how far the guest came"
+                .to_owned()
         }
         _ => return None,
     })

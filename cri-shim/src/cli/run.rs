@@ -20,9 +20,9 @@ use super::verify::VerifyArgs;
 use super::{Globals, advice, program, terminal};
 use crate::machine::{Assets, Disk, GuestFiles, MachineConfig};
 use crate::sandbox::{
-    AgentContainer, ContainerOptions, GuestConfig, LinkError, RootAccess, RunDir, Sandbox,
-    SandboxConfig, SandboxError, StreamSet, Streams, SupplementalGroups, TerminalSize,
-    container_spec, etc_hosts, random_id,
+    AgentContainer, ContainerOptions, GuestConfig, LinkError, RootAccess, Sandbox, SandboxConfig,
+    SandboxError, StreamSet, Streams, SupplementalGroups, TerminalSize, container_spec, etc_hosts,
+    random_id,
 };
 
 /// Less than this, and the guest's kernel and agent have no room.
@@ -315,10 +315,7 @@ async fn in_sandbox(
     let container = container_spec(&id, &hostname, image.config().config().as_ref(), &options)?;
     let serial: String = image.id().hex().chars().take(SHORT_ID).collect();
     let console = args.console.as_deref().map(console).transpose()?;
-    let sockets = RunDir::create(&format!("run-{short}"));
-    let sockets = sockets.map_err(|error| advice::advised(error.into()))?;
     let config = SandboxConfig {
-        dir: sockets.path().to_owned(),
         guest: GuestConfig {
             hostname: hostname.clone(),
             ..GuestConfig::default()

@@ -13,6 +13,7 @@ use super::{Globals, notify};
 use crate::cni::CniOptions;
 use crate::cri::{GuestSettings, ServeConfig, Sizes, serve};
 use crate::machine::Assets;
+use crate::sandbox::JailMode;
 
 /// Where it serves unless told otherwise.
 const LISTEN: &str = "/run/podvisor/podvisor.sock";
@@ -64,6 +65,10 @@ pub(super) struct ServeArgs {
     /// 127.0.0.1:9254
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
+
+    /// Do not jail the pods' processes: for hosts that do not let podvisor do so
+    #[arg(long)]
+    no_jail: bool,
 
     #[command(flatten)]
     registries: RegistryArgs,
@@ -150,6 +155,10 @@ impl ServeArgs {
             registries: registries.config()?,
             metrics: self.metrics.or(file.metrics),
             consoles: self.console_dir.clone().or(file.console_dir),
+            jail: match self.no_jail {
+                true => JailMode::Disabled,
+                false => JailMode::Enforced,
+            },
             root,
             state,
         })

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use podvisor_images::RegistryConfig;
 
 use crate::cni::CniOptions;
+use crate::sandbox::JailMode;
 
 /// The runtime handler that the daemon answers to beside the empty name.
 pub(crate) const HANDLER: &str = "podvisor";
@@ -43,6 +44,8 @@ pub(crate) struct ServeConfig {
     /// Directory for what guests' kernels print, a file per pod; a console makes guests boot
     /// slower.
     pub(crate) consoles: Option<PathBuf>,
+    /// Whether the pods' processes are jailed.
+    pub(crate) jail: JailMode,
 }
 
 /// What the guests of a runtime handler are.

@@ -10,6 +10,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -18,7 +19,7 @@ use podvisor_vmm::devices::blk::FileDisk;
 use podvisor_vmm::{
     BlockDevice, BlockDeviceError, BlockHandle, BootError, BuildError, Exit, FsDevice,
     FsDeviceError, HandleError, Initramfs, Kernel, MacAddress, MemorySize, NetDevice,
-    NetDeviceError, Vm, VsockDevice, VsockError,
+    NetDeviceError, Vm, VsockDevice, VsockError, VsockHandle,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -172,12 +173,59 @@ pub struct MachineConfig {
     pub console: Option<File>,
 }
 
+/// A machine that is built and has not run yet: all that needs a path or a privilege is done,
+/// and this process has no thread more than before.
+#[derive(Debug)]
+pub struct BuiltMachine {
+    vm: Arc<Vm>,
+    spare: Vec<BlockHandle>,
+    ports: Ports,
+}
+
 /// A running machine; dropped, it is killed.
 #[derive(Debug)]
 pub struct Machine {
     vm: Arc<Vm>,
     spare: Vec<BlockHandle>,
+    ports: Ports,
     exit: watch::Receiver<Option<MachineExit>>,
+}
+
+/// The way to the vsock ports of a machine's guest.
+#[derive(Debug, Clone)]
+pub struct Ports(VsockHandle);
+
+impl Ports {
+    /// Opens a stream to a port of the guest. What is written waits until the guest accepts; the
+    /// stream ends when it refuses.
+    ///
+    /// # Errors
+    /// The machine does not run, or has no more connections.
+    pub async fn connect(&self, port: u32) -> Result<UnixStream, MachineError> {
+        let vsock = self.0.clone();
+        // The device may be in the middle of something else.
+        let connect = tokio::task::spawn_blocking(move || vsock.connect(port));
+        match connect.await {
+            Ok(connected) => Ok(connected?),
+            Err(error) => Err(MachineError::Thread(io::Error::other(error))),
+        }
+    }
+}
+
+/// A vsock port of the host that the guest may connect to.
+pub struct HostPort {
+    /// Its number.
+    pub port: u32,
+    /// Gets each connection, on the device's event loop: it must not block.
+    pub on_connect: Box<dyn FnMut(UnixStream) + Send>,
+}
+
+impl fmt::Debug for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostPort")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How a machine ended.
@@ -208,13 +256,12 @@ impl fmt::Display for MachineExit {
     }
 }
 
-impl Machine {
-    /// Builds and starts a machine whose vsock ports are reached through the Unix socket
-    /// `vsock`, which is made.
+impl BuiltMachine {
+    /// Builds a machine whose guest reaches `host_ports` of the host over vsock.
     ///
     /// # Errors
     /// [`MachineError`]; nothing is left of the machine then.
-    pub fn boot(config: MachineConfig, vsock: &Path) -> Result<Self, MachineError> {
+    pub fn new(config: MachineConfig, host_ports: Vec<HostPort>) -> Result<Self, MachineError> {
         let mut builder = Vm::builder()
             .kernel(config.files.kernel)
             .initramfs(config.files.initramfs)
@@ -235,9 +282,11 @@ impl Machine {
         if let Some(root) = config.share {
             builder = builder.fs(FsDevice::new(SHARE_TAG, root)?);
         }
-        builder = builder
-            .vsock(VsockDevice::unix_mux(GUEST_CID, vsock)?)
-            .rng();
+        let mut vsock = VsockDevice::in_process(GUEST_CID)?;
+        for HostPort { port, on_connect } in host_ports {
+            vsock.listen(port, on_connect);
+        }
+        builder = builder.vsock(vsock).rng();
         let for_cpus = if config.cpus == 1 { ONE_CPU } else { "" };
         builder = match config.console {
             None => builder.cmdline(format!("{COMMAND_LINE}{for_cpus}")),
@@ -249,8 +298,17 @@ impl Machine {
         let spare = (first_spare..first_spare + usize::from(config.spare_disks))
             .map(|number| vm.block(&format!("blk{number}")))
             .collect::<Result<_, _>>()?;
-        vm.start()?;
+        let ports = Ports(vm.vsock()?);
+        Ok(Self { vm, spare, ports })
+    }
 
+    /// Lets the guest run.
+    ///
+    /// # Errors
+    /// [`MachineError`]; nothing is left of the machine then.
+    pub fn start(self) -> Result<Machine, MachineError> {
+        let Self { vm, spare, ports } = self;
+        vm.start()?;
         let (sender, exit) = watch::channel(None);
         let waited = Arc::clone(&vm);
         let wait = move || {
@@ -266,7 +324,47 @@ impl Machine {
             .name("vm-wait".to_owned())
             .spawn(wait)
             .map_err(MachineError::Thread)?;
-        Ok(Self { vm, spare, exit })
+        Ok(Machine {
+            vm,
+            spare,
+            ports,
+            exit,
+        })
+    }
+}
+
+impl Machine {
+    /// The way to the guest's vsock ports.
+    #[must_use]
+    pub fn ports(&self) -> &Ports {
+        &self.ports
+    }
+
+    /// Stops the guest between two instructions. It goes on with [`Self::resume`].
+    ///
+    /// # Errors
+    /// The machine does not run, or a device is in the middle of something that takes long.
+    pub async fn pause(&self) -> Result<(), MachineError> {
+        self.blocking(|vm| vm.pause()).await
+    }
+
+    /// Lets a paused guest go on.
+    ///
+    /// # Errors
+    /// The machine is not paused.
+    pub async fn resume(&self) -> Result<(), MachineError> {
+        self.blocking(|vm| vm.resume()).await
+    }
+
+    async fn blocking(
+        &self,
+        work: impl FnOnce(&Vm) -> Result<(), podvisor_vmm::VmError> + Send + 'static,
+    ) -> Result<(), MachineError> {
+        let vm = Arc::clone(&self.vm);
+        match tokio::task::spawn_blocking(move || work(&vm)).await {
+            Ok(done) => Ok(done?),
+            Err(error) => Err(MachineError::Thread(io::Error::other(error))),
+        }
     }
 
     /// Waits until the machine ends; any number of callers.

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::debug;
 
+use super::cgroup;
 use super::error::{RefusalKind, SandboxError};
 use super::launch::{self, CONTROL_SOCKET};
 use super::record;
@@ -345,12 +346,88 @@ impl SandboxClient {
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
     pub async fn attach(&self, id: &str, stdio: StdioFds) -> Result<(), SandboxError> {
+        self.attach_as(id, stdio, false).await
+    }
+
+    /// As [`Self::attach`], and the process waits for this reader as for the end of a pipe: it
+    /// gets all of the output, however slowly it reads.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
+    pub async fn attach_whole(&self, id: &str, stdio: StdioFds) -> Result<(), SandboxError> {
+        self.attach_as(id, stdio, true).await
+    }
+
+    async fn attach_as(
+        &self,
+        id: &str,
+        stdio: StdioFds,
+        is_whole: bool,
+    ) -> Result<(), SandboxError> {
         let (stdio, fds) = split(stdio);
         let call = Call::Attach {
             id: id.to_owned(),
             stdio,
+            is_whole,
         };
         self.done(call, fds).await
+    }
+
+    /// From now on the sandbox shuts itself down when this container's process has ended.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
+    pub async fn end_with(&self, id: &str) -> Result<(), SandboxError> {
+        let call = Call::EndWith { id: id.to_owned() };
+        self.done(call, Vec::new()).await
+    }
+
+    /// Asks a container to end by a signal; when it still runs after `grace`, the sandbox kills
+    /// it. The deadline is the sandbox's: it holds whether or not anybody is connected. Returns
+    /// at once; [`Self::wait`] tells the end. Of several requests the earliest deadline holds.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
+    pub async fn stop_container(
+        &self,
+        id: &str,
+        signal: u32,
+        grace: Duration,
+    ) -> Result<(), SandboxError> {
+        let call = Call::Stop {
+            id: id.to_owned(),
+            signal,
+            grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+        };
+        self.done(call, Vec::new()).await
+    }
+
+    /// Stops the guest between two instructions.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] when it is paused already, or a device is in the middle of
+    /// something long; or the sandbox is gone.
+    pub async fn pause(&self) -> Result<(), SandboxError> {
+        self.done(Call::Pause, Vec::new()).await
+    }
+
+    /// Lets a paused guest go on; its clock is set.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] when it is not paused, or the sandbox is gone.
+    pub async fn resume(&self) -> Result<(), SandboxError> {
+        self.done(Call::Resume, Vec::new()).await
+    }
+
+    /// Whether the guest is paused.
+    ///
+    /// # Errors
+    /// The sandbox is gone.
+    pub async fn is_paused(&self) -> Result<bool, SandboxError> {
+        match self.call(Call::IsPaused, Vec::new()).await? {
+            (Answer::IsPaused(is_paused), _) => Ok(is_paused),
+            _ => Err(self.unfit()),
+        }
     }
 
     /// Tells a process's terminal its size.
@@ -506,6 +583,7 @@ impl SandboxClient {
 const LOST: Duration = Duration::from_secs(5);
 
 fn gone(dir: &Path) -> SandboxError {
+    cgroup::remove_of(dir);
     SandboxError::Gone {
         dir: dir.to_owned(),
         exit: record::read(dir).map(|record| record.exit),
@@ -560,6 +638,7 @@ async fn read(
     waiting.close();
     // Fails only when the runtime shuts down.
     if process.readable().await.is_ok() {
+        cgroup::remove_of(&dir);
         let ended = record::read(&dir).map_or(SandboxExit::Died, |record| record.exit);
         let _ = exit.send(Some(ended));
     }

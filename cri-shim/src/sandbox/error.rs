@@ -9,7 +9,7 @@ use podvisor_agent_protocol::ErrorKind;
 use serde::{Deserialize, Serialize};
 
 use super::agent::LinkError;
-use super::rundir::RunDirError;
+use super::jail::JailError;
 use super::stdio::StdioError;
 use super::types::SandboxExit;
 use super::wire::FrameError;
@@ -62,15 +62,15 @@ impl From<ErrorKind> for RefusalKind {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SandboxError {
-    /// The directory for the sockets.
-    #[error(transparent)]
-    RunDir(#[from] RunDirError),
     /// The virtual machine.
     #[error(transparent)]
     Machine(#[from] MachineError),
     /// The agent.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// The jail of the sandbox's process.
+    #[error("failed to close the sandbox's jail")]
+    Jail(#[from] JailError),
     /// A process's standard streams.
     #[error(transparent)]
     Stdio(#[from] StdioError),

@@ -8,19 +8,24 @@ use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use podvisor_agent_protocol::validate_id;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
+use tokio::runtime::Handle;
+use tracing::{debug, info};
 
+use super::cgroup::{Cgroup, CgroupError, Limits};
 use super::error::SandboxError;
-use super::types::LaunchConfig;
+use super::jail;
+use super::types::{JailMode, LaunchConfig};
 use super::wire::{
     CONTROL_VERSION, FrameReader, FrameWriter, LaunchHeader, LaunchReply, MAX_FDS, NicHeader,
 };
-use super::{BOOT_TIMEOUT_VARIABLE, record};
+use super::{BOOT_TIMEOUT_VARIABLE, cgroup, record};
+use crate::machine::causes;
 
 /// The control socket in a sandbox's directory.
 pub(super) const CONTROL_SOCKET: &str = "control.sock";
@@ -38,6 +43,7 @@ const LAST_WORDS: usize = 1000;
 #[derive(Debug)]
 pub(super) struct Launched {
     child: Option<Child>,
+    cgroup: Option<Cgroup>,
 }
 
 impl Launched {
@@ -45,6 +51,9 @@ impl Launched {
     pub(super) fn keep(mut self) {
         if let Some(mut child) = self.child.take() {
             tokio::spawn(async move { child.wait().await });
+        }
+        if let Some(cgroup) = self.cgroup.take() {
+            cgroup.keep();
         }
     }
 }
@@ -61,6 +70,7 @@ impl Drop for Launched {
 /// Starts the process and waits until its guest is configured.
 pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launched, SandboxError> {
     let dir = config.dir.clone();
+    let cgroup_parent = config.cgroup_parent.clone();
     let (header, fds) = prepare(config)?;
     let spawn_error = |source| SandboxError::Spawn {
         program: program.to_owned(),
@@ -93,10 +103,34 @@ pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launc
             command.env(name, value);
         }
     }
-    let child = command.spawn().map_err(spawn_error)?;
+    let runtime = Handle::current();
+    let mut start = || {
+        let _runtime = runtime.enter();
+        command.spawn()
+    };
+    let child = match header.jail {
+        JailMode::Enforced => jail::spawn(start),
+        JailMode::Disabled => start(),
+    };
+    let child = child.map_err(spawn_error)?;
     // Holds the other end of the socket.
     drop(command);
-    let launched = Launched { child: Some(child) };
+    let cgroup = match (&cgroup_parent, child.id()) {
+        (Some(parent), Some(pid)) => {
+            let limits = Limits {
+                vcpus: header.vcpus,
+                memory: header.memory,
+            };
+            // It has not begun: it waits for its configuration.
+            let made = Cgroup::create(parent, &header.id, limits, pid, &dir);
+            made.inspect_err(|error| no_cgroup(error, &header.id)).ok()
+        }
+        _ => None,
+    };
+    let launched = Launched {
+        child: Some(child),
+        cgroup,
+    };
 
     let stream = Arc::new(UnixStream::from_std(ours).map_err(spawn_error)?);
     let control = |source| SandboxError::Control {
@@ -135,8 +169,8 @@ fn prepare(config: LaunchConfig) -> Result<(LaunchHeader, Vec<OwnedFd>), Sandbox
             config.dir.display()
         )));
     }
-    // Control socket, kernel, initramfs, shared directory, console.
-    let others = 5;
+    // Control socket, record, kernel, initramfs, shared directory, console.
+    let others = 6;
     if config.nics.len() + others > MAX_FDS {
         return Err(SandboxError::Config(format!(
             "{} network cards, but at most {} are possible",
@@ -156,6 +190,9 @@ fn prepare(config: LaunchConfig) -> Result<(LaunchHeader, Vec<OwnedFd>), Sandbox
     };
     let mut fds = vec![
         control_socket(&config.dir)?,
+        record::create(&config.dir)
+            .map_err(|source| file("create the record in", &config.dir, source))?
+            .into(),
         open(&config.kernel)?,
         open(&config.initramfs)?,
     ];
@@ -191,13 +228,24 @@ fn prepare(config: LaunchConfig) -> Result<(LaunchHeader, Vec<OwnedFd>), Sandbox
         has_console: config.console.is_some(),
         network: config.network,
         sysctls: config.sysctls,
+        jail: config.jail,
     };
     Ok((header, fds))
 }
 
-/// Removes what an earlier sandbox left in the directory: its record and its sockets.
+/// Says once that sandboxes have no control groups of their own, and each time in detail.
+fn no_cgroup(error: &CgroupError, id: &str) {
+    static SAID: Once = Once::new();
+    let why = causes(error);
+    SAID.call_once(|| info!(why, "sandboxes have no control groups of their own"));
+    debug!(id, why, "the sandbox has no control group of its own");
+}
+
+/// Removes what an earlier sandbox left in the directory: its record, its sockets and its
+/// control group.
 fn clear(dir: &Path) -> io::Result<()> {
     record::remove(dir)?;
+    cgroup::remove_of(dir);
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_socket() {

@@ -12,21 +12,21 @@
 //! Nothing here knows the command line, CRI, where images come from, or KVM.
 
 mod agent;
+mod cgroup;
 mod client;
 mod error;
+pub mod jail;
 mod launch;
 mod process;
 mod record;
-mod rundir;
 mod seccomp;
 mod spec;
 mod stdio;
 mod types;
-mod watch;
+pub(crate) mod watch;
 mod wire;
 
 use std::io;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -34,27 +34,27 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
+pub use cgroup::{CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, MEMORY_OVERHEAD};
 pub use client::SandboxClient;
 pub use error::{RefusalKind, SandboxError};
 pub(crate) use process::image_source;
 pub use process::{ProcessError, run as run_process};
 pub use record::{ExitRecord, read as exit_record};
-pub use rundir::{RunDir, RunDirError};
 pub(crate) use seccomp::default_profile as default_seccomp_profile;
 pub use spec::{
     ContainerOptions, ContainerSpec, RootAccess, SPEC_VERSION, SpecError, container_spec,
 };
 pub(crate) use spec::{DEFAULT_CAPABILITIES, default_mounts, device_rules};
-pub use stdio::{Outputs, StdioError, StreamSet, Streams};
+pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
 pub use types::{
     ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer, Exec,
-    GuestNetwork, ImageVolume, Interface, LaunchConfig, NicConfig, ProcessExit, Route, SandboxExit,
-    Started, StdioFds, SupplementalGroups, TerminalSize,
+    GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, NicConfig, ProcessExit, Route,
+    SandboxExit, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 
-use crate::machine::{Machine, MachineConfig, MachineExit};
-use agent::ReadyListener;
+use crate::machine::{BuiltMachine, Machine, MachineConfig, MachineExit};
+use agent::Ready;
 
 /// How long a guest may take until its agent answers.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -68,8 +68,6 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a sandbox is made of.
 #[derive(Debug)]
 pub struct SandboxConfig {
-    /// Where its sockets are made; a directory of its own.
-    pub dir: PathBuf,
     /// What the guest is told about itself.
     pub guest: GuestConfig,
     /// The virtual machine.
@@ -83,22 +81,44 @@ pub struct Sandbox {
     agent: Agent,
 }
 
-impl Sandbox {
-    /// Boots a guest, waits for its agent and configures it.
+/// A sandbox whose machine is built and has not run yet. What needs a path or a privilege has
+/// been done.
+#[derive(Debug)]
+pub struct BuiltSandbox {
+    machine: BuiltMachine,
+    ready: Ready,
+    guest: GuestConfig,
+}
+
+impl BuiltSandbox {
+    /// Builds the machine. No thread is started.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
-    pub async fn start(config: SandboxConfig) -> Result<Self, SandboxError> {
+    pub fn new(config: SandboxConfig) -> Result<Self, SandboxError> {
+        let (port, ready) = Ready::listen();
+        let machine = BuiltMachine::new(config.machine, vec![port])?;
+        Ok(Self {
+            machine,
+            ready,
+            guest: config.guest,
+        })
+    }
+
+    /// Boots the guest, waits for its agent and configures it.
+    ///
+    /// # Errors
+    /// [`SandboxError`]; nothing is left of the machine then.
+    pub async fn start(self) -> Result<Sandbox, SandboxError> {
         let begin = Instant::now();
-        let mux = Mux::new(&config.dir);
-        let ready = ReadyListener::bind(&mux)?;
-        let machine = Machine::boot(config.machine, mux.path())?;
+        let machine = self.machine.start()?;
         debug!(elapsed = ?begin.elapsed(), "the guest runs");
+        let mux = Mux::new(machine.ports().clone());
 
         let limit = boot_timeout();
         let agent = tokio::select! {
             biased;
-            agent = timeout(limit, ready.agent(mux)) => match agent {
+            agent = timeout(limit, self.ready.agent(mux)) => match agent {
                 Ok(agent) => agent?,
                 Err(_) => return Err(SandboxError::Silent(limit)),
             },
@@ -108,11 +128,21 @@ impl Sandbox {
             }),
         };
         debug!(elapsed = ?begin.elapsed(), "the agent answers");
-        let sandbox = Self { machine, agent };
+        let sandbox = Sandbox { machine, agent };
         sandbox
-            .unless_ended(sandbox.agent.configure(&config.guest))
+            .unless_ended(sandbox.agent.configure(&self.guest))
             .await?;
         Ok(sandbox)
+    }
+}
+
+impl Sandbox {
+    /// Builds and boots a guest in this process, waits for its agent and configures it.
+    ///
+    /// # Errors
+    /// [`SandboxError`]; nothing is left of the machine then.
+    pub async fn start(config: SandboxConfig) -> Result<Self, SandboxError> {
+        BuiltSandbox::new(config)?.start().await
     }
 
     /// The agent.

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -33,12 +34,16 @@ pub fn read(dir: &Path) -> Option<ExitRecord> {
     serde_json::from_slice(&text).ok()
 }
 
-/// Writes the record, whole or not at all.
-pub(super) fn write(dir: &Path, record: &ExitRecord) -> io::Result<()> {
-    let new = dir.join("exit.json.new");
-    let mut file = File::create(&new)?;
-    file.write_all(&serde_json::to_vec(record)?)?;
-    fs::rename(&new, dir.join(NAME))
+/// Makes the file for the record, which is empty until [`write`]: who writes it can open no file.
+pub(super) fn create(dir: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create_new(true).mode(0o600);
+    options.open(dir.join(NAME))
+}
+
+/// Writes the record. A reader takes one that is cut off for none.
+pub(super) fn write(mut file: &File, record: &ExitRecord) -> io::Result<()> {
+    file.write_all(&serde_json::to_vec(record)?)
 }
 
 /// Removes what an earlier sandbox left in the directory.
@@ -61,7 +66,9 @@ mod tests {
             exit: SandboxExit::Failed("x".into()),
             containers: Vec::new(),
         };
-        write(dir.path(), &record).unwrap();
+        let file = create(dir.path()).unwrap();
+        assert_eq!(read(dir.path()), None);
+        write(&file, &record).unwrap();
         assert_eq!(read(dir.path()), Some(record));
         fs::write(dir.path().join(NAME), b"{").unwrap();
         assert_eq!(read(dir.path()), None);

@@ -308,6 +308,54 @@ impl GuestStreams {
     }
 }
 
+/// Streams between this process and a sandbox's: one end of each is sent there, by
+/// [`SandboxClient::attach_whole`](super::SandboxClient::attach_whole) or with an exec, and the
+/// other is served here.
+#[derive(Debug)]
+pub struct AttachedStreams {
+    ours: GuestStreams,
+}
+
+impl AttachedStreams {
+    /// Makes the streams, and gives the ends for the sandbox.
+    ///
+    /// # Errors
+    /// Descriptors have run out.
+    pub fn new(set: StreamSet) -> Result<(Self, StdioFds), StdioError> {
+        let pair = |wanted: bool, name: &'static str| match wanted {
+            true => UnixStream::pair()
+                .map(|(ours, theirs)| (Some(Arc::new(ours)), Some(OwnedFd::from(theirs))))
+                .map_err(|source| StdioError::SetUp { name, source }),
+            false => Ok((None, None)),
+        };
+        let (input, stdin) = pair(set.stdin, "stdin")?;
+        let (output, stdout) = pair(set.stdout, "stdout")?;
+        let (errors, stderr) = pair(set.stderr, "stderr")?;
+        let ours = GuestStreams {
+            input: input.map(|stream| GuestInput {
+                stream,
+                is_terminal: false,
+            }),
+            output,
+            errors,
+        };
+        let theirs = StdioFds {
+            stdin,
+            stdout,
+            stderr,
+        };
+        Ok((Self { ours }, theirs))
+    }
+
+    /// Moves bytes between the sandbox and `files` until they end.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn serve(self, files: StdioFds) -> Result<Outputs, StdioError> {
+        self.ours.serve(files)
+    }
+}
+
 type Moved = oneshot::Receiver<Result<(), StdioError>>;
 
 fn output(

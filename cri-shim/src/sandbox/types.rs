@@ -42,6 +42,23 @@ pub struct LaunchConfig {
     pub network: GuestNetwork,
     /// The guest's kernel parameters by their dotted names.
     pub sysctls: BTreeMap<String, String>,
+    /// Whether the process is jailed.
+    pub jail: JailMode,
+    /// The control group (v2) below which the sandbox gets its own, as a path from the
+    /// hierarchy's root; `None`: it stays in its launcher's. Where the host has no cgroup v2 or
+    /// it cannot be written, the sandbox does without and says why in its log.
+    pub cgroup_parent: Option<String>,
+}
+
+/// Whether a sandbox's process is jailed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum JailMode {
+    /// Namespaces, an identity of its own, Landlock and seccomp; what of it the host refuses
+    /// fails the launch.
+    #[default]
+    Enforced,
+    /// The process has all that its launcher has, but for the limits of its control group.
+    Disabled,
 }
 
 /// A network card.

@@ -8,7 +8,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Puts a descriptor into the event loop, to learn when it is readable.
-pub(super) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the value owns its descriptor, which stays the same and open until it is dropped.
     let watched = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
     watched.map_err(Into::into)

@@ -10,7 +10,7 @@ use std::process::Command;
 use oci_spec::runtime::Process;
 use podvisor_cri::machine::Assets;
 use podvisor_cri::sandbox::{
-    ContainerOptions, CreateContainer, Exec, GuestNetwork, LaunchConfig, SandboxClient,
+    ContainerOptions, CreateContainer, Exec, GuestNetwork, JailMode, LaunchConfig, SandboxClient,
     SandboxError, StdioFds, SupplementalGroups, TerminalSize, container_spec,
 };
 use podvisor_images::{Image, ImportSource, PullOptions, Store};
@@ -69,6 +69,8 @@ impl Pod {
             console: None,
             network: GuestNetwork::default(),
             sysctls: Default::default(),
+            jail: JailMode::Enforced,
+            cgroup_parent: Some("/podvisor-test".into()),
         }
     }
 
@@ -118,7 +120,7 @@ pub(crate) fn log_text(path: &Path) -> String {
 }
 
 /// Busybox with all its applets, in `root/bin`.
-fn busybox(root: &Path) {
+pub(crate) fn busybox(root: &Path) {
     let bin = root.join("bin");
     fs::create_dir_all(&bin).unwrap();
     fs::copy("/bin/busybox", bin.join("busybox")).expect("this test needs Debian's busybox-static");

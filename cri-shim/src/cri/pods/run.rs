@@ -15,7 +15,8 @@ use crate::cri::node::{Node, Pod, now, private_dir};
 use crate::cri::state::{PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
 use crate::sandbox::{
-    GuestNetwork, Interface, LaunchConfig, NicConfig, Route, SandboxClient, random_id,
+    DEFAULT_CGROUP_PARENT, GuestNetwork, Interface, LaunchConfig, NicConfig, Route, SandboxClient,
+    random_id,
 };
 
 impl Node {
@@ -111,6 +112,8 @@ impl Node {
             console: self.config.console(&pod.id),
             network,
             sysctls: sysctls(config),
+            jail: self.config.jail,
+            cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
         };
         let client = SandboxClient::launch(launch).await?;
         pod.set_client(Some(client.clone()));

@@ -3,12 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use oci_spec::runtime::LinuxResources;
 use podvisor_agent_protocol::validate_id;
-use tokio::sync::Mutex as AsyncMutex;
-use tracing::debug;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::time::timeout;
+use tracing::{debug, info};
 
 use super::super::Sandbox;
 use super::super::agent::{AgentContainer, AgentExec};
@@ -22,13 +25,15 @@ use super::super::wire::{CreateHeader, ExecHeader};
 use super::container::Container;
 use super::images::{self, Placement, Slots};
 use super::output::ContainerStreams;
-use crate::machine::Disk;
+use crate::machine::{Disk, MachineError, causes};
 
 /// A terminal that nobody has told its size.
 const TERMINAL: TerminalSize = TerminalSize {
     rows: 24,
     columns: 80,
 };
+
+const SIGKILL: u32 = 9;
 
 /// The sandbox's guest and its containers.
 #[derive(Debug)]
@@ -37,6 +42,7 @@ pub(super) struct Containers {
     containers: Mutex<BTreeMap<String, Entry>>,
     /// Held while a disk changes: a container's image is there, or on its way.
     images: AsyncMutex<Slots>,
+    is_paused: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
@@ -52,6 +58,7 @@ impl Containers {
             sandbox,
             containers: Mutex::default(),
             images: AsyncMutex::new(Slots::new(image_slots.into())),
+            is_paused: AtomicBool::new(false),
         }
     }
 
@@ -251,10 +258,78 @@ impl Containers {
         Ok(())
     }
 
-    pub(super) async fn attach(&self, id: &str, files: StdioFds) -> Result<(), Error> {
+    pub(super) async fn attach(
+        &self,
+        id: &str,
+        files: StdioFds,
+        is_whole: bool,
+    ) -> Result<(), Error> {
         let container = self.get(id)?;
         // It may have to wait for the log's disk.
-        Ok(blocking(move || container.streams.attach(files)).await??)
+        Ok(blocking(move || container.streams.attach(files, is_whole)).await??)
+    }
+
+    /// The end of a container's process.
+    pub(super) fn exit_of(&self, id: &str) -> Result<watch::Receiver<Option<ProcessExit>>, Error> {
+        self.get(id)?.exit(None)
+    }
+
+    /// Sends a signal, and SIGKILL when the process still runs after `grace`, whether or not
+    /// somebody waits for it.
+    pub(super) async fn stop(&self, id: &str, signal: u32, grace: Duration) -> Result<(), Error> {
+        let mut exit = self.exit_of(id)?;
+        if exit.borrow().is_some() {
+            return Ok(());
+        }
+        if self.is_paused() {
+            self.resume().await?;
+        }
+        let agent = self.sandbox.agent().clone();
+        if !grace.is_zero() {
+            agent.signal(id, "", signal, false).await?;
+        }
+        let id = id.to_owned();
+        tokio::spawn(async move {
+            if timeout(grace, exit.wait_for(Option::is_some))
+                .await
+                .is_err()
+            {
+                info!(container = id, "the grace period is over");
+                if let Err(error) = agent.signal(&id, "", SIGKILL, true).await {
+                    debug!(container = id, %error, "cannot kill the container");
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Stops the guest between two instructions.
+    pub(super) async fn pause(&self) -> Result<(), Error> {
+        self.sandbox.machine().pause().await.map_err(wrong_state)?;
+        self.is_paused.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Lets a paused guest go on, at the present time.
+    pub(super) async fn resume(&self) -> Result<(), Error> {
+        self.sandbox.machine().resume().await.map_err(wrong_state)?;
+        self.is_paused.store(false, Ordering::Release);
+        self.set_clock().await;
+        Ok(())
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::Acquire)
+    }
+
+    /// Tells the guest the time: its clock drifts, and stands still while it is paused.
+    pub(super) async fn set_clock(&self) {
+        if self.is_paused() {
+            return;
+        }
+        if let Err(error) = self.sandbox.agent().set_clock().await {
+            debug!(%error, "the guest's clock is not set");
+        }
     }
 
     pub(super) async fn resize(
@@ -334,6 +409,10 @@ async fn blocking<T: Send + 'static>(
 fn serial(digest: &str) -> Result<String, Error> {
     images::serial(digest)
         .map_err(|error| SandboxError::refused(RefusalKind::InvalidArgument, error.to_string()))
+}
+
+fn wrong_state(error: MachineError) -> Error {
+    SandboxError::refused(RefusalKind::WrongState, causes(&error))
 }
 
 fn not_found(id: &str) -> Error {

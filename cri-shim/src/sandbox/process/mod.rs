@@ -25,7 +25,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,12 +36,13 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use super::agent::{GuestConfig, Share};
+use super::jail::{self, CallFilter};
 use super::record::{self, ExitRecord};
-use super::types::SandboxExit;
+use super::types::{JailMode, SandboxExit};
 use super::wire::{
     CONTROL_VERSION, FrameError, FrameReader, FrameWriter, LaunchHeader, LaunchReply,
 };
-use super::{Sandbox, SandboxConfig, SandboxError};
+use super::{BuiltSandbox, Sandbox, SandboxConfig, SandboxError};
 use crate::machine::{GuestFiles, MachineConfig, Nic, SHARE_TAG, causes};
 use containers::Containers;
 pub(crate) use images::mount_source as image_source;
@@ -53,6 +53,9 @@ const GRACE: Duration = Duration::from_secs(30);
 
 /// How long the last answers and lines may take when the machine has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(15);
+
+/// How often a guest is told the time.
+const CLOCK_EVERY: Duration = Duration::from_secs(600);
 
 /// Where the guest has the shared directory.
 const SHARE_PATH: &str = "/run/podvisor/shared";
@@ -90,6 +93,8 @@ fn set_up(action: &'static str) -> impl FnOnce(io::Error) -> ProcessError {
 /// # Errors
 /// [`ProcessError`] when there never was a sandbox. How one ended is in its directory.
 pub fn run() -> Result<(), ProcessError> {
+    jail::close_inherited();
+    jail::limit_arenas();
     // Fails for the leader of a group, which a process that was just forked is not.
     if let Err(error) = rustix::process::setsid() {
         debug!(%error, "not in a session of its own");
@@ -130,6 +135,7 @@ fn take_stdin() -> Result<Arc<UnixStream>, ProcessError> {
 /// The open files of a launch.
 struct LaunchFiles {
     listener: UnixListener,
+    record: File,
     files: GuestFiles,
     taps: Vec<OwnedFd>,
     shared_dir: Option<OwnedFd>,
@@ -164,6 +170,7 @@ fn files(
     };
     let mut next = || fds.next().ok_or_else(|| control(FrameError::MissingFd));
     let listener = listen(next()?).map_err(|error| control(error.into()))?;
+    let record = next()?.into();
     let (kernel, initramfs) = (next()?, next()?);
     let taps = launch
         .nics
@@ -174,6 +181,7 @@ fn files(
     let console = launch.has_console.then(&mut next).transpose()?;
     Ok(LaunchFiles {
         listener,
+        record,
         files: GuestFiles::from_files(kernel.into(), initramfs.into())?,
         taps,
         shared_dir,
@@ -194,7 +202,6 @@ async fn live(
 ) -> Result<(), ProcessError> {
     // From here on a SIGTERM is one to be obeyed in good order.
     let mut terminate = signal(SignalKind::terminate()).map_err(set_up("listen for SIGTERM"))?;
-    let dir = launch.dir.clone();
     let image_slots = launch.image_slots;
     let begun = async {
         let files = files(&launch, fds)?;
@@ -211,7 +218,7 @@ async fn live(
             return Ok(());
         }
     };
-    let (sandbox, listener) = match begun {
+    let (sandbox, listener, record) = match begun {
         Ok(begun) => begun,
         Err(error) => {
             reply(&launcher, Some(causes(&error))).await;
@@ -232,15 +239,28 @@ async fn live(
         exit,
     };
     let serving = tokio::spawn(serve::serve(listener, service));
+    let clock = tokio::spawn({
+        let containers = Arc::clone(&containers);
+        async move {
+            let mut times = tokio::time::interval(CLOCK_EVERY);
+            // The first comes at once, when the guest has just been told.
+            times.tick().await;
+            loop {
+                times.tick().await;
+                containers.set_clock().await;
+            }
+        }
+    });
     tokio::spawn(async move {
         while terminate.recv().await.is_some() {
             // Heard until the end has come.
             let _ = shutdown.send(GRACE);
         }
     });
-    let exit = ended(&sandbox, shutdowns).await;
+    let exit = ended(&sandbox, &containers, shutdowns).await;
+    clock.abort();
     info!(%exit, "the machine has ended");
-    leave(dir, exit, &containers, exit_sender, serving).await;
+    leave(&record, exit, &containers, exit_sender, serving).await;
     Ok(())
 }
 
@@ -248,7 +268,7 @@ async fn live(
 async fn boot(
     launch: LaunchHeader,
     files: LaunchFiles,
-) -> Result<(Sandbox, UnixListener), SandboxError> {
+) -> Result<(Sandbox, UnixListener, File), SandboxError> {
     let nics = files.taps.into_iter().zip(launch.nics);
     let nics = nics.map(|(tap, nic)| Nic {
         tap,
@@ -259,8 +279,13 @@ async fn boot(
         tag: SHARE_TAG.to_owned(),
         path: SHARE_PATH.to_owned(),
     });
+    let served = files.shared_dir.as_ref().map(OwnedFd::try_clone);
+    let served = served.transpose().map_err(|source| SandboxError::File {
+        action: "keep open the shared directory of",
+        path: launch.dir,
+        source,
+    })?;
     let config = SandboxConfig {
-        dir: launch.dir,
         guest: GuestConfig {
             hostname: launch.hostname,
             network: launch.network,
@@ -278,7 +303,12 @@ async fn boot(
             console: files.console,
         },
     };
-    Ok((Sandbox::start(config).await?, files.listener))
+    let built = BuiltSandbox::new(config)?;
+    if launch.jail == JailMode::Enforced {
+        jail::close(served.as_ref().map(OwnedFd::as_fd), CallFilter::Enforced)?;
+    }
+    drop(served);
+    Ok((built.start().await?, files.listener, files.record))
 }
 
 /// Waits until the other side of the launcher's socket is closed.
@@ -310,6 +340,7 @@ async fn reply(launcher: &Arc<UnixStream>, failed: Option<String>) {
 /// Waits for the machine's end, and sees to it when somebody asks for it.
 async fn ended(
     sandbox: &Arc<Sandbox>,
+    containers: &Arc<Containers>,
     mut shutdowns: mpsc::UnboundedReceiver<Duration>,
 ) -> SandboxExit {
     let mut deadline: Option<Instant> = None;
@@ -321,8 +352,13 @@ async fn ended(
                 let at = Instant::now().checked_add(grace);
                 if deadline.is_none() {
                     info!(?grace, "the guest is asked to stop");
-                    let sandbox = Arc::clone(sandbox);
-                    tokio::spawn(async move { sandbox.ask_to_stop().await });
+                    let (sandbox, containers) = (Arc::clone(sandbox), Arc::clone(containers));
+                    tokio::spawn(async move {
+                        if containers.is_paused() && let Err(error) = containers.resume().await {
+                            debug!(%error, "the guest stays paused");
+                        }
+                        sandbox.ask_to_stop().await;
+                    });
                 }
                 // Too far in the future to be a time is never, which a year is as well.
                 let at = at.unwrap_or_else(|| Instant::now() + Duration::from_secs(365 * 86400));
@@ -339,7 +375,7 @@ async fn ended(
 
 /// Writes the last lines and the record, and gives the last answers.
 async fn leave(
-    dir: PathBuf,
+    file: &File,
     exit: SandboxExit,
     containers: &Containers,
     sender: watch::Sender<Option<SandboxExit>>,
@@ -350,7 +386,7 @@ async fn leave(
         exit: exit.clone(),
         containers: containers.list(),
     };
-    if let Err(error) = record::write(&dir, &record) {
+    if let Err(error) = record::write(file, &record) {
         warn!(%error, "cannot write down how the sandbox ended");
     }
     sender.send_replace(Some(exit));

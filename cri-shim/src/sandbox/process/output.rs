@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -52,7 +52,12 @@ struct Sinks {
 struct Attacher {
     stream: OutputStream,
     pieces: SyncSender<Arc<[u8]>>,
+    /// The process waits for it.
+    is_whole: bool,
 }
+
+/// A piece for an attacher that the process waits for.
+type Waiting = (SyncSender<Arc<[u8]>>, Arc<[u8]>);
 
 impl ContainerStreams {
     /// Begins to read the process's output.
@@ -99,7 +104,7 @@ impl ContainerStreams {
     }
 
     /// Connects somebody's files, from now on.
-    pub(super) fn attach(&self, files: StdioFds) -> Result<(), StdioError> {
+    pub(super) fn attach(&self, files: StdioFds, is_whole: bool) -> Result<(), StdioError> {
         let outputs = [
             (OutputStream::Stdout, files.stdout),
             (OutputStream::Stderr, files.stderr),
@@ -111,7 +116,11 @@ impl ContainerStreams {
             let mut sinks = self.sinks();
             // Under the lock, so that the last stream's end is either seen or closes this.
             if !*self.ended.borrow() {
-                sinks.attachers.push(Attacher { stream, pieces });
+                sinks.attachers.push(Attacher {
+                    stream,
+                    pieces,
+                    is_whole,
+                });
             }
         }
         if let (Some(input), Some(file)) = (&self.input, files.stdin) {
@@ -144,7 +153,13 @@ impl ContainerStreams {
         loop {
             match read(from.as_fd(), &mut buffer) {
                 Ok(0) => break,
-                Ok(count) => self.sinks().take(stream, &buffer[..count]),
+                Ok(count) => {
+                    let waiting = self.sinks().take(stream, &buffer[..count]);
+                    for (attacher, piece) in waiting {
+                        // One that is gone is found so by the next piece.
+                        let _ = attacher.send(piece);
+                    }
+                }
                 Err(error) => {
                     // The guest closed the connection the hard way: what came, came.
                     debug!(stream = stream.name(), %error, "a process's output ended");
@@ -163,19 +178,32 @@ impl ContainerStreams {
 }
 
 impl Sinks {
-    fn take(&mut self, stream: OutputStream, bytes: &[u8]) {
+    /// Passes output on; what is left waits for its attacher, without the lock.
+    fn take(&mut self, stream: OutputStream, bytes: &[u8]) -> Vec<Waiting> {
         if let Some(log) = &mut self.log {
             let written = log.write(stream, bytes, SystemTime::now());
             self.note(written);
         }
+        let mut waiting = Vec::new();
         if self.attachers.is_empty() {
-            return;
+            return waiting;
         }
         let piece: Arc<[u8]> = bytes.into();
         self.attachers.retain(|attacher| {
-            // One that is gone, or that lets all others wait, is let go.
-            attacher.stream != stream || attacher.pieces.try_send(Arc::clone(&piece)).is_ok()
+            if attacher.stream != stream {
+                return true;
+            }
+            match attacher.pieces.try_send(Arc::clone(&piece)) {
+                Ok(()) => true,
+                Err(TrySendError::Full(piece)) if attacher.is_whole => {
+                    waiting.push((attacher.pieces.clone(), piece));
+                    true
+                }
+                // One that is gone, or that lets all others wait, is let go.
+                Err(_) => false,
+            }
         });
+        waiting
     }
 
     fn finish(&mut self, stream: OutputStream) {
@@ -266,9 +294,9 @@ mod tests {
     fn output_goes_to_the_log_and_to_every_attacher() {
         let mut scene = scene();
         let (files, mut one) = attacher();
-        scene.streams.attach(files).unwrap();
+        scene.streams.attach(files, false).unwrap();
         let (files, mut two) = attacher();
-        scene.streams.attach(files).unwrap();
+        scene.streams.attach(files, false).unwrap();
         scene.stdout.write_all(b"out\n").unwrap();
         let mut bytes = [0; 4];
         one.read_exact(&mut bytes).unwrap();
@@ -287,9 +315,9 @@ mod tests {
     fn an_attacher_that_does_not_read_holds_up_neither_the_log_nor_another() {
         let mut scene = scene();
         let (files, stuck) = attacher();
-        scene.streams.attach(files).unwrap();
+        scene.streams.attach(files, false).unwrap();
         let (files, mut reader) = attacher();
-        scene.streams.attach(files).unwrap();
+        scene.streams.attach(files, false).unwrap();
         let reads = std::thread::spawn(move || {
             let mut bytes = Vec::new();
             reader.read_to_end(&mut bytes).unwrap();
@@ -307,12 +335,37 @@ mod tests {
     }
 
     #[test]
+    fn a_reader_that_the_process_waits_for_gets_all_of_it() {
+        let mut scene = scene();
+        let (files, mut reader) = attacher();
+        scene.streams.attach(files, true).unwrap();
+        let piece = vec![b'x'; 64 << 10];
+        let pieces = 4 * BEHIND;
+        let writes = std::thread::spawn(move || {
+            for _ in 0..pieces {
+                scene.stdout.write_all(&piece).unwrap();
+            }
+            scene
+        });
+        // It begins when the writer has come as far as it can.
+        let mut bytes = vec![0; 1];
+        reader.read_exact(&mut bytes).unwrap();
+        let reads = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            reader.read_to_end(&mut bytes).unwrap();
+            bytes.len() + 1
+        });
+        writes.join().unwrap().log();
+        assert_eq!(reads.join().unwrap(), pieces * (64 << 10));
+    }
+
+    #[test]
     fn who_attaches_after_the_end_finds_the_end_at_once() {
         let scene = scene();
         let streams = Arc::clone(&scene.streams);
         scene.log();
         let (files, mut late) = attacher();
-        streams.attach(files).unwrap();
+        streams.attach(files, false).unwrap();
         let mut text = String::new();
         late.read_to_string(&mut text).unwrap();
         assert_eq!(text, "");

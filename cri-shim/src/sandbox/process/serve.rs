@@ -27,6 +27,9 @@ const IN_FLIGHT: usize = 1024;
 /// When a connection that could not be accepted is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// How long a guest may take to power itself off once the container has ended that it was for.
+const AFTER_THE_END: Duration = Duration::from_secs(10);
+
 /// Longest message in a refusal, in bytes: parts of it may come from the guest.
 const MESSAGE_MAX: usize = 4 << 10;
 
@@ -230,10 +233,44 @@ impl Service {
                 containers.exec(*header, files).await?;
                 Answer::Done
             }
-            Call::Attach { id, stdio } => {
-                containers.attach(&id, fds.stdio(stdio)?).await?;
+            Call::Attach {
+                id,
+                stdio,
+                is_whole,
+            } => {
+                let files = fds.stdio(stdio)?;
+                containers.attach(&id, files, is_whole).await?;
                 Answer::Done
             }
+            Call::EndWith { id } => {
+                let mut exit = containers.exit_of(&id)?;
+                let shutdown = self.shutdown.clone();
+                tokio::spawn(async move {
+                    // An error means that the container was deleted: not what was asked for.
+                    if exit.wait_for(Option::is_some).await.is_ok() {
+                        let _ = shutdown.send(AFTER_THE_END);
+                    }
+                });
+                Answer::Done
+            }
+            Call::Stop {
+                id,
+                signal,
+                grace_ms,
+            } => {
+                let grace = Duration::from_millis(grace_ms);
+                containers.stop(&id, signal, grace).await?;
+                Answer::Done
+            }
+            Call::Pause => {
+                containers.pause().await?;
+                Answer::Done
+            }
+            Call::Resume => {
+                containers.resume().await?;
+                Answer::Done
+            }
+            Call::IsPaused => Answer::IsPaused(containers.is_paused()),
             Call::Resize { id, exec_id, size } => {
                 containers.resize(&id, exec_id.as_deref(), size).await?;
                 Answer::Done

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::sandbox::error::RefusalKind;
 use crate::sandbox::types::{
-    ContainerInfo, ContainerStats, ContainerUser, GuestNetwork, ProcessExit, SandboxExit, Started,
-    SupplementalGroups, TerminalSize,
+    ContainerInfo, ContainerStats, ContainerUser, GuestNetwork, JailMode, ProcessExit, SandboxExit,
+    Started, SupplementalGroups, TerminalSize,
 };
 
 /// Version of what is spoken here.
@@ -61,7 +61,24 @@ pub(in crate::sandbox) enum Call {
     Attach {
         id: String,
         stdio: StdioHeader,
+        /// The process waits for this reader.
+        #[serde(default)]
+        is_whole: bool,
     },
+    /// The sandbox is shut down when this container's process has ended.
+    EndWith {
+        id: String,
+    },
+    /// A signal, and SIGKILL to all of the container when it still runs after the grace period.
+    /// Answered at once.
+    Stop {
+        id: String,
+        signal: u32,
+        grace_ms: u64,
+    },
+    Pause,
+    Resume,
+    IsPaused,
     Resize {
         id: String,
         exec_id: Option<String>,
@@ -148,6 +165,7 @@ pub(in crate::sandbox) enum Answer {
     /// With a connected socket.
     Stream,
     Ended(SandboxExit),
+    IsPaused(bool),
 }
 
 /// Why it was not done.
@@ -157,8 +175,8 @@ pub(in crate::sandbox) struct Refusal {
     pub(in crate::sandbox) message: String,
 }
 
-/// The first frame of a sandbox's process, on its stdin. With it come: the control socket,
-/// kernel, initramfs, taps, then the shared directory and the console where there are such.
+/// The first frame of a sandbox's process, on its stdin. With it come: the control socket, the
+/// file for the record of its exit, kernel, initramfs, taps, then the shared directory and the console where there are such.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) version: u32,
@@ -173,6 +191,7 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) has_console: bool,
     pub(in crate::sandbox) network: GuestNetwork,
     pub(in crate::sandbox) sysctls: BTreeMap<String, String>,
+    pub(in crate::sandbox) jail: JailMode,
 }
 
 /// A network card whose tap comes with the frame.

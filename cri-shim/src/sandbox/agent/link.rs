@@ -1,0 +1,206 @@
+//! The connections to a guest's ports, and the line by which its agent says that it is up.
+
+use std::fmt;
+use std::io;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use podvisor_agent_protocol::{
+    AgentError, InvalidReadyLine, MissingExitStatus, READY_PORT, parse_ready_line,
+};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+
+use super::Agent;
+use crate::machine::{HostPort, MachineError, Ports};
+
+/// Connections of the guest to the port of the ready line that wait to be read. Those of an
+/// agent come one after the other.
+const READY_BACKLOG: usize = 4;
+
+/// Why the agent cannot be reached, or what it refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// Reading the ready line failed.
+    #[error("lost the guest's agent while it was starting")]
+    ReadyLost(#[source] io::Error),
+    /// What came is no ready line.
+    #[error(transparent)]
+    NotReady(#[from] InvalidReadyLine),
+    /// A port in the guest cannot be connected to.
+    #[error("failed to connect to port {port} of the guest's agent")]
+    Connect {
+        /// The vsock port.
+        port: u32,
+        /// The machine's answer.
+        #[source]
+        source: MachineError,
+    },
+    /// A connection to the guest cannot be used.
+    #[error("failed to set up a connection to the guest's agent")]
+    Stream(#[source] io::Error),
+    /// The agent's own words.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// The agent's answer makes no sense.
+    #[error(transparent)]
+    Answer(#[from] MissingExitStatus),
+    /// A specification that cannot be written as JSON.
+    #[error("cannot write the container's specification as JSON")]
+    Json(#[source] serde_json::Error),
+    /// The host has no random bytes.
+    #[error("cannot get random bytes from the kernel")]
+    Random(#[source] io::Error),
+}
+
+impl From<ttrpc::Error> for LinkError {
+    fn from(error: ttrpc::Error) -> Self {
+        Self::Agent(error.into())
+    }
+}
+
+type Connecting =
+    Pin<Box<dyn Future<Output = Result<StdUnixStream, MachineError>> + Send + 'static>>;
+
+/// The way to the guest's vsock ports.
+#[derive(Clone)]
+pub struct Mux(Arc<dyn Fn(u32) -> Connecting + Send + Sync>);
+
+impl fmt::Debug for Mux {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mux")
+    }
+}
+
+impl Mux {
+    /// The ports of a machine's guest.
+    pub(in crate::sandbox) fn new(ports: Ports) -> Self {
+        Self(Arc::new(move |port| {
+            let ports = ports.clone();
+            Box::pin(async move { ports.connect(port).await })
+        }))
+    }
+
+    /// Connects to a port in the guest. When nobody listens there, the stream ends at once.
+    pub(in crate::sandbox) async fn connect(&self, port: u32) -> Result<UnixStream, LinkError> {
+        let connected = (self.0)(port).await;
+        let stream = connected.map_err(|source| LinkError::Connect { port, source })?;
+        into_tokio(stream).map_err(LinkError::Stream)
+    }
+}
+
+fn into_tokio(stream: StdUnixStream) -> io::Result<UnixStream> {
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
+/// Waits for the agent to say that it can be talked to.
+#[derive(Debug)]
+pub(in crate::sandbox) struct Ready {
+    connections: mpsc::Receiver<StdUnixStream>,
+}
+
+impl Ready {
+    /// The port of the host on which the agent says so, and who hears it.
+    pub(in crate::sandbox) fn listen() -> (HostPort, Self) {
+        let (sender, connections) = mpsc::channel(READY_BACKLOG);
+        let port = HostPort {
+            port: READY_PORT,
+            on_connect: Box::new(move |stream| {
+                // Closed when nobody takes it: too many, or the agent is up already.
+                let _ = sender.try_send(stream);
+            }),
+        };
+        (port, Self { connections })
+    }
+
+    /// Gives the agent once its ready line has come.
+    pub(in crate::sandbox) async fn agent(mut self, mux: Mux) -> Result<Agent, LinkError> {
+        loop {
+            let gone = || LinkError::ReadyLost(io::ErrorKind::ConnectionAborted.into());
+            let stream = self.connections.recv().await.ok_or_else(gone)?;
+            let mut stream = into_tokio(stream).map_err(LinkError::ReadyLost)?;
+            let mut received = Vec::new();
+            loop {
+                if parse_ready_line(&received)?.is_some() {
+                    return Agent::connect(mux).await;
+                }
+                let read = stream.read_buf(&mut received).await;
+                if read.map_err(LinkError::ReadyLost)? == 0 {
+                    // Closed half-way: the agent has to begin anew.
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use podvisor_agent_protocol::{RPC_PORT, ready_line};
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    /// A guest that takes connections to any port, and notes which.
+    fn guest() -> (Mux, Arc<Mutex<Vec<u32>>>) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let mux = Mux(Arc::new({
+            let asked = Arc::clone(&asked);
+            move |port| {
+                asked.lock().unwrap().push(port);
+                Box::pin(async { Ok(StdUnixStream::pair().unwrap().0) })
+            }
+        }));
+        (mux, asked)
+    }
+
+    /// The guest's end of a connection to the port.
+    fn connect(port: &mut HostPort) -> UnixStream {
+        let (ours, theirs) = StdUnixStream::pair().unwrap();
+        (port.on_connect)(ours);
+        into_tokio(theirs).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_ready_line_may_come_in_pieces_and_after_a_lost_connection() {
+        let (mux, asked) = guest();
+        let (mut port, ready) = Ready::listen();
+        assert_eq!(port.port, READY_PORT);
+        drop(connect(&mut port));
+        let mut stream = connect(&mut port);
+        let speak = tokio::spawn(async move {
+            for byte in ready_line().bytes() {
+                stream.write_all(&[byte]).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        });
+        ready.agent(mux).await.unwrap();
+        speak.await.unwrap();
+        assert_eq!(*asked.lock().unwrap(), [RPC_PORT]);
+    }
+
+    #[tokio::test]
+    async fn another_line_than_the_agents_is_refused() {
+        let (mux, _) = guest();
+        let (mut port, ready) = Ready::listen();
+        let mut stream = connect(&mut port);
+        stream.write_all(b"HTTP/1.1 200 OK\n").await.unwrap();
+        let refused = ready.agent(mux).await;
+        assert!(matches!(refused, Err(LinkError::NotReady(_))));
+    }
+
+    #[tokio::test]
+    async fn connections_that_nobody_reads_are_closed() {
+        let (mut port, ready) = Ready::listen();
+        let kept: Vec<_> = (0..READY_BACKLOG).map(|_| connect(&mut port)).collect();
+        assert_eq!(connect(&mut port).read(&mut [0]).await.unwrap(), 0);
+        drop((ready, kept));
+        assert_eq!(connect(&mut port).read(&mut [0]).await.unwrap(), 0);
+    }
+}

@@ -1,0 +1,153 @@
+//! What the agent is asked and what it answers, between our types and the protocol's.
+
+use std::collections::BTreeMap;
+
+use oci_spec::runtime::{Process, Spec};
+use podvisor_agent_protocol::{ExitStatus, api};
+
+use crate::sandbox::types::{
+    ContainerStats, GuestNetwork, Interface, ProcessExit, Route, SupplementalGroups,
+};
+
+/// What a guest is told about itself.
+#[derive(Debug, Clone, Default)]
+pub struct GuestConfig {
+    /// Its host name.
+    pub hostname: String,
+    /// Its interfaces and routes.
+    pub network: GuestNetwork,
+    /// What to mount of the host's.
+    pub shares: Vec<Share>,
+    /// Kernel parameters by their dotted names.
+    pub sysctls: BTreeMap<String, String>,
+}
+
+/// A directory of the host's that the guest mounts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// The virtio-fs device's tag.
+    pub tag: String,
+    /// Where in the guest.
+    pub path: String,
+}
+
+impl Share {
+    pub(super) fn request(&self) -> api::Share {
+        api::Share {
+            tag: self.tag.clone(),
+            path: self.path.clone(),
+            ..Default::default()
+        }
+    }
+}
+
+/// A container as the agent is asked for it.
+#[derive(Debug)]
+pub struct AgentContainer {
+    /// Its name.
+    pub id: String,
+    /// The serial number of the disk that its image is on.
+    pub image_serial: String,
+    /// Writes to the root filesystem are refused.
+    pub readonly_rootfs: bool,
+    /// The specification.
+    pub spec: Spec,
+    /// `user[:group]`; empty: as the specification says.
+    pub user: String,
+    /// Which of the image's groups the process gets.
+    pub supplemental_groups: SupplementalGroups,
+    /// Its streams; see [`Streams::request`](crate::sandbox::Streams::request).
+    pub stdio: api::Stdio,
+    /// `/etc/hosts`; empty: the image's.
+    pub etc_hosts: Vec<u8>,
+    /// `/etc/resolv.conf`; empty: the image's.
+    pub etc_resolv_conf: Vec<u8>,
+    /// `/etc/hostname`; empty: the image's.
+    pub etc_hostname: Vec<u8>,
+}
+
+/// A further process as the agent is asked for it.
+#[derive(Debug)]
+pub(in crate::sandbox) struct AgentExec {
+    pub(in crate::sandbox) id: String,
+    pub(in crate::sandbox) exec_id: String,
+    pub(in crate::sandbox) process: Process,
+    pub(in crate::sandbox) user: String,
+    pub(in crate::sandbox) supplemental_groups: SupplementalGroups,
+    pub(in crate::sandbox) stdio: api::Stdio,
+}
+
+/// How a process ended, with the signal told apart from an exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AgentExit {
+    /// Its exit code or the signal that killed it.
+    pub status: ExitStatus,
+    /// Nanoseconds since 1970-01-01 UTC by the guest's clock.
+    pub exited_at_ns: u64,
+    /// The guest had no memory left for it.
+    pub oom_killed: bool,
+}
+
+impl From<AgentExit> for ProcessExit {
+    fn from(exit: AgentExit) -> Self {
+        Self {
+            code: exit.status.shell_code().into(),
+            exited_at_ns: exit.exited_at_ns,
+            oom_killed: exit.oom_killed,
+        }
+    }
+}
+
+pub(super) fn interface(interface: &Interface) -> api::Interface {
+    let mac: Vec<String> = interface.mac.iter().map(|b| format!("{b:02x}")).collect();
+    api::Interface {
+        mac: mac.join(":"),
+        name: interface.name.clone(),
+        addresses: interface.addresses.clone(),
+        mtu: interface.mtu.into(),
+        ..Default::default()
+    }
+}
+
+pub(super) fn route(route: &Route) -> api::Route {
+    api::Route {
+        destination: route.destination.clone(),
+        gateway: route.gateway.clone().unwrap_or_default(),
+        interface: route.interface.clone(),
+        ..Default::default()
+    }
+}
+
+pub(super) fn groups(groups: SupplementalGroups) -> api::SupplementalGroups {
+    match groups {
+        SupplementalGroups::Default => api::SupplementalGroups::SUPPLEMENTAL_GROUPS_UNSPECIFIED,
+        SupplementalGroups::Merge => api::SupplementalGroups::SUPPLEMENTAL_GROUPS_MERGE,
+        SupplementalGroups::Strict => api::SupplementalGroups::SUPPLEMENTAL_GROUPS_STRICT,
+    }
+}
+
+pub(super) fn stats(answer: &api::ContainerStatsResponse) -> ContainerStats {
+    let (cpu, memory) = (&answer.cpu, &answer.memory);
+    let (pids, io) = (&answer.pids, &answer.io);
+    ContainerStats {
+        timestamp_ns: answer.timestamp_ns,
+        cpu_usage_us: cpu.usage_us,
+        cpu_user_us: cpu.user_us,
+        cpu_system_us: cpu.system_us,
+        cpu_throttled_us: cpu.throttled_us,
+        memory_usage_bytes: memory.usage_bytes,
+        memory_working_set_bytes: memory.working_set_bytes,
+        memory_limit_bytes: memory.limit_bytes,
+        memory_anon_bytes: memory.anon_bytes,
+        memory_file_bytes: memory.file_bytes,
+        page_faults: memory.page_faults,
+        major_page_faults: memory.major_page_faults,
+        oom_kills: memory.oom_kills,
+        pids_current: pids.current,
+        pids_limit: pids.limit,
+        io_read_bytes: io.read_bytes,
+        io_write_bytes: io.write_bytes,
+        io_read_operations: io.read_operations,
+        io_write_operations: io.write_operations,
+    }
+}

@@ -1,0 +1,291 @@
+//! The way to the agent in a guest: the connections to its ports and its ready line (`link`),
+//! and its calls, whose forms are in `message`.
+//!
+//! What comes from the guest is checked here and is not trusted: a container may have taken
+//! the guest over.
+
+mod link;
+mod message;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use oci_spec::runtime::LinuxResources;
+use podvisor_agent_protocol::api::{self, AgentClient};
+use podvisor_agent_protocol::{ExitStatus, RPC_PORT, StreamId};
+use tracing::debug;
+use ttrpc::asynchronous::transport::Socket;
+use ttrpc::context::{self, Context};
+
+use super::random;
+use super::types::{ContainerStats, ContainerUser, Started, TerminalSize};
+pub(super) use link::Ready;
+pub use link::{LinkError, Mux};
+pub(super) use message::AgentExec;
+pub use message::{AgentContainer, AgentExit, GuestConfig, Share};
+use message::{groups, interface, route, stats};
+
+/// How long a call may take, but for the wait for a process.
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Bytes of entropy that a guest starts with, as many as its generator's state has.
+const SEED: usize = 32;
+
+/// A connection to the agent's service.
+#[derive(Clone)]
+pub struct Agent {
+    client: AgentClient,
+    mux: Mux,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent")
+            .field("mux", &self.mux)
+            .finish_non_exhaustive()
+    }
+}
+
+fn deadline() -> Context {
+    context::with_duration(CALL_TIMEOUT)
+}
+
+impl Agent {
+    async fn connect(mux: Mux) -> Result<Self, LinkError> {
+        let stream = mux.connect(RPC_PORT).await?;
+        let client = AgentClient::new(ttrpc::asynchronous::Client::new(Socket::new(stream)));
+        debug!("connected to the agent");
+        Ok(Self { client, mux })
+    }
+
+    /// The way to the guest's ports.
+    #[must_use]
+    pub fn mux(&self) -> &Mux {
+        &self.mux
+    }
+
+    /// Tells the guest its name, the time, its network and what is shared with it, and seeds
+    /// its random numbers.
+    pub(super) async fn configure(&self, guest: &GuestConfig) -> Result<(), LinkError> {
+        let entropy: [u8; SEED] = random().map_err(LinkError::Random)?;
+        let request = api::ConfigureRequest {
+            hostname: guest.hostname.clone(),
+            unix_time_ns: now_ns(),
+            entropy: entropy.to_vec(),
+            interfaces: guest.network.interfaces.iter().map(interface).collect(),
+            routes: guest.network.routes.iter().map(route).collect(),
+            shares: guest.shares.iter().map(Share::request).collect(),
+            sysctls: guest.sysctls.clone().into_iter().collect(),
+            ..Default::default()
+        };
+        self.client.configure(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Makes a container; its process, and who that is.
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn create(
+        &self,
+        container: AgentContainer,
+    ) -> Result<(u32, ContainerUser), LinkError> {
+        let request = api::CreateContainerRequest {
+            container_id: container.id,
+            image_serial: container.image_serial,
+            readonly_rootfs: container.readonly_rootfs,
+            spec_json: serde_json::to_vec(&container.spec).map_err(LinkError::Json)?,
+            user: container.user,
+            supplemental_groups: groups(container.supplemental_groups).into(),
+            stdio: Some(container.stdio).into(),
+            etc_hosts: container.etc_hosts,
+            etc_resolv_conf: container.etc_resolv_conf,
+            etc_hostname: container.etc_hostname,
+            ..Default::default()
+        };
+        let answer = self.client.create_container(deadline(), &request).await?;
+        let user = ContainerUser {
+            uid: answer.uid,
+            gid: answer.gid,
+            groups: answer.additional_gids,
+        };
+        Ok((answer.pid, user))
+    }
+
+    /// Lets a container's process run.
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn start(&self, id: &str) -> Result<Started, LinkError> {
+        let request = api::StartContainerRequest {
+            container_id: id.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.client.start_container(deadline(), &request).await?;
+        Ok(Started {
+            pid: answer.pid,
+            started_at_ns: answer.started_at_ns,
+        })
+    }
+
+    /// Starts a further process in a container.
+    pub(super) async fn exec(&self, exec: AgentExec) -> Result<(), LinkError> {
+        let request = api::ExecProcessRequest {
+            container_id: exec.id,
+            exec_id: exec.exec_id,
+            process_json: serde_json::to_vec(&exec.process).map_err(LinkError::Json)?,
+            user: exec.user,
+            supplemental_groups: groups(exec.supplemental_groups).into(),
+            stdio: Some(exec.stdio).into(),
+            ..Default::default()
+        };
+        self.client.exec_process(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Waits for the end of a process, however long that takes; an empty `exec_id` means the
+    /// container's own.
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn wait(&self, id: &str, exec_id: &str) -> Result<AgentExit, LinkError> {
+        let request = api::WaitProcessRequest {
+            container_id: id.to_owned(),
+            exec_id: exec_id.to_owned(),
+            ..Default::default()
+        };
+        let no_deadline = Context::default();
+        let answer = self.client.wait_process(no_deadline, &request).await?;
+        Ok(AgentExit {
+            status: ExitStatus::try_from(&answer)?,
+            exited_at_ns: answer.exited_at_ns,
+            oom_killed: answer.oom_killed,
+        })
+    }
+
+    /// Sends a signal to a process, or to all of a container.
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn signal(
+        &self,
+        id: &str,
+        exec_id: &str,
+        signal: u32,
+        all: bool,
+    ) -> Result<(), LinkError> {
+        let request = api::SignalProcessRequest {
+            container_id: id.to_owned(),
+            exec_id: exec_id.to_owned(),
+            signal,
+            all,
+            ..Default::default()
+        };
+        self.client.signal_process(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Tells a process's terminal its size.
+    ///
+    /// # Errors
+    /// The agent's refusal, or the guest is gone.
+    pub async fn resize(
+        &self,
+        id: &str,
+        exec_id: &str,
+        size: TerminalSize,
+    ) -> Result<(), LinkError> {
+        let request = api::ResizeTerminalRequest {
+            container_id: id.to_owned(),
+            exec_id: exec_id.to_owned(),
+            columns: size.columns.into(),
+            rows: size.rows.into(),
+            ..Default::default()
+        };
+        self.client.resize_terminal(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Kills what is left of a container, and unmounts its image unless another container uses
+    /// it.
+    pub(super) async fn delete(&self, id: &str) -> Result<(), LinkError> {
+        let request = api::DeleteContainerRequest {
+            container_id: id.to_owned(),
+            ..Default::default()
+        };
+        self.client.delete_container(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// What a container uses.
+    pub(super) async fn stats(&self, id: &str) -> Result<ContainerStats, LinkError> {
+        let request = api::ContainerStatsRequest {
+            container_id: id.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.client.container_stats(deadline(), &request).await?;
+        Ok(stats(&answer))
+    }
+
+    /// Changes a container's limits.
+    pub(super) async fn update_resources(
+        &self,
+        id: &str,
+        resources: &LinuxResources,
+    ) -> Result<(), LinkError> {
+        let request = api::UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            resources_json: serde_json::to_vec(resources).map_err(LinkError::Json)?,
+            ..Default::default()
+        };
+        self.client
+            .update_container_resources(deadline(), &request)
+            .await?;
+        Ok(())
+    }
+
+    /// Connects the stream `stream` to a TCP port of the guest's loopback.
+    pub(super) async fn port_forward(&self, stream: StreamId, port: u16) -> Result<(), LinkError> {
+        let request = api::PortForwardRequest {
+            stream: stream.as_bytes().to_vec(),
+            port: port.into(),
+            ..Default::default()
+        };
+        self.client.port_forward(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Sets the guest's clock.
+    pub(super) async fn set_clock(&self) -> Result<(), LinkError> {
+        let request = api::SetClockRequest {
+            unix_time_ns: now_ns(),
+            ..Default::default()
+        };
+        self.client.set_clock(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Ends all containers, writes out what is cached, and powers the guest off.
+    pub(super) async fn shutdown(&self) -> Result<(), LinkError> {
+        let request = api::ShutdownRequest::default();
+        self.client.shutdown(deadline(), &request).await?;
+        Ok(())
+    }
+}
+
+/// Nanoseconds since 1970; 0 for a clock before that, or after 2554, which is not worth
+/// passing on.
+pub(super) fn now_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.ok().and_then(|t| u64::try_from(t.as_nanos()).ok());
+    now.unwrap_or(0)
+}
+
+/// What `/etc/hosts` says in a container that has no other.
+#[must_use]
+pub fn etc_hosts(hostname: &str) -> String {
+    format!(
+        "127.0.0.1\tlocalhost\n\
+         ::1\tlocalhost ip6-localhost ip6-loopback\n\
+         127.0.1.1\t{hostname}\n"
+    )
+}

@@ -1,0 +1,252 @@
+//! The control group (v2) of a sandbox's process: made by who launches it, with the limits of the
+//! machine and an overhead for what the process itself takes.
+//!
+//! A group that nobody is in any more is removed by whoever sees the process end, and by the
+//! next launch under the same parent.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock, statfs};
+use tracing::debug;
+
+/// Below which sandboxes have their groups unless told otherwise.
+pub const DEFAULT_CGROUP_PARENT: &str = "/podvisor";
+
+/// Where the hierarchy is mounted.
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// `CGROUP2_SUPER_MAGIC`.
+const CGROUP2: i64 = 0x6367_7270;
+
+/// What is limited or counted.
+const CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "io"];
+
+/// Memory of a sandbox's process beyond its guest's, in bytes: its own, the kernel's for its
+/// page tables, sockets and vCPUs, and what it writes to logs before that reaches the disk.
+pub const MEMORY_OVERHEAD: u64 = 96 << 20;
+
+/// CPU time of a sandbox's process beyond its guest's vCPUs, in thousandths of a CPU: its
+/// devices and streams.
+pub const CPU_OVERHEAD_MILLI: u64 = 500;
+
+/// Threads of a sandbox's process.
+const THREADS: u64 = 8192;
+
+/// Period of the CPU limit in microseconds.
+const PERIOD: u64 = 100_000;
+
+/// Names the group in a sandbox's directory.
+const NAME: &str = "cgroup";
+
+/// Why a sandbox has no control group.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CgroupError {
+    /// The host has none, or the older kind.
+    #[error("{ROOT} is not a cgroup v2 hierarchy")]
+    NotThere,
+    /// A path that leads elsewhere.
+    #[error("`{0}` is not the path of a control group")]
+    Path(String),
+    /// The kernel refused a step.
+    #[error("failed to {step} {}", .path.display())]
+    Step {
+        /// What was tried.
+        step: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What a sandbox's machine may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limits {
+    pub(super) vcpus: u8,
+    /// Bytes of the guest.
+    pub(super) memory: u64,
+}
+
+/// A group that was made, removed again when dropped unless it is kept.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    path: Option<PathBuf>,
+}
+
+impl Cgroup {
+    /// Makes the group `id` below `parent`, which is a path from the hierarchy's root, and puts
+    /// the process `pid` there. `dir` is the sandbox's directory.
+    pub(super) fn create(
+        parent: &str,
+        id: &str,
+        limits: Limits,
+        pid: u32,
+        dir: &Path,
+    ) -> Result<Self, CgroupError> {
+        let is_v2 = statfs(ROOT).is_ok_and(|stat| stat.f_type == CGROUP2);
+        if !is_v2 {
+            return Err(CgroupError::NotThere);
+        }
+        let parent = descend(parent)?;
+        // Held until the group has its process: a group without one may be swept.
+        let _lock = lock(&parent)?;
+        sweep(&parent);
+        let path = parent.join(id);
+        fs::create_dir(&path).map_err(step("create the control group", &path))?;
+        let group = Self {
+            path: Some(path.clone()),
+        };
+        let cpu = (u64::from(limits.vcpus) * 1000 + CPU_OVERHEAD_MILLI) * PERIOD / 1000;
+        let memory = limits.memory.saturating_add(MEMORY_OVERHEAD);
+        for (name, value) in [
+            ("memory.max", memory.to_string()),
+            ("memory.oom.group", "1".to_owned()),
+            ("cpu.max", format!("{cpu} {PERIOD}")),
+            ("pids.max", THREADS.to_string()),
+        ] {
+            write(&path.join(name), &value)?;
+        }
+        let note = dir.join(NAME);
+        fs::write(&note, path.as_os_str().as_encoded_bytes())
+            .map_err(step("note the control group in", &note))?;
+        write(&path.join("cgroup.procs"), &pid.to_string())?;
+        Ok(group)
+    }
+
+    /// Leaves the group to its process.
+    pub(super) fn keep(mut self) {
+        self.path = None;
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            remove(path);
+        }
+    }
+}
+
+/// Removes the group of the sandbox whose directory is `dir`, once its process is gone.
+pub(super) fn remove_of(dir: &Path) {
+    let note = dir.join(NAME);
+    let Ok(path) = fs::read_to_string(&note) else {
+        return;
+    };
+    let path = PathBuf::from(path);
+    // What is in the directory is not believed to be anywhere else.
+    if path.starts_with(ROOT) && remove(&path) {
+        let _ = fs::remove_file(note);
+    }
+}
+
+/// Removes a group that has no process. True when it is gone.
+fn remove(path: &Path) -> bool {
+    match fs::remove_dir(path) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(error) => {
+            debug!(path = %path.display(), %error, "the control group stays for now");
+            false
+        }
+    }
+}
+
+/// Removes the groups below `parent` that no process is in.
+fn sweep(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// Makes the groups on the way to `parent`, each with its controllers for the next.
+fn descend(parent: &str) -> Result<PathBuf, CgroupError> {
+    let mut path = PathBuf::from(ROOT);
+    enable_controllers(&path)?;
+    for part in Path::new(parent).components() {
+        match part {
+            Component::RootDir | Component::CurDir => continue,
+            Component::Normal(name) => path.push(name),
+            Component::ParentDir | Component::Prefix(_) => {
+                return Err(CgroupError::Path(parent.to_owned()));
+            }
+        }
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(step("create the control group", &path)(error));
+            }
+            _ => enable_controllers(&path)?,
+        }
+    }
+    Ok(path)
+}
+
+fn enable_controllers(path: &Path) -> Result<(), CgroupError> {
+    let read = |name: &str| {
+        let file = path.join(name);
+        fs::read_to_string(&file).map_err(step("read", &file))
+    };
+    let (there, enabled) = (read("cgroup.controllers")?, read("cgroup.subtree_control")?);
+    let has = |list: &str, name: &str| list.split_whitespace().any(|one| one == name);
+    for name in CONTROLLERS {
+        if has(&there, name) && !has(&enabled, name) {
+            write(&path.join("cgroup.subtree_control"), &format!("+{name}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn lock(path: &Path) -> Result<File, CgroupError> {
+    let file = File::open(path).map_err(step("open the control group", path))?;
+    flock(&file, FlockOperation::LockExclusive)
+        .map_err(|error| step("lock the control group", path)(error.into()))?;
+    Ok(file)
+}
+
+fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
+    fs::write(path, value).map_err(step("write", path))
+}
+
+fn step(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
+    let path = path.to_owned();
+    move |source| CgroupError::Step { step, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parent_that_leads_elsewhere_is_refused() {
+        for parent in ["..", "/a/../../b"] {
+            // Where there is no such hierarchy, that is the answer.
+            let refused = descend(parent);
+            assert!(
+                matches!(
+                    refused,
+                    Err(CgroupError::Path(_) | CgroupError::Step { .. })
+                ),
+                "{refused:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_note_of_a_group_elsewhere_removes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        fs::create_dir(&victim).unwrap();
+        fs::write(dir.path().join(NAME), victim.to_str().unwrap()).unwrap();
+        remove_of(dir.path());
+        assert!(victim.exists());
+    }
+}

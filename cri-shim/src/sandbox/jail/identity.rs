@@ -1,0 +1,152 @@
+//! Who the process is, what it may do, and how much it may have.
+
+use rustix::process::{
+    DumpableBehavior, Gid, Resource, Rlimit, Uid, geteuid, set_dumpable_behavior, setrlimit,
+};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
+
+use super::{JailError, namespaces, step};
+
+/// A sandbox's user and group are this and the number of its process: no two that run at once
+/// have the same, and nothing has to be remembered. Linux' process numbers are below 2²².
+pub const UID_BASE: u32 = 2_000_000_000;
+
+/// `nobody`, where a user namespace knows only few users.
+const NOBODY: u32 = 65534;
+
+/// Threads of all of the user's processes; each stream of a container is one.
+const THREADS: u64 = 8192;
+
+/// What closing the jail around another user than root needs.
+const CHANGE_IDENTITY: CapabilitySet = CapabilitySet::SYS_ADMIN
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETPCAP);
+
+/// What serving a shared directory takes: files belong to the guest's users, of whatever number.
+/// Not MKNOD, by which a device of the host could be opened (whiteouts need none), and not
+/// DAC_READ_SEARCH, by which files are opened by their numbers.
+const FOR_SHARE: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID);
+
+/// Capabilities that a kernel may know, by number.
+const NUMBERS: u32 = 64;
+
+/// Whether this process may become another user and make namespaces: root, unless in a
+/// container that was given less.
+#[must_use]
+pub fn can_change_identity() -> bool {
+    let has = |sets: CapabilitySets| sets.effective.contains(CHANGE_IDENTITY);
+    geteuid().is_root() && capabilities(None).is_ok_and(has)
+}
+
+/// The user that this process becomes. `/proc` shows its number in the host's PID namespace.
+pub(super) fn own_uid() -> Result<u32, JailError> {
+    let find = || {
+        let link = std::fs::read_link("/proc/self")?;
+        let pid = link.to_str().and_then(|text| text.parse::<u32>().ok());
+        pid.and_then(|pid| UID_BASE.checked_add(pid))
+            .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidData))
+    };
+    find().map_err(step("find this process in /proc"))
+}
+
+/// Sets limits that the process cannot raise any more.
+pub(super) fn limit_resources() -> Result<(), JailError> {
+    for (resource, most) in [
+        (Resource::Core, 0),
+        (Resource::Msgqueue, 0),
+        (Resource::Rtprio, 0),
+        (Resource::Nice, 0),
+        (Resource::Nproc, THREADS),
+    ] {
+        let limit = Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        setrlimit(resource, limit).map_err(step("limit the jail's resources"))?;
+    }
+    Ok(())
+}
+
+/// Becomes a user that owns nothing, without capabilities.
+pub(super) fn become_nobody(uid: u32) -> Result<(), JailError> {
+    drop_bounding_set(CapabilitySet::empty())?;
+    set_thread_groups(&[]).map_err(step("leave the supplementary groups"))?;
+    let become_user = |id: u32| -> rustix::io::Result<()> {
+        let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+        set_thread_res_gid(gid, gid, gid)?;
+        set_thread_res_uid(uid, uid, uid)
+    };
+    become_user(uid)
+        .or_else(|_| become_user(NOBODY))
+        .map_err(step("become the jail's user"))?;
+    // Its maker has all capabilities in it until they are dropped here.
+    namespaces::leave_user_namespace();
+    drop_capabilities()
+}
+
+/// Stays root, with what a shared directory needs and nothing else.
+pub(super) fn keep_for_share() -> Result<(), JailError> {
+    drop_bounding_set(FOR_SHARE)?;
+    set_thread_groups(&[]).map_err(step("leave the supplementary groups"))?;
+    set(FOR_SHARE)?;
+    not_dumpable()
+}
+
+/// Keeps no capability.
+pub(super) fn drop_capabilities() -> Result<(), JailError> {
+    drop_bounding_set(CapabilitySet::empty())?;
+    set(CapabilitySet::empty())?;
+    not_dumpable()
+}
+
+/// No program that is executed gets more than this process has.
+pub(super) fn no_new_privileges() -> Result<(), JailError> {
+    set_no_new_privs(true).map_err(step("renounce further privileges"))
+}
+
+fn set(kept: CapabilitySet) -> Result<(), JailError> {
+    clear_ambient_capability_set().map_err(step("clear the ambient capabilities"))?;
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, sets).map_err(step("drop capabilities"))
+}
+
+fn drop_bounding_set(kept: CapabilitySet) -> Result<(), JailError> {
+    let may_drop =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SETPCAP));
+    if !may_drop {
+        // Nothing is executed any more, and nothing executed gets more than there is.
+        return Ok(());
+    }
+    for number in 0..NUMBERS {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        if kept.contains(one) {
+            continue;
+        }
+        match remove_capability_from_bounding_set(one) {
+            Ok(()) => {}
+            // The kernel knows no further one.
+            Err(rustix::io::Errno::INVAL) => break,
+            Err(error) => return Err(step("drop capabilities")(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Nobody else of the same user may look into its memory.
+fn not_dumpable() -> Result<(), JailError> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("hide the process's memory"))
+}

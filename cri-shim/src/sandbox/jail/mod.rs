@@ -1,0 +1,108 @@
+//! The jail of a sandbox's process, closed before its guest runs its first instruction: whoever
+//! breaks out of the guest finds open files, and no way to anything else.
+//!
+//! [`spawn`] starts a process in a PID namespace of its own, and [`close`] does the rest from
+//! within, while the process has one thread: what it opens by path is open then. The layers, each
+//! of which holds without the others:
+//!
+//! | file | layer |
+//! | --- | --- |
+//! | `namespaces` | mount, IPC, UTS, network, cgroup and user namespaces; an empty root |
+//! | `identity` | a user and group of its own, capabilities, no_new_privs, resource limits |
+//! | `paths` | Landlock: no file by path, no TCP, no signals outwards |
+//! | `filter` | seccomp: the calls that are left |
+//!
+//! docs/sandbox.md lists what the filter allows, call by call, and what came of attempts to
+//! break out. Nothing here knows machines or containers.
+
+mod filter;
+mod identity;
+mod namespaces;
+mod paths;
+mod spawn;
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use tracing::debug;
+
+pub use identity::{UID_BASE, can_change_identity};
+pub use spawn::spawn;
+pub(super) use spawn::{close_inherited, limit_arenas};
+
+/// Which calls the jail leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallFilter {
+    /// Those that a sandbox's process makes; any other kills it.
+    Enforced,
+    /// All that the other layers leave: to see that these hold alone.
+    Absent,
+}
+
+/// Why the jail could not be closed. The process must not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JailError {
+    /// The kernel refused a step.
+    #[error("failed to {step}{}", hint(.source))]
+    Step {
+        /// What was tried.
+        step: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Landlock refused.
+    #[error("failed to close the file system with Landlock")]
+    Landlock(#[from] landlock::RulesetError),
+    /// The filter could not be built or set.
+    #[error("failed to set the filter of system calls")]
+    Filter(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+fn hint(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            " (the jail needs CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SETPCAP, or user \
+             namespaces that everybody may make)"
+        }
+        _ => "",
+    }
+}
+
+fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> JailError {
+    move |source| JailError::Step {
+        step,
+        source: source.into(),
+    }
+}
+
+/// Closes the jail around this process for good. To be called while it has one thread; threads
+/// that are started later are inside.
+///
+/// `share` is the directory that the process goes on serving by path, below it and nowhere else:
+/// with it the process stays root, where it is, with the six capabilities that giving files
+/// their owners takes.
+///
+/// # Errors
+/// [`JailError`]: some layers may be closed then, and the process is of no use.
+pub fn close(share: Option<BorrowedFd<'_>>, calls: CallFilter) -> Result<(), JailError> {
+    let begin = Instant::now();
+    let can_change_identity = can_change_identity();
+    let uid = identity::own_uid()?;
+    identity::limit_resources()?;
+    namespaces::enter(can_change_identity)?;
+    namespaces::empty_root()?;
+    match (can_change_identity, share) {
+        (true, None) => identity::become_nobody(uid)?,
+        (true, Some(_)) => identity::keep_for_share()?,
+        (false, _) => identity::drop_capabilities()?,
+    }
+    identity::no_new_privileges()?;
+    paths::close(share)?;
+    if calls == CallFilter::Enforced {
+        filter::set(share.is_some())?;
+    }
+    debug!(elapsed = ?begin.elapsed(), "the jail is closed");
+    Ok(())
+}

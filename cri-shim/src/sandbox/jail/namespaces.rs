@@ -1,0 +1,58 @@
+//! Namespaces of its own, and a root directory that holds nothing.
+#![allow(unsafe_code)] // unshare
+
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount,
+};
+use rustix::process::{chdir, pivot_root};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use super::{JailError, step};
+
+/// Where the empty root is mounted before it becomes the root; any directory that each Linux has.
+const MOUNT_POINT: &str = "/proc";
+
+/// Leaves the host's namespaces. Whoever may not do so makes a user namespace first.
+pub(super) fn enter(is_privileged: bool) -> Result<(), JailError> {
+    let mut flags = UnshareFlags::NEWNS
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWCGROUP;
+    if !is_privileged {
+        flags |= UnshareFlags::NEWUSER;
+    }
+    // SAFETY: descriptors stay shared, which is what `unshare` could break; the process has one
+    // thread.
+    let left = unsafe { unshare_unsafe(flags) };
+    left.map_err(step("make namespaces for the jail"))
+}
+
+/// Makes an empty, read-only file system the root.
+pub(super) fn empty_root() -> Result<(), JailError> {
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", private).map_err(step("keep the jail's mounts from the host"))?;
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount(
+        "podvisor",
+        MOUNT_POINT,
+        "tmpfs",
+        flags,
+        Some(c"size=4096,nr_inodes=1,mode=0555"),
+    )
+    .map_err(step("mount the jail's root directory"))?;
+    chdir(MOUNT_POINT).map_err(step("enter the jail's root directory"))?;
+    pivot_root(".", ".").map_err(step("make the jail's directory the root"))?;
+    // The old root lies on top of the new one now.
+    unmount(".", UnmountFlags::DETACH).map_err(step("detach the host's files"))?;
+    chdir("/").map_err(step("enter the root directory"))
+}
+
+/// Makes a user namespace in which nobody is anybody. It is refused where the host does not let
+/// everybody make one; the capabilities are gone in either case.
+pub(super) fn leave_user_namespace() {
+    // SAFETY: as in `enter`.
+    if let Err(error) = unsafe { unshare_unsafe(UnshareFlags::NEWUSER) } {
+        tracing::debug!(%error, "the jail has no user namespace of its own");
+    }
+}

@@ -1,0 +1,216 @@
+//! The jail of a sandbox's process, from inside: attempts of hostile code to get out, each with
+//! the answer that it gets. docs/sandbox.md has the table.
+//!
+//! These need root, as the jail does, and no KVM.
+
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use podvisor_cri::sandbox::jail;
+
+const SIGSYS: i32 = 31;
+
+const EPERM: i32 = 1;
+const ENOENT: i32 = 2;
+const ESRCH: i32 = 3;
+const EACCES: i32 = 13;
+const EINVAL: i32 = 22;
+const EROFS: i32 = 30;
+const ENOSYS: i32 = 38;
+const ENETUNREACH: i32 = 101;
+const ECONNREFUSED: i32 = 111;
+
+/// What an attempt comes to when no filter ends it.
+#[derive(Debug, Clone, Copy)]
+enum Alone {
+    /// Another layer refuses it, with one of these.
+    Refused(&'static [i32]),
+    /// It is let through, and leads nowhere: the other layers hold what it makes.
+    Harmless,
+    /// The filter alone stands against it.
+    FilterOnly,
+}
+
+use Alone::{FilterOnly, Harmless, Refused};
+
+/// Attempts of a process without a shared directory.
+const ATTEMPTS: &[(&str, Alone)] = &[
+    ("open-file", Refused(&[ENOENT, EACCES])),
+    ("open-proc", Refused(&[ENOENT, EACCES])),
+    ("list-root", Refused(&[EACCES])),
+    ("create-file", Refused(&[EACCES, EROFS])),
+    ("make-device", Refused(&[EACCES, EPERM, EROFS])),
+    ("signal", Refused(&[ESRCH])),
+    ("signal-thread", Refused(&[ESRCH])),
+    ("open-process", Refused(&[ESRCH])),
+    ("trace", Refused(&[ESRCH])),
+    ("read-memory", Refused(&[ESRCH])),
+    ("limit-process", Refused(&[ESRCH])),
+    ("tcp", Refused(&[EACCES, ENETUNREACH])),
+    ("udp", Refused(&[ENETUNREACH])),
+    ("raw-socket", Refused(&[EPERM])),
+    ("abstract-socket", Refused(&[ECONNREFUSED])),
+    ("mount", Refused(&[EPERM])),
+    ("unmount", Refused(&[EPERM])),
+    ("chroot", Refused(&[EPERM])),
+    // Its capabilities are good for nothing that is the host's.
+    ("user-namespace", Refused(&[EPERM])),
+    ("namespace", Refused(&[EPERM])),
+    ("load-module", Refused(&[EPERM, ENOSYS])),
+    ("load-kernel", Refused(&[EPERM, ENOSYS])),
+    ("load-bpf", Refused(&[EPERM, EINVAL, ENOSYS])),
+    ("execute", Refused(&[ENOENT, EACCES])),
+    ("fork", Harmless),
+    ("become-root", Refused(&[EPERM, EINVAL])),
+    ("reboot", Refused(&[EPERM])),
+    ("set-host-name", Refused(&[EPERM])),
+    ("set-clock", Refused(&[EPERM])),
+    ("ports", Refused(&[EPERM, ENOSYS])),
+    ("keyring", FilterOnly),
+    ("shared-memory", Refused(&[ENOENT])),
+    ("io-uring", Harmless),
+    ("executable-memory", Harmless),
+    ("another-vm", FilterOnly),
+    ("terminal-input", Refused(&[25, EPERM, EINVAL])),
+];
+
+/// Attempts of one that serves a directory, and is root: the calls for files are allowed.
+const WITH_SHARE: &[(&str, &[i32])] = &[
+    ("open-file", &[ENOENT, EACCES]),
+    ("leave-share", &[EACCES]),
+    ("make-device-in-share", &[EACCES, EPERM]),
+    ("make-null-in-share", &[EACCES, EPERM]),
+];
+
+fn program() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let target = test.parent().and_then(Path::parent).unwrap();
+    target.join("examples/hostile")
+}
+
+/// What there is to be reached on the host, while it lives.
+struct Host {
+    tcp: TcpListener,
+    _abstract: UnixListener,
+}
+
+impl Host {
+    fn new() -> Self {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        // A name that no other test has.
+        let name = format!("podvisor-test-{}", tcp.local_addr().unwrap().port());
+        let name = SocketAddr::from_abstract_name(name).unwrap();
+        Self {
+            tcp,
+            _abstract: UnixListener::bind_addr(&name).unwrap(),
+        }
+    }
+
+    /// The answer, or the signal that ended the process.
+    fn attempt(&self, what: &str, filter: bool, share: &str) -> Result<Option<i32>, i32> {
+        let port = self.tcp.local_addr().unwrap().port().to_string();
+        let filter = if filter { "filter" } else { "" };
+        let pid = std::process::id().to_string();
+        let mut child = jail::spawn(|| {
+            Command::new(program())
+                .args([what, filter, share, &pid, &port])
+                .env("RUST_BACKTRACE", "1")
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()
+        })
+        .expect("the example `hostile` is built with the tests");
+        let mut text = String::new();
+        child
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        let status = child.wait().unwrap();
+        match status.signal() {
+            Some(signal) => Err(signal),
+            None if text == "ok\n" => Ok(None),
+            None => match text.trim().parse() {
+                Ok(error) => Ok(Some(error)),
+                Err(_) => panic!("{what}: {text:?}, {status}"),
+            },
+        }
+    }
+}
+
+#[test]
+fn the_filter_kills_a_process_at_any_attempt_to_leave_its_jail() {
+    let host = Host::new();
+    assert_eq!(host.attempt("nothing", true, ""), Ok(None));
+    for (attempt, _) in ATTEMPTS {
+        let answer = host.attempt(attempt, true, "");
+        let expected = match *attempt {
+            "open-file" | "open-proc" | "list-root" | "create-file" => Ok(Some(ENOSYS)),
+            _ => Err(SIGSYS),
+        };
+        assert_eq!(answer, expected, "{attempt}");
+    }
+}
+
+#[test]
+fn what_the_process_does_every_day_is_no_attempt() {
+    let host = Host::new();
+    let dir = tempfile::tempdir().unwrap();
+    for share in ["", dir.path().to_str().unwrap()] {
+        for work in ["threads", "memory", "panic", "time", "memory-file"] {
+            assert_eq!(host.attempt(work, true, share), Ok(None), "{work}");
+        }
+    }
+}
+
+#[test]
+fn without_the_filter_the_other_layers_refuse_each_attempt() {
+    let host = Host::new();
+    let mut wrong = Vec::new();
+    for (attempt, alone) in ATTEMPTS {
+        let answer = host.attempt(attempt, false, "");
+        println!("{attempt}: {answer:?}");
+        let is_right = match (alone, answer) {
+            (Refused(with), Ok(Some(error))) => with.contains(&error),
+            // What it makes has no more rights than itself.
+            (Harmless, answer) => answer.is_ok(),
+            (FilterOnly, _) => true,
+            _ => false,
+        };
+        if !is_right {
+            wrong.push((attempt, answer));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
+fn a_process_with_a_shared_directory_reaches_that_one_alone() {
+    let host = Host::new();
+    let dir = tempfile::tempdir().unwrap();
+    let share = dir.path().to_str().unwrap();
+    for filter in [false, true] {
+        for (attempt, with) in WITH_SHARE {
+            let answer = host.attempt(attempt, filter, share);
+            let error = answer.ok().flatten();
+            assert!(
+                error.is_some_and(|e| with.contains(&e)),
+                "{attempt}: {answer:?}"
+            );
+        }
+        assert_eq!(host.attempt("use-share", filter, share), Ok(None));
+    }
+    assert_eq!(std::fs::read_dir(share).unwrap().count(), 1);
+    assert_eq!(host.attempt("open-handle", true, share), Err(SIGSYS));
+    let answer = host.attempt("open-handle", false, share);
+    assert_eq!(answer, Ok(Some(EPERM)));
+    for attempt in ["signal", "tcp", "mount", "execute", "user-namespace"] {
+        assert_eq!(host.attempt(attempt, true, share), Err(SIGSYS), "{attempt}");
+    }
+}
