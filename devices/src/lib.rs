@@ -1,5 +1,5 @@
 //! The devices of a podvisor guest: a virtio core, the virtio devices on it, and the two
-//! legacy devices a microVM still needs.
+//! legacy devices a microVM still needs; and a minimal PCI bus.
 //!
 //! # How data enters and leaves
 //!
@@ -34,6 +34,7 @@ pub mod console;
 pub mod fs;
 pub mod legacy;
 pub mod net;
+pub mod pci;
 pub mod rng;
 pub mod virtio;
 pub mod vsock;
