@@ -37,6 +37,18 @@ impl ConfigSpace {
         self
     }
 
+    /// Number of bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether the device type has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Reads `data.len()` bytes at `offset`; what lies beyond the end, for any `offset`
     /// whatever, reads as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {

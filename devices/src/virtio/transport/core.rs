@@ -99,6 +99,11 @@ impl TransportCore {
         self.parts.info.features | features::RING
     }
 
+    /// Feature bits that the driver accepted so far.
+    pub(super) fn acked(&self) -> u64 {
+        self.acked
+    }
+
     /// The driver's bits, while it may still change them.
     pub(super) fn acked_mut(&mut self) -> Option<&mut u64> {
         self.status.negotiating().then_some(&mut self.acked)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::core::{SavedTransport, TransportCore, TransportInterrupt, TransportParts};
+use super::half::{half, set_half};
 use crate::virtio::{Interrupt, InterruptLine, QueueState, RestoreError};
 
 /// Bytes of guest physical address space per device.
@@ -312,24 +313,6 @@ impl MmioTransport {
 
     fn log_guest_error(&mut self, what: &'static str, offset: u64) {
         self.core.log_guest_error(what, Some(offset));
-    }
-}
-
-/// The low (0) or high (1) half; other selectors select nothing (§4.2.2).
-fn half(value: u64, select: u32) -> u32 {
-    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
-    match select {
-        0 => u32::from_le_bytes([a, b, c, d]),
-        1 => u32::from_le_bytes([e, f, g, h]),
-        _ => 0,
-    }
-}
-
-fn set_half(value: &mut u64, select: u32, half: u32) {
-    match select {
-        0 => *value = (*value & 0xffff_ffff_0000_0000) | u64::from(half),
-        1 => *value = (*value & 0xffff_ffff) | (u64::from(half) << 32),
-        _ => {}
     }
 }
 

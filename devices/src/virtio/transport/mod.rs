@@ -3,14 +3,18 @@
 //! * `core.rs` holds what the driver configures (status, features, queue addresses), one state
 //!   machine for all transports.
 //! * `mmio.rs` is the register map of virtio over MMIO, and its interrupt.
+//! * `pci/` is the same for virtio over PCI.
 //!
 //! A transport does not know which device it carries; the device does not know which transport
 //! it sits on.
 
 mod core;
+mod half;
 mod mmio;
+pub mod pci;
 mod status;
 
 pub use self::core::{RESET_PATIENCE, SavedTransport, TransportInterrupt, TransportParts};
 pub use mmio::{MmioInterrupt, MmioTransport, QUEUE_NOTIFY, SavedMmio, WINDOW_SIZE};
+pub use pci::{PciInterrupt, PciTransport, SavedPci};
 pub use status::Status;

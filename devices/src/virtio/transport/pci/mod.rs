@@ -1,0 +1,205 @@
+//! Virtio over PCI (§4.1): a function with one BAR, and MSI-X.
+//!
+//! * `layout.rs` says what lies where in the BAR, and tells it the driver by capabilities.
+//! * `common.rs` is the common configuration structure, a register map over [`TransportCore`].
+//! * `interrupt.rs` is the device's interrupt: which vector each queue has.
+//!
+//! A device is modern only: there is no legacy interface, and no INTx. A driver that cannot use
+//! MSI-X gets no interrupts.
+
+mod common;
+mod interrupt;
+mod layout;
+
+use std::sync::Arc;
+
+use super::core::{SavedTransport, TransportCore, TransportInterrupt, TransportParts};
+use crate::pci::{PciConfig, SavedMsix};
+use crate::virtio::{QueueState, RestoreError};
+use common::Selectors;
+use layout::{Capabilities, Room};
+
+pub use interrupt::PciInterrupt;
+pub use layout::{BAR_SIZE, COMMON, DEVICE, ISR, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER, PENDING};
+
+/// The state of this transport, for a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedPci {
+    /// What all transports have.
+    pub transport: SavedTransport,
+    /// Configuration space, with BAR 0 and MSI-X's message control.
+    pub config: Vec<u8>,
+    /// MSI-X's table.
+    pub msix: SavedMsix,
+    /// `config_msix_vector`.
+    pub config_vector: u16,
+    /// `queue_msix_vector` of each queue.
+    pub queue_vectors: Vec<u16>,
+    /// ISR status.
+    pub isr: u8,
+    /// `device_feature_select`, `driver_feature_select` and `queue_select`.
+    pub selectors: (u32, u32, u16),
+}
+
+/// The configuration space and the BAR of one device. Accesses come from vCPU threads, one at a
+/// time; none waits for the device's work, but for a reset, and for that no longer than
+/// [`RESET_PATIENCE`](super::RESET_PATIENCE).
+#[derive(Debug)]
+pub struct PciTransport {
+    core: TransportCore,
+    irq: Arc<PciInterrupt>,
+    config: PciConfig,
+    at: Capabilities,
+    select: Selectors,
+}
+
+impl PciTransport {
+    /// Puts a device behind configuration space and a BAR. `irq` has as many queues as the device.
+    #[must_use]
+    pub fn new(parts: TransportParts, irq: Arc<PciInterrupt>) -> Self {
+        let (config, at) = layout::configuration(&parts.info, &irq);
+        Self {
+            core: TransportCore::new(parts, irq.clone()),
+            irq,
+            config,
+            at,
+            select: Selectors::default(),
+        }
+    }
+
+    /// Sets where the BAR lies, as firmware does. The driver enables it, and may move it.
+    pub fn set_bar(&mut self, address: u32) {
+        self.config.set_bar0(address);
+    }
+
+    /// Where the BAR lies, enabled or not.
+    #[must_use]
+    pub fn bar(&self) -> u64 {
+        self.config.bar0_address().into()
+    }
+
+    /// Where the device answers at its [`BAR_SIZE`] bytes, if the driver enabled that.
+    #[must_use]
+    pub fn window(&self) -> Option<u64> {
+        self.config.memory_enabled().then(|| self.bar())
+    }
+
+    /// The device status field as the driver would read it.
+    #[must_use]
+    pub fn status(&mut self) -> u8 {
+        self.core.status()
+    }
+
+    /// The driver reads configuration space.
+    pub fn read_config(&mut self, offset: u64, data: &mut [u8]) {
+        if let Some(access) = self.data_window(offset, data.len()) {
+            // §4.1.4.9: the access is to the BAR.
+            self.read_bar(access, data);
+            return;
+        }
+        self.config.read(offset, data);
+    }
+
+    /// The driver writes configuration space. [`Self::window`] may differ afterwards.
+    pub fn write_config(&mut self, offset: u64, data: &[u8]) {
+        if let Some(access) = self.data_window(offset, data.len()) {
+            self.write_bar(access, data);
+            return;
+        }
+        self.config.write(offset, data);
+        self.irq.set_control(self.config.u16(self.at.msix_control));
+    }
+
+    /// The offset in the BAR that an access to `pci_cfg_data` means (§4.1.4.9): what the driver wrote
+    /// into that capability before.
+    fn data_window(&self, offset: u64, len: usize) -> Option<u64> {
+        let access = self.at.access?;
+        if offset != access.data {
+            return None;
+        }
+        let mut bar = [0];
+        self.config.read(access.bar, &mut bar);
+        let length = usize::try_from(self.config.u32(access.length)).ok()?;
+        let bar_offset = self.config.u32(access.offset);
+        let valid = bar == [0] && length == len && matches!(len, 1 | 2 | 4);
+        (valid && bar_offset.is_multiple_of(u32::try_from(len).ok()?)).then_some(bar_offset.into())
+    }
+
+    /// The driver reads `data.len()` bytes at `offset` of the BAR. Where nothing is, or of a width
+    /// that is not a register's, it sees zeroes.
+    pub fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        match layout::room(offset) {
+            Room::Common(at) => self.read_common(at, data),
+            Room::Isr => {
+                if let [byte] = data {
+                    *byte = self.irq.take_isr();
+                }
+            }
+            Room::Device(at) => self.core.info().config.read(at, data),
+            Room::Notify(_) | Room::Nothing => {}
+            Room::Table(at) => self.irq.msix(|msix| msix.read_table(at, data)),
+            Room::Pending(at) => self.irq.msix(|msix| msix.read_pending(at, data)),
+        }
+    }
+
+    /// The driver writes `data` at `offset` of the BAR.
+    pub fn write_bar(&mut self, offset: u64, data: &[u8]) {
+        match layout::room(offset) {
+            Room::Common(at) => self.write_common(at, data),
+            Room::Device(at) => self.core.info().config.driver_write(at, data),
+            // §4.1.5.2: the address says which queue it is; the value says the same.
+            Room::Notify(queue) => self.core.notify(queue),
+            Room::Table(at) => self.irq.msix(|msix| msix.write_table(at, data)),
+            Room::Isr | Room::Pending(_) | Room::Nothing => {
+                self.log_guest_error("write where nothing takes it", offset);
+            }
+        }
+    }
+
+    /// The registers, of a device that is paused.
+    #[must_use]
+    pub fn save(&mut self) -> SavedPci {
+        let vectors = self.irq.vectors();
+        SavedPci {
+            transport: self.core.save(),
+            config: self.config.save(),
+            msix: self.irq.msix(|msix| msix.save()),
+            config_vector: vectors.config,
+            queue_vectors: vectors.queues,
+            isr: self.irq.isr(),
+            selectors: self.select.save(),
+        }
+    }
+
+    /// Puts registers back, which are not trusted, before any driver has touched the device. The
+    /// queues in `running` go on from their positions. [`Self::window`] may differ afterwards.
+    ///
+    /// # Errors
+    /// When the state cannot be one of this device. Nothing that the device does has changed then.
+    pub fn restore(
+        &mut self,
+        saved: &SavedPci,
+        running: &[(u16, QueueState)],
+    ) -> Result<(), RestoreError> {
+        let mut config = self.config.clone();
+        config.restore(&saved.config)?;
+        self.irq.check(saved)?;
+        self.core.restore(&saved.transport, running)?;
+        self.config = config;
+        self.select = Selectors::restored(saved.selectors);
+        self.irq.restore(saved);
+        self.irq.set_control(self.config.u16(self.at.msix_control));
+        if saved.transport.needs_reset {
+            self.irq.restore_needs_reset();
+        }
+        Ok(())
+    }
+
+    fn log_guest_error(&mut self, what: &'static str, offset: u64) {
+        self.core.log_guest_error(what, Some(offset));
+    }
+}
+
+#[cfg(test)]
+mod tests;
