@@ -1,9 +1,11 @@
-//! Drivers that break the rules, against every device and every queue of it, through the transport.
+//! Drivers that break the rules, against every device and every queue of it, through both transports.
 //! docs/devices.md maps each fault to its test here or beside the device.
 //!
 //! * `subjects.rs` has the devices, and what a sound chain of each queue is.
+//! * `driver.rs` is a driver's side of either transport.
 //! * `rings.rs` breaks descriptors and rings, `registers.rs` what the transport is told.
 
+mod driver;
 mod registers;
 mod rings;
 mod subjects;
@@ -15,8 +17,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::GuestRam;
 use crate::testing::{DirectLink, DriverQueue, memory};
-use crate::virtio::transport::{MmioInterrupt, MmioTransport, TransportParts};
 use crate::virtio::{Progress, QueueConfig};
+use driver::{Driver, On, reg};
 use subjects::{Sound, Subject, subjects};
 
 const MEMORY: u64 = 16 << 20;
@@ -27,29 +29,11 @@ const QUEUE: u16 = 16;
 const NEEDS_RESET: u32 = 64;
 const DRIVER_OK: u32 = 15;
 
-/// Registers of virtio over MMIO (§4.2.2).
-mod reg {
-    pub(super) const FEATURES: u64 = 0x10;
-    pub(super) const FEATURES_SEL: u64 = 0x14;
-    pub(super) const DRIVER_FEATURES: u64 = 0x20;
-    pub(super) const DRIVER_FEATURES_SEL: u64 = 0x24;
-    pub(super) const QUEUE_SEL: u64 = 0x30;
-    pub(super) const QUEUE_SIZE_MAX: u64 = 0x34;
-    pub(super) const QUEUE_SIZE: u64 = 0x38;
-    pub(super) const QUEUE_READY: u64 = 0x44;
-    pub(super) const QUEUE_NOTIFY: u64 = 0x50;
-    pub(super) const STATUS: u64 = 0x70;
-    pub(super) const DESC: u64 = 0x80;
-    pub(super) const DRIVER: u64 = 0x90;
-    pub(super) const DEVICE: u64 = 0xa0;
-    pub(super) const CONFIG: u64 = 0x100;
-}
-
 /// A device behind its transport, and its driver.
 struct Rig {
     subject: Subject,
     mem: GuestRam,
-    mmio: MmioTransport,
+    driver: Driver,
     worker: DirectLink,
     kicks: Vec<Arc<EventFd>>,
     drivers: Vec<DriverQueue>,
@@ -60,20 +44,13 @@ impl Rig {
         let mem = memory(usize::try_from(MEMORY).unwrap());
         let device = subject.device.take().unwrap();
         let eventfd = || EventFd::new(EFD_NONBLOCK).unwrap();
-        let irq = Arc::new(MmioInterrupt::new(eventfd()));
         let info = device.info();
         let kicks: Vec<_> = info.queue_sizes.iter().map(|_| eventfd().into()).collect();
-        let worker = DirectLink::new(device, irq.clone());
-        let parts = TransportParts {
-            info,
-            link: Arc::new(worker.clone()),
-            mem: mem.clone(),
-            kicks: kicks.clone(),
-        };
+        let (driver, worker) = Driver::new(subject.on, device, &mem, &kicks);
         Self {
             subject,
             mem,
-            mmio: MmioTransport::new(parts, irq),
+            driver,
             worker,
             kicks,
             drivers: Vec::new(),
@@ -88,13 +65,11 @@ impl Rig {
     }
 
     fn write(&mut self, register: u64, value: u32) {
-        self.mmio.write(register, &value.to_le_bytes());
+        self.driver.set(register, value);
     }
 
     fn read(&mut self, register: u64) -> u32 {
-        let mut bytes = [0; 4];
-        self.mmio.read(register, &mut bytes);
-        u32::from_le_bytes(bytes)
+        self.driver.get(register)
     }
 
     fn status(&mut self) -> u32 {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-use super::Rig;
+use super::{On, Rig};
 use crate::blk::{BlockDevice, FileDisk};
 use crate::console::ConsoleDevice;
 use crate::fs::FsDevice;
@@ -27,6 +27,7 @@ pub(super) type Arrive = fn(&mut Rig);
 /// A device and how it is used.
 pub(super) struct Subject {
     pub(super) name: &'static str,
+    pub(super) on: On,
     pub(super) device: Option<Box<dyn VirtioDevice>>,
     pub(super) sound: BTreeMap<u16, Sound>,
     /// Queues whose chains are taken when something arrives.
@@ -41,6 +42,7 @@ impl Subject {
     fn new(name: &'static str, device: impl VirtioDevice) -> Self {
         Self {
             name,
+            on: On::Mmio,
             device: Some(Box::new(device)),
             sound: BTreeMap::new(),
             arrivals: BTreeMap::new(),
@@ -66,9 +68,13 @@ impl Subject {
     }
 }
 
-/// One of each.
+/// One of each, on either transport.
 pub(super) fn subjects() -> Vec<Subject> {
-    vec![blk(), console(), fs(), net(), rng(), vsock()]
+    let on = |on| {
+        let all = [blk(), console(), fs(), net(), rng(), vsock()];
+        all.map(|subject| Subject { on, ..subject })
+    };
+    [on(On::Mmio), on(On::Pci)].into_iter().flatten().collect()
 }
 
 fn fed(rig: &mut Rig) {
