@@ -5,7 +5,7 @@
 //! 0x9fc00           MP floating pointer, in the last KiB below 640 KiB
 //! 0xf0000           MP configuration table, where a PC has its ROM
 //! 1 MiB             kernel, initramfs
-//! 3 GiB  MMIO_START windows of MMIO devices, later PCI
+//! 3 GiB  MMIO_START windows of MMIO devices, or BARs of PCI devices
 //! 4 GiB  HIGH_RAM   memory beyond the first 3 GiB
 //! ```
 
@@ -16,6 +16,8 @@ pub(crate) const HIGH_RAM_START: u64 = 1 << 32;
 
 /// First window of a virtio-mmio device; windows follow each other.
 pub(crate) const VIRTIO_MMIO_START: u64 = MMIO_START;
+/// First BAR of a PCI device, until the guest moves it.
+pub(crate) const PCI_BARS_START: u32 = MMIO_START as u32;
 
 /// Global descriptor table of the boot CPU.
 pub(crate) const GDT: u64 = 0x500;

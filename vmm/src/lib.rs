@@ -114,5 +114,5 @@ pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError};
 pub use vm::{
     Action, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle, DeviceCounters,
     DeviceFault, DeviceHandle, Exit, FsHandle, HandleError, NetHandle, Poison, PoisonCause,
-    Registers, Seccomp, State, Vm, VmBuilder, VmError, VsockHandle,
+    Registers, Seccomp, State, Transport, Vm, VmBuilder, VmError, VsockHandle,
 };

@@ -58,6 +58,7 @@ pub(crate) fn open() -> Result<Kvm, KvmError> {
     let needed = [
         (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
         (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
+        (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
         (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
         (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
         (Cap::SetIdentityMapAddr, "KVM_CAP_SET_IDENTITY_MAP_ADDR"),

@@ -27,20 +27,26 @@ pub(crate) enum Kind {
     Vcpu = 3,
     /// Interrupt controllers, timer, clock.
     Chips = 4,
-    /// A device's registers and rings.
+    /// A device's registers on MMIO, and its rings.
     Transport = 5,
     /// A device's own state.
     Device = 6,
+    /// The PCI bus.
+    Pci = 7,
+    /// A device's registers on PCI, and its rings.
+    Function = 8,
 }
 
 impl Kind {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 8] = [
         Self::Machine,
         Self::Memory,
         Self::Vcpu,
         Self::Chips,
         Self::Transport,
         Self::Device,
+        Self::Pci,
+        Self::Function,
     ];
 
     fn from_number(number: u16) -> Option<Self> {

@@ -1,8 +1,8 @@
 //! Snapshots: a paused VM in a directory, and VMs that go on from there.
 //!
 //! * `format.rs` is the state file: records with kind, id, version and checksum.
-//! * `state.rs` says which records a VM has, with `vcpu.rs` and `chips.rs` for what KVM keeps;
-//!   what devices keep is theirs (`podvisor-devices`).
+//! * `state.rs` says which records a VM has, with `vcpu.rs` and `chips.rs` for what KVM keeps
+//!   and `device.rs` for registers; what devices keep is theirs (`podvisor-devices`).
 //! * `cpu.rs` refuses a guest that began on a processor with more features.
 //! * `directory.rs` makes the directory complete or absent.
 //!
@@ -14,6 +14,7 @@
 
 mod chips;
 mod cpu;
+mod device;
 mod directory;
 mod error;
 mod format;
@@ -36,7 +37,8 @@ pub use error::SnapshotError;
 pub use format::FormatError;
 
 pub(crate) use chips::ChipState;
-pub(crate) use state::{Base, DeviceState, Identity, MachineState};
+pub(crate) use device::{DeviceState, SavedRegisters};
+pub(crate) use state::{Base, Identity, MachineState};
 pub(crate) use vcpu::{VcpuState, msr_numbers};
 
 use crate::memory::{GuestMemory, MemorySize, Which};

@@ -6,18 +6,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
-use podvisor_devices::virtio::transport::{SavedMmio, SavedTransport};
-use podvisor_devices::virtio::{QueueConfig, QueueState, SavedConfig, SavedDevice};
+use podvisor_devices::virtio::SavedDevice;
 
 use super::chips::{self, ChipState};
+use super::device::{self, DeviceState};
 use super::format::{FormatError, Kind, Reader, Record, Writer};
 use super::vcpu::{self, VcpuState};
 use crate::boot::MAX_CPUS;
 use crate::memory::{MemorySize, PAGE_SIZE};
+use crate::vm::Transport;
 
 const MACHINE_VERSION: u32 = 1;
 const MEMORY_VERSION: u32 = 1;
-const TRANSPORT_VERSION: u32 = 1;
+const PCI_VERSION: u32 = 1;
 
 /// The record of the serial port; devices have names like `blk0`.
 const SERIAL: &str = "serial";
@@ -37,6 +38,8 @@ pub(crate) struct MachineState {
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) chips: ChipState,
     pub(crate) serial: Option<SavedDevice>,
+    /// `CONFIG_ADDRESS` of the PCI bus; `None` when devices are on MMIO.
+    pub(crate) pci: Option<u32>,
     /// In the order in which they were added.
     pub(crate) devices: Vec<DeviceState>,
 }
@@ -51,18 +54,15 @@ pub(crate) struct Base {
     pub(crate) ranges: Vec<Range<u64>>,
 }
 
-/// A virtio device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceState {
-    pub(crate) name: String,
-    pub(crate) registers: SavedMmio,
-    /// The queues that run, and where they are in their rings.
-    pub(crate) queues: Vec<(u16, QueueState)>,
-    pub(crate) config: SavedConfig,
-    pub(crate) own: SavedDevice,
-}
-
 impl MachineState {
+    /// What devices are on.
+    pub(crate) fn transport(&self) -> Transport {
+        match self.pci {
+            None => Transport::Mmio,
+            Some(_) => Transport::Pci,
+        }
+    }
+
     pub(crate) fn to_records(&self) -> Vec<Record> {
         let record = |kind, id: String, version, bytes| Record {
             kind,
@@ -93,15 +93,18 @@ impl MachineState {
         }
         let chips = self.chips.encode();
         records.push(record(Kind::Chips, String::new(), chips::VERSION, chips));
+        if let Some(address) = self.pci {
+            let mut pci = Writer::default();
+            pci.u32(address);
+            records.push(record(Kind::Pci, String::new(), PCI_VERSION, pci.finish()));
+        }
         let device = |name: &str, saved: &SavedDevice| {
             let bytes = saved.bytes.clone();
             record(Kind::Device, name.to_owned(), saved.version, bytes)
         };
         records.extend(self.serial.as_ref().map(|saved| device(SERIAL, saved)));
         for state in &self.devices {
-            let name = state.name.clone();
-            let bytes = state.encode_transport();
-            records.push(record(Kind::Transport, name, TRANSPORT_VERSION, bytes));
+            records.push(state.to_record());
             records.push(device(&state.name, &state.own));
         }
         records
@@ -146,17 +149,26 @@ impl MachineState {
             bytes: record.bytes.clone(),
         };
         let serial = find(Kind::Device, SERIAL).ok().map(own);
-        let transports = records.iter().filter(|r| r.kind == Kind::Transport);
+        let pci = match find(Kind::Pci, "") {
+            Ok(record) => Some(record.parse(PCI_VERSION, |input| input.u32())?),
+            Err(_) => None,
+        };
+        let transport = match pci {
+            None => Kind::Transport,
+            Some(_) => Kind::Function,
+        };
+        let transports = records.iter().filter(|r| r.kind == transport);
         let devices: Vec<DeviceState> = transports
             .map(|record| {
                 let own = own(find(Kind::Device, &record.id)?);
-                record.parse(TRANSPORT_VERSION, |input| {
-                    DeviceState::decode_transport(input, &record.id, own)
+                record.parse(device::VERSION, |input| {
+                    DeviceState::decode(input, record, own)
                 })
             })
             .collect::<Result<_, _>>()?;
         // Everything was looked at.
-        let expected = 3 + vcpus.len() + usize::from(serial.is_some()) + 2 * devices.len();
+        let optional = usize::from(serial.is_some()) + usize::from(pci.is_some());
+        let expected = 3 + vcpus.len() + optional + 2 * devices.len();
         if records.len() != expected {
             return Err(invalid("records that belong to nothing"));
         }
@@ -168,6 +180,7 @@ impl MachineState {
             vcpus,
             chips,
             serial,
+            pci,
             devices,
         })
     }
@@ -209,93 +222,5 @@ impl Base {
             identity,
             ranges,
         }))
-    }
-}
-
-impl DeviceState {
-    fn encode_transport(&self) -> Vec<u8> {
-        let SavedMmio {
-            transport,
-            interrupt_status,
-            device_features_sel,
-            driver_features_sel,
-            queue_sel,
-        } = &self.registers;
-        let mut out = Writer::default();
-        out.u8(transport.status);
-        out.u8(u8::from(transport.needs_reset));
-        out.u64(transport.features);
-        out.u32(u32::try_from(transport.queues.len()).unwrap_or(u32::MAX));
-        for queue in &transport.queues {
-            out.u32(queue.size);
-            out.u8(u8::from(queue.ready));
-            out.u64(queue.desc_table);
-            out.u64(queue.avail_ring);
-            out.u64(queue.used_ring);
-        }
-        out.u32(*interrupt_status);
-        out.u32(*device_features_sel);
-        out.u32(*driver_features_sel);
-        out.u32(*queue_sel);
-        out.u32(u32::try_from(self.queues.len()).unwrap_or(u32::MAX));
-        for (index, state) in &self.queues {
-            out.u16(*index);
-            out.u16(state.next_avail);
-            out.u16(state.next_used);
-        }
-        out.u32(self.config.generation);
-        out.bytes(&self.config.bytes);
-        out.finish()
-    }
-
-    fn decode_transport(
-        input: &mut Reader<'_>,
-        name: &str,
-        own: SavedDevice,
-    ) -> Result<Self, &'static str> {
-        let transport = SavedTransport {
-            status: input.u8()?,
-            needs_reset: input.bool()?,
-            features: input.u64()?,
-            queues: input.list(|queue| {
-                Ok(QueueConfig {
-                    size: queue.u32()?,
-                    ready: queue.bool()?,
-                    desc_table: queue.u64()?,
-                    avail_ring: queue.u64()?,
-                    used_ring: queue.u64()?,
-                })
-            })?,
-        };
-        let registers = SavedMmio {
-            transport,
-            interrupt_status: input.u32()?,
-            device_features_sel: input.u32()?,
-            driver_features_sel: input.u32()?,
-            queue_sel: input.u32()?,
-        };
-        let queues = input.list(|queue| {
-            let index = queue.u16()?;
-            let next_avail = queue.u16()?;
-            let next_used = queue.u16()?;
-            Ok((
-                index,
-                QueueState {
-                    next_avail,
-                    next_used,
-                },
-            ))
-        })?;
-        let config = SavedConfig {
-            generation: input.u32()?,
-            bytes: input.bytes()?.to_vec(),
-        };
-        Ok(Self {
-            name: name.to_owned(),
-            registers,
-            queues,
-            config,
-            own,
-        })
     }
 }

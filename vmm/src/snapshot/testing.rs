@@ -1,19 +1,52 @@
 //! State files by hand, for tests of damage and the body of a fuzz target.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
-use podvisor_devices::virtio::transport::{SavedMmio, SavedTransport};
+use podvisor_devices::pci::SavedMsix;
+use podvisor_devices::virtio::transport::{SavedMmio, SavedPci, SavedTransport};
 use podvisor_devices::virtio::{QueueConfig, QueueState, SavedConfig, SavedDevice};
 
 use super::chips::ChipState;
+use super::device::{DeviceState, SavedRegisters};
 use super::format::{FormatError, Kind, Reader, Record};
-use super::state::{Base, DeviceState, MachineState};
+use super::state::{Base, MachineState};
 use super::vcpu::VcpuState;
 use crate::memory::MemorySize;
+use crate::vm::Transport;
 
 pub(crate) use super::format::{decode, encode};
 
 /// What a VM with two vCPUs and two devices would write, with KVM's structures all zero.
-pub(crate) fn sample() -> MachineState {
+pub(crate) fn sample(on: Transport) -> MachineState {
+    let transport = SavedTransport {
+        status: 15,
+        needs_reset: false,
+        features: 1 << 32,
+        queues: vec![QueueConfig::default(); 2],
+    };
+    let registers = match on {
+        Transport::Mmio => SavedRegisters::Mmio(SavedMmio {
+            transport,
+            interrupt_status: 1,
+            device_features_sel: 0,
+            driver_features_sel: 1,
+            queue_sel: 0,
+        }),
+        Transport::Pci => {
+            let pci = SavedPci {
+                transport,
+                config: vec![5; 256],
+                msix: SavedMsix {
+                    table: vec![[0, 1, 2, 3]; 3],
+                    pending: 2,
+                },
+                config_vector: 0,
+                queue_vectors: vec![1, 0xffff],
+                isr: 1,
+                selectors: (0, 1, 2),
+            };
+            SavedRegisters::Pci(1, pci)
+        }
+    };
     let zeroes = [0; 16 << 10];
     let vcpu = || VcpuState::decode(&mut Reader::new(&zeroes)).expect("zeroes are a vCPU");
     let mut chips = vec![0; 3 * 520 + 200];
@@ -22,18 +55,7 @@ pub(crate) fn sample() -> MachineState {
     chips[1040] = 2;
     let device = |name: &str| DeviceState {
         name: name.to_owned(),
-        registers: SavedMmio {
-            transport: SavedTransport {
-                status: 15,
-                needs_reset: false,
-                features: 1 << 32,
-                queues: vec![QueueConfig::default(); 2],
-            },
-            interrupt_status: 1,
-            device_features_sel: 0,
-            driver_features_sel: 1,
-            queue_sel: 0,
-        },
+        registers: registers.clone(),
         queues: vec![(0, QueueState::default())],
         config: SavedConfig {
             generation: 3,
@@ -56,6 +78,7 @@ pub(crate) fn sample() -> MachineState {
         vcpus: vec![vcpu(), vcpu()],
         chips: ChipState::decode(&mut Reader::new(&chips)).expect("three chips"),
         serial: Some(SavedDevice::default()),
+        pci: (on == Transport::Pci).then_some(0x8000_0804),
         devices: vec![device("blk0"), device("rng0")],
     }
 }
@@ -66,7 +89,11 @@ pub fn fuzz_state(data: &[u8]) {
     if let Ok(records) = decode(data) {
         read(records);
     }
-    let mut records = sample().to_records();
+    let on = match data.first() {
+        Some(first) if first % 2 == 1 => Transport::Pci,
+        _ => Transport::Mmio,
+    };
+    let mut records = sample(on).to_records();
     for edit in data.chunks_exact(5) {
         let [which, at_high, at_low, what, value] = *edit else {
             continue;
@@ -85,6 +112,7 @@ pub fn fuzz_state(data: &[u8]) {
                 }
             }
             4 => records[number].kind = Kind::Transport,
+            5 => records[number].kind = Kind::Function,
             _ => {
                 let len = bytes.len().max(1);
                 if let Some(byte) = bytes.get_mut(at % len) {
@@ -133,25 +161,31 @@ mod tests {
 
     #[test]
     fn a_state_is_read_as_it_was_written() {
-        let records = sample().to_records();
-        let again = MachineState::from_records(decode(&encode(&records)).unwrap()).unwrap();
-        assert!(again.to_records() == records);
-        assert_eq!(again.devices, sample().devices);
-        assert_eq!(again.base, sample().base);
-        assert_eq!((again.identity, again.vcpus.len()), ([9; 16], 2));
+        for on in [Transport::Mmio, Transport::Pci] {
+            let records = sample(on).to_records();
+            let again = MachineState::from_records(decode(&encode(&records)).unwrap()).unwrap();
+            assert!(again.to_records() == records);
+            assert_eq!(again.devices, sample(on).devices);
+            assert_eq!(again.base, sample(on).base);
+            assert_eq!((again.identity, again.vcpus.len()), ([9; 16], 2));
+            assert_eq!((again.pci, again.transport()), (sample(on).pci, on));
+        }
     }
 
     #[test]
     fn every_record_is_needed_and_none_is_one_too_many() {
-        let records = sample().to_records();
-        for number in 0..records.len() {
-            let mut fewer = records.clone();
-            let gone = fewer.remove(number);
-            // A VM may have no serial port.
-            let optional = gone.id == "serial";
-            let read = MachineState::from_records(fewer);
-            assert_eq!(read.is_ok(), optional, "{:?} {}", gone.kind, gone.id);
+        for on in [Transport::Mmio, Transport::Pci] {
+            let records = sample(on).to_records();
+            for number in 0..records.len() {
+                let mut fewer = records.clone();
+                let gone = fewer.remove(number);
+                // A VM may have no serial port.
+                let optional = gone.id == "serial";
+                let read = MachineState::from_records(fewer);
+                assert_eq!(read.is_ok(), optional, "{:?} {}", gone.kind, gone.id);
+            }
         }
+        let records = sample(Transport::Mmio).to_records();
         let mut more = records.clone();
         more.push(Record {
             id: "2".to_owned(),
@@ -163,7 +197,7 @@ mod tests {
     #[test]
     fn ranges_of_a_difference_lie_in_memory_in_order() {
         let base = |ranges: Vec<std::ops::Range<u64>>| {
-            let mut state = sample();
+            let mut state = sample(Transport::Mmio);
             state.base = Some(Base {
                 ranges,
                 ..state.base.take().unwrap()

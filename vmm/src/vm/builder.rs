@@ -15,8 +15,9 @@ use podvisor_devices::rng::RngDevice;
 use podvisor_devices::virtio::VirtioDevice;
 use podvisor_devices::vsock::VsockDevice;
 
+use super::attach::{self, Transport};
 use super::control::Control;
-use super::error::{BuildError, ConfigError, ConfigErrors, MAX_DEVICES};
+use super::error::{BuildError, ConfigError, ConfigErrors};
 use super::hardware::{Hardware, Vcpus};
 use super::kick::Kicker;
 use super::restore;
@@ -44,6 +45,7 @@ pub struct VmBuilder {
     broken_disks: Vec<BlockDeviceError>,
     snapshot: Option<Snapshot>,
     seccomp: Seccomp,
+    transport: Option<Transport>,
 }
 
 impl fmt::Debug for VmBuilder {
@@ -58,6 +60,7 @@ impl fmt::Debug for VmBuilder {
             .field("devices", &self.devices)
             .field("snapshot", &self.snapshot)
             .field("seccomp", &self.seccomp)
+            .field("transport", &self.transport)
             .finish_non_exhaustive()
     }
 }
@@ -159,6 +162,12 @@ impl VmBuilder {
         self
     }
 
+    /// The bus of all virtio devices; [`Transport::Mmio`] unless said.
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = Some(transport);
+        self
+    }
+
     /// Validates the configuration, then creates the VM, loads the kernel or what the snapshot holds,
     /// and makes the VM ready to start.
     ///
@@ -178,6 +187,7 @@ impl VmBuilder {
             kernel,
             vcpus,
             memory,
+            transport,
         } = self.validate(kvm::max_vcpus(&kvm))?;
 
         let memory = GuestMemory::anonymous(memory)?;
@@ -187,7 +197,7 @@ impl VmBuilder {
             count: vcpus,
             cpuid: None,
         };
-        let devices = std::mem::take(&mut self.devices);
+        let devices = attach::named(std::mem::take(&mut self.devices));
         let serial = self.serial.take();
         // Reading files keeps a processor busy, while KVM's ioctls mostly wait for others to
         // notice what they change.
@@ -195,7 +205,8 @@ impl VmBuilder {
             "vm-load",
             || boot::load(mem, &kernel, initramfs),
             || {
-                let mut hardware = Hardware::new(&kvm, &memory, devices, new)?;
+                let mut hardware = Hardware::new(&kvm, &memory, transport, devices, new)?;
+                hardware.prepare_notifications();
                 if let Some(out) = serial {
                     hardware.add_serial(out, None)?;
                 }
@@ -217,8 +228,8 @@ impl VmBuilder {
         if !errors.is_empty() {
             return Err(BuildError::Config(ConfigErrors(errors)));
         }
-        let mut devices = std::mem::take(&mut self.devices);
-        restore::device_states(&mut devices, &state.devices)?;
+        let devices = std::mem::take(&mut self.devices);
+        let devices = restore::device_states(devices, &state.devices)?;
         snapshot.check_cpu(cpuid::guest_cpuid(&kvm, snapshot.vcpus(), None)?.as_slice())?;
 
         let memory = snapshot.map()?;
@@ -226,7 +237,7 @@ impl VmBuilder {
             count: snapshot.vcpus(),
             cpuid: Some(&state.cpuid),
         };
-        let mut hardware = Hardware::new(&kvm, &memory, devices, vcpus)?;
+        let mut hardware = Hardware::new(&kvm, &memory, state.transport(), devices, vcpus)?;
         restore::machine(&hardware, state)?;
         if let Some(saved) = &state.serial {
             let out = self.serial.take();
@@ -245,6 +256,7 @@ impl VmBuilder {
             ("cmdline", !self.cmdline.is_empty()),
             ("vcpus", self.vcpus.is_some()),
             ("memory", self.memory.is_some()),
+            ("transport", self.transport.is_some()),
         ];
         let mut errors: Vec<_> = given
             .into_iter()
@@ -265,13 +277,16 @@ impl VmBuilder {
         if size > host {
             errors.push(ConfigError::MoreMemoryThanHost { size, host });
         }
-        let count = self.devices.len();
-        if count > MAX_DEVICES {
-            errors.push(ConfigError::TooManyDevices { count });
-        }
+        errors.extend(self.too_many_devices(snapshot.state().transport()));
         let broken = std::mem::take(&mut self.broken_disks);
         errors.extend(broken.into_iter().map(ConfigError::Disk));
         errors
+    }
+
+    fn too_many_devices(&self, transport: Transport) -> Option<ConfigError> {
+        let count = self.devices.len();
+        (count > transport.max_devices())
+            .then_some(ConfigError::TooManyDevices { count, transport })
     }
 
     fn validate(&mut self, max_vcpus: u8) -> Result<Validated, BuildError> {
@@ -294,10 +309,8 @@ impl VmBuilder {
         if size > host {
             errors.push(ConfigError::MoreMemoryThanHost { size, host });
         }
-        let count = self.devices.len();
-        if count > MAX_DEVICES {
-            errors.push(ConfigError::TooManyDevices { count });
-        }
+        let transport = self.transport.unwrap_or_default();
+        errors.extend(self.too_many_devices(transport));
         errors.extend(
             std::mem::take(&mut self.broken_disks)
                 .into_iter()
@@ -308,6 +321,7 @@ impl VmBuilder {
                 kernel,
                 vcpus,
                 memory: size,
+                transport,
             }),
             _ => Err(BuildError::Config(ConfigErrors(errors))),
         }
@@ -328,6 +342,7 @@ fn assemble(
         vcpus,
         cpuid,
         bus,
+        pci,
         devices,
         loops,
         serial,
@@ -354,6 +369,7 @@ fn assemble(
         transition: Mutex::new(()),
         threads: Mutex::new(Vec::new()),
         devices: devices.devices,
+        pci,
         serial,
         faults,
         seccomp,
@@ -365,6 +381,7 @@ struct Validated {
     kernel: Kernel,
     vcpus: u8,
     memory: MemorySize,
+    transport: Transport,
 }
 
 /// Puts parameters for the kernel before a ` -- `, behind which everything is init's.
@@ -411,7 +428,7 @@ mod tests {
         builder
             .broken_disks
             .push(BlockDeviceError::NotADisk { path: "/x".into() });
-        for _ in 0..MAX_DEVICES {
+        for _ in 0..Transport::Mmio.max_devices() {
             builder = builder.device(BlockDevice::new(Box::new(NoDisk)));
         }
         let Err(BuildError::Config(errors)) = builder.validate(8) else {

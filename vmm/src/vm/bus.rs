@@ -69,7 +69,6 @@ impl AddressMap {
     }
 
     /// Takes away what lies at `start`. Accesses that have begun may still end.
-    #[cfg_attr(not(test), expect(dead_code, reason = "hot-plug comes with PCI"))]
     pub(crate) fn remove(&self, start: u64) -> Option<Arc<dyn BusDevice>> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let at = entries.binary_search_by_key(&start, |entry| entry.start);
@@ -102,7 +101,7 @@ impl AddressMap {
 /// The address spaces of a VM.
 #[derive(Debug, Default)]
 pub(crate) struct Bus {
-    pub(crate) mmio: AddressMap,
+    pub(crate) mmio: Arc<AddressMap>,
     pub(crate) ports: AddressMap,
 }
 
@@ -129,18 +128,14 @@ impl Bus {
     }
 
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
-        // `data` can be several one-byte accesses of a string instruction: all alike here.
-        for byte in data {
-            self.ports.read(u64::from(port), std::slice::from_mut(byte));
-        }
+        // `data` can be the accesses of a string instruction (KVM does not keep them apart here).
+        // Devices of 8 bits take it as such; configuration space takes 4 bytes for a double word.
+        self.ports.read(u64::from(port), data);
     }
 
     /// `Some` when the guest asked for the end of the VM.
     pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<PowerRequest> {
-        data.iter().find_map(|byte| {
-            self.ports
-                .write(u64::from(port), std::slice::from_ref(byte))
-        })
+        self.ports.write(u64::from(port), data)
     }
 }
 

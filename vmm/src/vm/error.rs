@@ -5,14 +5,11 @@ use std::io;
 
 use podvisor_devices::blk::BlockDeviceError;
 
+use super::attach::Transport;
 use crate::boot::BootError;
 use crate::kvm::KvmError;
-use crate::layout;
 use crate::memory::{MemoryError, MemorySize};
 use crate::snapshot::SnapshotError;
-
-/// The most virtio devices on the MMIO transport: each has an interrupt line of its own.
-pub(super) const MAX_DEVICES: usize = (layout::GSI_END - layout::FIRST_GSI) as usize;
 
 /// One thing that is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
@@ -46,11 +43,13 @@ pub enum ConfigError {
         /// What there is.
         host: MemorySize,
     },
-    /// Interrupt lines run out.
-    #[error("{count} virtio devices: at most {MAX_DEVICES} fit on the MMIO transport")]
+    /// The transport has no room for them.
+    #[error("{count} virtio devices: at most {} fit on {transport:?}", .transport.max_devices())]
     TooManyDevices {
         /// How many were added.
         count: usize,
+        /// Where they are to be.
+        transport: Transport,
     },
     /// What the snapshot says cannot be said once more.
     #[error("the snapshot has its own {what}: leave out `.{what}(…)`")]
@@ -108,6 +107,9 @@ pub enum BuildError {
     /// Two devices claim the same addresses.
     #[error("the guest's address space is laid out wrongly")]
     Addresses(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// All device numbers of the PCI bus are taken.
+    #[error("there is no free slot on the PCI bus")]
+    NoPciSlot,
     /// An eventfd or epoll instance could not be made.
     #[error("failed to create {what}")]
     Descriptor {

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use kvm_bindings::CpuId;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use podvisor_devices::legacy::serial::{self, SerialPort};
-use podvisor_devices::virtio::{SavedDevice, VirtioDevice};
+use podvisor_devices::virtio::SavedDevice;
 
-use super::attach::{self, Attachments};
+use super::attach::{self, Attachments, Board, NewDevice, Registers, Transport};
 use super::bus::Bus;
 use super::error::BuildError;
 use super::io::{Faults, LoopsBuilder};
 use super::line::Line;
+use super::pci::PciRoot;
 use super::restore;
 use crate::cpuid;
 use crate::kvm::{self, KvmError};
@@ -27,6 +28,8 @@ pub(super) struct Hardware {
     /// What they were told, but for their numbers.
     pub(super) cpuid: CpuId,
     pub(super) bus: Arc<Bus>,
+    /// `None` has devices on MMIO.
+    pub(super) pci: Option<PciRoot>,
     pub(super) devices: Attachments,
     pub(super) loops: LoopsBuilder,
     pub(super) serial: Option<Arc<Mutex<SerialPort>>>,
@@ -38,7 +41,8 @@ impl Hardware {
     pub(super) fn new(
         kvm: &Kvm,
         memory: &GuestMemory,
-        devices: Vec<Box<dyn VirtioDevice>>,
+        transport: Transport,
+        devices: Vec<NewDevice>,
         vcpus: Vcpus<'_>,
     ) -> Result<Self, BuildError> {
         let vm_fd = Arc::new(kvm::create_vm(kvm)?);
@@ -48,12 +52,22 @@ impl Hardware {
         kvm::create_chips(&vm_fd)?;
         let faults = Faults::default();
         let bus = Bus::new();
+        let pci = match transport {
+            Transport::Mmio => None,
+            Transport::Pci => Some(PciRoot::new(&vm_fd, &bus)?),
+        };
         let mut loops =
             LoopsBuilder::new(faults.clone()).map_err(|source| BuildError::Descriptor {
                 what: "an event loop",
                 source,
             })?;
-        let devices = attach::attach(&vm_fd, memory.ram(), devices, &bus, &mut loops)?;
+        let board = Board {
+            vm: &vm_fd,
+            mem: memory.ram(),
+            bus: &bus,
+            pci: pci.as_ref(),
+        };
+        let devices = attach::attach(board, devices, &mut loops)?;
         let (vcpus, cpuid) = create_vcpus(kvm, &vm_fd, vcpus)?;
         Ok(Self {
             vm_fd,
@@ -61,11 +75,21 @@ impl Hardware {
             vcpus,
             cpuid,
             bus: Arc::new(bus),
+            pci,
             devices,
             loops,
             serial: None,
             faults,
         })
+    }
+
+    /// Has KVM know where drivers will notify devices.
+    pub(super) fn prepare_notifications(&self) {
+        for device in &self.devices.devices {
+            if let Registers::Pci(function) = &device.registers {
+                function.prepare();
+            }
+        }
     }
 
     /// Adds a serial port, in a state that was saved or as after RESET.

@@ -22,6 +22,7 @@ mod hardware;
 mod io;
 mod kick;
 mod line;
+mod pci;
 mod restore;
 mod seccomp;
 mod snapshot;
@@ -47,6 +48,7 @@ use podvisor_devices::net::NetDevice;
 use podvisor_devices::virtio::{Counter, DeviceType, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
 
+pub use attach::Transport;
 pub use builder::VmBuilder;
 pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use exit::{Exit, Poison, PoisonCause, Registers};
@@ -60,6 +62,7 @@ pub use state::{Action, State};
 use attach::Attached;
 use control::{Control, Inner, Outcome, Request};
 use io::{EventLoop, Faults};
+use pci::PciRoot;
 use seccomp::ThreadKind;
 use threads::{STACK_SIZE, SignalsBlocked};
 use vcpu::VcpuContext;
@@ -80,6 +83,7 @@ pub struct Vm {
     transition: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     devices: Vec<Attached>,
+    pci: Option<PciRoot>,
     serial: Option<Arc<Mutex<SerialPort>>>,
     faults: Faults,
     seccomp: Seccomp,

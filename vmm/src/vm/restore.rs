@@ -1,28 +1,40 @@
 //! Puts what a snapshot holds into a machine that has just been made.
 
-use std::sync::PoisonError;
-
 use podvisor_devices::virtio::{RestoreError, VirtioDevice};
 
-use super::attach::{self, Attached};
+use super::attach::{self, Attached, NewDevice};
 use super::hardware::Hardware;
-use crate::snapshot::{DeviceState, MachineState, SnapshotError};
+use crate::snapshot::{DeviceState, MachineState, SavedRegisters, SnapshotError};
 
-/// Checks that there is a device for each one of the snapshot, and gives each its own state, before
-/// it is attached.
+/// Checks that there is a device for each one of the snapshot, and gives each its name, its place and
+/// its own state, before it is attached.
 pub(super) fn device_states(
-    devices: &mut [Box<dyn VirtioDevice>],
+    devices: Vec<Box<dyn VirtioDevice>>,
     states: &[DeviceState],
-) -> Result<(), SnapshotError> {
-    let given = attach::names(devices);
-    let saved: Vec<String> = states.iter().map(|state| state.name.clone()).collect();
-    if given != saved {
-        return Err(SnapshotError::Devices { saved, given });
+) -> Result<Vec<NewDevice>, SnapshotError> {
+    let mut devices = attach::named(devices);
+    // Of a device that was plugged in, the number need not be that of its place among its like.
+    fn types<'a>(names: impl Iterator<Item = &'a String>) -> impl Iterator<Item = &'a str> {
+        names.map(|name| name.trim_end_matches(|c: char| c.is_ascii_digit()))
     }
-    for (device, state) in devices.iter_mut().zip(states) {
-        device.restore(&state.own).map_err(refused(&state.name))?;
+    let saved = states.iter().map(|state| &state.name);
+    let given = devices.iter().map(|new| &new.name);
+    if !types(saved.clone()).eq(types(given.clone())) {
+        return Err(SnapshotError::Devices {
+            saved: saved.cloned().collect(),
+            given: given.cloned().collect(),
+        });
     }
-    Ok(())
+    for (new, state) in devices.iter_mut().zip(states) {
+        new.device
+            .restore(&state.own)
+            .map_err(refused(&state.name))?;
+        new.name.clone_from(&state.name);
+        if let SavedRegisters::Pci(slot, _) = &state.registers {
+            new.slot = Some(*slot);
+        }
+    }
+    Ok(devices)
 }
 
 /// Sets vCPUs, chips and the devices' registers.
@@ -32,20 +44,20 @@ pub(super) fn machine(hardware: &Hardware, state: &MachineState) -> Result<(), S
     }
     // I/O APIC and PIC may interrupt at once, which local APICs must be there for.
     state.chips.apply(&hardware.vm_fd)?;
-    // Devices raise interrupts that were on their way, which the I/O APIC must be there for.
+    if let (Some(pci), Some(address)) = (&hardware.pci, state.pci) {
+        pci.set_config_address(address);
+    }
+    // Devices raise interrupts that were on their way, which all APICs must be there for.
     for (device, saved) in hardware.devices.devices.iter().zip(&state.devices) {
         registers(device, saved).map_err(refused(&saved.name))?;
     }
+    hardware.prepare_notifications();
     Ok(())
 }
 
 fn registers(device: &Attached, saved: &DeviceState) -> Result<(), RestoreError> {
     device.info.config.restore(&saved.config)?;
-    let mut transport = device
-        .transport
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    transport.restore(&saved.registers, &saved.queues)
+    device.registers.restore(&saved.registers, &saved.queues)
 }
 
 pub(super) fn refused(name: &str) -> impl FnOnce(RestoreError) -> SnapshotError {

@@ -204,10 +204,28 @@ const IRQ_LINE: u32 = ioc(
     size_of::<kvm_bindings::kvm_irq_level>(),
 );
 
+/// The message of a device: `KVM_SIGNAL_MSI`.
+const SIGNAL_MSI: u32 = ioc(
+    1,
+    kvm_bindings::KVMIO,
+    0xa5,
+    size_of::<kvm_bindings::kvm_msi>(),
+);
+
+/// Where a driver notifies a device, once it has moved its BAR: `KVM_IOEVENTFD`.
+const IOEVENTFD: u32 = ioc(
+    1,
+    kvm_bindings::KVMIO,
+    0x79,
+    size_of::<kvm_bindings::kvm_ioeventfd>(),
+);
+
 /// What a vCPU's thread asks of KVM: to run, and for the state of its vCPU.
 const VCPU_IOCTLS: &[u32] = &[
     ioc(0, kvm_bindings::KVMIO, 0x80, 0), // KVM_RUN
     IRQ_LINE,
+    SIGNAL_MSI,
+    IOEVENTFD,
     ioc(0, kvm_bindings::KVMIO, 0xad, 0), // KVM_KVMCLOCK_CTRL
     ioc(1, kvm_bindings::KVMIO, 0x8b, 4), // KVM_SET_SIGNAL_MASK
     kvm_read::<kvm_bindings::kvm_regs>(0x81),
@@ -222,8 +240,9 @@ const VCPU_IOCTLS: &[u32] = &[
     kvm_read::<kvm_bindings::kvm_xcrs>(0xa6),
 ];
 
-/// What devices ask: their lines, a socket that does not block, and what a tap offloads.
+/// What devices ask: their lines and messages, a socket that does not block, and what a tap offloads.
 const DEVICE_IOCTLS: &[u32] = &[
+    SIGNAL_MSI,
     IRQ_LINE,
     0x5421,                              // FIONBIO
     ioc(1, 0x54, 208, size_of::<u32>()), // TUNSETOFFLOAD
@@ -329,6 +348,7 @@ mod tests {
         assert_eq!(VCPU_IOCTLS[0], 0xae80);
         assert_eq!(IRQ_LINE, 0x4008_ae61);
         assert_eq!(kvm_read::<kvm_bindings::kvm_regs>(0x81), 0x8090_ae81);
-        assert_eq!(DEVICE_IOCTLS[2], 0x4004_54d0);
+        assert_eq!((SIGNAL_MSI, IOEVENTFD), (0x4020_aea5, 0x4040_ae79));
+        assert_eq!(DEVICE_IOCTLS[3], 0x4004_54d0);
     }
 }

@@ -1,12 +1,12 @@
 //! Gathers what a snapshot holds of a paused VM.
 
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::attach::Attached;
 use super::handle::ask;
+use super::pci::PciRoot;
 use super::{Action, Vm, VmError, lock};
 use crate::snapshot::{
     self, ChipState, DeviceState, Identity, MachineState, SnapshotError, VcpuState,
@@ -60,6 +60,7 @@ impl Vm {
             vcpus,
             chips: ChipState::gather(&machine.vm_fd)?,
             serial: self.serial.as_ref().map(|port| lock(port).save()),
+            pci: self.pci.as_ref().map(PciRoot::config_address),
             devices: devices.collect::<Result<_, _>>()?,
         };
         snapshot::write(dir, state, &machine.memory, full)?;
@@ -83,13 +84,9 @@ fn device_state(device: &Attached) -> Result<DeviceState, SnapshotError> {
     let (queues, own) = ask(&device.name, &device.link, |worker| {
         (worker.queue_states(), worker.device().save())
     })?;
-    let mut transport = device
-        .transport
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
     Ok(DeviceState {
         name: device.name.clone(),
-        registers: transport.save(),
+        registers: device.registers.save(),
         queues,
         config: device.info.config.save(),
         own,

@@ -19,7 +19,7 @@ pub(super) fn bytes(guest: &Guest, at: u64, len: usize) -> Vec<u8> {
 }
 
 /// Has the entropy device fill `len` bytes.
-pub(super) fn fill(device: Registers<'_>, queue: &mut DriverQueue, len: u32) {
+pub(super) fn fill(device: impl Notify, queue: &mut DriverQueue, len: u32) {
     queue.add(&[], &[(BUFFER, len)]);
     device.notify();
     let mut used = None;
@@ -146,7 +146,7 @@ fn nothing_touches_memory_while_paused_and_all_goes_on_afterwards() {
             queue.add(&[], &[(BUFFER, 0x1_0000)]);
         }
         // The device works, or is about to, when the pause comes.
-        guest.order(1, rng.window + 0x50, 0);
+        guest.order(Order::Write32, rng.window + 0x50, 0);
         guest.pause();
         let before = bytes(&guest, RINGS, 0x30_0000);
         for _ in 0..3 {
@@ -210,8 +210,8 @@ fn a_disk_under_load_stands_still_in_a_hundred_pauses_and_loses_nothing() {
 }
 
 /// Has a block device carry out a request of this kind on one sector of data.
-pub(super) fn request(device: Registers<'_>, queue: &mut DriverQueue, kind: u32, len: u32) -> u8 {
-    let mem = &device.guest.mem;
+pub(super) fn request(device: impl Notify, queue: &mut DriverQueue, kind: u32, len: u32) -> u8 {
+    let mem = &device.guest().mem;
     let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
     mem.write_obj(kind, GuestAddress(header)).unwrap();
     mem.write_obj(0u64, GuestAddress(header + 8)).unwrap();

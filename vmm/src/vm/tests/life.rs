@@ -53,8 +53,14 @@ fn the_guest_ends_its_vm_by_ports_and_by_faults() {
         let vm = guest.vm.clone();
         in_time("wait", move || vm.wait()).unwrap()
     };
-    assert_eq!(exit_of(|guest| guest.order(3, 0x64, 0xfe)), Exit::Reset);
-    assert_eq!(exit_of(|guest| guest.order(3, 0x600, 0x34)), Exit::Shutdown);
+    assert_eq!(
+        exit_of(|guest| guest.order(Order::Out8, 0x64, 0xfe)),
+        Exit::Reset
+    );
+    assert_eq!(
+        exit_of(|guest| guest.order(Order::Out8, 0x600, 0x34)),
+        Exit::Shutdown
+    );
     // ud2, without an interrupt table
     let vm = tiny(&[0x0f, 0x0b]).build().unwrap();
     vm.start().unwrap();

@@ -7,6 +7,8 @@
 mod blocked;
 mod devices;
 mod life;
+mod orders;
+mod pci;
 mod snapshot;
 
 use std::fs::File;
@@ -24,49 +26,10 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{Vm, VmBuilder, VmError};
 use crate::boot::testing::{Elf, LOAD};
 use crate::{Kernel, MemorySize, Snapshot, layout};
+use orders::{OBEY, ORDERS, Order};
 
 /// How long anything may take, however busy the machine is. Whoever waits for ever is found.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Where orders lie: what to do, address, value, answer, and a number that the guest counts up.
-const ORDERS: u64 = 0x20_0000;
-
-#[rustfmt::skip]
-const OBEY: &[u8] = &[
-    0xbe, 0x00, 0x00, 0x20, 0x00,       // mov esi, ORDERS
-    // next:
-    0xff, 0x46, 0x10,                   // inc dword [esi + 16]
-    0x8b, 0x06,                         // mov eax, [esi]
-    0x85, 0xc0,                         // test eax, eax
-    0x74, 0xf7,                         // jz next
-    0x8b, 0x7e, 0x04,                   // mov edi, [esi + 4]
-    0x8b, 0x5e, 0x08,                   // mov ebx, [esi + 8]
-    0x83, 0xf8, 0x02,                   // cmp eax, 2
-    0x74, 0x14,                         // jz read
-    0x83, 0xf8, 0x03,                   // cmp eax, 3
-    0x74, 0x16,                         // jz output
-    0x83, 0xf8, 0x04,                   // cmp eax, 4
-    0x74, 0x18,                         // jz input
-    0x89, 0x1f,                         // mov [edi], ebx
-    // done:
-    0xc7, 0x06, 0x00, 0x00, 0x00, 0x00, // mov dword [esi], 0
-    0xeb, 0xd8,                         // jmp next
-    // read:
-    0x8b, 0x0f,                         // mov ecx, [edi]
-    0x89, 0x4e, 0x0c,                   // mov [esi + 12], ecx
-    0xeb, 0xf1,                         // jmp done
-    // output:
-    0x89, 0xfa,                         // mov edx, edi
-    0x88, 0xd8,                         // mov al, bl
-    0xee,                               // out dx, al
-    0xeb, 0xea,                         // jmp done
-    // input:
-    0x89, 0xfa,                         // mov edx, edi
-    0xec,                               // in al, dx
-    0x0f, 0xb6, 0xc8,                   // movzx ecx, al
-    0x89, 0x4e, 0x0c,                   // mov [esi + 12], ecx
-    0xeb, 0xdf,                         // jmp done
-];
 
 /// A kernel of these instructions, entered in 32-bit protected mode without paging.
 fn kernel(code: &[u8]) -> Kernel {
@@ -145,17 +108,17 @@ impl Guest {
     }
 
     /// Gives an order and does not wait.
-    fn order(&self, what: u32, address: u64, value: u32) {
+    fn order(&self, what: Order, address: u64, value: u32) {
         self.put(4, u32::try_from(address).unwrap());
         self.put(8, value);
-        self.put(0, what);
+        self.put(0, what as u32);
     }
 
     fn obeyed(&self) -> bool {
         self.get(0) == 0
     }
 
-    fn carry_out(&self, what: u32, address: u64, value: u32) -> u32 {
+    fn carry_out(&self, what: Order, address: u64, value: u32) -> u32 {
         self.order(what, address, value);
         wait_for("an order's end", || {
             assert!(!self.vm.state().ended(), "the VM has ended");
@@ -165,19 +128,19 @@ impl Guest {
     }
 
     fn write(&self, address: u64, value: u32) {
-        self.carry_out(1, address, value);
+        self.carry_out(Order::Write32, address, value);
     }
 
     fn read(&self, address: u64) -> u32 {
-        self.carry_out(2, address, 0)
+        self.carry_out(Order::Read32, address, 0)
     }
 
     fn output(&self, port: u16, value: u8) {
-        self.carry_out(3, port.into(), value.into());
+        self.carry_out(Order::Out8, port.into(), value.into());
     }
 
     fn input(&self, port: u16) -> u8 {
-        u8::try_from(self.carry_out(4, port.into(), 0)).unwrap()
+        u8::try_from(self.carry_out(Order::In8, port.into(), 0)).unwrap()
     }
 
     fn pause(&self) {
@@ -210,6 +173,22 @@ impl Guest {
     }
 }
 
+/// How a device is notified of its first queue, whatever it sits on.
+trait Notify {
+    fn guest(&self) -> &Guest;
+    fn notify(&self);
+}
+
+impl Notify for Registers<'_> {
+    fn guest(&self) -> &Guest {
+        self.guest
+    }
+
+    fn notify(&self) {
+        self.write(0x50, 0);
+    }
+}
+
 /// The MMIO registers of a device, as its driver has them (virtio 1.3 §4.2.2).
 #[derive(Clone, Copy)]
 struct Registers<'g> {
@@ -228,10 +207,6 @@ impl Registers<'_> {
 
     fn status(self) -> u32 {
         self.read(0x70)
-    }
-
-    fn notify(self) {
-        self.write(0x50, 0);
     }
 
     /// Resets the device and starts it with its first queue, of 16 descriptors at `rings`.

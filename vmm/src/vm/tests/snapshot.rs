@@ -59,7 +59,7 @@ fn a_guest_and_its_clones_go_on_from_a_snapshot_each_by_itself() {
     assert_eq!(guest.read(0x30_0000), 7);
     for (number, clone) in (100u32..).zip(&clones) {
         assert_eq!(clone.read(0x30_0000), number);
-        clone.order(3, 0x64, 0xfe);
+        clone.order(Order::Out8, 0x64, 0xfe);
         assert_eq!(clone.vm.wait().unwrap(), crate::Exit::Reset);
     }
 }
@@ -420,7 +420,7 @@ fn a_hundred_rounds_of_pause_snapshot_and_restore_lose_nothing() {
         block.add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
         rng.add(&[], &[(BUFFER + 0x20_0000, 4096)]);
         guest.device(0).notify();
-        guest.order(1, guest.device(1).window + 0x50, 0);
+        guest.order(Order::Write32, guest.device(1).window + 0x50, 0);
         guest.pause();
         guest.vm.snapshot(&place).unwrap();
         let snapshot = Snapshot::open(&place).unwrap();

@@ -1,0 +1,220 @@
+//! Puts devices on a transport: registers on the bus, interrupts and notifications known to KVM, and
+//! a worker on an event loop.
+//!
+//! `mmio.rs` is what the MMIO transport needs of KVM; PCI has a room of its own ([`super::pci`]).
+
+mod mmio;
+
+use std::any::TypeId;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvm_ioctls::VmFd;
+use podvisor_devices::GuestRam;
+use podvisor_devices::virtio::transport::MmioTransport;
+use podvisor_devices::virtio::{
+    DeviceInfo, Interrupt, QueueState, RestoreError, VirtioDevice, WorkerLink,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::bus::Bus;
+use super::error::BuildError;
+use super::io::{Link, LoopsBuilder};
+use super::pci::{Function, PciRoot};
+use crate::layout;
+use crate::snapshot::SavedRegisters;
+
+/// The bus on which a VM's virtio devices sit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// virtio over MMIO (virtio 1.3 §4.2): the shortest boot. Devices are named on the kernel's command
+    /// line and are there for the VM's life.
+    #[default]
+    Mmio,
+    /// virtio over PCI (virtio 1.3 §4.1), with MSI-X: an interrupt costs the guest no exits. The
+    /// guest scans the bus at its boot. Its kernel needs PCI, MSI and `virtio_pci`.
+    Pci,
+}
+
+impl Transport {
+    /// The most devices: MMIO has an interrupt line for each, PCI a number beside the host bridge's.
+    pub(super) fn max_devices(self) -> usize {
+        match self {
+            Self::Mmio => (layout::GSI_END - layout::FIRST_GSI) as usize,
+            Self::Pci => usize::from(podvisor_devices::pci::SLOTS) - 1,
+        }
+    }
+}
+
+/// The registers of a device.
+#[derive(Clone, Debug)]
+pub(crate) enum Registers {
+    Mmio(Arc<Mutex<MmioTransport>>),
+    Pci(Arc<Function>),
+}
+
+impl Registers {
+    pub(super) fn save(&self) -> SavedRegisters {
+        match self {
+            Self::Mmio(mmio) => {
+                let mut mmio = mmio.lock().unwrap_or_else(PoisonError::into_inner);
+                SavedRegisters::Mmio(mmio.save())
+            }
+            Self::Pci(function) => SavedRegisters::Pci(function.slot(), function.save()),
+        }
+    }
+
+    pub(super) fn restore(
+        &self,
+        saved: &SavedRegisters,
+        running: &[(u16, QueueState)],
+    ) -> Result<(), RestoreError> {
+        match (self, saved) {
+            (Self::Mmio(mmio), SavedRegisters::Mmio(saved)) => {
+                let mut mmio = mmio.lock().unwrap_or_else(PoisonError::into_inner);
+                mmio.restore(saved, running)
+            }
+            (Self::Pci(function), SavedRegisters::Pci(_, saved)) => {
+                function.restore(saved, running)
+            }
+            _ => Err(RestoreError::Invalid {
+                what: "registers of another transport",
+            }),
+        }
+    }
+}
+
+/// What the owner of a VM keeps of a device.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    /// The device type and its number among its like.
+    pub(crate) name: String,
+    /// The Rust type of the device.
+    pub(crate) kind: TypeId,
+    pub(crate) info: DeviceInfo,
+    pub(crate) link: Link,
+    pub(crate) registers: Registers,
+}
+
+/// The devices of a VM.
+#[derive(Debug, Default)]
+pub(crate) struct Attachments {
+    pub(crate) devices: Vec<Attached>,
+    /// For the kernel's command line.
+    pub(crate) cmdline: Vec<String>,
+}
+
+/// A device that is to be attached.
+#[derive(Debug)]
+pub(super) struct NewDevice {
+    pub(super) name: String,
+    pub(super) device: Box<dyn VirtioDevice>,
+    /// Where on PCI; `None` is where there is room.
+    pub(super) slot: Option<u8>,
+}
+
+/// What a transport made for a device.
+#[derive(Debug)]
+pub(super) struct Connected {
+    pub(super) registers: Registers,
+    pub(super) irq: Arc<dyn Interrupt>,
+    /// One eventfd per queue, which KVM writes when the driver notifies it.
+    pub(super) kicks: Vec<Arc<EventFd>>,
+}
+
+/// What a transport is made for.
+#[derive(Debug)]
+pub(super) struct Connection<'a> {
+    pub(super) info: &'a DeviceInfo,
+    pub(super) link: Arc<dyn WorkerLink>,
+    pub(super) mem: &'a GuestRam,
+}
+
+/// Names for devices of a new VM: the type of each, and its number among its like.
+pub(super) fn named(devices: Vec<Box<dyn VirtioDevice>>) -> Vec<NewDevice> {
+    let mut of_type = HashMap::<&str, u32>::new();
+    let named = devices.into_iter().map(|device| {
+        let type_name = device.info().device_type.name();
+        let number = of_type.entry(type_name).or_default();
+        *number += 1;
+        NewDevice {
+            name: format!("{type_name}{}", *number - 1),
+            device,
+            slot: None,
+        }
+    });
+    named.collect()
+}
+
+/// Where devices are attached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Board<'a> {
+    pub(super) vm: &'a Arc<VmFd>,
+    pub(super) mem: &'a GuestRam,
+    pub(super) bus: &'a Bus,
+    /// `None` has them on MMIO.
+    pub(super) pci: Option<&'a PciRoot>,
+}
+
+pub(super) fn attach(
+    board: Board<'_>,
+    devices: Vec<NewDevice>,
+    loops: &mut LoopsBuilder,
+) -> Result<Attachments, BuildError> {
+    let mut attachments = Attachments::default();
+    if board.pci.is_some() {
+        // Linux looks for no other mechanism then, and does not doubt this one.
+        attachments.cmdline.push("pci=conf1".to_owned());
+    }
+    for (number, new) in (0u32..).zip(devices) {
+        let NewDevice { name, device, slot } = new;
+        let info = device.info();
+        let event_loop = |source| BuildError::Descriptor {
+            what: "an event loop",
+            source,
+        };
+        let place = loops.place(&name, device.placement()).map_err(event_loop)?;
+        let connection = Connection {
+            info: &info,
+            link: Arc::new(place.link.clone()),
+            mem: board.mem,
+        };
+        let Connected {
+            registers,
+            irq,
+            kicks,
+        } = match board.pci {
+            Some(pci) => pci.connect(slot, connection)?,
+            None => {
+                let (connected, parameter) =
+                    mmio::connect(board.vm, board.bus, number, connection)?;
+                attachments.cmdline.push(parameter);
+                connected
+            }
+        };
+        let kind = std::any::Any::type_id(&*device);
+        loops
+            .install(&place, name.clone(), device, irq, kicks)
+            .map_err(event_loop)?;
+        attachments.devices.push(Attached {
+            name,
+            kind,
+            info,
+            link: place.link,
+            registers,
+        });
+    }
+    Ok(attachments)
+}
+
+/// Eventfds for the notifications of this number of queues.
+pub(super) fn kicks(queues: usize) -> Result<Vec<Arc<EventFd>>, BuildError> {
+    let eventfd = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+    (0..queues)
+        .map(|_| eventfd().map(Arc::new))
+        .collect::<Result<_, _>>()
+        .map_err(|source| BuildError::Descriptor {
+            what: "a notification eventfd",
+            source,
+        })
+}

@@ -1,0 +1,112 @@
+//! Devices on PCI: what the bus of `podvisor-devices` needs of KVM and of the guest's address space.
+//!
+//! * [`PciRoot`] is the bus of a VM, behind the ports of configuration mechanism 1.
+//! * [`Function`] is a device there: configuration space from the ports, its BAR from wherever the
+//!   guest put it.
+//! * `windows.rs` keeps BARs on the VM's bus as the guest moves them, and KVM's notification
+//!   addresses with them.
+//! * `message.rs` delivers MSIs.
+
+mod function;
+mod message;
+mod windows;
+
+use std::sync::Arc;
+
+use kvm_ioctls::VmFd;
+use podvisor_devices::pci::{ADDRESS_PORT, PORTS, PciBus};
+use podvisor_devices::virtio::transport::TransportParts;
+use podvisor_devices::virtio::transport::pci::{BAR_SIZE, PciInterrupt, PciTransport};
+
+use super::attach::{self, Connected, Connection, Registers};
+use super::bus::{Bus, BusDevice};
+use super::error::BuildError;
+use crate::layout;
+use message::Messages;
+use podvisor_devices::legacy::power::PowerRequest;
+use windows::Windows;
+
+pub(crate) use function::Function;
+
+/// The PCI bus of a VM.
+#[derive(Debug)]
+pub(crate) struct PciRoot {
+    vm: Arc<VmFd>,
+    bus: Arc<PciBus>,
+    windows: Arc<Windows>,
+}
+
+impl PciRoot {
+    /// Puts an empty bus at its ports.
+    pub(super) fn new(vm: &Arc<VmFd>, bus: &Bus) -> Result<Self, BuildError> {
+        let pci = Arc::new(PciBus::new());
+        bus.ports
+            .insert(ADDRESS_PORT.into(), PORTS.into(), pci.clone())
+            .map_err(|error| BuildError::Addresses(Box::new(error)))?;
+        Ok(Self {
+            vm: vm.clone(),
+            bus: pci,
+            windows: Arc::new(Windows::new(vm, &bus.mmio)),
+        })
+    }
+
+    /// Makes the function of a device, in `slot` or where there is room. Its BAR lies where firmware
+    /// would have put it, disabled.
+    pub(super) fn connect(
+        &self,
+        slot: Option<u8>,
+        connection: Connection<'_>,
+    ) -> Result<Connected, BuildError> {
+        let Connection { info, link, mem } = connection;
+        let slot = slot
+            .or_else(|| self.bus.free_slot())
+            .ok_or(BuildError::NoPciSlot)?;
+        let kicks = attach::kicks(info.queue_sizes.len())?;
+        let messages = Messages::new(&self.vm);
+        let irq = Arc::new(PciInterrupt::new(info.queue_sizes.len(), messages));
+        let parts = TransportParts {
+            info: info.clone(),
+            link,
+            mem: mem.clone(),
+            kicks: kicks.clone(),
+        };
+        let mut transport = PciTransport::new(parts, irq.clone());
+        transport.set_bar(bar(slot));
+        let function = Arc::new(Function::new(slot, transport, self.windows.clone()));
+        self.bus
+            .insert(slot, function.clone())
+            .map_err(|error| BuildError::Addresses(Box::new(error)))?;
+        self.windows.add(slot, &function, kicks.clone());
+        Ok(Connected {
+            registers: Registers::Pci(function),
+            irq,
+            kicks,
+        })
+    }
+
+    /// `CONFIG_ADDRESS`, for a snapshot.
+    pub(super) fn config_address(&self) -> u32 {
+        self.bus.config_address()
+    }
+
+    pub(super) fn set_config_address(&self, address: u32) {
+        self.bus.set_config_address(address);
+    }
+}
+
+/// Where the BAR of the function in `slot` lies before the guest moves it.
+fn bar(slot: u8) -> u32 {
+    // 3 GiB and at most 32 BARs of 16 KiB.
+    layout::PCI_BARS_START + u32::from(slot) * BAR_SIZE
+}
+
+impl BusDevice for PciBus {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        self.read(offset, data);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest> {
+        self.write(offset, data);
+        None
+    }
+}

@@ -1,0 +1,161 @@
+//! Where BARs are, as guests move them: on the VM's bus, and in KVM's list of addresses that are
+//! notifications.
+//!
+//! Of BARs that overlap, the one that was there first answers; the other one does when the place is
+//! free. A BAR over guest memory, or over an APIC, does not answer: KVM finds those first.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use podvisor_devices::virtio::transport::pci::{BAR_SIZE, NOTIFY, NOTIFY_MULTIPLIER};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::function::Function;
+use crate::vm::bus::AddressMap;
+
+/// The BARs of all functions.
+#[derive(Debug)]
+pub(super) struct Windows {
+    vm: Arc<VmFd>,
+    /// The map holds functions, and they hold this.
+    mmio: Weak<AddressMap>,
+    /// By slot.
+    windows: Mutex<BTreeMap<u8, Window>>,
+}
+
+#[derive(Debug)]
+struct Window {
+    function: Weak<Function>,
+    /// Where the guest wants it to be.
+    wanted: Option<u64>,
+    /// Where it answers.
+    mapped: Option<u64>,
+    doorbells: Doorbells,
+}
+
+impl Windows {
+    pub(super) fn new(vm: &Arc<VmFd>, mmio: &Arc<AddressMap>) -> Self {
+        Self {
+            vm: vm.clone(),
+            mmio: Arc::downgrade(mmio),
+            windows: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    /// A function with its BAR disabled.
+    pub(super) fn add(&self, slot: u8, function: &Arc<Function>, kicks: Vec<Arc<EventFd>>) {
+        let window = Window {
+            function: Arc::downgrade(function),
+            wanted: None,
+            mapped: None,
+            doorbells: Doorbells { kicks, at: None },
+        };
+        self.lock().insert(slot, window);
+    }
+
+    /// Registers notification addresses of a BAR at `address`, which is yet to be enabled.
+    pub(super) fn prepare(&self, slot: u8, address: u64) {
+        let mut windows = self.lock();
+        self.ring_at(&mut windows, slot, address);
+    }
+
+    /// The guest wants the BAR of `slot` to be at `wanted`, or nowhere.
+    pub(super) fn set(&self, slot: u8, wanted: Option<u64>) {
+        let mut windows = self.lock();
+        let Some(mmio) = self.mmio.upgrade() else {
+            return;
+        };
+        let Some(window) = windows.get_mut(&slot) else {
+            return;
+        };
+        window.wanted = wanted;
+        if window.mapped != wanted
+            && let Some(mapped) = window.mapped.take()
+        {
+            mmio.remove(mapped);
+        }
+        // One that had no place may have it now.
+        let waiting: Vec<(u8, u64)> = windows
+            .iter()
+            .filter(|(_, window)| window.mapped.is_none())
+            .filter_map(|(slot, window)| Some((*slot, window.wanted?)))
+            .collect();
+        for (slot, address) in waiting {
+            let Some(window) = windows.get_mut(&slot) else {
+                continue;
+            };
+            let Some(function) = window.function.upgrade() else {
+                continue;
+            };
+            if mmio.insert(address, BAR_SIZE.into(), function).is_ok() {
+                window.mapped = Some(address);
+                self.ring_at(&mut windows, slot, address);
+            } else {
+                tracing::debug!(slot, address, "a BAR lies over another one");
+            }
+        }
+    }
+
+    /// Moves notification addresses. Those of a disabled BAR stay where they are until then, or until
+    /// their place is another one's: guests disable BARs to find their size, and enable them again.
+    fn ring_at(&self, windows: &mut BTreeMap<u8, Window>, slot: u8, address: u64) {
+        let others = windows.iter_mut().filter(|(other, _)| **other != slot);
+        for (_, other) in others {
+            // BARs are all of one size, and aligned to it.
+            if other.doorbells.at == Some(address) {
+                other.doorbells.remove(&self.vm);
+            }
+        }
+        if let Some(window) = windows.get_mut(&slot) {
+            window.doorbells.move_to(&self.vm, address);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u8, Window>> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The notification addresses of a device: KVM writes an eventfd instead of leaving the guest.
+#[derive(Debug)]
+struct Doorbells {
+    /// One per queue.
+    kicks: Vec<Arc<EventFd>>,
+    /// The BAR's address that they are registered for.
+    at: Option<u64>,
+}
+
+impl Doorbells {
+    fn move_to(&mut self, vm: &VmFd, bar: u64) {
+        if self.at == Some(bar) {
+            return;
+        }
+        self.remove(vm);
+        for (kick, address) in self.kicks.iter().zip(addresses(bar)) {
+            // Any value means the queue that the address is: KVM need not decode the instruction.
+            if let Err(error) = vm.register_ioevent(kick, &address, NoDatamatch) {
+                // Notifications leave the guest then, and are served all the same.
+                tracing::warn!(%error, bar, "KVM_IOEVENTFD failed");
+            }
+        }
+        self.at = Some(bar);
+    }
+
+    fn remove(&mut self, vm: &VmFd) {
+        let Some(bar) = self.at.take() else {
+            return;
+        };
+        for (kick, address) in self.kicks.iter().zip(addresses(bar)) {
+            // One that was not registered is an error, which is what is wanted.
+            let _ = vm.unregister_ioevent(kick, &address, NoDatamatch);
+        }
+    }
+}
+
+fn addresses(bar: u64) -> impl Iterator<Item = IoEventAddress> {
+    let first = bar + NOTIFY;
+    (first..)
+        .step_by(NOTIFY_MULTIPLIER as usize)
+        .map(IoEventAddress::Mmio)
+}
