@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-use podvisor_vmm::{Exit, LinkState, MacAddress, MemorySize, NetDevice};
+use podvisor_vmm::{Exit, LinkState, MacAddress, MemorySize, NetDevice, Transport};
 use rustix::thread::UnshareFlags;
 use support::{Console, linux};
 
@@ -62,7 +62,7 @@ fn bytes() -> Vec<u8> {
 }
 
 #[test]
-fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link() {
+fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link_on_pci() {
     let tap = tap();
     let [there, back] = [5001, 5002].map(|port| TcpListener::bind(("10.9.0.1", port)).unwrap());
     let console = Console::default();
@@ -79,6 +79,7 @@ fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link() {
         .mac(MacAddress([2, 0, 0, 0, 0, 9]))
         .mtu(1400);
     let vm = linux(script, &console)
+        .transport(Transport::Pci)
         .memory(MemorySize::mib(256))
         .net(card)
         .build()
