@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use podvisor_images::{Image, PullOptions, PullPolicy, Store};
-use podvisor_vmm::{MemorySize, ParseMemorySizeError};
+use podvisor_vmm::{MemorySize, ParseMemorySizeError, Transport};
 use tracing::debug;
 
 use super::progress::Progress;
@@ -83,6 +83,10 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
 
+    /// The bus of the guest's devices: MMIO boots faster, PCI costs less per request
+    #[arg(long, value_name = "BUS", value_enum, default_value_t = Bus::Mmio)]
+    transport: Bus,
+
     /// Write what the guest's kernel prints to this file
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
@@ -122,6 +126,23 @@ enum Pull {
     Missing,
     /// Never
     Never,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Bus {
+    /// virtio over MMIO
+    Mmio,
+    /// virtio over PCI, with MSI-X
+    Pci,
+}
+
+impl From<Bus> for Transport {
+    fn from(bus: Bus) -> Self {
+        match bus {
+            Bus::Mmio => Self::Mmio,
+            Bus::Pci => Self::Pci,
+        }
+    }
 }
 
 impl RunArgs {
@@ -332,6 +353,7 @@ async fn in_sandbox(
             spare_disks: 0,
             nics: Vec::new(),
             share: None,
+            transport: args.transport.into(),
             console,
         },
     };

@@ -19,7 +19,7 @@ use podvisor_vmm::devices::blk::FileDisk;
 use podvisor_vmm::{
     BlockDevice, BlockDeviceError, BlockHandle, BootError, BuildError, Exit, FsDevice,
     FsDeviceError, HandleError, Initramfs, Kernel, MacAddress, MemorySize, NetDevice,
-    NetDeviceError, Vm, VsockDevice, VsockError, VsockHandle,
+    NetDeviceError, Transport, Vm, VsockDevice, VsockError, VsockHandle,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -35,10 +35,10 @@ const GUEST_CID: u64 = 3;
 /// Bytes of a disk's sector: what a spare disk has without a medium.
 const SECTOR: u64 = 512;
 
-/// What every guest is told: be quiet, end instead of waiting when the kernel panics, and look
-/// neither for a PCI bus nor for a serial port, which it has not.
+/// What every guest is told: be quiet, end instead of waiting when the kernel panics, and look for
+/// no serial port, which it has not.
 const COMMAND_LINE: &str = concat!(
-    "quiet panic=-1 reboot=k pci=off 8250.nr_uarts=0",
+    "quiet panic=-1 reboot=k 8250.nr_uarts=0",
     // Mounting and unmounting, of which a container needs much, does not wait for RCU's grace
     // periods to pass by themselves.
     " rcupdate.rcu_expedited=1",
@@ -47,7 +47,10 @@ const COMMAND_LINE: &str = concat!(
 );
 
 /// What a guest is told that somebody watches.
-const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k pci=off";
+const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k";
+
+/// What a guest is told besides that has no PCI bus.
+const NO_PCI: &str = " pci=off";
 
 /// What a guest with one CPU is told besides: to leave its atomic instructions as they are.
 /// Patching them for one CPU costs more at boot than a pod ever gains by it.
@@ -169,6 +172,8 @@ pub struct MachineConfig {
     pub nics: Vec<Nic>,
     /// The host's directory that the guest finds under [`SHARE_TAG`].
     pub share: Option<OwnedFd>,
+    /// The bus of its devices.
+    pub transport: Transport,
     /// Where the guest's serial console goes; `None` makes the boot faster.
     pub console: Option<File>,
 }
@@ -266,6 +271,7 @@ impl BuiltMachine {
             .kernel(config.files.kernel)
             .initramfs(config.files.initramfs)
             .vcpus(config.cpus)
+            .transport(config.transport)
             .memory(MemorySize::bytes(config.memory));
         let first_spare = config.disks.len();
         for Disk { file, serial } in config.disks {
@@ -287,11 +293,15 @@ impl BuiltMachine {
             vsock.listen(port, on_connect);
         }
         builder = builder.vsock(vsock).rng();
+        let for_bus = match config.transport {
+            Transport::Mmio => NO_PCI,
+            Transport::Pci => "",
+        };
         let for_cpus = if config.cpus == 1 { ONE_CPU } else { "" };
         builder = match config.console {
-            None => builder.cmdline(format!("{COMMAND_LINE}{for_cpus}")),
+            None => builder.cmdline(format!("{COMMAND_LINE}{for_bus}{for_cpus}")),
             Some(file) => builder
-                .cmdline(format!("{COMMAND_LINE_WATCHED}{for_cpus}"))
+                .cmdline(format!("{COMMAND_LINE_WATCHED}{for_bus}{for_cpus}"))
                 .serial(file),
         };
         let vm = Arc::new(builder.build()?);

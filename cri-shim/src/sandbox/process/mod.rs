@@ -28,6 +28,7 @@ use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixS
 use std::sync::Arc;
 use std::time::Duration;
 
+use podvisor_vmm::Transport;
 use rustix::process::Resource;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -300,6 +301,7 @@ async fn boot(
             spare_disks: launch.image_slots,
             nics: nics.collect(),
             share: files.shared_dir,
+            transport: Transport::Mmio,
             console: files.console,
         },
     };
