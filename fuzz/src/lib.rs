@@ -22,6 +22,7 @@ pub mod images_signatures;
 pub mod kernel;
 pub mod mmio;
 pub mod net;
+pub mod pci;
 pub mod rng;
 pub mod serial;
 pub mod smoke;
