@@ -85,8 +85,13 @@ pub(crate) fn ensure() -> Result<Image> {
     fs::create_dir_all(partial.join("lib/modules"))?;
     // The kernel is shared by every initramfs made for it.
     fs::hard_link(kernel.folder.join("vmlinux"), partial.join("vmlinux"))?;
+    // Relative, for a tree that is copied or moved.
+    let kernels = kernel.folder.strip_prefix(paths::host())?;
     std::os::unix::fs::symlink(
-        kernel.folder.join("lib/modules").join(&kernel.release),
+        Path::new("../../..")
+            .join(kernels)
+            .join("lib/modules")
+            .join(&kernel.release),
         partial.join("lib/modules").join(&kernel.release),
     )?;
     let modules = load_order(&kernel)?;

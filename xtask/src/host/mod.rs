@@ -27,6 +27,9 @@ const ENVIRONMENT: &str = "PODVISOR_TEST_HOST";
 /// The status of a command that was ended by the time limit, as `timeout` reports it.
 const TIMED_OUT: u8 = 124;
 
+/// The status when not the command but its host stood still.
+pub(crate) const HUNG: u8 = 123;
+
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// Give the command this terminal; without a command, an interactive shell
@@ -68,6 +71,11 @@ pub(crate) struct Args {
     /// The command and its arguments
     #[arg(last = true, value_name = "CMD")]
     command: Vec<String>,
+}
+
+/// Whether a command that says nothing about it runs in an emulated host.
+pub(crate) fn is_emulated() -> bool {
+    !native(false)
 }
 
 /// What another command of xtask runs in a host.
@@ -126,7 +134,7 @@ fn execute(args: &Args, stdin: bool) -> Result<u8> {
         check_variable(name)?;
         environment.push((name.to_owned(), value.to_owned()));
     }
-    let native = native(args);
+    let native = args.native || !args.emulated && native(args.icount);
     environment.push((
         ENVIRONMENT.to_owned(),
         if native { "native" } else { "emulated" }.to_owned(),
@@ -169,6 +177,13 @@ fn execute(args: &Args, stdin: bool) -> Result<u8> {
             ));
             Ok(TIMED_OUT)
         }
+        Ended::Hang => {
+            report::error(&anyhow::anyhow!(
+                "the test host stood still and was ended; its last messages and its CPUs' state are in {}",
+                job.log.as_deref().map(paths::display).unwrap_or_default()
+            ));
+            Ok(HUNG)
+        }
         Ended::BootHang => bail!(
             "the test host hung twice while it booted; its kernel's messages are in {}",
             job.log.as_deref().map(paths::display).unwrap_or_default()
@@ -209,13 +224,10 @@ fn canonical(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
 }
 
 /// Whether this machine is the host. `podvisor check` decides; where it has not been built,
-/// or says nothing within its limit, the answer is no.
-fn native(args: &Args) -> bool {
-    if args.emulated || args.native {
-        return args.native;
-    }
-    // Deterministic time exists in the emulated host only.
-    if args.icount {
+/// or says nothing within its limit, the answer is no. Deterministic time exists in the emulated
+/// host only.
+fn native(icount: bool) -> bool {
+    if icount {
         return false;
     }
     match std::env::var(ENVIRONMENT).as_deref() {

@@ -32,6 +32,12 @@ const POWER_OFF_LIMIT: Duration = Duration::from_secs(20);
 /// How long the status may be on its way after the host's end.
 const STATUS_LIMIT: Duration = Duration::from_secs(2);
 
+/// How often a host says that it is alive.
+const PULSE: Duration = Duration::from_secs(10);
+
+/// A host that has said nothing for so long hangs.
+const PULSE_LIMIT: Duration = Duration::from_secs(180);
+
 /// What to run, and in what machine.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
@@ -62,6 +68,8 @@ pub(crate) enum Ended {
     BootHang,
     /// The command was still running when the limit was reached.
     TimeLimit,
+    /// The machine itself stood still.
+    Hang,
 }
 
 /// Runs `job` to its end.
@@ -107,7 +115,7 @@ pub(crate) fn run(image: &Image, job: &Job) -> Result<Ended> {
             drop(qemu);
             let _ = events.send(Event::Exit(status.ok()));
         });
-        watch(job, pid, &received, stdin)
+        watch(job, dir, pid, &received, stdin)
     });
     drop(raw);
     if let Some(log) = &job.log {
@@ -151,6 +159,7 @@ fn explain(failure: Failure, dir: &Path) -> Result<Ended> {
 #[derive(Debug)]
 enum Event {
     Up,
+    Alive,
     Returned(u8),
     StreamEnded,
     OutputClosed,
@@ -160,6 +169,7 @@ enum Event {
 /// Waits for the host's end, and brings it about where it is overdue.
 fn watch(
     job: &Job,
+    dir: &Path,
     qemu: Pid,
     events: &Receiver<Event>,
     mut stdin: Option<UnixListener>,
@@ -167,6 +177,7 @@ fn watch(
     let began = Instant::now();
     let mut deadline = began + BOOT_LIMIT.min(job.limit);
     let mut up = false;
+    let mut pulse: Option<Instant> = None;
     let mut returned = None;
     let mut verdict = None;
     let mut open_streams = if job.terminal { 1 } else { 2 };
@@ -174,7 +185,9 @@ fn watch(
         let _ = rustix::process::kill_process_group(qemu, Signal::KILL);
     };
     let exit = loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let hangs = pulse.map(|pulse| pulse + PULSE_LIMIT);
+        let next = hangs.map_or(deadline, |hangs| hangs.min(deadline));
+        let left = next.saturating_duration_since(Instant::now());
         match events.recv_timeout(left) {
             Ok(Event::Up) => {
                 up = true;
@@ -183,8 +196,10 @@ fn watch(
                     feed_stdin(listener);
                 }
             }
+            Ok(Event::Alive) => pulse = Some(Instant::now()),
             Ok(Event::Returned(status)) => {
                 returned = Some(status);
+                pulse = None;
                 deadline = Instant::now() + POWER_OFF_LIMIT;
             }
             Ok(Event::StreamEnded) => open_streams -= 1,
@@ -194,15 +209,21 @@ fn watch(
             }
             Ok(Event::Exit(status)) => break status,
             Err(RecvTimeoutError::Timeout) => {
+                if next < deadline {
+                    describe(dir);
+                }
                 kill();
-                deadline = Instant::now() + POWER_OFF_LIMIT;
                 if returned.is_none() && verdict.is_none() {
-                    verdict = Some(Ok(if up {
-                        Ended::TimeLimit
-                    } else {
+                    verdict = Some(Ok(if !up {
                         Ended::BootHang
+                    } else if next < deadline {
+                        Ended::Hang
+                    } else {
+                        Ended::TimeLimit
                     }));
                 }
+                pulse = None;
+                deadline = Instant::now() + POWER_OFF_LIMIT;
             }
             Err(RecvTimeoutError::Disconnected) => break None,
         }
@@ -232,6 +253,22 @@ fn watch(
     }
 }
 
+/// Adds to the console's log what QEMU knows of the CPUs of a host that hangs.
+fn describe(dir: &Path) {
+    let ask = || -> io::Result<()> {
+        let mut monitor = UnixStream::connect(dir.join(MONITOR))?;
+        monitor.set_read_timeout(Some(STATUS_LIMIT))?;
+        monitor.write_all(b"info cpus\ninfo registers -a\n")?;
+        let mut log = fs::OpenOptions::new()
+            .append(true)
+            .open(dir.join("console.log"))?;
+        // It ends by the time limit: the monitor stays open.
+        let _ = io::copy(&mut monitor, &mut log);
+        Ok(())
+    };
+    let _ = ask();
+}
+
 /// Serves one stream from the host on a thread of its own.
 fn serve(name: &str, listener: UnixListener, events: Sender<Event>) {
     let name = name.to_owned();
@@ -259,6 +296,7 @@ fn read_status(stream: UnixStream, events: &Sender<Event>) {
         let event = match line.strip_prefix("rc=").map(str::parse) {
             Some(Ok(status)) => Event::Returned(status),
             _ if line == "up" => Event::Up,
+            _ if line == "alive" => Event::Alive,
             _ => continue,
         };
         if events.send(event).is_err() {
@@ -386,6 +424,10 @@ fn machine(
         &format!("file,id=console,path={}", at("console.log")),
     ]);
     add(&["-serial", "chardev:console"]);
+    add(&[
+        "-monitor",
+        &format!("unix:{},server=on,wait=off", at(MONITOR)),
+    ]);
     let share = |path: &Path, tag: &str, more: &str| {
         format!(
             "local,path={},mount_tag={tag},id={tag},security_model=none,multidevs=remap{more}",
@@ -412,6 +454,9 @@ fn machine(
     arguments
 }
 
+/// QEMU's monitor, in the folder of a run.
+const MONITOR: &str = "monitor";
+
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet mitigations=off nokaslr \
     tsc=reliable no_timer_check random.trust_cpu=on";
 
@@ -437,11 +482,14 @@ fn configuration(image: &Image, job: &Job) -> String {
     let flag = u8::from;
     let path = |path: &Path| quote(&path.display().to_string());
     let mut text = format!(
-        "RELEASE={}\nMODULES={}\nTERMINAL={}\nROWS={rows}\nCOLUMNS={columns}\nSTDIN={}\n",
+        "RELEASE={}\nMODULES={}\nTERMINAL={}\nROWS={rows}\nCOLUMNS={columns}\nSTDIN={}\n\
+         PULSE={}\n",
         quote(&image.release),
         path(&image.modules),
         flag(job.terminal),
-        flag(job.stdin)
+        flag(job.stdin),
+        // Under `icount` it would be work of the machine that is measured.
+        if job.icount { 0 } else { PULSE.as_secs() },
     );
     text.push_str("prepare() {\n    :\n");
     if job.network {

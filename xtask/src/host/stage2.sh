@@ -78,6 +78,8 @@ else
     fi
     keep="$out $err"
     echo up > "$STATUS"
+    # Without it, nobody could tell a command that takes long from a machine that hangs.
+    [ "$PULSE" = 0 ] || while $B sleep "$PULSE"; do echo alive; done 6<&- 8>&- 9>&- > "$STATUS" &
     $B sh $H/run <&6 >&8 2>&9 6<&- 8>&- 9>&-
     rc=$?
     exec 6<&- 8>&- 9>&-

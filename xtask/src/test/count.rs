@@ -1,6 +1,7 @@
 //! Counting what libtest prints: `test NAME ... ok` per test, `test result: …` per program.
 
 use std::fmt;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 
@@ -10,19 +11,26 @@ pub(crate) struct Count {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) failures: Vec<String>,
+    /// The tests with the time each took.
+    times: Vec<(Duration, String)>,
 }
 
 impl Count {
-    /// Takes one line of output into account.
-    pub(crate) fn line(&mut self, line: &str) {
-        if let Some(name) = line
+    /// Takes one line of output into account, which came `time` after the last test's end; gives
+    /// whether it tells of a test's end.
+    pub(crate) fn line(&mut self, line: &str, time: Duration) -> bool {
+        if let Some((name, end)) = line
             .strip_prefix("test ")
-            .and_then(|rest| rest.trim_end().strip_suffix(" ... FAILED"))
+            .and_then(|rest| rest.trim_end().split_once(" ... "))
         {
-            self.failures.push(name.to_owned());
+            if end == "FAILED" {
+                self.failures.push(name.to_owned());
+            }
+            self.times.push((time, name.to_owned()));
+            return true;
         }
         let Some(result) = line.strip_prefix("test result: ") else {
-            return;
+            return false;
         };
         let number = |what: &str| {
             result
@@ -33,6 +41,19 @@ impl Count {
         };
         self.passed += number(" passed");
         self.failed += number(" failed");
+        false
+    }
+
+    /// The tests that took longest, and how long.
+    pub(crate) fn slowest(&self, number: usize) -> Vec<(Duration, &str)> {
+        let mut times: Vec<_> = self
+            .times
+            .iter()
+            .map(|(time, name)| (*time, name.as_str()))
+            .collect();
+        times.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
+        times.truncate(number);
+        times
     }
 
     /// Closes the count of a program that ended: tests that it never came to have failed.
@@ -54,6 +75,7 @@ impl Count {
         self.passed += other.passed;
         self.failed += other.failed;
         self.failures.extend(other.failures);
+        self.times.extend(other.times);
     }
 
     pub(crate) fn plus(&self, other: &Self) -> Self {
@@ -79,7 +101,7 @@ impl fmt::Display for Count {
 
 #[cfg(test)]
 mod tests {
-    use super::Count;
+    use super::*;
 
     #[test]
     fn results_of_several_programs_add_up() {
@@ -90,7 +112,7 @@ mod tests {
             "test result: FAILED. 7 passed; 1 failed; 0 ignored; 0 measured; 2 filtered out; finished in 0.03s",
             "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.03s",
         ] {
-            count.line(line);
+            count.line(line, Duration::ZERO);
         }
         assert_eq!(count.to_string(), "19 passed, 1 failed");
         assert_eq!(count.failures, ["c"]);
@@ -100,7 +122,10 @@ mod tests {
     #[test]
     fn tests_that_never_ended_have_failed() {
         let mut count = Count::default();
-        count.line("test result: ok. 2 passed; 0 failed; 0 ignored");
+        count.line(
+            "test result: ok. 2 passed; 0 failed; 0 ignored",
+            Duration::ZERO,
+        );
         count.settle("x", 5, false, "exit status: 101");
         assert_eq!(count.to_string(), "2 passed, 3 failed");
     }
@@ -108,8 +133,26 @@ mod tests {
     #[test]
     fn a_failing_program_without_a_failing_test_counts_once() {
         let mut count = Count::default();
-        count.line("test result: ok. 2 passed; 0 failed; 0 ignored");
+        count.line(
+            "test result: ok. 2 passed; 0 failed; 0 ignored",
+            Duration::ZERO,
+        );
         count.settle("x", 2, false, "exit status: 1");
         assert_eq!(count.to_string(), "2 passed, 1 failed");
+    }
+
+    #[test]
+    fn the_slowest_tests_come_first() {
+        let mut count = Count::default();
+        for (line, seconds) in [
+            ("running 3 tests", 9),
+            ("test a ... ok", 1),
+            ("test b ... FAILED", 3),
+            ("test c ... ok", 2),
+        ] {
+            count.line(line, Duration::from_secs(seconds));
+        }
+        let names: Vec<_> = count.slowest(2).iter().map(|(_, name)| *name).collect();
+        assert_eq!(names, ["b", "c"]);
     }
 }

@@ -1,30 +1,27 @@
 //! `cargo xtask test`: everything that must hold before a change is good.
 //!
-//! Format, lints, tests on this machine, the fuzz targets' build, tests with guests in one
-//! boot of a test host, and the documentation. A step that fails does not hide the others.
-//! A test whose own name starts with `guest_` needs KVM guests and runs in the host; all
-//! others run right here. The last lines count both.
+//! Format, lints, tests on this machine, the fuzz targets' build, tests with guests in test
+//! hosts, and the documentation. A step that fails does not hide the others. A test whose own
+//! name starts with `guest_` needs KVM guests and runs in a host; all others run right here. The
+//! last lines count both.
 
 mod count;
+mod guests;
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::cargo::{self, TestProgram, cargo};
-use crate::host::{self, quote};
+use crate::host;
 use crate::report::{self, Step};
 use crate::{guest, images, paths, process, setup};
 pub(crate) use count::Count;
 
-/// How long one test program may take with guests; the emulated host is slow.
-const PROGRAM_LIMIT: Duration = Duration::from_secs(1500);
-
-/// How long all of them may take.
-const HOST_LIMIT: Duration = Duration::from_secs(3600);
+/// How many of the slowest tests are named at the end.
+const SLOWEST: usize = 12;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -111,9 +108,9 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         });
     }
     if runs(Name::Fuzz) {
-        // Each target's body runs on pseudo-random inputs and the stored seeds.
+        // Each target's body runs on pseudo-random inputs and the stored seeds; that the targets
+        // themselves compile, clippy has seen.
         results.step("fuzz targets", |_| {
-            process::run(cargo("build").args(["--quiet", "--package", "podvisor-fuzz", "--bins"]))?;
             process::run(cargo("test").args(["--quiet", "--package", "podvisor-fuzz", "--lib"]))
         });
     }
@@ -122,7 +119,6 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
             process::run(
                 cargo("doc")
                     .args(["--quiet", "--workspace", "--no-deps"])
-                    .args(["--exclude", "podvisor-fuzz", "--exclude", "xtask"])
                     .env("RUSTDOCFLAGS", "-D warnings"),
             )
         });
@@ -135,7 +131,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
                 ("PODVISOR_TEST_IMAGES", images::ensure()?),
                 ("PODVISOR_TEST_VMLINUZ", host::distribution_kernel()?),
             ];
-            results.guests = with_guest(&programs, assets)?;
+            results.guests = guests::run(&programs, &assets)?;
             results.guests.check()?;
             if results.guests.passed == 0 {
                 bail!("no test with guests ran");
@@ -157,6 +153,10 @@ fn conclude(results: &Results) -> ExitCode {
         };
         println!("{:>12}  {name}{mark}", report::time(*time));
     }
+    let all = results.machine.plus(&results.guests);
+    for (time, test) in all.slowest(SLOWEST) {
+        println!("{:>12}  {test}", report::time(time));
+    }
     for failed in results
         .machine
         .failures
@@ -170,7 +170,7 @@ fn conclude(results: &Results) -> ExitCode {
     if !results.failed.is_empty() {
         println!("failed steps: {}", results.failed.join(", "));
     }
-    println!("{}", results.machine.plus(&results.guests));
+    println!("{all}");
     let _ = std::io::stdout().flush();
     if results.failed.is_empty() {
         ExitCode::SUCCESS
@@ -244,72 +244,31 @@ fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
     Ok(count)
 }
 
-/// Runs all tests that need guests in one host; the environment leads them to their files.
-fn with_guest<const N: usize>(programs: &[Listed], assets: [(&str, PathBuf); N]) -> Result<Count> {
-    let wanted: Vec<&Listed> = programs
-        .iter()
-        .filter(|listed| !listed.guests.is_empty())
-        .collect();
-    if wanted.is_empty() {
-        bail!("no test with guests was found");
-    }
-    let file = paths::guest().join("tests.sh");
-    std::fs::write(&file, script(&wanted))
-        .with_context(|| format!("{} cannot be written", file.display()))?;
-    let own = std::env::current_exe().context("this program's own file cannot be found")?;
-    let mut command = process::tied(own);
-    command
-        .args(["host", "--timeout", &HOST_LIMIT.as_secs().to_string()])
-        .args(["--", "sh"])
-        .arg(&file)
-        .current_dir(paths::root())
-        .envs(assets)
-        .stdin(Stdio::null());
-    let expected = wanted.iter().map(|listed| listed.guests.len()).sum();
-    read(&mut command, "tests with guests", expected)
-}
-
-/// A shell script that runs each program; what it prints names the program first.
-fn script(programs: &[&Listed]) -> String {
-    let path = |path: &Path| quote(&path.display().to_string());
-    let mut text = String::from("rc=0\n");
-    for Listed {
-        program, guests, ..
-    } in programs
-    {
-        text.push_str(&format!(
-            "echo {}\ncd {2} && CARGO_MANIFEST_DIR={2} timeout -k 5 {1} {3} --test-threads=1 --exact",
-            quote(&format!("--- {} with guests", program.name)),
-            PROGRAM_LIMIT.as_secs(),
-            path(&program.folder),
-            path(&program.path),
-        ));
-        for test in guests {
-            text.push(' ');
-            text.push_str(&quote(test));
-        }
-        text.push_str(" || rc=1\n");
-    }
-    text.push_str("exit $rc\n");
-    text
-}
-
 /// Runs a command whose output is libtest's, shows it, and counts.
 pub(crate) fn read(command: &mut Command, name: &str, expected: usize) -> Result<Count> {
+    let (mut count, status) = read_labelled(command, "")?;
+    count.settle(name, expected, status.success(), &status.to_string());
+    Ok(count)
+}
+
+/// As [`read`], with each line shown behind `label`; the count is not settled.
+fn read_labelled(command: &mut Command, label: &str) -> Result<(Count, ExitStatus)> {
     let mut group = process::Group::spawn(command.stdout(Stdio::piped()))?;
     let mut count = Count::default();
+    let mut since = Instant::now();
     if let Some(stdout) = group.child().stdout.take() {
         for line in BufReader::new(stdout).split(b'\n') {
             let line = line?;
             let mut out = std::io::stdout().lock();
+            out.write_all(label.as_bytes())?;
             out.write_all(&line)?;
             out.write_all(b"\n")?;
-            count.line(&String::from_utf8_lossy(&line));
+            if count.line(&String::from_utf8_lossy(&line), since.elapsed()) {
+                since = Instant::now();
+            }
         }
     }
-    let status = group.wait()?;
-    count.settle(name, expected, status.success(), &status.to_string());
-    Ok(count)
+    Ok((count, group.wait()?))
 }
 
 #[cfg(test)]
@@ -322,22 +281,5 @@ mod tests {
         assert!(needs_guests("vm::tests::guest_boots"));
         assert!(!needs_guests("guest_memory::tests::reads_back"));
         assert!(!needs_guests("the_guest_boots"));
-    }
-
-    #[test]
-    fn the_script_runs_exactly_the_guest_tests() {
-        let listed = Listed {
-            program: TestProgram {
-                path: "/t/vmm-1".into(),
-                folder: "/w/it's".into(),
-                name: "vmm::vmm".to_owned(),
-            },
-            here: vec!["a".to_owned()],
-            guests: vec!["x::guest_b".to_owned()],
-        };
-        let text = script(&[&listed]);
-        assert!(text.contains("'/t/vmm-1' --test-threads=1 --exact 'x::guest_b' || rc=1\n"));
-        assert!(text.contains("cd '/w/it'\\''s' &&"));
-        assert!(!text.contains("'a'"));
     }
 }
