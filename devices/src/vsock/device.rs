@@ -430,11 +430,21 @@ impl VirtioDevice for VsockDevice {
         self.queues.get_mut(usize::from(index))?.take()
     }
 
-    /// Connections do not outlive their process: whoever restores the device has the driver told.
+    fn save(&self) -> SavedDevice {
+        SavedDevice {
+            version: 1,
+            bytes: self.mux.next_host_port().to_le_bytes().into(),
+        }
+    }
+
+    /// Connections do not outlive their process: the driver is told. It forgets them at once, but
+    /// a program of the guest's keeps its end until it closes it, and a new connection by the same
+    /// ports would be refused: so ports go on where the other device was.
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
-        if !saved.of_version(0)?.is_empty() {
+        let port = <[u8; 4]>::try_from(saved.of_version(1)?).map(u32::from_le_bytes);
+        if !port.is_ok_and(|port| self.mux.continue_from_host_port(port)) {
             return Err(RestoreError::Invalid {
-                what: "state for a device that keeps none",
+                what: "a vsock device's state is the port for the next program of the host",
             });
         }
         self.mux.forget_connections();

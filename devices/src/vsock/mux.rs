@@ -42,8 +42,9 @@ const LARGE_BUFFERS: usize = 32;
 /// What all others buffer.
 const SMALL_BUFFER: u32 = 32 << 10;
 
-/// The first port of the host that is given to a host program.
+/// The first port of the host that is given to a host program, and the one after the last.
 const FIRST_HOST_PORT: u32 = 1 << 30;
+const END_OF_HOST_PORTS: u32 = u32::MAX;
 
 /// Identifiers in the epoll instance; connections have those between.
 const LISTENER: u64 = 0;
@@ -365,7 +366,7 @@ impl Mux {
         loop {
             let host = self.next_host_port;
             self.next_host_port = match host.checked_add(1) {
-                Some(next) if next != u32::MAX => next,
+                Some(next) if next < END_OF_HOST_PORTS => next,
                 _ => FIRST_HOST_PORT,
             };
             if !self.by_ports.contains_key(&Ports { guest, host }) {
@@ -425,6 +426,20 @@ impl Mux {
             connection.queued = true;
             self.ready.push_back(id);
         }
+    }
+
+    /// The port of the host that the next program gets.
+    pub(super) fn next_host_port(&self) -> u32 {
+        self.next_host_port
+    }
+
+    /// Goes on with the ports of the host from here; `false` when no program could get this one.
+    pub(super) fn continue_from_host_port(&mut self, port: u32) -> bool {
+        let possible = (FIRST_HOST_PORT..END_OF_HOST_PORTS).contains(&port);
+        if possible {
+            self.next_host_port = port;
+        }
+        possible
     }
 
     /// Ends every connection without a word to the guest, which is about to forget them.

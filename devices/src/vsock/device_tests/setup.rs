@@ -142,6 +142,28 @@ fn new_connections_wait_until_the_driver_has_worked_off_the_reset() {
 }
 
 #[test]
+fn a_restored_device_gives_no_port_that_the_guest_may_still_know() {
+    let mut rig = Rig::ready();
+    let _known = rig.device.connect(1024).unwrap();
+    rig.run();
+    let (known, _) = rig.expect(Op::Request);
+    let saved = rig.device.save();
+    let dir = tempfile::tempdir().unwrap();
+    let mut other = Rig::over(VsockDevice::in_process(CID).unwrap(), dir);
+    other.device.restore(&saved).unwrap();
+    other.post_rx(usize::from(QUEUE));
+    let _new = other.device.connect(1024).unwrap();
+    other.run();
+    let (new, _) = other.expect(Op::Request);
+    assert_ne!(new.src_port, known.src_port);
+    for port in [0, 1023, (1 << 30) - 1, u32::MAX] {
+        let bytes = port.to_le_bytes().into();
+        let saved = SavedDevice { version: 1, bytes };
+        assert!(other.device.restore(&saved).is_err(), "{port}");
+    }
+}
+
+#[test]
 fn this_process_connects_and_listens_without_a_path() {
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::over(VsockDevice::in_process(CID).unwrap(), dir);
