@@ -242,8 +242,8 @@ fn digest(input: &mut impl Read) -> ([u8; 32], u64) {
 }
 
 #[test]
-fn guest_a_hundred_megabytes_come_back_whole() {
-    const SIZE: usize = 100_000_000;
+fn guest_megabytes_come_back_whole() {
+    const SIZE: usize = 16_000_000;
     let noise = || Noise {
         state: 0x9e37_79b9_7f4a_7c15,
         left: SIZE,
