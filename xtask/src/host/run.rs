@@ -191,6 +191,7 @@ fn watch(
         match events.recv_timeout(left) {
             Ok(Event::Up) => {
                 up = true;
+                pulse = (!job.icount).then(Instant::now);
                 deadline = began + job.limit;
                 if let Some(listener) = stdin.take() {
                     feed_stdin(listener);
