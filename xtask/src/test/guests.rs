@@ -13,7 +13,7 @@ use super::{Count, Listed, read_labelled};
 use crate::{host, paths, process, report};
 
 /// How long one program may take; the emulated host is slow.
-const LIMIT: Duration = Duration::from_secs(900);
+const LIMIT: Duration = Duration::from_secs(1200);
 
 /// Runs all tests that need guests; `assets` are variables that lead them to their files.
 pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Count> {
