@@ -32,13 +32,13 @@
 //! says how it came to its [`Exit`]. A call that is illegal in a state is a
 //! [`VmError::IllegalState`], never undefined. Every call takes `&self`, from any thread.
 //!
-//! | [`State`] | `start` | `pause` | `snapshot` | `resume` | `stop` |
-//! | --- | --- | --- | --- | --- | --- |
-//! | `Created` | `Running` | | | | `Stopped` |
-//! | `Running` | | `Paused` | | | `Stopped` |
-//! | `Paused` | | | `Paused` | `Running` | `Stopped` |
-//! | `Stopped` | | | | | `Stopped` |
-//! | `Poisoned` | | | | | `Poisoned` |
+//! | [`State`] | `start` | `pause` | `snapshot` | `resume` | `plug`, `unplug` | `stop` |
+//! | --- | --- | --- | --- | --- | --- | --- |
+//! | `Created` | `Running` | | | | | `Stopped` |
+//! | `Running` | | `Paused` | | | `Running` | `Stopped` |
+//! | `Paused` | | | `Paused` | `Running` | | `Stopped` |
+//! | `Stopped` | | | | | | `Stopped` |
+//! | `Poisoned` | | | | | | `Poisoned` |
 //!
 //! After `pause` has returned, no vCPU runs, no request is in flight and no device reads or writes
 //! guest memory; `resume` goes on from there, and nothing is lost. `pause` fails with
@@ -52,6 +52,9 @@
 //!
 //! When KVM itself cannot go on, the VM is *poisoned*: [`Vm::wait`] returns
 //! [`VmError::Poisoned`] with the cause and the vCPU's registers.
+//!
+//! [`Vm::plug`] and [`Vm::unplug`] add devices to a running VM and take them away, where devices are
+//! on PCI ([`VmBuilder::transport`]).
 //!
 //! # Snapshots
 //!
@@ -105,6 +108,7 @@ pub use podvisor_devices::blk::{
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError};
 pub use podvisor_devices::net::{LinkState, MacAddress, NetDevice, NetDeviceError};
+pub use podvisor_devices::pci::PciAddress;
 pub use podvisor_devices::rng::RngDevice;
 pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 #[cfg(feature = "test-utils")]
@@ -113,6 +117,6 @@ pub use snapshot::testing as snapshot_testing;
 pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError};
 pub use vm::{
     Action, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle, DeviceCounters,
-    DeviceFault, DeviceHandle, Exit, FsHandle, HandleError, NetHandle, Poison, PoisonCause,
-    Registers, Seccomp, State, Transport, Vm, VmBuilder, VmError, VsockHandle,
+    DeviceFault, DeviceHandle, Exit, FsHandle, HandleError, NetHandle, PlugError, Plugged, Poison,
+    PoisonCause, Registers, Seccomp, State, Transport, Vm, VmBuilder, VmError, VsockHandle,
 };

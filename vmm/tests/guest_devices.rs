@@ -4,7 +4,8 @@ mod support;
 
 use std::io::Write;
 
-use podvisor_vmm::{BlockDevice, Exit, IoEngine, Transport};
+use podvisor_vmm::devices::net::MemoryNic;
+use podvisor_vmm::{BlockDevice, Exit, IoEngine, LinkState, NetDevice, Transport, VsockDevice};
 use support::{Console, linux};
 
 /// A disk of 1 MiB whose bytes say where they are.
@@ -96,5 +97,53 @@ fn guest_uses_disks_of_every_engine_with_several_queues_on_pci() {
     assert!(one == two, "both disks went through the same");
     assert!(one[65536..131_072].iter().all(|byte| *byte == 0));
     assert_eq!(one[131_076..131_080], 32769u32.to_le_bytes());
+    assert!(vm.faults().is_empty());
+}
+
+#[test]
+fn guest_finds_what_is_plugged_in_and_lets_go_of_it() {
+    let disk = disk();
+    let console = Console::default();
+    // Twice: a disk, a card and the socket device come, and the disk goes.
+    let script = "pci=/sys/bus/pci; virtio=/sys/bus/virtio/drivers\n\
+         echo ready; until [ -e /sys/class/net/eth0 ]; do sleep 0.1; echo 1 > $pci/rescan; done\n\
+         ip link set eth0 up\n\
+         ls $virtio/virtio_blk $virtio/vmw_vsock_virtio_transport | grep -c virtio.$\n\
+         sha256sum < /dev/vda; cat /sys/block/vda/serial; echo\n\
+         echo 1 > $pci/devices/0000:00:02.0/remove; ls /sys/block | wc -l; echo removed\n\
+         until [ $(cat /sys/class/net/eth0/carrier) = 0 ]; do sleep 0.1; done; echo 1 > $pci/rescan\n\
+         sha256sum < /dev/vda; cat /sys/block/vda/serial; echo\n\
+         ls $pci/devices | wc -l; echo over";
+    let vm = linux(script, &console)
+        .transport(Transport::Pci)
+        .rng()
+        .build()
+        .unwrap();
+    vm.start().unwrap();
+    console.wait_for("ready");
+    let open = || BlockDevice::open(disk.path()).unwrap();
+    let plugged = vm.plug(open().serial("first")).unwrap();
+    assert_eq!(plugged.address.to_string(), "0000:00:02.0");
+    vm.plug(VsockDevice::in_process(3).unwrap()).unwrap();
+    let (nic, _wire) = MemoryNic::pair();
+    vm.plug(NetDevice::new(Box::new(nic)).unwrap()).unwrap();
+    console.wait_for("removed");
+    vm.unplug(&plugged.name).unwrap();
+    // The lock on the file went with the device.
+    let again = vm.plug(open().serial("second")).unwrap();
+    assert_eq!(again, plugged);
+    // By which the guest knows that it may look.
+    vm.net("net0").unwrap().set_link(LinkState::Down).unwrap();
+    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    let text = console.text();
+    let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('[')).collect();
+    let sum = lines[2];
+    assert_eq!(
+        lines[1..],
+        [
+            "2", sum, "first", "0", "removed", sum, "second", "5", "over"
+        ],
+        "{text}"
+    );
     assert!(vm.faults().is_empty());
 }

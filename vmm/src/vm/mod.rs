@@ -23,9 +23,11 @@ mod io;
 mod kick;
 mod line;
 mod pci;
+mod plug;
 mod restore;
 mod seccomp;
 mod snapshot;
+mod start;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -36,7 +38,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::VcpuFd;
@@ -45,7 +47,7 @@ use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::legacy::serial::SerialPort;
 use podvisor_devices::net::NetDevice;
-use podvisor_devices::virtio::{Counter, DeviceType, VirtioDevice};
+use podvisor_devices::virtio::{Counter, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
 
 pub use attach::Transport;
@@ -56,6 +58,7 @@ pub use handle::{
     BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, NetHandle, VsockHandle,
 };
 pub use io::DeviceFault;
+pub use plug::{PlugError, Plugged};
 pub use seccomp::Seccomp;
 pub use state::{Action, State};
 
@@ -63,8 +66,6 @@ use attach::Attached;
 use control::{Control, Inner, Outcome, Request};
 use io::{EventLoop, Faults};
 use pci::PciRoot;
-use seccomp::ThreadKind;
-use threads::{STACK_SIZE, SignalsBlocked};
 use vcpu::VcpuContext;
 
 use crate::snapshot::Identity;
@@ -82,7 +83,7 @@ pub struct Vm {
     /// One of `start`, `pause` and `resume` at a time.
     transition: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    devices: Vec<Attached>,
+    devices: Mutex<Vec<Attached>>,
     pci: Option<PciRoot>,
     serial: Option<Arc<Mutex<SerialPort>>>,
     faults: Faults,
@@ -90,9 +91,6 @@ pub struct Vm {
     /// The full snapshot that memory comes from.
     origin: Option<(PathBuf, Identity)>,
 }
-
-/// What a thread does.
-type Body = Box<dyn FnOnce() + Send>;
 
 /// What waits for [`Vm::start`].
 struct Parts {
@@ -159,80 +157,6 @@ impl Vm {
     #[must_use]
     pub fn state(&self) -> State {
         self.control().lock().state
-    }
-
-    /// Starts the vCPUs and the event loops of devices.
-    ///
-    /// # Errors
-    /// When the VM was started or stopped before, or a thread cannot be started: the VM is
-    /// stopped then.
-    pub fn start(&self) -> Result<(), VmError> {
-        let _transition = lock(&self.transition);
-        let parts = {
-            let mut inner = self.control().lock();
-            let next = self.legal(&inner, Action::Start)?;
-            let Some(parts) = lock(&self.parts).take() else {
-                return Err(VmError::IllegalState {
-                    action: Action::Start,
-                    state: inner.state,
-                });
-            };
-            inner.state = next;
-            inner.vcpus = parts.vcpus.len();
-            inner.threads = parts.vcpus.len() + parts.loops.len();
-            parts
-        };
-        // A body that is not started counts itself out when it is dropped.
-        let mut bodies: Vec<(ThreadGuard, ThreadKind, Body)> = Vec::new();
-        for event_loop in parts.loops {
-            let guard = ThreadGuard::new(&self.context, event_loop.name().to_owned(), false);
-            let kind = match event_loop.serves(DeviceType::FileSystem) {
-                true => ThreadKind::Files,
-                false => ThreadKind::Devices,
-            };
-            bodies.push((guard, kind, Box::new(move || event_loop.run())));
-        }
-        for (id, vcpu) in (0u8..).zip(parts.vcpus) {
-            let guard = ThreadGuard::new(&self.context, format!("vcpu{id}"), true);
-            let context = self.context.clone();
-            let body = Box::new(move || vcpu::run(id, vcpu, &context));
-            bodies.push((guard, ThreadKind::Vcpu, body));
-        }
-        let blocked = SignalsBlocked::new();
-        let mut result = Ok(());
-        let seccomp = self.seccomp;
-        for (guard, kind, body) in bodies {
-            let name = guard.name.clone();
-            let spawned = thread::Builder::new()
-                .name(name.clone())
-                .stack_size(STACK_SIZE)
-                .spawn(move || {
-                    let mut guard = guard;
-                    let confined = match seccomp {
-                        Seccomp::On => seccomp::confine(kind),
-                        Seccomp::Off => Ok(()),
-                    };
-                    match confined {
-                        Ok(()) => body(),
-                        Err(error) => guard.poison(PoisonCause::Seccomp {
-                            source: Box::new(error),
-                        }),
-                    }
-                    guard.completed = true;
-                });
-            match spawned {
-                Ok(thread) => lock(&self.threads).push(thread),
-                Err(source) => {
-                    result = Err(VmError::Thread { name, source });
-                    break;
-                }
-            }
-        }
-        drop(blocked);
-        if result.is_err() {
-            self.context.end(Outcome::Exit(Exit::Stopped));
-        }
-        result
     }
 
     /// Stops the guest between two instructions, then its devices. When it returns, nothing is in
@@ -343,7 +267,7 @@ impl Vm {
             device: "vcpu".to_owned(),
             counters: vcpu,
         }];
-        all.extend(self.devices.iter().map(|device| DeviceCounters {
+        all.extend(lock(&self.devices).iter().map(|device| DeviceCounters {
             device: device.name.clone(),
             counters: device.info.counters.read(),
         }));
@@ -355,7 +279,7 @@ impl Vm {
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
     pub fn block(&self, name: &str) -> Result<BlockHandle, HandleError> {
-        DeviceHandle::<BlockDevice>::find(&self.devices, "block device", Some(name))
+        DeviceHandle::<BlockDevice>::find(&lock(&self.devices), "block device", Some(name))
     }
 
     /// The network card named `name`: `net0` is the first.
@@ -363,7 +287,7 @@ impl Vm {
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
     pub fn net(&self, name: &str) -> Result<NetHandle, HandleError> {
-        DeviceHandle::<NetDevice>::find(&self.devices, "network card", Some(name))
+        DeviceHandle::<NetDevice>::find(&lock(&self.devices), "network card", Some(name))
     }
 
     /// The shared directory named `name`: `fs0` is the first.
@@ -371,7 +295,7 @@ impl Vm {
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
     pub fn fs(&self, name: &str) -> Result<FsHandle, HandleError> {
-        DeviceHandle::<FsDevice>::find(&self.devices, "shared directory", Some(name))
+        DeviceHandle::<FsDevice>::find(&lock(&self.devices), "shared directory", Some(name))
     }
 
     /// The first console.
@@ -379,7 +303,7 @@ impl Vm {
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
     pub fn console(&self) -> Result<ConsoleHandle, HandleError> {
-        DeviceHandle::<ConsoleDevice>::find(&self.devices, "console", None)
+        DeviceHandle::<ConsoleDevice>::find(&lock(&self.devices), "console", None)
     }
 
     /// The socket device.
@@ -387,7 +311,7 @@ impl Vm {
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
     pub fn vsock(&self) -> Result<VsockHandle, HandleError> {
-        DeviceHandle::<VsockDevice>::find(&self.devices, "socket device", None)
+        DeviceHandle::<VsockDevice>::find(&lock(&self.devices), "socket device", None)
     }
 
     /// A device of any type, by its name.
@@ -395,7 +319,7 @@ impl Vm {
     /// # Errors
     /// [`HandleError::NoSuchDevice`], also when it is of another type.
     pub fn device<D: VirtioDevice>(&self, name: &str) -> Result<DeviceHandle<D>, HandleError> {
-        DeviceHandle::find(&self.devices, "device of this type", Some(name))
+        DeviceHandle::find(&lock(&self.devices), "device of this type", Some(name))
     }
 
     /// What failed on the host side of devices so far: the last 64 of them. Their drivers saw
@@ -425,28 +349,6 @@ impl Vm {
             },
         }
     }
-
-    /// Waits for the threads of a VM that has ended, and abandons those that take too long.
-    fn join(&self) {
-        let inner = self.control().lock();
-        let deadline = Instant::now() + PATIENCE;
-        let nudge = || self.context.peers.kick();
-        let (inner, ended) = self
-            .control()
-            .wait_deadline(inner, deadline, nudge, |inner| inner.threads == 0);
-        drop(inner);
-        for thread in std::mem::take(&mut *lock(&self.threads)) {
-            if ended || thread.is_finished() {
-                let _ = thread.join();
-            } else {
-                let name = thread.thread().name().unwrap_or("unnamed").to_owned();
-                tracing::warn!(
-                    name,
-                    "a thread of a VM that has ended is blocked: abandoned"
-                );
-            }
-        }
-    }
 }
 
 impl Drop for Vm {
@@ -457,44 +359,6 @@ impl Drop for Vm {
             drop(parts);
         }
         self.join();
-    }
-}
-
-/// Counts a thread out when it ends, and poisons the VM when it panicked.
-struct ThreadGuard {
-    context: VcpuContext,
-    name: String,
-    is_vcpu: bool,
-    completed: bool,
-}
-
-impl ThreadGuard {
-    fn new(context: &VcpuContext, name: String, is_vcpu: bool) -> Self {
-        Self {
-            context: context.clone(),
-            name,
-            is_vcpu,
-            completed: false,
-        }
-    }
-
-    fn poison(&self, cause: PoisonCause) {
-        self.context.end(Outcome::Poison(Arc::new(Poison {
-            vcpu: None,
-            cause,
-            registers: None,
-        })));
-    }
-}
-
-impl Drop for ThreadGuard {
-    fn drop(&mut self) {
-        if !self.completed && thread::panicking() {
-            self.poison(PoisonCause::Panic {
-                thread: self.name.clone(),
-            });
-        }
-        self.context.control.thread_ended(self.is_vcpu);
     }
 }
 

@@ -18,7 +18,7 @@ pub enum State {
     Poisoned,
 }
 
-/// The calls that change a VM's state.
+/// The calls that need a VM to be in some state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// [`super::Vm::start`].
@@ -29,6 +29,10 @@ pub enum Action {
     Resume,
     /// [`super::Vm::snapshot`] and [`super::Vm::snapshot_difference`].
     Snapshot,
+    /// [`super::Vm::plug`].
+    Plug,
+    /// [`super::Vm::unplug`].
+    Unplug,
     /// [`super::Vm::stop`].
     Stop,
 }
@@ -43,6 +47,7 @@ impl State {
             (S::Running, A::Pause) => Some(S::Paused),
             (S::Paused, A::Resume) => Some(S::Running),
             (S::Paused, A::Snapshot) => Some(S::Paused),
+            (S::Running, A::Plug | A::Unplug) => Some(S::Running),
             (S::Created | S::Running | S::Paused | S::Stopped, A::Stop) => Some(S::Stopped),
             (S::Poisoned, A::Stop) => Some(S::Poisoned),
             _ => None,
@@ -75,6 +80,8 @@ impl fmt::Display for Action {
             Self::Pause => "pause",
             Self::Resume => "resume",
             Self::Snapshot => "take a snapshot of",
+            Self::Plug => "plug a device into",
+            Self::Unplug => "unplug a device from",
             Self::Stop => "stop",
         })
     }
@@ -95,12 +102,22 @@ mod tests {
             (S::Running, A::Stop, S::Stopped),
             (S::Paused, A::Resume, S::Running),
             (S::Paused, A::Snapshot, S::Paused),
+            (S::Running, A::Plug, S::Running),
+            (S::Running, A::Unplug, S::Running),
             (S::Paused, A::Stop, S::Stopped),
             (S::Stopped, A::Stop, S::Stopped),
             (S::Poisoned, A::Stop, S::Poisoned),
         ];
         for from in states {
-            for action in [A::Start, A::Pause, A::Resume, A::Snapshot, A::Stop] {
+            for action in [
+                A::Start,
+                A::Pause,
+                A::Resume,
+                A::Snapshot,
+                A::Plug,
+                A::Unplug,
+                A::Stop,
+            ] {
                 let expected = legal
                     .iter()
                     .find(|(f, a, _)| (*f, *a) == (from, action))

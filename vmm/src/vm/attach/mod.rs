@@ -196,6 +196,9 @@ pub(super) fn attach(
         loops
             .install(&place, name.clone(), device, irq, kicks)
             .map_err(event_loop)?;
+        if let Some(pci) = board.pci {
+            pci.publish(&registers)?;
+        }
         attachments.devices.push(Attached {
             name,
             kind,

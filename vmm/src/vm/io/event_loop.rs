@@ -40,7 +40,8 @@ pub(crate) struct EventLoop {
     name: String,
     mailbox: Arc<Mailbox>,
     epoll: Epoll,
-    slots: Vec<Slot>,
+    /// By number, which is never another device's again: `None` was taken away, or is yet to come.
+    slots: Vec<Option<Slot>>,
     /// Who used up its share and comes again after the others, each once.
     again: VecDeque<(usize, Source)>,
     paused: bool,
@@ -73,32 +74,66 @@ impl EventLoop {
         self.mailbox.clone()
     }
 
-    pub(super) fn next_slot(&self) -> usize {
-        self.slots.len()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
     /// Whether one of its devices is of this type.
     pub(crate) fn serves(&self, device_type: DeviceType) -> bool {
-        let mut devices = self.slots.iter().map(|slot| slot.worker.device().info());
-        devices.any(|info| info.device_type == device_type)
+        let mut devices = self.slots.iter().flatten();
+        devices.any(|slot| slot.worker.device().info().device_type == device_type)
     }
 
-    /// Takes a worker, whose queues are notified by `kicks`.
-    pub(super) fn add(&mut self, worker: Worker, kicks: Vec<Arc<EventFd>>) -> io::Result<()> {
-        let slot = self.slots.len();
+    /// The number of a place that is kept for a worker.
+    pub(super) fn reserve(&mut self) -> usize {
+        self.slots.push(None);
+        self.slots.len() - 1
+    }
+
+    /// Takes a worker, whose queues are notified by `kicks`, to the place that was kept for it.
+    pub(super) fn fill(
+        &mut self,
+        index: usize,
+        mut worker: Worker,
+        kicks: Vec<Arc<EventFd>>,
+    ) -> io::Result<()> {
         for (queue, kick) in (0u32..).zip(&kicks) {
-            add(&self.epoll, kick.as_raw_fd(), data(slot, queue))?;
+            add(&self.epoll, kick.as_raw_fd(), data(index, queue))?;
         }
-        self.slots.push(Slot {
-            worker,
-            kicks,
-            backend_polled: false,
-        });
+        if self.paused {
+            worker.pause();
+        }
+        if let Some(place) = self.slots.get_mut(index) {
+            *place = Some(Slot {
+                worker,
+                kicks,
+                backend_polled: false,
+            });
+        }
         Ok(())
+    }
+
+    /// Takes a device away, with all that is in flight completed.
+    pub(super) fn remove(&mut self, index: usize) {
+        let Some(mut slot) = self.slots.get_mut(index).and_then(Option::take) else {
+            return;
+        };
+        slot.worker.stop();
+        let fds = slot.kicks.iter().map(|kick| kick.as_raw_fd());
+        let backend = slot.worker.device().backend().map(|fd| fd.as_raw_fd());
+        for fd in fds.chain(backend.filter(|_| slot.backend_polled)) {
+            // Closing it does not suffice where somebody else has it, too.
+            let event = EpollEvent::new(EventSet::IN, 0);
+            let _ = self.epoll.ctl(ControlOperation::Delete, fd, event);
+        }
+    }
+
+    fn slot(&self, index: usize) -> Option<&Slot> {
+        self.slots.get(index)?.as_ref()
+    }
+
+    fn slot_mut(&mut self, index: usize) -> Option<&mut Slot> {
+        self.slots.get_mut(index)?.as_mut()
     }
 
     /// Serves the devices until [`Self::end`], then drains them.
@@ -114,7 +149,7 @@ impl EventLoop {
                 break;
             }
         }
-        for slot in &mut self.slots {
+        for slot in self.slots.iter_mut().flatten() {
             slot.worker.stop();
         }
     }
@@ -178,8 +213,7 @@ impl EventLoop {
         }
         let queue = u16::try_from(low).unwrap_or(u16::MAX);
         let kick = self
-            .slots
-            .get(slot)
+            .slot(slot)
             .and_then(|slot| slot.kicks.get(usize::from(queue)));
         if let Some(kick) = kick {
             let _ = kick.read();
@@ -188,7 +222,7 @@ impl EventLoop {
     }
 
     fn serve(&mut self, index: usize, source: Source) {
-        let Some(slot) = self.slots.get_mut(index) else {
+        let Some(slot) = self.slot_mut(index) else {
             return;
         };
         let result = match source {
@@ -210,7 +244,7 @@ impl EventLoop {
     }
 
     fn keep_fault(&self, slot: usize, fault: HostFault) {
-        let Some(slot) = self.slots.get(slot) else {
+        let Some(slot) = self.slot(slot) else {
             return;
         };
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
@@ -225,7 +259,7 @@ impl EventLoop {
 
     /// Keeps the backend's registration in step with whether the device serves.
     fn poll_backend(&mut self, index: usize) {
-        let Some(slot) = self.slots.get_mut(index) else {
+        let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else {
             return;
         };
         let wanted = slot.worker.is_serving();
@@ -253,7 +287,7 @@ impl EventLoop {
 
     /// Something for one worker.
     pub(super) fn command(&mut self, index: usize, command: Command) {
-        let Some(slot) = self.slots.get_mut(index) else {
+        let Some(slot) = self.slot_mut(index) else {
             return;
         };
         // A backend that is to be exchanged must not stay registered.
@@ -273,10 +307,7 @@ impl EventLoop {
 
     /// Chains may have been made available before the queues ran.
     fn look_at_queues(&mut self, index: usize) {
-        let count = self
-            .slots
-            .get(index)
-            .map_or(0, |slot| slot.worker.queue_count());
+        let count = self.slot(index).map_or(0, |slot| slot.worker.queue_count());
         for queue in 0..count {
             self.call_again(index, Source::Queue(queue));
         }
@@ -286,7 +317,7 @@ impl EventLoop {
     pub(super) fn pause(&mut self) {
         self.paused = true;
         self.again.clear();
-        for slot in &mut self.slots {
+        for slot in self.slots.iter_mut().flatten() {
             slot.worker.pause();
         }
     }
@@ -297,8 +328,7 @@ impl EventLoop {
         }
         for index in 0..self.slots.len() {
             let resumed = self
-                .slots
-                .get_mut(index)
+                .slot_mut(index)
                 .is_some_and(|slot| slot.worker.resume());
             if resumed {
                 self.look_at_queues(index);

@@ -3,7 +3,8 @@
 //! * [`EventLoop`] owns workers and waits, in one place, for notifications of their drivers, for
 //!   the host side of devices and for commands.
 //! * [`Mailbox`] carries commands to a loop: those of transports, of handles, and of the VM.
-//! * [`Loops`] is all loops of a VM, as their owner sees them.
+//! * [`Loops`] is all loops of a VM, as their owner sees them; `plug.rs` is how devices come and go
+//!   while they run.
 //!
 //! A device is placed on the loop that its VM's devices share or on one of its own
 //! ([`Placement`]). Nobody but the loop's thread calls a device, and nobody waits for one without
@@ -11,11 +12,12 @@
 
 mod event_loop;
 mod mailbox;
+mod plug;
 
 use std::fmt;
 use std::io;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use podvisor_devices::virtio::{
@@ -28,6 +30,9 @@ use mailbox::Mailbox;
 
 /// The most device faults that are kept for the owner.
 const FAULTS_KEPT: usize = 64;
+
+/// The thread of the loop that devices share.
+const SHARED: &str = "vm-io";
 
 /// A failure of a device's host side, for the owner of the VM.
 #[derive(Clone, Debug)]
@@ -84,13 +89,13 @@ pub(crate) struct Place {
 impl LoopsBuilder {
     pub(crate) fn new(faults: Faults) -> io::Result<Self> {
         Ok(Self {
-            shared: EventLoop::new("vm-io".to_owned(), faults.clone())?,
+            shared: EventLoop::new(SHARED.to_owned(), faults.clone())?,
             own: Vec::new(),
             faults,
         })
     }
 
-    /// Chooses the loop of a device. [`Self::install`] must follow before the next one.
+    /// Chooses the loop of a device. [`Self::install`] must follow.
     pub(crate) fn place(&mut self, name: &str, placement: Placement) -> io::Result<Place> {
         let own = match placement {
             Placement::Shared => None,
@@ -103,7 +108,7 @@ impl LoopsBuilder {
         let event_loop = self.event_loop(own);
         let link = Link {
             mailbox: event_loop.mailbox(),
-            slot: event_loop.next_slot(),
+            slot: event_loop.reserve(),
         };
         Ok(Place { own, link })
     }
@@ -118,7 +123,8 @@ impl LoopsBuilder {
         kicks: Vec<Arc<EventFd>>,
     ) -> io::Result<()> {
         let worker = Worker::new(name, device, irq);
-        self.event_loop(place.own).add(worker, kicks)
+        let slot = place.link.slot;
+        self.event_loop(place.own).fill(slot, worker, kicks)
     }
 
     fn event_loop(&mut self, own: Option<usize>) -> &mut EventLoop {
@@ -138,18 +144,20 @@ impl LoopsBuilder {
             .iter()
             .map(|event_loop| (event_loop.name().to_owned(), event_loop.mailbox()))
             .collect();
+        let entries = Mutex::new(entries);
         (loops, Loops { entries })
     }
 }
 
 /// All loops of a VM, from outside.
 pub(crate) struct Loops {
-    entries: Vec<(String, Arc<Mailbox>)>,
+    entries: Mutex<Vec<(String, Arc<Mailbox>)>>,
 }
 
 impl fmt::Debug for Loops {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.entries.iter().map(|(name, _)| name);
+        let entries = self.entries();
+        let names = entries.iter().map(|(name, _)| name);
         f.debug_list().entries(names).finish()
     }
 }
@@ -158,8 +166,8 @@ impl Loops {
     /// Stops all queues of all devices. When `deadline` passes before, everything goes on, and
     /// the name of a loop that did not answer comes back.
     pub(crate) fn pause(&self, deadline: Instant) -> Result<(), String> {
-        let answers: Vec<(&str, Receiver<()>)> = self
-            .entries
+        let answers: Vec<(String, Receiver<()>)> = self
+            .entries()
             .iter()
             .map(|(name, mailbox)| {
                 let (done, wait) = sync_channel(1);
@@ -168,14 +176,14 @@ impl Loops {
                     // Nobody listens when the deadline has passed.
                     let _ = done.send(());
                 }));
-                (name.as_str(), wait)
+                (name.clone(), wait)
             })
             .collect();
         for (name, wait) in answers {
             let left = deadline.saturating_duration_since(Instant::now());
             if wait.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                 self.resume();
-                return Err(name.to_owned());
+                return Err(name);
             }
         }
         Ok(())
@@ -183,15 +191,19 @@ impl Loops {
 
     /// Lets paused devices go on.
     pub(crate) fn resume(&self) {
-        for (_, mailbox) in &self.entries {
+        for (_, mailbox) in self.entries().iter() {
             mailbox.send(Box::new(EventLoop::resume));
         }
     }
 
     /// Ends all loops.
     pub(crate) fn end(&self) {
-        for (_, mailbox) in &self.entries {
+        for (_, mailbox) in self.entries().iter() {
             mailbox.send(Box::new(EventLoop::end));
         }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Vec<(String, Arc<Mailbox>)>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -50,8 +50,8 @@ impl PciRoot {
         })
     }
 
-    /// Makes the function of a device, in `slot` or where there is room. Its BAR lies where firmware
-    /// would have put it, disabled.
+    /// Makes the function of a device, for `slot` or where there is room; [`Self::publish`] puts it
+    /// there. Its BAR lies where firmware would have put it, disabled.
     pub(super) fn connect(
         &self,
         slot: Option<u8>,
@@ -73,15 +73,28 @@ impl PciRoot {
         let mut transport = PciTransport::new(parts, irq.clone());
         transport.set_bar(bar(slot));
         let function = Arc::new(Function::new(slot, transport, self.windows.clone()));
-        self.bus
-            .insert(slot, function.clone())
-            .map_err(|error| BuildError::Addresses(Box::new(error)))?;
         self.windows.add(slot, &function, kicks.clone());
         Ok(Connected {
             registers: Registers::Pci(function),
             irq,
             kicks,
         })
+    }
+
+    /// Has the guest see a function, whose device can serve it by now.
+    pub(super) fn publish(&self, registers: &Registers) -> Result<(), BuildError> {
+        let Registers::Pci(function) = registers else {
+            return Ok(());
+        };
+        self.bus
+            .insert(function.slot(), function.clone())
+            .map_err(|error| BuildError::Addresses(Box::new(error)))
+    }
+
+    /// Takes a function off the bus. Accesses that have begun may still end.
+    pub(super) fn disconnect(&self, function: &Function) {
+        self.bus.remove(function.slot());
+        self.windows.remove(function.slot());
     }
 
     /// `CONFIG_ADDRESS`, for a snapshot.

@@ -54,6 +54,14 @@ impl Windows {
         self.lock().insert(slot, window);
     }
 
+    /// The function in `slot` goes.
+    pub(super) fn remove(&self, slot: u8) {
+        self.set(slot, None);
+        if let Some(mut window) = self.lock().remove(&slot) {
+            window.doorbells.remove(&self.vm);
+        }
+    }
+
     /// Registers notification addresses of a BAR at `address`, which is yet to be enabled.
     pub(super) fn prepare(&self, slot: u8, address: u64) {
         let mut windows = self.lock();

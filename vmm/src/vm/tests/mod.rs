@@ -9,6 +9,7 @@ mod devices;
 mod life;
 mod orders;
 mod pci;
+mod plug;
 mod snapshot;
 
 use std::fs::File;

@@ -23,25 +23,25 @@ const BAR: u8 = 0x10;
 /// The command register with memory and bus mastering on.
 const ENABLED: u32 = 6;
 
-fn on_pci(configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Guest {
+pub(super) fn on_pci(configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Guest {
     Guest::start(|vm| configure(vm.transport(Transport::Pci)))
 }
 
 impl Guest {
-    fn config(&self, slot: u32, register: u8) -> u32 {
+    pub(super) fn config(&self, slot: u32, register: u8) -> u32 {
         let address = 1 << 31 | slot << 11 | u32::from(register);
         self.carry_out(Order::Out32, 0xcf8, address);
         self.carry_out(Order::In32, 0xcfc, 0)
     }
 
-    fn set_config(&self, slot: u32, register: u8, value: u32) {
+    pub(super) fn set_config(&self, slot: u32, register: u8, value: u32) {
         let address = 1 << 31 | slot << 11 | u32::from(register);
         self.carry_out(Order::Out32, 0xcf8, address);
         self.carry_out(Order::Out32, 0xcfc, value);
     }
 
     /// The function in `slot`, enabled where firmware put it.
-    fn function(&self, slot: u32) -> Function<'_> {
+    pub(super) fn function(&self, slot: u32) -> Function<'_> {
         self.set_config(slot, COMMAND, ENABLED);
         Function {
             guest: self,
@@ -65,7 +65,7 @@ impl Guest {
 
 /// A device's driver.
 #[derive(Clone, Copy)]
-struct Function<'g> {
+pub(super) struct Function<'g> {
     guest: &'g Guest,
     slot: u32,
     bar: u64,
@@ -81,12 +81,19 @@ impl Notify for Function<'_> {
     }
 }
 
+impl<'g> Function<'g> {
+    /// The same one in a clone.
+    pub(super) fn of(self, guest: &'g Guest) -> Self {
+        Self { guest, ..self }
+    }
+}
+
 impl Function<'_> {
-    fn write(self, offset: u64, value: u32) {
+    pub(super) fn write(self, offset: u64, value: u32) {
         self.guest.write(self.bar + offset, value);
     }
 
-    fn read(self, offset: u64) -> u32 {
+    pub(super) fn read(self, offset: u64) -> u32 {
         self.guest.read(self.bar + offset)
     }
 
@@ -119,7 +126,7 @@ impl Function<'_> {
 
     /// Resets the device and starts it with its first queue, of 16 descriptors at `rings`, which
     /// interrupts by `vector`.
-    fn start(self, rings: u64, vector: u16) -> DriverQueue {
+    pub(super) fn start(self, rings: u64, vector: u16) -> DriverQueue {
         let queue = DriverQueue::new(&self.guest.mem, rings, 16);
         let config = queue.config();
         self.set_status(0);

@@ -1,0 +1,127 @@
+//! Devices that come and go while loops run.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use podvisor_devices::virtio::{Placement, Worker};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::mailbox::Mailbox;
+use super::{EventLoop, Faults, Link, Loops, SHARED};
+
+/// How long a loop may be busy with something else.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A place for a device that is plugged in.
+#[derive(Debug)]
+pub(crate) struct Berth {
+    pub(crate) link: Link,
+    /// A loop that is to run on a thread of its own; `None` where one runs already.
+    new: Option<EventLoop>,
+}
+
+impl Loops {
+    /// Keeps a place for a device named `name`.
+    pub(crate) fn berth(
+        &self,
+        name: &str,
+        placement: Placement,
+        faults: &Faults,
+    ) -> io::Result<Berth> {
+        let shared = match placement {
+            Placement::Own => None,
+            Placement::Shared => {
+                let entries = self.entries();
+                let shared = entries.iter().find(|(name, _)| name == SHARED);
+                shared.map(|(_, mailbox)| mailbox.clone())
+            }
+        };
+        if let Some(mailbox) = shared {
+            let slot = ask(&mailbox, EventLoop::reserve)?;
+            return Ok(Berth {
+                link: Link { mailbox, slot },
+                new: None,
+            });
+        }
+        let name = match placement {
+            Placement::Own => format!("vm-{name}"),
+            Placement::Shared => SHARED.to_owned(),
+        };
+        let mut new = EventLoop::new(name, faults.clone())?;
+        let link = Link {
+            mailbox: new.mailbox(),
+            slot: new.reserve(),
+        };
+        Ok(Berth {
+            link,
+            new: Some(new),
+        })
+    }
+
+    /// A loop is about to run.
+    pub(crate) fn add(&self, event_loop: &EventLoop) {
+        let entry = (event_loop.name().to_owned(), event_loop.mailbox());
+        self.entries().push(entry);
+    }
+
+    /// Takes a device away, and ends its loop when that is its own. When this returns, the device is
+    /// gone.
+    ///
+    /// # Errors
+    /// When the device is busy; it goes when it is not any more.
+    pub(crate) fn remove(&self, link: &Link) -> io::Result<()> {
+        let own = {
+            let mut entries = self.entries();
+            let at = entries
+                .iter()
+                .position(|(name, mailbox)| Arc::ptr_eq(mailbox, &link.mailbox) && name != SHARED);
+            at.map(|at| entries.remove(at)).is_some()
+        };
+        let slot = link.slot;
+        ask(&link.mailbox, move |event_loop| {
+            event_loop.remove(slot);
+            if own {
+                event_loop.end();
+            }
+        })
+    }
+}
+
+impl Berth {
+    /// Gives the loop its worker. A loop comes back that is to be run.
+    pub(crate) fn install(
+        self,
+        worker: Worker,
+        kicks: Vec<Arc<EventFd>>,
+    ) -> io::Result<Option<EventLoop>> {
+        let slot = self.link.slot;
+        match self.new {
+            Some(mut event_loop) => {
+                event_loop.fill(slot, worker, kicks)?;
+                Ok(Some(event_loop))
+            }
+            None => {
+                let fill = move |event_loop: &mut EventLoop| event_loop.fill(slot, worker, kicks);
+                ask(&self.link.mailbox, fill)??;
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Has a loop do something, and waits for it.
+fn ask<R: Send + 'static>(
+    mailbox: &Mailbox,
+    work: impl FnOnce(&mut EventLoop) -> R + Send + 'static,
+) -> io::Result<R> {
+    let (done, wait) = sync_channel(1);
+    mailbox.send(Box::new(move |event_loop| {
+        // Nobody listens when the patience is over.
+        let _ = done.send(work(event_loop));
+    }));
+    // A loop that has ended drops what it is sent.
+    wait.recv_timeout(PATIENCE)
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))
+}

@@ -1,0 +1,202 @@
+//! Devices that are added to a running guest, and taken from it again.
+
+use std::any::Any;
+use std::io;
+use std::sync::Arc;
+
+use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
+use podvisor_devices::pci::PciAddress;
+use podvisor_devices::virtio::{VirtioDevice, Worker};
+
+use super::attach::{Attached, Connected, Connection, Registers};
+use super::error::BuildError;
+use super::handle::HandleError;
+use super::{Action, Vm, VmError, lock};
+
+/// A device that was plugged in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plugged {
+    /// Its name, as in [`Vm::counters`]: the device type, and the first number that is free.
+    pub name: String,
+    /// Where the guest finds it, once it has looked.
+    pub address: PciAddress,
+}
+
+/// Why a device was not plugged in, or not unplugged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlugError {
+    /// Devices on MMIO are there for the VM's life.
+    #[error("devices of a VM on MMIO stay: build it with `.transport(Transport::Pci)`")]
+    NotPci,
+    /// The VM does not run.
+    #[error(transparent)]
+    State(#[from] VmError),
+    /// The disk cannot do what it promises.
+    #[error(transparent)]
+    Disk(#[from] BlockDeviceError),
+    /// The bus is full, or the host lacks descriptors.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// An event loop for it could not be had.
+    #[error("no event loop takes {device}")]
+    EventLoop {
+        /// The device's name.
+        device: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no such device, or it is busy.
+    #[error(transparent)]
+    Device(#[from] HandleError),
+}
+
+impl Vm {
+    /// Adds a device to a running guest, on PCI. The guest finds it when it looks: there is no hot-plug
+    /// controller that would tell it to. Linux looks at a write of `1` to `/sys/bus/pci/rescan`.
+    ///
+    /// # Errors
+    /// See [`PlugError`]; nothing is left of the device then.
+    pub fn plug(&self, device: impl VirtioDevice) -> Result<Plugged, PlugError> {
+        self.plug_boxed(Box::new(device))
+    }
+
+    fn plug_boxed(&self, mut device: Box<dyn VirtioDevice>) -> Result<Plugged, PlugError> {
+        let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
+        let any: &mut dyn Any = &mut *device;
+        if let Some(disk) = any.downcast_mut::<BlockDevice>() {
+            disk.check()?;
+        }
+        let _transition = lock(&self.transition);
+        self.legal(&self.control().lock(), Action::Plug)?;
+        let info = device.info();
+        let name = self.free_name(info.device_type.name());
+        let failed = |source| PlugError::EventLoop {
+            device: name.clone(),
+            source,
+        };
+        let loops = &self.context.loops;
+        let berth = loops
+            .berth(&name, device.placement(), &self.faults)
+            .map_err(failed)?;
+        let link = berth.link.clone();
+        let Connected {
+            registers,
+            irq,
+            kicks,
+        } = pci.connect(
+            None,
+            Connection {
+                info: &info,
+                link: Arc::new(link.clone()),
+                mem: self.context.machine.memory.ram(),
+            },
+        )?;
+        let Registers::Pci(function) = registers else {
+            return Err(PlugError::NotPci);
+        };
+        let kind = Any::type_id(&*device);
+        let worker = Worker::new(name.clone(), device, irq);
+        let installed = berth.install(worker, kicks).map_err(failed);
+        let running = installed.and_then(|event_loop| match event_loop {
+            None => Ok(()),
+            Some(event_loop) => {
+                let mut inner = self.control().lock();
+                // Whoever ends the VM finds the loop, or this finds that it has ended.
+                self.legal(&inner, Action::Plug)?;
+                inner.threads += 1;
+                loops.add(&event_loop);
+                drop(inner);
+                let thread = self.loop_thread(event_loop);
+                Ok(self.spawn(vec![thread])?)
+            }
+        });
+        let registers = Registers::Pci(function.clone());
+        let published = running.and_then(|()| {
+            function.prepare();
+            Ok(pci.publish(&registers)?)
+        });
+        if let Err(error) = published {
+            pci.disconnect(&function);
+            // It may have got no worker.
+            let _ = loops.remove(&link);
+            return Err(error);
+        }
+        lock(&self.devices).push(Attached {
+            name: name.clone(),
+            kind,
+            info,
+            link,
+            registers,
+        });
+        let address = PciAddress {
+            slot: function.slot(),
+        };
+        Ok(Plugged { name, address })
+    }
+
+    /// Takes a device from a running guest, whichever was built in or plugged in on PCI. The guest
+    /// should have let go of it before: Linux does at a write of `1` to
+    /// `/sys/bus/pci/devices/ADDRESS/remove`. A driver that has not sees all ones from then on, and
+    /// requests that are never answered. When this returns, the device's host side is closed.
+    ///
+    /// # Errors
+    /// See [`PlugError`]. With [`HandleError::Busy`] the guest has lost the device, whose host side is
+    /// closed when it answers again.
+    pub fn unplug(&self, name: &str) -> Result<(), PlugError> {
+        let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
+        let _transition = lock(&self.transition);
+        self.legal(&self.control().lock(), Action::Unplug)?;
+        let attached = {
+            let mut devices = lock(&self.devices);
+            let at = devices.iter().position(|device| device.name == name);
+            let Some(at) = at else {
+                return Err(PlugError::Device(HandleError::NoSuchDevice {
+                    kind: "device",
+                    name: name.to_owned(),
+                    there: devices.iter().map(|device| device.name.clone()).collect(),
+                }));
+            };
+            devices.remove(at)
+        };
+        if let Registers::Pci(function) = &attached.registers {
+            pci.disconnect(function);
+        }
+        let removed = self.context.loops.remove(&attached.link);
+        lock(&self.threads).retain(|thread| !thread.is_finished());
+        removed.map_err(|_| {
+            PlugError::Device(HandleError::Busy {
+                device: name.to_owned(),
+            })
+        })
+    }
+
+    /// The device's address on PCI, where it is on PCI.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn pci_address(&self, name: &str) -> Result<Option<PciAddress>, HandleError> {
+        let devices = lock(&self.devices);
+        let device = devices.iter().find(|device| device.name == name);
+        let device = device.ok_or_else(|| HandleError::NoSuchDevice {
+            kind: "device",
+            name: name.to_owned(),
+            there: devices.iter().map(|device| device.name.clone()).collect(),
+        })?;
+        Ok(match &device.registers {
+            Registers::Mmio(_) => None,
+            Registers::Pci(function) => Some(PciAddress {
+                slot: function.slot(),
+            }),
+        })
+    }
+
+    fn free_name(&self, type_name: &str) -> String {
+        let devices = lock(&self.devices);
+        let taken = |name: &String| devices.iter().any(|device| device.name == *name);
+        let mut names = (0u32..).map(|number| format!("{type_name}{number}"));
+        // There are at most 31 devices.
+        names.find(|name| !taken(name)).unwrap_or_default()
+    }
+}

@@ -1,0 +1,171 @@
+//! How a VM's threads begin and end.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use podvisor_devices::virtio::DeviceType;
+
+use super::control::Outcome;
+use super::exit::{Exit, Poison, PoisonCause};
+use super::io::EventLoop;
+use super::seccomp::{self, Seccomp, ThreadKind};
+use super::threads::{STACK_SIZE, SignalsBlocked};
+use super::vcpu::{self, VcpuContext};
+use super::{Action, PATIENCE, Vm, VmError, lock};
+
+/// What a thread does.
+type Body = Box<dyn FnOnce() + Send>;
+
+/// A thread that is to be started. One that is not counts itself out when it is dropped.
+pub(super) struct NewThread {
+    guard: ThreadGuard,
+    kind: ThreadKind,
+    body: Body,
+}
+
+impl Vm {
+    /// Starts the vCPUs and the event loops of devices.
+    ///
+    /// # Errors
+    /// When the VM was started or stopped before, or a thread cannot be started: the VM is
+    /// stopped then.
+    pub fn start(&self) -> Result<(), VmError> {
+        let _transition = lock(&self.transition);
+        let parts = {
+            let mut inner = self.control().lock();
+            let next = self.legal(&inner, Action::Start)?;
+            let Some(parts) = lock(&self.parts).take() else {
+                return Err(VmError::IllegalState {
+                    action: Action::Start,
+                    state: inner.state,
+                });
+            };
+            inner.state = next;
+            inner.vcpus = parts.vcpus.len();
+            inner.threads = parts.vcpus.len() + parts.loops.len();
+            parts
+        };
+        let mut new: Vec<NewThread> = Vec::new();
+        for event_loop in parts.loops {
+            new.push(self.loop_thread(event_loop));
+        }
+        for (id, vcpu) in (0u8..).zip(parts.vcpus) {
+            let context = self.context.clone();
+            new.push(NewThread {
+                guard: ThreadGuard::new(&self.context, format!("vcpu{id}"), true),
+                kind: ThreadKind::Vcpu,
+                body: Box::new(move || vcpu::run(id, vcpu, &context)),
+            });
+        }
+        let result = self.spawn(new);
+        if result.is_err() {
+            self.context.end(Outcome::Exit(Exit::Stopped));
+        }
+        result
+    }
+
+    /// The thread of an event loop, which is counted among the VM's already.
+    pub(super) fn loop_thread(&self, event_loop: EventLoop) -> NewThread {
+        let kind = match event_loop.serves(DeviceType::FileSystem) {
+            true => ThreadKind::Files,
+            false => ThreadKind::Devices,
+        };
+        NewThread {
+            guard: ThreadGuard::new(&self.context, event_loop.name().to_owned(), false),
+            kind,
+            body: Box::new(move || event_loop.run()),
+        }
+    }
+
+    /// Starts threads, confined as the VM's are.
+    pub(super) fn spawn(&self, new: Vec<NewThread>) -> Result<(), VmError> {
+        let _blocked = SignalsBlocked::new();
+        let seccomp = self.seccomp;
+        for NewThread { guard, kind, body } in new {
+            let name = guard.name.clone();
+            let spawned = thread::Builder::new()
+                .name(name.clone())
+                .stack_size(STACK_SIZE)
+                .spawn(move || {
+                    let mut guard = guard;
+                    let confined = match seccomp {
+                        Seccomp::On => seccomp::confine(kind),
+                        Seccomp::Off => Ok(()),
+                    };
+                    match confined {
+                        Ok(()) => body(),
+                        Err(error) => guard.poison(PoisonCause::Seccomp {
+                            source: Box::new(error),
+                        }),
+                    }
+                    guard.completed = true;
+                });
+            match spawned {
+                Ok(thread) => lock(&self.threads).push(thread),
+                Err(source) => return Err(VmError::Thread { name, source }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the threads of a VM that has ended, and abandons those that take too long.
+    pub(super) fn join(&self) {
+        let inner = self.control().lock();
+        let deadline = Instant::now() + PATIENCE;
+        let nudge = || self.context.peers.kick();
+        let (inner, ended) = self
+            .control()
+            .wait_deadline(inner, deadline, nudge, |inner| inner.threads == 0);
+        drop(inner);
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
+            if ended || thread.is_finished() {
+                let _ = thread.join();
+            } else {
+                let name = thread.thread().name().unwrap_or("unnamed").to_owned();
+                tracing::warn!(
+                    name,
+                    "a thread of a VM that has ended is blocked: abandoned"
+                );
+            }
+        }
+    }
+}
+
+/// Counts a thread out when it ends, and poisons the VM when it panicked.
+struct ThreadGuard {
+    context: VcpuContext,
+    name: String,
+    is_vcpu: bool,
+    completed: bool,
+}
+
+impl ThreadGuard {
+    fn new(context: &VcpuContext, name: String, is_vcpu: bool) -> Self {
+        Self {
+            context: context.clone(),
+            name,
+            is_vcpu,
+            completed: false,
+        }
+    }
+
+    fn poison(&self, cause: PoisonCause) {
+        self.context.end(Outcome::Poison(Arc::new(Poison {
+            vcpu: None,
+            cause,
+            registers: None,
+        })));
+    }
+}
+
+impl Drop for ThreadGuard {
+    fn drop(&mut self) {
+        if !self.completed && thread::panicking() {
+            self.poison(PoisonCause::Panic {
+                thread: self.name.clone(),
+            });
+        }
+        self.context.control.thread_ended(self.is_vcpu);
+    }
+}

@@ -1,0 +1,152 @@
+//! Devices that come and go while a guest runs.
+
+use podvisor_devices::blk::{BlockDevice, FileDisk};
+use podvisor_devices::pci::NO_VECTOR;
+use podvisor_devices::rng::RngDevice;
+use podvisor_devices::vsock::VsockDevice;
+
+use super::devices::{BUFFER, RINGS, bytes, fill, request};
+use super::pci::on_pci;
+use super::*;
+use crate::vm::{HandleError, PlugError};
+use crate::{PciAddress, Transport};
+
+fn disk(byte: u8) -> BlockDevice {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[byte; 8 * 512]).unwrap();
+    BlockDevice::new(Box::new(FileDisk::new(file).unwrap()))
+}
+
+#[test]
+fn a_disk_is_plugged_in_used_and_unplugged_again_and_again() {
+    let guest = on_pci(VmBuilder::rng);
+    let rng = guest.function(1);
+    let mut random = rng.start(RINGS, NO_VECTOR);
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let least = || (0..20).map(|_| descriptors()).min().unwrap();
+    let before = least();
+    for round in 0..10u8 {
+        let plugged = guest.vm.plug(disk(round)).unwrap();
+        assert_eq!(plugged.name, "blk0");
+        assert_eq!(plugged.address, PciAddress { slot: 2 });
+        assert_eq!(guest.config(2, 0), 0x1042_1af4);
+        let function = guest.function(2);
+        let mut queue = function.start(RINGS + 0x10_0000, NO_VECTOR);
+        assert_eq!(request(function, &mut queue, 0, 512), 0);
+        assert_eq!(bytes(&guest, BUFFER, 4), [round; 4]);
+        let handle = guest.vm.block("blk0").unwrap();
+        fill(rng, &mut random, 8);
+        guest.vm.unplug("blk0").unwrap();
+        assert_eq!((guest.config(2, 0), function.read(0)), (u32::MAX, u32::MAX));
+        assert!(matches!(
+            handle.resize(),
+            Err(HandleError::NotRunning { .. })
+        ));
+        assert!(guest.vm.block("blk0").is_err());
+    }
+    fill(rng, &mut random, 8);
+    // Other tests run meanwhile and have some, too.
+    assert!(least() < before + 10, "{before} before, {} after", least());
+}
+
+#[test]
+fn devices_share_a_loop_or_have_their_own_as_those_that_were_built_in() {
+    // None of them is there from the start, and so no loop.
+    let guest = on_pci(|vm| vm);
+    let plugged = [
+        guest.vm.plug(RngDevice::new()),
+        guest.vm.plug(RngDevice::new()),
+        guest.vm.plug(VsockDevice::in_process(3).unwrap()),
+        guest.vm.plug(disk(1)),
+    ];
+    let names = plugged.map(|plugged| plugged.unwrap().name);
+    assert_eq!(names, ["rng0", "rng1", "vsock0", "blk0"]);
+    let [one, two] = [1, 2].map(|slot| guest.function(slot));
+    let mut first = one.start(RINGS, NO_VECTOR);
+    let mut second = two.start(RINGS + 0x10_0000, NO_VECTOR);
+    fill(one, &mut first, 16);
+    fill(two, &mut second, 16);
+    // The neighbour stays at work, and a pause finds all of them.
+    guest.vm.unplug("rng0").unwrap();
+    guest.pause();
+    guest.vm.resume().unwrap();
+    fill(two, &mut second, 16);
+    assert_eq!(guest.vm.plug(RngDevice::new()).unwrap().name, "rng0");
+    let again = guest.function(1);
+    let mut first = again.start(RINGS, NO_VECTOR);
+    fill(again, &mut first, 16);
+    guest.vm.stop().unwrap();
+}
+
+#[test]
+fn a_device_that_is_unplugged_under_its_driver_is_gone_and_the_guest_runs_on() {
+    let guest = on_pci(|vm| vm.rng().rng());
+    let (one, two) = (guest.function(1), guest.function(2));
+    let mut first = one.start(RINGS, NO_VECTOR);
+    let mut second = two.start(RINGS + 0x10_0000, NO_VECTOR);
+    first.add(&[], &[(BUFFER, 0x1_0000)]);
+    one.notify();
+    guest.vm.unplug("rng0").unwrap();
+    for offset in [0, 0x14, 0x1000, 0x2000, 0x3000] {
+        assert_eq!(one.read(offset), u32::MAX);
+        one.write(offset, 0);
+    }
+    one.notify();
+    fill(two, &mut second, 8);
+}
+
+#[test]
+fn what_cannot_be_plugged_or_unplugged_is_an_error_in_words() {
+    let guest = Guest::start(VmBuilder::rng);
+    let error = guest.vm.plug(RngDevice::new()).unwrap_err();
+    assert!(error.to_string().contains("Transport::Pci"), "{error}");
+    assert!(matches!(guest.vm.unplug("rng0"), Err(PlugError::NotPci)));
+
+    let vm = tiny(OBEY).transport(Transport::Pci).build().unwrap();
+    let error = vm.plug(RngDevice::new()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot plug a device into a VM that is created"
+    );
+    drop(vm);
+
+    let guest = on_pci(VmBuilder::rng);
+    let error = guest.vm.unplug("blk0").unwrap_err();
+    assert!(error.to_string().contains("rng0"), "{error}");
+    for _ in 0..30 {
+        guest.vm.plug(RngDevice::new()).unwrap();
+    }
+    let error = guest.vm.plug(RngDevice::new()).unwrap_err();
+    assert!(error.to_string().contains("no free slot"), "{error}");
+    guest.vm.unplug("rng7").unwrap();
+    assert_eq!(guest.vm.plug(RngDevice::new()).unwrap().name, "rng7");
+    guest.vm.stop().unwrap();
+    assert!(guest.vm.plug(RngDevice::new()).is_err());
+}
+
+#[test]
+fn a_snapshot_has_what_is_plugged_in_by_then_where_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("snapshot");
+    let guest = on_pci(|vm| vm.rng().rng());
+    guest.vm.plug(disk(7)).unwrap();
+    let block = guest.function(3);
+    let mut queue = block.start(RINGS, NO_VECTOR);
+    assert_eq!(request(block, &mut queue, 0, 512), 0);
+    guest.vm.unplug("rng0").unwrap();
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let snapshot = Snapshot::open(&place).unwrap();
+    assert_eq!(snapshot.devices(), ["rng1", "blk0"]);
+    let clone = Guest::restore(&snapshot, |vm| vm.rng().block(disk(8)));
+    let mut queue = queue.clone_in(&clone.mem);
+    let block = block.of(&clone);
+    assert_eq!(request(block, &mut queue, 0, 512), 0);
+    assert_eq!(bytes(&clone, BUFFER, 4), [8; 4]);
+    assert_eq!(clone.config(1, 0), u32::MAX);
+    assert_eq!(clone.vm.plug(RngDevice::new()).unwrap().name, "rng0");
+    assert_eq!(
+        clone.vm.pci_address("rng1").unwrap(),
+        Some(PciAddress { slot: 2 })
+    );
+}
