@@ -368,7 +368,7 @@ fn assemble(
         parts: Mutex::new(Some(Parts { vcpus, loops })),
         transition: Mutex::new(()),
         threads: Mutex::new(Vec::new()),
-        devices: Mutex::new(devices.devices),
+        devices: Mutex::new(devices.devices.into_iter().map(Arc::new).collect()),
         pci,
         serial,
         faults,

@@ -108,7 +108,7 @@ pub type VsockHandle = DeviceHandle<VsockDevice>;
 impl<D: VirtioDevice> DeviceHandle<D> {
     /// Of the device named `name`, or of the first one of this type.
     pub(super) fn find(
-        devices: &[Attached],
+        devices: &[Arc<Attached>],
         kind: &'static str,
         name: Option<&str>,
     ) -> Result<Self, HandleError> {

@@ -83,7 +83,8 @@ pub struct Vm {
     /// One of `start`, `pause` and `resume` at a time.
     transition: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    devices: Mutex<Vec<Attached>>,
+    /// Held for a moment only.
+    devices: Mutex<Vec<Arc<Attached>>>,
     pci: Option<PciRoot>,
     serial: Option<Arc<Mutex<SerialPort>>>,
     faults: Faults,

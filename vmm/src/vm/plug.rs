@@ -123,13 +123,13 @@ impl Vm {
             let _ = loops.remove(&link);
             return Err(error);
         }
-        lock(&self.devices).push(Attached {
+        lock(&self.devices).push(Arc::new(Attached {
             name: name.clone(),
             kind,
             info,
             link,
             registers,
-        });
+        }));
         let address = PciAddress {
             slot: function.slot(),
         };
@@ -146,7 +146,7 @@ impl Vm {
     /// closed when it answers again.
     pub fn unplug(&self, name: &str) -> Result<(), PlugError> {
         let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
-        let _transition = lock(&self.transition);
+        let transition = lock(&self.transition);
         self.legal(&self.control().lock(), Action::Unplug)?;
         let attached = {
             let mut devices = lock(&self.devices);
@@ -163,6 +163,8 @@ impl Vm {
         if let Registers::Pci(function) = &attached.registers {
             pci.disconnect(function);
         }
+        // A disk that does not answer holds up nothing but this call.
+        drop(transition);
         let removed = self.context.loops.remove(&attached.link);
         lock(&self.threads).retain(|thread| !thread.is_finished());
         removed.map_err(|_| {

@@ -51,8 +51,8 @@ impl Vm {
             .ok_or_else(|| self.ended())?
             .into_iter()
             .collect::<Result<Vec<_>, _>>()?;
-        let devices = lock(&self.devices);
-        let devices = devices.iter().map(device_state);
+        let devices = lock(&self.devices).clone();
+        let devices = devices.iter().map(|device| device_state(device));
         let state = MachineState {
             identity: new_identity(dir)?,
             memory: machine.memory.size(),
