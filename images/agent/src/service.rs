@@ -11,7 +11,7 @@ use ttrpc::asynchronous::TtrpcContext;
 use crate::container::Containers;
 use crate::container::launch::terminal_size;
 use crate::forward::Forwarder;
-use crate::guest::{Guest, GuestError, clock};
+use crate::guest::{Guest, GuestError, clock, pci};
 use crate::init::power;
 use crate::init::reaper::Reaper;
 use crate::stdio::Hub;
@@ -207,6 +207,24 @@ impl Agent for Service {
         let set = clock::time(request.unix_time_ns).and_then(clock::correct);
         reply(set.map_err(GuestError::from))?;
         Ok(api::SetClockResponse::new())
+    }
+
+    async fn scan_devices(
+        &self,
+        _: &TtrpcContext,
+        _: api::ScanDevicesRequest,
+    ) -> ttrpc::Result<api::ScanDevicesResponse> {
+        reply(pci::scan().map_err(GuestError::from))?;
+        Ok(api::ScanDevicesResponse::new())
+    }
+
+    async fn remove_devices(
+        &self,
+        _: &TtrpcContext,
+        request: api::RemoveDevicesRequest,
+    ) -> ttrpc::Result<api::RemoveDevicesResponse> {
+        reply(pci::remove(&request.addresses).map_err(GuestError::from))?;
+        Ok(api::RemoveDevicesResponse::new())
     }
 
     async fn shutdown(

@@ -194,6 +194,19 @@ async fn configuration_out_of_bounds_changes_nothing() {
 }
 
 #[tokio::test]
+async fn addresses_of_devices_are_no_paths() {
+    let guest = Guest::new().await;
+    for address in ["", "../..", "0000:00:05.0/../../../devices"] {
+        let request = api::RemoveDevicesRequest {
+            addresses: vec!["ffff:00:1f.7".to_owned(), address.to_owned()],
+            ..Default::default()
+        };
+        let answer = guest.agent.remove_devices(no_timeout(), &request).await;
+        assert_eq!(kind(answer), ErrorKind::InvalidArgument, "{address:?}");
+    }
+}
+
+#[tokio::test]
 async fn signals_and_sizes_out_of_range_are_refused() {
     let guest = Guest::new().await;
     for signal in [0, 65, 256 + 9] {

@@ -5,6 +5,7 @@
 //! for, in this order. What is so already stays as it is. Knows no containers.
 
 pub mod clock;
+pub mod pci;
 pub mod shares;
 pub mod sysctl;
 
@@ -16,6 +17,7 @@ use podvisor_agent_protocol::{AgentError, ErrorKind, api, limits};
 use crate::network::plan::{Plan, PlanError};
 use crate::network::{self, NetworkError};
 use clock::ClockError;
+use pci::ScanError;
 use shares::{Share, ShareError, Shares};
 use sysctl::{Sysctl, SysctlError};
 
@@ -41,6 +43,9 @@ pub enum GuestError {
     /// virtio-fs.
     #[error(transparent)]
     Share(#[from] ShareError),
+    /// Devices on PCI.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
     /// Kernel parameters.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
@@ -65,13 +70,16 @@ impl GuestError {
             | Self::Plan(_)
             | Self::Clock(ClockError::OutOfRange)
             | Self::Share(ShareError::Tag(_) | ShareError::Path(_) | ShareError::Other { .. })
+            | Self::Scan(ScanError::Address(_))
             | Self::Sysctl(SysctlError::Name(_) | SysctlError::Value(_)) => {
                 ErrorKind::InvalidArgument
             }
             Self::Share(ShareError::TooMany) | Self::Sysctl(SysctlError::TooMany) => {
                 ErrorKind::ResourceExhausted
             }
-            Self::Network(NetworkError::Missing { .. }) => ErrorKind::NotFound,
+            Self::Network(NetworkError::Missing { .. }) | Self::Scan(ScanError::NoBus) => {
+                ErrorKind::NotFound
+            }
             _ => ErrorKind::Internal,
         }
     }
