@@ -4,6 +4,7 @@
 //! comes out as a table and as JSON. Product code is never here: podvisor is measured from
 //! outside, like every other program.
 
+mod blk;
 mod boot;
 mod output;
 mod pull;
@@ -21,6 +22,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Subject {
+    /// Requests to a disk, over MMIO and over PCI
+    Blk(blk::Args),
     /// From starting the program to the guest's init
     Boot(boot::Args),
     /// From a registry to a root file system
@@ -31,6 +34,7 @@ enum Subject {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().subject {
+        Subject::Blk(args) => blk::command(&args),
         Subject::Boot(args) => boot::command(&args),
         Subject::Pull(args) => pull::command(&args),
         Subject::Restore(args) => restore::command(&args),

@@ -21,6 +21,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Subject {
+    /// Requests to a disk, one at a time: podvisor over MMIO and over PCI, and QEMU's microvm and q35
+    Blk(BlkArgs),
     /// From starting the program to the guest's init: podvisor and QEMU's microvm side by side
     Boot(BootArgs),
     /// From a registry to a root file system: podvisor, containerd, and skopeo with umoci side by side (as root)
@@ -58,6 +60,16 @@ struct BootArgs {
 }
 
 #[derive(Debug, clap::Args)]
+struct BlkArgs {
+    /// Count instructions instead of time: in the emulated test host, the same on every machine
+    #[arg(long)]
+    icount: bool,
+    /// Runs of each
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    runs: usize,
+}
+
+#[derive(Debug, clap::Args)]
 struct RestoreArgs {
     /// Count instructions instead of time: in the emulated test host, the same on every machine
     #[arg(long)]
@@ -82,6 +94,7 @@ struct PullArgs {
 
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     match &args.subject {
+        Subject::Blk(args) => blk(args),
         Subject::Boot(args) => boot(args),
         Subject::Pull(args) => pull(args),
         Subject::Restore(args) => restore(args),
@@ -95,7 +108,7 @@ fn boot(args: &BootArgs) -> Result<ExitCode> {
         None => kernel::ensure()?,
     };
     let programs = build(&["podvisor-benches"])?;
-    let initramfs = initramfs()?;
+    let initramfs = initramfs("init.S", &["-nostdlib", "-Wl,-z,noseparate-code"])?;
     let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
 
     let mut command = vec![programs.join("podvisor-benches").display().to_string()];
@@ -139,6 +152,31 @@ fn boot(args: &BootArgs) -> Result<ExitCode> {
         shares,
         icount: args.icount,
         limit: Some(Duration::from_secs(900)),
+        ..Request::default()
+    };
+    host::run_request(request).map(ExitCode::from)
+}
+
+fn blk(args: &BlkArgs) -> Result<ExitCode> {
+    setup::ensure(&[setup::HOST, setup::BUILD])?;
+    let kernel = kernel::ensure()?;
+    let programs = build(&["podvisor-benches"])?;
+    let initramfs = initramfs("blk.c", &["-O2"])?;
+    let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
+    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
+    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
+    add(&["blk", "--qemu", &qemu, "--runs", &args.runs.to_string()]);
+    add(&["--kernel", &kernel.display().to_string()]);
+    add(&["--initramfs", &initramfs.display().to_string()]);
+    let podvisor = programs.join("blk-podvisor");
+    add(&["--podvisor", &podvisor.display().to_string()]);
+    if args.icount {
+        add(&["--icount"]);
+    }
+    let request = Request {
+        command,
+        icount: args.icount,
+        limit: Some(Duration::from_secs(600)),
         ..Request::default()
     };
     host::run_request(request).map(ExitCode::from)
@@ -213,22 +251,23 @@ fn build(packages: &[&str]) -> Result<PathBuf> {
     Ok(paths::cargo_target().join(TRIPLE).join("release"))
 }
 
-/// An initramfs with the harness's own init alone, which costs next to nothing to start.
-fn initramfs() -> Result<PathBuf> {
+/// An initramfs with one of the harness's own inits alone, of `benches/guest`.
+fn initramfs(source: &str, flags: &[&str]) -> Result<PathBuf> {
     let folder = paths::target().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
     let init = folder.join("init");
     process::run(
         process::tied("gcc")
-            .args(["-static", "-nostdlib", "-s", "-Wl,-z,noseparate-code", "-o"])
+            .args(["-static", "-s", "-o"])
             .arg(&init)
-            .arg(paths::root().join("benches/guest/init.S")),
+            .args(flags)
+            .arg(paths::root().join("benches/guest").join(source)),
     )?;
     let mut archive = cpio::Writer::new(Vec::new());
     archive.directory("dev")?;
     archive.character_device("dev/console", 0o600, (5, 1))?;
     archive.file("init", 0o755, &fs::read(&init)?)?;
-    let path = folder.join("initramfs.cpio");
+    let path = folder.join(source).with_extension("cpio");
     fs::write(&path, archive.finish()?)
         .with_context(|| format!("{} cannot be written", path.display()))?;
     Ok(path)
