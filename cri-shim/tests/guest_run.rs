@@ -124,9 +124,11 @@ fn guest_sees_the_flags() {
         "MORE=a b",
         "--hostname",
         "web-1",
+        "--transport",
+        "pci",
     ];
     let script = "nproc; pwd; id; hostname; echo $FROM; echo $MORE; echo $HOME; \
-                  grep MemTotal /proc/meminfo";
+                  grep MemTotal /proc/meminfo; ls /sys/bus/pci/drivers/virtio-pci | grep -c ^0000";
     let ran = turn().sh(&flags, script);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let lines: Vec<&str> = ran.stdout.lines().collect();
@@ -144,6 +146,7 @@ fn guest_sees_the_flags() {
     let megabytes = kilobytes.parse::<u64>().unwrap() / 1024;
     // What the kernel keeps for itself is not shown.
     assert!((400..=512).contains(&megabytes), "{ran:?}");
+    assert_eq!(lines[8], "3", "disk, vsock, entropy: {ran:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use podvisor_vmm::{Exit, FsDevice, MemorySize};
+use podvisor_vmm::{Exit, FsDevice, MemorySize, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::UnshareFlags;
 use support::{Console, linux};
@@ -129,7 +129,7 @@ fn mount(arguments: &[&str]) {
 }
 
 #[test]
-fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own() {
+fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own_on_pci() {
     // SAFETY: the thread's mount namespace and working directory alone change.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }
         .expect("run as root");
@@ -174,6 +174,7 @@ fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own() {
          echo new > /share/late/new && echo written"
     );
     let vm = linux(&script, &console)
+        .transport(Transport::Pci)
         .fs(FsDevice::open("data", &share).unwrap())
         .build()
         .unwrap();

@@ -8,11 +8,11 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-use podvisor_vmm::{BlockDevice, Exit, MacAddress, MemorySize, NetDevice, Snapshot, VmBuilder};
+use podvisor_vmm::{
+    BlockDevice, Exit, MacAddress, MemorySize, NetDevice, Snapshot, Transport, VmBuilder,
+};
 use rustix::thread::UnshareFlags;
 use support::{Console, linux};
-
-const CLONES: usize = 3;
 
 /// What the guest does for ever: reads its disk, asks its neighbour, and uses a CPU besides.
 const WORK: &str = "ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up\n\
@@ -88,6 +88,15 @@ fn rounds(console: &Console) -> Vec<Round> {
 
 #[test]
 fn guest_linux_and_its_clones_go_on_with_disk_network_and_load() {
+    goes_on(Transport::Mmio, 1);
+}
+
+#[test]
+fn guest_linux_and_its_clones_go_on_on_pci_with_disk_network_and_load() {
+    goes_on(Transport::Pci, 2);
+}
+
+fn goes_on(transport: Transport, clones: usize) {
     let mut disk = tempfile::NamedTempFile::new().unwrap();
     let bytes: Vec<u8> = (0..1u32 << 18).flat_map(u32::to_le_bytes).collect();
     disk.write_all(&bytes).unwrap();
@@ -102,9 +111,8 @@ fn guest_linux_and_its_clones_go_on_with_disk_network_and_load() {
             .rng()
     };
     let console = Console::default();
-    let vm = devices(linux(WORK, &console).vcpus(2).memory(MemorySize::mib(128)))
-        .build()
-        .unwrap();
+    let vm = linux(WORK, &console).vcpus(2).memory(MemorySize::mib(128));
+    let vm = devices(vm.transport(transport)).build().unwrap();
     vm.start().unwrap();
     console.wait_for("round 2 ");
     vm.pause().unwrap();
@@ -116,7 +124,7 @@ fn guest_linux_and_its_clones_go_on_with_disk_network_and_load() {
 
     let snapshot = Snapshot::open(&place).unwrap();
     assert_eq!(snapshot.devices(), ["blk0", "blk1", "net0", "rng0"]);
-    let clones: Vec<_> = (0..CLONES)
+    let clones: Vec<_> = (0..clones)
         .map(|_| {
             let console = Console::default();
             let vm = devices(snapshot.builder().serial(console.clone()))
