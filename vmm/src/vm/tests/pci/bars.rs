@@ -170,3 +170,17 @@ fn ports_registers_and_vectors_take_any_access() {
     let mut queue = rng.start(RINGS, NO_VECTOR);
     fill(rng, &mut queue, 8);
 }
+
+#[test]
+fn nothing_of_a_bus_is_left_of_a_vm_that_ended() {
+    let guest = on_pci(|vm| vm.rng().block(BlockDevice::spare()));
+    let rng = guest.function(1);
+    let mut queue = rng.start(RINGS, NO_VECTOR);
+    fill(rng, &mut queue, 8);
+    guest.vm.plug(BlockDevice::spare()).unwrap();
+    let map = Arc::downgrade(&guest.vm.context.bus.mmio);
+    let machine = Arc::downgrade(&guest.vm.context.machine.vm_fd);
+    guest.vm.stop().unwrap();
+    drop(guest);
+    assert!(map.upgrade().is_none() && machine.upgrade().is_none());
+}
