@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::*;
@@ -207,6 +208,37 @@ fn interfaces(prefix: &str) -> usize {
     names.filter(|name| name.starts_with(prefix)).count()
 }
 
+/// What the process of the only sandbox says.
+fn sandbox_log(daemon: &Daemon) -> String {
+    let mut sandboxes = fs::read_dir(daemon.path("run/sb")).unwrap().flatten();
+    let dir = sandboxes.next().unwrap().path();
+    fs::read_to_string(dir.join("sandbox.log")).unwrap()
+}
+
+/// Runs and removes a pod, and waits for its template.
+async fn first_pod(daemon: &Daemon, runtime: &mut RuntimeServiceClient<Channel>) {
+    let request = RunPodSandboxRequest {
+        config: Some(pod_config(daemon)),
+        runtime_handler: "podvisor".to_owned(),
+    };
+    let pod_sandbox_id = runtime.run_pod_sandbox(request).await.unwrap();
+    let pod_sandbox_id = pod_sandbox_id.into_inner().pod_sandbox_id;
+    assert!(sandbox_log(daemon).contains("is_clone=false"));
+    let request = RemovePodSandboxRequest { pod_sandbox_id };
+    runtime.remove_pod_sandbox(request).await.unwrap();
+    let is_template = |entry: fs::DirEntry| {
+        let path = entry.path();
+        path.join("state").exists() && path.extension().is_none()
+    };
+    let begin = Instant::now();
+    while !fs::read_dir(daemon.path("root/templates"))
+        .is_ok_and(|entries| entries.flatten().any(is_template))
+    {
+        assert!(begin.elapsed() < Duration::from_secs(300), "no template");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn guest_lives_the_story_of_a_pod() {
     let daemon = Daemon::new(&[], None);
@@ -229,8 +261,11 @@ async fn guest_lives_the_story_of_a_pod() {
         daemon.images().await.pull_image(request).await.unwrap();
     }
 
-    // The sandbox; asked for twice at once, as a kubelet may that lost an answer.
+    // The node's first pod boots; beside it a template is made, of which all others are clones.
     let mut runtime = daemon.runtime().await;
+    first_pod(&daemon, &mut runtime).await;
+
+    // The sandbox; asked for twice at once, as a kubelet may that lost an answer.
     let events = runtime.get_container_events(GetEventsRequest {}).await;
     let mut events = events.unwrap().into_inner();
     let request = || RunPodSandboxRequest {
@@ -259,7 +294,8 @@ async fn guest_lives_the_story_of_a_pod() {
     let status = status.status.unwrap();
     assert_eq!(status.state, i32::from(PodSandboxState::SandboxReady));
     let address = status.network.unwrap().ip;
-    assert_eq!(address, "10.91.0.2");
+    assert_eq!(address, "10.91.0.3");
+    assert!(sandbox_log(&daemon).contains("is_clone=true"));
     let mut story = Story {
         daemon,
         runtime,

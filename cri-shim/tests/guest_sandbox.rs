@@ -5,16 +5,18 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use oci_spec::runtime::MountBuilder;
 use podvisor_cri::sandbox::{
     ContainerState, CreateContainer, RefusalKind, SandboxClient, SandboxError, SandboxExit,
     StdioFds, TerminalSize, exit_record,
 };
+use podvisor_images::Image;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use support::pod::{Pod, eventually, exec, launch, log_text, process, sh};
@@ -169,6 +171,70 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     let record = exit_record(&pod.dir()).unwrap();
     let ids: Vec<_> = record.containers.iter().map(|c| c.id.as_str()).collect();
     assert_eq!(ids, ["fourth", "second"]);
+}
+
+/// What a container of a new sandbox says, and whether the sandbox is a clone.
+async fn said_by_a_new_sandbox(pod: &Pod, image: &Image, number: usize) -> (Vec<String>, bool) {
+    let name = format!("sandbox{number}");
+    let dir = pod.path(&name);
+    fs::DirBuilder::new().mode(0o700).create(&dir).unwrap();
+    let shared = dir.join("shared");
+    fs::create_dir_all(shared.join("volume")).unwrap();
+    fs::write(shared.join("volume/file"), &name).unwrap();
+    let mut config = pod.config(2);
+    config.hostname = name.clone();
+    config.shared_dir = Some(shared);
+    config.templates = Some(pod.path("templates"));
+    config.dir = dir.clone();
+    let sandbox = launch(config).await.unwrap();
+    let script = "hostname; date +%s; head -c 32 /dev/urandom | md5sum; \
+                  cat /proc/sys/kernel/random/boot_id; cat /data/file; echo";
+    let mut container = pod.container(&name, image, script);
+    mount(&mut container, "/data", "/run/podvisor/shared/volume");
+    sandbox.create_container(container).await.unwrap();
+    sandbox.start_container(&name).await.unwrap();
+    assert_eq!(sandbox.wait(&name, None).await.unwrap().code, 0);
+    sandbox.shutdown(GRACE).await.unwrap();
+    let log = fs::read_to_string(dir.join("sandbox.log")).unwrap();
+    let said = pod.log(&name);
+    let said = said
+        .lines()
+        .map(|line| line.trim_start_matches("stdout F ").to_owned());
+    (said.collect(), log.contains("is_clone=true"))
+}
+
+/// The directory of the template, once it is complete.
+fn template(pod: &Pod) -> Option<PathBuf> {
+    let entries = fs::read_dir(pod.path("templates")).ok()?.flatten();
+    let is_complete = |path: &PathBuf| path.join("state").exists() && path.extension().is_none();
+    entries.map(|entry| entry.path()).find(is_complete)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guest_sandboxes_are_clones_of_a_template_with_nothing_in_common() {
+    let pod = Pod::default();
+    let image = pod.image("one");
+    let mut all = Vec::new();
+    for number in 0..3 {
+        let (said, is_clone) = said_by_a_new_sandbox(&pod, &image, number).await;
+        assert_eq!(is_clone, number > 0, "{said:?}");
+        let name = format!("sandbox{number}");
+        assert_eq!([&said[0], &said[4]], [&name, &name]);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let time: u64 = said[1].parse().unwrap();
+        assert!(now.as_secs().abs_diff(time) < 300, "{time}, {now:?}");
+        all.push([said[2].clone(), said[3].clone()]);
+        if number == 0 {
+            eventually("the template", || template(&pod).is_some()).await;
+        }
+    }
+    for (a, b) in [(0, 1), (1, 2), (0, 2)] {
+        assert!(all[a][0] != all[b][0] && all[a][1] != all[b][1], "{all:?}");
+    }
+    // One that is damaged is not used, and made anew.
+    fs::write(template(&pod).unwrap().join("state"), "nonsense").unwrap();
+    let (_, is_clone) = said_by_a_new_sandbox(&pod, &image, 3).await;
+    assert!(!is_clone);
 }
 
 fn mount(container: &mut CreateContainer, destination: &str, source: &str) {

@@ -34,6 +34,7 @@ mod size;
 mod system;
 mod table;
 mod tag;
+mod template;
 mod terminal;
 mod verify;
 mod version;
@@ -140,6 +141,9 @@ enum Command {
     /// The process of one sandbox, started by podvisor itself
     #[command(hide = true)]
     Sandbox(sandbox::SandboxArgs),
+    /// Make a template of machines, started by podvisor itself
+    #[command(hide = true)]
+    Template(template::TemplateArgs),
 }
 
 /// Parses this process's arguments, does what they say, and gives the exit code.
@@ -178,6 +182,7 @@ pub fn main() -> ExitCode {
         Command::Version(args) => version::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Sandbox(args) => sandbox::run(&args),
+        Command::Template(args) => template::run(&args),
     };
     match done {
         Ok(code) => ExitCode::from(code),

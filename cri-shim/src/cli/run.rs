@@ -18,7 +18,7 @@ use super::shown::SHORT_ID;
 use super::signals::{Signals, exit_code_of};
 use super::verify::VerifyArgs;
 use super::{Globals, advice, program, terminal};
-use crate::machine::{Assets, Disk, GuestFiles, MachineConfig};
+use crate::machine::{Assets, Boot, Disk, GuestFiles, MachineConfig};
 use crate::sandbox::{
     AgentContainer, ContainerOptions, GuestConfig, LinkError, RootAccess, Sandbox, SandboxConfig,
     SandboxError, StreamSet, Streams, SupplementalGroups, TerminalSize, container_spec, etc_hosts,
@@ -342,7 +342,7 @@ async fn in_sandbox(
             ..GuestConfig::default()
         },
         machine: MachineConfig {
-            files,
+            boot: Boot::Cold(files),
             cpus: args.cpus,
             memory: args.memory,
             disks: vec![Disk {

@@ -8,7 +8,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::registries::RegistryArgs;
-use super::settings::{self, Settings, parse_memory};
+use super::settings::{self, BootMode, Settings, parse_memory};
 use super::{Globals, notify};
 use crate::cni::CniOptions;
 use crate::cri::{GuestSettings, ServeConfig, Sizes, serve};
@@ -17,6 +17,9 @@ use crate::sandbox::JailMode;
 
 /// Where it serves unless told otherwise.
 const LISTEN: &str = "/run/podvisor/podvisor.sock";
+
+/// Directory of templates below the root.
+const TEMPLATES: &str = "templates";
 
 /// Directory of what runs unless told otherwise.
 const STATE: &str = "/run/podvisor";
@@ -65,6 +68,11 @@ pub(super) struct ServeArgs {
     /// 127.0.0.1:9254
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
+
+    /// Begin pods as clones of a machine that has booted before (warm), or boot each (cold)
+    /// [default: warm]
+    #[arg(long, value_name = "HOW", value_enum)]
+    boot: Option<BootMode>,
 
     /// Do not jail the pods' processes: for hosts that do not let podvisor do so
     #[arg(long)]
@@ -155,6 +163,10 @@ impl ServeArgs {
             registries: registries.config()?,
             metrics: self.metrics.or(file.metrics),
             consoles: self.console_dir.clone().or(file.console_dir),
+            templates: match self.boot.or(file.boot).unwrap_or_default() {
+                BootMode::Warm => Some(root.join(TEMPLATES)),
+                BootMode::Cold => None,
+            },
             jail: match self.no_jail {
                 true => JailMode::Disabled,
                 false => JailMode::Enforced,

@@ -28,9 +28,21 @@ pub(super) struct Settings {
     pub(super) console_dir: Option<PathBuf>,
     pub(super) hosts_dir: Option<PathBuf>,
     pub(super) metrics: Option<SocketAddr>,
+    pub(super) boot: Option<BootMode>,
     pub(super) cni: CniSettings,
     pub(super) guest: GuestSettings,
     pub(super) handlers: BTreeMap<String, GuestSettings>,
+}
+
+/// How machines begin.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum BootMode {
+    /// As clones of one that has booted, once there is one.
+    #[default]
+    Warm,
+    /// By booting.
+    Cold,
 }
 
 /// Its table `cni`.

@@ -36,9 +36,9 @@ pub(crate) use counters::InterfaceCounters;
 pub(crate) use error::CniError;
 pub(crate) use prefix::Prefix;
 pub(crate) use result::Dns;
-pub(crate) use tap::Attachment;
 #[cfg(test)]
 pub(crate) use tap::Route;
+pub(crate) use tap::{Attachment, taps_apart};
 
 use cache::{Cache, Cached};
 use chain::Chain;

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_short;
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -22,6 +23,7 @@ use rtnetlink::packet_route::route::{
 };
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use rustix::ioctl::{Updater, ioctl};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tokio_stream::{Stream, StreamExt as _};
 
 use super::result::{CniResult, Dns};
@@ -228,6 +230,18 @@ fn open_tap(number: usize) -> Result<(OwnedFd, String), CniError> {
     let made = unsafe { ioctl(file.as_fd(), Updater::<TUNSETIFF, _>::new(&mut request)) };
     made.map_err(|error| CniError::io("make a tap by", path)(error.into()))?;
     Ok((file.into(), name))
+}
+
+/// Opens taps in a network namespace of their own, to which this thread goes for good.
+pub(crate) fn taps_apart(count: u8) -> io::Result<Vec<OwnedFd>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: the network namespace alone changes, of this thread.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+    let taps = (0..usize::from(count)).map(open_tap);
+    taps.map(|tap| tap.map(|(tap, _)| tap).map_err(io::Error::other))
+        .collect()
 }
 
 /// The loopback interface, and those that a guest can have a card for.

@@ -44,6 +44,8 @@ pub(crate) struct ServeConfig {
     /// Directory for what guests' kernels print, a file per pod; a console makes guests boot
     /// slower.
     pub(crate) consoles: Option<PathBuf>,
+    /// Where templates of pods' machines are kept; `None`: each pod's boots.
+    pub(crate) templates: Option<PathBuf>,
     /// Whether the pods' processes are jailed.
     pub(crate) jail: JailMode,
 }

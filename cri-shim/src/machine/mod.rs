@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
@@ -19,7 +19,7 @@ use podvisor_vmm::devices::blk::FileDisk;
 use podvisor_vmm::{
     BlockDevice, BlockDeviceError, BlockHandle, BootError, BuildError, Exit, FsDevice,
     FsDeviceError, HandleError, Initramfs, Kernel, MacAddress, MemorySize, NetDevice,
-    NetDeviceError, Transport, Vm, VsockDevice, VsockError, VsockHandle,
+    NetDeviceError, SnapshotError, Transport, Vm, VsockDevice, VsockError, VsockHandle,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tracing::debug;
 
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
+pub use podvisor_vmm::Snapshot;
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
 /// machines do not see each other.
@@ -93,6 +94,9 @@ pub enum MachineError {
     /// It did not start.
     #[error(transparent)]
     Start(#[from] podvisor_vmm::VmError),
+    /// A snapshot was not taken.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// A spare disk that the machine has not.
     #[error("the machine has no spare disk {0}")]
     NoSpareDisk(usize),
@@ -132,6 +136,15 @@ impl GuestFiles {
     }
 }
 
+/// How a machine begins.
+#[derive(Debug)]
+pub enum Boot {
+    /// By booting.
+    Cold(GuestFiles),
+    /// As a clone of a machine with the same CPUs, memory and devices.
+    Warm(Snapshot),
+}
+
 /// A read-only disk.
 #[derive(Debug)]
 pub struct Disk {
@@ -158,8 +171,8 @@ pub const SHARE_TAG: &str = "shared";
 /// What a machine is made of. Nothing of it is opened by path.
 #[derive(Debug)]
 pub struct MachineConfig {
-    /// What it boots.
-    pub files: GuestFiles,
+    /// How it begins.
+    pub boot: Boot,
     /// Virtual CPUs.
     pub cpus: u8,
     /// Memory in bytes.
@@ -267,12 +280,27 @@ impl BuiltMachine {
     /// # Errors
     /// [`MachineError`]; nothing is left of the machine then.
     pub fn new(config: MachineConfig, host_ports: Vec<HostPort>) -> Result<Self, MachineError> {
-        let mut builder = Vm::builder()
-            .kernel(config.files.kernel)
-            .initramfs(config.files.initramfs)
-            .vcpus(config.cpus)
-            .transport(config.transport)
-            .memory(MemorySize::bytes(config.memory));
+        let mut builder = match config.boot {
+            Boot::Warm(snapshot) => snapshot.builder(),
+            Boot::Cold(files) => {
+                let line = match config.console {
+                    None => COMMAND_LINE,
+                    Some(_) => COMMAND_LINE_WATCHED,
+                };
+                let for_bus = match config.transport {
+                    Transport::Mmio => NO_PCI,
+                    Transport::Pci => "",
+                };
+                let for_cpus = if config.cpus == 1 { ONE_CPU } else { "" };
+                Vm::builder()
+                    .kernel(files.kernel)
+                    .initramfs(files.initramfs)
+                    .vcpus(config.cpus)
+                    .transport(config.transport)
+                    .memory(MemorySize::bytes(config.memory))
+                    .cmdline(format!("{line}{for_bus}{for_cpus}"))
+            }
+        };
         let first_spare = config.disks.len();
         for Disk { file, serial } in config.disks {
             let disk = BlockDevice::from_file(file)?.read_only();
@@ -293,17 +321,9 @@ impl BuiltMachine {
             vsock.listen(port, on_connect);
         }
         builder = builder.vsock(vsock).rng();
-        let for_bus = match config.transport {
-            Transport::Mmio => NO_PCI,
-            Transport::Pci => "",
-        };
-        let for_cpus = if config.cpus == 1 { ONE_CPU } else { "" };
-        builder = match config.console {
-            None => builder.cmdline(format!("{COMMAND_LINE}{for_bus}{for_cpus}")),
-            Some(file) => builder
-                .cmdline(format!("{COMMAND_LINE_WATCHED}{for_bus}{for_cpus}"))
-                .serial(file),
-        };
+        if let Some(file) = config.console {
+            builder = builder.serial(file);
+        }
         let vm = Arc::new(builder.build()?);
         let spare = (first_spare..first_spare + usize::from(config.spare_disks))
             .map(|number| vm.block(&format!("blk{number}")))
@@ -366,15 +386,26 @@ impl Machine {
         self.blocking(|vm| vm.resume()).await
     }
 
-    async fn blocking(
+    async fn blocking<E: Send + 'static>(
         &self,
-        work: impl FnOnce(&Vm) -> Result<(), podvisor_vmm::VmError> + Send + 'static,
-    ) -> Result<(), MachineError> {
+        work: impl FnOnce(&Vm) -> Result<(), E> + Send + 'static,
+    ) -> Result<(), MachineError>
+    where
+        MachineError: From<E>,
+    {
         let vm = Arc::clone(&self.vm);
         match tokio::task::spawn_blocking(move || work(&vm)).await {
             Ok(done) => Ok(done?),
             Err(error) => Err(MachineError::Thread(io::Error::other(error))),
         }
+    }
+
+    /// Writes the state of a paused guest to a new directory, for clones to begin with.
+    ///
+    /// # Errors
+    /// The machine is not paused, or the directory cannot be written.
+    pub async fn snapshot(&self, dir: PathBuf) -> Result<(), MachineError> {
+        self.blocking(move |vm| vm.snapshot(dir)).await
     }
 
     /// Waits until the machine ends; any number of callers.

@@ -21,6 +21,7 @@ use super::cgroup;
 use super::error::{RefusalKind, SandboxError};
 use super::launch::{self, CONTROL_SOCKET};
 use super::record;
+use super::template;
 use super::types::{
     ContainerInfo, ContainerStats, ContainerUser, CreateContainer, Exec, LaunchConfig, ProcessExit,
     SandboxExit, Started, StdioFds, TerminalSize,
@@ -107,7 +108,7 @@ impl SandboxClient {
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
     pub async fn launch(config: LaunchConfig) -> Result<Self, SandboxError> {
-        Self::launch_program(Path::new("/proc/self/exe"), config).await
+        Self::launch_program(Path::new(template::THIS_PROGRAM), config).await
     }
 
     /// As [`Self::launch`], with another executable of podvisor.

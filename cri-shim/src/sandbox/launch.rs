@@ -20,6 +20,7 @@ use tracing::{debug, info};
 use super::cgroup::{Cgroup, CgroupError, Limits};
 use super::error::SandboxError;
 use super::jail;
+use super::template::{Shape, Template};
 use super::types::{JailMode, LaunchConfig};
 use super::wire::{
     CONTROL_VERSION, FrameReader, FrameWriter, LaunchHeader, LaunchReply, MAX_FDS, NicHeader,
@@ -71,7 +72,12 @@ impl Drop for Launched {
 pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launched, SandboxError> {
     let dir = config.dir.clone();
     let cgroup_parent = config.cgroup_parent.clone();
-    let (header, fds) = prepare(config)?;
+    let templates = config.templates.clone();
+    let wanted = templates.and_then(|dir| Some((Shape::of(&config)?, dir)));
+    let template = wanted
+        .as_ref()
+        .and_then(|(shape, dir)| shape.find(program, dir));
+    let (header, fds) = prepare(config, template)?;
     let spawn_error = |source| SandboxError::Spawn {
         program: program.to_owned(),
         source,
@@ -147,21 +153,41 @@ pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launc
         Ok(()) => FrameReader::new(stream).next().await,
         Err(error) => Err(error),
     };
-    match reply {
+    let reply: Option<LaunchReply> = match reply {
         Ok(Some(frame)) => {
-            let reply: LaunchReply =
-                serde_json::from_slice(&frame.body).map_err(|error| control(error.into()))?;
-            match reply.failed {
-                None => Ok(launched),
-                Some(why) => Err(SandboxError::Launch(why)),
-            }
+            Some(serde_json::from_slice(&frame.body).map_err(|error| control(error.into()))?)
         }
-        Ok(None) | Err(_) => Err(SandboxError::Launch(last_words(launched, &log).await)),
+        Ok(None) | Err(_) => None,
+    };
+    let is_clone = reply.as_ref().is_some_and(|reply| reply.is_clone);
+    if let Some((shape, templates)) = wanted
+        && !is_clone
+    {
+        if header.has_template {
+            // It does not suit this host, or no guest comes of it.
+            shape.discard(program, &templates);
+        }
+        if matches!(&reply, Some(reply) if reply.failed.is_none()) {
+            shape.make_later(program, &templates);
+        }
+    }
+    match reply {
+        Some(LaunchReply { failed: None, .. }) => {
+            info!(id = header.id, is_clone, "the sandbox runs");
+            Ok(launched)
+        }
+        Some(LaunchReply {
+            failed: Some(why), ..
+        }) => Err(SandboxError::Launch(why)),
+        None => Err(SandboxError::Launch(last_words(launched, &log).await)),
     }
 }
 
 /// Checks what can be checked here and opens what is opened by path.
-fn prepare(config: LaunchConfig) -> Result<(LaunchHeader, Vec<OwnedFd>), SandboxError> {
+fn prepare(
+    config: LaunchConfig,
+    template: Option<Template>,
+) -> Result<(LaunchHeader, Vec<OwnedFd>), SandboxError> {
     validate_id(&config.id).map_err(|error| SandboxError::Config(error.to_string()))?;
     if !config.dir.is_absolute() || config.dir.as_os_str().len() > DIR_MAX {
         return Err(SandboxError::Config(format!(
@@ -169,8 +195,8 @@ fn prepare(config: LaunchConfig) -> Result<(LaunchHeader, Vec<OwnedFd>), Sandbox
             config.dir.display()
         )));
     }
-    // Control socket, record, kernel, initramfs, shared directory, console.
-    let others = 6;
+    // Control socket, record, kernel, initramfs, template's files, shared directory, console.
+    let others = 8;
     if config.nics.len() + others > MAX_FDS {
         return Err(SandboxError::Config(format!(
             "{} network cards, but at most {} are possible",
@@ -196,6 +222,10 @@ fn prepare(config: LaunchConfig) -> Result<(LaunchHeader, Vec<OwnedFd>), Sandbox
         open(&config.kernel)?,
         open(&config.initramfs)?,
     ];
+    let has_template = template.is_some();
+    if let Some(Template { state, memory }) = template {
+        fds.extend([state, memory]);
+    }
     let mut nics = Vec::new();
     for nic in config.nics {
         nics.push(NicHeader {
@@ -229,6 +259,7 @@ fn prepare(config: LaunchConfig) -> Result<(LaunchHeader, Vec<OwnedFd>), Sandbox
         network: config.network,
         sysctls: config.sysctls,
         jail: config.jail,
+        has_template,
     };
     Ok((header, fds))
 }

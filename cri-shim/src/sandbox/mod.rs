@@ -22,6 +22,7 @@ mod record;
 mod seccomp;
 mod spec;
 mod stdio;
+mod template;
 mod types;
 pub(crate) mod watch;
 mod wire;
@@ -46,6 +47,7 @@ pub use spec::{
 };
 pub(crate) use spec::{DEFAULT_CAPABILITIES, default_mounts, device_rules};
 pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
+pub use template::{Shape, TemplateError, make as make_template};
 pub use types::{
     ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer, Exec,
     GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, NicConfig, ProcessExit, Route,
@@ -53,7 +55,7 @@ pub use types::{
 };
 pub use wire::FrameError;
 
-use crate::machine::{BuiltMachine, Machine, MachineConfig, MachineExit};
+use crate::machine::{Boot, BuiltMachine, Machine, MachineConfig, MachineExit};
 use agent::Ready;
 
 /// How long a guest may take until its agent answers.
@@ -86,7 +88,8 @@ pub struct Sandbox {
 #[derive(Debug)]
 pub struct BuiltSandbox {
     machine: BuiltMachine,
-    ready: Ready,
+    /// A guest that boots says when it is there; a clone's is.
+    ready: Option<Ready>,
     guest: GuestConfig,
 }
 
@@ -96,8 +99,11 @@ impl BuiltSandbox {
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
     pub fn new(config: SandboxConfig) -> Result<Self, SandboxError> {
-        let (port, ready) = Ready::listen();
-        let machine = BuiltMachine::new(config.machine, vec![port])?;
+        let (port, ready) = match config.machine.boot {
+            Boot::Cold(_) => Some(Ready::listen()).unzip(),
+            Boot::Warm(_) => (None, None),
+        };
+        let machine = BuiltMachine::new(config.machine, port.into_iter().collect())?;
         Ok(Self {
             machine,
             ready,
@@ -105,20 +111,38 @@ impl BuiltSandbox {
         })
     }
 
-    /// Boots the guest, waits for its agent and configures it.
+    /// Has the guest run, waits for its agent and configures it.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
-    pub async fn start(self) -> Result<Sandbox, SandboxError> {
+    pub async fn start(mut self) -> Result<Sandbox, SandboxError> {
+        let guest = std::mem::take(&mut self.guest);
+        let present_macs = match self.ready {
+            None => template::macs(),
+            Some(_) => Vec::new(),
+        };
+        let sandbox = self.answering().await?;
+        let configured = sandbox.agent.configure(&guest, &present_macs);
+        sandbox.unless_ended(configured).await?;
+        Ok(sandbox)
+    }
+
+    /// Has the guest run and waits for its agent.
+    async fn answering(self) -> Result<Sandbox, SandboxError> {
         let begin = Instant::now();
         let machine = self.machine.start()?;
         debug!(elapsed = ?begin.elapsed(), "the guest runs");
         let mux = Mux::new(machine.ports().clone());
-
+        let answers = async {
+            match self.ready {
+                Some(ready) => ready.agent(mux).await,
+                None => Agent::connect(mux).await,
+            }
+        };
         let limit = boot_timeout();
         let agent = tokio::select! {
             biased;
-            agent = timeout(limit, self.ready.agent(mux)) => match agent {
+            agent = timeout(limit, answers) => match agent {
                 Ok(agent) => agent?,
                 Err(_) => return Err(SandboxError::Silent(limit)),
             },
@@ -128,11 +152,7 @@ impl BuiltSandbox {
             }),
         };
         debug!(elapsed = ?begin.elapsed(), "the agent answers");
-        let sandbox = Sandbox { machine, agent };
-        sandbox
-            .unless_ended(sandbox.agent.configure(&self.guest))
-            .await?;
-        Ok(sandbox)
+        Ok(Sandbox { machine, agent })
     }
 }
 

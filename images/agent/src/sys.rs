@@ -224,7 +224,11 @@ struct RandPoolInfo {
 /// `RNDADDENTROPY`: `_IOW('R', 0x03, int[2])`.
 const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 
-/// Mixes `seed` into the kernel's pool and credits all its bits.
+/// `RNDRESEEDCRNG`: `_IO('R', 0x07)`.
+const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
+
+/// Mixes `seed` into the kernel's pool, credits all its bits, and has every generator draw from the
+/// pool at once: a guest that was cloned has those of the one before.
 ///
 /// # Errors
 ///
@@ -250,10 +254,17 @@ pub(crate) fn add_entropy(seed: &[u8]) -> io::Result<()> {
     // SAFETY: the argument points at a live RandPoolInfo; the kernel reads its two integers
     // and `buf_size` bytes, which lie within `buf`.
     let result = unsafe { libc::ioctl(random.as_raw_fd(), RNDADDENTROPY, &raw const info) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: this request takes no argument.
+    match unsafe { libc::ioctl(random.as_raw_fd(), RNDRESEEDCRNG) } {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            // The pool has not enough yet to have seeded a generator.
+            error if error.raw_os_error() == Some(libc::ENODATA) => Ok(()),
+            error => Err(error),
+        },
     }
 }
 

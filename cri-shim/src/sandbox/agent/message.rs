@@ -98,10 +98,12 @@ impl From<AgentExit> for ProcessExit {
     }
 }
 
-pub(super) fn interface(interface: &Interface) -> api::Interface {
-    let mac: Vec<String> = interface.mac.iter().map(|b| format!("{b:02x}")).collect();
+/// `present_mac` is the address that the card has until it gets its own.
+pub(super) fn interface(interface: &Interface, present_mac: Option<[u8; 6]>) -> api::Interface {
+    let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
     api::Interface {
-        mac: mac.join(":"),
+        mac: text(interface.mac),
+        present_mac: present_mac.map(text).unwrap_or_default(),
         name: interface.name.clone(),
         addresses: interface.addresses.clone(),
         mtu: interface.mtu.into(),

@@ -50,7 +50,7 @@ fn deadline() -> Context {
 }
 
 impl Agent {
-    async fn connect(mux: Mux) -> Result<Self, LinkError> {
+    pub(super) async fn connect(mux: Mux) -> Result<Self, LinkError> {
         let stream = mux.connect(RPC_PORT).await?;
         let client = AgentClient::new(ttrpc::asynchronous::Client::new(Socket::new(stream)));
         debug!("connected to the agent");
@@ -64,20 +64,35 @@ impl Agent {
     }
 
     /// Tells the guest its name, the time, its network and what is shared with it, and seeds
-    /// its random numbers.
-    pub(super) async fn configure(&self, guest: &GuestConfig) -> Result<(), LinkError> {
+    /// its random numbers. `present_macs` are the addresses that its cards have by now, if other
+    /// ones.
+    pub(super) async fn configure(
+        &self,
+        guest: &GuestConfig,
+        present_macs: &[[u8; 6]],
+    ) -> Result<(), LinkError> {
+        let present = present_macs.iter().copied().map(Some);
+        let present = present.chain(std::iter::repeat(None));
+        let interfaces = guest.network.interfaces.iter().zip(present);
         let entropy: [u8; SEED] = random().map_err(LinkError::Random)?;
         let request = api::ConfigureRequest {
             hostname: guest.hostname.clone(),
             unix_time_ns: now_ns(),
             entropy: entropy.to_vec(),
-            interfaces: guest.network.interfaces.iter().map(interface).collect(),
+            interfaces: interfaces.map(|(it, mac)| interface(it, mac)).collect(),
             routes: guest.network.routes.iter().map(route).collect(),
             shares: guest.shares.iter().map(Share::request).collect(),
             sysctls: guest.sysctls.clone().into_iter().collect(),
             ..Default::default()
         };
         self.client.configure(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Waits for an answer, whatever it is.
+    pub(super) async fn ping(&self) -> Result<(), LinkError> {
+        let request = api::ListContainersRequest::default();
+        self.client.list_containers(deadline(), &request).await?;
         Ok(())
     }
 

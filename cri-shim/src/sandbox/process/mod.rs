@@ -39,12 +39,13 @@ use tracing::{debug, info, warn};
 use super::agent::{GuestConfig, Share};
 use super::jail::{self, CallFilter};
 use super::record::{self, ExitRecord};
+use super::template::Template;
 use super::types::{JailMode, SandboxExit};
 use super::wire::{
     CONTROL_VERSION, FrameError, FrameReader, FrameWriter, LaunchHeader, LaunchReply,
 };
 use super::{BuiltSandbox, Sandbox, SandboxConfig, SandboxError};
-use crate::machine::{GuestFiles, MachineConfig, Nic, SHARE_TAG, causes};
+use crate::machine::{Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, causes};
 use containers::Containers;
 pub(crate) use images::mount_source as image_source;
 use serve::Service;
@@ -138,6 +139,7 @@ struct LaunchFiles {
     listener: UnixListener,
     record: File,
     files: GuestFiles,
+    template: Option<Template>,
     taps: Vec<OwnedFd>,
     shared_dir: Option<OwnedFd>,
     console: Option<File>,
@@ -173,6 +175,13 @@ fn files(
     let listener = listen(next()?).map_err(|error| control(error.into()))?;
     let record = next()?.into();
     let (kernel, initramfs) = (next()?, next()?);
+    let template = match launch.has_template {
+        true => Some(Template {
+            state: next()?,
+            memory: next()?,
+        }),
+        false => None,
+    };
     let taps = launch
         .nics
         .iter()
@@ -184,6 +193,7 @@ fn files(
         listener,
         record,
         files: GuestFiles::from_files(kernel.into(), initramfs.into())?,
+        template,
         taps,
         shared_dir,
         console: console.map(File::from),
@@ -219,16 +229,19 @@ async fn live(
             return Ok(());
         }
     };
-    let (sandbox, listener, record) = match begun {
+    let (sandbox, listener, record, is_clone) = match begun {
         Ok(begun) => begun,
         Err(error) => {
-            reply(&launcher, Some(causes(&error))).await;
+            let failed = Some(causes(&error));
+            let is_clone = false;
+            reply(&launcher, LaunchReply { failed, is_clone }).await;
             return Err(error.into());
         }
     };
-    reply(&launcher, None).await;
+    let failed = None;
+    reply(&launcher, LaunchReply { failed, is_clone }).await;
     drop(launcher);
-    info!("the sandbox is ready");
+    info!(is_clone, "the sandbox is ready");
 
     let sandbox = Arc::new(sandbox);
     let containers = Arc::new(Containers::new(Arc::clone(&sandbox), image_slots));
@@ -265,52 +278,76 @@ async fn live(
     Ok(())
 }
 
-/// Boots the machine and configures its guest.
+/// Starts the machine, as a clone when there is a template that suits this host, and configures
+/// its guest.
 async fn boot(
     launch: LaunchHeader,
     files: LaunchFiles,
-) -> Result<(Sandbox, UnixListener, File), SandboxError> {
-    let nics = files.taps.into_iter().zip(launch.nics);
-    let nics = nics.map(|(tap, nic)| Nic {
-        tap,
-        mac: nic.mac,
-        mtu: nic.mtu,
-    });
-    let share = files.shared_dir.is_some().then(|| Share {
+) -> Result<(Sandbox, UnixListener, File, bool), SandboxError> {
+    let kept = |source| SandboxError::File {
+        action: "keep open the files of",
+        path: launch.dir.clone(),
+        source,
+    };
+    let share = launch.has_shared_dir.then(|| Share {
         tag: SHARE_TAG.to_owned(),
         path: SHARE_PATH.to_owned(),
     });
-    let served = files.shared_dir.as_ref().map(OwnedFd::try_clone);
-    let served = served.transpose().map_err(|source| SandboxError::File {
-        action: "keep open the shared directory of",
-        path: launch.dir,
-        source,
-    })?;
-    let config = SandboxConfig {
-        guest: GuestConfig {
-            hostname: launch.hostname,
-            network: launch.network,
-            shares: share.into_iter().collect(),
-            sysctls: launch.sysctls,
-        },
-        machine: MachineConfig {
-            files: files.files,
-            cpus: launch.vcpus,
-            memory: launch.memory,
-            disks: Vec::new(),
-            spare_disks: launch.image_slots,
-            nics: nics.collect(),
-            share: files.shared_dir,
-            transport: Transport::Mmio,
-            console: files.console,
-        },
+    let guest = GuestConfig {
+        hostname: launch.hostname,
+        network: launch.network,
+        shares: share.into_iter().collect(),
+        sysctls: launch.sysctls,
     };
-    let built = BuiltSandbox::new(config)?;
+    let config = |boot| -> io::Result<SandboxConfig> {
+        let nics = files.taps.iter().zip(&launch.nics);
+        let nics = nics.map(|(tap, nic)| {
+            let tap = tap.try_clone()?;
+            let (mac, mtu) = (nic.mac, nic.mtu);
+            Ok(Nic { tap, mac, mtu })
+        });
+        Ok(SandboxConfig {
+            guest: guest.clone(),
+            machine: MachineConfig {
+                boot,
+                cpus: launch.vcpus,
+                memory: launch.memory,
+                disks: Vec::new(),
+                spare_disks: launch.image_slots,
+                nics: nics.collect::<io::Result<_>>()?,
+                share: files
+                    .shared_dir
+                    .as_ref()
+                    .map(OwnedFd::try_clone)
+                    .transpose()?,
+                transport: Transport::Mmio,
+                console: files.console.as_ref().map(File::try_clone).transpose()?,
+            },
+        })
+    };
+    let clone = match files.template {
+        None => None,
+        Some(template) => match template.open() {
+            Err(error) => Err(error),
+            Ok(snapshot) => {
+                let config = config(Boot::Warm(snapshot)).map_err(kept)?;
+                BuiltSandbox::new(config)
+            }
+        }
+        .inspect_err(|error| info!(why = causes(error), "no clone of the template: it boots"))
+        .ok(),
+    };
+    let is_clone = clone.is_some();
+    let built = match clone {
+        Some(clone) => clone,
+        None => BuiltSandbox::new(config(Boot::Cold(files.files)).map_err(kept)?)?,
+    };
     if launch.jail == JailMode::Enforced {
-        jail::close(served.as_ref().map(OwnedFd::as_fd), CallFilter::Enforced)?;
+        let served = files.shared_dir.as_ref().map(OwnedFd::as_fd);
+        jail::close(served, CallFilter::Enforced)?;
     }
-    drop(served);
-    Ok((built.start().await?, files.listener, files.record))
+    let sandbox = built.start().await?;
+    Ok((sandbox, files.listener, files.record, is_clone))
 }
 
 /// Waits until the other side of the launcher's socket is closed.
@@ -327,8 +364,8 @@ async fn hung_up(launcher: &UnixStream) {
     }
 }
 
-async fn reply(launcher: &Arc<UnixStream>, failed: Option<String>) {
-    let Ok(body) = serde_json::to_vec(&LaunchReply { failed }) else {
+async fn reply(launcher: &Arc<UnixStream>, reply: LaunchReply) {
+    let Ok(body) = serde_json::to_vec(&reply) else {
         return;
     };
     let sent = FrameWriter::new(Arc::clone(launcher))

@@ -192,6 +192,8 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) network: GuestNetwork,
     pub(in crate::sandbox) sysctls: BTreeMap<String, String>,
     pub(in crate::sandbox) jail: JailMode,
+    /// The files of a template come, too.
+    pub(in crate::sandbox) has_template: bool,
 }
 
 /// A network card whose tap comes with the frame.
@@ -205,4 +207,7 @@ pub(in crate::sandbox) struct NicHeader {
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchReply {
     pub(in crate::sandbox) failed: Option<String>,
+    /// It is a clone of the template.
+    #[serde(default)]
+    pub(in crate::sandbox) is_clone: bool,
 }

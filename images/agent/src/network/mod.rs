@@ -100,7 +100,13 @@ pub async fn apply(plan: &Plan) -> Result<(), NetworkError> {
     let mut netlink = Netlink::open().map_err(kernel("open", "a netlink socket"))?;
     let mut cards = Vec::new();
     for interface in &plan.interfaces {
-        cards.push((interface, find(&mut netlink, interface).await?));
+        let card = find(&mut netlink, interface).await?;
+        if card.mac != interface.mac {
+            netlink
+                .call(link(card.index, false).attribute(IFLA_ADDRESS, &interface.mac))
+                .map_err(kernel("set the address of", &interface.name))?;
+        }
+        cards.push((interface, card.index));
     }
     rename(&mut netlink, &cards)?;
     for (interface, index) in &cards {
@@ -151,23 +157,27 @@ fn read_link(body: &[u8]) -> Option<Link> {
     })
 }
 
-/// Index of the interface's card; waits for it to appear.
-async fn find(netlink: &mut Netlink, wanted: &Interface) -> Result<u32, NetworkError> {
-    let mut look = || -> Result<Option<u32>, NetworkError> {
+/// The interface's card; waits for it to appear.
+async fn find(netlink: &mut Netlink, wanted: &Interface) -> Result<Link, NetworkError> {
+    let mut look = || -> Result<Option<Link>, NetworkError> {
         let links = links(netlink)?;
+        let is_wanted = |link: &Link| {
+            let present = wanted.present_mac.is_some_and(|mac| link.mac == mac);
+            link.mac == wanted.mac || present
+        };
         // A bridge or VLAN that a container made can have its card's address, and a later index.
-        let with_mac = links.into_iter().filter(|link| link.mac == wanted.mac);
-        Ok(with_mac.map(|link| link.index).min())
+        let with_mac = links.into_iter().filter(is_wanted);
+        Ok(with_mac.min_by_key(|link| link.index))
     };
-    if let Some(index) = look()? {
-        return Ok(index);
+    if let Some(card) = look()? {
+        return Ok(card);
     }
     // Listen first and look again, so that no event falls between the two.
     let events = Uevents::open().map_err(kernel("watch for", "network cards"))?;
     let appears = async {
         loop {
-            if let Some(index) = look()? {
-                return Ok(index);
+            if let Some(card) = look()? {
+                return Ok(card);
             }
             events
                 .next()

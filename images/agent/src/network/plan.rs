@@ -106,6 +106,8 @@ impl Prefix {
 pub struct Interface {
     /// Which card.
     pub mac: [u8; 6],
+    /// The address that the card has until it gets `mac`.
+    pub present_mac: Option<[u8; 6]>,
     /// The name it gets.
     pub name: String,
     /// Its addresses.
@@ -167,7 +169,12 @@ impl Plan {
 impl Interface {
     fn new(wanted: &api::Interface) -> Result<Self, PlanError> {
         bounded("addresses", wanted.addresses.len(), limits::ADDRESSES)?;
-        let mac = parse_mac(&wanted.mac).ok_or_else(|| invalid("MAC address", &wanted.mac))?;
+        let mac = |text: &str| parse_mac(text).ok_or_else(|| invalid("MAC address", text));
+        let present_mac = match wanted.present_mac.as_str() {
+            "" => None,
+            text => Some(mac(text)?),
+        };
+        let mac = mac(&wanted.mac)?;
         let name = &wanted.name;
         // What the kernel takes (dev_valid_name), and what no sysctl path trips over.
         let valid = (1..=limits::INTERFACE_NAME_BYTES).contains(&name.len())
@@ -190,6 +197,7 @@ impl Interface {
             .collect::<Result<_, _>>()?;
         Ok(Self {
             mac,
+            present_mac,
             name: name.clone(),
             addresses,
             mtu,

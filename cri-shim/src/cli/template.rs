@@ -1,0 +1,62 @@
+//! `podvisor template`: makes the template of a machine. Nobody types this: podvisor starts itself
+//! so when a sandbox looked for one in vain.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::sandbox::{self, Shape};
+
+/// How much less urgent than a pod's start this is.
+const NICENESS: i32 = 10;
+
+#[derive(Debug, Args)]
+pub(super) struct TemplateArgs {
+    /// Kernel
+    #[arg(long, value_name = "FILE")]
+    kernel: PathBuf,
+    /// Initramfs with the agent
+    #[arg(long, value_name = "FILE")]
+    initramfs: PathBuf,
+    /// Virtual CPUs
+    #[arg(long, value_name = "N")]
+    cpus: u8,
+    /// Memory
+    #[arg(long, value_name = "BYTES")]
+    memory: u64,
+    /// Disks without a medium
+    #[arg(long, value_name = "N")]
+    disks: u8,
+    /// Network cards
+    #[arg(long, value_name = "N")]
+    cards: u8,
+    /// Share a directory
+    #[arg(long)]
+    share: bool,
+    /// Where templates are kept
+    #[arg(value_name = "DIR")]
+    templates: PathBuf,
+}
+
+pub(super) fn run(args: &TemplateArgs) -> anyhow::Result<u8> {
+    // Refused: it is as urgent as whoever started it.
+    let _ = rustix::process::nice(NICENESS);
+    let shape = Shape {
+        kernel: args.kernel.clone(),
+        initramfs: args.initramfs.clone(),
+        vcpus: args.cpus,
+        memory: args.memory,
+        image_slots: args.disks,
+        nics: args.cards,
+        shares: args.share,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    let made = runtime.block_on(sandbox::make_template(&shape, &args.templates));
+    runtime.shutdown_background();
+    made?;
+    Ok(0)
+}

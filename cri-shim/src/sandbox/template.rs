@@ -1,0 +1,407 @@
+//! Templates: machines that have booted already, with an agent that answers and nothing of a
+//! sandbox yet. A sandbox begins as a clone of one, which takes a fraction of a boot.
+//!
+//! A template is a snapshot in the directory `NAME` of the templates' directory, where the name
+//! says what it is made of: this program, kernel, initramfs, and the machine's [`Shape`]. Whatever
+//! of these changes, another name is looked for: a template never is out of date, it is one that
+//! nobody asks for any more, and the oldest of too many is removed. [`make`] is the process
+//! `podvisor template`, which a launcher starts when it looked for one in vain.
+//!
+//! Clones share what a kernel draws at random when it boots: where it lies in memory, and the
+//! keys of its tables. Their own from the first call of the agent on, before anything of the
+//! sandbox's runs: random numbers (32 bytes of the host's are mixed in, and every generator is
+//! seeded anew), the time, names and addresses.
+
+use std::fs::{self, File, TryLockError};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::SystemTime;
+
+use podvisor_vmm::Transport;
+use tokio::process::Command;
+use tracing::{debug, warn};
+
+use super::types::LaunchConfig;
+use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError};
+use crate::cni;
+use crate::machine::{Boot, GuestFiles, MachineConfig, MachineError, Nic, Snapshot, causes};
+
+/// Largest packet of a template's cards. Their drivers take no larger one later.
+const MTU: u16 = 1500;
+
+/// Cards that a machine may have at most.
+const CARDS: u8 = 16;
+
+/// Templates that are kept: each takes some 30 MB of disk.
+const KEPT: usize = 8;
+
+/// The files of a snapshot.
+const STATE: &str = "state";
+const MEMORY: &str = "memory";
+
+/// The executable of this process.
+pub(super) const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// What a making process says.
+const LOG: &str = "template.log";
+
+/// The machine that a template is of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Kernel, an ELF vmlinux or a bzImage.
+    pub kernel: PathBuf,
+    /// Initramfs that holds the agent.
+    pub initramfs: PathBuf,
+    /// Virtual CPUs.
+    pub vcpus: u8,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Disks without a medium.
+    pub image_slots: u8,
+    /// Network cards.
+    pub nics: u8,
+    /// Whether there is a shared directory.
+    pub shares: bool,
+}
+
+/// Why there is no template.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateError {
+    /// A file or directory.
+    #[error("failed to {action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// No tap for a card.
+    #[error("failed to make a tap for a template's card")]
+    Tap(#[source] io::Error),
+    /// The machine did not boot.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+}
+
+fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> TemplateError {
+    let path = path.into();
+    move |source| TemplateError::File {
+        action,
+        path,
+        source,
+    }
+}
+
+/// The addresses of a template's cards.
+pub(super) fn macs() -> Vec<[u8; 6]> {
+    (0..CARDS).map(|card| [2, 0, 0, 0, 0, card]).collect()
+}
+
+/// A template's files, open.
+#[derive(Debug)]
+pub(super) struct Template {
+    pub(super) state: OwnedFd,
+    pub(super) memory: OwnedFd,
+}
+
+impl Template {
+    /// Reads and checks it.
+    pub(super) fn open(self) -> Result<Snapshot, SandboxError> {
+        let snapshot = Snapshot::from_files(self.state.into(), self.memory.into());
+        Ok(snapshot.map_err(MachineError::from)?)
+    }
+}
+
+impl Shape {
+    /// What the machine of a launch is; `None` when it cannot be a clone.
+    pub(super) fn of(config: &LaunchConfig) -> Option<Self> {
+        let fits = config.console.is_none()
+            && config.nics.len() <= usize::from(CARDS)
+            && config.nics.iter().all(|nic| nic.mtu <= MTU);
+        fits.then(|| Self {
+            kernel: config.kernel.clone(),
+            initramfs: config.initramfs.clone(),
+            vcpus: config.vcpus,
+            memory: config.memory,
+            image_slots: config.image_slots,
+            nics: u8::try_from(config.nics.len()).unwrap_or(CARDS),
+            shares: config.shared_dir.is_some(),
+        })
+    }
+
+    /// Where its template for sandboxes of `program` is.
+    fn place(&self, program: &Path, templates: &Path) -> io::Result<PathBuf> {
+        let mut name = DefaultHasher::new();
+        self.hash(&mut name);
+        for path in [program, &self.kernel, &self.initramfs] {
+            // Not its inode: one file has several, seen through an overlay.
+            let meta = fs::metadata(path)?;
+            (meta.len(), meta.mtime(), meta.mtime_nsec()).hash(&mut name);
+        }
+        Ok(templates.join(format!("{:016x}", name.finish())))
+    }
+
+    /// The template of this shape, if there is one.
+    pub(super) fn find(&self, program: &Path, templates: &Path) -> Option<Template> {
+        let place = self.place(program, templates).ok()?;
+        let open = |name| File::open(place.join(name)).map(OwnedFd::from);
+        let found = Template {
+            state: open(STATE).ok()?,
+            memory: open(MEMORY).ok()?,
+        };
+        debug!(template = %place.display(), "there is a template");
+        // The one that was wanted last is the last to be removed.
+        let now = SystemTime::now();
+        if let Err(error) = File::open(&place).and_then(|dir| dir.set_modified(now)) {
+            debug!(%error, "the template stays as old as it was");
+        }
+        Some(found)
+    }
+
+    /// Removes its template, which is of no use. Clones that run keep what they have.
+    pub(super) fn discard(&self, program: &Path, templates: &Path) {
+        let place = self.place(program, templates);
+        if let Err(error) = place.and_then(fs::remove_dir_all) {
+            debug!(%error, "a template of no use stays");
+        }
+    }
+
+    /// Starts a process of `program` that makes the template, if nobody else does. Nobody waits
+    /// for it.
+    pub(super) fn make_later(&self, program: &Path, templates: &Path) {
+        if let Err(error) = self.start_making(program, templates) {
+            warn!(error = causes(&error), "no template is made");
+        }
+    }
+
+    fn start_making(&self, program: &Path, templates: &Path) -> Result<(), TemplateError> {
+        create(templates)?;
+        let log = templates.join(LOG);
+        let stderr = File::create(&log).map_err(file("create", &log))?;
+        let mut command = Command::new(program);
+        command
+            .arg0("podvisor")
+            .arg("template")
+            .arg("--kernel")
+            .arg(&self.kernel)
+            .arg("--initramfs")
+            .arg(&self.initramfs)
+            .args(["--cpus", &self.vcpus.to_string()])
+            .args(["--memory", &self.memory.to_string()])
+            .args(["--disks", &self.image_slots.to_string()])
+            .args(["--cards", &self.nics.to_string()])
+            .args(self.shares.then_some("--share"))
+            .arg(templates)
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr);
+        let mut child = command.spawn().map_err(file("run", program))?;
+        // Reaped when it ends, if this process still lives.
+        tokio::spawn(async move { child.wait().await });
+        Ok(())
+    }
+}
+
+/// Makes the template of a shape in this process, which must have no other thread yet: it leaves
+/// the host's network. Nothing is done when there is one, or another process makes it.
+///
+/// # Errors
+/// [`TemplateError`]; there is no template then.
+pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> {
+    create(templates)?;
+    let place = shape
+        .place(Path::new(THIS_PROGRAM), templates)
+        .map_err(file("name the template in", templates))?;
+    let lock_path = place.with_extension("lock");
+    let lock = File::create(&lock_path).map_err(file("create", &lock_path))?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(()),
+        Err(TryLockError::Error(error)) => return Err(file("lock", &lock_path)(error)),
+    }
+    remove_partial(&place);
+    let shared = place.with_extension("share");
+    let made = match place.exists() {
+        true => Ok(()),
+        false => boot(shape, &place, &shared).await,
+    };
+    for left in [fs::remove_dir(&shared), fs::remove_file(&lock_path)] {
+        if let Err(error) = left
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            debug!(%error, "something of a template's making stays");
+        }
+    }
+    remove_oldest(templates);
+    made
+}
+
+/// Boots the machine, and snapshots it when its agent answers.
+async fn boot(shape: &Shape, place: &Path, shared: &Path) -> Result<(), TemplateError> {
+    let taps = cni::taps_apart(shape.nics).map_err(TemplateError::Tap)?;
+    let nics = taps.into_iter().zip(macs());
+    let share = match shape.shares {
+        false => None,
+        true => {
+            create(shared)?;
+            let opened = File::open(shared).map_err(file("open", shared))?;
+            Some(opened.into())
+        }
+    };
+    let open = |path: &Path| File::open(path).map_err(file("open", path));
+    let files = GuestFiles::from_files(open(&shape.kernel)?, open(&shape.initramfs)?);
+    let config = SandboxConfig {
+        guest: GuestConfig::default(),
+        machine: MachineConfig {
+            boot: Boot::Cold(files.map_err(SandboxError::from)?),
+            cpus: shape.vcpus,
+            memory: shape.memory,
+            disks: Vec::new(),
+            spare_disks: shape.image_slots,
+            nics: nics.map(|(tap, mac)| Nic { tap, mac, mtu: MTU }).collect(),
+            share,
+            transport: Transport::Mmio,
+            console: None,
+        },
+    };
+    let sandbox = BuiltSandbox::new(config)?.answering().await?;
+    let answered = sandbox.agent().ping().await;
+    answered.map_err(SandboxError::from)?;
+    let machine = sandbox.machine();
+    machine.pause().await.map_err(SandboxError::from)?;
+    machine
+        .snapshot(place.to_owned())
+        .await
+        .map_err(SandboxError::from)?;
+    machine.kill();
+    Ok(())
+}
+
+/// Makes a directory of this user's alone, unless it is there.
+fn create(dir: &Path) -> Result<(), TemplateError> {
+    let mut builder = fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o700).create(dir);
+    made.map_err(file("create the directory", dir))
+}
+
+/// Removes what processes left that were killed while they made this template.
+fn remove_partial(place: &Path) {
+    let (Some(templates), Some(name)) = (place.parent(), place.file_name()) else {
+        return;
+    };
+    let of_this = format!(".{}.", name.to_string_lossy());
+    for entry in fs::read_dir(templates).into_iter().flatten().flatten() {
+        let is_partial = entry.file_name().to_string_lossy().starts_with(&of_this);
+        if is_partial && let Err(error) = fs::remove_dir_all(entry.path()) {
+            warn!(%error, path = %entry.path().display(), "half a template stays");
+        }
+    }
+}
+
+/// Leaves the templates that were wanted last.
+fn remove_oldest(templates: &Path) {
+    let Ok(entries) = fs::read_dir(templates) else {
+        return;
+    };
+    let mut all: Vec<(SystemTime, PathBuf)> = entries
+        .flatten()
+        .filter(|entry| entry.path().join(STATE).exists() && entry.path().extension().is_none())
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    all.sort();
+    all.reverse();
+    for (_, path) in all.split_off(KEPT.min(all.len())) {
+        if let Err(error) = fs::remove_dir_all(&path) {
+            warn!(%error, template = %path.display(), "an old template stays");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(dir: &Path) -> Shape {
+        let [kernel, initramfs] = ["kernel", "initramfs"].map(|name| {
+            let path = dir.join(name);
+            fs::write(&path, name).unwrap();
+            path
+        });
+        Shape {
+            kernel,
+            initramfs,
+            vcpus: 1,
+            memory: 64 << 20,
+            image_slots: 2,
+            nics: 1,
+            shares: true,
+        }
+    }
+
+    #[test]
+    fn another_kernel_or_machine_has_another_template() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = shape(dir.path());
+        let program = Path::new(THIS_PROGRAM);
+        let place = |shape: &Shape| shape.place(program, dir.path()).unwrap();
+        let first = place(&shape);
+        assert_eq!(place(&shape.clone()), first);
+        let larger = Shape {
+            memory: 65 << 20,
+            ..shape.clone()
+        };
+        assert_ne!(place(&larger), first);
+        fs::write(&shape.kernel, "another one").unwrap();
+        assert_ne!(place(&shape), first);
+    }
+
+    #[test]
+    fn a_template_is_found_when_both_files_are_there_and_not_once_it_is_discarded() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = shape(dir.path());
+        let program = Path::new(THIS_PROGRAM);
+        let is_found = || shape.find(program, dir.path()).is_some();
+        assert!(!is_found());
+        let place = shape.place(program, dir.path()).unwrap();
+        fs::create_dir(&place).unwrap();
+        fs::write(place.join(STATE), "").unwrap();
+        assert!(!is_found());
+        fs::write(place.join(MEMORY), "").unwrap();
+        assert!(is_found());
+        shape.discard(program, dir.path());
+        assert!(!is_found());
+    }
+
+    #[test]
+    fn the_templates_that_were_wanted_last_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let day = |n: u64| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(n * 86400);
+        for n in 0..KEPT as u64 + 3 {
+            let path = dir.path().join(n.to_string());
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join(STATE), "").unwrap();
+            File::open(&path).unwrap().set_modified(day(n)).unwrap();
+        }
+        fs::create_dir(dir.path().join("something else")).unwrap();
+        let half = dir.path().join(".0123.1.1.partial");
+        fs::create_dir(&half).unwrap();
+        remove_partial(&dir.path().join("4567"));
+        assert!(half.exists());
+        remove_partial(&dir.path().join("0123"));
+        assert!(!half.exists());
+        remove_oldest(dir.path());
+        let left = |n: usize| dir.path().join(n.to_string()).exists();
+        assert!((0..3).all(|n| !left(n)) && (3..KEPT + 3).all(left));
+        assert!(dir.path().join("something else").exists());
+    }
+}
