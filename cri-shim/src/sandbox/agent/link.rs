@@ -1,6 +1,7 @@
 //! The connections to a guest's ports, and the line by which its agent says that it is up.
 
 use std::fmt;
+use std::future::pending;
 use std::io;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::Pin;
@@ -117,11 +118,13 @@ impl Ready {
         (port, Self { connections })
     }
 
-    /// Gives the agent once its ready line has come.
+    /// Gives the agent once its ready line has come; never when the machine has ended.
     pub(in crate::sandbox) async fn agent(mut self, mux: Mux) -> Result<Agent, LinkError> {
         loop {
-            let gone = || LinkError::ReadyLost(io::ErrorKind::ConnectionAborted.into());
-            let stream = self.connections.recv().await.ok_or_else(gone)?;
+            let Some(stream) = self.connections.recv().await else {
+                // The device is gone with its machine, which tells how it ended.
+                return pending().await;
+            };
             let mut stream = into_tokio(stream).map_err(LinkError::ReadyLost)?;
             let mut received = Vec::new();
             loop {
