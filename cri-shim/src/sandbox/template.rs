@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use podvisor_vmm::Transport;
 use tokio::process::Command;
@@ -38,6 +38,9 @@ const CARDS: u8 = 16;
 
 /// Templates that are kept: each takes some 30 MB of disk.
 const KEPT: usize = 8;
+
+/// How long nobody tries again when a template could not be made.
+const RETRY: Duration = Duration::from_secs(600);
 
 /// The files of a snapshot.
 const STATE: &str = "state";
@@ -174,9 +177,14 @@ impl Shape {
         }
     }
 
-    /// Starts a process of `program` that makes the template, if nobody else does. Nobody waits
-    /// for it.
+    /// Starts a process of `program` that makes the template, if nobody else does and it did not
+    /// just fail. Nobody waits for it.
     pub(super) fn make_later(&self, program: &Path, templates: &Path) {
+        let place = self.place(program, templates);
+        if place.is_ok_and(|place| has_just_failed(&place)) {
+            debug!("a template could not be made and is not tried again yet");
+            return;
+        }
         if let Err(error) = self.start_making(program, templates) {
             warn!(error = causes(&error), "no template is made");
         }
@@ -235,7 +243,12 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
         true => Ok(()),
         false => boot(shape, &place, &shared).await,
     };
-    for left in [fs::remove_dir(&shared), fs::remove_file(&lock_path)] {
+    let failed = failure(&place);
+    let noted = match made {
+        Ok(()) => fs::remove_file(failed),
+        Err(_) => fs::write(failed, ""),
+    };
+    for left in [noted, fs::remove_dir(&shared), fs::remove_file(&lock_path)] {
         if let Err(error) = left
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -292,6 +305,16 @@ fn create(dir: &Path) -> Result<(), TemplateError> {
     let mut builder = fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o700).create(dir);
     made.map_err(file("create the directory", dir))
+}
+
+/// The file that says when this template could not be made.
+fn failure(place: &Path) -> PathBuf {
+    place.with_extension("failed")
+}
+
+fn has_just_failed(place: &Path) -> bool {
+    let failed = fs::metadata(failure(place)).and_then(|meta| meta.modified());
+    failed.is_ok_and(|at| at.elapsed().is_ok_and(|since| since < RETRY))
 }
 
 /// Removes what processes left that were killed while they made this template.
@@ -380,6 +403,27 @@ mod tests {
         assert!(is_found());
         shape.discard(program, dir.path());
         assert!(!is_found());
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_made_is_not_tried_again_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = Shape {
+            nics: 0,
+            ..shape(dir.path())
+        };
+        let place = shape.place(Path::new(THIS_PROGRAM), dir.path()).unwrap();
+        assert!(!has_just_failed(&place));
+        // The file is no kernel.
+        make(&shape, dir.path()).await.unwrap_err();
+        assert!(has_just_failed(&place));
+        let long_ago = SystemTime::now() - 2 * RETRY;
+        let file = File::options().write(true).open(failure(&place)).unwrap();
+        file.set_modified(long_ago).unwrap();
+        assert!(!has_just_failed(&place));
+        for left in ["lock", "share"] {
+            assert!(!place.with_extension(left).exists(), "{left}");
+        }
     }
 
     #[test]
