@@ -62,17 +62,18 @@ fn in_host(listed: &Listed, assets: &[(&str, PathBuf)]) -> Result<Count> {
     let program = &listed.program;
     let target = program.name.rsplit("::").next().unwrap_or_default();
     let name = format!("{} with guests", program.name);
-    let once = || {
-        let mut command = command(listed)?;
+    let once = |log: &str| {
+        let mut command = command(listed, log)?;
         command
             .envs(assets.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());
         read_labelled(&mut command, &format!("{target}: "))
     };
-    let (mut count, mut status) = once()?;
+    let (mut count, mut status) = once("console")?;
     if status.code() == Some(host::HUNG.into()) {
         report::note(&format!("{name}: once more"));
-        (count, status) = once()?;
+        // What is known of the one that hung stays.
+        (count, status) = once("console-again")?;
     }
     count.settle(
         &name,
@@ -87,10 +88,11 @@ fn command(
     Listed {
         program, guests, ..
     }: &Listed,
+    log: &str,
 ) -> Result<Command> {
     let own = std::env::current_exe().context("this program's own file cannot be found")?;
     let mut command = process::tied(own);
-    let log = paths::host().join(format!("console-{}.log", program.name.replace("::", "-")));
+    let log = paths::host().join(format!("{log}-{}.log", program.name.replace("::", "-")));
     command
         .args(["host", "--timeout", &LIMIT.as_secs().to_string(), "--log"])
         .arg(log)
@@ -120,7 +122,7 @@ mod tests {
             here: vec!["a".to_owned()],
             guests: vec!["x::guest_b".to_owned()],
         };
-        let command = command(&listed).unwrap();
+        let command = command(&listed, "console").unwrap();
         let words: Vec<_> = command
             .get_args()
             .map(|word| word.to_string_lossy())
