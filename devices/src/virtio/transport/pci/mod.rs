@@ -1,7 +1,7 @@
 //! Virtio over PCI (§4.1): a function with one BAR, and MSI-X.
 //!
 //! * `layout.rs` says what lies where in the BAR, and tells it the driver by capabilities.
-//! * `common.rs` is the common configuration structure, a register map over [`TransportCore`].
+//! * `common.rs` is the common configuration structure, a register map over `TransportCore`.
 //! * `interrupt.rs` is the device's interrupt: which vector each queue has.
 //!
 //! A device is modern only: there is no legacy interface, and no INTx. A driver that cannot use
