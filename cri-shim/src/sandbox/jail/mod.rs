@@ -10,7 +10,7 @@
 //! | `namespaces` | mount, IPC, UTS, network, cgroup and user namespaces; an empty root |
 //! | `identity` | a user and group of its own, capabilities, no_new_privs, resource limits |
 //! | `paths` | Landlock: no file by path, no TCP, no signals outwards |
-//! | `filter` | seccomp: the calls that are left |
+//! | `filter`, `program` | seccomp: the calls that are left, and how the kernel is told |
 //!
 //! docs/sandbox.md lists what the filter allows, call by call, and what came of attempts to
 //! break out. Nothing here knows machines or containers.
@@ -19,6 +19,7 @@ mod filter;
 mod identity;
 mod namespaces;
 mod paths;
+mod program;
 mod spawn;
 
 use std::os::fd::BorrowedFd;
@@ -55,9 +56,9 @@ pub enum JailError {
     /// Landlock refused.
     #[error("failed to close the file system with Landlock")]
     Landlock(#[from] landlock::RulesetError),
-    /// The filter could not be built or set.
+    /// The kernel refused the filter.
     #[error("failed to set the filter of system calls")]
-    Filter(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Filter(#[source] seccompiler::Error),
 }
 
 fn hint(error: &std::io::Error) -> &'static str {
