@@ -78,22 +78,23 @@ fn mount_one(target: &Path, wanted: &Mount) -> Result<bool> {
         mount_change(target, propagation | MountPropagationFlags::REC)
     };
     mount().map_err(|error| failed()(error.into()))?;
-    if !wanted.readonly {
-        return Ok(false);
-    }
-    // The guest must not write even if it ignores what it is told. What is mounted below stays as
-    // it is, unless the request says otherwise.
+    // The guest must not write even if it ignores what it is told; and what it makes or finds
+    // there is neither a device nor a program with another's rights on the host. What is mounted
+    // below stays as it is, unless the request says otherwise.
     let mut points = mount_points(target)?;
     let is_whole = wanted.recursive_read_only || (points.len() == 1 && !is_slave(wanted));
-    if !wanted.recursive_read_only {
+    if !(wanted.readonly && wanted.recursive_read_only) {
         points.truncate(1);
     }
     for point in points {
-        let flags = MountFlags::BIND | MountFlags::RDONLY;
-        let flags = flags | kept_flags(&point).map_err(failed())?;
+        let mut flags = kept_flags(&point).map_err(failed())?;
+        flags |= MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV;
+        if wanted.readonly {
+            flags |= MountFlags::RDONLY;
+        }
         mount_remount(&point, flags, "").map_err(|error| failed()(error.into()))?;
     }
-    Ok(is_whole)
+    Ok(wanted.readonly && is_whole)
 }
 
 /// Flags of a mount that a remount must repeat in order to keep them.
@@ -102,8 +103,7 @@ fn kept_flags(point: &Path) -> io::Result<MountFlags> {
     let now = statvfs(point)?.f_flag;
     let mut kept = MountFlags::empty();
     for (have, keep) in [
-        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
-        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
         (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
         (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
         (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
@@ -271,6 +271,13 @@ mod tests {
         );
         fs::write(at(2).join("new"), "").unwrap();
         assert!(missing.join("new").exists());
+
+        for number in 0..volumes.len() {
+            use rustix::fs::{StatVfsMountFlags, statvfs};
+            let flags = statvfs(at(number)).unwrap().f_flag;
+            let harmless = StatVfsMountFlags::NOSUID | StatVfsMountFlags::NODEV;
+            assert!(flags.contains(harmless), "{number}: {flags:?}");
+        }
 
         remove(&shared, volumes.iter().filter_map(Volume::name)).unwrap();
         remove(&shared, volumes.iter().filter_map(Volume::name)).unwrap();
