@@ -7,13 +7,13 @@ use podvisor_devices::virtio::{QueueConfig, QueueState, SavedConfig, SavedDevice
 
 use super::chips::ChipState;
 use super::device::{DeviceState, SavedRegisters};
-use super::format::{FormatError, Kind, Reader, Record};
+use super::format::{FormatError, Reader, Record};
 use super::state::{Base, MachineState};
 use super::vcpu::VcpuState;
 use crate::memory::MemorySize;
 use crate::vm::Transport;
 
-pub(crate) use super::format::{decode, encode};
+pub(crate) use super::format::{Kind, decode, encode};
 
 /// What a VM with two vCPUs and two devices would write, with KVM's structures all zero.
 pub(crate) fn sample(on: Transport) -> MachineState {

@@ -1,5 +1,8 @@
 //! Puts what a snapshot holds into a machine that has just been made.
 
+use std::collections::BTreeSet;
+
+use podvisor_devices::pci::SLOTS;
 use podvisor_devices::virtio::{RestoreError, VirtioDevice};
 
 use super::attach::{self, Attached, NewDevice};
@@ -25,12 +28,18 @@ pub(super) fn device_states(
             given: given.cloned().collect(),
         });
     }
+    let mut taken = BTreeSet::from([0]);
     for (new, state) in devices.iter_mut().zip(states) {
         new.device
             .restore(&state.own)
             .map_err(refused(&state.name))?;
         new.name.clone_from(&state.name);
         if let SavedRegisters::Pci(slot, _) = &state.registers {
+            if *slot >= SLOTS || !taken.insert(*slot) {
+                return Err(refused(&state.name)(RestoreError::Invalid {
+                    what: "a place on the PCI bus that does not exist, or is another device's",
+                }));
+            }
             new.slot = Some(*slot);
         }
     }

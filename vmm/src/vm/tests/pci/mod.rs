@@ -1,8 +1,10 @@
 //! Devices on PCI, by sound and by hostile drivers.
 //!
-//! Here is what a driver does; `bars.rs` has tests of the bus and of BARs, `messages.rs` of interrupts.
+//! Here is what a driver does; `bars.rs` has tests of the bus and of BARs, `messages.rs` of interrupts,
+//! `damage.rs` of snapshots that lie.
 
 mod bars;
+mod damage;
 mod messages;
 
 use podvisor_devices::pci::NO_VECTOR;
