@@ -63,13 +63,19 @@ fn a_plan_is_carried_out_and_carrying_it_out_again_changes_nothing() {
             ],
         );
         apply(&plan).await.unwrap();
-        let (first, first_v6) = (table("route"), table("ipv6_route"));
+        // Routes to addresses of version 6 are the kernel's, which it adds in its own time.
+        let planned_v6 = || {
+            let table = table("ipv6_route");
+            table
+                .lines()
+                .filter(|line| line.starts_with("fd08"))
+                .count()
+        };
+        let first = table("route");
+        assert_eq!(planned_v6(), 1);
         apply(&plan).await.unwrap();
         assert_eq!(table("route"), first);
-        assert_eq!(
-            table("ipv6_route").lines().count(),
-            first_v6.lines().count()
-        );
+        assert_eq!(planned_v6(), 1);
 
         let mut netlink = Netlink::open().unwrap();
         let links = links(&mut netlink).unwrap();
@@ -87,7 +93,6 @@ fn a_plan_is_carried_out_and_carrying_it_out_again_changes_nothing() {
         };
         assert!(has("00000000", "0100090A"), "{first}");
         assert!(has("0000080A", "00000000"), "{first}");
-        assert!(first_v6.contains("fd080000"), "{first_v6}");
         let addresses = table("if_inet6");
         let own = addresses.lines().find(|line| line.starts_with("fd09"));
         // No longer tentative (0x40), and without detection of doubles (0x02).
