@@ -21,7 +21,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Subject {
-    /// Requests to a disk, one at a time: podvisor over MMIO and over PCI, and QEMU's microvm and q35
+    /// Requests to a disk, one at a time: podvisor over MMIO and over PCI, and QEMU's microvm and
+    /// q35
     Blk(BlkArgs),
     /// From starting the program to the guest's init: podvisor and QEMU's microvm side by side
     Boot(BootArgs),

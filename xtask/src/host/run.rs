@@ -455,7 +455,7 @@ fn machine(
     arguments
 }
 
-/// QEMU's monitor, in the folder of a run.
+/// QEMU's monitor, in the directory of a run.
 const MONITOR: &str = "monitor";
 
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet mitigations=off nokaslr \

@@ -44,6 +44,11 @@ network() {
 }
 prepare
 
+# Without it, nobody could tell a command that takes long from a machine that hangs.
+pulse() {
+    [ "$PULSE" = 0 ] || while $B sleep "$PULSE"; do echo alive; done > "$STATUS" &
+}
+
 if [ "$TERMINAL" = 1 ]; then
     port size
     # Held open: a terminal that nobody has open forgets its size.
@@ -54,6 +59,7 @@ if [ "$TERMINAL" = 1 ]; then
     done < "$PORT" &
     keep=$!
     echo up > "$STATUS"
+    pulse 4<&-
     $B setsid -c $B sh $H/run < /dev/hvc0 > /dev/hvc0 2>&1 4<&-
     rc=$?
     exec 4<&-
@@ -78,8 +84,7 @@ else
     fi
     keep="$out $err"
     echo up > "$STATUS"
-    # Without it, nobody could tell a command that takes long from a machine that hangs.
-    [ "$PULSE" = 0 ] || while $B sleep "$PULSE"; do echo alive; done 6<&- 8>&- 9>&- > "$STATUS" &
+    pulse 6<&- 8>&- 9>&-
     $B sh $H/run <&6 >&8 2>&9 6<&- 8>&- 9>&-
     rc=$?
     exec 6<&- 8>&- 9>&-
