@@ -1,6 +1,6 @@
 //! What every measurement ends with: criteria, a table on stdout, and JSON.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::fs;
 use std::path::Path;
 
@@ -24,6 +24,16 @@ impl Criterion {
             value,
             holds: value <= limit,
         }
+    }
+}
+
+impl Display for Criterion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.holds { "holds" } else { "DOES NOT HOLD" };
+        let Self {
+            what, value, limit, ..
+        } = self;
+        write!(f, "{what}: {value:.2}, at most {limit}: {verdict}")
     }
 }
 

@@ -1,5 +1,5 @@
-//! A device on PCI under accesses of any kind: by the ports of configuration space, in its BAR, and with
-//! interrupts meanwhile. What a driver made of it is a state that another device takes.
+//! A device on PCI under accesses of any kind: by the ports of configuration space, in its BAR, and
+//! with interrupts meanwhile. What a driver made of it is a state that another device takes.
 
 use std::sync::{Arc, Mutex};
 

@@ -53,8 +53,8 @@
 //! When KVM itself cannot go on, the VM is *poisoned*: [`Vm::wait`] returns
 //! [`VmError::Poisoned`] with the cause and the vCPU's registers.
 //!
-//! [`Vm::plug`] and [`Vm::unplug`] add devices to a running VM and take them away, where devices are
-//! on PCI ([`VmBuilder::transport`]).
+//! [`Vm::plug`] and [`Vm::unplug`] add devices to a running VM and take them away, where devices
+//! are on PCI ([`VmBuilder::transport`]).
 //!
 //! # Snapshots
 //!

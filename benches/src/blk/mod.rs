@@ -1,9 +1,9 @@
 //! What a request to a disk costs: 4 KiB random reads, one at a time, over MMIO and over PCI, by
 //! podvisor and by QEMU.
 //!
-//! [`subject`] knows how each monitor is started. The guest's init (`benches/guest/blk.c`) says when it
-//! begins and when it ends, and the CPU time of the monitor's threads between these two lines is what
-//! the requests cost.
+//! [`subject`] knows how each monitor is started. The guest's init (`benches/guest/blk.c`) says
+//! when it begins and when it ends, and the CPU time of the monitor's threads between these two
+//! lines is what the requests cost.
 
 mod subject;
 
@@ -11,13 +11,13 @@ use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::boot::{Sample, Stage, ahead_of_others, take};
+use crate::boot::{Running, Sample, Stage, ahead_of_others, take};
 use crate::output::{self, Criterion};
 use subject::Subject;
 
@@ -138,8 +138,8 @@ pub(crate) fn command(args: &Args) -> Result<()> {
 }
 
 /// Runs a guest from its start to its last line.
-fn run(subject: &Subject, folder: &Path) -> Result<Cost> {
-    let messages = folder.join("stderr");
+fn run(subject: &Subject, dir: &Path) -> Result<Cost> {
+    let messages = dir.join("stderr");
     let began = Instant::now();
     let mut child = Running(
         Command::new(&subject.program)
@@ -182,16 +182,6 @@ fn run(subject: &Subject, folder: &Path) -> Result<Cost> {
     })
 }
 
-/// Ends the process when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 impl Row {
     fn new(name: &'static str, costs: &[Cost]) -> Self {
         let median = |of: &dyn Fn(&Cost) -> f64| {
@@ -229,16 +219,7 @@ impl fmt::Display for Report {
             )?;
         }
         for criterion in &self.criteria {
-            let verdict = if criterion.holds {
-                "holds"
-            } else {
-                "DOES NOT HOLD"
-            };
-            writeln!(
-                f,
-                "{}: {:.2}, at most {}: {verdict}",
-                criterion.what, criterion.value, criterion.limit
-            )?;
+            writeln!(f, "{criterion}")?;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 pub(crate) use peers::Kind;
-pub(crate) use run::ahead_of_others;
+pub(crate) use run::{Running, ahead_of_others};
 pub(crate) use sample::{Sample, take};
 pub(crate) use stage::Stage;
 

@@ -41,7 +41,7 @@ pub(super) fn boot(peer: &Peer, guest: &Guest, folder: &Path) -> Result<Sample> 
 }
 
 /// Ends the process when dropped.
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {

@@ -5,13 +5,13 @@ use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::boot::{Kind, Sample, Stage, ahead_of_others, take};
+use crate::boot::{Kind, Running, Sample, Stage, ahead_of_others, take};
 use crate::output::{self, Criterion};
 
 /// Of a clone's instructions to a cold boot's.
@@ -204,27 +204,8 @@ impl fmt::Display for Report {
             writeln!(f, "           {}", costs.join(", "))?;
         }
         for criterion in &self.criteria {
-            let verdict = if criterion.holds {
-                "holds"
-            } else {
-                "DOES NOT HOLD"
-            };
-            writeln!(
-                f,
-                "{}: {:.2}, at most {}: {verdict}",
-                criterion.what, criterion.value, criterion.limit
-            )?;
+            writeln!(f, "{criterion}")?;
         }
         Ok(())
-    }
-}
-
-/// Ends the process when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use podvisor_images::{Image, PullOptions, PullPolicy, Store};
-use podvisor_vmm::{MemorySize, ParseMemorySizeError, Transport};
+use podvisor_vmm::{MemorySize, ParseMemorySizeError};
 use tracing::debug;
 
 use super::progress::Progress;
@@ -18,7 +18,7 @@ use super::shown::SHORT_ID;
 use super::signals::{Signals, exit_code_of};
 use super::verify::VerifyArgs;
 use super::{Globals, advice, program, terminal};
-use crate::machine::{Assets, Boot, Disk, GuestFiles, MachineConfig};
+use crate::machine::{Assets, Boot, Disk, GuestFiles, MachineConfig, Transport};
 use crate::sandbox::{
     AgentContainer, ContainerOptions, GuestConfig, LinkError, RootAccess, Sandbox, SandboxConfig,
     SandboxError, StreamSet, Streams, SupplementalGroups, TerminalSize, container_spec, etc_hosts,

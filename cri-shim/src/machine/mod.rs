@@ -19,7 +19,7 @@ use podvisor_vmm::devices::blk::FileDisk;
 use podvisor_vmm::{
     BlockDevice, BlockDeviceError, BlockHandle, BootError, BuildError, Exit, FsDevice,
     FsDeviceError, HandleError, Initramfs, Kernel, MacAddress, MemorySize, NetDevice,
-    NetDeviceError, SnapshotError, Transport, Vm, VsockDevice, VsockError, VsockHandle,
+    NetDeviceError, SnapshotError, Vm, VsockDevice, VsockError, VsockHandle,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tracing::debug;
 
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
-pub use podvisor_vmm::Snapshot;
+pub use podvisor_vmm::{Snapshot, Transport};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
 /// machines do not see each other.

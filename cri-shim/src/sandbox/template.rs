@@ -21,14 +21,15 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
-use podvisor_vmm::Transport;
 use tokio::process::Command;
 use tracing::{debug, warn};
 
 use super::types::LaunchConfig;
 use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError};
 use crate::cni;
-use crate::machine::{Boot, GuestFiles, MachineConfig, MachineError, Nic, Snapshot, causes};
+use crate::machine::{
+    Boot, GuestFiles, MachineConfig, MachineError, Nic, Snapshot, Transport, causes,
+};
 
 /// Largest packet of a template's cards. Their drivers take no larger one later.
 const MTU: u16 = 1500;
@@ -103,9 +104,11 @@ fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error
     }
 }
 
-/// The addresses of a template's cards.
+/// The addresses of a template's cards, which no card of a sandbox's has by chance: locally
+/// administered ones.
 pub(super) fn macs() -> Vec<[u8; 6]> {
-    (0..CARDS).map(|card| [2, 0, 0, 0, 0, card]).collect()
+    let mac = |card| [2, b'p', b'o', b'd', b'v', card];
+    (0..CARDS).map(mac).collect()
 }
 
 /// A template's files, open.

@@ -44,8 +44,8 @@ pub struct LaunchConfig {
     pub sysctls: BTreeMap<String, String>,
     /// Whether the process is jailed.
     pub jail: JailMode,
-    /// Where templates are kept, machines that have booted already: the sandbox begins as a clone of
-    /// the one that is like it, and makes one where there is none. `None`: it boots.
+    /// Where templates are kept, machines that have booted already: the sandbox begins as a clone
+    /// of the one that is like it, and makes one where there is none. `None`: it boots.
     pub templates: Option<PathBuf>,
     /// The control group (v2) below which the sandbox gets its own, as a path from the
     /// hierarchy's root; `None`: it stays in its launcher's. Where the host has no cgroup v2 or

@@ -82,8 +82,8 @@ impl Driver {
         }
     }
 
-    /// Writes a register. One that is narrower on PCI gets the largest value that it holds in place of
-    /// a larger one, which is as wrong.
+    /// Writes a register. One that is narrower on PCI gets the largest value that it holds in place
+    /// of a larger one, which is as wrong.
     pub(super) fn set(&mut self, register: u64, value: u32) {
         match self {
             Self::Mmio(mmio) => mmio.write(register, &value.to_le_bytes()),

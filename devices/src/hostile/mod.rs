@@ -1,5 +1,5 @@
-//! Drivers that break the rules, against every device and every queue of it, through both transports.
-//! docs/devices.md maps each fault to its test here or beside the device.
+//! Drivers that break the rules, against every device and every queue of it, through both
+//! transports. docs/devices.md maps each fault to its test here or beside the device.
 //!
 //! * `subjects.rs` has the devices, and what a sound chain of each queue is.
 //! * `driver.rs` is a driver's side of either transport.

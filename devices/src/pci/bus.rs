@@ -101,8 +101,8 @@ impl PciBus {
         slots.get_mut(usize::from(slot))?.take()
     }
 
-    /// The guest reads from the ports, at `offset` from [`ADDRESS_PORT`]. Reads that nothing answers
-    /// see ones.
+    /// The guest reads from the ports, at `offset` from [`ADDRESS_PORT`]. Reads that nothing
+    /// answers see ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         if offset == 0 {

@@ -78,8 +78,8 @@ impl PciConfig {
         config
     }
 
-    /// Adds BAR 0: 32 bits, of memory that is not prefetchable (§6.2.5.1). A guest finds its size by
-    /// the bits that it cannot write.
+    /// Adds BAR 0: 32 bits, of memory that is not prefetchable (§6.2.5.1). A guest finds its size
+    /// by the bits that it cannot write.
     ///
     /// # Panics
     /// When `size` is not a power of two, or less than 16.
@@ -90,8 +90,8 @@ impl PciConfig {
         self
     }
 
-    /// Adds a capability (§6.7) whose `body` follows its ID and link, with the bits that a guest may
-    /// write. Answers where it begins; `None` when there is no room left.
+    /// Adds a capability (§6.7) whose `body` follows its ID and link, with the bits that a guest
+    /// may write. Answers where it begins; `None` when there is no room left.
     #[must_use]
     pub fn add_capability(&mut self, id: u8, body: &[u8], writable: &[u8]) -> Option<u8> {
         let at = self.free;

@@ -7,8 +7,8 @@
 //! * [`Msix`] is a function's table of vectors and what is pending.
 //!
 //! Not here: bridges, more than one function per device, I/O BARs, INTx, power management, and the
-//! PCI Express configuration space. Where a BAR lies in the guest's address space is for the owner of
-//! that to see to.
+//! PCI Express configuration space. Where a BAR lies in the guest's address space is for the owner
+//! of that to see to.
 //!
 //! Clauses are those of the PCI Local Bus Specification, revision 3.0.
 

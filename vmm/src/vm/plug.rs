@@ -53,8 +53,9 @@ pub enum PlugError {
 }
 
 impl Vm {
-    /// Adds a device to a running guest, on PCI. The guest finds it when it looks: there is no hot-plug
-    /// controller that would tell it to. Linux looks at a write of `1` to `/sys/bus/pci/rescan`.
+    /// Adds a device to a running guest, on PCI. The guest finds it when it looks: there is no
+    /// hot-plug controller that would tell it to. Linux looks at a write of `1` to
+    /// `/sys/bus/pci/rescan`.
     ///
     /// # Errors
     /// See [`PlugError`]; nothing is left of the device then.
@@ -142,8 +143,8 @@ impl Vm {
     /// requests that are never answered. When this returns, the device's host side is closed.
     ///
     /// # Errors
-    /// See [`PlugError`]. With [`HandleError::Busy`] the guest has lost the device, whose host side is
-    /// closed when it answers again.
+    /// See [`PlugError`]. With [`HandleError::Busy`] the guest has lost the device, whose host side
+    /// is closed when it answers again.
     pub fn unplug(&self, name: &str) -> Result<(), PlugError> {
         let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
         let transition = lock(&self.transition);

@@ -9,8 +9,8 @@ use super::attach::{self, Attached, NewDevice};
 use super::hardware::Hardware;
 use crate::snapshot::{DeviceState, MachineState, SavedRegisters, SnapshotError};
 
-/// Checks that there is a device for each one of the snapshot, and gives each its name, its place and
-/// its own state, before it is attached.
+/// Checks that there is a device for each one of the snapshot, and gives each its name, its place
+/// and its own state, before it is attached.
 pub(super) fn device_states(
     devices: Vec<Box<dyn VirtioDevice>>,
     states: &[DeviceState],

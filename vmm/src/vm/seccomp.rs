@@ -240,7 +240,8 @@ const VCPU_IOCTLS: &[u32] = &[
     kvm_read::<kvm_bindings::kvm_xcrs>(0xa6),
 ];
 
-/// What devices ask: their lines and messages, a socket that does not block, and what a tap offloads.
+/// What devices ask: their lines and messages, a socket that does not block, and what a tap
+/// offloads.
 const DEVICE_IOCTLS: &[u32] = &[
     SIGNAL_MSI,
     IRQ_LINE,

@@ -28,7 +28,6 @@ use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixS
 use std::sync::Arc;
 use std::time::Duration;
 
-use podvisor_vmm::Transport;
 use rustix::process::Resource;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -45,7 +44,7 @@ use super::wire::{
     CONTROL_VERSION, FrameError, FrameReader, FrameWriter, LaunchHeader, LaunchReply,
 };
 use super::{BuiltSandbox, Sandbox, SandboxConfig, SandboxError};
-use crate::machine::{Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, causes};
+use crate::machine::{Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, Transport, causes};
 use containers::Containers;
 pub(crate) use images::mount_source as image_source;
 use serve::Service;
@@ -325,18 +324,17 @@ async fn boot(
             },
         })
     };
-    let clone = match files.template {
-        None => None,
-        Some(template) => match template.open() {
-            Err(error) => Err(error),
-            Ok(snapshot) => {
-                let config = config(Boot::Warm(snapshot)).map_err(kept)?;
-                BuiltSandbox::new(config)
-            }
-        }
-        .inspect_err(|error| info!(why = causes(error), "no clone of the template: it boots"))
-        .ok(),
-    };
+    let clone = files.template.map(|template| {
+        let config = config(Boot::Warm(template.open()?)).map_err(kept)?;
+        BuiltSandbox::new(config)
+    });
+    let clone = clone.transpose().unwrap_or_else(|error| {
+        info!(
+            why = causes(&error),
+            "no clone of the template: the guest boots"
+        );
+        None
+    });
     let is_clone = clone.is_some();
     let built = match clone {
         Some(clone) => clone,

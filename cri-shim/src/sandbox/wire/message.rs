@@ -176,7 +176,8 @@ pub(in crate::sandbox) struct Refusal {
 }
 
 /// The first frame of a sandbox's process, on its stdin. With it come: the control socket, the
-/// file for the record of its exit, kernel, initramfs, taps, then the shared directory and the console where there are such.
+/// file for the record of its exit, kernel, initramfs, taps, then the shared directory and the
+/// console where there are such.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) version: u32,

@@ -1,5 +1,5 @@
-//! Devices on PCI that the host plugs in and takes away. There is no hot-plug controller: the host says
-//! when to look.
+//! Devices on PCI that the host plugs in and takes away. There is no hot-plug controller: the host
+//! says when to look.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! Puts devices on a transport: registers on the bus, interrupts and notifications known to KVM, and
-//! a worker on an event loop.
+//! Puts devices on a transport: registers on the bus, interrupts and notifications known to KVM,
+//! and a worker on an event loop.
 //!
 //! `mmio.rs` is what the MMIO transport needs of KVM; PCI has a room of its own ([`super::pci`]).
 
@@ -27,8 +27,8 @@ use crate::snapshot::SavedRegisters;
 /// The bus on which a VM's virtio devices sit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// virtio over MMIO (virtio 1.3 §4.2): the shortest boot. Devices are named on the kernel's command
-    /// line and are there for the VM's life.
+    /// virtio over MMIO (virtio 1.3 §4.2): the shortest boot. Devices are named on the kernel's
+    /// command line and are there for the VM's life.
     #[default]
     Mmio,
     /// virtio over PCI (virtio 1.3 §4.1), with MSI-X: an interrupt costs the guest no exits. The
@@ -37,7 +37,8 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The most devices: MMIO has an interrupt line for each, PCI a number beside the host bridge's.
+    /// The most devices: MMIO has an interrupt line for each, PCI a number beside the host
+    /// bridge's.
     pub(super) fn max_devices(self) -> usize {
         match self {
             Self::Mmio => (layout::GSI_END - layout::FIRST_GSI) as usize,

@@ -66,8 +66,8 @@ impl Loops {
         self.entries().push(entry);
     }
 
-    /// Takes a device away, and ends its loop when that is its own. When this returns, the device is
-    /// gone.
+    /// Takes a device away, and ends its loop when that is its own. When this returns, the device
+    /// is gone.
     ///
     /// # Errors
     /// When the device is busy; it goes when it is not any more.

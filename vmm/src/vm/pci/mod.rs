@@ -1,4 +1,5 @@
-//! Devices on PCI: what the bus of `podvisor-devices` needs of KVM and of the guest's address space.
+//! Devices on PCI: what the bus of `podvisor-devices` needs of KVM and of the guest's address
+//! space.
 //!
 //! * [`PciRoot`] is the bus of a VM, behind the ports of configuration mechanism 1.
 //! * [`Function`] is a device there: configuration space from the ports, its BAR from wherever the

@@ -105,8 +105,9 @@ impl Windows {
         }
     }
 
-    /// Moves notification addresses. Those of a disabled BAR stay where they are until then, or until
-    /// their place is another one's: guests disable BARs to find their size, and enable them again.
+    /// Moves notification addresses. Those of a disabled BAR stay where they are until then, or
+    /// until their place is another one's: guests disable BARs to find their size, and enable them
+    /// again.
     fn ring_at(&self, windows: &mut BTreeMap<u8, Window>, slot: u8, address: u64) {
         let others = windows.iter_mut().filter(|(other, _)| **other != slot);
         for (_, other) in others {

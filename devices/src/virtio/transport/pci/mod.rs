@@ -110,8 +110,8 @@ impl PciTransport {
         self.irq.set_control(self.config.u16(self.at.msix_control));
     }
 
-    /// The offset in the BAR that an access to `pci_cfg_data` means (§4.1.4.9): what the driver wrote
-    /// into that capability before.
+    /// The offset in the BAR that an access to `pci_cfg_data` means (§4.1.4.9): what the driver
+    /// wrote into that capability before.
     fn data_window(&self, offset: u64, len: usize) -> Option<u64> {
         let access = self.at.access?;
         if offset != access.data {

@@ -371,8 +371,9 @@ fn one_that_needed_a_reset_still_does() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is read and written where, in whatever width: status, queues and vectors stay what a
-    /// driver can have made of them, which a restore finds right; and a sound driver works afterwards.
+    /// Whatever is read and written where, in whatever width: status, queues and vectors stay what
+    /// a driver can have made of them, which a restore finds right; and a sound driver works
+    /// afterwards.
     #[test]
     fn any_accesses_leave_a_state_that_can_be(
         accesses in prop::collection::vec(

@@ -1,7 +1,7 @@
 //! Devices on PCI, by sound and by hostile drivers.
 //!
-//! Here is what a driver does; `bars.rs` has tests of the bus and of BARs, `messages.rs` of interrupts,
-//! `damage.rs` of snapshots that lie.
+//! Here is what a driver does; `bars.rs` has tests of the bus and of BARs, `messages.rs` of
+//! interrupts, `damage.rs` of snapshots that lie.
 
 mod bars;
 mod damage;
