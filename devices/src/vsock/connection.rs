@@ -289,7 +289,7 @@ impl Connection {
 
     /// Nobody on the host is at the other end any more.
     pub(super) fn abandoned(&self) -> bool {
-        self.hung_up && self.read_ended
+        self.hung_up && (self.read_ended || self.phase == Phase::Requested)
     }
 
     /// What is left when the connection is over.
@@ -304,8 +304,8 @@ impl Connection {
         self.readable |= readable || hung_up;
         if hung_up {
             self.hung_up = true;
-            if self.phase == Phase::Requested {
-                // Nobody waits for the guest's answer.
+            // A process does not wait for the guest's answer: it may have written all already.
+            if self.phase == Phase::Requested && !self.silent {
                 return if self.due.request {
                     Fate::Gone
                 } else {

@@ -228,6 +228,20 @@ fn a_host_program_that_gives_up_waiting_for_the_guest_is_forgotten() {
 }
 
 #[test]
+fn what_processes_left_for_a_guest_that_does_not_answer_takes_no_room_from_others() {
+    let mut rig = Rig::ready();
+    let max = rig.device.max_connections();
+    for _ in 0..=max {
+        let mut stream = rig.device.connect(1).unwrap();
+        stream.write_all(b"left").unwrap();
+        drop(stream);
+        rig.run();
+        rig.drain();
+    }
+    assert_eq!(rig.device.statistics().0, max);
+}
+
+#[test]
 fn many_streams_take_turns() {
     let mut rig = Rig::ready();
     let mut streams: Vec<_> = (1..=8).map(|port| rig.open_from_guest(port)).collect();

@@ -240,6 +240,26 @@ fn both_halves_in_turn_are_a_close() {
 }
 
 #[test]
+fn what_a_process_wrote_before_it_closed_reaches_a_guest_that_answers_late() {
+    let mut rig = Rig::ready();
+    let mut stream = rig.device.connect(1).unwrap();
+    rig.run();
+    let (request, _) = rig.expect(Op::Request);
+    stream.write_all(b"all of it").unwrap();
+    drop(stream);
+    rig.run();
+    rig.expect_nothing();
+
+    let ports = Ports {
+        guest: request.dst_port,
+        host: request.src_port,
+    };
+    rig.send(ports, Op::Response);
+    assert_eq!(rig.expect(Op::Data).1, b"all of it");
+    assert_eq!(rig.expect(Op::Shutdown).0.flags, SHUTDOWN_BOTH);
+}
+
+#[test]
 fn what_a_guest_sent_before_it_closed_reaches_a_slow_host_program() {
     let mut rig = Rig::ready();
     let (ports, mut host) = rig.open_from_guest(1);
