@@ -38,6 +38,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         network: GuestNetwork::default(),
         sysctls: Default::default(),
         jail: JailMode::Enforced,
+        pci: false,
         templates: None,
         cgroup_parent: Some(DEFAULT_CGROUP_PARENT.into()),
     };

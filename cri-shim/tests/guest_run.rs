@@ -76,33 +76,29 @@ fn send(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn guest_exit_code_and_both_outputs_are_the_programs() {
+fn guest_output_exit_code_and_files_are_the_programs_and_stdin_is_not() {
     let turn = turn();
-    let ran = turn.sh(&[], "echo to stdout; echo to stderr >&2; exit 42");
-    assert_eq!(ran.code, Some(42), "{ran:?}");
+    let script = "cat; echo x > /etc/new; cat /etc/new; echo to stderr >&2; exit 42";
+    let mut child = turn.command(&[], &["sh", "-c", script]);
+    let mut child = child.stdin(Stdio::piped()).spawn().unwrap();
+    // Nobody reads it without -i: the pipe may be closed already.
+    let _ = child.stdin.take().unwrap().write_all(b"hi\n");
+    let ran = Ran::of(child);
     assert_eq!(
-        (ran.stdout.as_str(), ran.stderr.as_str()),
-        ("to stdout\n", "to stderr\n")
+        (ran.code, &*ran.stdout, &*ran.stderr),
+        (Some(42), "x\n", "to stderr\n")
     );
 }
 
 #[test]
-fn guest_runs_what_the_image_says() {
-    turn().run(&[], &[]).printed("the image says hello\n");
-}
-
-#[test]
-fn guest_is_pulled_when_it_is_not_here() {
+fn guest_is_pulled_when_it_is_not_here_and_runs_what_the_image_says() {
     let turn = turn();
     let root = Root::default();
-    let registry = Registry::serve(&[("test/pulled", Image::busybox(json!({})))]);
+    let settings = json!({"Cmd": ["/bin/echo", "the image says hi"]});
+    let registry = Registry::serve(&[("test/pulled", Image::busybox(settings))]);
     let name = registry.name("test/pulled");
-    let ran = Ran::new(
-        root.podvisor(&["run", &name, "/bin/echo", "hi"])
-            .output()
-            .unwrap(),
-    );
-    ran.printed("hi\n");
+    let ran = root.output(&["run", &name]);
+    ran.printed("the image says hi\n");
     assert!(ran.stderr.contains(&name), "{ran:?}");
     drop(turn);
 }
@@ -157,11 +153,8 @@ fn guest_entrypoint_can_be_replaced() {
 }
 
 #[test]
-fn guest_root_is_writable_unless_it_is_read_only() {
-    let turn = turn();
-    turn.sh(&[], "echo x > /etc/new && cat /etc/new")
-        .printed("x\n");
-    let ran = turn.sh(&["--read-only"], "touch /dev/shm/a && touch /etc/new");
+fn guest_root_can_be_read_only() {
+    let ran = turn().sh(&["--read-only"], "touch /dev/shm/a && touch /etc/new");
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(
         ran.stderr.contains("/etc/new: Read-only file system"),
@@ -192,22 +185,6 @@ fn guest_container_is_confined() {
     assert!(ran.stderr.contains("mount"), "{ran:?}");
 }
 
-#[test]
-fn guest_stdin_reaches_the_program_only_when_asked_for() {
-    let turn = turn();
-    for (flags, expected) in [(["-i"].as_slice(), "hi\n"), (&[], "")] {
-        let mut child = turn
-            .command(flags, &["cat"])
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // Nobody reads it without -i: then the pipe may be closed already.
-        let written = child.stdin.take().unwrap().write_all(b"hi\n");
-        assert!(written.is_ok() || flags.is_empty());
-        Ran::of(child).printed(expected);
-    }
-}
-
 /// Bytes that look random, the same every time.
 struct Noise {
     state: u64,
@@ -217,11 +194,12 @@ struct Noise {
 impl Read for Noise {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = buffer.len().min(self.left);
-        for byte in &mut buffer[..count] {
+        // In an emulated host, a step for each byte takes longer than all of the test.
+        for bytes in buffer[..count].chunks_mut(8) {
             self.state ^= self.state << 13;
             self.state ^= self.state >> 7;
             self.state ^= self.state << 17;
-            *byte = self.state.to_le_bytes()[3];
+            bytes.copy_from_slice(&self.state.to_le_bytes()[..bytes.len()]);
         }
         self.left -= count;
         Ok(count)
@@ -329,14 +307,10 @@ fn guest_program_learns_that_nobody_reads_its_output() {
 }
 
 #[test]
-fn guest_command_that_cannot_run_has_the_shells_codes() {
-    let turn = turn();
-    let not_found = turn.run(&[], &["no-such-command"]);
-    not_found.refused(127, &["no-such-command"]);
-    let not_executable = turn.run(&[], &["/etc/plain"]);
-    not_executable.refused(126, &["/etc/plain"]);
-    let unknown = turn.run(&["-u", "nobody-here"], &["true"]);
-    unknown.refused(125, &["nobody-here"]);
+fn guest_command_that_is_not_there_has_the_shells_code() {
+    turn()
+        .run(&[], &["no-such-command"])
+        .refused(127, &["no-such-command"]);
 }
 
 #[test]

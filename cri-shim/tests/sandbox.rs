@@ -26,6 +26,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         network: Default::default(),
         sysctls: Default::default(),
         jail: Default::default(),
+        pci: false,
         templates: None,
         cgroup_parent: None,
     }

@@ -1,7 +1,7 @@
 //! The command line. Arguments come in, a command's output goes to stdout, everything else
 //! (progress, logs, errors) to stderr, and the exit code says how it went.
 //!
-//! One file per command, each with its flags and what it prints; `table`, `shown`, `progress`,
+//! Containers have a room of their own, `container`. Else one file per command, each with its flags and what it prints; `table`, `shown`, `progress`,
 //! `interrupt` and `terminal` are what they share. What a command does is not decided here: images are
 //! `podvisor-images`' and virtual machines are `sandbox`'s.
 
@@ -9,6 +9,7 @@ mod advice;
 mod check;
 mod completions;
 mod config;
+mod container;
 mod disks;
 mod image;
 mod images;
@@ -17,7 +18,6 @@ mod inspect;
 mod interrupt;
 mod load;
 mod notify;
-mod program;
 mod progress;
 mod prune;
 mod pull;
@@ -55,7 +55,7 @@ const FAILURE: u8 = 1;
 /// Exit code of a command line that makes no sense.
 const USAGE: u8 = 2;
 
-/// Exit code of `run` when it is podvisor that failed and not the program, as in docker.
+/// Exit code of `run` and `exec` when it is podvisor that failed and not the program, as in docker.
 const RUN_FAILURE: u8 = 125;
 
 /// Longest error shown, in characters: parts of it may come from a registry or a guest.
@@ -92,6 +92,15 @@ struct Globals {
     log_level: LogLevel,
 }
 
+/// How a command prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people
+    Table,
+    /// For scripts
+    Json,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LogLevel {
     Off,
@@ -106,6 +115,34 @@ enum LogLevel {
 enum Command {
     /// Run a program from an image in a virtual machine of its own
     Run(Box<run::RunArgs>),
+    /// List containers
+    Ps(container::ps::PsArgs),
+    /// Run a further program in a container
+    Exec(Box<container::exec::ExecArgs>),
+    /// Show what containers wrote
+    Logs(container::logs::LogsArgs),
+    /// Use a container's own streams
+    Attach(container::attach::AttachArgs),
+    /// Ask containers to end
+    Stop(container::lifecycle::StopArgs),
+    /// Send a signal to containers
+    Kill(container::lifecycle::KillArgs),
+    /// Stop containers between two instructions
+    Pause(container::lifecycle::NamesArgs),
+    /// Let paused containers go on
+    Unpause(container::lifecycle::NamesArgs),
+    /// Wait until containers have ended, and print their exit codes
+    Wait(container::lifecycle::NamesArgs),
+    /// Remove containers
+    Rm(container::lifecycle::RmArgs),
+    /// Show containers in detail
+    Inspect(container::inspect::InspectArgs),
+    /// Show what containers use
+    Stats(container::stats::StatsArgs),
+    /// Show the processes of a container
+    Top(container::exec::TopArgs),
+    /// Copy files from or to a container
+    Cp(container::copy::CopyArgs),
     /// Fetch images from a registry
     Pull(pull::PullArgs),
     /// List the images that are here
@@ -160,11 +197,25 @@ pub fn main() -> ExitCode {
         _ => cli.globals.log_level,
     });
     let failure = match &cli.command {
-        Command::Run(_) => RUN_FAILURE,
+        Command::Run(_) | Command::Exec(_) => RUN_FAILURE,
         _ => FAILURE,
     };
     let done = match cli.command {
         Command::Run(args) => run::run(&cli.globals, &args),
+        Command::Ps(args) => container::ps::run(&cli.globals, &args),
+        Command::Exec(args) => container::exec::run(&cli.globals, &args),
+        Command::Logs(args) => container::logs::run(&cli.globals, &args),
+        Command::Attach(args) => container::attach::run(&cli.globals, &args),
+        Command::Stop(args) => container::lifecycle::stop(&cli.globals, &args),
+        Command::Kill(args) => container::lifecycle::kill(&cli.globals, &args),
+        Command::Pause(args) => container::lifecycle::pause(&cli.globals, &args),
+        Command::Unpause(args) => container::lifecycle::unpause(&cli.globals, &args),
+        Command::Wait(args) => container::lifecycle::wait(&cli.globals, &args),
+        Command::Rm(args) => container::lifecycle::rm(&cli.globals, &args),
+        Command::Inspect(args) => container::inspect::run(&cli.globals, &args),
+        Command::Stats(args) => container::stats::run(&cli.globals, &args),
+        Command::Top(args) => container::exec::top(&cli.globals, &args),
+        Command::Cp(args) => container::copy::run(&cli.globals, &args),
         Command::Pull(args) => pull::run(&cli.globals, &args),
         Command::Images(args) => images::run(&cli.globals, &args),
         Command::Rmi(args) => rmi::run(&cli.globals, &args),

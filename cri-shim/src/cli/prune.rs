@@ -1,4 +1,5 @@
-//! `podvisor prune`: removes what nobody needs.
+//! `podvisor prune`: removes what nobody needs: containers that have ended, what killed processes
+//! left, and images.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::time::{Duration, SystemTime};
@@ -6,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 use podvisor_images::Prune;
 
+use super::container::{Containers, State, state, sweep};
 use super::rmi::RemovedView;
 use super::{Globals, size, terminal};
 
@@ -52,6 +54,7 @@ pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
     prune.tagged = args.all;
     prune.unused_for = args.filter.iter().max().copied();
     prune.keep_bytes = args.keep_size;
+    let containers = prune_containers(globals)?;
     let mut removed = RemovedView::default();
     for done in globals.store()?.prune(&prune)? {
         removed.add(done);
@@ -59,10 +62,28 @@ pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
     if args.json {
         super::print_json(&removed)?;
     } else {
+        if containers > 0 {
+            super::print(&format!("Removed containers: {containers}\n"))?;
+        }
         super::print(&removed.to_summary())?;
     }
     removed.notice();
     Ok(0)
+}
+
+/// Removes containers that have ended and what else is left of any; how many there were.
+fn prune_containers(globals: &Globals) -> anyhow::Result<usize> {
+    let containers = Containers::open(&globals.root()?)?;
+    super::runtime()?.block_on(async {
+        let mut count = sweep(&containers).await?.len();
+        for entry in containers.list()? {
+            if State::of(&entry).await?.has_ended() {
+                state::remove(&entry.dir).await?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    })
 }
 
 /// Asks whoever sits at the terminal.
@@ -72,9 +93,9 @@ fn confirmed(args: &PruneArgs) -> anyhow::Result<bool> {
         "prune asks before it removes anything; give --force where nobody can answer"
     );
     let what = if args.all {
-        "all images that no guest uses"
+        "all containers that have ended, and all images that no guest uses"
     } else {
-        "all images without a tag"
+        "all containers that have ended, and all images without a tag"
     };
     let mut stderr = io::stderr();
     write!(

@@ -1,29 +1,41 @@
 //! `podvisor run`: a program from an image, in a virtual machine of its own, behaving like a
 //! program that was started right here.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use oci_spec::runtime::MountBuilder;
 use podvisor_images::{Image, PullOptions, PullPolicy, Store};
 use podvisor_vmm::{MemorySize, ParseMemorySizeError};
 use tracing::debug;
 
+use super::container::foreground::{Outcome, Program, exit_code};
+use super::container::{
+    Containers, Entry, Record, Volume, exec, parse_volume, signal, state, sweep, volumes,
+};
 use super::progress::Progress;
 use super::pull::{Pulled, pull};
 use super::registries::RegistryArgs;
+use super::settings::BootMode;
 use super::shown::SHORT_ID;
 use super::signals::{Signals, exit_code_of};
+use super::terminal::RawMode;
 use super::verify::VerifyArgs;
-use super::{Globals, advice, program, terminal};
-use crate::machine::{Assets, Boot, Disk, GuestFiles, MachineConfig, Transport};
+use super::{Globals, advice, terminal};
+use crate::machine::{Assets, GuestFiles};
 use crate::sandbox::{
-    AgentContainer, ContainerOptions, GuestConfig, LinkError, RootAccess, Sandbox, SandboxConfig,
-    SandboxError, StreamSet, Streams, SupplementalGroups, TerminalSize, container_spec, etc_hosts,
-    random_id,
+    ContainerOptions, CreateContainer, DEFAULT_CGROUP_PARENT, GuestNetwork, JailMode, LaunchConfig,
+    Outputs, RootAccess, SandboxClient, SandboxError, SupplementalGroups, TerminalSize,
+    container_spec, etc_hosts, random_id,
 };
+
+const SIGTERM: u8 = 15;
+
+/// Where the guest has the directory that is shared with it.
+const GUEST_SHARE: &str = "/run/podvisor/shared";
 
 /// Less than this, and the guest's kernel and agent have no room.
 const MEMORY_MIN: u64 = 64 << 20;
@@ -109,9 +121,43 @@ pub(super) struct RunArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Accepted for docker's sake: nothing is ever kept
-    #[arg(long, hide = true)]
+    /// Remove the container when it has ended
+    #[arg(long)]
     rm: bool,
+
+    /// Do not wait for the end: print the container's id and go
+    #[arg(short, long)]
+    detach: bool,
+
+    /// Name of the container [default: the beginning of its id]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Label of the container
+    #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse_label)]
+    label: Vec<(String, String)>,
+
+    /// Share a directory or file of the host
+    #[arg(short, long, value_name = "HOST:GUEST[:ro]", value_parser = parse_volume)]
+    volume: Vec<Volume>,
+
+    /// Signal by which `podvisor stop` asks the program to end [default: the image's, or TERM]
+    #[arg(long, value_name = "SIGNAL", value_parser = signal::parse)]
+    stop_signal: Option<u8>,
+
+    /// How the guest begins: as a clone of one that has booted already, or by booting
+    #[arg(
+        long,
+        value_name = "HOW",
+        value_enum,
+        env = "PODVISOR_BOOT",
+        default_value_t = BootMode::Warm
+    )]
+    boot: BootMode,
+
+    /// Do not jail the machine's process: for hosts that do not let podvisor do so
+    #[arg(long)]
+    no_jail: bool,
 
     /// Image to run, and the command with its arguments
     #[arg(value_names = ["IMAGE", "CMD"], required = true, trailing_var_arg = true)]
@@ -134,15 +180,6 @@ enum Bus {
     Mmio,
     /// virtio over PCI, with MSI-X
     Pci,
-}
-
-impl From<Bus> for Transport {
-    fn from(bus: Bus) -> Self {
-        match bus {
-            Bus::Mmio => Self::Mmio,
-            Bus::Pci => Self::Pci,
-        }
-    }
 }
 
 impl RunArgs {
@@ -174,10 +211,18 @@ impl RunArgs {
 
 /// `NAME` alone stands for this process's own value, and removes the variable when there is
 /// none.
-fn from_here(entry: &str) -> String {
+pub(super) fn from_here(entry: &str) -> String {
     match std::env::var(entry) {
         Ok(value) if !entry.contains('=') => format!("{entry}={value}"),
         _ => entry.to_owned(),
+    }
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').unwrap_or((text, ""));
+    match key.is_empty() {
+        true => Err("write KEY=VALUE".to_owned()),
+        false => Ok((key.to_owned(), value.to_owned())),
     }
 }
 
@@ -221,9 +266,13 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
             "the input device is not a terminal; leave out -t to read from a file or a pipe"
         );
     }
+    if args.detach && args.rm {
+        debug!("removed by the first command after its end");
+    }
     debug!("begin");
-    let terminal = args.tty.then(|| terminal::size().unwrap_or(DEFAULT_SIZE));
-    let files = guest_files(args)?;
+    let root =
+        std::path::absolute(globals.root()?).context("cannot find the root's absolute path")?;
+    let files = guest_files(args, &root)?;
     check_memory(
         args.memory,
         &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
@@ -239,13 +288,9 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
             Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
         };
         debug!(id = %image.id(), "the image is here");
-        let set = StreamSet {
-            stdin: args.interactive,
-            stdout: true,
-            stderr: true,
-        };
-        let streams = Streams::new(set, terminal)?;
-        let code = in_sandbox(args, files, &image, streams, &mut signals).await;
+        let containers = Containers::open(&root)?;
+        sweep(&containers).await?;
+        let code = in_sandbox(args, &files, &image, &containers, &mut signals).await;
         note_use(&store, &image);
         code
     });
@@ -254,9 +299,18 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     code
 }
 
+/// What a guest begins with.
+#[derive(Debug)]
+struct GuestPaths {
+    kernel: PathBuf,
+    initramfs: PathBuf,
+    /// The directory of machines that have booted already, unless it has to boot.
+    templates: Option<PathBuf>,
+}
+
 /// The kernel that the user gave, or podvisor's own, with the agent's initramfs. Opened before
 /// anything is pulled: what is wrong with them is said at once.
-fn guest_files(args: &RunArgs) -> anyhow::Result<GuestFiles> {
+fn guest_files(args: &RunArgs, root: &Path) -> anyhow::Result<GuestPaths> {
     let assets = Assets::of_this_process();
     let kernel = match &args.kernel {
         Some(kernel) => kernel.clone(),
@@ -266,10 +320,13 @@ fn guest_files(args: &RunArgs) -> anyhow::Result<GuestFiles> {
         ),
         None => assets.kernel().map_err(advice::missing_file)?,
     };
-    Ok(GuestFiles::open(
-        &kernel,
-        &assets.initramfs().map_err(advice::missing_file)?,
-    )?)
+    let initramfs = assets.initramfs().map_err(advice::missing_file)?;
+    GuestFiles::open(&kernel, &initramfs)?;
+    Ok(GuestPaths {
+        kernel,
+        initramfs,
+        templates: args.boot.templates(root),
+    })
 }
 
 /// Refuses a guest larger than the machine: it would be killed in the middle of its work.
@@ -320,104 +377,220 @@ fn note_use(store: &Store, image: &Image) {
     }
 }
 
-/// Runs the program of `image` and gives its exit code.
-async fn in_sandbox(
-    args: &RunArgs,
-    files: GuestFiles,
-    image: &Image,
-    streams: Streams,
-    signals: &mut Signals,
-) -> anyhow::Result<u8> {
-    let begin = Instant::now();
+/// The record of the container that is asked for.
+fn record(args: &RunArgs, image: &Image) -> anyhow::Result<Record> {
     let id = random_id().context("cannot make up an id for the container")?;
     let short: String = id.chars().take(SHORT_ID).collect();
     let hostname = args.hostname.clone().unwrap_or_else(|| short.clone());
-    let options = args.container_options(streams.terminal());
-    let container = container_spec(&id, &hostname, image.config().config().as_ref(), &options)?;
-    let serial: String = image.id().hex().chars().take(SHORT_ID).collect();
-    let console = args.console.as_deref().map(console).transpose()?;
-    let config = SandboxConfig {
-        guest: GuestConfig {
-            hostname: hostname.clone(),
-            ..GuestConfig::default()
-        },
-        machine: MachineConfig {
-            boot: Boot::Cold(files),
-            cpus: args.cpus,
-            memory: args.memory,
-            disks: vec![Disk {
-                // Open and locked, it cannot be removed under the guest's feet.
-                file: image.open_rootfs()?,
-                serial: serial.clone(),
-            }],
-            spare_disks: 0,
-            nics: Vec::new(),
-            share: None,
-            transport: args.transport.into(),
-            console,
-        },
-    };
-    let container = AgentContainer {
-        id: id.clone(),
-        image_serial: serial,
-        readonly_rootfs: args.read_only,
-        spec: container.spec,
+    let terminal = args.tty.then(|| terminal::size().unwrap_or(DEFAULT_SIZE));
+    let options = args.container_options(terminal);
+    let config = image.config().config().as_ref();
+    let container = container_spec(&id, &hostname, config, &options)?;
+    let process = container.spec.process().clone().unwrap_or_default();
+    let stop_signal = args.stop_signal.map(Ok).or_else(|| {
+        let named = config.and_then(|config| config.stop_signal().as_deref())?;
+        Some(signal::parse(named))
+    });
+    let created = SystemTime::now().duration_since(UNIX_EPOCH);
+    Ok(Record {
+        name: args.name.clone().unwrap_or(short),
+        image: args.image().to_owned(),
+        image_id: image.id().to_string(),
+        created: created.unwrap_or_default().as_secs(),
+        labels: args.label.iter().cloned().collect(),
+        remove: args.rm,
+        cpus: args.cpus,
+        memory: args.memory,
+        interactive: args.interactive,
+        // A name that nobody knows is the image's mistake.
+        stop_signal: stop_signal.and_then(Result::ok).unwrap_or(SIGTERM),
+        volumes: args.volume.clone(),
+        jailed: !args.no_jail,
         user: container.user,
-        supplemental_groups: SupplementalGroups::Default,
-        stdio: streams.request(),
-        etc_hosts: etc_hosts(&hostname).into_bytes(),
-        etc_resolv_conf: Vec::new(),
-        etc_hostname: format!("{hostname}\n").into_bytes(),
-    };
-    let prepare = async {
-        let sandbox = Sandbox::start(config).await?;
-        let create = sandbox.agent().create(container);
-        sandbox.unless_ended(create).await?;
-        Ok::<_, SandboxError>(sandbox)
-    };
-    let sandbox = tokio::select! {
-        sandbox = prepare => sandbox,
-        signal = signals.ending() => return Ok(exit_code_of(signal)),
-    };
-    let code = match sandbox {
-        Ok(sandbox) => {
-            debug!(elapsed = ?begin.elapsed(), "the container is made");
-            program::run(sandbox, &id, streams, signals).await
-        }
-        Err(error) => Err(error.into()),
-    };
-    debug!(elapsed = ?begin.elapsed(), "done");
-    code.or_else(not_started)
+        hostname,
+        process,
+        id,
+    })
 }
 
-/// The file for what the guest's kernel prints.
-fn console(path: &Path) -> anyhow::Result<File> {
-    File::create(path)
-        .with_context(|| format!("cannot write the guest's console to {}", path.display()))
-}
-
-/// The shell's exit codes for a command that is not there or cannot be executed.
-fn not_started(error: anyhow::Error) -> anyhow::Result<u8> {
-    let code = match error.downcast_ref() {
-        Some(SandboxError::Link(LinkError::Agent(agent))) => agent.kind.shell_code(),
-        _ => None,
-    };
-    match code {
-        Some(code) => {
-            super::report(&error);
-            Ok(code)
+/// Starts the sandbox, with its container made.
+async fn launch(
+    args: &RunArgs,
+    files: &GuestPaths,
+    image: &Image,
+    entry: &Entry,
+) -> anyhow::Result<SandboxClient> {
+    let record = &entry.record;
+    let options = args.container_options(None);
+    let config = image.config().config().as_ref();
+    let mut spec = container_spec(&record.id, &record.hostname, config, &options)?.spec;
+    spec.set_process(Some(record.process.clone()));
+    let shared_dir = match record.volumes.is_empty() {
+        true => None,
+        false => {
+            volumes::mount(&entry.shared(), &record.volumes)?;
+            Some(entry.shared())
         }
-        None => Err(match error.downcast::<SandboxError>() {
-            Ok(error) => advice::advised(error),
-            Err(error) => error,
-        }),
+    };
+    let mut mounts = spec.mounts().clone().unwrap_or_default();
+    for (number, volume) in record.volumes.iter().enumerate() {
+        let access = if volume.read_only { "ro" } else { "rw" };
+        let mount = MountBuilder::default()
+            .destination(&volume.destination)
+            .typ("bind")
+            .source(Path::new(GUEST_SHARE).join(volumes::name(number)))
+            .options(["rbind".to_owned(), access.to_owned()])
+            .build()?;
+        mounts.push(mount);
     }
+    spec.set_mounts(Some(mounts));
+    let client = SandboxClient::launch(LaunchConfig {
+        id: record.id.clone(),
+        hostname: record.hostname.clone(),
+        dir: entry.dir.clone(),
+        kernel: files.kernel.clone(),
+        initramfs: files.initramfs.clone(),
+        vcpus: record.cpus,
+        memory: record.memory,
+        image_slots: 1,
+        nics: Vec::new(),
+        shared_dir,
+        console: args.console.clone(),
+        network: GuestNetwork::default(),
+        sysctls: Default::default(),
+        pci: args.transport == Bus::Pci,
+        templates: files.templates.clone(),
+        jail: match record.jailed {
+            true => JailMode::Enforced,
+            false => JailMode::Disabled,
+        },
+        cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
+    })
+    .await?;
+    let container = CreateContainer {
+        id: record.id.clone(),
+        // Open and locked, it cannot be removed under the guest's feet.
+        image: image.open_rootfs()?.into(),
+        image_digest: image.id().to_string(),
+        volumes: Vec::new(),
+        readonly_rootfs: args.read_only,
+        spec,
+        user: record.user.clone(),
+        supplemental_groups: SupplementalGroups::Default,
+        log: Some(entry.open_log()?.into()),
+        tty: args.tty,
+        stdin: args.interactive,
+        // Detached, somebody may attach again and again.
+        stdin_once: !args.detach,
+        etc_hosts: etc_hosts(&record.hostname).into_bytes(),
+        etc_resolv_conf: Vec::new(),
+        etc_hostname: format!("{}\n", record.hostname).into_bytes(),
+    };
+    client.create_container(container).await?;
+    client.end_with(&record.id).await?;
+    Ok(client)
+}
+
+/// Runs the program of `image` and gives its exit code; detached, prints the container's id.
+async fn in_sandbox(
+    args: &RunArgs,
+    files: &GuestPaths,
+    image: &Image,
+    containers: &Containers,
+    signals: &mut Signals,
+) -> anyhow::Result<u8> {
+    let begin = Instant::now();
+    let (entry, claim) = containers.create(record(args, image)?)?;
+    let launched = tokio::select! {
+        launched = launch(args, files, image, &entry) => launched,
+        signal = signals.ending() => {
+            drop(claim);
+            state::remove(&entry.dir).await?;
+            return Ok(exit_code_of(signal));
+        }
+    };
+    let started = match launched {
+        Ok(client) => {
+            debug!(elapsed = ?begin.elapsed(), "the container is made");
+            start(args, &entry, client).await
+        }
+        Err(error) => Err(error),
+    };
+    drop(claim);
+    let (program, served) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            // Nothing of it ever ran.
+            if let Err(error) = state::remove(&entry.dir).await {
+                debug!(error = %format!("{error:#}"), "the container is left for the next sweep");
+            }
+            return exec::not_started(error).or_else(advised);
+        }
+    };
+    let Some((outputs, raw)) = served else {
+        super::print(&format!("{}\n", entry.record.id))?;
+        return Ok(0);
+    };
+    let outcome = program.wait(outputs, signals).await;
+    // Before anything is said about what happened.
+    drop(raw);
+    match &outcome {
+        Ok(Outcome::Ended(_)) => {
+            program.client.ended().await;
+        }
+        Ok(Outcome::GivenUp(_)) => {
+            super::notice("the program did not end, so its guest is killed");
+            program.client.shutdown(Duration::ZERO).await?;
+        }
+        Err(_) => {}
+    }
+    debug!(elapsed = ?begin.elapsed(), "done");
+    if args.rm {
+        state::remove(&entry.dir).await?;
+    }
+    match outcome {
+        Ok(outcome) => Ok(exit_code(&outcome)),
+        Err(error) => advised(error),
+    }
+}
+
+/// What serves the streams of a program in the foreground.
+type Served = Option<(Outputs, Option<RawMode>)>;
+
+async fn start(
+    args: &RunArgs,
+    entry: &Entry,
+    client: SandboxClient,
+) -> anyhow::Result<(Program, Served)> {
+    let program = Program {
+        client,
+        id: entry.record.id.clone(),
+        exec_id: None,
+        has_terminal: args.tty,
+        has_input: args.interactive,
+    };
+    if args.detach {
+        program.client.start_container(&program.id).await?;
+        return Ok((program, None));
+    }
+    let (streams, theirs) = program.streams()?;
+    program.client.attach_whole(&program.id, theirs).await?;
+    let served = program.serve(streams)?;
+    program.client.start_container(&program.id).await?;
+    debug!("the program runs");
+    Ok((program, Some(served)))
+}
+
+/// An error with its remedy, where it is a sandbox's.
+fn advised(error: anyhow::Error) -> anyhow::Result<u8> {
+    Err(match error.downcast::<SandboxError>() {
+        Ok(error) => advice::advised(error),
+        Err(error) => error,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use podvisor_agent_protocol::{AgentError, ErrorKind};
-
     use super::*;
 
     #[test]
@@ -464,14 +637,5 @@ mod tests {
         assert_eq!(from_here("PATH"), format!("PATH={path}"));
         assert_eq!(from_here("PATH=x"), "PATH=x");
         assert_eq!(from_here("PODVISOR_NO_SUCH"), "PODVISOR_NO_SUCH");
-    }
-
-    #[test]
-    fn what_cannot_be_executed_has_the_shells_codes() {
-        let error = |kind| SandboxError::Link(AgentError::new(kind, "x").into()).into();
-        assert_eq!(not_started(error(ErrorKind::CommandNotFound)).unwrap(), 127);
-        let code = not_started(error(ErrorKind::CommandNotExecutable)).unwrap();
-        assert_eq!(code, 126);
-        assert!(not_started(error(ErrorKind::Internal)).is_err());
     }
 }

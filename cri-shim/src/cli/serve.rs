@@ -18,9 +18,6 @@ use crate::sandbox::JailMode;
 /// Where it serves unless told otherwise.
 const LISTEN: &str = "/run/podvisor/podvisor.sock";
 
-/// Directory of templates below the root.
-const TEMPLATES: &str = "templates";
-
 /// Directory of what runs unless told otherwise.
 const STATE: &str = "/run/podvisor";
 
@@ -163,10 +160,7 @@ impl ServeArgs {
             registries: registries.config()?,
             metrics: self.metrics.or(file.metrics),
             consoles: self.console_dir.clone().or(file.console_dir),
-            templates: match self.boot.or(file.boot).unwrap_or_default() {
-                BootMode::Warm => Some(root.join(TEMPLATES)),
-                BootMode::Cold => None,
-            },
+            templates: self.boot.or(file.boot).unwrap_or_default().templates(&root),
             jail: match self.no_jail {
                 true => JailMode::Disabled,
                 false => JailMode::Enforced,

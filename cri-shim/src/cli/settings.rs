@@ -45,6 +45,13 @@ pub(super) enum BootMode {
     Cold,
 }
 
+impl BootMode {
+    /// Where templates of machines are kept below the root directory, if any are used.
+    pub(super) fn templates(self, root: &Path) -> Option<PathBuf> {
+        (self == Self::Warm).then(|| root.join("templates"))
+    }
+}
+
 /// Its table `cni`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -258,6 +258,7 @@ fn prepare(
         has_console: config.console.is_some(),
         network: config.network,
         sysctls: config.sysctls,
+        pci: config.pci,
         jail: config.jail,
         has_template,
     };

@@ -130,6 +130,7 @@ impl Shape {
     /// What the machine of a launch is; `None` when it cannot be a clone.
     pub(super) fn of(config: &LaunchConfig) -> Option<Self> {
         let fits = config.console.is_none()
+            && !config.pci
             && config.nics.len() <= usize::from(CARDS)
             && config.nics.iter().all(|nic| nic.mtu <= MTU);
         fits.then(|| Self {

@@ -42,6 +42,8 @@ pub struct LaunchConfig {
     pub network: GuestNetwork,
     /// The guest's kernel parameters by their dotted names.
     pub sysctls: BTreeMap<String, String>,
+    /// Whether the guest's devices are on PCI, where no sandbox is a clone, and not on MMIO.
+    pub pci: bool,
     /// Whether the process is jailed.
     pub jail: JailMode,
     /// Where templates are kept, machines that have booted already: the sandbox begins as a clone

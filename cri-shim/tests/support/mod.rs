@@ -50,6 +50,8 @@ impl Root {
         command.env("PODVISOR_ROOT", self.path());
         // Guests boot slowly in an emulated host; a hang is for the test runner to end.
         command.env("PODVISOR_BOOT_TIMEOUT", "900");
+        // A template takes a boot of its own.
+        command.env("PODVISOR_BOOT", "cold");
         command
     }
 

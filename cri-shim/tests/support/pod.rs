@@ -70,6 +70,7 @@ impl Pod {
             network: GuestNetwork::default(),
             sysctls: Default::default(),
             jail: JailMode::Enforced,
+            pci: false,
             templates: None,
             cgroup_parent: Some("/podvisor-test".into()),
         }

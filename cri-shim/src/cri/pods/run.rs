@@ -113,6 +113,7 @@ impl Node {
             network,
             sysctls: sysctls(config),
             jail: self.config.jail,
+            pci: false,
             templates: self.config.templates.clone(),
             cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
         };

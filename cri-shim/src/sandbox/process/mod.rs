@@ -319,7 +319,10 @@ async fn boot(
                     .as_ref()
                     .map(OwnedFd::try_clone)
                     .transpose()?,
-                transport: Transport::Mmio,
+                transport: match launch.pci {
+                    true => Transport::Pci,
+                    false => Transport::Mmio,
+                },
                 console: files.console.as_ref().map(File::try_clone).transpose()?,
             },
         })

@@ -193,6 +193,8 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) network: GuestNetwork,
     pub(in crate::sandbox) sysctls: BTreeMap<String, String>,
     pub(in crate::sandbox) jail: JailMode,
+    /// The guest's devices are on PCI.
+    pub(in crate::sandbox) pci: bool,
     /// The files of a template come, too.
     pub(in crate::sandbox) has_template: bool,
 }

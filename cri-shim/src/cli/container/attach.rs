@@ -1,0 +1,45 @@
+//! `podvisor attach`: a container's own streams.
+
+use clap::Args;
+
+use super::foreground::{Program, exit_code};
+use super::state::running;
+use super::{Containers, sweep};
+use crate::cli::Globals;
+use crate::cli::signals::Signals;
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct AttachArgs {
+    /// Only show what it writes
+    #[arg(long)]
+    no_stdin: bool,
+
+    /// Name or id
+    #[arg(value_name = "CONTAINER")]
+    container: String,
+}
+
+pub(in crate::cli) fn run(globals: &Globals, args: &AttachArgs) -> anyhow::Result<u8> {
+    let containers = Containers::open(&globals.root()?)?;
+    let runtime = crate::cli::runtime()?;
+    let code = runtime.block_on(async {
+        sweep(&containers).await?;
+        let entry = containers.find(&args.container)?;
+        let (client, _, _) = running(&entry).await?;
+        let mut signals = Signals::new()?;
+        let program = Program {
+            client,
+            id: entry.record.id.clone(),
+            exec_id: None,
+            has_terminal: entry.record.has_terminal(),
+            has_input: entry.record.interactive && !args.no_stdin,
+        };
+        let (streams, theirs) = program.streams()?;
+        program.client.attach_whole(&program.id, theirs).await?;
+        let (outputs, _raw) = program.serve(streams)?;
+        let outcome = program.wait(outputs, &mut signals).await?;
+        anyhow::Ok(exit_code(&outcome))
+    });
+    runtime.shutdown_background();
+    code
+}

@@ -1,0 +1,223 @@
+//! `podvisor exec`: a further process in a running container. `podvisor top` runs `ps` so.
+
+use clap::Args;
+use oci_spec::runtime::Process;
+
+use super::foreground::{Program, exit_code};
+use super::record::Record;
+use super::state::running;
+use super::{Containers, sweep};
+use crate::cli::signals::Signals;
+use crate::cli::{Globals, terminal};
+use crate::sandbox::{
+    Exec, RefusalKind, SandboxError, StdioFds, SupplementalGroups, TerminalSize, random_id,
+};
+
+/// What a terminal has that does not say.
+const DEFAULT_SIZE: TerminalSize = TerminalSize {
+    rows: 24,
+    columns: 80,
+};
+
+#[derive(Debug, Args)]
+#[command(override_usage = "podvisor exec [OPTIONS] CONTAINER CMD...")]
+pub(in crate::cli) struct ExecArgs {
+    /// Let the program read podvisor's stdin
+    #[arg(short, long)]
+    interactive: bool,
+
+    /// Give the program a terminal
+    #[arg(short, long)]
+    tty: bool,
+
+    /// Do not wait for its end
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    detach: bool,
+
+    /// Set an environment variable; NAME alone takes the value from here
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    env: Vec<String>,
+
+    /// Start in this directory of the container
+    #[arg(short, long, value_name = "DIR")]
+    workdir: Option<String>,
+
+    /// Run as this user of the image, or number
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    user: Option<String>,
+
+    /// The container, and the command with its arguments
+    #[arg(value_names = ["CONTAINER", "CMD"], required = true, num_args = 2.., trailing_var_arg = true)]
+    container_and_command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct TopArgs {
+    /// Name or id
+    #[arg(value_name = "CONTAINER")]
+    container: String,
+
+    /// Options of the container's `ps`
+    #[arg(
+        value_name = "OPTIONS",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    options: Vec<String>,
+}
+
+/// A process like the container's own, but for what it runs.
+pub(super) fn process(record: &Record, command: Vec<String>, has_terminal: bool) -> Process {
+    let mut process = record.process.clone();
+    process.set_args(Some(command));
+    process.set_terminal(Some(has_terminal));
+    process.set_console_size(None);
+    process
+}
+
+pub(in crate::cli) fn run(globals: &Globals, args: &ExecArgs) -> anyhow::Result<u8> {
+    if args.tty && args.interactive && !terminal::is_terminal(std::io::stdin()) {
+        anyhow::bail!(
+            "the input device is not a terminal; leave out -t to read from a file or a pipe"
+        );
+    }
+    let (container, command) = match args.container_and_command.split_first() {
+        Some((container, command)) => (container, command.to_vec()),
+        None => anyhow::bail!("name a container and a command"),
+    };
+    in_container(globals, container, |record| {
+        let mut process = process(record, command, args.tty);
+        let mut env = process.env().clone().unwrap_or_default();
+        for entry in &args.env {
+            let entry = crate::cli::run::from_here(entry);
+            let name = entry.split('=').next().unwrap_or("").to_owned();
+            env.retain(|old| old.split('=').next() != Some(&name));
+            if entry.contains('=') {
+                env.push(entry);
+            }
+        }
+        process.set_env(Some(env));
+        if let Some(workdir) = &args.workdir {
+            process.set_cwd(workdir.into());
+        }
+        Wanted {
+            process,
+            user: args.user.clone().unwrap_or_else(|| record.user.clone()),
+            has_terminal: args.tty,
+            has_input: args.interactive,
+            is_detached: args.detach,
+        }
+    })
+}
+
+pub(in crate::cli) fn top(globals: &Globals, args: &TopArgs) -> anyhow::Result<u8> {
+    in_container(globals, &args.container, |record| {
+        let options = match args.options.is_empty() {
+            // What busybox' and procps' have in common.
+            true => vec!["-o".to_owned(), "user,pid,ppid,args".to_owned()],
+            false => args.options.clone(),
+        };
+        let command = std::iter::once("ps".to_owned()).chain(options);
+        Wanted {
+            process: process(record, command.collect(), false),
+            user: "0".to_owned(),
+            has_terminal: false,
+            has_input: false,
+            is_detached: false,
+        }
+    })
+}
+
+/// A process that somebody wants.
+pub(super) struct Wanted {
+    pub(super) process: Process,
+    pub(super) user: String,
+    pub(super) has_terminal: bool,
+    pub(super) has_input: bool,
+    pub(super) is_detached: bool,
+}
+
+fn in_container(
+    globals: &Globals,
+    name: &str,
+    wanted: impl FnOnce(&Record) -> Wanted,
+) -> anyhow::Result<u8> {
+    let containers = Containers::open(&globals.root()?)?;
+    let runtime = crate::cli::runtime()?;
+    let code = runtime.block_on(async {
+        sweep(&containers).await?;
+        let entry = containers.find(name)?;
+        let (client, _, is_paused) = running(&entry).await?;
+        anyhow::ensure!(
+            !is_paused,
+            "container {} is paused; `podvisor unpause` it first",
+            entry.record.name
+        );
+        let mut signals = Signals::new()?;
+        let wanted = wanted(&entry.record);
+        let exec_id: String = random_id()?.chars().take(16).collect();
+        let program = Program {
+            client,
+            id: entry.record.id.clone(),
+            exec_id: Some(exec_id.clone()),
+            has_terminal: wanted.has_terminal,
+            has_input: wanted.has_input,
+        };
+        let exec = |stdio: StdioFds| Exec {
+            exec_id,
+            process: wanted.process,
+            user: wanted.user,
+            supplemental_groups: SupplementalGroups::Default,
+            tty: wanted
+                .has_terminal
+                .then(|| terminal::size().unwrap_or(DEFAULT_SIZE)),
+            stdio,
+        };
+        if wanted.is_detached {
+            program
+                .client
+                .exec(&program.id, exec(StdioFds::default()))
+                .await?;
+            return Ok(0);
+        }
+        let (streams, theirs) = program.streams()?;
+        program.client.exec(&program.id, exec(theirs)).await?;
+        let (outputs, _raw) = program.serve(streams)?;
+        let outcome = program.wait(outputs, &mut signals).await?;
+        Ok(exit_code(&outcome))
+    });
+    // A thread may sit in a read of stdin for ever.
+    runtime.shutdown_background();
+    code.or_else(not_started)
+}
+
+/// The shell's exit codes for a command that is not there or cannot be executed.
+pub(in crate::cli) fn not_started(error: anyhow::Error) -> anyhow::Result<u8> {
+    let code = match error.downcast_ref().and_then(SandboxError::kind) {
+        Some(RefusalKind::CommandNotFound) => 127,
+        Some(RefusalKind::CommandNotExecutable) => 126,
+        _ => return Err(error),
+    };
+    crate::cli::report(&error);
+    Ok(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_executed_has_the_shells_codes() {
+        let error = |kind| {
+            let message = "x".to_owned();
+            anyhow::Error::from(SandboxError::Refused { kind, message })
+        };
+        assert_eq!(
+            not_started(error(RefusalKind::CommandNotFound)).unwrap(),
+            127
+        );
+        let code = not_started(error(RefusalKind::CommandNotExecutable)).unwrap();
+        assert_eq!(code, 126);
+        assert!(not_started(error(RefusalKind::Internal)).is_err());
+    }
+}

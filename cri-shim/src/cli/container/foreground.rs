@@ -1,0 +1,183 @@
+//! A program in the foreground: its streams are podvisor's, podvisor's signals are its own,
+//! and its exit code comes back.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::time::{Instant, sleep_until};
+use tracing::debug;
+
+use crate::cli::signals::{Event, Impatience, Signals, exit_code_of};
+use crate::cli::terminal::{self, RawMode};
+use crate::sandbox::{
+    AttachedStreams, Outputs, ProcessExit, SandboxClient, SandboxError, StdioFds, StreamSet,
+};
+
+/// The signal that a program gets which writes to a pipe that nobody reads.
+const SIGPIPE: u8 = 13;
+
+const SIGKILL: u8 = 9;
+
+/// How long a program may take to end when nobody reads its output any more.
+const UNREAD: Duration = Duration::from_secs(2);
+
+/// A process whose streams this process serves.
+#[derive(Debug, Clone)]
+pub(in crate::cli) struct Program {
+    pub(in crate::cli) client: SandboxClient,
+    pub(in crate::cli) id: String,
+    /// A further process of the container, or its own.
+    pub(in crate::cli) exec_id: Option<String>,
+    pub(in crate::cli) has_terminal: bool,
+    pub(in crate::cli) has_input: bool,
+}
+
+/// How it went with a program in the foreground.
+#[derive(Debug)]
+pub(in crate::cli) enum Outcome {
+    /// It ended.
+    Ended(ProcessExit),
+    /// It did not end for all that the user wanted; the last signal's number.
+    GivenUp(u8),
+}
+
+impl Program {
+    /// Makes the streams, and gives the ends for the sandbox.
+    pub(in crate::cli) fn streams(&self) -> anyhow::Result<(AttachedStreams, StdioFds)> {
+        let set = StreamSet {
+            stdin: self.has_input,
+            stdout: true,
+            stderr: !self.has_terminal,
+        };
+        Ok(AttachedStreams::new(set)?)
+    }
+
+    /// Begins to serve this process's own streams. The terminal is raw from now on.
+    pub(in crate::cli) fn serve(
+        &self,
+        streams: AttachedStreams,
+    ) -> anyhow::Result<(Outputs, Option<RawMode>)> {
+        let files = own_files(self.has_input).context("cannot use podvisor's own streams")?;
+        let is_raw = self.has_terminal && self.has_input;
+        let raw = is_raw.then(RawMode::enter).transpose()?;
+        Ok((streams.serve(files)?, raw))
+    }
+
+    /// Waits for the end of the program, which has been started, and of its output; passes
+    /// signals on meanwhile.
+    pub(in crate::cli) async fn wait(
+        &self,
+        outputs: Outputs,
+        signals: &mut Signals,
+    ) -> anyhow::Result<Outcome> {
+        if self.has_terminal {
+            // The size may have changed while the guest booted.
+            self.resize();
+        }
+        let broken = outputs.broken();
+        let mut kill_at = None;
+        let ended = async {
+            let exit = self.client.wait(&self.id, self.exec_id.as_deref()).await?;
+            outputs.finish().await?;
+            Ok::<_, SandboxError>(exit)
+        };
+        tokio::pin!(ended);
+        let mut impatience = Impatience::default();
+        loop {
+            let event = tokio::select! {
+                biased;
+                ended = &mut ended => {
+                    return Ok(Outcome::Ended(of_a_pipe(ended?, kill_at.is_some())));
+                }
+                event = signals.next() => event,
+                () = broken.notified(), if kill_at.is_none() => {
+                    kill_at = Some(Instant::now() + UNREAD);
+                    Event::Forward(SIGPIPE)
+                }
+                () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
+                    // The first process of a namespace is not killed by SIGPIPE.
+                    kill_at = Some(Instant::now() + UNREAD);
+                    Event::Forward(SIGKILL)
+                }
+            };
+            match event {
+                Event::Resized if self.has_terminal => self.resize(),
+                Event::Resized => {}
+                Event::Forward(signal) if impatience.is_over(signal, Instant::now().into_std()) => {
+                    return Ok(Outcome::GivenUp(signal));
+                }
+                Event::Forward(signal) => self.forward(signal),
+            }
+        }
+    }
+
+    /// Passes a signal on, beside everything else: a guest that hangs must not hold up the user.
+    fn forward(&self, signal: u8) {
+        let program = self.clone();
+        tokio::spawn(async move {
+            let exec_id = program.exec_id.as_deref();
+            let sent = program
+                .client
+                .signal(&program.id, exec_id, signal.into(), false);
+            if let Err(error) = sent.await {
+                // The program may have ended meanwhile.
+                debug!(signal, %error, "cannot pass the signal on");
+            }
+        });
+    }
+
+    /// Tells the program's terminal the size of the user's.
+    fn resize(&self) {
+        let Some(size) = terminal::size() else {
+            return;
+        };
+        let program = self.clone();
+        tokio::spawn(async move {
+            let exec_id = program.exec_id.as_deref();
+            let told = program.client.resize(&program.id, exec_id, size);
+            if let Err(error) = told.await {
+                debug!(?size, %error, "cannot pass the terminal's size on");
+            }
+        });
+    }
+}
+
+/// The exit code of a program, and what is to be said about it.
+pub(in crate::cli) fn exit_code(outcome: &Outcome) -> u8 {
+    match outcome {
+        Outcome::Ended(exit) => {
+            debug!(code = exit.code, "the program has ended");
+            if exit.oom_killed {
+                crate::cli::notice(
+                    "the guest had no memory left for the program; give it more with --memory",
+                );
+            }
+            u8::try_from(exit.code).unwrap_or(u8::MAX)
+        }
+        Outcome::GivenUp(signal) => exit_code_of(*signal),
+    }
+}
+
+/// This process's own streams.
+fn own_files(has_input: bool) -> io::Result<StdioFds> {
+    let stdin = has_input.then(|| io::stdin().as_fd().try_clone_to_owned());
+    Ok(StdioFds {
+        stdin: stdin.transpose()?,
+        stdout: Some(io::stdout().as_fd().try_clone_to_owned()?),
+        stderr: Some(io::stderr().as_fd().try_clone_to_owned()?),
+    })
+}
+
+/// A program that was killed because nobody reads its output died of the broken pipe.
+fn of_a_pipe(exit: ProcessExit, is_broken: bool) -> ProcessExit {
+    match exit.code {
+        code if is_broken && code == i32::from(exit_code_of(SIGKILL)) => ProcessExit {
+            code: exit_code_of(SIGPIPE).into(),
+            oom_killed: false,
+            ..exit
+        },
+        _ => exit,
+    }
+}

@@ -1,0 +1,23 @@
+//! Containers without a daemon: each is a sandbox of its own, `podvisor sandbox`, found again by
+//! its directory in the state, whoever started it.
+//!
+//! `record` is what is kept of a container and where, `state` what has become of it; the other
+//! files are commands. Every command first clears away what others left that were killed.
+
+pub(super) mod attach;
+pub(super) mod copy;
+pub(super) mod exec;
+pub(super) mod foreground;
+pub(super) mod inspect;
+pub(super) mod lifecycle;
+pub(super) mod logs;
+pub(super) mod ps;
+mod record;
+pub(super) mod signal;
+pub(super) mod state;
+pub(super) mod stats;
+pub(super) mod volumes;
+
+pub(super) use record::{Containers, Entry, Record};
+pub(super) use state::{State, sweep};
+pub(super) use volumes::{Volume, parse as parse_volume};

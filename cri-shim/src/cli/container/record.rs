@@ -1,0 +1,299 @@
+//! What is kept of a container: a directory with its record, log and sandbox.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use oci_spec::runtime::Process;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::Volume;
+use crate::cli::shown::SHORT_ID;
+
+/// Directory of all containers' directories, within the root. Short: sockets are made below it.
+const CONTAINERS: &str = "c";
+
+const RECORD: &str = "container.json";
+
+/// The container's output, in the format of the Container Runtime Interface.
+const LOG: &str = "container.log";
+
+/// What the container shares with the host.
+const SHARED: &str = "shared";
+
+/// Longest name.
+const NAME_MAX: usize = 128;
+
+/// A container as it was asked for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::cli) struct Record {
+    /// 64 hexadecimal digits.
+    pub(in crate::cli) id: String,
+    pub(in crate::cli) name: String,
+    /// The image as it was asked for, and its id.
+    pub(in crate::cli) image: String,
+    pub(in crate::cli) image_id: String,
+    /// Seconds since 1970.
+    pub(in crate::cli) created: u64,
+    pub(in crate::cli) labels: BTreeMap<String, String>,
+    /// To be removed when it has ended.
+    pub(in crate::cli) remove: bool,
+    pub(in crate::cli) hostname: String,
+    pub(in crate::cli) cpus: u8,
+    pub(in crate::cli) memory: u64,
+    pub(in crate::cli) interactive: bool,
+    /// What asks the program to end.
+    pub(in crate::cli) stop_signal: u8,
+    pub(in crate::cli) volumes: Vec<Volume>,
+    pub(in crate::cli) jailed: bool,
+    /// `user[:group]`; further processes run as it, too.
+    pub(in crate::cli) user: String,
+    pub(in crate::cli) process: Process,
+}
+
+impl Record {
+    pub(in crate::cli) fn short_id(&self) -> &str {
+        self.id.get(..SHORT_ID).unwrap_or(&self.id)
+    }
+
+    pub(in crate::cli) fn command(&self) -> String {
+        self.process.args().as_deref().unwrap_or_default().join(" ")
+    }
+
+    pub(in crate::cli) fn has_terminal(&self) -> bool {
+        self.process.terminal().unwrap_or(false)
+    }
+}
+
+/// A container's directory.
+#[derive(Debug, Clone)]
+pub(in crate::cli) struct Entry {
+    pub(in crate::cli) dir: PathBuf,
+    pub(in crate::cli) record: Record,
+}
+
+impl Entry {
+    pub(in crate::cli) fn log(&self) -> PathBuf {
+        self.dir.join(LOG)
+    }
+
+    pub(in crate::cli) fn shared(&self) -> PathBuf {
+        self.dir.join(SHARED)
+    }
+
+    /// Opens the log for appending.
+    pub(in crate::cli) fn open_log(&self) -> anyhow::Result<File> {
+        let log = self.log();
+        let mut options = File::options();
+        options.create(true).append(true).mode(0o600);
+        let file = options.open(&log);
+        file.with_context(|| format!("cannot open {}", log.display()))
+    }
+}
+
+/// Held while a container is made or removed: whoever finds the directory locked leaves it alone.
+#[derive(Debug)]
+pub(in crate::cli) struct Claim(#[allow(dead_code)] File);
+
+impl Claim {
+    /// Takes the directory once nobody else has it.
+    pub(super) fn take(dir: &Path) -> io::Result<Self> {
+        let file = File::open(dir)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        Ok(Self(file))
+    }
+
+    /// Whether somebody has the directory. Any number may ask at once.
+    pub(super) fn is_taken(dir: &Path) -> bool {
+        let Ok(file) = File::open(dir) else {
+            return false;
+        };
+        flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+    }
+}
+
+/// All containers of a root.
+#[derive(Debug, Clone)]
+pub(in crate::cli) struct Containers {
+    dir: PathBuf,
+}
+
+impl Containers {
+    pub(in crate::cli) fn open(root: &Path) -> anyhow::Result<Self> {
+        let root = std::path::absolute(root).context("cannot find the root's absolute path")?;
+        let dir = root.join(CONTAINERS);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .with_context(|| format!("cannot create the directory {}", dir.display()))?;
+        Ok(Self { dir })
+    }
+
+    /// Every directory, with its record where it has one. One without is being made, or was when
+    /// its maker was killed.
+    pub(super) fn dirs(&self) -> anyhow::Result<Vec<(PathBuf, Option<Record>)>> {
+        let entries = fs::read_dir(&self.dir)
+            .with_context(|| format!("cannot read the directory {}", self.dir.display()))?;
+        let mut dirs = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            if path.is_dir() {
+                let record = read(&path);
+                dirs.push((path, record));
+            }
+        }
+        Ok(dirs)
+    }
+
+    /// All containers, the newest first.
+    pub(in crate::cli) fn list(&self) -> anyhow::Result<Vec<Entry>> {
+        let dirs = self.dirs()?.into_iter();
+        let known = dirs.filter_map(|(dir, record)| {
+            Some(Entry {
+                dir,
+                record: record?,
+            })
+        });
+        let mut list: Vec<Entry> = known.collect();
+        list.sort_by_key(|entry| {
+            std::cmp::Reverse((entry.record.created, entry.record.id.clone()))
+        });
+        Ok(list)
+    }
+
+    /// The container of this name, id or beginning of an id.
+    pub(in crate::cli) fn find(&self, name: &str) -> anyhow::Result<Entry> {
+        let list = self.list()?;
+        let exact = |entry: &&Entry| entry.record.name == name || entry.record.id == name;
+        if let Some(entry) = list.iter().find(exact) {
+            return Ok(entry.clone());
+        }
+        let begins = |entry: &&Entry| !name.is_empty() && entry.record.id.starts_with(name);
+        let mut begun = list.iter().filter(begins);
+        match (begun.next(), begun.next()) {
+            (Some(entry), None) => Ok(entry.clone()),
+            (Some(_), Some(_)) => {
+                bail!("several containers' ids begin with `{name}`; write more of it")
+            }
+            (None, _) => bail!("no container `{name}`; `podvisor ps -a` lists them"),
+        }
+    }
+
+    /// Makes a container's directory and takes its name. It is the caller's until the claim is
+    /// dropped.
+    pub(in crate::cli) fn create(&self, record: Record) -> anyhow::Result<(Entry, Claim)> {
+        check_name(&record.name)?;
+        let dir = self.dir.join(record.short_id());
+        // Of two that want a name at once, the second finds the first's record.
+        let lock = File::open(&self.dir)?;
+        flock(&lock, FlockOperation::LockExclusive).context("cannot lock the containers")?;
+        let taken = |entry: &Entry| entry.record.name == record.name || entry.dir == dir;
+        if let Some(other) = self.list()?.into_iter().find(taken) {
+            bail!(
+                "the name `{}` is in use by container {}; remove that one by `podvisor rm`, or choose another name",
+                record.name,
+                other.record.short_id()
+            );
+        }
+        let made = DirBuilder::new().mode(0o700).create(&dir);
+        made.with_context(|| format!("cannot create the directory {}", dir.display()))?;
+        let claim = Claim::take(&dir).context("cannot lock the container's directory")?;
+        let entry = Entry { dir, record };
+        write(&entry)?;
+        Ok((entry, claim))
+    }
+}
+
+/// Writes the record, whole or not at all.
+fn write(entry: &Entry) -> anyhow::Result<()> {
+    let new = entry.dir.join("container.json.new");
+    let text = serde_json::to_vec_pretty(&entry.record).context("cannot write JSON")?;
+    fs::write(&new, text)
+        .and_then(|()| fs::rename(&new, entry.dir.join(RECORD)))
+        .with_context(|| format!("cannot write {}", new.display()))
+}
+
+fn read(dir: &Path) -> Option<Record> {
+    let text = fs::read(dir.join(RECORD)).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+fn check_name(name: &str) -> anyhow::Result<()> {
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    let is_name = name.len() <= NAME_MAX
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(inner);
+    ensure!(
+        is_name,
+        "`{name}` is not a container's name: write at most {NAME_MAX} letters, digits, `_`, `.` and `-`"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: &str, name: &str) -> Record {
+        Record {
+            id: id.repeat(64),
+            name: name.to_owned(),
+            image: "busybox".to_owned(),
+            image_id: String::new(),
+            created: 1,
+            labels: BTreeMap::new(),
+            remove: false,
+            hostname: "h".to_owned(),
+            cpus: 1,
+            memory: 1 << 28,
+            interactive: false,
+            stop_signal: 15,
+            volumes: Vec::new(),
+            jailed: true,
+            user: String::new(),
+            process: Process::default(),
+        }
+    }
+
+    #[test]
+    fn containers_are_found_by_name_id_and_the_beginning_of_one() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let (one, _claim) = containers.create(record("a", "one")).unwrap();
+        let (_two, _claim) = containers.create(record("b", "two")).unwrap();
+        for name in ["one", "aaaa", &one.record.id] {
+            assert_eq!(containers.find(name).unwrap().record.name, "one");
+        }
+        for name in ["", "c", "on"] {
+            assert!(containers.find(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_taken_once_and_has_no_odd_characters() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let _kept = containers.create(record("a", "one")).unwrap();
+        let error = containers.create(record("b", "one")).unwrap_err();
+        assert!(error.to_string().contains("in use"), "{error}");
+        for bad in ["", "-x", "a/b", "..", "a b", &"x".repeat(129)] {
+            assert!(containers.create(record("c", bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_directory_is_claimed_by_one_at_a_time() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let (entry, claim) = containers.create(record("a", "one")).unwrap();
+        assert!(Claim::is_taken(&entry.dir));
+        drop(claim);
+        assert!(!Claim::is_taken(&entry.dir));
+    }
+}

@@ -1,0 +1,404 @@
+//! Containers without a daemon, through the real binary. These need a KVM that runs guests;
+//! nothing asserts a time.
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Stdio};
+use std::sync::mpsc::{self, TryRecvError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use support::pod::busybox;
+use support::{Ran, Root};
+
+/// A root with an image of busybox, `box`.
+struct Host {
+    root: Root,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        let root = Root::default();
+        let tree = root.path().join("tree");
+        busybox(&tree);
+        for name in ["etc", "proc", "sys", "dev", "tmp"] {
+            fs::create_dir_all(tree.join(name)).unwrap();
+        }
+        let tree = tree.display().to_string();
+        let imported = root.output(&["import", "-q", &tree, "box"]);
+        assert_eq!(imported.code, Some(0), "{imported:?}");
+        Self { root }
+    }
+}
+
+impl Host {
+    fn podvisor(&self, arguments: &[&str]) -> Ran {
+        self.root.output(arguments)
+    }
+
+    /// `podvisor run -d` with these flags and a script; its id.
+    fn start(&self, flags: &[&str], script: &str) -> String {
+        let run = ["run", "-d", "--memory", "128M", "-e", "PATH=/bin"];
+        let command = ["box", "sh", "-c", script];
+        let ran = self.podvisor(&[&run, flags, &command].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.stdout.trim().to_owned()
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let ran = self.podvisor(arguments);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        serde_json::from_str(&ran.stdout).unwrap()
+    }
+
+    /// The output of a container, once it has this line.
+    fn logs_with(&self, name: &str, line: &str) -> String {
+        let mut follow = self.root.podvisor(&["logs", "-f", name]);
+        let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
+        let mut text = String::new();
+        for next in BufReader::new(follow.stdout.take().unwrap()).lines() {
+            let next = next.unwrap();
+            text = format!("{text}{next}\n");
+            if next == line {
+                break;
+            }
+        }
+        follow.kill().unwrap();
+        follow.wait().unwrap();
+        assert!(text.lines().any(|is| is == line), "{text}");
+        text
+    }
+
+    fn containers(&self) -> Vec<PathBuf> {
+        let dirs = fs::read_dir(self.root.path().join("c"));
+        dirs.into_iter()
+            .flatten()
+            .map(|dir| dir.unwrap().path())
+            .collect()
+    }
+
+    /// What this root's containers have left on the host.
+    fn left(&self) -> Vec<String> {
+        let mut left: Vec<String> = self
+            .containers()
+            .iter()
+            .map(|dir| dir.display().to_string())
+            .collect();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let own = self.root.path().display().to_string();
+        left.extend(
+            mounts
+                .lines()
+                .filter(|line| line.contains(&own))
+                .map(str::to_owned),
+        );
+        left.extend(sandboxes().into_iter().map(|pid| format!("process {pid}")));
+        let groups = fs::read_dir("/sys/fs/cgroup/podvisor")
+            .into_iter()
+            .flatten()
+            .flatten();
+        let groups = groups.filter(|entry| entry.path().is_dir());
+        left.extend(groups.map(|group| group.path().display().to_string()));
+        left
+    }
+}
+
+/// The lines that come, while they come.
+fn lines_of(stdout: ChildStdout) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines() {
+            // Whoever listened may have heard enough.
+            let _ = sender.send(line.unwrap());
+        }
+    });
+    lines
+}
+
+/// Processes `podvisor sandbox` that live.
+fn sandboxes() -> Vec<u32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_sandbox = |pid: &u32| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments.starts_with(b"podvisor\0sandbox\0")
+    };
+    pids.filter(is_sandbox).collect()
+}
+
+/// Waits until there is a sandbox, or will not be one.
+fn launched(run: &mut Child) {
+    while sandboxes().is_empty() {
+        assert_eq!(run.try_wait().unwrap(), None);
+    }
+}
+
+fn kill(pid: u32) {
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    // It may have ended in this moment.
+    let _ = kill_process(pid, Signal::KILL);
+}
+
+#[test]
+fn guest_container_is_found_again_by_every_command() {
+    let host = Host::default();
+    let data = host.root.path().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::write(data.join("from-host"), "hello\n").unwrap();
+    let volume = format!("{}:/data", data.display());
+    let script = "echo up; cat /data/from-host; trap 'echo poked' USR1; \
+                  trap 'sleep 3; echo whole > /data/flushed; echo flushed; exit 4' TERM; \
+                  while :; do sleep 0.1; done";
+    let id = host.start(
+        &["--name", "web", "-l", "tier=front", "-v", &volume],
+        script,
+    );
+    assert_eq!(id.len(), 64);
+    assert_eq!(host.logs_with("web", "hello"), "up\nhello\n");
+
+    let ps = host.json(&["ps", "--format", "json"]);
+    let fields = |name: &str| ps[0][name].clone();
+    assert_eq!(
+        (fields("Id"), fields("State")),
+        (id.clone().into(), "running".into())
+    );
+    assert_eq!(ps[0]["Labels"]["tier"], "front");
+    let table = host.podvisor(&["ps"]).stdout;
+    assert!(table.contains("web") && table.contains("Up "), "{table}");
+    for (filter, count) in [
+        ("label=tier=front", 1),
+        ("name=nobody", 0),
+        ("status=exited", 0),
+    ] {
+        let ran = host.podvisor(&["ps", "-q", "--filter", filter]);
+        assert_eq!(ran.stdout.lines().count(), count, "{filter}");
+    }
+    let taken = ["run", "-d", "--name", "web", "box", "true"];
+    host.podvisor(&taken).refused(125, &["web", "in use"]);
+    host.podvisor(&["rm", "web"])
+        .refused(1, &["running", "--force"]);
+
+    // Further processes: output, exit codes, input, environment.
+    host.podvisor(&["exec", "web", "sh", "-c", "echo $A; exit 0"])
+        .printed("\n");
+    let ran = host.podvisor(&[
+        "exec",
+        "-e",
+        "A=b",
+        &id[..8],
+        "sh",
+        "-c",
+        "echo $A; echo no >&2; exit 3",
+    ]);
+    assert_eq!(
+        (ran.code, &*ran.stdout, &*ran.stderr),
+        (Some(3), "b\n", "no\n")
+    );
+    let mut cat = host.root.podvisor(&["exec", "-i", "web", "cat"]);
+    cat.stdin(fs::File::open(data.join("from-host")).unwrap());
+    Ran::new(cat.output().unwrap()).printed("hello\n");
+    host.podvisor(&["exec", "web", "no-such-command"])
+        .refused(127, &["no-such-command"]);
+    host.podvisor(&["exec", "web", "/etc"])
+        .refused(126, &["/etc"]);
+    host.podvisor(&["exec", "-u", "nobody-here", "web", "true"])
+        .refused(125, &["nobody-here"]);
+    host.podvisor(&["exec", "nobody", "true"])
+        .refused(125, &["nobody"]);
+    let top = host.podvisor(&["top", "web"]);
+    let lists = |text: &str| top.stdout.contains(text);
+    assert!(lists("PID") && lists("sh -c"), "{top:?}");
+
+    // Files in both directions.
+    let file = data.join("from-host").display().to_string();
+    host.podvisor(&["cp", &file, "web:/tmp"]).printed("");
+    host.podvisor(&["exec", "web", "cat", "/tmp/from-host"])
+        .printed("hello\n");
+    let to = host.root.path().join("copies");
+    fs::create_dir(&to).unwrap();
+    host.podvisor(&["cp", "web:/tmp/from-host", &to.display().to_string()])
+        .printed("");
+    assert_eq!(fs::read_to_string(to.join("from-host")).unwrap(), "hello\n");
+    host.podvisor(&["cp", &file, "web:/no/such/directory"])
+        .refused(1, &["/no/such/directory"]);
+
+    // Paused it does nothing; then it goes on.
+    host.podvisor(&["pause", "web"]).printed("web\n");
+    assert_eq!(host.json(&["ps", "--json"])[0]["State"], "paused");
+    host.podvisor(&["exec", "web", "true"])
+        .refused(125, &["paused", "unpause"]);
+    host.podvisor(&["pause", "web"]).refused(1, &["paused"]);
+    host.podvisor(&["unpause", "web"]).printed("web\n");
+    host.podvisor(&["exec", "web", "true"]).printed("");
+
+    let stats = host.json(&["stats", "--no-stream", "--format", "json"]);
+    assert!(stats[0]["MemoryUsage"].as_u64().unwrap() > 0, "{stats}");
+    assert!(
+        stats[0]["HostMemory"].as_u64().unwrap() > 1 << 20,
+        "{stats}"
+    );
+    let inspect = host.json(&["inspect", "web"]);
+    assert_eq!(inspect[0]["State"]["Running"], true);
+    assert_eq!(inspect[0]["Mounts"][0]["Destination"], "/data");
+
+    // Who attaches sees what comes, and gets the exit code; the program is given its time.
+    let mut attach = host.root.podvisor(&["attach", "web"]);
+    let mut attach = attach.stdout(Stdio::piped()).spawn().unwrap();
+    let attached = lines_of(attach.stdout.take().unwrap());
+    let wait = host.root.podvisor(&["wait", "web"]);
+    let wait = { wait }.stdout(Stdio::piped()).spawn().unwrap();
+    // Nothing but what is written from then on tells that somebody is attached.
+    while attached.try_recv() == Err(TryRecvError::Empty) {
+        host.podvisor(&["kill", "-s", "USR1", "web"])
+            .printed("web\n");
+    }
+    host.podvisor(&["stop", "-t", "300", "web"])
+        .printed("web\n");
+    assert_eq!(fs::read_to_string(data.join("flushed")).unwrap(), "whole\n");
+    assert_eq!(attached.iter().last().as_deref(), Some("flushed"));
+    assert_eq!(attach.wait().unwrap().code(), Some(4));
+    Ran::of(wait).printed("4\n");
+
+    host.podvisor(&["wait", "web"]).printed("4\n");
+    assert_eq!(host.podvisor(&["ps", "-q"]).stdout, "");
+    let ended = host.json(&["ps", "-a", "--json"]);
+    assert_eq!(
+        (&ended[0]["State"], &ended[0]["ExitCode"]),
+        (&"exited".into(), &4.into())
+    );
+    let logs = host.podvisor(&["logs", "web"]).stdout;
+    assert!(logs.starts_with("up\nhello\npoked\n"), "{logs}");
+    let stamped = host.podvisor(&["logs", "-t", "--tail", "1", "web"]).stdout;
+    assert!(
+        stamped.starts_with("20") && stamped.ends_with("Z flushed\n"),
+        "{stamped}"
+    );
+    host.podvisor(&["exec", "web", "true"])
+        .refused(125, &["exited"]);
+    host.podvisor(&["rm", "web"]).printed("web\n");
+    host.podvisor(&["rm", "web"])
+        .refused(1, &["no container `web`"]);
+    assert_eq!(host.left(), Vec::<String>::new());
+    assert_eq!(
+        fs::read_to_string(data.join("from-host")).unwrap(),
+        "hello\n"
+    );
+}
+
+#[test]
+fn guest_containers_begin_as_clones_of_the_first_ones_template() {
+    let host = Host::default();
+    let run = |name| {
+        let start = host.start(
+            &["--name", name, "--boot", "warm"],
+            "echo up; exec sleep 9999",
+        );
+        host.logs_with(name, "up");
+        let log = host.root.path().join("c").join(&start[..12]);
+        fs::read_to_string(log.join("sandbox.log")).unwrap()
+    };
+    let first = run("first");
+    assert!(first.contains("is_clone=false"), "{first}");
+    let complete = |dir: fs::DirEntry| {
+        let name = dir.file_name().into_string().unwrap();
+        !name.starts_with('.') && dir.path().join("state").exists()
+    };
+    let templates = host.root.path().join("templates");
+    let begin = Instant::now();
+    while !fs::read_dir(&templates).is_ok_and(|dirs| dirs.flatten().any(complete)) {
+        assert!(begin.elapsed() < Duration::from_secs(300), "no template");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let second = run("second");
+    assert!(second.contains("is_clone=true"), "{second}");
+    host.podvisor(&["rm", "-f", "first", "second"])
+        .printed("first\nsecond\n");
+    assert_eq!(host.left(), [""; 0]);
+}
+
+#[test]
+fn guest_container_that_does_not_end_is_killed_after_its_grace_period() {
+    let host = Host::default();
+    let script = "trap 'echo no' TERM; echo up; while :; do sleep 1; done";
+    host.start(&["--name", "deaf"], script);
+    host.logs_with("deaf", "up");
+    // The deadline is the sandbox's: it holds when who asked for it is gone.
+    let mut stop = host.root.podvisor(&["stop", "-t", "3", "deaf"]);
+    let mut stop = stop.spawn().unwrap();
+    host.logs_with("deaf", "no");
+    stop.kill().unwrap();
+    stop.wait().unwrap();
+    host.podvisor(&["wait", "deaf"]).printed("137\n");
+    host.podvisor(&["rm", "deaf"]).printed("deaf\n");
+    assert_eq!(host.left(), Vec::<String>::new());
+}
+
+/// Who takes part in a run and is killed, in this order.
+#[derive(Debug, Clone, Copy)]
+enum Killed {
+    LauncherOnTheWay,
+    LauncherThenSandbox,
+    SandboxOnTheWay,
+    Sandbox,
+}
+
+#[test]
+fn guest_node_is_clean_after_anything_was_killed() {
+    let host = Host::default();
+    let data = host.root.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let volume = format!("{}:/data", data.display());
+    for killed in [
+        Killed::LauncherOnTheWay,
+        Killed::LauncherThenSandbox,
+        Killed::SandboxOnTheWay,
+        Killed::Sandbox,
+    ] {
+        let flags = ["run", "--rm", "--name", "victim", "--memory", "128M"];
+        let more = ["-e", "PATH=/bin", "-v", &volume, "box"];
+        let command = ["sh", "-c", "echo up; exec sleep 10000"];
+        let mut run = host.root.podvisor(&[&flags[..], &more, &command].concat());
+        let run = run.stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut run = run.spawn().unwrap();
+        let lines = lines_of(run.stdout.take().unwrap());
+        match killed {
+            Killed::LauncherOnTheWay => launched(&mut run),
+            Killed::LauncherThenSandbox | Killed::Sandbox => {
+                assert_eq!(lines.recv().as_deref(), Ok("up"), "{killed:?}");
+            }
+            Killed::SandboxOnTheWay => {
+                launched(&mut run);
+                sandboxes().into_iter().for_each(kill);
+            }
+        }
+        if matches!(
+            killed,
+            Killed::LauncherOnTheWay | Killed::LauncherThenSandbox
+        ) {
+            run.kill().unwrap();
+        }
+        if matches!(killed, Killed::LauncherThenSandbox | Killed::Sandbox) {
+            sandboxes().into_iter().for_each(kill);
+        }
+        run.wait().unwrap();
+        // A launched sandbox outlives its launcher, and is a container like any other.
+        host.podvisor(&["rm", "-f", "victim"]);
+        let ps = host.podvisor(&["ps", "-aq"]);
+        assert_eq!((ps.code, &*ps.stdout), (Some(0), ""), "{killed:?}: {ps:?}");
+        // A process that has been killed is gone a moment later, and its group with the next
+        // command.
+        for _ in 0..500 {
+            if host.left().is_empty() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(host.left(), Vec::<String>::new(), "{killed:?}");
+    }
+    assert!(data.exists());
+}
