@@ -135,6 +135,25 @@ fn guest_a_program_gets_input_and_tells_outputs_and_exit_code() {
 }
 
 #[test]
+fn guest_programs_that_start_at_once_have_terminals_of_their_own() {
+    let container = Pod::shared().start("terminals", |_| {});
+    std::thread::scope(|scope| {
+        for number in 0..6 {
+            let container = &container;
+            scope.spawn(move || {
+                let mut client = exec(container, &format!("echo {number}; read end"), true);
+                client.until(STDOUT, |text| text.contains('\n'));
+                client.send(STDIN, b"end\n");
+                assert_eq!(client.exit_code(), 0);
+                assert_eq!(client.text(STDOUT), format!("{number}\r\nend\r\n"));
+            });
+        }
+    });
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
 fn guest_clients_attach_to_the_containers_own_program() {
     let container = Pod::shared().start("attached", |config| {
         config.stdin = true;

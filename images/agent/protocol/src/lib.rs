@@ -87,7 +87,7 @@ pub mod limits {
     pub const CONTAINERS: usize = 256;
     /// Processes started by exec that a container may have at once, ended ones that were not
     /// waited for included.
-    pub const EXECS: usize = 64;
+    pub const EXECS: usize = 256;
     /// Stdio connections that wait for the request which names them.
     pub const UNCLAIMED_STREAMS: usize = 1024;
     /// How long such a connection is kept.

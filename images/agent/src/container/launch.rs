@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio as ChildStdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use podvisor_agent_protocol::{StreamId, api};
@@ -13,6 +14,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use tokio::net::UnixListener;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinSet;
 
 use super::process::{Process, resize};
@@ -144,9 +146,43 @@ pub fn terminal_size(columns: u32, rows: u32) -> Option<(u16, u16)> {
     Some((within(columns)?, within(rows)?))
 }
 
+/// Launchers at work at once: each takes some megabytes, and more would not be faster.
+const LAUNCHERS: usize = 4;
+
+/// Whose turn it is to make a process.
+#[derive(Debug)]
+pub struct Launches {
+    turns: Semaphore,
+    consoles: AtomicU64,
+}
+
+impl Default for Launches {
+    fn default() -> Self {
+        Self {
+            turns: Semaphore::new(LAUNCHERS),
+            consoles: AtomicU64::default(),
+        }
+    }
+}
+
+impl Launches {
+    /// Waits for a turn, which lasts until what is returned is dropped.
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        // It is never closed.
+        self.turns.acquire().await.ok()
+    }
+
+    /// Name for a console's socket that no other has: two that meet would swap their terminals.
+    fn console(&self) -> String {
+        format!("tty{}", self.consoles.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// What makes processes of one container.
 #[derive(Debug)]
 pub struct Launcher<'a> {
+    /// Shared by all containers.
+    pub launches: &'a Launches,
     /// Takes the new process over.
     pub reaper: &'a Reaper,
     /// Where the host's connections are.
@@ -219,7 +255,7 @@ impl Launcher<'_> {
         size: (u16, u16),
     ) -> Result<Process, LaunchError> {
         let claim = stream.map(|id| self.hub.claim(id)).transpose()?;
-        let console = Console::bind(self.folder.join("console"))?;
+        let console = Console::bind(self.folder.join(self.launches.console()))?;
         let mut command = Command::new("/proc/self/exe");
         command
             .stdin(ChildStdio::null())
@@ -247,6 +283,7 @@ impl Launcher<'_> {
         console: Option<PathBuf>,
         mut command: Command,
     ) -> Result<(Pid, crate::init::reaper::Child), LaunchError> {
+        let _turn = self.launches.turn().await;
         let (reports, child_reports) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|e| io_error("create a pipe")(e.into()))?;
         // The launcher inherits it. No other process can be started in between: there is one
@@ -374,8 +411,6 @@ struct Console {
 
 impl Console {
     fn bind(path: PathBuf) -> Result<Self, LaunchError> {
-        // Of an earlier attempt.
-        let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(io_error("listen for the terminal"))?;
         Ok(Self { listener, path })
     }

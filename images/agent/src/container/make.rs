@@ -30,6 +30,7 @@ impl Containers {
             hub,
             images,
             pids,
+            launches,
             ..
         } = &*self.shared;
         let default_stdio = api::Stdio::default();
@@ -97,6 +98,7 @@ impl Containers {
         spec::store(&spec, folder.path.join("config.json"))?;
 
         let launcher = Launcher {
+            launches,
             reaper,
             hub,
             name: &name,
@@ -191,6 +193,7 @@ impl Containers {
             .map(|filter| Confinement::take(&mut process, filter));
         let path = spec::store(&process, folder.path.join("process.json"))?;
         let launcher = Launcher {
+            launches: &self.shared.launches,
             reaper: &self.shared.reaper,
             hub: &self.shared.hub,
             name: &container.name,

@@ -38,6 +38,7 @@ use crate::stdio::Hub;
 use cgroup::Cgroup;
 pub use error::{ContainerError, Result};
 use folder::{Folder, remove_folder};
+use launch::Launches;
 use pidns::SharedPids;
 use process::Process;
 use rootfs::{Image, Images, Rootfs};
@@ -58,6 +59,7 @@ struct Shared {
     hub: Hub,
     images: Images,
     pids: SharedPids,
+    launches: Launches,
     table: Mutex<Table>,
 }
 
@@ -142,6 +144,7 @@ impl Containers {
                 hub,
                 images: Images::default(),
                 pids: SharedPids::default(),
+                launches: Launches::default(),
                 table: Mutex::default(),
             }),
         }
