@@ -40,6 +40,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         jail: JailMode::Enforced,
         pci: false,
         templates: None,
+        snapshot: None,
         cgroup_parent: Some(DEFAULT_CGROUP_PARENT.into()),
     };
     let sandbox = SandboxClient::launch_program(Path::new(podvisor), config).await?;

@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
@@ -318,6 +318,45 @@ fn guest_containers_begin_as_clones_of_the_first_ones_template() {
     assert!(second.contains("is_clone=true"), "{second}");
     host.podvisor(&["rm", "-f", "first", "second"])
         .printed("first\nsecond\n");
+    assert_eq!(host.left(), [""; 0]);
+}
+
+#[test]
+fn guest_programs_begin_with_a_snapshot_of_the_users() {
+    let host = Host::default();
+    let snapshot = host.root.path().join("booted").display().to_string();
+    host.podvisor(&["snapshot", "--memory", "96M", "--volumes", &snapshot])
+        .printed("");
+    host.podvisor(&["snapshot", &snapshot])
+        .refused(1, &["exists already"]);
+
+    let run = |flags: &[&str], script: &str| {
+        let from = [
+            "run",
+            "--rm",
+            "-e",
+            "PATH=/bin",
+            "--from-snapshot",
+            &snapshot,
+        ];
+        let command = ["box", "sh", "-c", script];
+        host.podvisor(&[&from, flags, &command].concat())
+    };
+    let memory = run(&[], "awk '/MemTotal/ {print $2 / 1024}' /proc/meminfo");
+    let mebibytes: f64 = memory.stdout.trim().parse().unwrap();
+    assert!((48.0..96.0).contains(&mebibytes), "{memory:?}");
+    let data = host.root.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let volume = format!("{}:/data", data.display());
+    let ran = run(&["-v", &volume], "echo there > /data/file; exit 3");
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert_eq!(fs::read_to_string(data.join("file")).unwrap(), "there\n");
+
+    fs::write(Path::new(&snapshot).join("state"), "nonsense").unwrap();
+    run(&[], "true").refused(125, &["snapshot", "booted"]);
+    let both = run(&["--memory", "1G"], "true");
+    assert_eq!(both.code, Some(125));
+    assert!(both.stderr.contains("'--memory <SIZE>'"), "{both:?}");
     assert_eq!(host.left(), [""; 0]);
 }
 

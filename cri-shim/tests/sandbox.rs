@@ -28,6 +28,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         jail: Default::default(),
         pci: false,
         templates: None,
+        snapshot: None,
         cgroup_parent: None,
     }
 }

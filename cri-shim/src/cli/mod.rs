@@ -11,6 +11,7 @@ mod completions;
 mod config;
 mod container;
 mod disks;
+mod guest;
 mod image;
 mod images;
 mod import;
@@ -31,6 +32,7 @@ mod settings;
 mod shown;
 mod signals;
 mod size;
+mod snapshot;
 mod system;
 mod table;
 mod tag;
@@ -143,6 +145,8 @@ enum Command {
     Top(container::exec::TopArgs),
     /// Copy files from or to a container
     Cp(container::copy::CopyArgs),
+    /// Boot a machine and keep its state, for `run --from-snapshot`
+    Snapshot(snapshot::SnapshotArgs),
     /// Fetch images from a registry
     Pull(pull::PullArgs),
     /// List the images that are here
@@ -216,6 +220,7 @@ pub fn main() -> ExitCode {
         Command::Stats(args) => container::stats::run(&cli.globals, &args),
         Command::Top(args) => container::exec::top(&cli.globals, &args),
         Command::Cp(args) => container::copy::run(&cli.globals, &args),
+        Command::Snapshot(args) => snapshot::run(&args),
         Command::Pull(args) => pull::run(&cli.globals, &args),
         Command::Images(args) => images::run(&cli.globals, &args),
         Command::Rmi(args) => rmi::run(&cli.globals, &args),

@@ -1,7 +1,6 @@
 //! `podvisor run`: a program from an image, in a virtual machine of its own, behaving like a
 //! program that was started right here.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,13 +8,13 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use oci_spec::runtime::MountBuilder;
 use podvisor_images::{Image, PullOptions, PullPolicy, Store};
-use podvisor_vmm::{MemorySize, ParseMemorySizeError};
 use tracing::debug;
 
 use super::container::foreground::{Outcome, Program, exit_code};
 use super::container::{
     Containers, Entry, Record, Volume, exec, parse_volume, signal, state, sweep, volumes,
 };
+use super::guest::{Guest, GuestArgs};
 use super::progress::Progress;
 use super::pull::{Pulled, pull};
 use super::registries::RegistryArgs;
@@ -25,7 +24,6 @@ use super::signals::{Signals, exit_code_of};
 use super::terminal::RawMode;
 use super::verify::VerifyArgs;
 use super::{Globals, advice, terminal};
-use crate::machine::{Assets, GuestFiles};
 use crate::sandbox::{
     ContainerOptions, CreateContainer, DEFAULT_CGROUP_PARENT, GuestNetwork, JailMode, LaunchConfig,
     Outputs, RootAccess, SandboxClient, SandboxError, SupplementalGroups, TerminalSize,
@@ -36,12 +34,6 @@ const SIGTERM: u8 = 15;
 
 /// Where the guest has the directory that is shared with it.
 const GUEST_SHARE: &str = "/run/podvisor/shared";
-
-/// Less than this, and the guest's kernel and agent have no room.
-const MEMORY_MIN: u64 = 64 << 20;
-
-/// CPUs that podvisor's own kernel is built for (`CONFIG_NR_CPUS`); further ones it would leave idle.
-const OWN_KERNEL_CPUS: u8 = 64;
 
 /// A use so soon after another need not be noted.
 const USE_NOTED: Duration = Duration::from_secs(3600);
@@ -83,17 +75,8 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "NAME", value_parser = parse_hostname)]
     hostname: Option<String>,
 
-    /// Virtual CPUs of the guest
-    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_cpus)]
-    cpus: u8,
-
-    /// Memory of the guest, with a unit: 512M, 2G
-    #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
-    memory: u64,
-
-    /// Kernel to boot, vmlinux or bzImage [default: podvisor's own]
-    #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
+    #[command(flatten)]
+    guest: GuestArgs,
 
     /// The bus of the guest's devices: MMIO boots faster, PCI costs less per request
     #[arg(long, value_name = "BUS", value_enum, default_value_t = Bus::Mmio)]
@@ -154,6 +137,15 @@ pub(super) struct RunArgs {
         default_value_t = BootMode::Warm
     )]
     boot: BootMode,
+
+    /// Begin as a clone of this machine, which `podvisor snapshot` made; its CPUs, memory and
+    /// kernel are the snapshot's
+    #[arg(
+        long,
+        value_name = "DIR",
+        conflicts_with_all = ["cpus", "memory", "kernel", "transport", "console"]
+    )]
+    from_snapshot: Option<PathBuf>,
 
     /// Do not jail the machine's process: for hosts that do not let podvisor do so
     #[arg(long)]
@@ -226,24 +218,6 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn parse_cpus(text: &str) -> Result<u8, String> {
-    match text.parse() {
-        Ok(cpus) if cpus > 0 => Ok(cpus),
-        _ => Err("a guest has whole CPUs; write a number from 1 to 255".to_owned()),
-    }
-}
-
-fn parse_memory(text: &str) -> Result<u64, String> {
-    let size: MemorySize = text
-        .parse()
-        .map_err(|error: ParseMemorySizeError| error.to_string())?;
-    if size.as_bytes() < MEMORY_MIN {
-        return Err(format!("a guest needs at least {}M", MEMORY_MIN >> 20));
-    }
-    let whole = size.as_bytes().checked_next_multiple_of(1 << 20);
-    whole.ok_or_else(|| "no machine has so much".to_owned())
-}
-
 fn parse_hostname(text: &str) -> Result<String, String> {
     let label = |label: &str| {
         !label.is_empty()
@@ -272,11 +246,14 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     debug!("begin");
     let root =
         std::path::absolute(globals.root()?).context("cannot find the root's absolute path")?;
-    let files = guest_files(args, &root)?;
-    check_memory(
-        args.memory,
-        &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
-    )?;
+    let guest = match &args.from_snapshot {
+        Some(dir) => Guest::of_snapshot(dir)?,
+        None => args.guest.guest(args.boot.templates(&root))?,
+    };
+    anyhow::ensure!(
+        args.volume.is_empty() || guest.shares != Some(false),
+        "--volume: the snapshot's machine cannot share directories; make one by `podvisor snapshot --volumes`"
+    );
 
     let runtime = super::runtime()?;
     let code = runtime.block_on(async {
@@ -290,59 +267,13 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
         debug!(id = %image.id(), "the image is here");
         let containers = Containers::open(&root)?;
         sweep(&containers).await?;
-        let code = in_sandbox(args, &files, &image, &containers, &mut signals).await;
+        let code = in_sandbox(args, &guest, &image, &containers, &mut signals).await;
         note_use(&store, &image);
         code
     });
     // A thread may sit in a read of stdin for ever.
     runtime.shutdown_background();
     code
-}
-
-/// What a guest begins with.
-#[derive(Debug)]
-struct GuestPaths {
-    kernel: PathBuf,
-    initramfs: PathBuf,
-    /// The directory of machines that have booted already, unless it has to boot.
-    templates: Option<PathBuf>,
-}
-
-/// The kernel that the user gave, or podvisor's own, with the agent's initramfs. Opened before
-/// anything is pulled: what is wrong with them is said at once.
-fn guest_files(args: &RunArgs, root: &Path) -> anyhow::Result<GuestPaths> {
-    let assets = Assets::of_this_process();
-    let kernel = match &args.kernel {
-        Some(kernel) => kernel.clone(),
-        None if args.cpus > OWN_KERNEL_CPUS => anyhow::bail!(
-            "--cpus {}: podvisor's own kernel is built for {OWN_KERNEL_CPUS}; ask for fewer, or give one that is built for more by --kernel",
-            args.cpus
-        ),
-        None => assets.kernel().map_err(advice::missing_file)?,
-    };
-    let initramfs = assets.initramfs().map_err(advice::missing_file)?;
-    GuestFiles::open(&kernel, &initramfs)?;
-    Ok(GuestPaths {
-        kernel,
-        initramfs,
-        templates: args.boot.templates(root),
-    })
-}
-
-/// Refuses a guest larger than the machine: it would be killed in the middle of its work.
-fn check_memory(wanted: u64, meminfo: &str) -> anyhow::Result<()> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    match kilobytes.and_then(|kilobytes| kilobytes.checked_mul(1024)) {
-        Some(total) if wanted > total => anyhow::bail!(
-            "--memory {}M is more than the {}M that this machine has; ask for less",
-            wanted >> 20,
-            total >> 20
-        ),
-        _ => Ok(()),
-    }
 }
 
 /// The image from the store, or from its registry.
@@ -378,7 +309,7 @@ fn note_use(store: &Store, image: &Image) {
 }
 
 /// The record of the container that is asked for.
-fn record(args: &RunArgs, image: &Image) -> anyhow::Result<Record> {
+fn record(args: &RunArgs, guest: &Guest, image: &Image) -> anyhow::Result<Record> {
     let id = random_id().context("cannot make up an id for the container")?;
     let short: String = id.chars().take(SHORT_ID).collect();
     let hostname = args.hostname.clone().unwrap_or_else(|| short.clone());
@@ -399,8 +330,8 @@ fn record(args: &RunArgs, image: &Image) -> anyhow::Result<Record> {
         created: created.unwrap_or_default().as_secs(),
         labels: args.label.iter().cloned().collect(),
         remove: args.rm,
-        cpus: args.cpus,
-        memory: args.memory,
+        cpus: guest.cpus,
+        memory: guest.memory,
         interactive: args.interactive,
         // A name that nobody knows is the image's mistake.
         stop_signal: stop_signal.and_then(Result::ok).unwrap_or(SIGTERM),
@@ -416,7 +347,7 @@ fn record(args: &RunArgs, image: &Image) -> anyhow::Result<Record> {
 /// Starts the sandbox, with its container made.
 async fn launch(
     args: &RunArgs,
-    files: &GuestPaths,
+    guest: &Guest,
     image: &Image,
     entry: &Entry,
 ) -> anyhow::Result<SandboxClient> {
@@ -425,13 +356,12 @@ async fn launch(
     let config = image.config().config().as_ref();
     let mut spec = container_spec(&record.id, &record.hostname, config, &options)?.spec;
     spec.set_process(Some(record.process.clone()));
-    let shared_dir = match record.volumes.is_empty() {
-        true => None,
-        false => {
-            volumes::mount(&entry.shared(), &record.volumes)?;
-            Some(entry.shared())
-        }
-    };
+    // A snapshot's machine has all of its devices, wanted or not.
+    let shares = guest.shares.unwrap_or(!record.volumes.is_empty());
+    let shared_dir = shares.then(|| entry.shared());
+    if let Some(dir) = &shared_dir {
+        volumes::mount(dir, &record.volumes)?;
+    }
     let mut mounts = spec.mounts().clone().unwrap_or_default();
     for (number, volume) in record.volumes.iter().enumerate() {
         let access = if volume.read_only { "ro" } else { "rw" };
@@ -448,8 +378,8 @@ async fn launch(
         id: record.id.clone(),
         hostname: record.hostname.clone(),
         dir: entry.dir.clone(),
-        kernel: files.kernel.clone(),
-        initramfs: files.initramfs.clone(),
+        kernel: guest.kernel.clone(),
+        initramfs: guest.initramfs.clone(),
         vcpus: record.cpus,
         memory: record.memory,
         image_slots: 1,
@@ -459,7 +389,8 @@ async fn launch(
         network: GuestNetwork::default(),
         sysctls: Default::default(),
         pci: args.transport == Bus::Pci,
-        templates: files.templates.clone(),
+        templates: guest.templates.clone(),
+        snapshot: guest.snapshot.clone(),
         jail: match record.jailed {
             true => JailMode::Enforced,
             false => JailMode::Disabled,
@@ -494,15 +425,15 @@ async fn launch(
 /// Runs the program of `image` and gives its exit code; detached, prints the container's id.
 async fn in_sandbox(
     args: &RunArgs,
-    files: &GuestPaths,
+    guest: &Guest,
     image: &Image,
     containers: &Containers,
     signals: &mut Signals,
 ) -> anyhow::Result<u8> {
     let begin = Instant::now();
-    let (entry, claim) = containers.create(record(args, image)?)?;
+    let (entry, claim) = containers.create(record(args, guest, image)?)?;
     let launched = tokio::select! {
-        launched = launch(args, files, image, &entry) => launched,
+        launched = launch(args, guest, image, &entry) => launched,
         signal = signals.ending() => {
             drop(claim);
             state::remove(&entry.dir).await?;
@@ -592,33 +523,6 @@ fn advised(error: anyhow::Error) -> anyhow::Result<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cpus_are_whole_and_positive() {
-        assert_eq!(parse_cpus("2"), Ok(2));
-        for bad in ["0", "-1", "1.5", "", "256", "x"] {
-            assert!(parse_cpus(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn memory_has_a_least_size_and_whole_mebibytes() {
-        assert_eq!(parse_memory("512M"), Ok(512 << 20));
-        assert_eq!(parse_memory("104857601"), Ok(101 << 20));
-        let message = parse_memory("1M").unwrap_err();
-        assert!(message.contains("64M"), "{message}");
-        assert!(parse_memory("lots").is_err());
-        assert!(parse_memory("16777215T").is_ok());
-        assert!(parse_memory("18446744073709551615").is_err());
-    }
-
-    #[test]
-    fn more_memory_than_the_machine_has_is_refused() {
-        let meminfo = "MemTotal:       24689460 kB\nMemFree: 1 kB\n";
-        assert!(check_memory(24 << 30, meminfo).is_err());
-        assert!(check_memory(8 << 30, meminfo).is_ok());
-        assert!(check_memory(24 << 30, "").is_ok());
-    }
 
     #[test]
     fn host_names_are_dns_names() {

@@ -72,11 +72,16 @@ impl Drop for Launched {
 pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launched, SandboxError> {
     let dir = config.dir.clone();
     let cgroup_parent = config.cgroup_parent.clone();
-    let templates = config.templates.clone();
+    let templates = match config.snapshot {
+        Some(_) => None,
+        None => config.templates.clone(),
+    };
     let wanted = templates.and_then(|dir| Some((Shape::of(&config)?, dir)));
-    let template = wanted
-        .as_ref()
-        .and_then(|(shape, dir)| shape.find(program, dir));
+    let template = match (&config.snapshot, &wanted) {
+        (Some(snapshot), _) => Some(Template::of_snapshot(snapshot)?),
+        (None, Some((shape, dir))) => shape.find(program, dir),
+        (None, None) => None,
+    };
     let (header, fds) = prepare(config, template)?;
     let spawn_error = |source| SandboxError::Spawn {
         program: program.to_owned(),
@@ -259,6 +264,7 @@ fn prepare(
         network: config.network,
         sysctls: config.sysctls,
         pci: config.pci,
+        must_clone: config.snapshot.is_some(),
         jail: config.jail,
         has_template,
     };

@@ -47,7 +47,7 @@ pub use spec::{
 };
 pub(crate) use spec::{DEFAULT_CAPABILITIES, default_mounts, device_rules};
 pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
-pub use template::{Shape, TemplateError, make as make_template};
+pub use template::{Shape, TemplateError, make as make_template, snapshot};
 pub use types::{
     ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer, Exec,
     GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, NicConfig, ProcessExit, Route,

@@ -119,6 +119,23 @@ pub(super) struct Template {
 }
 
 impl Template {
+    /// A snapshot's files.
+    pub(super) fn of_snapshot(dir: &Path) -> Result<Self, SandboxError> {
+        let open = |name| {
+            let path = dir.join(name);
+            let opened = File::open(&path).map(OwnedFd::from);
+            opened.map_err(|source| SandboxError::File {
+                action: "open",
+                path,
+                source,
+            })
+        };
+        Ok(Self {
+            state: open(STATE)?,
+            memory: open(MEMORY)?,
+        })
+    }
+
     /// Reads and checks it.
     pub(super) fn open(self) -> Result<Snapshot, SandboxError> {
         let snapshot = Snapshot::from_files(self.state.into(), self.memory.into());
@@ -242,17 +259,16 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
         Err(TryLockError::Error(error)) => return Err(file("lock", &lock_path)(error)),
     }
     remove_partial(&place);
-    let shared = place.with_extension("share");
     let made = match place.exists() {
         true => Ok(()),
-        false => boot(shape, &place, &shared).await,
+        false => snapshot(shape, &place).await,
     };
     let failed = failure(&place);
     let noted = match made {
         Ok(()) => fs::remove_file(failed),
         Err(_) => fs::write(failed, ""),
     };
-    for left in [noted, fs::remove_dir(&shared), fs::remove_file(&lock_path)] {
+    for left in [noted, fs::remove_file(&lock_path)] {
         if let Err(error) = left
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -263,15 +279,20 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
     made
 }
 
-/// Boots the machine, and snapshots it when its agent answers.
-async fn boot(shape: &Shape, place: &Path, shared: &Path) -> Result<(), TemplateError> {
+/// Boots a machine, and snapshots it to a new directory when its agent answers.
+///
+/// # Errors
+/// [`TemplateError`]; there is no snapshot then.
+pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> {
     let taps = cni::taps_apart(shape.nics).map_err(TemplateError::Tap)?;
     let nics = taps.into_iter().zip(macs());
+    let shared = place.with_extension("share");
     let share = match shape.shares {
         false => None,
         true => {
-            create(shared)?;
-            let opened = File::open(shared).map_err(file("open", shared))?;
+            create(&shared)?;
+            let opened = File::open(&shared).map_err(file("open", &shared))?;
+            fs::remove_dir(&shared).map_err(file("remove", &shared))?;
             Some(opened.into())
         }
     };

@@ -49,6 +49,9 @@ pub struct LaunchConfig {
     /// Where templates are kept, machines that have booted already: the sandbox begins as a clone
     /// of the one that is like it, and makes one where there is none. `None`: it boots.
     pub templates: Option<PathBuf>,
+    /// The directory of a snapshot of which the sandbox is a clone, or is not at all. Kernel,
+    /// vCPUs, memory and kinds of devices are the snapshot's then.
+    pub snapshot: Option<PathBuf>,
     /// The control group (v2) below which the sandbox gets its own, as a path from the
     /// hierarchy's root; `None`: it stays in its launcher's. Where the host has no cgroup v2 or
     /// it cannot be written, the sandbox does without and says why in its log.

@@ -72,6 +72,7 @@ impl Pod {
             jail: JailMode::Enforced,
             pci: false,
             templates: None,
+            snapshot: None,
             cgroup_parent: Some("/podvisor-test".into()),
         }
     }

@@ -115,6 +115,7 @@ impl Node {
             jail: self.config.jail,
             pci: false,
             templates: self.config.templates.clone(),
+            snapshot: None,
             cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
         };
         let client = SandboxClient::launch(launch).await?;

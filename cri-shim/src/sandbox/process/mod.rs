@@ -331,13 +331,14 @@ async fn boot(
         let config = config(Boot::Warm(template.open()?)).map_err(kept)?;
         BuiltSandbox::new(config)
     });
-    let clone = clone.transpose().unwrap_or_else(|error| {
-        info!(
-            why = causes(&error),
-            "no clone of the template: the guest boots"
-        );
-        None
-    });
+    let clone = match clone.transpose() {
+        Err(error) if !launch.must_clone => {
+            let why = causes(&error);
+            info!(why, "no clone of the template: the guest boots");
+            None
+        }
+        clone => clone?,
+    };
     let is_clone = clone.is_some();
     let built = match clone {
         Some(clone) => clone,

@@ -195,6 +195,8 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) jail: JailMode,
     /// The guest's devices are on PCI.
     pub(in crate::sandbox) pci: bool,
+    /// It does not boot when it cannot be a clone.
+    pub(in crate::sandbox) must_clone: bool,
     /// The files of a template come, too.
     pub(in crate::sandbox) has_template: bool,
 }

@@ -1,0 +1,173 @@
+//! The guest that a command is to make: its flags, and what they come to.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use podvisor_vmm::{MemorySize, ParseMemorySizeError};
+
+use super::advice;
+use crate::machine::{Assets, GuestFiles, Snapshot};
+
+/// Less than this, and the guest's kernel and agent have no room.
+const MEMORY_MIN: u64 = 64 << 20;
+
+/// CPUs that podvisor's own kernel is built for (`CONFIG_NR_CPUS`); further ones it would leave idle.
+const OWN_KERNEL_CPUS: u8 = 64;
+
+#[derive(Debug, Args)]
+pub(super) struct GuestArgs {
+    /// Virtual CPUs of the guest
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_cpus)]
+    cpus: u8,
+
+    /// Memory of the guest, with a unit: 512M, 2G
+    #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
+    memory: u64,
+
+    /// Kernel to boot, vmlinux or bzImage [default: podvisor's own]
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+}
+
+/// A guest whose files are there and which this machine has the memory for.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) cpus: u8,
+    pub(super) memory: u64,
+    pub(super) kernel: PathBuf,
+    pub(super) initramfs: PathBuf,
+    /// The directory of machines that have booted already, unless it has to boot.
+    pub(super) templates: Option<PathBuf>,
+    /// The snapshot that it goes on from.
+    pub(super) snapshot: Option<PathBuf>,
+    /// Whether it can share directories of the host; one that boots always can.
+    pub(super) shares: Option<bool>,
+}
+
+impl GuestArgs {
+    /// The guest, with the kernel that the user gave or podvisor's own. Its files are opened once,
+    /// before anything is pulled: what is wrong with them is said at once.
+    pub(super) fn guest(&self, templates: Option<PathBuf>) -> anyhow::Result<Guest> {
+        let assets = Assets::of_this_process();
+        let kernel = match &self.kernel {
+            Some(kernel) => absolute(kernel)?,
+            None if self.cpus > OWN_KERNEL_CPUS => anyhow::bail!(
+                "--cpus {}: podvisor's own kernel is built for {OWN_KERNEL_CPUS}; ask for fewer, or give one that is built for more by --kernel",
+                self.cpus
+            ),
+            None => assets.kernel().map_err(advice::missing_file)?,
+        };
+        let initramfs = assets.initramfs().map_err(advice::missing_file)?;
+        GuestFiles::open(&kernel, &initramfs)?;
+        check_memory(
+            self.memory,
+            &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
+        )?;
+        Ok(Guest {
+            cpus: self.cpus,
+            memory: self.memory,
+            kernel,
+            initramfs,
+            templates,
+            snapshot: None,
+            shares: None,
+        })
+    }
+}
+
+impl Guest {
+    /// The guest that goes on from a snapshot.
+    pub(super) fn of_snapshot(dir: &Path) -> anyhow::Result<Self> {
+        let dir = absolute(dir)?;
+        let snapshot = Snapshot::open(&dir)
+            .with_context(|| format!("cannot use the snapshot {}", dir.display()))?;
+        let memory = snapshot.memory().as_bytes();
+        check_memory(
+            memory,
+            &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
+        )?;
+        let assets = Assets::of_this_process();
+        let devices = snapshot.devices();
+        Ok(Self {
+            cpus: snapshot.vcpus(),
+            memory,
+            kernel: assets.kernel().map_err(advice::missing_file)?,
+            initramfs: assets.initramfs().map_err(advice::missing_file)?,
+            templates: None,
+            snapshot: Some(dir),
+            shares: Some(devices.iter().any(|name| name.starts_with("fs"))),
+        })
+    }
+}
+
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("cannot find {}", path.display()))
+}
+
+fn parse_cpus(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(cpus) if cpus > 0 => Ok(cpus),
+        _ => Err("a guest has whole CPUs; write a number from 1 to 255".to_owned()),
+    }
+}
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let size: MemorySize = text
+        .parse()
+        .map_err(|error: ParseMemorySizeError| error.to_string())?;
+    if size.as_bytes() < MEMORY_MIN {
+        return Err(format!("a guest needs at least {}M", MEMORY_MIN >> 20));
+    }
+    let whole = size.as_bytes().checked_next_multiple_of(1 << 20);
+    whole.ok_or_else(|| "no machine has so much".to_owned())
+}
+
+/// Refuses a guest larger than the machine: it would be killed in the middle of its work.
+fn check_memory(wanted: u64, meminfo: &str) -> anyhow::Result<()> {
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    match kilobytes.and_then(|kilobytes| kilobytes.checked_mul(1024)) {
+        Some(total) if wanted > total => anyhow::bail!(
+            "--memory {}M is more than the {}M that this machine has; ask for less",
+            wanted >> 20,
+            total >> 20
+        ),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_whole_and_positive() {
+        assert_eq!(parse_cpus("2"), Ok(2));
+        for bad in ["0", "-1", "1.5", "", "256", "x"] {
+            assert!(parse_cpus(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn memory_has_a_least_size_and_whole_mebibytes() {
+        assert_eq!(parse_memory("512M"), Ok(512 << 20));
+        assert_eq!(parse_memory("104857601"), Ok(101 << 20));
+        let message = parse_memory("1M").unwrap_err();
+        assert!(message.contains("64M"), "{message}");
+        assert!(parse_memory("lots").is_err());
+        assert!(parse_memory("16777215T").is_ok());
+        assert!(parse_memory("18446744073709551615").is_err());
+    }
+
+    #[test]
+    fn more_memory_than_the_machine_has_is_refused() {
+        let meminfo = "MemTotal:       24689460 kB\nMemFree: 1 kB\n";
+        assert!(check_memory(24 << 30, meminfo).is_err());
+        assert!(check_memory(8 << 30, meminfo).is_ok());
+        assert!(check_memory(24 << 30, "").is_ok());
+    }
+}

@@ -1,0 +1,69 @@
+//! `podvisor snapshot`: a machine that has booted, for `podvisor run --from-snapshot` to begin with.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+
+use super::guest::GuestArgs;
+use super::signals::{Signals, exit_code_of};
+use crate::sandbox::{self, Shape};
+
+#[derive(Debug, Args)]
+pub(super) struct SnapshotArgs {
+    #[command(flatten)]
+    guest: GuestArgs,
+
+    /// Let programs that begin with it share directories of the host (`run -v`)
+    #[arg(long)]
+    volumes: bool,
+
+    /// New directory for the snapshot
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+}
+
+pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
+    let dir = std::path::absolute(&args.dir)
+        .with_context(|| format!("cannot find {}", args.dir.display()))?;
+    check_place(&dir)?;
+    let guest = args.guest.guest(None)?;
+    let shape = Shape {
+        kernel: guest.kernel,
+        initramfs: guest.initramfs,
+        vcpus: guest.cpus,
+        memory: guest.memory,
+        image_slots: 1,
+        nics: 0,
+        shares: args.volumes,
+    };
+    let runtime = super::runtime()?;
+    let code = runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        tokio::select! {
+            made = sandbox::snapshot(&shape, &dir) => {
+                made.with_context(|| format!("cannot make the snapshot {}", dir.display()))?;
+                Ok(0)
+            }
+            signal = signals.ending() => Ok(exit_code_of(signal)),
+        }
+    });
+    runtime.shutdown_background();
+    code
+}
+
+/// Says at once what else would be said after the boot.
+fn check_place(dir: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        dir.symlink_metadata().is_err(),
+        "{} exists already; name a new directory",
+        dir.display()
+    );
+    let parent = dir.parent().unwrap_or(Path::new("/"));
+    anyhow::ensure!(
+        parent.is_dir(),
+        "{} is no directory; make it first",
+        parent.display()
+    );
+    Ok(())
+}
