@@ -8,10 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch, apply_filter,
-};
+use podvisor_seccomp::{BpfProgram, Condition, Otherwise, Rule, Verdict, Width, apply, compile};
 
 /// Whether threads of a VM are confined to the system calls that they need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,24 +35,16 @@ pub(super) enum ThreadKind {
 /// Why a thread was not confined.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to install the seccomp filter of a thread")]
-pub(super) struct SeccompError(#[source] seccompiler::Error);
+pub(super) struct SeccompError(#[source] podvisor_seccomp::Error);
 
 /// Confines the calling thread, for good.
 pub(super) fn confine(kind: ThreadKind) -> Result<(), SeccompError> {
     static FILTERS: [OnceLock<BpfProgram>; 3] = [const { OnceLock::new() }; 3];
-    let filter = &FILTERS[kind as usize];
-    let program = match filter.get() {
-        Some(program) => program,
-        None => {
-            let compiled = compile(kind).map_err(SeccompError)?;
-            filter.get_or_init(|| compiled)
-        }
-    };
-    apply_filter(program).map_err(SeccompError)
+    let program = FILTERS[kind as usize].get_or_init(|| program(kind));
+    apply(program).map_err(SeccompError)
 }
 
-/// Memory, time, locks, signals and the end of a thread: what any Rust code may come to. First what
-/// is called most, for the kernel looks at one after the other.
+/// Memory, time, locks, signals and the end of a thread: what any Rust code may come to.
 const EVERYWHERE: &[i64] = &[
     libc::SYS_futex,
     libc::SYS_read,
@@ -187,6 +176,9 @@ const FILES: &[i64] = &[
     libc::SYS_prctl,
 ];
 
+/// For what is not on a thread's list.
+const EPERM: u16 = 1;
+
 /// `_IOC` of linux/ioctl.h.
 const fn ioc(direction: u32, kind: u32, number: u32, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | kind << 8 | number
@@ -250,44 +242,37 @@ const DEVICE_IOCTLS: &[u32] = &[
     ioc(1, 0x54, 216, size_of::<u32>()), // TUNSETVNETHDRSZ
 ];
 
-fn compile(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Error> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+fn program(kind: ThreadKind) -> BpfProgram {
     let lists: &[&[i64]] = match kind {
         ThreadKind::Vcpu => &[EVERYWHERE],
         ThreadKind::Devices => &[EVERYWHERE, DEVICES],
         ThreadKind::Files => &[EVERYWHERE, DEVICES, FILES],
     };
-    for call in lists.iter().copied().flatten() {
-        rules.insert(*call, Vec::new());
-    }
+    let listed = lists.iter().copied().flatten();
+    let mut calls: BTreeMap<i64, Verdict> = listed.map(|call| (*call, Verdict::Allow)).collect();
     let ioctls = match kind {
         ThreadKind::Vcpu => VCPU_IOCTLS,
         ThreadKind::Devices | ThreadKind::Files => DEVICE_IOCTLS,
     };
-    let requests = ioctls
-        .iter()
-        .map(|request| argument(1, u64::from(*request)));
-    rules.insert(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
+    let requests = ioctls.iter().map(|request| argument(1, *request));
+    calls.insert(libc::SYS_ioctl, Verdict::AllowIf(requests.collect()));
     if kind != ThreadKind::Vcpu {
         // vsock's host side: no other family.
-        let family = u64::try_from(libc::AF_UNIX).unwrap_or(0);
-        rules.insert(libc::SYS_socket, vec![argument(0, family)?]);
+        let family = argument(0, libc::AF_UNIX.cast_unsigned());
+        calls.insert(libc::SYS_socket, Verdict::AllowIf(vec![family]));
     }
     if kind == ThreadKind::Files {
         // A mask for new files of its own; the thread has called it before, or will with its first
         // request.
-        let own = u64::try_from(libc::CLONE_FS).unwrap_or(0);
-        rules.insert(libc::SYS_unshare, vec![argument(0, own)?]);
+        let own = argument(0, libc::CLONE_FS.cast_unsigned());
+        calls.insert(libc::SYS_unshare, Verdict::AllowIf(vec![own]));
     }
-    let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    let filter = SeccompFilter::new(rules, denied, SeccompAction::Allow, TargetArch::x86_64)?;
-    Ok(BpfProgram::try_from(filter)?)
+    compile(&calls, Otherwise::Fail(EPERM))
 }
 
 /// The low half of an argument has this value, which is all that the kernel looks at in these.
-fn argument(index: u8, value: u64) -> Result<SeccompRule, seccompiler::Error> {
-    let condition = SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;
-    Ok(SeccompRule::new(vec![condition])?)
+fn argument(index: u32, value: u32) -> Rule {
+    vec![Condition::is(index, Width::Word, value.into())]
 }
 
 #[cfg(test)]

@@ -6,10 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use seccompiler::sock_filter;
+use podvisor_seccomp::{BpfProgram, Condition, Otherwise, Rule, Verdict, Width, apply, compile};
 
 use super::JailError;
-use super::program::{Condition, Rule, Verdict, Width, compile};
 
 /// Allowed with any arguments.
 const ALWAYS: &[i64] = &[
@@ -190,13 +189,12 @@ const MISSING_WITHOUT_SHARE: &[i64] = &[libc::SYS_openat, libc::SYS_readlinkat];
 
 /// Sets the filter for this thread, and so for all that it starts.
 pub(super) fn set(has_share: bool) -> Result<(), JailError> {
-    let set = seccompiler::apply_filter(&program(has_share, std::process::id()));
-    set.map_err(JailError::Filter)
+    apply(&program(has_share, std::process::id())).map_err(JailError::Filter)
 }
 
 /// The filter of the process of this number, which is another inside its PID namespace.
-fn program(has_share: bool, process: u32) -> Vec<sock_filter> {
-    compile(&calls(has_share, process))
+fn program(has_share: bool, process: u32) -> BpfProgram {
+    compile(&calls(has_share, process), Otherwise::Kill)
 }
 
 fn calls(has_share: bool, process: u32) -> BTreeMap<i64, Verdict> {

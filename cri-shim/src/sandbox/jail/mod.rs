@@ -19,7 +19,6 @@ mod filter;
 mod identity;
 mod namespaces;
 mod paths;
-mod program;
 mod spawn;
 
 use std::os::fd::BorrowedFd;
@@ -58,7 +57,7 @@ pub enum JailError {
     Landlock(#[from] landlock::RulesetError),
     /// The kernel refused the filter.
     #[error("failed to set the filter of system calls")]
-    Filter(#[source] seccompiler::Error),
+    Filter(#[source] podvisor_seccomp::Error),
 }
 
 fn hint(error: &std::io::Error) -> &'static str {

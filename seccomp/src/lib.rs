@@ -1,4 +1,5 @@
-//! A filter of system calls as the kernel runs it: classic BPF over `struct seccomp_data`.
+//! A filter of system calls as the kernel runs it: classic BPF over `struct seccomp_data`
+//! (seccomp(2)).
 //!
 //! Calls are found by halving the list of numbers, not one after the other. The kernel tries a
 //! filter with each number it knows when the filter is set, to learn which calls need not ask it:
@@ -7,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use seccompiler::sock_filter;
+pub use seccompiler::{BpfProgram, Error};
 
 // linux/bpf_common.h and linux/filter.h: what of an instruction is in its code.
 const LOAD_WORD: u16 = 0x20;
@@ -31,21 +33,31 @@ const ARGUMENTS: u32 = 16;
 
 /// What the kernel does with a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub enum Verdict {
     /// It is carried out.
     Allow,
     /// It fails with this error.
     Fail(u16),
-    /// It is carried out when all conditions of one of these rules hold, and kills otherwise.
+    /// It is carried out when all conditions of one of these rules hold; else it is as one that
+    /// is not listed.
     AllowIf(Vec<Rule>),
 }
 
+/// What becomes of a call that is not listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Otherwise {
+    /// It kills the process.
+    Kill,
+    /// It fails with this error.
+    Fail(u16),
+}
+
 /// Conditions that hold together.
-pub(super) type Rule = Vec<Condition>;
+pub type Rule = Vec<Condition>;
 
 /// How much of an argument the kernel looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Width {
+pub enum Width {
     /// 32 bits.
     Word,
     /// 64 bits.
@@ -54,7 +66,7 @@ pub(super) enum Width {
 
 /// What is asked of one argument of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Condition {
+pub struct Condition {
     argument: u32,
     width: Width,
     mask: u64,
@@ -64,12 +76,12 @@ pub(super) struct Condition {
 
 impl Condition {
     /// The argument, from 0 to 5, is this number.
-    pub(super) fn is(argument: u32, width: Width, value: u64) -> Self {
+    pub fn is(argument: u32, width: Width, value: u64) -> Self {
         Self::masked(argument, width, u64::MAX, value)
     }
 
     /// Of these bits of the argument, exactly those of `value` are set.
-    pub(super) fn masked(argument: u32, width: Width, mask: u64, value: u64) -> Self {
+    pub fn masked(argument: u32, width: Width, mask: u64, value: u64) -> Self {
         Self {
             argument,
             width,
@@ -80,7 +92,7 @@ impl Condition {
     }
 
     /// The argument's 32 bits are another number.
-    pub(super) fn is_not(argument: u32, value: u64) -> Self {
+    pub fn is_not(argument: u32, value: u64) -> Self {
         Self {
             is_equal: false,
             ..Self::is(argument, Width::Word, value)
@@ -88,13 +100,18 @@ impl Condition {
     }
 }
 
-/// The program for these calls, by their numbers; any other one kills the process, as does one
-/// by the numbers of another architecture.
-pub(super) fn compile(calls: &BTreeMap<i64, Verdict>) -> Vec<sock_filter> {
+/// The program for these calls, by their numbers. A call by the numbers of another architecture
+/// kills the process.
+#[must_use]
+pub fn compile(calls: &BTreeMap<i64, Verdict>, otherwise: Otherwise) -> BpfProgram {
     let mut program = Program::default();
     let kill = program.put(RETURN, KILL_PROCESS);
+    let refuse = match otherwise {
+        Otherwise::Kill => kill,
+        Otherwise::Fail(error) => program.put(RETURN, ERRNO | u32::from(error)),
+    };
     let allow = program.put(RETURN, ALLOW);
-    let search = program.search(&ranges(calls), Ends { kill, allow });
+    let search = program.search(&ranges(calls), Ends { refuse, allow });
     program.go_on_at(search);
     let known = program.put(LOAD_WORD, NUMBER);
     program.branch(JUMP_EQUAL, ARCH, known, kill);
@@ -103,8 +120,17 @@ pub(super) fn compile(calls: &BTreeMap<i64, Verdict>) -> Vec<sock_filter> {
     program.reversed
 }
 
-/// From its number on, up to the next one's, calls have this verdict; none kills.
+/// From its number on, up to the next one's, calls have this verdict; none is that of calls that
+/// are not listed.
 type Range<'a> = (u32, Option<&'a Verdict>);
+
+/// Sets a filter for the calling thread, and for all that it starts, for good.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn apply(program: &BpfProgram) -> Result<(), Error> {
+    seccompiler::apply_filter(program)
+}
 
 /// The whole of the numbers in as few ranges as there are changes.
 fn ranges(calls: &BTreeMap<i64, Verdict>) -> Vec<Range<'_>> {
@@ -132,7 +158,7 @@ type Label = usize;
 /// Where most ways end.
 #[derive(Debug, Clone, Copy)]
 struct Ends {
-    kill: Label,
+    refuse: Label,
     allow: Label,
 }
 
@@ -190,16 +216,16 @@ impl Program {
                 let below = self.search(below, ends);
                 self.branch(JUMP_AT_LEAST, *middle, above, below)
             }
-            (_, []) => ends.kill,
+            (_, []) => ends.refuse,
         }
     }
 
     fn verdict(&mut self, verdict: Option<&Verdict>, ends: Ends) -> Label {
         match verdict {
-            None => ends.kill,
+            None => ends.refuse,
             Some(Verdict::Allow) => ends.allow,
             Some(Verdict::Fail(error)) => self.put(RETURN, ERRNO | u32::from(*error)),
-            Some(Verdict::AllowIf(rules)) => rules.iter().rev().fold(ends.kill, |next, rule| {
+            Some(Verdict::AllowIf(rules)) => rules.iter().rev().fold(ends.refuse, |next, rule| {
                 let conditions = rule.iter().rev();
                 conditions.fold(ends.allow, |then, condition| {
                     self.condition(*condition, then, next)
@@ -236,16 +262,11 @@ fn word(value: u64) -> u32 {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
     /// What the kernel's interpreter does with a call.
-    pub(in crate::sandbox::jail) fn run(
-        program: &[sock_filter],
-        arch: u32,
-        number: u32,
-        arguments: [u64; 6],
-    ) -> u32 {
+    fn run(program: &[sock_filter], arch: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let load = |offset: u32| match offset {
             NUMBER => number,
             ARCHITECTURE => arch,
@@ -272,7 +293,7 @@ pub(super) mod tests {
     }
 
     fn verdict(calls: &BTreeMap<i64, Verdict>, number: u32, arguments: [u64; 6]) -> u32 {
-        run(&compile(calls), ARCH, number, arguments)
+        run(&compile(calls, Otherwise::Kill), ARCH, number, arguments)
     }
 
     #[test]
@@ -300,7 +321,23 @@ pub(super) mod tests {
         }
         // The numbers of the x32 ABI have a bit of their own.
         assert_eq!(verdict(&calls, 0x4000_0000, [0; 6]), KILL_PROCESS);
-        assert_eq!(run(&compile(&calls), 0x4000_0003, 0, [0; 6]), KILL_PROCESS);
+        assert_eq!(
+            run(&compile(&calls, Otherwise::Kill), 0x4000_0003, 0, [0; 6]),
+            KILL_PROCESS
+        );
+    }
+
+    #[test]
+    fn what_is_not_listed_may_fail_instead() {
+        let rule = vec![Condition::is(0, Width::Word, 7)];
+        let calls = BTreeMap::from([(3, Verdict::Allow), (5, Verdict::AllowIf(vec![rule]))]);
+        let program = compile(&calls, Otherwise::Fail(1));
+        let of = |number, argument| run(&program, ARCH, number, [argument, 0, 0, 0, 0, 0]);
+        assert_eq!((of(3, 0), of(5, 7)), (ALLOW, ALLOW));
+        for (number, argument) in [(0, 0), (4, 0), (5, 8), (6, 7), (u32::MAX, 0)] {
+            assert_eq!(of(number, argument), ERRNO | 1, "{number}");
+        }
+        assert_eq!(run(&program, 0x4000_0003, 3, [0; 6]), KILL_PROCESS);
     }
 
     #[test]
