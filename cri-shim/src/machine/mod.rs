@@ -19,7 +19,7 @@ use podvisor_vmm::devices::blk::FileDisk;
 use podvisor_vmm::{
     BlockDevice, BlockDeviceError, BlockHandle, BootError, BuildError, Exit, FsDevice,
     FsDeviceError, HandleError, Initramfs, Kernel, MacAddress, MemorySize, NetDevice,
-    NetDeviceError, SnapshotError, Vm, VsockDevice, VsockError, VsockHandle,
+    NetDeviceError, PlugError, SnapshotError, Vm, VsockDevice, VsockError, VsockHandle,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -85,6 +85,9 @@ pub enum MachineError {
     /// A device of the machine does not answer.
     #[error(transparent)]
     Device(#[from] HandleError),
+    /// A spare disk got no medium.
+    #[error(transparent)]
+    Insert(#[from] PlugError),
     /// The host's end of vsock.
     #[error(transparent)]
     Vsock(#[from] VsockError),
@@ -424,7 +427,9 @@ impl Machine {
     /// There is no such spare disk, or the machine has ended.
     pub async fn insert_disk(&self, index: usize, disk: Disk) -> Result<(), MachineError> {
         let medium = medium(disk.file, &disk.serial)?;
-        self.swap(index, medium, disk.serial).await
+        let slot = self.spare(index)?.name().to_owned();
+        self.blocking(move |vm| vm.insert_disk(&slot, Box::new(medium), &disk.serial))
+            .await
     }
 
     /// Takes the medium out of a spare disk, which the guest has unmounted.
@@ -441,26 +446,16 @@ impl Machine {
             serial: String::new(),
             source: error.into(),
         })?;
-        self.swap(index, medium(empty, "")?, String::new()).await
+        let empty = medium(empty, "")?;
+        let slot = self.spare(index)?.clone();
+        // The device may be in the middle of a read from a slow disk.
+        self.blocking(move |_| slot.swap(Box::new(empty), "")).await
     }
 
-    async fn swap(
-        &self,
-        index: usize,
-        medium: FileDisk,
-        serial: String,
-    ) -> Result<(), MachineError> {
-        let disk = self
-            .spare
+    fn spare(&self, index: usize) -> Result<&BlockHandle, MachineError> {
+        self.spare
             .get(index)
-            .ok_or(MachineError::NoSpareDisk(index))?;
-        let disk = disk.clone();
-        // The device may be in the middle of a read from a slow disk.
-        let swap = tokio::task::spawn_blocking(move || disk.swap(Box::new(medium), &serial));
-        match swap.await {
-            Ok(swapped) => Ok(swapped?),
-            Err(error) => Err(MachineError::Thread(io::Error::other(error))),
-        }
+            .ok_or(MachineError::NoSpareDisk(index))
     }
 
     /// Ends the machine as if its power were cut. Returns when its threads have ended.

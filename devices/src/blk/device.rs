@@ -35,7 +35,7 @@ mod feature {
 
 /// A virtio block device over any [`Disk`].
 ///
-/// It runs on a thread of its own, since most disks block.
+/// It runs on a thread of its own, since most disks block; but for [`Self::spare`].
 #[derive(Debug)]
 pub struct BlockDevice {
     engine: Engine,
@@ -44,6 +44,7 @@ pub struct BlockDevice {
     /// A file that is to be written, which [`Self::check`] sees to.
     file: Option<WantedForWriting>,
     io: IoEngine,
+    placement: Placement,
 }
 
 #[derive(Debug)]
@@ -65,6 +66,7 @@ impl BlockDevice {
             queues: vec![None],
             file: None,
             io: IoEngine::Sync,
+            placement: Placement::Own,
         }
     }
 
@@ -131,10 +133,14 @@ impl BlockDevice {
     }
 
     /// An empty slot: a read-only disk of one sector, until [`Self::swap`] gives it another one.
-    /// (Linux sends no event when a disk's size changes from or to 0.)
+    /// (Linux sends no event when a disk's size changes from or to 0.) Nothing of it blocks: it
+    /// needs no thread of its own.
     #[must_use]
     pub fn spare() -> Self {
-        Self::new(Box::new(EmptySlot)).read_only()
+        Self {
+            placement: Placement::Shared,
+            ..Self::new(Box::new(EmptySlot)).read_only()
+        }
     }
 
     /// The driver may only read.
@@ -260,7 +266,7 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn placement(&self) -> Placement {
-        Placement::Own
+        self.placement
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {

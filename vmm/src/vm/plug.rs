@@ -3,15 +3,17 @@
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
+use podvisor_devices::blk::{BlockDevice, BlockDeviceError, Disk};
 use podvisor_devices::pci::PciAddress;
-use podvisor_devices::virtio::{VirtioDevice, Worker};
+use podvisor_devices::virtio::{Placement, VirtioDevice, Worker};
 
 use super::attach::{Attached, Connected, Connection, Registers};
 use super::error::BuildError;
 use super::handle::HandleError;
-use super::{Action, Vm, VmError, lock};
+use super::io::own_loop;
+use super::{Action, State, Vm, VmError, lock};
 
 /// A device that was plugged in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +100,7 @@ impl Vm {
             return Err(PlugError::NotPci);
         };
         let kind = Any::type_id(&*device);
+        let shares_loop = AtomicBool::new(device.placement() == Placement::Shared);
         let worker = Worker::new(name.clone(), device, irq);
         let installed = berth.install(worker, kicks).map_err(failed);
         let running = installed.and_then(|event_loop| match event_loop {
@@ -129,12 +132,64 @@ impl Vm {
             kind,
             info,
             link,
+            shares_loop,
             registers,
         }));
         let address = PciAddress {
             slot: function.slot(),
         };
         Ok(Plugged { name, address })
+    }
+
+    /// Gives the block device `name` of a running or paused guest a disk, as [`super::BlockHandle::swap`]
+    /// does; one that was built as [`BlockDevice::spare`] gets a thread of its own before, where the
+    /// disk may block without holding up other devices.
+    ///
+    /// # Errors
+    /// See [`PlugError`]; the device keeps the disk that it had.
+    pub fn insert_disk(
+        &self,
+        name: &str,
+        disk: Box<dyn Disk>,
+        serial: &str,
+    ) -> Result<(), PlugError> {
+        let device = self.block(name)?;
+        self.give_loop(name)?;
+        Ok(device.swap(disk, serial)?)
+    }
+
+    fn give_loop(&self, name: &str) -> Result<(), PlugError> {
+        let _transition = lock(&self.transition);
+        let attached = {
+            let devices = lock(&self.devices);
+            devices.iter().find(|device| device.name == name).cloned()
+        };
+        let shares = |device: &Arc<Attached>| device.shares_loop.load(Ordering::SeqCst);
+        let Some(attached) = attached.filter(shares) else {
+            return Ok(());
+        };
+        let made = own_loop(name, &self.faults);
+        let (mut event_loop, place) = made.map_err(|source| PlugError::EventLoop {
+            device: name.to_owned(),
+            source,
+        })?;
+        let loops = &self.context.loops;
+        let mut inner = self.control().lock();
+        // Whoever ends the VM finds the loop, or this finds that it has ended.
+        if self.legal(&inner, Action::Insert)? == State::Paused {
+            event_loop.pause();
+        }
+        inner.threads += 1;
+        loops.add(&event_loop);
+        drop(inner);
+        let thread = self.loop_thread(event_loop);
+        if let Err(error) = self.spawn(vec![thread]) {
+            loops.forget(&place);
+            return Err(error.into());
+        }
+        attached.link.move_to(place);
+        attached.shares_loop.store(false, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Takes a device from a running guest, whichever was built in or plugged in on PCI. The guest

@@ -33,6 +33,8 @@ pub enum Action {
     Plug,
     /// [`super::Vm::unplug`].
     Unplug,
+    /// [`super::Vm::insert_disk`].
+    Insert,
     /// [`super::Vm::stop`].
     Stop,
 }
@@ -46,8 +48,8 @@ impl State {
             (S::Created, A::Start) => Some(S::Running),
             (S::Running, A::Pause) => Some(S::Paused),
             (S::Paused, A::Resume) => Some(S::Running),
-            (S::Paused, A::Snapshot) => Some(S::Paused),
-            (S::Running, A::Plug | A::Unplug) => Some(S::Running),
+            (S::Paused, A::Snapshot | A::Insert) => Some(S::Paused),
+            (S::Running, A::Plug | A::Unplug | A::Insert) => Some(S::Running),
             (S::Created | S::Running | S::Paused | S::Stopped, A::Stop) => Some(S::Stopped),
             (S::Poisoned, A::Stop) => Some(S::Poisoned),
             _ => None,
@@ -82,6 +84,7 @@ impl fmt::Display for Action {
             Self::Snapshot => "take a snapshot of",
             Self::Plug => "plug a device into",
             Self::Unplug => "unplug a device from",
+            Self::Insert => "insert a disk into",
             Self::Stop => "stop",
         })
     }
@@ -104,6 +107,8 @@ mod tests {
             (S::Paused, A::Snapshot, S::Paused),
             (S::Running, A::Plug, S::Running),
             (S::Running, A::Unplug, S::Running),
+            (S::Running, A::Insert, S::Running),
+            (S::Paused, A::Insert, S::Paused),
             (S::Paused, A::Stop, S::Stopped),
             (S::Stopped, A::Stop, S::Stopped),
             (S::Poisoned, A::Stop, S::Poisoned),
@@ -116,6 +121,7 @@ mod tests {
                 A::Snapshot,
                 A::Plug,
                 A::Unplug,
+                A::Insert,
                 A::Stop,
             ] {
                 let expected = legal

@@ -7,13 +7,14 @@ mod mmio;
 
 use std::any::TypeId;
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_ioctls::VmFd;
 use podvisor_devices::GuestRam;
 use podvisor_devices::virtio::transport::MmioTransport;
 use podvisor_devices::virtio::{
-    DeviceInfo, Interrupt, QueueState, RestoreError, VirtioDevice, WorkerLink,
+    DeviceInfo, Interrupt, Placement, QueueState, RestoreError, VirtioDevice, WorkerLink,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -94,6 +95,8 @@ pub(crate) struct Attached {
     pub(crate) kind: TypeId,
     pub(crate) info: DeviceInfo,
     pub(crate) link: Link,
+    /// Whether it was built on the loop of all others and has got none of its own since.
+    pub(crate) shares_loop: AtomicBool,
     pub(crate) registers: Registers,
 }
 
@@ -194,6 +197,7 @@ pub(super) fn attach(
             }
         };
         let kind = std::any::Any::type_id(&*device);
+        let shares_loop = AtomicBool::new(device.placement() == Placement::Shared);
         loops
             .install(&place, name.clone(), device, irq, kicks)
             .map_err(event_loop)?;
@@ -205,6 +209,7 @@ pub(super) fn attach(
             kind,
             info,
             link: place.link,
+            shares_loop,
             registers,
         });
     }

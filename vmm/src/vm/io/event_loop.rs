@@ -1,6 +1,6 @@
 //! One loop: workers, what wakes them, and commands between their turns.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, PoisonError};
@@ -10,7 +10,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::mailbox::Mailbox;
-use super::{DeviceFault, FAULTS_KEPT, Faults};
+use super::{DeviceFault, FAULTS_KEPT, Faults, Link};
 
 /// Event data of the mailbox.
 const MAILBOX: u64 = u64::MAX;
@@ -42,6 +42,8 @@ pub(crate) struct EventLoop {
     epoll: Epoll,
     /// By number, which is never another device's again: `None` was taken away, or is yet to come.
     slots: Vec<Option<Slot>>,
+    /// Where those are by now that were given a loop of their own.
+    moved: HashMap<usize, Link>,
     /// Who used up its share and comes again after the others, each once.
     again: VecDeque<(usize, Source)>,
     paused: bool,
@@ -59,6 +61,7 @@ impl EventLoop {
             mailbox,
             epoll,
             slots: Vec::new(),
+            moved: HashMap::new(),
             again: VecDeque::new(),
             paused: false,
             ended: false,
@@ -113,12 +116,48 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Takes a device away, with all that is in flight completed.
-    pub(super) fn remove(&mut self, index: usize) {
-        let Some(mut slot) = self.slots.get_mut(index).and_then(Option::take) else {
+    /// Takes a device away, with all that is in flight completed. The way to it comes back when it
+    /// is on another loop.
+    pub(super) fn remove(&mut self, index: usize) -> Option<Link> {
+        if let Some(mut slot) = self.take(index) {
+            slot.worker.stop();
+        }
+        self.moved.remove(&index)
+    }
+
+    /// Sends a device to the place that another loop keeps for it. Commands that come here for it
+    /// follow it there, in their order.
+    pub(super) fn move_to(&mut self, index: usize, to: Link) {
+        let Some(mut slot) = self.take(index) else {
             return;
         };
-        slot.worker.stop();
+        slot.worker.pause();
+        slot.backend_polled = false;
+        let Link { mailbox, slot: at } = to.clone();
+        mailbox.send(Box::new(move |event_loop| event_loop.take_in(at, slot)));
+        self.moved.insert(index, to);
+    }
+
+    fn take_in(&mut self, index: usize, mut slot: Slot) {
+        for (queue, kick) in (0u32..).zip(&slot.kicks) {
+            if let Err(error) = add(&self.epoll, kick.as_raw_fd(), data(index, queue)) {
+                let device = slot.worker.name();
+                tracing::error!(device, %error, "a queue's notifications are lost");
+            }
+        }
+        let goes_on = !self.paused && slot.worker.resume();
+        if let Some(place) = self.slots.get_mut(index) {
+            *place = Some(slot);
+        }
+        if goes_on {
+            self.look_at_queues(index);
+        }
+        self.poll_backend(index);
+    }
+
+    /// A device that this loop hears nothing of any more.
+    fn take(&mut self, index: usize) -> Option<Slot> {
+        let slot = self.slots.get_mut(index).and_then(Option::take)?;
         let fds = slot.kicks.iter().map(|kick| kick.as_raw_fd());
         let backend = slot.worker.device().backend().map(|fd| fd.as_raw_fd());
         for fd in fds.chain(backend.filter(|_| slot.backend_polled)) {
@@ -126,6 +165,7 @@ impl EventLoop {
             let event = EpollEvent::new(EventSet::IN, 0);
             let _ = self.epoll.ctl(ControlOperation::Delete, fd, event);
         }
+        Some(slot)
     }
 
     fn slot(&self, index: usize) -> Option<&Slot> {
@@ -288,6 +328,9 @@ impl EventLoop {
     /// Something for one worker.
     pub(super) fn command(&mut self, index: usize, command: Command) {
         let Some(slot) = self.slot_mut(index) else {
+            if let Some(link) = self.moved.get(&index) {
+                link.try_send(command);
+            }
             return;
         };
         // A backend that is to be exchanged must not stay registered.
@@ -314,7 +357,7 @@ impl EventLoop {
     }
 
     /// Stops all queues: nothing is in flight until [`Self::resume`].
-    pub(super) fn pause(&mut self) {
+    pub(crate) fn pause(&mut self) {
         self.paused = true;
         self.again.clear();
         for slot in self.slots.iter_mut().flatten() {

@@ -27,6 +27,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub(crate) use event_loop::EventLoop;
 use mailbox::Mailbox;
+pub(crate) use plug::own_loop;
 
 /// The most device faults that are kept for the owner.
 const FAULTS_KEPT: usize = 64;
@@ -60,6 +61,15 @@ impl Link {
         self.mailbox.send(Box::new(move |event_loop| {
             event_loop.command(slot, command)
         }))
+    }
+}
+
+impl Link {
+    /// Has the worker move to a place that another loop keeps for it. The way stays the same.
+    pub(crate) fn move_to(&self, to: Self) {
+        let slot = self.slot;
+        self.mailbox
+            .send(Box::new(move |event_loop| event_loop.move_to(slot, to)));
     }
 }
 

@@ -49,17 +49,14 @@ impl Loops {
             Placement::Own => format!("vm-{name}"),
             Placement::Shared => SHARED.to_owned(),
         };
-        let mut new = EventLoop::new(name, faults.clone())?;
-        let link = Link {
-            mailbox: new.mailbox(),
-            slot: new.reserve(),
-        };
+        let (new, link) = new_loop(name, faults)?;
         Ok(Berth {
             link,
             new: Some(new),
         })
     }
 
+    /// Makes a loop for one device alone, and the way to its place there.
     /// A loop is about to run.
     pub(crate) fn add(&self, event_loop: &EventLoop) {
         let entry = (event_loop.name().to_owned(), event_loop.mailbox());
@@ -72,20 +69,29 @@ impl Loops {
     /// # Errors
     /// When the device is busy; it goes when it is not any more.
     pub(crate) fn remove(&self, link: &Link) -> io::Result<()> {
-        let own = {
-            let mut entries = self.entries();
-            let at = entries
-                .iter()
-                .position(|(name, mailbox)| Arc::ptr_eq(mailbox, &link.mailbox) && name != SHARED);
-            at.map(|at| entries.remove(at)).is_some()
-        };
-        let slot = link.slot;
-        ask(&link.mailbox, move |event_loop| {
-            event_loop.remove(slot);
-            if own {
-                event_loop.end();
+        let moved = ask(&link.mailbox, {
+            let (slot, own) = (link.slot, self.forget(link));
+            move |event_loop| {
+                let moved = event_loop.remove(slot);
+                if own {
+                    event_loop.end();
+                }
+                moved
             }
-        })
+        })?;
+        match moved {
+            Some(link) => self.remove(&link),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a device's loop from the list when it is its own.
+    pub(crate) fn forget(&self, link: &Link) -> bool {
+        let mut entries = self.entries();
+        let at = entries
+            .iter()
+            .position(|(name, mailbox)| Arc::ptr_eq(mailbox, &link.mailbox) && name != SHARED);
+        at.map(|at| entries.remove(at)).is_some()
     }
 }
 
@@ -109,6 +115,20 @@ impl Berth {
             }
         }
     }
+}
+
+/// Makes a loop for one device alone, and the way to its place there.
+pub(crate) fn own_loop(device: &str, faults: &Faults) -> io::Result<(EventLoop, Link)> {
+    new_loop(format!("vm-{device}"), faults)
+}
+
+fn new_loop(name: String, faults: &Faults) -> io::Result<(EventLoop, Link)> {
+    let mut new = EventLoop::new(name, faults.clone())?;
+    let link = Link {
+        mailbox: new.mailbox(),
+        slot: new.reserve(),
+    };
+    Ok((new, link))
 }
 
 /// Has a loop do something, and waits for it.

@@ -68,89 +68,151 @@ impl Disk for GatedDisk {
     }
 }
 
+/// Where the disk comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Disks {
+    /// It was there when the VM was built.
+    BuiltIn,
+    /// It came into a spare slot whose queue was running.
+    Inserted,
+}
+
+const BOTH: [Disks; 2] = [Disks::BuiltIn, Disks::Inserted];
+
 /// A guest with such a disk, which works on a request, and an entropy device.
-fn blocked() -> (Guest, Arc<Gate>, DriverQueue) {
+fn blocked(disks: Disks) -> (Guest, Arc<Gate>, DriverQueue) {
     let gate = Arc::new(Gate::default());
-    let disk = BlockDevice::new(Box::new(GatedDisk(gate.clone())));
-    let guest = Guest::start(|vm| vm.block(disk).rng());
-    let block = guest.device(0);
-    let mut queue = block.start(RINGS);
+    let disk = Box::new(GatedDisk(gate.clone()));
+    let (guest, mut queue) = match disks {
+        Disks::BuiltIn => {
+            let guest = Guest::start(|vm| vm.block(BlockDevice::new(disk)).rng());
+            let queue = guest.device(0).start(RINGS);
+            (guest, queue)
+        }
+        Disks::Inserted => {
+            let guest = Guest::start(|vm| vm.block(BlockDevice::spare()).rng());
+            let queue = guest.device(0).start(RINGS);
+            guest.vm.insert_disk("blk0", disk, "gated").unwrap();
+            (guest, queue)
+        }
+    };
     let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
     guest.mem.write_obj(0u32, GuestAddress(header)).unwrap();
     guest.mem.write_obj(0u64, GuestAddress(header + 8)).unwrap();
     queue.add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
-    block.notify();
+    guest.device(0).notify();
     gate.wait("the request", |state| state.waiting == 1);
     (guest, gate, queue)
 }
 
 #[test]
 fn registers_counters_and_other_devices_answer_meanwhile() {
-    let (guest, gate, mut queue) = blocked();
-    let block = guest.device(0);
-    assert_eq!((block.read(0x100), block.status()), (2048, 15));
-    assert_eq!(guest.counter("blk0", "reads"), 0);
-    let rng = guest.device(1);
-    let mut other = rng.start(RINGS + 0x10_0000);
-    other.add(&[], &[(BUFFER + 0x8000, 32)]);
-    rng.notify();
-    wait_for("random bytes", || other.take_used().is_some());
-    gate.open();
-    wait_for("the request's end", || queue.take_used().is_some());
-    assert_eq!(guest.counter("blk0", "reads"), 1);
+    for disks in BOTH {
+        let (guest, gate, mut queue) = blocked(disks);
+        let block = guest.device(0);
+        assert_eq!((block.read(0x100), block.status()), (2048, 15));
+        assert_eq!(guest.counter("blk0", "reads"), 0);
+        let rng = guest.device(1);
+        let mut other = rng.start(RINGS + 0x10_0000);
+        other.add(&[], &[(BUFFER + 0x8000, 32)]);
+        rng.notify();
+        wait_for("random bytes", || other.take_used().is_some());
+        gate.open();
+        wait_for("the request's end", || queue.take_used().is_some());
+        assert_eq!(guest.counter("blk0", "reads"), 1);
+    }
 }
 
 #[test]
 fn a_pause_fails_and_the_vm_runs_on() {
-    let (guest, gate, mut queue) = blocked();
-    let vm = guest.vm.clone();
-    let error = in_time("pause", move || vm.pause()).unwrap_err();
-    assert!(matches!(&error, VmError::Busy { .. }), "{error}");
-    assert_eq!(guest.vm.state(), State::Running);
-    guest.runs_on();
-    gate.open();
-    wait_for("the request's end", || queue.take_used().is_some());
-    guest.pause();
-    guest.vm.resume().unwrap();
-    guest.runs_on();
+    for disks in BOTH {
+        let (guest, gate, mut queue) = blocked(disks);
+        let vm = guest.vm.clone();
+        let error = in_time("pause", move || vm.pause()).unwrap_err();
+        assert!(matches!(&error, VmError::Busy { .. }), "{error}");
+        assert_eq!(guest.vm.state(), State::Running);
+        guest.runs_on();
+        gate.open();
+        wait_for("the request's end", || queue.take_used().is_some());
+        guest.pause();
+        guest.vm.resume().unwrap();
+        guest.runs_on();
+    }
 }
 
 #[test]
 fn a_reset_by_the_driver_is_over_when_the_request_is() {
-    let (guest, gate, _queue) = blocked();
-    let block = guest.device(0);
-    block.write(0x70, 0);
-    assert_ne!(block.status(), 0, "the disk still writes into its memory");
-    guest.runs_on();
-    gate.open();
-    wait_for("the end of the reset", || block.status() == 0);
-    block.start(RINGS);
-    assert_eq!(block.status(), 15);
+    for disks in BOTH {
+        let (guest, gate, _queue) = blocked(disks);
+        let block = guest.device(0);
+        block.write(0x70, 0);
+        assert_ne!(block.status(), 0, "the disk still writes into its memory");
+        guest.runs_on();
+        gate.open();
+        wait_for("the end of the reset", || block.status() == 0);
+        block.start(RINGS);
+        assert_eq!(block.status(), 15);
+    }
 }
 
 #[test]
 fn a_stop_abandons_the_request_whose_memory_stays() {
-    let (guest, gate, _queue) = blocked();
-    let vm = guest.vm.clone();
-    in_time("stop", move || vm.stop()).unwrap();
-    assert_eq!(guest.vm.wait().unwrap(), Exit::Stopped);
-    assert_eq!(gate.state.lock().unwrap().done, 0);
-    // Nobody holds the guest's memory any more but the disk's thread.
-    drop(guest);
-    gate.open();
-    gate.wait("the abandoned request's end", |state| state.done == 1);
+    for disks in BOTH {
+        let (guest, gate, _queue) = blocked(disks);
+        let vm = guest.vm.clone();
+        in_time("stop", move || vm.stop()).unwrap();
+        assert_eq!(guest.vm.wait().unwrap(), Exit::Stopped);
+        assert_eq!(gate.state.lock().unwrap().done, 0);
+        // Nobody holds the guest's memory any more but the disk's thread.
+        drop(guest);
+        gate.open();
+        gate.wait("the abandoned request's end", |state| state.done == 1);
+    }
 }
 
 #[test]
 fn another_vm_goes_on() {
-    let (guest, gate, _queue) = blocked();
-    let other = Guest::start(VmBuilder::rng);
-    other.runs_on();
-    other.pause();
-    other.vm.resume().unwrap();
-    other.device(0).start(RINGS);
-    let vm = other.vm.clone();
-    in_time("stop", move || vm.stop()).unwrap();
-    guest.runs_on();
-    gate.open();
+    for disks in BOTH {
+        let (guest, gate, _queue) = blocked(disks);
+        let other = Guest::start(VmBuilder::rng);
+        other.runs_on();
+        other.pause();
+        other.vm.resume().unwrap();
+        other.device(0).start(RINGS);
+        let vm = other.vm.clone();
+        in_time("stop", move || vm.stop()).unwrap();
+        guest.runs_on();
+        gate.open();
+    }
+}
+
+#[test]
+fn a_slot_takes_one_disk_after_the_other_and_is_paused_with_all_others() {
+    let guest = Guest::start(|vm| vm.block(BlockDevice::spare()).rng());
+    let mut queue = guest.device(0).start(RINGS);
+    let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
+    guest.mem.write_obj(0u32, GuestAddress(header)).unwrap();
+    guest.mem.write_obj(0u64, GuestAddress(header + 8)).unwrap();
+    for is_paused in [true, false, true] {
+        let gate = Arc::new(Gate::default());
+        gate.open();
+        if is_paused {
+            guest.pause();
+        }
+        let disk = Box::new(GatedDisk(gate.clone()));
+        guest.vm.insert_disk("blk0", disk, "gated").unwrap();
+        queue.add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
+        if is_paused {
+            assert_eq!(gate.state.lock().unwrap().done, 0);
+            // What was made available meanwhile is served without a notification.
+            guest.vm.resume().unwrap();
+        } else {
+            guest.device(0).notify();
+        }
+        wait_for("the request's end", || queue.take_used().is_some());
+        assert_eq!(gate.state.lock().unwrap().done, 1);
+    }
+    guest.vm.stop().unwrap();
+    let disk = Box::new(GatedDisk(Arc::default()));
+    assert!(guest.vm.insert_disk("blk0", disk, "").is_err());
 }

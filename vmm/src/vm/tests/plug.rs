@@ -50,6 +50,24 @@ fn a_disk_is_plugged_in_used_and_unplugged_again_and_again() {
 }
 
 #[test]
+fn a_slot_that_got_a_disk_is_unplugged_as_any_other() {
+    let guest = on_pci(|vm| vm.rng().block(BlockDevice::spare()));
+    let function = guest.function(2);
+    let mut queue = function.start(RINGS, NO_VECTOR);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[3; 8 * 512]).unwrap();
+    let medium = FileDisk::new(file).unwrap();
+    guest.vm.insert_disk("blk0", Box::new(medium), "").unwrap();
+    assert_eq!(request(function, &mut queue, 0, 512), 0);
+    assert_eq!(bytes(&guest, BUFFER, 4), [3; 4]);
+    guest.vm.unplug("blk0").unwrap();
+    assert!(guest.vm.block("blk0").is_err());
+    guest.pause();
+    guest.vm.resume().unwrap();
+    guest.vm.stop().unwrap();
+}
+
+#[test]
 fn devices_share_a_loop_or_have_their_own_as_those_that_were_built_in() {
     // None of them is there from the start, and so no loop.
     let guest = on_pci(|vm| vm);
