@@ -45,9 +45,18 @@ fn loaded(archive: &str) -> (Root, String) {
 /// What the image of busybox prints that buildah gave its settings, however it came here; and that no guest of it takes
 /// disk of its own.
 fn says_what_buildah_set((root, name): &(Root, String)) {
+    // Makes the directory of containers.
+    root.output(&["ps", "-q"]).printed("");
     let before = disk_use(root.path());
-    root.output(&["run", name]).printed("buildah's\n");
-    let script = ["run", name, "sh", "-c", "echo $FROM; pwd; id -u; id -g"];
+    root.output(&["run", "--rm", name]).printed("buildah's\n");
+    let script = [
+        "run",
+        "--rm",
+        name,
+        "sh",
+        "-c",
+        "echo $FROM; pwd; id -u; id -g",
+    ];
     root.output(&script).printed("buildah\n/home\n1000\n50\n");
     assert_eq!(disk_use(root.path()), before);
 }

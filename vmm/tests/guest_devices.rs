@@ -3,9 +3,12 @@
 mod support;
 
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 
 use podvisor_vmm::devices::net::MemoryNic;
-use podvisor_vmm::{BlockDevice, Exit, IoEngine, LinkState, NetDevice, Transport, VsockDevice};
+use podvisor_vmm::{
+    BlockDevice, ConsoleDevice, Exit, IoEngine, LinkState, NetDevice, Transport, VsockDevice,
+};
 use support::{Console, linux};
 
 /// A disk of 1 MiB whose bytes say where they are.
@@ -58,6 +61,34 @@ fn guest_reads_and_writes_its_disks() {
         .find(|c| c.name == "write_bytes")
         .unwrap();
     assert!(written.value >= 3 * 4096, "{counters:?}");
+}
+
+#[test]
+fn guest_reads_and_writes_its_console_on_both_transports() {
+    for transport in [Transport::Mmio, Transport::Pci] {
+        let (serial, shown) = (Console::default(), Console::default());
+        let (typed, mut keys) = UnixStream::pair().unwrap();
+        let script = "until [ -c /dev/hvc0 ]; do sleep 0.1; done; exec < /dev/hvc0 > /dev/hvc0\n\
+             echo ready; read line; echo got $line; stty size; dmesg -n 1; seq 1 3000; echo over";
+        let console = ConsoleDevice::new(Box::new(shown.clone()));
+        let vm = linux(script, &serial)
+            .transport(transport)
+            .console(console.input(typed.into()).unwrap())
+            .build()
+            .unwrap();
+        vm.start().unwrap();
+        shown.wait_for("ready");
+        vm.console().unwrap().resize(132, 43).unwrap();
+        keys.write_all(b"what was typed\n").unwrap();
+        assert_eq!(vm.wait().unwrap(), Exit::Reset);
+        let text = shown.text();
+        assert!(text.contains("\ngot what was typed\n"), "{text}");
+        assert!(text.contains("\n43 132\n"), "{transport:?}: {text}");
+        let numbers: Vec<String> = (1..=3000).map(|number| number.to_string()).collect();
+        assert!(text.contains(&numbers.join("\n")), "{transport:?}");
+        assert!(text.ends_with("over\n"), "{text}");
+        assert!(vm.faults().is_empty());
+    }
 }
 
 #[test]
