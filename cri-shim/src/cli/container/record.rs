@@ -98,14 +98,16 @@ impl Entry {
 
 /// Held while a container is made or removed: whoever finds the directory locked leaves it alone.
 #[derive(Debug)]
-pub(in crate::cli) struct Claim(#[allow(dead_code)] File);
+pub(in crate::cli) struct Claim {
+    _locked: File,
+}
 
 impl Claim {
     /// Takes the directory once nobody else has it.
     pub(super) fn take(dir: &Path) -> io::Result<Self> {
         let file = File::open(dir)?;
         flock(&file, FlockOperation::LockExclusive)?;
-        Ok(Self(file))
+        Ok(Self { _locked: file })
     }
 
     /// Whether somebody has the directory. Any number may ask at once.
@@ -151,6 +153,20 @@ impl Containers {
         Ok(dirs)
     }
 
+    /// Nobody else makes a container while it is held.
+    fn lock(&self) -> anyhow::Result<File> {
+        let lock = File::open(&self.dir)?;
+        flock(&lock, FlockOperation::LockExclusive).context("cannot lock the containers")?;
+        Ok(lock)
+    }
+
+    /// Whether the maker of a container was killed before it wrote the record: one that is only
+    /// just being made has it, or is claimed, once this has the lock.
+    pub(super) fn is_abandoned(&self, dir: &Path) -> anyhow::Result<bool> {
+        let _lock = self.lock()?;
+        Ok(read(dir).is_none() && !Claim::is_taken(dir))
+    }
+
     /// All containers, the newest first.
     pub(in crate::cli) fn list(&self) -> anyhow::Result<Vec<Entry>> {
         let dirs = self.dirs()?.into_iter();
@@ -191,8 +207,7 @@ impl Containers {
         check_name(&record.name)?;
         let dir = self.dir.join(record.short_id());
         // Of two that want a name at once, the second finds the first's record.
-        let lock = File::open(&self.dir)?;
-        flock(&lock, FlockOperation::LockExclusive).context("cannot lock the containers")?;
+        let _lock = self.lock()?;
         let taken = |entry: &Entry| entry.record.name == record.name || entry.dir == dir;
         if let Some(other) = self.list()?.into_iter().find(taken) {
             bail!(
@@ -285,6 +300,20 @@ mod tests {
         for bad in ["", "-x", "a/b", "..", "a b", &"x".repeat(129)] {
             assert!(containers.create(record("c", bad)).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_container_that_is_being_made_is_not_abandoned() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let (entry, claim) = containers.create(record("a", "one")).unwrap();
+        fs::remove_file(entry.dir.join(RECORD)).unwrap();
+        assert!(!containers.is_abandoned(&entry.dir).unwrap());
+        drop(claim);
+        assert!(containers.is_abandoned(&entry.dir).unwrap());
+        // Whoever looked before the record was there looks again.
+        write(&entry).unwrap();
+        assert!(!containers.is_abandoned(&entry.dir).unwrap());
     }
 
     #[test]

@@ -167,7 +167,7 @@ pub(in crate::cli) async fn sweep(containers: &Containers) -> anyhow::Result<Vec
             None => dir.display().to_string(),
         };
         let is_over = match record {
-            None => true,
+            None => containers.is_abandoned(&dir)?,
             Some(record) => {
                 let is_temporary = record.remove;
                 let entry = Entry {
