@@ -17,6 +17,7 @@ mod cni;
 mod cri;
 pub mod machine;
 pub mod sandbox;
+mod signal;
 pub mod streaming;
 
 pub use cli::main;

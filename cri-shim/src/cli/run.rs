@@ -12,7 +12,7 @@ use tracing::debug;
 
 use super::container::foreground::{Outcome, Program, exit_code};
 use super::container::{
-    Containers, Entry, Record, Volume, exec, parse_volume, signal, state, sweep, volumes,
+    Containers, Entry, Record, Volume, exec, parse_volume, state, sweep, volumes,
 };
 use super::guest::{Guest, GuestArgs};
 use super::progress::Progress;
@@ -37,12 +37,6 @@ const GUEST_SHARE: &str = "/run/podvisor/shared";
 
 /// A use so soon after another need not be noted.
 const USE_NOTED: Duration = Duration::from_secs(3600);
-
-/// What a terminal has that does not say.
-const DEFAULT_SIZE: TerminalSize = TerminalSize {
-    rows: 24,
-    columns: 80,
-};
 
 #[derive(Debug, Args)]
 #[command(override_usage = "podvisor run [OPTIONS] IMAGE [CMD]...")]
@@ -125,7 +119,7 @@ pub(super) struct RunArgs {
     volume: Vec<Volume>,
 
     /// Signal by which `podvisor stop` asks the program to end [default: the image's, or TERM]
-    #[arg(long, value_name = "SIGNAL", value_parser = signal::parse)]
+    #[arg(long, value_name = "SIGNAL", value_parser = crate::signal::parse)]
     stop_signal: Option<u8>,
 
     /// How the guest begins: as a clone of one that has booted already, or by booting
@@ -313,14 +307,14 @@ fn record(args: &RunArgs, guest: &Guest, image: &Image) -> anyhow::Result<Record
     let id = random_id().context("cannot make up an id for the container")?;
     let short: String = id.chars().take(SHORT_ID).collect();
     let hostname = args.hostname.clone().unwrap_or_else(|| short.clone());
-    let terminal = args.tty.then(|| terminal::size().unwrap_or(DEFAULT_SIZE));
+    let terminal = args.tty.then(terminal::size_or_usual);
     let options = args.container_options(terminal);
     let config = image.config().config().as_ref();
     let container = container_spec(&id, &hostname, config, &options)?;
     let process = container.spec.process().clone().unwrap_or_default();
     let stop_signal = args.stop_signal.map(Ok).or_else(|| {
         let named = config.and_then(|config| config.stop_signal().as_deref())?;
-        Some(signal::parse(named))
+        Some(crate::signal::parse(named))
     });
     let created = SystemTime::now().duration_since(UNIX_EPOCH);
     Ok(Record {

@@ -33,6 +33,14 @@ pub(super) fn size() -> Option<TerminalSize> {
     })
 }
 
+/// The size, or what a terminal has that does not say.
+pub(super) fn size_or_usual() -> TerminalSize {
+    size().unwrap_or(TerminalSize {
+        rows: 24,
+        columns: 80,
+    })
+}
+
 /// While this lives, every key goes to the program as it is and nothing is echoed.
 #[derive(Debug)]
 pub(super) struct RawMode(());

@@ -9,15 +9,7 @@ use super::state::running;
 use super::{Containers, sweep};
 use crate::cli::signals::Signals;
 use crate::cli::{Globals, terminal};
-use crate::sandbox::{
-    Exec, RefusalKind, SandboxError, StdioFds, SupplementalGroups, TerminalSize, random_id,
-};
-
-/// What a terminal has that does not say.
-const DEFAULT_SIZE: TerminalSize = TerminalSize {
-    rows: 24,
-    columns: 80,
-};
+use crate::sandbox::{Exec, RefusalKind, SandboxError, StdioFds, SupplementalGroups, random_id};
 
 #[derive(Debug, Args)]
 #[command(override_usage = "podvisor exec [OPTIONS] CONTAINER CMD...")]
@@ -168,9 +160,7 @@ fn in_container(
             process: wanted.process,
             user: wanted.user,
             supplemental_groups: SupplementalGroups::Default,
-            tty: wanted
-                .has_terminal
-                .then(|| terminal::size().unwrap_or(DEFAULT_SIZE)),
+            tty: wanted.has_terminal.then(terminal::size_or_usual),
             stdio,
         };
         if wanted.is_detached {

@@ -7,11 +7,11 @@ use anyhow::bail;
 use clap::Args;
 
 use super::record::Record;
-use super::signal::parse as parse_signal;
 use super::state::{remove, running};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
 use crate::sandbox::{RefusalKind, SandboxClient, SandboxError};
+use crate::signal::parse as parse_signal;
 
 const SIGKILL: u8 = 9;
 

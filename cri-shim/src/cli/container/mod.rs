@@ -13,7 +13,6 @@ pub(super) mod lifecycle;
 pub(super) mod logs;
 pub(super) mod ps;
 mod record;
-pub(super) mod signal;
 pub(super) mod state;
 pub(super) mod stats;
 pub(super) mod volumes;

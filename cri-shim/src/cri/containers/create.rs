@@ -17,6 +17,7 @@ use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
 use crate::cri::{resolver, volumes};
 use crate::sandbox::{CreateContainer, ImageVolume, random_id};
+use crate::signal;
 
 /// Signal that asks a process to end: SIGTERM.
 const SIGTERM: u32 = 15;
@@ -121,7 +122,9 @@ impl Node {
             pod: pod.id.clone(),
             image: image.id().to_string(),
             image_ref: image_ref(image),
-            stop_signal: stop_signal.and_then(signal_number).unwrap_or(SIGTERM),
+            stop_signal: stop_signal
+                .and_then(|text| signal::parse(text).ok())
+                .map_or(SIGTERM, u32::from),
             log_path,
             volumes: mounted
                 .iter()
@@ -320,88 +323,9 @@ pub(super) fn open_log(path: &str) -> Result<Option<OwnedFd>> {
     ))
 }
 
-/// `SIGTERM`, `TERM` or `15`, as images write it.
-fn signal_number(text: &str) -> Option<u32> {
-    const NAMES: &[(&str, u32)] = &[
-        ("HUP", 1),
-        ("INT", 2),
-        ("QUIT", 3),
-        ("ILL", 4),
-        ("TRAP", 5),
-        ("ABRT", 6),
-        ("BUS", 7),
-        ("FPE", 8),
-        ("KILL", 9),
-        ("USR1", 10),
-        ("SEGV", 11),
-        ("USR2", 12),
-        ("PIPE", 13),
-        ("ALRM", 14),
-        ("TERM", 15),
-        ("CHLD", 17),
-        ("CONT", 18),
-        ("STOP", 19),
-        ("TSTP", 20),
-        ("TTIN", 21),
-        ("TTOU", 22),
-        ("URG", 23),
-        ("XCPU", 24),
-        ("XFSZ", 25),
-        ("VTALRM", 26),
-        ("PROF", 27),
-        ("WINCH", 28),
-        ("IO", 29),
-        ("PWR", 30),
-        ("SYS", 31),
-    ];
-    /// The kernel's own, less two that C libraries keep for themselves.
-    const REAL_TIME: (u32, u32) = (34, 64);
-    if let Ok(number) = text.parse::<u32>() {
-        return (1..=REAL_TIME.1).contains(&number).then_some(number);
-    }
-    let upper = text.to_ascii_uppercase();
-    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-    let real_time = |rest: &str, sign: char| -> Option<u32> {
-        match rest {
-            "" => Some(0),
-            rest => rest.strip_prefix(sign)?.parse().ok(),
-        }
-    };
-    let number = match (name.strip_prefix("RTMIN"), name.strip_prefix("RTMAX")) {
-        (Some(rest), _) => REAL_TIME.0.checked_add(real_time(rest, '+')?),
-        (_, Some(rest)) => REAL_TIME.1.checked_sub(real_time(rest, '-')?),
-        _ => {
-            return NAMES
-                .iter()
-                .find(|(known, _)| *known == name)
-                .map(|(_, n)| *n);
-        }
-    };
-    number.filter(|number| (REAL_TIME.0..=REAL_TIME.1).contains(number))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stop_signals_are_names_or_numbers() {
-        for (text, number) in [
-            ("SIGTERM", 15),
-            ("quit", 3),
-            ("9", 9),
-            ("SIGRTMIN+3", 37),
-            ("RTMAX", 64),
-            ("SIGRTMAX-1", 63),
-        ] {
-            assert_eq!(signal_number(text), Some(number), "{text}");
-        }
-        for bad in [
-            "", "0", "65", "SIG", "SIGNO", "RTMIN+99", "RTMAX+1", "RTMINx",
-        ] {
-            assert_eq!(signal_number(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn a_log_stays_in_its_pods_directory() {

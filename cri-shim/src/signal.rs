@@ -1,4 +1,4 @@
-//! Names of signals.
+//! Names of signals, as users and images write them.
 
 /// Linux' signals by number; names as in signal(7) without SIG.
 const NAMES: [(&str, u8); 31] = [
@@ -39,7 +39,7 @@ const NAMES: [(&str, u8); 31] = [
 const REAL_TIME: (u8, u8) = (34, 64);
 
 /// Reads `TERM`, `SIGTERM`, `RTMIN+3` or `15`.
-pub(in crate::cli) fn parse(text: &str) -> Result<u8, String> {
+pub(crate) fn parse(text: &str) -> Result<u8, String> {
     let upper = text.to_ascii_uppercase();
     let name = upper.strip_prefix("SIG").unwrap_or(&upper);
     if let Some((_, number)) = NAMES.iter().find(|(known, _)| *known == name) {
@@ -77,6 +77,10 @@ mod tests {
             ("RTMIN", 34),
             ("SIGRTMIN+3", 37),
             ("RTMAX-1", 63),
+            ("quit", 3),
+            ("9", 9),
+            ("RTMAX", 64),
+            ("SIGRTMAX-1", 63),
         ] {
             assert_eq!(parse(text), Ok(number), "{text}");
         }
@@ -90,6 +94,10 @@ mod tests {
             "RTMIN+31",
             "RTMAX-300",
             "FOO",
+            "SIGNO",
+            "RTMIN+99",
+            "RTMAX+1",
+            "RTMINx",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
