@@ -94,6 +94,18 @@ impl Agent for Service {
         })
     }
 
+    async fn restart_container(
+        &self,
+        _: &TtrpcContext,
+        request: api::RestartContainerRequest,
+    ) -> ttrpc::Result<api::RestartContainerResponse> {
+        let pid = reply(self.containers.restart(request).await)?;
+        Ok(api::RestartContainerResponse {
+            pid,
+            ..Default::default()
+        })
+    }
+
     async fn exec_process(
         &self,
         _: &TtrpcContext,

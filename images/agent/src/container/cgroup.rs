@@ -137,16 +137,25 @@ impl Cgroup {
             .any(|group| Path::new(group).starts_with(&self.relative))
     }
 
-    /// Kills what is left, waits until it is gone, and removes the group.
+    /// Kills what is left and waits until it is gone.
     ///
     /// # Errors
     ///
     /// `TimedOut` when processes do not end, else what the kernel says.
-    pub async fn destroy(&self) -> io::Result<()> {
+    pub async fn empty(&self) -> io::Result<()> {
         self.kill()?;
         tokio::time::timeout(EMPTY_TIMEOUT, self.emptied())
             .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Kills what is left, waits until it is gone, and removes the group.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::empty`].
+    pub async fn destroy(&self) -> io::Result<()> {
+        self.empty().await?;
         remove(&self.path, 0)
     }
 

@@ -1,7 +1,7 @@
 //! Putting containers and further processes together, in the order that the room's documentation gives.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use oci_spec::runtime::User;
 use podvisor_agent_protocol::api;
@@ -104,7 +104,7 @@ impl Containers {
             name: &name,
             state: base.join("state"),
             folder: folder.path.clone(),
-            confinement,
+            confinement: confinement.clone(),
         };
         let made = async {
             // The group is there before libcontainer, so that no process is ever in it
@@ -125,13 +125,16 @@ impl Containers {
             Ok(init) => Ok(Container {
                 order,
                 cgroup,
+                oom_kills_before: 0,
                 init,
+                cleanup: Mutex::default(),
+                confinement,
                 started: Mutex::default(),
                 execs: Mutex::default(),
                 user,
                 rootfs: Mutex::new(Some(rootfs)),
                 volumes: Mutex::new(volumes),
-                folder,
+                folder: Arc::new(folder),
                 name,
             }),
             Err(error) => {

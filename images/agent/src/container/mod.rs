@@ -23,6 +23,9 @@ pub mod user;
 mod error;
 mod folder;
 mod make;
+mod remove;
+mod restart;
+mod status;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -32,8 +35,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use libcontainer::container::Container as LibContainer;
 use oci_spec::runtime::User;
 use podvisor_agent_protocol::{api, limits};
+use tokio::task::JoinHandle;
 
-use crate::init::reaper::{Exit, Reaper, ended, now_ns};
+use crate::init::reaper::{Reaper, ended, now_ns};
+use crate::launcher::Confinement;
 use crate::stdio::Hub;
 use cgroup::Cgroup;
 pub use error::{ContainerError, Result};
@@ -42,6 +47,7 @@ use launch::Launches;
 use pidns::SharedPids;
 use process::Process;
 use rootfs::{Image, Images, Rootfs};
+pub use status::{ContainerExit, Created, Started};
 
 /// Where the agent keeps what containers need.
 pub const BASE: &str = "/run/podvisor";
@@ -83,7 +89,13 @@ struct Container {
     /// The agent's short name.
     name: String,
     cgroup: Cgroup,
+    /// Times that the OOM killer struck before the present process was made.
+    oom_kills_before: u64,
     init: Process,
+    /// Kills what the process leaves behind when it ends.
+    cleanup: Mutex<Option<JoinHandle<()>>>,
+    /// What its own process submits to, as far as libcontainer does not see to it.
+    confinement: Option<Confinement>,
     started: Mutex<Option<u64>>,
     execs: Mutex<HashMap<String, Option<Arc<Process>>>>,
     user: User,
@@ -92,45 +104,7 @@ struct Container {
     rootfs: Mutex<Option<Rootfs>>,
     /// Images that are mounted beside the root.
     volumes: Mutex<Vec<Arc<Image>>>,
-    folder: Folder,
-}
-
-/// A container that was made.
-#[derive(Debug, Clone)]
-pub struct Created {
-    /// Its process in the guest's pid namespace.
-    pub pid: u32,
-    /// Who that is, in numbers.
-    pub user: User,
-}
-
-/// A process that was started.
-#[derive(Debug, Clone, Copy)]
-pub struct Started {
-    /// In the guest's pid namespace.
-    pub pid: u32,
-    /// Nanoseconds since 1970-01-01 UTC.
-    pub at_ns: u64,
-}
-
-/// How a process ended.
-#[derive(Debug, Clone, Copy)]
-pub struct Ended {
-    /// Status and time.
-    pub exit: Exit,
-    /// The OOM killer struck in the container.
-    pub oom_killed: bool,
-}
-
-impl From<Ended> for api::WaitProcessResponse {
-    fn from(ended: Ended) -> Self {
-        Self {
-            status: Some(ended.exit.status.into()),
-            exited_at_ns: ended.exit.at_ns,
-            oom_killed: ended.oom_killed,
-            ..Default::default()
-        }
-    }
+    folder: Arc<Folder>,
 }
 
 impl Containers {
@@ -307,15 +281,15 @@ impl Containers {
     /// # Errors
     ///
     /// [`ContainerError`] of kind `NotFound`, also when the container is deleted meanwhile.
-    pub async fn wait(&self, id: &str, exec_id: &str) -> Result<Ended> {
+    pub async fn wait(&self, id: &str, exec_id: &str) -> Result<ContainerExit> {
         let container = self.get(id)?;
         let mut exit = self.with_process(id, exec_id, Process::exit)?;
         let exit = ended(&mut exit)
             .await
             .map_err(|_| ContainerError::NotFound(id.to_owned()))?;
-        Ok(Ended {
+        Ok(ContainerExit {
             exit,
-            oom_killed: container.cgroup.oom_kills() > 0,
+            oom_killed: container.is_oom_killed(),
         })
     }
 
@@ -362,84 +336,6 @@ impl Containers {
         })
     }
 
-    /// Every container, in the order of creation.
-    #[must_use]
-    pub fn list(&self) -> Vec<api::ContainerStatus> {
-        let table = self.lock();
-        let mut containers: Vec<(&String, &Arc<Container>)> = table
-            .slots
-            .iter()
-            .filter_map(|(id, slot)| match slot {
-                Slot::Ready(container) => Some((id, container)),
-                Slot::Busy => None,
-            })
-            .collect();
-        containers.sort_by_key(|(_, container)| container.order);
-        let status = |(id, container): (&String, &Arc<Container>)| api::ContainerStatus {
-            container_id: id.clone(),
-            state: container.state().into(),
-            pid: container.init.pid(),
-            started_at_ns: lock(&container.started).unwrap_or(0),
-            exit: container.ended().map(Into::into).into(),
-            ..Default::default()
-        };
-        containers.into_iter().map(status).collect()
-    }
-
-    /// Kills what is left of a container and frees what it held. One that does not exist is
-    /// as good as deleted. Gives the serials of the images that nothing uses any more.
-    ///
-    /// # Errors
-    ///
-    /// [`ContainerError`] when processes do not end; the container stays then.
-    pub async fn delete(&self, id: &str) -> Result<Vec<String>> {
-        let container = {
-            let mut table = self.lock();
-            let Some(slot) = table.slots.get_mut(id) else {
-                return Ok(Vec::new());
-            };
-            let Slot::Ready(container) = std::mem::replace(slot, Slot::Busy) else {
-                return Err(ContainerError::WrongState {
-                    id: id.to_owned(),
-                    state: "busy",
-                });
-            };
-            container
-        };
-        let (this, id) = (self.clone(), id.to_owned());
-        run_to_end(async move {
-            if let Err(source) = container.cgroup.destroy().await {
-                this.lock().slots.insert(id, Slot::Ready(container));
-                return Err(ContainerError::Io {
-                    action: "end the container's processes",
-                    source,
-                });
-            }
-            // Taken out of the container, which others may hold for another moment.
-            let rootfs = lock(&container.rootfs).take();
-            let mut images = std::mem::take(&mut *lock(&container.volumes));
-            images.extend(rootfs.map(Rootfs::unmount));
-            let mut released = Vec::new();
-            for image in images {
-                released.extend(this.shared.images.release(image).await);
-            }
-            remove_folder(&this.state_of(&container));
-            this.lock().slots.remove(&id);
-            Ok(released)
-        })
-        .await
-    }
-
-    /// Deletes every container.
-    pub async fn delete_all(&self) {
-        let ids: Vec<String> = self.lock().slots.keys().cloned().collect();
-        for id in ids {
-            if let Err(error) = self.delete(&id).await {
-                tracing::warn!(%id, %error, "cannot delete a container");
-            }
-        }
-    }
-
     fn with_process<T>(
         &self,
         id: &str,
@@ -481,32 +377,14 @@ impl Container {
     /// its own the kernel does so; without one they would stay.
     fn end_with_init(&self) {
         let (mut exit, cgroup) = (self.init.exit(), self.cgroup.clone());
-        tokio::spawn(async move {
+        let cleanup = tokio::spawn(async move {
             if ended(&mut exit).await.is_ok()
                 && let Err(error) = cgroup.kill()
             {
                 tracing::warn!(%error, "cannot kill what a container left behind");
             }
         });
-    }
-
-    /// How its process ended, if it has.
-    fn ended(&self) -> Option<Ended> {
-        let exit = (*self.init.exit().borrow())?;
-        Some(Ended {
-            exit,
-            oom_killed: self.cgroup.oom_kills() > 0,
-        })
-    }
-
-    fn state(&self) -> api::ContainerState {
-        if self.init.has_ended() {
-            api::ContainerState::CONTAINER_STATE_EXITED
-        } else if lock(&self.started).is_some() {
-            api::ContainerState::CONTAINER_STATE_RUNNING
-        } else {
-            api::ContainerState::CONTAINER_STATE_CREATED
-        }
+        *lock(&self.cleanup) = Some(cleanup);
     }
 
     /// Keeps a place for an exec. Ended ones make room when all places are taken.

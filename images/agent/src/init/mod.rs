@@ -15,7 +15,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use crate::guest::clock;
+use crate::guest::{clock, sysctl};
 use crate::network;
 use crate::server::{self, Listeners};
 use crate::service::Service;
@@ -71,6 +71,7 @@ async fn serve() -> anyhow::Result<Infallible> {
     server::announce()
         .await
         .context("telling the host that the guest is ready")?;
+    sysctl::calm();
     tokio::spawn(clock::follow_host());
     tokio::select! {
         error = serving => Err(error).context("serving the host"),

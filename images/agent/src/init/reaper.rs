@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 /// How and when a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exit {
+pub struct ProcessExit {
     /// By its own exit or by a signal.
     pub status: ExitStatus,
     /// Nanoseconds since 1970-01-01 UTC.
@@ -28,7 +28,7 @@ pub struct Exit {
 }
 
 /// Fires when a process has ended.
-pub type ExitWatch = watch::Receiver<Option<Exit>>;
+pub type ExitWatch = watch::Receiver<Option<ProcessExit>>;
 
 /// Hands out the ends of processes. Clones share one state.
 #[derive(Debug, Clone, Default)]
@@ -38,8 +38,8 @@ pub struct Reaper {
 
 #[derive(Debug, Default)]
 struct State {
-    claimed: HashMap<Pid, watch::Sender<Option<Exit>>>,
-    unclaimed: HashMap<Pid, Exit>,
+    claimed: HashMap<Pid, watch::Sender<Option<ProcessExit>>>,
+    unclaimed: HashMap<Pid, ProcessExit>,
     launches: usize,
 }
 
@@ -99,7 +99,7 @@ impl Reaper {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => {
-                    let Some(exit) = Exit::now(status) else {
+                    let Some(exit) = ProcessExit::now(status) else {
                         continue;
                     };
                     if let Some(waiter) = state.claimed.remove(&pid) {
@@ -154,7 +154,7 @@ impl Drop for Launch {
     }
 }
 
-impl Exit {
+impl ProcessExit {
     /// `None` for a process that was stopped or continued.
     fn now(status: WaitStatus) -> Option<Self> {
         let status = match (status.exit_status(), status.terminating_signal()) {
@@ -182,7 +182,7 @@ pub(crate) fn now_ns() -> u64 {
 /// # Errors
 ///
 /// `BrokenPipe` when the reaper is gone, which ends the agent.
-pub async fn ended(exit: &mut ExitWatch) -> io::Result<Exit> {
+pub async fn ended(exit: &mut ExitWatch) -> io::Result<ProcessExit> {
     let exit = exit
         .wait_for(Option::is_some)
         .await

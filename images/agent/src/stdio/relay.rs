@@ -190,7 +190,7 @@ async fn type_in<R: AsyncRead + Unpin>(master: &Endpoint, mut host: R) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::init::reaper::Exit;
+    use crate::init::reaper::ProcessExit;
     use crate::stdio::{Connection, Hub};
     use podvisor_agent_protocol::{ExitStatus, StreamId};
     use rustix::fs::{Mode, OFlags};
@@ -205,7 +205,7 @@ mod tests {
 
     /// A process's life, and the host's connection to one stream of it.
     struct Scene {
-        exit: watch::Sender<Option<Exit>>,
+        exit: watch::Sender<Option<ProcessExit>>,
         host: DuplexStream,
         claim: Option<Claim>,
     }
@@ -245,7 +245,7 @@ mod tests {
         }
 
         fn end_process(&self) {
-            let exit = Exit {
+            let exit = ProcessExit {
                 status: ExitStatus::Code(0),
                 at_ns: 0,
             };

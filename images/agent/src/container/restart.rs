@@ -1,0 +1,107 @@
+//! The process of a container made anew, once it has ended. What was made for the container stays
+//! as the process left it: root filesystem, directory, control group with its limits and rules.
+
+use std::sync::{Arc, Mutex};
+
+use podvisor_agent_protocol::api;
+
+use super::launch::{Launcher, Streams};
+use super::process::Process;
+use super::{Container, ContainerError, Containers, Result, Slot, lock, remove_folder, run_to_end};
+use crate::launcher::Kind;
+
+impl Containers {
+    /// Makes the process of a container anew; it waits for [`Containers::start`]. Gives its pid.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`] of kind `WrongState` when its process has not ended. The container stays
+    /// as it was.
+    pub async fn restart(&self, request: api::RestartContainerRequest) -> Result<u32> {
+        let default_stdio = api::Stdio::default();
+        let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
+        let id = request.container_id;
+        let container = self.take_ended(&id)?;
+        let this = self.clone();
+        run_to_end(async move {
+            let made = this.make_process(&container, streams).await;
+            let (container, made) = match made {
+                Ok(init) => {
+                    let pid = init.pid();
+                    (Arc::new(container.with_process(init)), Ok(pid))
+                }
+                Err(error) => (container, Err(error)),
+            };
+            if made.is_ok() {
+                container.end_with_init();
+            }
+            this.lock().slots.insert(id, Slot::Ready(container));
+            made
+        })
+        .await
+    }
+
+    /// Keeps the container's place, for work on it.
+    fn take_ended(&self, id: &str) -> Result<Arc<Container>> {
+        let container = self.get(id)?;
+        if !container.init.has_ended() {
+            return Err(ContainerError::WrongState {
+                id: id.to_owned(),
+                state: "running",
+            });
+        }
+        self.lock().slots.insert(id.to_owned(), Slot::Busy);
+        Ok(container)
+    }
+
+    async fn make_process(&self, container: &Container, streams: Streams) -> Result<Process> {
+        let cleanup = lock(&container.cleanup).take();
+        if let Some(cleanup) = cleanup {
+            // Late, it would kill the new process. That it panicked would have ended the guest.
+            let _ = cleanup.await;
+        }
+        container
+            .cgroup
+            .empty()
+            .await
+            .map_err(|source| ContainerError::Io {
+                action: "end the container's processes",
+                source,
+            })?;
+        remove_folder(&self.state_of(container));
+        let launcher = Launcher {
+            launches: &self.shared.launches,
+            reaper: &self.shared.reaper,
+            hub: &self.shared.hub,
+            name: &container.name,
+            state: self.shared.base.join("state"),
+            folder: container.folder.path.clone(),
+            confinement: container.confinement.clone(),
+        };
+        let kind = Kind::Create {
+            bundle: container.folder.path.clone(),
+        };
+        Ok(launcher.make(kind, streams).await?)
+    }
+}
+
+impl Container {
+    /// The container with another process, which takes over all that this one holds.
+    fn with_process(&self, init: Process) -> Self {
+        Self {
+            order: self.order,
+            name: self.name.clone(),
+            cgroup: self.cgroup.clone(),
+            oom_kills_before: self.cgroup.oom_kills(),
+            init,
+            cleanup: Mutex::default(),
+            confinement: self.confinement.clone(),
+            started: Mutex::default(),
+            execs: Mutex::default(),
+            user: self.user.clone(),
+            rootfs: Mutex::new(lock(&self.rootfs).take()),
+            volumes: Mutex::new(std::mem::take(&mut *lock(&self.volumes))),
+            folder: Arc::clone(&self.folder),
+        }
+    }
+}
