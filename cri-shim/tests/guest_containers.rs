@@ -5,108 +5,14 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
-use support::pod::busybox;
-use support::{Ran, Root};
-
-/// A root with an image of busybox, `box`.
-struct Host {
-    root: Root,
-}
-
-impl Default for Host {
-    fn default() -> Self {
-        let root = Root::default();
-        let tree = root.path().join("tree");
-        busybox(&tree);
-        for name in ["etc", "proc", "sys", "dev", "tmp"] {
-            fs::create_dir_all(tree.join(name)).unwrap();
-        }
-        let tree = tree.display().to_string();
-        let imported = root.output(&["import", "-q", &tree, "box"]);
-        assert_eq!(imported.code, Some(0), "{imported:?}");
-        Self { root }
-    }
-}
-
-impl Host {
-    fn podvisor(&self, arguments: &[&str]) -> Ran {
-        self.root.output(arguments)
-    }
-
-    /// `podvisor run -d` with these flags and a script; its id.
-    fn start(&self, flags: &[&str], script: &str) -> String {
-        let run = ["run", "-d", "--memory", "128M", "-e", "PATH=/bin"];
-        let command = ["box", "sh", "-c", script];
-        let ran = self.podvisor(&[&run, flags, &command].concat());
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-        ran.stdout.trim().to_owned()
-    }
-
-    fn json(&self, arguments: &[&str]) -> Value {
-        let ran = self.podvisor(arguments);
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-        serde_json::from_str(&ran.stdout).unwrap()
-    }
-
-    /// The output of a container, once it has this line.
-    fn logs_with(&self, name: &str, line: &str) -> String {
-        let mut follow = self.root.podvisor(&["logs", "-f", name]);
-        let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
-        let mut text = String::new();
-        for next in BufReader::new(follow.stdout.take().unwrap()).lines() {
-            let next = next.unwrap();
-            text = format!("{text}{next}\n");
-            if next == line {
-                break;
-            }
-        }
-        follow.kill().unwrap();
-        follow.wait().unwrap();
-        assert!(text.lines().any(|is| is == line), "{text}");
-        text
-    }
-
-    fn containers(&self) -> Vec<PathBuf> {
-        let dirs = fs::read_dir(self.root.path().join("c"));
-        dirs.into_iter()
-            .flatten()
-            .map(|dir| dir.unwrap().path())
-            .collect()
-    }
-
-    /// What this root's containers have left on the host.
-    fn left(&self) -> Vec<String> {
-        let mut left: Vec<String> = self
-            .containers()
-            .iter()
-            .map(|dir| dir.display().to_string())
-            .collect();
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let own = self.root.path().display().to_string();
-        left.extend(
-            mounts
-                .lines()
-                .filter(|line| line.contains(&own))
-                .map(str::to_owned),
-        );
-        left.extend(sandboxes().into_iter().map(|pid| format!("process {pid}")));
-        let groups = fs::read_dir("/sys/fs/cgroup/podvisor")
-            .into_iter()
-            .flatten()
-            .flatten();
-        let groups = groups.filter(|entry| entry.path().is_dir());
-        left.extend(groups.map(|group| group.path().display().to_string()));
-        left
-    }
-}
+use support::Ran;
+use support::host::{Host, kill, sandboxes};
 
 /// The lines that come, while they come.
 fn lines_of(stdout: ChildStdout) -> mpsc::Receiver<String> {
@@ -120,28 +26,11 @@ fn lines_of(stdout: ChildStdout) -> mpsc::Receiver<String> {
     lines
 }
 
-/// Processes `podvisor sandbox` that live.
-fn sandboxes() -> Vec<u32> {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let is_sandbox = |pid: &u32| {
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        arguments.starts_with(b"podvisor\0sandbox\0")
-    };
-    pids.filter(is_sandbox).collect()
-}
-
 /// Waits until there is a sandbox, or will not be one.
 fn launched(run: &mut Child) {
     while sandboxes().is_empty() {
         assert_eq!(run.try_wait().unwrap(), None);
     }
-}
-
-fn kill(pid: u32) {
-    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
-    // It may have ended in this moment.
-    let _ = kill_process(pid, Signal::KILL);
 }
 
 #[test]
@@ -239,7 +128,7 @@ fn guest_container_is_found_again_by_every_command() {
     let stats = host.json(&["stats", "--no-stream", "--format", "json"]);
     assert!(stats[0]["MemoryUsage"].as_u64().unwrap() > 0, "{stats}");
     assert!(
-        stats[0]["HostMemory"].as_u64().unwrap() > 1 << 20,
+        stats[0]["HostMemory"]["Private"].as_u64().unwrap() > 1 << 20,
         "{stats}"
     );
     let inspect = host.json(&["inspect", "web"]);

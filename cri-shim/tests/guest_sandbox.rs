@@ -3,12 +3,14 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use oci_spec::runtime::MountBuilder;
@@ -20,8 +22,12 @@ use podvisor_images::Image;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use support::pod::{Pod, eventually, exec, launch, log_text, process, sh};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 const GRACE: Duration = Duration::from_secs(300);
+/// Clones of one template that run at once, unless `PODVISOR_TEST_CLONES` says another number.
+const CLONES: usize = 4;
 
 fn kind<T: std::fmt::Debug>(result: Result<T, SandboxError>) -> RefusalKind {
     let error = result.unwrap_err();
@@ -173,34 +179,67 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert_eq!(ids, ["fourth", "second"]);
 }
 
-/// What a container of a new sandbox says, and whether the sandbox is a clone.
-async fn said_by_a_new_sandbox(pod: &Pod, image: &Image, number: usize) -> (Vec<String>, bool) {
-    let name = format!("sandbox{number}");
-    let dir = pod.path(&name);
-    fs::DirBuilder::new().mode(0o700).create(&dir).unwrap();
-    let shared = dir.join("shared");
-    fs::create_dir_all(shared.join("volume")).unwrap();
-    fs::write(shared.join("volume/file"), &name).unwrap();
-    let mut config = pod.config(2);
-    config.hostname = name.clone();
-    config.shared_dir = Some(shared);
-    config.templates = Some(pod.path("templates"));
-    config.dir = dir.clone();
-    let sandbox = launch(config).await.unwrap();
-    let script = "hostname; date +%s; head -c 32 /dev/urandom | md5sum; \
-                  cat /proc/sys/kernel/random/boot_id; cat /data/file; echo";
-    let mut container = pod.container(&name, image, script);
-    mount(&mut container, "/data", "/run/podvisor/shared/volume");
-    sandbox.create_container(container).await.unwrap();
-    sandbox.start_container(&name).await.unwrap();
-    assert_eq!(sandbox.wait(&name, None).await.unwrap().code, 0);
-    sandbox.shutdown(GRACE).await.unwrap();
-    let log = fs::read_to_string(dir.join("sandbox.log")).unwrap();
-    let said = pod.log(&name);
-    let said = said
-        .lines()
-        .map(|line| line.trim_start_matches("stdout F ").to_owned());
-    (said.collect(), log.contains("is_clone=true"))
+/// A sandbox of its own, and what its container says.
+struct Sandbox {
+    client: SandboxClient,
+    is_clone: bool,
+    name: String,
+    /// The lines of the container, in their order.
+    hostname: String,
+    entropy: String,
+    boot_id: String,
+    volume: String,
+}
+
+impl Sandbox {
+    async fn start(pod: &Pod, image: &Image, number: usize) -> Self {
+        let name = format!("sandbox{number}");
+        let dir = pod.path(&name);
+        fs::DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        let shared = dir.join("shared");
+        fs::create_dir_all(shared.join("volume")).unwrap();
+        fs::write(shared.join("volume/file"), &name).unwrap();
+        let mut config = pod.config(2);
+        config.hostname = name.clone();
+        config.shared_dir = Some(shared);
+        config.templates = Some(pod.path("templates"));
+        config.dir = dir.clone();
+        let client = launch(config).await.unwrap();
+        let script = "head -c 32 /dev/urandom | md5sum; hostname; date +%s; \
+                      cat /proc/sys/kernel/random/boot_id; cat /data/file; echo";
+        let mut container = pod.container(&name, image, script);
+        mount(&mut container, "/data", "/run/podvisor/shared/volume");
+        client.create_container(container).await.unwrap();
+        client.start_container(&name).await.unwrap();
+        assert_eq!(client.wait(&name, None).await.unwrap().code, 0);
+        let log = fs::read_to_string(dir.join("sandbox.log")).unwrap();
+        let said = pod.log(&name);
+        let mut lines = said
+            .lines()
+            .map(|line| line.trim_start_matches("stdout F ").to_owned());
+        let mut line = || lines.next().unwrap_or_default();
+        let (entropy, hostname) = (line(), line());
+        let time: u64 = line().parse().unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let age = now.as_secs().abs_diff(time);
+        assert!(age < 300, "{name}'s clock is {age} s off");
+        Self {
+            client,
+            is_clone: log.contains("is_clone=true"),
+            name,
+            entropy,
+            hostname,
+            boot_id: line(),
+            volume: line(),
+        }
+    }
+
+    /// Ends the sandbox once it has been found to be itself.
+    async fn check_and_end(self) -> [String; 2] {
+        assert_eq!([&self.hostname, &self.volume], [&self.name, &self.name]);
+        self.client.shutdown(GRACE).await.unwrap();
+        [self.entropy, self.boot_id]
+    }
 }
 
 /// The directory of the template, once it is complete.
@@ -212,29 +251,34 @@ fn template(pod: &Pod) -> Option<PathBuf> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guest_sandboxes_are_clones_of_a_template_with_nothing_in_common() {
-    let pod = Pod::default();
-    let image = pod.image("one");
-    let mut all = Vec::new();
-    for number in 0..3 {
-        let (said, is_clone) = said_by_a_new_sandbox(&pod, &image, number).await;
-        assert_eq!(is_clone, number > 0, "{said:?}");
-        let name = format!("sandbox{number}");
-        assert_eq!([&said[0], &said[4]], [&name, &name]);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let time: u64 = said[1].parse().unwrap();
-        assert!(now.as_secs().abs_diff(time) < 300, "{time}, {now:?}");
-        all.push([said[2].clone(), said[3].clone()]);
-        if number == 0 {
-            eventually("the template", || template(&pod).is_some()).await;
-        }
+    let count = std::env::var("PODVISOR_TEST_CLONES").map_or(CLONES, |n| n.parse().unwrap());
+    let pod = Arc::new(Pod::default());
+    let image = Arc::new(pod.image("one"));
+    let first = Sandbox::start(&pod, &image, 0).await;
+    assert!(!first.is_clone);
+    eventually("the template", || template(&pod).is_some()).await;
+    // All live at once, beside the first one; a few start at once.
+    let mut starts = JoinSet::new();
+    let turns = Arc::new(Semaphore::new(4));
+    for number in 1..=count {
+        let (pod, image, turns) = (pod.clone(), image.clone(), turns.clone());
+        starts.spawn(async move {
+            let _turn = turns.acquire().await.unwrap();
+            Sandbox::start(&pod, &image, number).await
+        });
     }
-    for (a, b) in [(0, 1), (1, 2), (0, 2)] {
-        assert!(all[a][0] != all[b][0] && all[a][1] != all[b][1], "{all:?}");
+    let mut random = BTreeSet::from(first.check_and_end().await);
+    let clones = starts.join_all().await;
+    for clone in clones {
+        assert!(clone.is_clone, "{}", clone.name);
+        random.extend(clone.check_and_end().await);
     }
+    assert_eq!(random.len(), 2 * (count + 1), "{random:?}");
     // One that is damaged is not used, and made anew.
     fs::write(template(&pod).unwrap().join("state"), "nonsense").unwrap();
-    let (_, is_clone) = said_by_a_new_sandbox(&pod, &image, 3).await;
-    assert!(!is_clone);
+    let last = Sandbox::start(&pod, &image, count + 1).await;
+    assert!(!last.is_clone);
+    last.check_and_end().await;
 }
 
 fn mount(container: &mut CreateContainer, destination: &str, source: &str) {

@@ -23,6 +23,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         nics: Vec::new(),
         shared_dir: None,
         console: None,
+        events: None,
         network: Default::default(),
         sysctls: Default::default(),
         jail: Default::default(),

@@ -29,7 +29,7 @@
 //! every mistake at once ([`ConfigErrors`]), creates the VM and loads the kernel. The
 //! [`Vm`] that comes out is [`State::Created`]; [`Vm::start`] runs it, [`Vm::pause`] and
 //! [`Vm::resume`] hold it up and let it go on, [`Vm::stop`] cuts its power, and [`Vm::wait`]
-//! says how it came to its [`Exit`]. A call that is illegal in a state is a
+//! says how it came to its [`VmExit`]. A call that is illegal in a state is a
 //! [`VmError::IllegalState`], never undefined. Every call takes `&self`, from any thread.
 //!
 //! | [`State`] | `start` | `pause` | `snapshot` | `resume` | `plug`, `unplug` | `stop` |
@@ -117,6 +117,6 @@ pub use snapshot::testing as snapshot_testing;
 pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError};
 pub use vm::{
     Action, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle, DeviceCounters,
-    DeviceFault, DeviceHandle, Exit, FsHandle, HandleError, NetHandle, PlugError, Plugged, Poison,
-    PoisonCause, Registers, Seccomp, State, Transport, Vm, VmBuilder, VmError, VsockHandle,
+    DeviceFault, DeviceHandle, FsHandle, HandleError, NetHandle, PlugError, Plugged, Poison,
+    PoisonCause, Registers, Seccomp, State, Transport, Vm, VmBuilder, VmError, VmExit, VsockHandle,
 };

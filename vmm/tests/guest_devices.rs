@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use podvisor_vmm::devices::net::MemoryNic;
 use podvisor_vmm::{
-    BlockDevice, ConsoleDevice, Exit, IoEngine, LinkState, NetDevice, Transport, VsockDevice,
+    BlockDevice, ConsoleDevice, IoEngine, LinkState, NetDevice, Transport, VmExit, VsockDevice,
 };
 use support::{Console, linux};
 
@@ -21,8 +21,15 @@ fn disk() -> tempfile::NamedTempFile {
     file
 }
 
+/// What every test of a device runs on.
+const TRANSPORTS: [Transport; 2] = [Transport::Mmio, Transport::Pci];
+
 #[test]
-fn guest_reads_and_writes_its_disks() {
+fn guest_reads_and_writes_its_disks_on_both_transports() {
+    TRANSPORTS.into_iter().for_each(reads_and_writes);
+}
+
+fn reads_and_writes(transport: Transport) {
     let (one, two) = (disk(), disk());
     let console = Console::default();
     let script = "cat /sys/block/vda/serial; echo; cat /sys/block/vda/ro /sys/block/vdb/ro\n\
@@ -31,6 +38,7 @@ fn guest_reads_and_writes_its_disks() {
          dd if=/dev/zero of=/dev/vda bs=512 count=1 2>/dev/null || echo refused\n\
          cmp /dev/vda /dev/vdb >/dev/null || echo different";
     let vm = linux(script, &console)
+        .transport(transport)
         .block(
             BlockDevice::open(one.path())
                 .unwrap()
@@ -41,7 +49,7 @@ fn guest_reads_and_writes_its_disks() {
         .build()
         .unwrap();
     vm.start().unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     let text = console.text();
     let lines: Vec<_> = text.lines().skip_while(|line| *line != "one").collect();
     assert_eq!(
@@ -65,7 +73,7 @@ fn guest_reads_and_writes_its_disks() {
 
 #[test]
 fn guest_reads_and_writes_its_console_on_both_transports() {
-    for transport in [Transport::Mmio, Transport::Pci] {
+    for transport in TRANSPORTS {
         let (serial, shown) = (Console::default(), Console::default());
         let (typed, mut keys) = UnixStream::pair().unwrap();
         let script = "until [ -c /dev/hvc0 ]; do sleep 0.1; done; exec < /dev/hvc0 > /dev/hvc0\n\
@@ -80,7 +88,7 @@ fn guest_reads_and_writes_its_console_on_both_transports() {
         shown.wait_for("ready");
         vm.console().unwrap().resize(132, 43).unwrap();
         keys.write_all(b"what was typed\n").unwrap();
-        assert_eq!(vm.wait().unwrap(), Exit::Reset);
+        assert_eq!(vm.wait().unwrap(), VmExit::Reset);
         let text = shown.text();
         assert!(text.contains("\ngot what was typed\n"), "{text}");
         assert!(text.contains("\n43 132\n"), "{transport:?}: {text}");
@@ -92,7 +100,13 @@ fn guest_reads_and_writes_its_console_on_both_transports() {
 }
 
 #[test]
-fn guest_uses_disks_of_every_engine_with_several_queues_on_pci() {
+fn guest_uses_disks_of_every_engine_with_several_queues_on_both_transports() {
+    // On PCI there is a vector for each queue, on MMIO a line for each device.
+    several_queues(Transport::Mmio, "0");
+    several_queues(Transport::Pci, "4");
+}
+
+fn several_queues(transport: Transport, vectors: &str) {
     let console = Console::default();
     // Four readers and a writer at once, over each disk as a whole; then holes and zeroes.
     let script = "for disk in vda vdb; do\n\
@@ -106,20 +120,19 @@ fn guest_uses_disks_of_every_engine_with_several_queues_on_pci() {
     let disks = [disk(), disk()];
     let open = |n: usize, io| BlockDevice::open_with(disks[n].path(), io).unwrap();
     let vm = linux(script, &console)
-        .transport(Transport::Pci)
+        .transport(transport)
         .vcpus(2)
         .block(open(0, IoEngine::Sync).queues(2))
         .block(open(1, IoEngine::Uring).queues(2))
         .build()
         .unwrap();
     vm.start().unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     let text = console.text();
     let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('[')).collect();
-    // A vector for each queue.
     assert_eq!(
         (lines.len(), lines[8], lines[9]),
-        (10, "over", "4"),
+        (10, "over", vectors),
         "{text}"
     );
     assert_eq!((lines[0], lines[2]), ("2", "discarded"), "{text}");
@@ -165,7 +178,7 @@ fn guest_finds_what_is_plugged_in_and_lets_go_of_it() {
     assert_eq!(again, plugged);
     // By which the guest knows that it may look.
     vm.net("net0").unwrap().set_link(LinkState::Down).unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     let text = console.text();
     let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('[')).collect();
     let sum = lines[2];

@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use podvisor_vmm::{Exit, FsDevice, MemorySize, Transport};
+use podvisor_vmm::{FsDevice, MemorySize, Transport, VmExit};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::UnshareFlags;
 use support::{Console, linux};
@@ -60,9 +60,16 @@ fn kept(root: &Path) -> BTreeMap<PathBuf, Kept> {
     all
 }
 
+/// What every test of a device runs on.
+const TRANSPORTS: [Transport; 2] = [Transport::Mmio, Transport::Pci];
+
 #[test]
-fn guest_copies_a_tree_and_a_large_file_both_ways() {
+fn guest_copies_a_tree_and_a_large_file_both_ways_on_both_transports() {
     raise_limit();
+    TRANSPORTS.into_iter().for_each(copies_both_ways);
+}
+
+fn copies_both_ways(transport: Transport) {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("in");
     let time = |n: usize| {
@@ -99,12 +106,13 @@ fn guest_copies_a_tree_and_a_large_file_both_ways() {
          umount /share && echo unmounted"
     );
     let vm = linux(&script, &console)
+        .transport(transport)
         .memory(MemorySize::mib(256))
         .fs(FsDevice::open("data", dir.path()).unwrap())
         .build()
         .unwrap();
     vm.start().unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     let text = console.text();
     assert!(text.contains("copied\nsame\nunmounted\n"), "{text}");
     let (before, after) = (kept(&source), kept(&dir.path().join("out")));
@@ -129,11 +137,15 @@ fn mount(arguments: &[&str]) {
 }
 
 #[test]
-fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own_on_pci() {
+fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own_on_both_transports() {
     // SAFETY: the thread's mount namespace and working directory alone change.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }
         .expect("run as root");
     mount(&["--make-rprivate", "/"]);
+    TRANSPORTS.into_iter().for_each(mounts_swaps_and_owners);
+}
+
+fn mounts_swaps_and_owners(transport: Transport) {
     let dir = tempfile::tempdir().unwrap();
     let (share, other) = (dir.path().join("share"), dir.path().join("other"));
     for path in [&share, &other] {
@@ -174,7 +186,7 @@ fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own_on_pci() {
          echo new > /share/late/new && echo written"
     );
     let vm = linux(&script, &console)
-        .transport(Transport::Pci)
+        .transport(transport)
         .fs(FsDevice::open("data", &share).unwrap())
         .build()
         .unwrap();
@@ -185,7 +197,7 @@ fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own_on_pci() {
     fs::rename(share.join("config/..data_tmp"), share.join("config/..data")).unwrap();
     console.wait_for("swapped");
     mount(&["--bind", &path(&other), &path(&share.join("late"))]);
-    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset);
 
     let text = console.text();
     let seen = "bound\nrefused\nkept\nmounts differ\nno way out\nno device\none\nready\nswapped\n\

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podvisor_vmm::{Action, Exit, MemorySize, PoisonCause, State, Vm, VmError};
+use podvisor_vmm::{Action, MemorySize, PoisonCause, State, Vm, VmError, VmExit};
 use support::{Console, in_time, linux, tiny_kernel};
 
 /// 32-bit code that writes `value` to `port`, then loops.
@@ -23,7 +23,7 @@ fn tiny(code: &[u8]) -> Vm {
         .unwrap()
 }
 
-fn run(code: &[u8]) -> Result<Exit, VmError> {
+fn run(code: &[u8]) -> Result<VmExit, VmError> {
     let vm = Arc::new(tiny(code));
     vm.start().unwrap();
     let waiter = vm.clone();
@@ -32,11 +32,14 @@ fn run(code: &[u8]) -> Result<Exit, VmError> {
 
 #[test]
 fn guest_reset_shutdown_and_triple_fault_are_told_apart() {
-    assert_eq!(run(&out_byte(0x64, 0xfe)).unwrap(), Exit::Reset);
-    assert_eq!(run(&out_byte(0x600, 0x34)).unwrap(), Exit::Shutdown);
+    assert_eq!(run(&out_byte(0x64, 0xfe)).unwrap(), VmExit::Reset);
+    assert_eq!(run(&out_byte(0x600, 0x34)).unwrap(), VmExit::Shutdown);
     // int3, without an interrupt table
     let exit = run(&[0xcc]).unwrap();
-    assert!(matches!(exit, Exit::TripleFault { vcpu: 0, .. }), "{exit}");
+    assert!(
+        matches!(exit, VmExit::TripleFault { vcpu: 0, .. }),
+        "{exit}"
+    );
 }
 
 #[test]
@@ -89,7 +92,7 @@ fn guest_that_spins_is_paused_resumed_and_stopped() {
     in_time("stop", move || stopped.stop()).unwrap();
     assert_eq!(
         (vm.state(), vm.wait().unwrap()),
-        (State::Stopped, Exit::Stopped)
+        (State::Stopped, VmExit::Stopped)
     );
     assert!(vm.resume().is_err());
     vm.stop().unwrap();
@@ -105,7 +108,7 @@ fn guest_that_is_paused_can_be_stopped_and_dropped() {
     drop(tiny(&[0xeb, 0xfe]));
     let vm = tiny(&[0xeb, 0xfe]);
     vm.stop().unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Stopped);
+    assert_eq!(vm.wait().unwrap(), VmExit::Stopped);
     assert!(vm.start().is_err());
 }
 
@@ -119,7 +122,7 @@ fn guest_vms_come_and_go_a_hundred_times_and_leave_no_descriptor_or_thread() {
     for _ in 0..100 {
         let vm = tiny(&out_byte(0x64, 0xfe));
         vm.start().unwrap();
-        assert_eq!(vm.wait().unwrap(), Exit::Reset);
+        assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     }
     let after = least("/proc/self/fd");
     assert!(
@@ -128,8 +131,19 @@ fn guest_vms_come_and_go_a_hundred_times_and_leave_no_descriptor_or_thread() {
     );
 }
 
+/// As often as `PODVISOR_TEST_BOOTS` says, else once.
 #[test]
 fn guest_linux_says_hello_and_sees_its_cpus_and_memory() {
+    let boots = std::env::var("PODVISOR_TEST_BOOTS").map_or(1, |n| n.parse().unwrap());
+    for boot in 1..=boots {
+        says_hello();
+        if boot % 50 == 0 {
+            println!("{boot} boots");
+        }
+    }
+}
+
+fn says_hello() {
     let console = Console::default();
     let script = "echo cpus=$(nproc) mem=$(awk '/MemTotal/{print $2}' /proc/meminfo)\n\
                   grep -c x2apic /proc/cpuinfo; grep -c tsc_deadline_timer /proc/cpuinfo\n\
@@ -140,7 +154,7 @@ fn guest_linux_says_hello_and_sees_its_cpus_and_memory() {
         .build()
         .unwrap();
     vm.start().unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Reset, "{}", console.text());
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset, "{}", console.text());
     let text = console.text();
     let mut lines = text.lines().skip_while(|line| !line.starts_with("cpus="));
     let first = lines.next().unwrap_or_else(|| panic!("{text}"));
@@ -171,7 +185,7 @@ fn guest_linux_goes_on_after_a_pause() {
     console.wait_for("one");
     vm.pause().unwrap();
     vm.resume().unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     assert!(console.text().contains("two"));
 }
 
@@ -180,7 +194,7 @@ fn guest_linux_panics_and_the_vm_ends() {
     let console = Console::default();
     let vm = linux("exit 3", &console).build().unwrap();
     vm.start().unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     assert!(
         console.text().contains("Attempted to kill init"),
         "{}",

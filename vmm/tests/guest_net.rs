@@ -1,52 +1,16 @@
 //! A network card as a Linux guest sees it, over a tap in a network namespace of the test.
-#![allow(unsafe_code)] // TUNSETIFF, a namespace for one thread
 
 mod support;
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
-use std::process::Command;
 
-use podvisor_vmm::{Exit, LinkState, MacAddress, MemorySize, NetDevice, Transport};
-use rustix::thread::UnshareFlags;
+use podvisor_vmm::{LinkState, MacAddress, MemorySize, NetDevice, Transport, VmExit};
+use support::tap::tap;
 use support::{Console, linux};
 
 /// Bytes that go each way.
 const LEN: usize = 2 << 20;
-
-fn run(program: &str, arguments: &[&str]) {
-    let status = Command::new(program).args(arguments).status().unwrap();
-    assert!(status.success(), "{program} {arguments:?}");
-}
-
-/// A tap named `tap0` in a namespace of the calling thread's own, with the address 10.9.0.1/24.
-fn tap() -> File {
-    // SAFETY: the thread's network namespace alone changes.
-    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("run as root");
-    let tap = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")
-        .expect("the module `tun`");
-    // SAFETY: an ifreq of zeroes is a valid one.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(b"tap0") {
-        *to = (*from).cast_signed();
-    }
-    request.ifr_ifru.ifru_flags =
-        i16::try_from(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR).unwrap();
-    // SAFETY: TUNSETIFF reads and writes an ifreq.
-    let result = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-    run(
-        "/bin/busybox",
-        &["ip", "addr", "add", "10.9.0.1/24", "dev", "tap0"],
-    );
-    run("/bin/busybox", &["ip", "link", "set", "tap0", "up"]);
-    tap
-}
 
 /// Bytes without a pattern (xorshift64*).
 fn bytes() -> Vec<u8> {
@@ -62,7 +26,13 @@ fn bytes() -> Vec<u8> {
 }
 
 #[test]
-fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link_on_pci() {
+fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link_on_both_transports() {
+    for transport in [Transport::Mmio, Transport::Pci] {
+        talks_and_sees_its_link(transport);
+    }
+}
+
+fn talks_and_sees_its_link(transport: Transport) {
     let tap = tap();
     let there = TcpListener::bind("10.9.0.1:5001").unwrap();
     let console = Console::default();
@@ -79,7 +49,7 @@ fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link_on_pci() {
         .mac(MacAddress([2, 0, 0, 0, 0, 9]))
         .mtu(1400);
     let vm = linux(script, &console)
-        .transport(Transport::Pci)
+        .transport(transport)
         .memory(MemorySize::mib(256))
         .net(card)
         .build()
@@ -107,7 +77,7 @@ fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link_on_pci() {
     card.set_link(LinkState::Down).unwrap();
     console.wait_for("unplugged");
     card.set_link(LinkState::Up).unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Reset);
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     let text = console.text();
     for part in [
         "02:00:00:00:00:09\n1400\n",

@@ -1,17 +1,13 @@
 //! Clones of a Linux guest that was snapshotted in the middle of its work.
-#![allow(unsafe_code)] // TUNSETIFF, namespaces for one thread
 
 mod support;
 
-use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsRawFd;
-use std::process::Command;
 
 use podvisor_vmm::{
-    BlockDevice, Exit, MacAddress, MemorySize, NetDevice, Snapshot, Transport, VmBuilder,
+    BlockDevice, MacAddress, MemorySize, NetDevice, Snapshot, Transport, VmBuilder, VmExit,
 };
-use rustix::thread::UnshareFlags;
+use support::tap::tap;
 use support::{Console, linux};
 
 /// What the guest does for ever: reads its disk, asks its neighbour, and uses a CPU besides.
@@ -24,41 +20,6 @@ const WORK: &str = "ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up\n\
        ping -c 1 -W 30 -q 10.9.0.1 > /dev/null && net=ok || net=bad\n\
        echo round $n ${sum%% *} $net $(cut -d' ' -f1 /proc/uptime) end\n\
      done";
-
-fn run(program: &str, arguments: &[&str]) {
-    let status = Command::new(program).args(arguments).status().unwrap();
-    assert!(status.success(), "{program} {arguments:?}");
-}
-
-/// A tap with the address 10.9.0.1/24 in a network namespace of its own.
-fn tap() -> File {
-    // SAFETY: the thread's network namespace alone changes.
-    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("run as root");
-    let tap = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")
-        .expect("the module `tun`");
-    // SAFETY: an ifreq of zeroes is a valid one.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(b"tap0") {
-        *to = (*from).cast_signed();
-    }
-    request.ifr_ifru.ifru_flags =
-        i16::try_from(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR).unwrap();
-    // SAFETY: TUNSETIFF reads and writes an ifreq.
-    let result = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-    let ip = |arguments: &str| {
-        let words: Vec<&str> = arguments.split(' ').collect();
-        run("/bin/busybox", &words);
-    };
-    // The same neighbour in each namespace, or guests would look for the old one at first.
-    ip("ip link set tap0 address 02:00:00:00:00:01");
-    ip("ip addr add 10.9.0.1/24 dev tap0");
-    ip("ip link set tap0 up");
-    tap
-}
 
 /// One round of the guest's work, as it tells it.
 #[derive(Debug, PartialEq)]
@@ -150,6 +111,6 @@ fn goes_on(transport: Transport, clones: usize) {
         }
         assert!(vm.faults().is_empty());
         vm.stop().unwrap();
-        assert_eq!(vm.wait().unwrap(), Exit::Stopped);
+        assert_eq!(vm.wait().unwrap(), VmExit::Stopped);
     }
 }

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use podvisor_vmm::{Exit, Kernel, MemorySize, Vm};
+use podvisor_vmm::{Kernel, MemorySize, Vm, VmExit};
 use support::{Console, busybox, in_time, linux};
 
 fn temporary(bytes: &[u8]) -> File {
@@ -16,7 +16,7 @@ fn temporary(bytes: &[u8]) -> File {
     file
 }
 
-fn run_to_the_end(vm: Vm) -> Exit {
+fn run_to_the_end(vm: Vm) -> VmExit {
     let vm = Arc::new(vm);
     vm.start().unwrap();
     in_time("the guest", move || vm.wait().unwrap())
@@ -77,7 +77,7 @@ fn guest_bzimage_is_entered_in_64_bit_mode_with_its_zero_page() {
         .serial(console.clone())
         .build()
         .unwrap();
-    assert_eq!(run_to_the_end(vm), Exit::Shutdown);
+    assert_eq!(run_to_the_end(vm), VmExit::Shutdown);
     let text = console.text();
     assert!(text.contains("hello from the zero page"), "{text:?}");
 }
@@ -109,7 +109,7 @@ fn guest_kernel_boots_by_its_pvh_entry() {
         .memory(MemorySize::mib(128))
         .build()
         .unwrap();
-    assert_eq!(run_to_the_end(vm), Exit::Reset);
+    assert_eq!(run_to_the_end(vm), VmExit::Reset);
     let text = console.text();
     let mib = number_behind(&text, "MEM ");
     assert!((80..128).contains(&mib), "{text}");
@@ -127,7 +127,7 @@ fn guest_distribution_bzimage_boots_as_far_as_its_init() {
         .memory(MemorySize::mib(512))
         .build()
         .unwrap();
-    assert_eq!(run_to_the_end(vm), Exit::Reset);
+    assert_eq!(run_to_the_end(vm), VmExit::Reset);
     let text = console.text();
     assert!(text.contains("INIT of 6.1."), "{text}");
 }
@@ -146,7 +146,7 @@ fn guest_sees_one_socket_of_as_many_cores_as_vcpus() {
         .memory(MemorySize::mib(128))
         .build()
         .unwrap();
-    assert_eq!(run_to_the_end(vm), Exit::Reset);
+    assert_eq!(run_to_the_end(vm), VmExit::Reset);
     let text = console.text();
     for line in [
         "CPUS 3",
@@ -172,7 +172,7 @@ fn guest_finds_the_memory_behind_the_hole_for_devices() {
         .memory(MemorySize::mib(3584))
         .build()
         .unwrap();
-    assert_eq!(run_to_the_end(vm), Exit::Reset);
+    assert_eq!(run_to_the_end(vm), VmExit::Reset);
     let text = console.text();
     let mib = number_behind(&text, "MEM ");
     assert!((3300..3584).contains(&mib), "{text}");

@@ -54,7 +54,9 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
     let guests_can_run = report.can_run_guests();
     let verdict = report.verdict();
     let mut items: Vec<Row> = report.items.into_iter().map(Row::from).collect();
-    items.push(guest_files(&Assets::of_this_process()));
+    let assets = Assets::of_this_process();
+    items.push(guest_files(&assets));
+    items.extend(retpolines(&assets));
     let view = View {
         guests_can_run,
         verdict,
@@ -96,6 +98,17 @@ fn guest_files(assets: &Assets) -> Row {
             row(Status::Broken, found, Some(remedy))
         }
     }
+}
+
+/// What a kernel without retpolines means on this CPU; nothing where it needs none.
+fn retpolines(assets: &Assets) -> Option<Row> {
+    assets.lacks_retpolines().then(|| Row {
+        name: "guest kernel for this CPU",
+        status: Status::Warning,
+        found: "containers of one pod could read each other's memory: this CPU needs retpolines or return thunks, which the guest's kernel lacks".to_owned(),
+        remedy: Some("put vmlinux-retpoline beside vmlinux: the package has it, and `cargo xtask kernel --retpoline` builds it".to_owned()),
+        required: false,
+    })
 }
 
 fn word(status: Status) -> &'static str {

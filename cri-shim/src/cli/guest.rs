@@ -44,6 +44,8 @@ pub(super) struct Guest {
     pub(super) snapshot: Option<PathBuf>,
     /// Whether it can share directories of the host; one that boots always can.
     pub(super) shares: Option<bool>,
+    /// Whether it has a network card; one that boots gets what its network needs.
+    pub(super) has_card: Option<bool>,
 }
 
 impl GuestArgs {
@@ -73,6 +75,7 @@ impl GuestArgs {
             templates,
             snapshot: None,
             shares: None,
+            has_card: None,
         })
     }
 }
@@ -98,6 +101,7 @@ impl Guest {
             templates: None,
             snapshot: Some(dir),
             shares: Some(devices.iter().any(|name| name.starts_with("fs"))),
+            has_card: Some(devices.iter().any(|name| name.starts_with("net"))),
         })
     }
 }

@@ -9,7 +9,7 @@ use clap::Args;
 use podvisor_images::ImportSource;
 
 use super::images::ImageView;
-use super::interrupt::{Ended, interruptible};
+use super::interrupt::{Outcome, interruptible};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::{Globals, load, terminal};
@@ -40,7 +40,7 @@ pub(super) fn run(globals: &Globals, args: &ImportArgs) -> anyhow::Result<u8> {
         store.import(source, name.as_deref(), options)
     });
     match ended? {
-        Ended::Done(image) => {
+        Outcome::Done(image) => {
             if args.json {
                 super::print_json(&ImageView::from(&image))?;
             } else {
@@ -48,7 +48,7 @@ pub(super) fn run(globals: &Globals, args: &ImportArgs) -> anyhow::Result<u8> {
             }
             Ok(0)
         }
-        Ended::Interrupted(signal) => Ok(exit_code_of(signal)),
+        Outcome::Interrupted(signal) => Ok(exit_code_of(signal)),
     }
 }
 

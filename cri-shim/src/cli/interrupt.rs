@@ -15,7 +15,7 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// How work ended that did not fail.
 #[derive(Debug)]
-pub(super) enum Ended<T> {
+pub(super) enum Outcome<T> {
     /// It is done.
     Done(T),
     /// The user wants no more of it; the signal's number.
@@ -27,7 +27,7 @@ pub(super) enum Ended<T> {
 pub(super) fn interruptible<T: Send + 'static>(
     progress: Progress,
     work: impl FnOnce(&PullOptions) -> podvisor_images::Result<T> + Send + 'static,
-) -> anyhow::Result<Ended<T>> {
+) -> anyhow::Result<Outcome<T>> {
     let runtime = super::runtime()?;
     let ended = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
@@ -40,7 +40,7 @@ pub(super) fn interruptible<T: Send + 'static>(
         let work = async { tokio::join!(work, progress.show(received)).0 };
         let mut work = std::pin::pin!(work);
         let number = tokio::select! {
-            done = &mut work => return Ok(Ended::Done(done.context("this is a bug in podvisor")??)),
+            done = &mut work => return Ok(Outcome::Done(done.context("this is a bug in podvisor")??)),
             _ = interrupt.recv() => 2,
             _ = terminate.recv() => 15,
         };
@@ -51,7 +51,7 @@ pub(super) fn interruptible<T: Send + 'static>(
             _ = terminate.recv() => {}
             () = sleep(GRACE) => {}
         }
-        Ok(Ended::Interrupted(number))
+        Ok(Outcome::Interrupted(number))
     });
     runtime.shutdown_background();
     ended

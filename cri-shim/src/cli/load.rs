@@ -11,7 +11,7 @@ use podvisor_images::Image;
 
 use super::Globals;
 use super::images::ImageView;
-use super::interrupt::{Ended, interruptible};
+use super::interrupt::{Outcome, interruptible};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::terminal;
@@ -50,7 +50,7 @@ pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
         }
     });
     match ended? {
-        Ended::Done(images) => {
+        Outcome::Done(images) => {
             if args.json {
                 let views: Vec<_> = images.iter().map(ImageView::from).collect();
                 super::print_json(&views)?;
@@ -59,7 +59,7 @@ pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
             }
             Ok(0)
         }
-        Ended::Interrupted(signal) => Ok(exit_code_of(signal)),
+        Outcome::Interrupted(signal) => Ok(exit_code_of(signal)),
     }
 }
 

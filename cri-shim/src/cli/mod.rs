@@ -18,6 +18,7 @@ mod import;
 mod inspect;
 mod interrupt;
 mod load;
+mod manual;
 mod notify;
 mod progress;
 mod prune;
@@ -137,10 +138,20 @@ enum Command {
     Wait(container::lifecycle::NamesArgs),
     /// Remove containers
     Rm(container::lifecycle::RmArgs),
+    /// Show which ports of the host lead to a container's
+    Port(container::port::PortArgs),
     /// Show containers in detail
     Inspect(container::inspect::InspectArgs),
     /// Show what containers use
     Stats(container::stats::StatsArgs),
+    /// Manage machines for several containers
+    Pod(container::pod::PodArgs),
+    /// Run a shell in a machine beside its containers, with the whole guest before it
+    Debug(container::debug::DebugArgs),
+    /// Connect to the serial console of a machine
+    Console(container::console::ConsoleArgs),
+    /// Show what happens to containers
+    Events(container::events::EventsArgs),
     /// Show the processes of a container
     Top(container::exec::TopArgs),
     /// Copy files from or to a container
@@ -179,6 +190,9 @@ enum Command {
     Version(version::VersionArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
+    /// Write the manual pages, for a package
+    #[command(hide = true)]
+    Manual(manual::ManualArgs),
     /// The process of one sandbox, started by podvisor itself
     #[command(hide = true)]
     Sandbox(sandbox::SandboxArgs),
@@ -201,7 +215,7 @@ pub fn main() -> ExitCode {
         _ => cli.globals.log_level,
     });
     let failure = match &cli.command {
-        Command::Run(_) | Command::Exec(_) => RUN_FAILURE,
+        Command::Run(_) | Command::Exec(_) | Command::Debug(_) => RUN_FAILURE,
         _ => FAILURE,
     };
     let done = match cli.command {
@@ -216,8 +230,13 @@ pub fn main() -> ExitCode {
         Command::Unpause(args) => container::lifecycle::unpause(&cli.globals, &args),
         Command::Wait(args) => container::lifecycle::wait(&cli.globals, &args),
         Command::Rm(args) => container::lifecycle::rm(&cli.globals, &args),
+        Command::Port(args) => container::port::run(&cli.globals, &args),
         Command::Inspect(args) => container::inspect::run(&cli.globals, &args),
         Command::Stats(args) => container::stats::run(&cli.globals, &args),
+        Command::Pod(args) => container::pod::run(&cli.globals, &args),
+        Command::Debug(args) => container::debug::run(&cli.globals, &args),
+        Command::Console(args) => container::console::run(&cli.globals, &args),
+        Command::Events(args) => container::events::run(&cli.globals, &args),
         Command::Top(args) => container::exec::top(&cli.globals, &args),
         Command::Cp(args) => container::copy::run(&cli.globals, &args),
         Command::Snapshot(args) => snapshot::run(&args),
@@ -237,6 +256,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completions(args) => completions::run(&args),
+        Command::Manual(args) => manual::run(&args),
         Command::Sandbox(args) => sandbox::run(&args),
         Command::Template(args) => template::run(&args),
     };

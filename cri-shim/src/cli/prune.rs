@@ -7,9 +7,11 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 use podvisor_images::Prune;
 
-use super::container::{Containers, State, state, sweep};
+use super::container::{Containers, State, pod, state, sweep};
 use super::rmi::RemovedView;
+use super::settings::TEMPLATES;
 use super::{Globals, size, terminal};
+use crate::sandbox::remove_abandoned_templates;
 
 #[derive(Debug, Args)]
 pub(super) struct PruneArgs {
@@ -73,7 +75,8 @@ pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
 
 /// Removes containers that have ended and what else is left of any; how many there were.
 fn prune_containers(globals: &Globals) -> anyhow::Result<usize> {
-    let containers = Containers::open(&globals.root()?)?;
+    let root = globals.root()?;
+    let containers = Containers::open(&root)?;
     super::runtime()?.block_on(async {
         let mut count = sweep(&containers).await?.len();
         for entry in containers.list()? {
@@ -82,6 +85,8 @@ fn prune_containers(globals: &Globals) -> anyhow::Result<usize> {
                 count += 1;
             }
         }
+        remove_abandoned_templates(&root.join(TEMPLATES));
+        count += pod::prune(&containers).await?.len();
         Ok(count)
     })
 }

@@ -12,7 +12,7 @@ use podvisor_images::{ArchiveError, ArchiveFormat, Error};
 use tempfile::NamedTempFile;
 
 use super::Globals;
-use super::interrupt::{Ended, interruptible};
+use super::interrupt::{Outcome, interruptible};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::terminal;
@@ -58,8 +58,8 @@ pub(super) fn run(globals: &Globals, args: &SaveArgs) -> anyhow::Result<u8> {
         store.save(&images, format, file, &options.cancel)
     });
     match saved.map_err(|error| output.explain(error))? {
-        Ended::Done(()) => output.finish().map(|()| 0),
-        Ended::Interrupted(signal) => Ok(exit_code_of(signal)),
+        Outcome::Done(()) => output.finish().map(|()| 0),
+        Outcome::Interrupted(signal) => Ok(exit_code_of(signal)),
     }
 }
 

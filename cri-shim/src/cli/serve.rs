@@ -191,6 +191,11 @@ pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
         std::fs::create_dir_all(dir)
             .with_context(|| format!("cannot create the directory {}", dir.display()))?;
     }
+    if Assets::of_this_process().lacks_retpolines() {
+        tracing::warn!(
+            "containers of one pod could read each other's memory on this CPU: `podvisor check`"
+        );
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

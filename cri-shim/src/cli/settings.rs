@@ -18,6 +18,9 @@ const MAX_BYTES: u64 = 1 << 20;
 /// What a file may say, with its defaults in comments.
 pub(super) const DEFAULT_TEXT: &str = include_str!("settings.toml");
 
+/// Directory of machines that have booted already, within the root.
+pub(super) const TEMPLATES: &str = "templates";
+
 /// The file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -48,7 +51,7 @@ pub(super) enum BootMode {
 impl BootMode {
     /// Where templates of machines are kept below the root directory, if any are used.
     pub(super) fn templates(self, root: &Path) -> Option<PathBuf> {
-        (self == Self::Warm).then(|| root.join("templates"))
+        (self == Self::Warm).then(|| root.join(TEMPLATES))
     }
 }
 

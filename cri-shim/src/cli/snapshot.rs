@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::guest::GuestArgs;
 use super::signals::{Signals, exit_code_of};
+use crate::machine::NicKind;
 use crate::sandbox::{self, Shape};
 
 #[derive(Debug, Args)]
@@ -17,6 +18,10 @@ pub(super) struct SnapshotArgs {
     /// Let programs that begin with it share directories of the host (`run -v`)
     #[arg(long)]
     volumes: bool,
+
+    /// Give it a network card, for `run --network`
+    #[arg(long)]
+    network: bool,
 
     /// New directory for the snapshot
     #[arg(value_name = "DIR")]
@@ -34,8 +39,11 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         vcpus: guest.cpus,
         memory: guest.memory,
         image_slots: 1,
-        nics: 0,
+        nics: args.network.into(),
+        nic_kind: NicKind::Tap,
         shares: args.volumes,
+        // What it costs a boot, no clone pays.
+        pci: true,
     };
     let runtime = super::runtime()?;
     let code = runtime.block_on(async {

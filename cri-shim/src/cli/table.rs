@@ -6,32 +6,33 @@ const GAP: usize = 3;
 
 /// Rows of text under a heading.
 #[derive(Debug)]
-pub(super) struct Table<const COLUMNS: usize> {
-    rows: Vec<[String; COLUMNS]>,
+pub(super) struct Table {
+    rows: Vec<Vec<String>>,
 }
 
-impl<const COLUMNS: usize> Table<COLUMNS> {
+impl Table {
     /// An empty table with its heading.
-    pub(super) fn new(heading: [&str; COLUMNS]) -> Self {
+    pub(super) fn new<'a>(heading: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
-            rows: vec![heading.map(str::to_owned)],
+            rows: vec![heading.into_iter().map(str::to_owned).collect()],
         }
     }
 
-    /// Adds a row below the others. Control characters become spaces: names come from
-    /// registries.
-    pub(super) fn row(&mut self, row: [String; COLUMNS]) {
+    /// Adds a row below the others, with as many cells as the heading has. Control characters
+    /// become spaces: names come from registries.
+    pub(super) fn row(&mut self, row: impl IntoIterator<Item = String>) {
         let clean = |text: String| text.replace(char::is_control, " ");
-        self.rows.push(row.map(clean));
+        self.rows.push(row.into_iter().map(clean).collect());
     }
 
     /// The table as text, each row ended by a newline and free of spaces before it.
     pub(super) fn render(&self) -> String {
+        let columns = self.rows.first().map_or(0, Vec::len);
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..COLUMNS).map(width).collect();
+        let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut text = String::new();
         for row in &self.rows {
             let mut line = String::new();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
+use crate::machine::NicKind;
 use crate::sandbox::{self, Shape};
 
 /// How much less urgent than a pod's start this is.
@@ -31,9 +32,15 @@ pub(super) struct TemplateArgs {
     /// Network cards
     #[arg(long, value_name = "N")]
     cards: u8,
+    /// The network cards are stream sockets, not taps
+    #[arg(long)]
+    streams: bool,
     /// Share a directory
     #[arg(long)]
     share: bool,
+    /// Devices are on PCI
+    #[arg(long)]
+    pci: bool,
     /// Where templates are kept
     #[arg(value_name = "DIR")]
     templates: PathBuf,
@@ -49,7 +56,12 @@ pub(super) fn run(args: &TemplateArgs) -> anyhow::Result<u8> {
         memory: args.memory,
         image_slots: args.disks,
         nics: args.cards,
+        nic_kind: match args.streams {
+            true => NicKind::Stream,
+            false => NicKind::Tap,
+        },
         shares: args.share,
+        pci: args.pci,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

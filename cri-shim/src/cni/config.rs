@@ -24,9 +24,9 @@ pub(super) const VERSIONS: &[&str] = &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.
 
 /// A network: plugins that are run one after the other.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct List {
+pub(crate) struct List {
     /// The network's name.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Version of the specification that its plugins are spoken to in.
     pub(super) version: String,
     /// Whether its plugins cannot be asked by CHECK.
@@ -35,9 +35,16 @@ pub(super) struct List {
     pub(super) plugins: Vec<Plugin>,
 }
 
+impl List {
+    /// Whether a plugin wants the runtime's value of `capability`.
+    pub(crate) fn takes(&self, capability: &str) -> bool {
+        self.plugins.iter().any(|plugin| plugin.wants(capability))
+    }
+}
+
 /// A plugin of a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Plugin {
+pub(crate) struct Plugin {
     /// Its type: the name of its program.
     pub(super) kind: String,
     /// Its configuration as it came.
@@ -108,6 +115,25 @@ impl Configurations {
         })
     }
 
+    /// The first valid list of this name.
+    pub(super) fn named(&self, name: &str) -> Result<List, CniError> {
+        let mut others = Vec::new();
+        for stamp in self.stamps()? {
+            match read(&stamp.path) {
+                Ok(list) if list.name == name => return Ok(list),
+                Ok(list) => others.push(list.name),
+                Err(reason) => {
+                    warn!(path = %stamp.path.display(), reason, "invalid CNI configuration");
+                }
+            }
+        }
+        Err(CniError::UnknownNetwork {
+            name: name.to_owned(),
+            dir: self.dir.clone(),
+            others,
+        })
+    }
+
     /// The directory's configuration files by name.
     fn stamps(&self) -> Result<Vec<Stamp>, CniError> {
         let failed = || CniError::io("read the directory", &self.dir);
@@ -154,7 +180,7 @@ fn read(path: &Path) -> Result<List, String> {
 }
 
 /// Parses a list, or a single plugin's configuration as a list of one.
-fn parse(text: &[u8], is_list: bool) -> Result<List, String> {
+pub(super) fn parse(text: &[u8], is_list: bool) -> Result<List, String> {
     let mut config: Map<String, Value> =
         serde_json::from_slice(text).map_err(|error| format!("not a JSON object: {error}"))?;
     let name = string(&config, "name")?.ok_or("it has no \"name\"")?;
@@ -283,6 +309,18 @@ mod tests {
         let configurations = Configurations::new("/no/such/dir".into());
         let error = configurations.current().unwrap_err();
         assert!(matches!(error, CniError::NoConfiguration { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_network_is_found_by_its_name_and_not_by_its_files() {
+        let (dir, configurations) = dir();
+        fs::write(dir.path().join("00-broken.conflist"), "{").unwrap();
+        fs::write(dir.path().join("10-x.conflist"), GOOD).unwrap();
+        let other = GOOD.replace("\"a\"", "\"other\"");
+        fs::write(dir.path().join("20-y.conflist"), other).unwrap();
+        assert_eq!(configurations.named("other").unwrap().name, "other");
+        let error = configurations.named("x").unwrap_err().to_string();
+        assert!(error.contains("a, other"), "{error}");
     }
 
     #[test]

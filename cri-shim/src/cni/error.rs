@@ -24,6 +24,18 @@ pub(crate) enum CniError {
         /// What is wrong with the first one.
         reason: String,
     },
+    /// No list of this name.
+    #[error(
+        "no CNI network {name:?} in {}: there {}", .dir.display(), known(.others)
+    )]
+    UnknownNetwork {
+        /// The name.
+        name: String,
+        /// The directory.
+        dir: PathBuf,
+        /// The networks that are there.
+        others: Vec<String>,
+    },
     /// A plugin's program is missing.
     #[error("no CNI plugin {name:?} in {searched}; install it there")]
     NoPlugin {
@@ -32,6 +44,9 @@ pub(crate) enum CniError {
         /// Where it was looked for.
         searched: String,
     },
+    /// What CNI's plugins set rules by.
+    #[error("no iptables in PATH, /usr/sbin or /sbin, which CNI plugins need")]
+    NoIptables,
     /// A plugin's program cannot be executed.
     #[error("cannot execute the CNI plugin {}", .path.display())]
     Execute {
@@ -118,6 +133,14 @@ pub(crate) enum CniError {
         /// The interface.
         name: String,
     },
+}
+
+fn known(names: &[String]) -> String {
+    match names {
+        [] => "is none".to_owned(),
+        [name] => format!("is {name}"),
+        names => format!("are {}", names.join(", ")),
+    }
 }
 
 impl CniError {

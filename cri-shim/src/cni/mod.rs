@@ -7,16 +7,22 @@
 //! card takes over. Plugins and what they print are hostile: bounded in time and size, and
 //! checked ([`result`]) before anything is done with it.
 //!
-//! Nothing here knows virtual machines or the Container Runtime Interface.
+//! Who asks chooses the network: the node's, another one of the directory by its name, or the
+//! one that podvisor brings itself ([`nat`]). [`guest`] says all this in the terms of a sandbox, and
+//! [`resolver`] in those of files of `/etc`. Nothing here knows the Container Runtime Interface
+//! or the command line.
 
 mod cache;
 mod chain;
 mod config;
 mod counters;
 mod error;
+mod guest;
+pub(crate) mod nat;
 mod netns;
 mod plugin;
 mod prefix;
+pub(crate) mod resolver;
 mod result;
 mod tap;
 
@@ -27,15 +33,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tracing::{debug, warn};
 
+pub(crate) use config::List;
 #[cfg(test)]
 pub(crate) use counters::Direction;
 pub(crate) use counters::InterfaceCounters;
 pub(crate) use error::CniError;
 pub(crate) use prefix::Prefix;
-pub(crate) use result::Dns;
+pub(crate) use result::{Dns, Endpoint};
 #[cfg(test)]
 pub(crate) use tap::Route;
 pub(crate) use tap::{Attachment, taps_apart};
@@ -43,6 +50,7 @@ pub(crate) use tap::{Attachment, taps_apart};
 use cache::{Cache, Cached};
 use chain::Chain;
 use config::Configurations;
+use result::CniResult;
 
 /// The name that the pod's first interface has in its network namespace and in the guest.
 pub(crate) const INTERFACE: &str = "eth0";
@@ -96,6 +104,36 @@ pub(crate) struct PodIdentity {
 /// `portMappings`, `bandwidth`, `ips`, `mac`, `dns`, ….
 pub(crate) type Capabilities = serde_json::Map<String, Value>;
 
+/// A port of the host that leads to one of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PortMapping {
+    pub(crate) host_port: u16,
+    pub(crate) pod_port: u16,
+    /// `tcp`, `udp` or `sctp`.
+    pub(crate) protocol: String,
+    /// Of which address of the host; empty for all.
+    pub(crate) host_ip: String,
+}
+
+/// The capability `portMappings`, where there are any.
+pub(crate) fn port_mappings(mappings: &[PortMapping]) -> Option<(String, Value)> {
+    let mappings = mappings.iter().map(|mapping| {
+        json!({
+            "hostPort": mapping.host_port,
+            "containerPort": mapping.pod_port,
+            "protocol": mapping.protocol,
+            "hostIP": mapping.host_ip,
+        })
+    });
+    let mappings: Vec<Value> = mappings.collect();
+    (!mappings.is_empty()).then(|| ("portMappings".to_owned(), Value::Array(mappings)))
+}
+
+/// The network of this name among the configuration lists.
+pub(crate) fn find(options: &CniOptions, name: &str) -> Result<List, CniError> {
+    Configurations::new(options.config_dir.clone()).named(name)
+}
+
 /// Networks of pods.
 #[derive(Debug)]
 pub(crate) struct Cni {
@@ -128,14 +166,30 @@ impl Cni {
         self.options.netns_dir.join(id)
     }
 
-    /// Makes the pod's network namespace, runs the plugins in it and joins a tap to each
-    /// interface that they made. Nothing of it stays when that fails.
+    /// The network of this name, whichever of the directory's it is.
+    pub(crate) fn network(&self, name: &str) -> Result<List, CniError> {
+        self.configurations.named(name)
+    }
+
+    /// Attaches the pod to the node's network: see [`Self::attach_to`].
     pub(crate) async fn attach(
         &self,
         pod: &PodIdentity,
         capabilities: Capabilities,
     ) -> Result<Attachment, CniError> {
-        let attached = self.try_attach(pod, capabilities).await;
+        let list = self.configurations.current()?;
+        self.attach_to(&list, pod, capabilities).await
+    }
+
+    /// Makes the pod's network namespace, runs the network's plugins in it and joins a tap to
+    /// each interface that they made. Nothing of it stays when that fails.
+    pub(crate) async fn attach_to(
+        &self,
+        list: &List,
+        pod: &PodIdentity,
+        capabilities: Capabilities,
+    ) -> Result<Attachment, CniError> {
+        let attached = self.try_attach(list, pod, capabilities).await;
         if let Err(error) = &attached {
             debug!(pod = pod.id, %error, "the pod gets no network");
             if let Err(error) = self.detach(&pod.id).await {
@@ -149,13 +203,13 @@ impl Cni {
 
     async fn try_attach(
         &self,
+        list: &List,
         pod: &PodIdentity,
         capabilities: Capabilities,
     ) -> Result<Attachment, CniError> {
-        let list = self.configurations.current()?;
         let netns = self.netns(&pod.id);
         netns::create(&netns)?;
-        let mut cached = Cached::new(pod.clone(), &list, netns.clone(), capabilities);
+        let mut cached = Cached::new(pod.clone(), list, netns.clone(), capabilities);
         cached.check()?;
         // Kept before the first plugin runs: a crash in the middle is undone by it.
         self.cache.put(&cached)?;
@@ -203,12 +257,21 @@ impl Cni {
 
     /// What the plugins say of name servers for a pod.
     pub(crate) fn dns(&self, id: &str) -> Result<Dns, CniError> {
-        let cached = self.cache.get(id)?;
-        let result = cached.and_then(|cached| cached.result);
-        match result {
-            Some(raw) => Ok(result::CniResult::parse(&raw, INTERFACE)?.dns().clone()),
-            None => Ok(Dns::default()),
-        }
+        let result = self.result(id)?;
+        Ok(result
+            .map(|result| result.dns().clone())
+            .unwrap_or_default())
+    }
+
+    /// What a pod that is attached has on its first interface.
+    pub(crate) fn endpoint(&self, id: &str) -> Result<Option<Endpoint>, CniError> {
+        Ok(self.result(id)?.map(|result| result.endpoint(INTERFACE)))
+    }
+
+    /// What the plugins answered; `None` while the pod is not attached.
+    fn result(&self, id: &str) -> Result<Option<CniResult>, CniError> {
+        let raw = self.cache.get(id)?.and_then(|cached| cached.result);
+        raw.map(|raw| CniResult::parse(&raw, INTERFACE)).transpose()
     }
 
     fn chain<'a>(&'a self, cached: &'a Cached) -> Result<Chain<'a>, CniError> {

@@ -1,6 +1,8 @@
 //! Running one plugin: a program that reads its configuration from stdin and answers with
 //! JSON on stdout, within a time and a size.
 
+use std::env;
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -23,6 +25,9 @@ const STDERR_BYTES: usize = 4096;
 /// Longest message of a plugin that is passed on, in characters.
 const MESSAGE_CHARS: usize = 1000;
 
+/// Programs for administrators.
+const SYSTEM_DIRS: [&str; 2] = ["/usr/sbin", "/sbin"];
+
 /// One run of a plugin.
 #[derive(Debug)]
 pub(super) struct Invocation<'a> {
@@ -38,6 +43,15 @@ pub(super) struct Invocation<'a> {
     pub(super) input: Vec<u8>,
     /// How long it may take.
     pub(super) limit: Duration,
+}
+
+/// Where plugins look for programs such as `iptables`: in this process's directories, and in those
+/// that `su` may have left out.
+pub(super) fn search_path() -> OsString {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let dirs = env::split_paths(&path).chain(SYSTEM_DIRS.map(PathBuf::from));
+    // None of them was joined by a colon before.
+    env::join_paths(dirs).unwrap_or(path)
 }
 
 /// The program of a plugin.
@@ -70,6 +84,7 @@ impl Invocation<'_> {
         let mut command = Command::new(&self.program);
         command
             .env("CNI_COMMAND", self.command)
+            .env("PATH", search_path())
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .current_dir("/")
             .process_group(0)

@@ -65,6 +65,17 @@ pub(crate) struct Dns {
     pub(crate) options: Vec<String>,
 }
 
+/// What a pod has on an interface, as its plugins tell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    /// With the length of the network's prefix, the first one first.
+    pub(crate) addresses: Vec<Prefix>,
+    /// Of the first address.
+    pub(crate) gateway: Option<IpAddr>,
+    /// Its hardware address; empty when no plugin tells.
+    pub(crate) mac: String,
+}
+
 impl CniResult {
     /// Takes what the last plugin of a chain answered; `interface` is the one that was asked
     /// for.
@@ -156,18 +167,34 @@ impl CniResult {
         }
     }
 
+    /// The pod's addresses; chains also tell those of the host's side.
+    fn pod_ips(&self) -> impl Iterator<Item = &Ip> {
+        self.ips.iter().filter(|ip| {
+            let index = ip.interface.and_then(|index| usize::try_from(index).ok());
+            let interface = index.and_then(|index| self.interfaces.get(index));
+            interface.is_none_or(|i| !i.sandbox.is_empty())
+        })
+    }
+
+    /// What the pod has on `interface`.
+    pub(super) fn endpoint(&self, interface: &str) -> Endpoint {
+        let own = |i: &&Interface| i.name == interface && !i.sandbox.is_empty();
+        Endpoint {
+            addresses: self.pod_ips().map(|ip| ip.address).collect(),
+            gateway: self.pod_ips().next().and_then(|ip| ip.gateway),
+            mac: self
+                .interfaces
+                .iter()
+                .find(own)
+                .map(|i| i.mac.clone())
+                .unwrap_or_default(),
+        }
+    }
+
     /// The pod's addresses, first of each family first, as the Kubernetes API has them.
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
-        let of_pod = |ip: &&Ip| match ip.interface.and_then(|index| usize::try_from(index).ok()) {
-            // Chains also tell the addresses of the host's side.
-            Some(index) => self
-                .interfaces
-                .get(index)
-                .is_none_or(|i| !i.sandbox.is_empty()),
-            None => true,
-        };
         let mut addresses: Vec<IpAddr> = Vec::new();
-        for ip in self.ips.iter().filter(of_pod) {
+        for ip in self.pod_ips() {
             let address = ip.address.address();
             if !addresses.contains(&address) {
                 addresses.push(address);
@@ -241,6 +268,10 @@ mod tests {
         let addresses: Vec<String> = result.addresses().iter().map(IpAddr::to_string).collect();
         assert_eq!(addresses, ["10.1.0.2", "fd00::2"]);
         assert_eq!(result.dns().nameservers, ["10.1.0.1"]);
+        let endpoint = result.endpoint("eth0");
+        assert_eq!(endpoint.addresses[0].to_string(), "10.1.0.2/16");
+        assert_eq!(endpoint.gateway, Some("10.1.0.1".parse().unwrap()));
+        assert_eq!(endpoint.mac, "02:00:00:00:00:02");
     }
 
     #[test]

@@ -1,8 +1,5 @@
 //! The files of /etc that a pod's containers have unless the kubelet mounts its own.
 
-use std::fmt::Write as _;
-use std::net::IpAddr;
-
 use k8s_cri::v1::{DnsConfig, PodSandboxConfig};
 
 use super::error::{CriError, Result};
@@ -29,19 +26,6 @@ pub(super) fn hostname(pod: &PodSandboxConfig) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// /etc/hosts.
-pub(super) fn hosts(hostname: &str, addresses: &[IpAddr]) -> Vec<u8> {
-    let mut text = String::from(
-        "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
-         fe00::0\tip6-localnet\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n",
-    );
-    for address in addresses {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{address}\t{hostname}");
-    }
-    text.into_bytes()
-}
-
 /// /etc/resolv.conf: as the kubelet has it, else the network's, else the node's.
 pub(super) fn resolv_conf(config: Option<&DnsConfig>, network: &Dns) -> Result<Vec<u8>> {
     let (servers, searches, options) = match config {
@@ -66,16 +50,12 @@ pub(super) fn resolv_conf(config: Option<&DnsConfig>, network: &Dns) -> Result<V
             return Err(CriError::invalid(field, reason));
         }
     }
-    let mut text = String::new();
-    if !searches.is_empty() {
-        let _ = writeln!(text, "search {}", searches.join(" "));
-    }
-    for server in servers {
-        let _ = writeln!(text, "nameserver {server}");
-    }
-    if !options.is_empty() {
-        let _ = writeln!(text, "options {}", options.join(" "));
-    }
+    let text = Dns {
+        nameservers: servers.clone(),
+        search: searches.clone(),
+        options: options.clone(),
+    };
+    let text = text.to_resolv_conf();
     if text.is_empty() && config.is_none() {
         // A node without one has no name servers either.
         return Ok(std::fs::read("/etc/resolv.conf").unwrap_or_default());
@@ -137,15 +117,5 @@ mod tests {
         for bad in ["a b", "a/b", "-a", &"x".repeat(65)] {
             assert!(hostname(&pod(bad)).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn hosts_names_the_pod() {
-        let text = hosts(
-            "web",
-            &["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
-        );
-        let text = String::from_utf8(text).unwrap();
-        assert!(text.ends_with("10.0.0.2\tweb\nfd00::2\tweb\n"), "{text}");
     }
 }

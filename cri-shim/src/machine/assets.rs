@@ -2,7 +2,8 @@
 //!
 //! The first of these folders that has a file of the wanted name: `$PODVISOR_GUEST_DIR`
 //! alone when it is set, else `guest/` beside the folder of the executable, else
-//! `/usr/lib/podvisor`.
+//! `/usr/lib/podvisor`. Beside the usual kernel there may be one for CPUs that need retpolines or
+//! return thunks, which is taken on those.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,6 +13,20 @@ use std::path::{Path, PathBuf};
 pub const GUEST_DIR_VARIABLE: &str = "PODVISOR_GUEST_DIR";
 
 const SYSTEM_DIR: &str = "/usr/lib/podvisor";
+
+/// The kernel whose calls and returns old CPUs do not predict.
+const RETPOLINE_KERNEL: &str = "vmlinux-retpoline";
+
+/// What the host's kernel says of its CPU's vulnerabilities, a file each.
+const VULNERABILITIES: &str = "/sys/devices/system/cpu/vulnerabilities";
+
+/// Files there, and what the host's kernel calls what a guest's kernel needs, too.
+const THUNKS: [(&str, &str); 4] = [
+    ("spectre_v2", "Retpolines"),
+    ("retbleed", "untrained return thunk"),
+    ("spec_rstack_overflow", "Safe RET"),
+    ("indirect_target_selection", "Aligned branch/return thunks"),
+];
 
 /// A file that every guest boots from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,12 +114,31 @@ impl Assets {
         }
     }
 
-    /// The guest's kernel.
+    /// The guest's kernel for this CPU.
     ///
     /// # Errors
     /// When no directory has it.
     pub fn kernel(&self) -> Result<PathBuf, AssetError> {
-        self.find(GuestFile::Kernel)
+        self.kernel_for(Path::new(VULNERABILITIES))
+    }
+
+    fn kernel_for(&self, vulnerabilities: &Path) -> Result<PathBuf, AssetError> {
+        let usual = self.find(GuestFile::Kernel)?;
+        let other = usual.with_file_name(RETPOLINE_KERNEL);
+        Ok(match other.is_file() && needs_thunks(vulnerabilities) {
+            true => other,
+            false => usual,
+        })
+    }
+
+    /// Whether containers of one guest could read each other's memory on this CPU, since the kernel
+    /// for it is not there.
+    #[must_use]
+    pub fn lacks_retpolines(&self) -> bool {
+        let vulnerabilities = Path::new(VULNERABILITIES);
+        let kernel = self.kernel_for(vulnerabilities);
+        kernel.is_ok_and(|kernel| !kernel.ends_with(RETPOLINE_KERNEL))
+            && needs_thunks(vulnerabilities)
     }
 
     /// The initramfs with the agent.
@@ -127,9 +161,35 @@ impl Assets {
     }
 }
 
+/// Whether the host's kernel mends a fault of the CPU by retpolines or return thunks.
+fn needs_thunks(vulnerabilities: &Path) -> bool {
+    THUNKS.iter().any(|(name, remedy)| {
+        let said = std::fs::read_to_string(vulnerabilities.join(name));
+        said.is_ok_and(|said| said.contains(remedy))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cpu_that_needs_retpolines_gets_the_kernel_that_has_them_if_it_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path(GuestFile::Kernel.name()), b"").unwrap();
+        let assets = Assets::in_folder(folder.path());
+        let kernel = || assets.kernel_for(folder.path()).unwrap();
+        for (name, remedy) in THUNKS {
+            std::fs::write(path(name), format!("Mitigation: {remedy}; other\n")).unwrap();
+            let _ = std::fs::remove_file(path(RETPOLINE_KERNEL));
+            assert_eq!(kernel(), path(GuestFile::Kernel.name()));
+            std::fs::write(path(RETPOLINE_KERNEL), b"").unwrap();
+            assert_eq!(kernel(), path(RETPOLINE_KERNEL), "{name}");
+            std::fs::write(path(name), "Mitigation: Enhanced / Automatic IBRS\n").unwrap();
+            assert_eq!(kernel(), path(GuestFile::Kernel.name()), "{name}");
+        }
+    }
 
     #[test]
     fn the_variable_is_the_only_place_when_set() {

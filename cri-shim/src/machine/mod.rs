@@ -5,6 +5,9 @@
 //! knows containers, the agent in the guest, or the command line.
 
 mod assets;
+mod console;
+mod error;
+mod nic;
 
 use std::fmt;
 use std::fs::File;
@@ -17,16 +20,20 @@ use std::thread;
 
 use podvisor_vmm::devices::blk::FileDisk;
 use podvisor_vmm::{
-    BlockDevice, BlockDeviceError, BlockHandle, BootError, BuildError, Exit, FsDevice,
-    FsDeviceError, HandleError, Initramfs, Kernel, MacAddress, MemorySize, NetDevice,
-    NetDeviceError, PlugError, SnapshotError, Vm, VsockDevice, VsockError, VsockHandle,
+    BlockDevice, BlockHandle, FsDevice, Initramfs, Kernel, MemorySize, Vm, VmExit, VsockDevice,
+    VsockHandle,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use tokio::sync::watch;
 use tracing::debug;
 
+use console::Console;
+pub use error::MachineError;
+pub(crate) use error::causes;
+
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
+pub use nic::{Nic, NicKind};
 pub use podvisor_vmm::{Snapshot, Transport};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
@@ -56,57 +63,6 @@ const NO_PCI: &str = " pci=off";
 /// What a guest with one CPU is told besides: to leave its atomic instructions as they are.
 /// Patching them for one CPU costs more at boot than a pod ever gains by it.
 const ONE_CPU: &str = " noreplace-smp";
-
-/// Why there is no machine.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MachineError {
-    /// The kernel or the initramfs.
-    #[error(transparent)]
-    Boot(#[from] BootError),
-    /// The file of a disk.
-    #[error("failed to find the size of the disk {serial:?}")]
-    Disk {
-        /// The disk's serial number.
-        serial: String,
-        /// The operating system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// A file that is no disk.
-    #[error(transparent)]
-    NotADisk(#[from] BlockDeviceError),
-    /// A network card's tap.
-    #[error(transparent)]
-    Net(#[from] NetDeviceError),
-    /// The shared directory.
-    #[error(transparent)]
-    Share(#[from] FsDeviceError),
-    /// A device of the machine does not answer.
-    #[error(transparent)]
-    Device(#[from] HandleError),
-    /// A spare disk got no medium.
-    #[error(transparent)]
-    Insert(#[from] PlugError),
-    /// The host's end of vsock.
-    #[error(transparent)]
-    Vsock(#[from] VsockError),
-    /// The configuration is wrong, or KVM refused.
-    #[error(transparent)]
-    Build(#[from] BuildError),
-    /// It did not start.
-    #[error(transparent)]
-    Start(#[from] podvisor_vmm::VmError),
-    /// A snapshot was not taken.
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    /// A spare disk that the machine has not.
-    #[error("the machine has no spare disk {0}")]
-    NoSpareDisk(usize),
-    /// The host gives no thread.
-    #[error("failed to start a thread that waits for the machine")]
-    Thread(#[source] io::Error),
-}
 
 /// What a machine boots.
 #[derive(Debug)]
@@ -157,17 +113,6 @@ pub struct Disk {
     pub serial: String,
 }
 
-/// A network card.
-#[derive(Debug)]
-pub struct Nic {
-    /// A tap, opened with `IFF_VNET_HDR`.
-    pub tap: OwnedFd,
-    /// The guest's hardware address.
-    pub mac: [u8; 6],
-    /// Largest packet in bytes.
-    pub mtu: u16,
-}
-
 /// The tag of the directory that a machine shares.
 pub const SHARE_TAG: &str = "shared";
 
@@ -201,6 +146,7 @@ pub struct BuiltMachine {
     vm: Arc<Vm>,
     spare: Vec<BlockHandle>,
     ports: Ports,
+    console: Option<Arc<Console>>,
 }
 
 /// A running machine; dropped, it is killed.
@@ -209,6 +155,7 @@ pub struct Machine {
     vm: Arc<Vm>,
     spare: Vec<BlockHandle>,
     ports: Ports,
+    console: Option<Arc<Console>>,
     exit: watch::Receiver<Option<MachineExit>>,
 }
 
@@ -313,8 +260,7 @@ impl BuiltMachine {
             builder = builder.block(BlockDevice::spare());
         }
         for nic in config.nics {
-            let card = NetDevice::tap(nic.tap)?;
-            builder = builder.net(card.mac(MacAddress(nic.mac)).mtu(nic.mtu));
+            builder = builder.net(nic.device()?);
         }
         if let Some(root) = config.share {
             builder = builder.fs(FsDevice::new(SHARE_TAG, root)?);
@@ -324,15 +270,25 @@ impl BuiltMachine {
             vsock.listen(port, on_connect);
         }
         builder = builder.vsock(vsock).rng();
-        if let Some(file) = config.console {
-            builder = builder.serial(file);
+        let console = config.console.map(Console::new);
+        if let Some(console) = &console {
+            builder = builder.serial(console.writer());
         }
         let vm = Arc::new(builder.build()?);
+        if let Some(console) = &console {
+            let console = Arc::clone(console);
+            vm.on_serial_drained(move || console.drained());
+        }
         let spare = (first_spare..first_spare + usize::from(config.spare_disks))
             .map(|number| vm.block(&format!("blk{number}")))
             .collect::<Result<_, _>>()?;
         let ports = Ports(vm.vsock()?);
-        Ok(Self { vm, spare, ports })
+        Ok(Self {
+            vm,
+            spare,
+            ports,
+            console,
+        })
     }
 
     /// Lets the guest run.
@@ -340,7 +296,12 @@ impl BuiltMachine {
     /// # Errors
     /// [`MachineError`]; nothing is left of the machine then.
     pub fn start(self) -> Result<Machine, MachineError> {
-        let Self { vm, spare, ports } = self;
+        let Self {
+            vm,
+            spare,
+            ports,
+            console,
+        } = self;
         vm.start()?;
         let (sender, exit) = watch::channel(None);
         let waited = Arc::clone(&vm);
@@ -361,6 +322,7 @@ impl BuiltMachine {
             vm,
             spare,
             ports,
+            console,
             exit,
         })
     }
@@ -458,6 +420,18 @@ impl Machine {
             .ok_or(MachineError::NoSpareDisk(index))
     }
 
+    /// Connects a stream to the guest's serial console: what it wrote lately and all that comes,
+    /// and what is typed. The guest need not answer for that.
+    ///
+    /// # Errors
+    /// [`MachineError::NoConsole`], or too many are connected.
+    pub fn attach_console(&self, stream: UnixStream) -> Result<(), MachineError> {
+        let console = self.console.as_ref().ok_or(MachineError::NoConsole)?;
+        console
+            .attach(&self.vm, stream)
+            .map_err(MachineError::Console)
+    }
+
     /// Ends the machine as if its power were cut. Returns when its threads have ended.
     pub fn kill(&self) {
         // Refused when it has stopped already.
@@ -473,12 +447,12 @@ impl Drop for Machine {
     }
 }
 
-impl From<Exit> for MachineExit {
-    fn from(exit: Exit) -> Self {
+impl From<VmExit> for MachineExit {
+    fn from(exit: VmExit) -> Self {
         match exit {
-            Exit::Shutdown => Self::PoweredOff,
-            Exit::Reset => Self::Reset,
-            Exit::TripleFault { .. } => Self::TripleFault,
+            VmExit::Shutdown => Self::PoweredOff,
+            VmExit::Reset => Self::Reset,
+            VmExit::TripleFault { .. } => Self::TripleFault,
             _ => Self::Killed,
         }
     }
@@ -489,19 +463,4 @@ fn medium(file: File, serial: &str) -> Result<FileDisk, MachineError> {
         serial: serial.to_owned(),
         source,
     })
-}
-
-/// An error with its causes.
-pub(crate) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let said = cause.to_string();
-        // Some libraries repeat their cause in their own text.
-        if !text.ends_with(&said) {
-            text = format!("{text}: {said}");
-        }
-        next = cause.source();
-    }
-    text
 }

@@ -144,6 +144,18 @@ pub(super) fn remove_of(dir: &Path) {
     }
 }
 
+/// Removes the groups below `parent` that no process is in: of sandboxes that were killed when
+/// nobody saw it. Where one is just being launched, its launcher does so.
+pub fn remove_empty_cgroups(parent: &str) {
+    let path = Path::new(ROOT).join(parent.trim_start_matches('/'));
+    let Ok(dir) = File::open(&path) else {
+        return;
+    };
+    if flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        sweep(&path);
+    }
+}
+
 /// Removes a group that has no process. True when it is gone.
 fn remove(path: &Path) -> bool {
     match fs::remove_dir(path) {

@@ -152,7 +152,7 @@ pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launc
     let sent = FrameWriter::new(Arc::clone(&stream))
         .send(&body, &fds)
         .await;
-    // Open here, they would keep the control socket and the taps alive without the process.
+    // Open here, they would keep the control socket and the network alive without the process.
     drop(fds);
     let reply = match sent {
         Ok(()) => FrameReader::new(stream).next().await,
@@ -200,8 +200,9 @@ fn prepare(
             config.dir.display()
         )));
     }
-    // Control socket, record, kernel, initramfs, template's files, shared directory, console.
-    let others = 8;
+    // Control socket, record, kernel, initramfs, template's files, shared directory, console,
+    // events.
+    let others = 9;
     if config.nics.len() + others > MAX_FDS {
         return Err(SandboxError::Config(format!(
             "{} network cards, but at most {} are possible",
@@ -234,10 +235,11 @@ fn prepare(
     let mut nics = Vec::new();
     for nic in config.nics {
         nics.push(NicHeader {
+            kind: nic.kind,
             mac: nic.mac,
             mtu: nic.mtu,
         });
-        fds.push(nic.tap);
+        fds.push(nic.fd);
     }
     if let Some(shared) = &config.shared_dir {
         fds.push(open(shared)?);
@@ -250,6 +252,8 @@ fn prepare(
                 .into(),
         );
     }
+    let has_events = config.events.is_some();
+    fds.extend(config.events.map(OwnedFd::from));
     let header = LaunchHeader {
         version: CONTROL_VERSION,
         id: config.id,
@@ -261,6 +265,7 @@ fn prepare(
         nics,
         has_shared_dir: config.shared_dir.is_some(),
         has_console: config.console.is_some(),
+        has_events,
         network: config.network,
         sysctls: config.sysctls,
         pci: config.pci,

@@ -1,6 +1,7 @@
 //! A sandbox: one virtual machine, the agent in it, and the containers that the agent runs.
 //!
-//! Two forms of it:
+//! [`ContainerRun`] is a program in a container in a machine, in a few lines. Below it, two forms of
+//! a sandbox:
 //!
 //! * [`SandboxClient::launch`] starts a sandbox in a process of its own (`process`, which is
 //!   `podvisor sandbox`) that keeps the containers' logs and exit codes and outlives its
@@ -15,10 +16,12 @@ mod agent;
 mod cgroup;
 mod client;
 mod error;
+mod events;
 pub mod jail;
 mod launch;
 mod process;
 mod record;
+mod run;
 mod seccomp;
 mod spec;
 mod stdio;
@@ -35,23 +38,29 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
-pub use cgroup::{CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, MEMORY_OVERHEAD};
+pub use cgroup::{
+    CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, MEMORY_OVERHEAD, remove_empty_cgroups,
+};
 pub use client::SandboxClient;
 pub use error::{RefusalKind, SandboxError};
+pub use events::{Event, EventAction, EventLog};
 pub(crate) use process::image_source;
 pub use process::{ProcessError, run as run_process};
 pub use record::{ExitRecord, read as exit_record};
+pub use run::ContainerRun;
 pub(crate) use seccomp::default_profile as default_seccomp_profile;
+pub(crate) use spec::{ALL_CAPABILITIES, DEFAULT_CAPABILITIES, default_mounts, device_rules};
 pub use spec::{
     ContainerOptions, ContainerSpec, RootAccess, SPEC_VERSION, SpecError, container_spec,
 };
-pub(crate) use spec::{DEFAULT_CAPABILITIES, default_mounts, device_rules};
 pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
-pub use template::{Shape, TemplateError, make as make_template, snapshot};
+pub use template::{
+    STREAM_MTU, Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
+};
 pub use types::{
     ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer, Exec,
-    GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, NicConfig, ProcessExit, Route,
-    SandboxExit, Started, StdioFds, SupplementalGroups, TerminalSize,
+    GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, NicConfig, ProcessExit,
+    RestartPolicy, Route, SandboxExit, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

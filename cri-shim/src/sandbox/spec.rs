@@ -286,6 +286,22 @@ pub(crate) const DEFAULT_CAPABILITIES: &[Capability] = &[
     Capability::SysChroot,
 ];
 
+/// All that the guest's kernel knows: what `ALL` and a privileged container mean.
+#[rustfmt::skip]
+pub(crate) const ALL_CAPABILITIES: &[Capability] = &[
+    Capability::AuditControl, Capability::AuditRead, Capability::AuditWrite,
+    Capability::BlockSuspend, Capability::Bpf, Capability::CheckpointRestore, Capability::Chown,
+    Capability::DacOverride, Capability::DacReadSearch, Capability::Fowner, Capability::Fsetid,
+    Capability::IpcLock, Capability::IpcOwner, Capability::Kill, Capability::Lease,
+    Capability::LinuxImmutable, Capability::MacAdmin, Capability::MacOverride, Capability::Mknod,
+    Capability::NetAdmin, Capability::NetBindService, Capability::NetBroadcast,
+    Capability::NetRaw, Capability::Perfmon, Capability::Setfcap, Capability::Setgid,
+    Capability::Setpcap, Capability::Setuid, Capability::SysAdmin, Capability::SysBoot,
+    Capability::SysChroot, Capability::SysModule, Capability::SysNice, Capability::SysPacct,
+    Capability::SysPtrace, Capability::SysRawio, Capability::SysResource, Capability::SysTime,
+    Capability::SysTtyConfig, Capability::Syslog, Capability::WakeAlarm,
+];
+
 /// Kernel interfaces that tell of the whole machine, or have been ways out of a container.
 const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use oci_spec::runtime::{Process, Spec};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::MachineExit;
+use crate::machine::{MachineExit, NicKind};
 
 /// What [`SandboxClient::launch`](super::SandboxClient::launch) makes a sandbox of.
 #[derive(Debug)]
@@ -38,6 +39,9 @@ pub struct LaunchConfig {
     pub shared_dir: Option<PathBuf>,
     /// File for what the guest's kernel prints; a console makes the boot slower.
     pub console: Option<PathBuf>,
+    /// Where starts and ends of containers are noted, opened for appending: lines that
+    /// [`Event::parse`](super::Event::parse) reads.
+    pub events: Option<File>,
     /// Interfaces and routes, as the guest gets them.
     pub network: GuestNetwork,
     /// The guest's kernel parameters by their dotted names.
@@ -72,8 +76,10 @@ pub enum JailMode {
 /// A network card.
 #[derive(Debug)]
 pub struct NicConfig {
-    /// The host's end: a tap, opened with `IFF_VNET_HDR`.
-    pub tap: OwnedFd,
+    /// What the host's end is.
+    pub kind: NicKind,
+    /// The host's end.
+    pub fd: OwnedFd,
     /// The guest's hardware address.
     pub mac: [u8; 6],
     /// Largest packet in bytes.
@@ -142,12 +148,30 @@ pub struct CreateContainer {
     pub stdin: bool,
     /// The process's stdin is closed when the first attacher's input has ended.
     pub stdin_once: bool,
+    /// Whether its process is started again when it has ended.
+    pub restart: RestartPolicy,
     /// Contents of the container's `/etc/hosts`; empty: the image's.
     pub etc_hosts: Vec<u8>,
     /// Contents of the container's `/etc/resolv.conf`; empty: the image's.
     pub etc_resolv_conf: Vec<u8>,
     /// Contents of the container's `/etc/hostname`; empty: the image's.
     pub etc_hostname: Vec<u8>,
+}
+
+/// Whether a container's process is started again when it has ended by itself: in the same guest,
+/// with the files that it left. A container that was stopped or killed on request is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum RestartPolicy {
+    /// Never.
+    #[default]
+    Never,
+    /// When its exit code was not 0.
+    OnFailure {
+        /// At most so many times; `None`: always.
+        max_restarts: Option<u32>,
+    },
+    /// Whatever its exit code was.
+    Always,
 }
 
 /// An image that a container mounts beside its root.
@@ -246,7 +270,9 @@ pub enum ContainerState {
     Created,
     /// Its process runs.
     Running,
-    /// Its process has ended.
+    /// Its process has ended and will be started again.
+    Restarting,
+    /// Its process has ended for good.
     Exited,
 }
 
@@ -261,8 +287,11 @@ pub struct ContainerInfo {
     pub pid: u32,
     /// Nanoseconds since 1970-01-01 UTC; 0: not started.
     pub started_at_ns: u64,
-    /// How its process ended, when it has.
+    /// How its process ended, when it has; one that was started again, how it ended last.
     pub exit: Option<ProcessExit>,
+    /// How often its process was started again.
+    #[serde(default)]
+    pub restarts: u32,
 }
 
 /// Figures of a container's control group; a limit of 0 means none.

@@ -5,6 +5,7 @@
 pub(crate) mod cri;
 pub(crate) mod foreign;
 pub(crate) mod guest_files;
+pub(crate) mod host;
 pub(crate) mod image;
 pub(crate) mod pod;
 pub(crate) mod registry;
@@ -52,6 +53,8 @@ impl Root {
         command.env("PODVISOR_BOOT_TIMEOUT", "900");
         // A template takes a boot of its own.
         command.env("PODVISOR_BOOT", "cold");
+        // Plugins, too, are for the tests that are about them.
+        command.env("PODVISOR_NETWORK", "none");
         command
     }
 

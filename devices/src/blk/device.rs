@@ -8,9 +8,10 @@ use std::sync::Arc;
 use super::disk::{Disk, EmptySlot};
 use super::engine::{Engine, MAX_QUEUES, PIECE};
 use super::open::{self, BlockDeviceError, IoEngine, open_disk};
+use super::pace::Pace;
 use super::request::{ID_LEN, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS};
 use crate::virtio::{
-    ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, StartError,
+    ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, Rate, StartError,
     VirtioDevice,
 };
 
@@ -161,6 +162,21 @@ impl BlockDevice {
         self
     }
 
+    /// Limits what the driver reads and writes, in bytes and in requests of any kind. What exceeds
+    /// the rate stays in the driver's queues; a request that has begun is carried out whole.
+    ///
+    /// # Errors
+    /// [`BlockDeviceError::Rate`].
+    pub fn limit(
+        mut self,
+        bytes: Option<Rate>,
+        operations: Option<Rate>,
+    ) -> Result<Self, BlockDeviceError> {
+        let pace = Pace::new(bytes, operations).and_then(|pace| self.engine.keep(pace));
+        pace.map_err(BlockDeviceError::Rate)?;
+        Ok(self)
+    }
+
     /// The serial number that the driver reads with `VIRTIO_BLK_T_GET_ID` and Linux shows as
     /// `/sys/block/vd*/serial`; what exceeds 20 bytes is cut off.
     #[must_use]
@@ -234,6 +250,23 @@ impl BlockDevice {
         }
     }
 
+    /// Begins the requests of a queue that runs, as far as `budget` and the disk's rates go.
+    fn serve(&mut self, index: u16, budget: usize) -> Result<Progress, Fault> {
+        let engine = &mut self.engine;
+        let Some(Some(queue)) = self.queues.get_mut(usize::from(index)) else {
+            return Ok(Progress::Idle);
+        };
+        if engine.is_held() {
+            return Ok(Progress::Idle);
+        }
+        let progress = queue.serve(budget, |queue, chain| engine.begin(queue, chain))?;
+        Ok(match engine.is_held() {
+            // The timer calls again.
+            true => Progress::Idle,
+            false => progress,
+        })
+    }
+
     fn queue_count(&self) -> u16 {
         // At most MAX_QUEUES.
         u16::try_from(self.queues.len()).unwrap_or(1)
@@ -286,17 +319,13 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        let (engine, queues) = (&mut self.engine, &mut self.queues);
-        let spent = engine.resume(queues, BUDGET)?;
-        let Some(Some(queue)) = queues.get_mut(usize::from(index)) else {
-            return Ok(Progress::Idle);
-        };
+        let spent = self.engine.resume(&mut self.queues, BUDGET)?;
         let progress = match BUDGET.checked_sub(spent) {
             None | Some(0) => Progress::More,
-            Some(rest) => queue.serve(rest, |queue, chain| engine.begin(queue, chain))?,
+            Some(rest) => self.serve(index, rest)?,
         };
-        engine.commit(queues)?;
-        Ok(if engine.is_behind() {
+        self.engine.commit(&mut self.queues)?;
+        Ok(if self.engine.is_behind() {
             Progress::More
         } else {
             progress
@@ -304,15 +333,21 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn backend(&self) -> Option<BorrowedFd<'_>> {
-        self.engine.disk().fd()
+        self.engine.backend()
     }
 
     fn on_backend(&mut self) -> Result<Progress, Fault> {
-        let (engine, queues) = (&mut self.engine, &mut self.queues);
-        engine.take_completions(queues)?;
-        engine.resume(queues, BUDGET)?;
-        engine.commit(queues)?;
-        Ok(if engine.is_behind() {
+        self.engine.take_completions(&mut self.queues)?;
+        self.engine.resume(&mut self.queues, BUDGET)?;
+        if self.engine.may_go_on() {
+            for index in 0..self.queue_count() {
+                if self.serve(index, BUDGET)? == Progress::More {
+                    self.engine.go_on_soon();
+                }
+            }
+        }
+        self.engine.commit(&mut self.queues)?;
+        Ok(if self.engine.is_behind() {
             Progress::More
         } else {
             Progress::Idle

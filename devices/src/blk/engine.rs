@@ -3,12 +3,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vm_memory::VolatileSlice;
 
 use super::disk::{Completion, Disk, Operation, Submitted};
+use super::pace::Pace;
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use crate::GuestRam;
 use crate::virtio::{Chain, Count, Counter, Fault, Queue, RateLimit, ReadCounters};
@@ -19,6 +21,9 @@ pub(super) const PIECE: usize = 1 << 20;
 
 /// Queues that a device may have.
 pub(super) const MAX_QUEUES: usize = 8;
+
+/// A timer's shortest time.
+const NOW: Duration = Duration::from_nanos(1);
 
 /// What a flush counts for in a budget of bytes.
 const FLUSH_COST: usize = PIECE / 4;
@@ -35,6 +40,7 @@ pub(super) struct Counters {
     discard_bytes: Count,
     zeroed_bytes: Count,
     errors: Count,
+    limited: Count,
     latency: Latency,
 }
 
@@ -78,6 +84,7 @@ impl ReadCounters for Counters {
             self.discard_bytes.named("discard_bytes"),
             self.zeroed_bytes.named("zeroed_bytes"),
             self.errors.named("errors"),
+            self.limited.named("limited"),
         ];
         all.extend(latencies.map(|((_, name), count)| count.named(name)));
         all
@@ -121,6 +128,8 @@ pub(super) struct Engine {
     pub(super) sectors: u64,
     pub(super) read_only: bool,
     pub(super) id: [u8; ID_LEN],
+    /// Rates that requests are begun at.
+    pace: Option<Pace>,
     /// Requests that the disk works on, by [`Flight::token`].
     in_flight: HashMap<u16, Flight>,
     /// Requests whose next piece has yet to be asked for.
@@ -141,6 +150,7 @@ impl Engine {
             sectors,
             read_only: false,
             id: [0; ID_LEN],
+            pace: None,
             in_flight: HashMap::new(),
             partial: VecDeque::new(),
             last_taken: [None; MAX_QUEUES],
@@ -161,26 +171,74 @@ impl Engine {
     /// Puts another disk in the place of this one, on which nothing is in flight.
     pub(super) fn set_disk(&mut self, disk: Box<dyn Disk>) {
         self.sectors = super::sectors(&*disk);
-        self.disk = disk;
+        let old = std::mem::replace(&mut self.disk, disk);
+        if let Some(pace) = &self.pace {
+            pace.forget(old.fd());
+            if let Err(error) = pace.watch(self.disk.fd()) {
+                tracing::error!(%error, "a disk's completions are lost");
+            }
+        }
     }
 
-    /// Begins the request of a chain. Returns what it cost.
+    /// Begins requests at this pace from now on.
+    pub(super) fn keep(&mut self, pace: Pace) -> io::Result<()> {
+        pace.watch(self.disk.fd())?;
+        self.pace = Some(pace);
+        Ok(())
+    }
+
+    /// What the event loop waits for.
+    pub(super) fn backend(&self) -> Option<BorrowedFd<'_>> {
+        match &self.pace {
+            Some(pace) => Some(pace.backend()),
+            None => self.disk.fd(),
+        }
+    }
+
+    /// Whether no request may begin now. [`Self::may_go_on`] says when.
+    pub(super) fn is_held(&mut self) -> bool {
+        let held = self.pace.as_mut().is_some_and(Pace::is_over);
+        if held {
+            self.counters.limited.one();
+        }
+        held
+    }
+
+    /// Whether requests may begin that were held back.
+    pub(super) fn may_go_on(&self) -> bool {
+        self.pace.as_ref().is_some_and(Pace::expired)
+    }
+
+    /// Has [`Self::may_go_on`] say so again at once.
+    pub(super) fn go_on_soon(&self) {
+        if let Some(pace) = &self.pace {
+            pace.set(NOW);
+        }
+    }
+
+    /// Begins the request of a chain. Returns what it cost: everything there is when the next one
+    /// has to wait.
     pub(super) fn begin(&mut self, queue: &mut Queue, chain: Chain) -> Result<usize, Fault> {
         let request = Request::parse(&chain, queue.memory(), self.sectors, self.read_only)?;
         if let Some(last) = self.last_taken.get_mut(usize::from(queue.index())) {
             *last = Some(chain.head());
         }
-        self.advance(
-            queue,
-            Flight {
-                queue: queue.index(),
-                chain,
-                request,
-                since: Instant::now(),
-                done: 0,
-                piece: 0,
-            },
-        )
+        let flight = Flight {
+            queue: queue.index(),
+            chain,
+            request,
+            since: Instant::now(),
+            done: 0,
+            piece: 0,
+        };
+        if let Some(pace) = &mut self.pace {
+            pace.charge(flight.len());
+        }
+        let cost = self.advance(queue, flight)?;
+        Ok(match self.pace.as_mut().is_some_and(Pace::is_over) {
+            true => usize::MAX,
+            false => cost,
+        })
     }
 
     /// Goes on with requests of which a part is done, as far as `budget` goes. Returns what

@@ -3,6 +3,7 @@
 //! * `request.rs` reads a chain's header once and checks what it asks for against the disk.
 //! * `engine.rs` carries requests out, in pieces.
 //! * `device.rs` owns the queue and the engine.
+//! * `pace.rs` keeps the device to a rate.
 //! * `open.rs` is about files: what may be a disk, and who may write it.
 //! * [`Disk`] is what a backend is; [`FileDisk`] is a regular file or block device, read and written
 //!   by the calling thread, [`UringDisk`] one that the kernel works on by itself.
@@ -14,6 +15,7 @@ mod disk;
 mod engine;
 mod file;
 mod open;
+mod pace;
 mod request;
 mod uring;
 

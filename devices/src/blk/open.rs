@@ -74,6 +74,9 @@ pub enum BlockDeviceError {
         /// The path.
         path: PathBuf,
     },
+    /// A descriptor for its rates could not be made.
+    #[error("failed to limit the rate of a disk")]
+    Rate(#[source] io::Error),
     /// The file can be read only, and the device was not made so.
     #[error("the disk {} may not be written: add `.read_only()`, or change its permissions", path.display())]
     NotWritable {

@@ -3,9 +3,10 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::io::Write;
+use std::sync::{Arc, OnceLock};
 
 use vm_superio::Trigger;
-use vm_superio::serial::{NoEvents, SerialState};
+use vm_superio::serial::{SerialEvents, SerialState};
 
 use crate::virtio::{InterruptLine, RestoreError, SavedDevice};
 
@@ -31,10 +32,27 @@ impl Trigger for Line {
     }
 }
 
+/// Who is told that the guest has read all input.
+#[derive(Default)]
+struct Drained(OnceLock<Box<dyn Fn() + Send + Sync>>);
+
+impl SerialEvents for Drained {
+    fn buffer_read(&self) {}
+    fn out_byte(&self) {}
+    fn tx_lost_byte(&self) {}
+
+    fn in_buffer_empty(&self) {
+        if let Some(tell) = self.0.get() {
+            tell();
+        }
+    }
+}
+
 /// The serial port. Accesses come from vCPU threads; the writer is called on those, byte by
 /// byte: one that blocks holds up the guest, and one that fails loses the byte.
 pub struct SerialPort {
-    uart: vm_superio::Serial<Line, NoEvents, Box<dyn Write + Send>>,
+    uart: vm_superio::Serial<Line, Arc<Drained>, Box<dyn Write + Send>>,
+    drained: Arc<Drained>,
 }
 
 impl fmt::Debug for SerialPort {
@@ -47,8 +65,11 @@ impl SerialPort {
     /// A port that interrupts by `line` and writes what the guest sends to `out`.
     #[must_use]
     pub fn new(line: impl InterruptLine + 'static, out: Box<dyn Write + Send>) -> Self {
+        let drained = Arc::<Drained>::default();
+        let line = Line(Box::new(line));
         Self {
-            uart: vm_superio::Serial::new(Line(Box::new(line)), out),
+            uart: vm_superio::Serial::with_events(line, Arc::clone(&drained), out),
+            drained,
         }
     }
 
@@ -89,9 +110,11 @@ impl SerialPort {
             scratch,
             in_buffer: in_buffer.to_vec(),
         };
-        let uart = vm_superio::Serial::from_state(&state, Line(Box::new(line)), NoEvents, out)
+        let drained = Arc::<Drained>::default();
+        let (line, events) = (Line(Box::new(line)), Arc::clone(&drained));
+        let uart = vm_superio::Serial::from_state(&state, line, events, out)
             .map_err(|_| invalid("more input than the port holds"))?;
-        Ok(Self { uart })
+        Ok(Self { uart, drained })
     }
 
     /// The registers and the receive FIFO, for a snapshot.
@@ -125,6 +148,13 @@ impl SerialPort {
     pub fn write(&mut self, offset: u8, value: u8) {
         // The guest's driver polls the line status; a byte that the writer refused is gone.
         let _ = self.uart.write(offset, value);
+    }
+
+    /// Has `tell` called, on a vCPU's thread, each time that the guest has read all input: there is
+    /// room for more. The first call counts, further ones change nothing.
+    pub fn on_drained(&self, tell: impl Fn() + Send + Sync + 'static) {
+        // That somebody is told already is what was wanted.
+        let _ = self.drained.0.set(Box::new(tell));
     }
 
     /// Puts bytes into the receive FIFO, as far as there is room (64 bytes at most). Returns
@@ -201,6 +231,18 @@ mod tests {
         assert_eq!(port.input(&[7; 100]), 0);
         assert_eq!(port.read(0), 7);
         assert_eq!(port.input(&[8; 100]), 1);
+    }
+
+    #[test]
+    fn who_waits_for_room_is_told_when_all_is_read() {
+        let (mut port, _rx) = port();
+        let (told, times) = mpsc::channel();
+        port.on_drained(move || told.send(()).unwrap());
+        port.input(b"ab");
+        port.read(0);
+        assert!(times.try_recv().is_err());
+        port.read(0);
+        assert!(times.try_recv().is_ok());
     }
 
     #[test]

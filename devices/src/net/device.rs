@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use super::control::{self, Command};
 use super::events::{Direction, Events, Ready};
-use super::limit::{Limiter, Rate};
-use super::nic::{MacAddress, Nic, Offloads};
+use super::feature::{self, accepted, offered};
+use super::nic::{MacAddress, Nic};
 use super::receive::{Inbound, Receiver, Turn};
+use super::stream::{FrameStream, StreamError};
 use super::tap::{Tap, TapError};
 use super::transmit::Transmitter;
 use crate::virtio::{
-    ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, ReadCounters,
-    RestoreError, SavedDevice, StartError, VirtioDevice,
+    ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Limiter, Progress, Queue, Rate,
+    ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
 /// Queue numbers (§5.1.2).
@@ -41,43 +42,6 @@ const STATUS_AT: usize = 6;
 /// The shortest time that a timer knows.
 const NOW: Duration = Duration::from_nanos(1);
 
-/// Feature bits (§5.1.3).
-mod feature {
-    pub(super) const CSUM: u64 = 1 << 0;
-    pub(super) const GUEST_CSUM: u64 = 1 << 1;
-    pub(super) const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
-    pub(super) const MTU: u64 = 1 << 3;
-    pub(super) const MAC: u64 = 1 << 5;
-    pub(super) const GUEST_TSO4: u64 = 1 << 7;
-    pub(super) const GUEST_TSO6: u64 = 1 << 8;
-    pub(super) const GUEST_ECN: u64 = 1 << 9;
-    pub(super) const HOST_TSO4: u64 = 1 << 11;
-    pub(super) const HOST_TSO6: u64 = 1 << 12;
-    pub(super) const HOST_ECN: u64 = 1 << 13;
-    pub(super) const MRG_RXBUF: u64 = 1 << 15;
-    pub(super) const STATUS: u64 = 1 << 16;
-    pub(super) const CTRL_VQ: u64 = 1 << 17;
-    pub(super) const CTRL_RX: u64 = 1 << 18;
-    pub(super) const CTRL_MAC_ADDR: u64 = 1 << 23;
-
-    /// What a driver may switch while it runs (§5.1.6.5.6).
-    pub(super) const GUEST_OFFLOADS: u64 = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN;
-
-    /// Whatever the device is like.
-    pub(super) const ALWAYS: u64 = GUEST_OFFLOADS
-        | CSUM
-        | CTRL_GUEST_OFFLOADS
-        | MAC
-        | HOST_TSO4
-        | HOST_TSO6
-        | HOST_ECN
-        | MRG_RXBUF
-        | STATUS
-        | CTRL_VQ
-        | CTRL_RX
-        | CTRL_MAC_ADDR;
-}
-
 /// Why there is no network device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -85,6 +49,9 @@ pub enum NetDeviceError {
     /// The descriptor is not a tap that can be used.
     #[error("the tap cannot be used for a network device")]
     Tap(#[source] TapError),
+    /// The descriptor is not a socket that can be used.
+    #[error("the socket cannot be used for a network device")]
+    Stream(#[source] StreamError),
     /// The host refused a descriptor.
     #[error("failed to create {what} for a network device")]
     Descriptor {
@@ -122,6 +89,7 @@ pub(super) struct Counters {
     pub(super) tx_errors: Count,
     pub(super) tx_malformed: Count,
     pub(super) tx_limited: Count,
+    pub(super) tx_blocked: Count,
     pub(super) commands: Count,
     pub(super) commands_refused: Count,
 }
@@ -143,6 +111,7 @@ impl ReadCounters for Counters {
             self.tx_errors.named("tx_errors"),
             self.tx_malformed.named("tx_malformed"),
             self.tx_limited.named("tx_limited"),
+            self.tx_blocked.named("tx_blocked"),
             self.commands.named("commands"),
             self.commands_refused.named("commands_refused"),
         ]
@@ -195,6 +164,16 @@ impl NetDevice {
     pub fn tap(fd: OwnedFd) -> Result<Self, NetDeviceError> {
         let tap = Tap::new(fd).map_err(NetDeviceError::Tap)?;
         Self::new(Box::new(tap))
+    }
+
+    /// A device over a connected stream socket with a length before each frame; see
+    /// [`FrameStream::new`].
+    ///
+    /// # Errors
+    /// When `fd` is not such a socket, or descriptors run out.
+    pub fn stream(fd: OwnedFd) -> Result<Self, NetDeviceError> {
+        let stream = FrameStream::new(fd).map_err(NetDeviceError::Stream)?;
+        Self::new(Box::new(stream))
     }
 
     /// A device over any backend, with a random address.
@@ -355,10 +334,8 @@ impl VirtioDevice for NetDevice {
         DeviceInfo {
             device_type: DeviceType::Net,
             queue_sizes: QUEUE_SIZES.to_vec(),
-            features: match self.mtu {
-                Some(_) => feature::ALWAYS | feature::MTU,
-                None => feature::ALWAYS,
-            },
+            features: feature::of_backend(self.nic.offloads())
+                | self.mtu.map_or(0, |_| feature::MTU),
             config: self.config.clone(),
             counters: self.counters.clone(),
         }
@@ -424,6 +401,7 @@ impl VirtioDevice for NetDevice {
             Turn::Idle => return Ok(Progress::Idle),
             Turn::More => return Ok(Progress::More),
             Turn::Wait(wait) => self.events.soon(direction, wait),
+            Turn::Blocked => self.events.await_room(&*self.nic),
         }
         Ok(Progress::Idle)
     }
@@ -436,8 +414,9 @@ impl VirtioDevice for NetDevice {
         let Ready {
             nic,
             receive,
+            room,
             transmit,
-        } = self.events.take();
+        } = self.events.take(&*self.nic);
         if nic {
             self.inbound.ready = true;
         }
@@ -446,7 +425,7 @@ impl VirtioDevice for NetDevice {
         } else {
             Turn::Idle
         };
-        let transmitted = if transmit {
+        let transmitted = if room || transmit {
             self.transmit()?
         } else {
             Turn::Idle
@@ -460,6 +439,7 @@ impl VirtioDevice for NetDevice {
                 Turn::Idle => {}
                 Turn::More => self.events.soon(direction, NOW),
                 Turn::Wait(wait) => self.events.soon(direction, wait),
+                Turn::Blocked => self.events.await_room(&*self.nic),
             }
         }
         // What is left makes the backend readable.
@@ -515,30 +495,6 @@ fn status(link: LinkState) -> [u8; 2] {
     match link {
         LinkState::Up => [STATUS_LINK_UP, 0],
         LinkState::Down => [0, 0],
-    }
-}
-
-/// What the driver takes from the device.
-fn accepted(features: u64) -> Offloads {
-    let has = |bit| features & bit != 0;
-    let checksum = has(feature::GUEST_CSUM);
-    Offloads {
-        checksum,
-        tso4: checksum && has(feature::GUEST_TSO4),
-        tso6: checksum && has(feature::GUEST_TSO6),
-        ecn: checksum && has(feature::GUEST_ECN),
-    }
-}
-
-/// What the device takes from the driver.
-fn offered(features: u64) -> Offloads {
-    let has = |bit| features & bit != 0;
-    let checksum = has(feature::CSUM);
-    Offloads {
-        checksum,
-        tso4: checksum && has(feature::HOST_TSO4),
-        tso6: checksum && has(feature::HOST_TSO6),
-        ecn: checksum && has(feature::HOST_ECN),
     }
 }
 

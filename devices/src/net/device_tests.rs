@@ -1,5 +1,6 @@
 use super::super::header::{HEADER_LEN, MAX_FRAME};
 use super::super::memory::{MemoryNic, MemoryWire};
+use super::super::nic::Offloads;
 use super::super::receive::BUDGET;
 use super::*;
 use crate::GuestRam;
@@ -7,6 +8,8 @@ use crate::testing::{
     CountingInterrupt, DriverQueue, Used, backend_readable, counter, memory, start, stop,
 };
 use proptest::prelude::*;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -470,6 +473,49 @@ fn a_link_that_is_down_passes_nothing_and_its_driver_is_told() {
     assert_eq!((generation, status(&rig)), (2, [1, 0]));
     rig.work();
     assert_eq!(rig.received(1536).unwrap().1, frame(60, 1));
+}
+
+#[test]
+fn frames_wait_in_the_queue_for_a_peer_that_is_slow_and_none_is_lost() {
+    let (ours, mut peer) = UnixStream::pair().unwrap();
+    peer.set_nonblocking(true).unwrap();
+    let mut rig = rig_with(feature::MRG_RXBUF, |_| {
+        NetDevice::stream(ours.into()).unwrap()
+    });
+    let offers = rig.device.info().features;
+    assert_eq!(offers & (feature::CSUM | feature::GUEST_OFFLOADS), 0);
+    let sent: Vec<Vec<u8>> = (0..12).map(|seed| frame(60_000, seed)).collect();
+    for frame in &sent {
+        rig.transmit(&[0; HEADER_LEN], frame);
+    }
+    rig.notify(TX);
+    let gone = rig.counter("tx_frames");
+    assert!(gone < 12 && rig.counter("tx_blocked") > 0, "{gone} frames");
+    // Nothing wakes the device up before the peer reads.
+    assert!(rig.work() <= 1);
+    let (mut bytes, mut part) = (Vec::<u8>::new(), vec![0; 10_000]);
+    while let Ok(len) = peer.read(&mut part) {
+        bytes.extend(&part[..len]);
+        rig.work();
+    }
+    let all = sent
+        .iter()
+        .flat_map(|frame| [&60_000u32.to_be_bytes(), &frame[..]].concat());
+    assert!(bytes == all.collect::<Vec<u8>>());
+    assert_eq!(
+        (rig.counter("tx_frames"), rig.counter("tx_dropped")),
+        (12, 0)
+    );
+    // And the other way round.
+    rig.buffers(40, 2000);
+    let one = frame(5000, 9);
+    peer.write_all(&[&5000u32.to_be_bytes(), &one[..]].concat())
+        .unwrap();
+    rig.work();
+    assert_eq!(rig.received(2000).unwrap().1, one[..]);
+    drop(peer);
+    rig.work();
+    assert_eq!(rig.counter("rx_errors"), 1);
 }
 
 #[test]

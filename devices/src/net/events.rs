@@ -27,6 +27,8 @@ const TRANSMIT_TIMER: u64 = 2;
 #[derive(Debug, Default)]
 pub(super) struct Ready {
     pub(super) nic: bool,
+    /// The backend takes frames again.
+    pub(super) room: bool,
     pub(super) receive: bool,
     pub(super) transmit: bool,
 }
@@ -39,6 +41,8 @@ pub(super) struct Events {
     epoll: OwnedFd,
     receive: OwnedFd,
     transmit: OwnedFd,
+    /// Frames wait until the backend is writable.
+    awaits_room: bool,
 }
 
 impl Events {
@@ -58,6 +62,7 @@ impl Events {
                 .map_err(error("an epoll instance"))?,
             receive: timer()?,
             transmit: timer()?,
+            awaits_room: false,
         };
         let add = |fd: BorrowedFd<'_>, id| {
             let data = epoll::EventData::new_u64(id);
@@ -77,8 +82,19 @@ impl Events {
     /// Reports the backend again if it has frames now.
     pub(super) fn watch_again(&self, nic: &dyn Nic) {
         let data = epoll::EventData::new_u64(NIC);
+        let events = match self.awaits_room {
+            true => EDGES | epoll::EventFlags::OUT,
+            false => EDGES,
+        };
         // It was added, and stays there.
-        let _ = epoll::modify(&self.epoll, nic.fd(), data, EDGES);
+        let _ = epoll::modify(&self.epoll, nic.fd(), data, events);
+    }
+
+    /// Reports the backend when it is writable, once. A socket is whenever its peer has read, so
+    /// that it is not watched all the time.
+    pub(super) fn await_room(&mut self, nic: &dyn Nic) {
+        self.awaits_room = true;
+        self.watch_again(nic);
     }
 
     /// Reports a direction again after some time.
@@ -102,7 +118,7 @@ impl Events {
     }
 
     /// What is to be done; each is reported once.
-    pub(super) fn take(&self) -> Ready {
+    pub(super) fn take(&mut self, nic: &dyn Nic) -> Ready {
         let mut ready = Ready::default();
         let mut buffer = [epoll::Event {
             flags: epoll::EventFlags::empty(),
@@ -115,13 +131,22 @@ impl Events {
         let Ok(count) = epoll::wait(&self.epoll, &mut buffer, Some(&none)) else {
             return ready;
         };
-        for event in buffer.iter().take(count) {
-            match event.data.u64() {
-                NIC => ready.nic = true,
+        for epoll::Event { flags, data } in buffer.into_iter().take(count) {
+            match data.u64() {
+                NIC => {
+                    // Hanging up is both: who reads and who writes finds out.
+                    ready.nic |= flags != epoll::EventFlags::OUT;
+                    ready.room |= flags != epoll::EventFlags::IN;
+                }
                 RECEIVE_TIMER => ready.receive = expired(&self.receive),
                 TRANSMIT_TIMER => ready.transmit = expired(&self.transmit),
                 _ => {}
             }
+        }
+        ready.room &= self.awaits_room;
+        if ready.room {
+            self.awaits_room = false;
+            self.watch_again(nic);
         }
         ready
     }

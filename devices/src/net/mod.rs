@@ -11,33 +11,38 @@
 //!
 //! # Rooms
 //!
-//! * `nic`: the trait of backends; `tap`: a tap; `memory`: one for tests, in memory.
+//! * `nic`: the trait of backends; `tap`: a tap; `stream`: a stream socket, for networks in user
+//!   space; `segments`: how frames in guest memory are passed to the kernel; `memory`: a backend for
+//!   tests.
+//! * `feature`: what is offered and negotiated.
 //! * `header`: the header in front of each frame and its rules.
 //! * `control`: commands of the control queue.
-//! * `limit`: rates of bytes and frames.
 //! * `receive`, `transmit`: one direction each; `events`: what wakes the device up;
 //!   `device`: what holds them together.
 //!
 //! # What it must not know
 //!
-//! Names of interfaces, namespaces, addresses of the network layer: its owner opens the tap.
+//! Names of interfaces, namespaces, addresses of the network layer: its owner opens the tap or
+//! connects the socket.
 
 mod control;
 mod device;
 mod events;
+mod feature;
 mod header;
-mod limit;
 #[cfg(any(test, feature = "test-utils"))]
 mod memory;
 mod nic;
 mod receive;
+mod segments;
+mod stream;
 mod tap;
 mod transmit;
 
 pub use device::{LinkState, MIN_MTU, NetDevice, NetDeviceError};
 pub use header::{HEADER_LEN, MAX_FRAME};
-pub use limit::Rate;
 #[cfg(any(test, feature = "test-utils"))]
 pub use memory::{MemoryNic, MemoryWire};
 pub use nic::{MacAddress, Nic, Offloads, ParseMacAddressError};
+pub use stream::{FrameStream, StreamError};
 pub use tap::{Tap, TapError};

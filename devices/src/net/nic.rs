@@ -63,10 +63,44 @@ pub struct Offloads {
     pub ecn: bool,
 }
 
+impl Offloads {
+    /// All work is left.
+    pub const ALL: Self = Self {
+        checksum: true,
+        tso4: true,
+        tso6: true,
+        ecn: true,
+    };
+
+    /// Each side does its own work.
+    pub const NONE: Self = Self {
+        checksum: false,
+        tso4: false,
+        tso6: false,
+        ecn: false,
+    };
+}
+
 /// A source and sink of Ethernet frames, each behind a header as in §5.1.6.
 ///
 /// The calls never wait: the device is served by an event loop.
 pub trait Nic: fmt::Debug + Send {
+    /// The work that can be left to it, and that it can leave to the driver. Always the same.
+    fn offloads(&self) -> Offloads {
+        Offloads::ALL
+    }
+
+    /// Sends what is left of earlier frames. Called before each frame that is sent, and after the
+    /// last one.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when nothing can be sent before [`Self::fd`] is writable:
+    /// the driver's frames stay in its queue until then. Others are failures of the backend, and
+    /// what was left is lost.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Sends one frame from guest memory.
     ///
     /// # Errors
@@ -84,8 +118,8 @@ pub trait Nic: fmt::Debug + Send {
         frame: &[VolatileSlice<'_>],
     ) -> io::Result<usize>;
 
-    /// A descriptor that is readable when there is a frame to receive, for an epoll instance
-    /// that watches edges.
+    /// A descriptor that is readable when there is a frame to receive, and writable when one can
+    /// be sent again, for an epoll instance that watches edges.
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// Says what received frames may leave to the driver. Called before the first frame of each

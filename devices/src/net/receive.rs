@@ -8,10 +8,9 @@ use vm_memory::VolatileSlice;
 
 use super::device::Counters;
 use super::header::{HEADER_LEN, Header, MAX_FRAME, MIN_FRAME};
-use super::limit::Limiter;
 use super::nic::{Nic, Offloads};
 use crate::GuestRam;
-use crate::virtio::{Chain, Fault, Queue};
+use crate::virtio::{Chain, Fault, Limiter, Queue};
 
 /// Bytes, and descriptors counted as bytes, before the event loop gets its turn again.
 pub(super) const BUDGET: usize = 1 << 20;
@@ -34,6 +33,8 @@ pub(super) enum Turn {
     More,
     /// A rate was reached: not before this time has passed.
     Wait(Duration),
+    /// The backend takes nothing before it is writable again.
+    Blocked,
 }
 
 /// What outlives a stop of the queue.

@@ -8,9 +8,7 @@ use vm_memory::VolatileSlice;
 
 use super::header::HEADER_LEN;
 use super::nic::{Nic, Offloads};
-
-/// Segments of one frame that are passed to the kernel without an allocation.
-const SEGMENTS_ON_STACK: usize = 64;
+use super::segments::{Guards, with_iovecs};
 
 /// Flags of a tap that this device can use.
 const NEEDED: [(i32, &str); 3] = [
@@ -148,72 +146,6 @@ impl Nic for Tap {
     }
 }
 
-/// Guest memory as the kernel takes it. The slices borrow the mapping, which therefore stays
-/// for the length of a call; guards of a plain mapping have nothing to do beyond that.
-struct Guards<'s, 'm> {
-    slices: &'s [VolatileSlice<'m>],
-    writable: bool,
-}
-
-impl<'s, 'm> Guards<'s, 'm> {
-    fn readable(slices: &'s [VolatileSlice<'m>]) -> Self {
-        Self {
-            slices,
-            writable: false,
-        }
-    }
-
-    fn writable(slices: &'s [VolatileSlice<'m>]) -> Self {
-        Self {
-            slices,
-            writable: true,
-        }
-    }
-
-    fn iovecs(&self) -> impl Iterator<Item = libc::iovec> + '_ {
-        self.slices.iter().map(|slice| libc::iovec {
-            iov_base: if self.writable {
-                slice.ptr_guard_mut().as_ptr().cast()
-            } else {
-                slice.ptr_guard().as_ptr().cast_mut().cast()
-            },
-            iov_len: slice.len(),
-        })
-    }
-}
-
-/// Calls `call` with an array of `first` and those of `guards`, again when it was interrupted.
-fn with_iovecs(
-    first: libc::iovec,
-    guards: &Guards<'_, '_>,
-    mut call: impl FnMut(*const libc::iovec, libc::c_int) -> isize,
-) -> io::Result<usize> {
-    let count = guards.slices.len().saturating_add(1);
-    let length =
-        libc::c_int::try_from(count).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    let all = std::iter::once(first).chain(guards.iovecs());
-    let mut on_stack = [first; SEGMENTS_ON_STACK];
-    let on_heap: Vec<libc::iovec>;
-    let iovecs = if count <= SEGMENTS_ON_STACK {
-        for (to, from) in on_stack.iter_mut().zip(all) {
-            *to = from;
-        }
-        on_stack.as_ptr()
-    } else {
-        on_heap = all.collect();
-        on_heap.as_ptr()
-    };
-    loop {
-        if let Ok(done) = usize::try_from(call(iovecs, length)) {
-            return Ok(done);
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-}
-
 fn interface_flags(fd: &OwnedFd) -> io::Result<i32> {
     // SAFETY: an ifreq of zeroes is a valid one.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -250,28 +182,5 @@ mod tests {
         let error = Tap::new(file.into()).unwrap_err();
         assert!(matches!(error, TapError::NotATap(_)));
         assert!(error.to_string().contains("TUNSETIFF"), "{error}");
-    }
-
-    #[test]
-    fn a_frame_of_many_segments_is_one_call() {
-        for count in [0, 1, SEGMENTS_ON_STACK - 1, SEGMENTS_ON_STACK, 500] {
-            let mut bytes = vec![7u8; count];
-            let slices: Vec<_> = bytes.chunks_mut(1).map(VolatileSlice::from).collect();
-            let first = libc::iovec {
-                iov_base: std::ptr::null_mut(),
-                iov_len: 12,
-            };
-            let mut calls = 0;
-            let done = with_iovecs(first, &Guards::readable(&slices), |iovecs, length| {
-                calls += 1;
-                assert_eq!(length as usize, count + 1);
-                // SAFETY: `length` of them were made.
-                let iovecs = unsafe { std::slice::from_raw_parts(iovecs, length as usize) };
-                assert_eq!(iovecs[0].iov_len, 12);
-                assert!(iovecs[1..].iter().all(|iovec| iovec.iov_len == 1));
-                5
-            });
-            assert_eq!((done.unwrap(), calls), (5, 1));
-        }
     }
 }

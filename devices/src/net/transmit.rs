@@ -6,11 +6,10 @@ use vm_memory::VolatileSlice;
 
 use super::device::{Counters, LinkState};
 use super::header::{HEADER_LEN, Header};
-use super::limit::Limiter;
 use super::nic::{Nic, Offloads};
 use super::receive::{BUDGET, FRAME_COST, Turn};
 use crate::GuestRam;
-use crate::virtio::{Chain, Fault, Queue};
+use crate::virtio::{Chain, Fault, Limiter, Queue};
 
 /// The transmit queue and what may be asked of it.
 #[derive(Debug)]
@@ -41,12 +40,16 @@ impl Transmitter {
         let mut spent = 0usize;
         loop {
             self.queue.disable_kicks()?;
-            let limited = loop {
+            let kept = loop {
                 if spent >= BUDGET {
-                    break None;
+                    break Some(Turn::More);
                 }
                 if let Some(wait) = limiter.wait() {
-                    break Some(wait);
+                    counters.tx_limited.one();
+                    break Some(Turn::Wait(wait));
+                }
+                if is_full(nic, counters) {
+                    break Some(Turn::Blocked);
                 }
                 let Some(chain) = self.queue.next()? else {
                     break None;
@@ -66,15 +69,15 @@ impl Transmitter {
                 self.queue.complete(chain, 0)?;
             };
             self.queue.notify()?;
-            if let Some(wait) = limited {
-                counters.tx_limited.one();
-                return Ok(Turn::Wait(wait));
-            }
-            if spent >= BUDGET {
-                return Ok(Turn::More);
+            if let Some(turn) = kept {
+                return Ok(turn);
             }
             if !self.queue.enable_kicks()? {
-                return Ok(Turn::Idle);
+                return Ok(match is_full(nic, counters) {
+                    // The last frame is not all gone.
+                    true => Turn::Blocked,
+                    false => Turn::Idle,
+                });
             }
         }
     }
@@ -111,5 +114,20 @@ impl Transmitter {
             Err(_) => counters.tx_errors.one(),
         }
         Ok(len)
+    }
+}
+
+/// Whether the backend takes no frame now.
+fn is_full(nic: &mut dyn Nic, counters: &Counters) -> bool {
+    match nic.flush() {
+        Ok(()) => false,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            counters.tx_blocked.one();
+            true
+        }
+        Err(_) => {
+            counters.tx_errors.one();
+            false
+        }
     }
 }

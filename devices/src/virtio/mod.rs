@@ -20,6 +20,7 @@ mod fault;
 mod interrupt;
 pub mod iovec;
 mod queue;
+mod rate;
 mod rate_limit;
 mod saved;
 pub mod transport;
@@ -32,6 +33,8 @@ pub use device::{DeviceInfo, DeviceType, Placement, Progress, StartError, Virtio
 pub use fault::{Fault, GuestFault, HostFault};
 pub use interrupt::{Interrupt, InterruptLine};
 pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault, QueueResources, QueueState};
+pub(crate) use rate::Limiter;
+pub use rate::Rate;
 pub use rate_limit::RateLimit;
 pub use saved::{RestoreError, SavedConfig, SavedDevice};
 pub use worker::{Command, Worker, WorkerLink};

@@ -69,6 +69,9 @@ pub enum SnapshotError {
     /// The processor lacks what the guest may use.
     #[error("the guest cannot go on here: {0}")]
     Cpu(CpuMismatch),
+    /// What the guest was told of its processor is nothing that KVM tells a guest.
+    #[error("this host's KVM does not take the CPUID leaves of the snapshot")]
+    Cpuid(#[source] KvmError),
     /// Its time stamp counter would run at another speed.
     #[error("the guest's TSC runs at {saved} kHz, this host's at {here} kHz, and KVM cannot scale")]
     TscFrequency {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use kvm_ioctls::VcpuFd;
 
-use super::exit::{Exit, Poison};
+use super::exit::{Poison, VmExit};
 use super::state::State;
 
 /// How long a wait goes on before those who are waited for are nudged again.
@@ -40,7 +40,7 @@ impl Request {
 /// How a VM ended.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
-    Exit(Exit),
+    Exit(VmExit),
     Poison(Arc<Poison>),
 }
 

@@ -8,7 +8,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 /// How a VM came to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Exit {
+pub enum VmExit {
     /// The guest powered itself off.
     Shutdown,
     /// The guest reset itself. A VM is not started again: build a new one.
@@ -26,7 +26,7 @@ pub enum Exit {
     Stopped,
 }
 
-impl fmt::Display for Exit {
+impl fmt::Display for VmExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Shutdown => f.write_str("the guest powered off"),

@@ -18,6 +18,7 @@ use super::restore;
 use crate::cpuid;
 use crate::kvm::{self, KvmError};
 use crate::memory::{GuestMemory, Memslots};
+use crate::snapshot::SnapshotError;
 
 /// A machine with nothing in its memory.
 pub(super) struct Hardware {
@@ -141,8 +142,11 @@ fn create_vcpus(
         None => cpuid::guest_cpuid(kvm, count, tsc_khz)?,
     };
     for (id, vcpu) in (0..count).zip(&created) {
-        vcpu.set_cpuid2(&cpuid::for_vcpu(&cpuid, id))
-            .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
+        let set = vcpu.set_cpuid2(&cpuid::for_vcpu(&cpuid, id));
+        match set.map_err(KvmError::ioctl("KVM_SET_CPUID2")) {
+            Err(error) if vcpus.cpuid.is_some() => Err(SnapshotError::Cpuid(error))?,
+            other => other?,
+        }
     }
     Ok((created, cpuid))
 }

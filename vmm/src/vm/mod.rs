@@ -26,6 +26,7 @@ mod pci;
 mod plug;
 mod restore;
 mod seccomp;
+mod serial;
 mod snapshot;
 mod start;
 mod state;
@@ -53,7 +54,7 @@ use podvisor_devices::vsock::VsockDevice;
 pub use attach::Transport;
 pub use builder::VmBuilder;
 pub use error::{BuildError, ConfigError, ConfigErrors};
-pub use exit::{Exit, Poison, PoisonCause, Registers};
+pub use exit::{Poison, PoisonCause, Registers, VmExit};
 pub use handle::{
     BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, NetHandle, VsockHandle,
 };
@@ -224,7 +225,7 @@ impl Vm {
     /// # Errors
     /// None today; the signature leaves room for a host that fails.
     pub fn stop(&self) -> Result<(), VmError> {
-        self.context.end(Outcome::Exit(Exit::Stopped));
+        self.context.end(Outcome::Exit(VmExit::Stopped));
         self.join();
         Ok(())
     }
@@ -234,7 +235,7 @@ impl Vm {
     ///
     /// # Errors
     /// [`VmError::Poisoned`] when KVM failed.
-    pub fn wait(&self) -> Result<Exit, VmError> {
+    pub fn wait(&self) -> Result<VmExit, VmError> {
         let outcome = {
             let inner = self.control().lock();
             let inner = self
@@ -246,7 +247,7 @@ impl Vm {
         match outcome {
             Some(Outcome::Poison(poison)) => Err(VmError::Poisoned(poison)),
             Some(Outcome::Exit(exit)) => Ok(exit),
-            None => Ok(Exit::Stopped),
+            None => Ok(VmExit::Stopped),
         }
     }
 
@@ -354,7 +355,7 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        self.context.end(Outcome::Exit(Exit::Stopped));
+        self.context.end(Outcome::Exit(VmExit::Stopped));
         if let Some(parts) = lock(&self.parts).take() {
             // Never started: loops end with their mailboxes.
             drop(parts);

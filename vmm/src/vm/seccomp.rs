@@ -98,6 +98,8 @@ const DEVICES: &[i64] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_ctl,
+    // Rates, and turns that were not long enough.
+    libc::SYS_timerfd_settime,
     libc::SYS_preadv,
     libc::SYS_pwritev,
     libc::SYS_preadv2,
@@ -320,6 +322,30 @@ mod tests {
                 assert!(std::thread::Builder::new().spawn(|| ()).is_err());
                 assert!(std::net::UdpSocket::bind("127.0.0.1:0").is_err());
             });
+        }
+    }
+
+    #[test]
+    fn devices_set_their_timers() {
+        use rustix::time::{
+            Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+            timerfd_settime,
+        };
+        for kind in [ThreadKind::Devices, ThreadKind::Files] {
+            let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap();
+            let soon = Timespec {
+                tv_sec: 0,
+                tv_nsec: 1,
+            };
+            let spec = Itimerspec {
+                it_interval: Timespec::default(),
+                it_value: soon,
+            };
+            let fired = confined(kind, move || {
+                timerfd_settime(&timer, TimerfdTimerFlags::empty(), &spec)?;
+                rustix::io::read(&timer, &mut [0; 8])
+            });
+            assert_eq!(fired, Ok(8), "{kind:?}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use podvisor_devices::virtio::DeviceType;
 
 use super::control::Outcome;
-use super::exit::{Exit, Poison, PoisonCause};
+use super::exit::{Poison, PoisonCause, VmExit};
 use super::io::EventLoop;
 use super::seccomp::{self, Seccomp, ThreadKind};
 use super::threads::{STACK_SIZE, SignalsBlocked};
@@ -60,7 +60,7 @@ impl Vm {
         }
         let result = self.spawn(new);
         if result.is_err() {
-            self.context.end(Outcome::Exit(Exit::Stopped));
+            self.context.end(Outcome::Exit(VmExit::Stopped));
         }
         result
     }

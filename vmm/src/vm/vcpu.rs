@@ -11,7 +11,7 @@ use podvisor_devices::legacy::power::PowerRequest;
 
 use super::bus::Bus;
 use super::control::{Control, Outcome, Request};
-use super::exit::{Exit, Poison, PoisonCause, Registers};
+use super::exit::{Poison, PoisonCause, Registers, VmExit};
 use super::io::Loops;
 use super::kick::{self, Kicker, Pending};
 use crate::kvm::{self, KvmError};
@@ -156,14 +156,14 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
             context.counters.port.fetch_add(1, Ordering::Relaxed);
             return match context.bus.port_write(port, data) {
                 None => Step::Exit,
-                Some(PowerRequest::Reset) => Step::End(Outcome::Exit(Exit::Reset)),
-                Some(PowerRequest::Shutdown) => Step::End(Outcome::Exit(Exit::Shutdown)),
+                Some(PowerRequest::Reset) => Step::End(Outcome::Exit(VmExit::Reset)),
+                Some(PowerRequest::Shutdown) => Step::End(Outcome::Exit(VmExit::Shutdown)),
             };
         }
         Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => return Step::Exit,
         Ok(VcpuExit::Shutdown) => {
             return Step::End(match registers(vcpu) {
-                Ok(registers) => Outcome::Exit(Exit::TripleFault {
+                Ok(registers) => Outcome::Exit(VmExit::TripleFault {
                     vcpu: id,
                     registers: Box::new(registers),
                 }),

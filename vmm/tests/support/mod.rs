@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use podvisor_vmm::{Initramfs, InitramfsBuilder, Kernel, Vm, VmBuilder};
 
+pub(crate) mod tap;
+
 /// How long a guest may take for anything, on an emulated host too.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -27,14 +29,22 @@ pub(crate) fn kernel() -> Kernel {
 
 /// An initramfs of Debian's static busybox, whose init runs `script`.
 pub(crate) fn busybox(script: &str) -> Initramfs {
+    busybox_with(script, &[])
+}
+
+/// As [`busybox`], with more programs in `bin`.
+pub(crate) fn busybox_with(script: &str, programs: &[(&str, &[u8])]) -> Initramfs {
     let busybox = std::fs::read("/bin/busybox").expect("busybox: run `cargo xtask setup`");
     let init = format!(
         "#!/bin/busybox sh\n/bin/busybox --install -s /bin\n\
          mount -t proc proc /proc\nmount -t sysfs sysfs /sys\nmount -t devtmpfs dev /dev\n\
          {script}\nreboot -f\n"
     );
-    InitramfsBuilder::new()
-        .directory("bin", 0o755)
+    let mut initramfs = InitramfsBuilder::new().directory("bin", 0o755);
+    for (name, program) in programs {
+        initramfs = initramfs.file(&format!("bin/{name}"), 0o755, program);
+    }
+    initramfs
         .directory("dev", 0o755)
         .directory("proc", 0o755)
         .directory("sys", 0o755)
@@ -48,9 +58,14 @@ pub(crate) fn busybox(script: &str) -> Initramfs {
 
 /// A VM that boots Linux, runs `script` in its init, and writes to `console`.
 pub(crate) fn linux(script: &str, console: &Console) -> VmBuilder {
+    linux_with(busybox(script), console)
+}
+
+/// As [`linux`], from an initramfs of the test's own.
+pub(crate) fn linux_with(initramfs: Initramfs, console: &Console) -> VmBuilder {
     Vm::builder()
         .kernel(kernel())
-        .initramfs(busybox(script))
+        .initramfs(initramfs)
         .cmdline("console=ttyS0 quiet panic=-1 reboot=k pci=off")
         .serial(console.clone())
 }
@@ -120,6 +135,18 @@ impl Console {
             );
             bytes = self.0.1.wait_timeout(bytes, left).unwrap().0;
         }
+    }
+}
+
+impl Console {
+    /// Waits until the guest has written more than `text`, or it is too late.
+    pub(crate) fn wait_for_more(&self, text: &str, deadline: Instant) {
+        let bytes = self.0.0.lock().unwrap();
+        let left = deadline.saturating_duration_since(Instant::now());
+        let is_all = |bytes: &mut Vec<u8>| {
+            String::from_utf8_lossy(bytes).replace('\r', "").len() <= text.len()
+        };
+        drop(self.0.1.wait_timeout_while(bytes, left, is_all).unwrap());
     }
 }
 

@@ -3,13 +3,16 @@
 use clap::Args;
 use oci_spec::runtime::Process;
 
+use super::events::{self, event};
 use super::foreground::{Program, exit_code};
 use super::record::Record;
 use super::state::running;
 use super::{Containers, sweep};
 use crate::cli::signals::Signals;
 use crate::cli::{Globals, terminal};
-use crate::sandbox::{Exec, RefusalKind, SandboxError, StdioFds, SupplementalGroups, random_id};
+use crate::sandbox::{
+    EventAction, Exec, RefusalKind, SandboxError, StdioFds, SupplementalGroups, random_id,
+};
 
 #[derive(Debug, Args)]
 #[command(override_usage = "podvisor exec [OPTIONS] CONTAINER CMD...")]
@@ -98,6 +101,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ExecArgs) -> anyhow::Result<
             has_terminal: args.tty,
             has_input: args.interactive,
             is_detached: args.detach,
+            is_noted: true,
         }
     })
 }
@@ -116,6 +120,7 @@ pub(in crate::cli) fn top(globals: &Globals, args: &TopArgs) -> anyhow::Result<u
             has_terminal: false,
             has_input: false,
             is_detached: false,
+            is_noted: false,
         }
     })
 }
@@ -127,6 +132,8 @@ pub(super) struct Wanted {
     pub(super) has_terminal: bool,
     pub(super) has_input: bool,
     pub(super) is_detached: bool,
+    /// It is an event: it is not podvisor itself that wants it.
+    pub(super) is_noted: bool,
 }
 
 fn in_container(
@@ -148,6 +155,16 @@ fn in_container(
         let mut signals = Signals::new()?;
         let wanted = wanted(&entry.record);
         let exec_id: String = random_id()?.chars().take(16).collect();
+        if wanted.is_noted {
+            let command = wanted
+                .process
+                .args()
+                .as_deref()
+                .unwrap_or_default()
+                .join(" ");
+            let event = event(&entry.record, EventAction::Exec).with("execID", &exec_id);
+            events::note(&entry.dir, &event.with("execCommand", command));
+        }
         let program = Program {
             client,
             id: entry.record.id.clone(),

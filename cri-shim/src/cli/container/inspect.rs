@@ -1,10 +1,14 @@
 //! `podvisor inspect`: containers in detail, as JSON.
 
-use clap::Args;
-use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
-use super::{Containers, Entry, State, ps, sweep};
+use clap::Args;
+use serde_json::{Map, Value, json};
+
+use super::ports::Port;
+use super::{Containers, Entry, State, network, ps, sweep};
 use crate::cli::Globals;
+use crate::cni::Endpoint;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct InspectArgs {
@@ -59,8 +63,9 @@ fn view(entry: &Entry, state: &State) -> Value {
         "State": {
             "Status": state.word(),
             "Running": matches!(state, State::Running { .. }),
+            "Restarting": matches!(state, State::Restarting { .. }),
             "Paused": state.word() == "paused",
-            "OOMKilled": matches!(state, State::Exited(exit) if exit.oom_killed),
+            "OOMKilled": matches!(state, State::Exited { exit, .. } if exit.oom_killed),
             "Pid": part("Pid"),
             "ExitCode": state.exit_code(),
             "Error": match state {
@@ -71,6 +76,8 @@ fn view(entry: &Entry, state: &State) -> Value {
             "StartedAt": part("StartedAt"),
             "FinishedAt": part("FinishedAt"),
         },
+        "RestartCount": state.restarts(),
+        "Pod": record.pod,
         "Config": {
             "Hostname": record.hostname,
             "Cmd": record.process.args(),
@@ -84,12 +91,53 @@ fn view(entry: &Entry, state: &State) -> Value {
         },
         "HostConfig": {
             "AutoRemove": record.remove,
+            "RestartPolicy": {
+                "Name": record.restart.name(),
+                "MaximumRetryCount": record.restart.max_restarts(),
+            },
             "Memory": record.memory,
             "NanoCpus": u64::from(record.cpus) * 1_000_000_000,
             "Jail": record.jailed,
+            "NetworkMode": record.network,
+            "PortBindings": bindings(&record.ports),
         },
+        "NetworkSettings": network_settings(entry, state),
         "Mounts": mounts.collect::<Vec<_>>(),
         "LogPath": entry.log(),
         "Directory": entry.dir,
     })
+}
+
+/// What the container has on its network.
+fn network_settings(entry: &Entry, state: &State) -> Value {
+    let pod = entry.pod();
+    let entry = pod.as_ref().unwrap_or(entry);
+    let endpoint = match state.has_ended() {
+        true => Endpoint::default(),
+        false => network::endpoint(entry).unwrap_or_default(),
+    };
+    let address = endpoint.addresses.first();
+    let mut settings = json!({
+        "IPAddress": address.map(|address| address.address().to_string()).unwrap_or_default(),
+        "IPPrefixLen": address.map_or(0, |address| address.length()),
+        "Gateway": endpoint.gateway.map(|gateway| gateway.to_string()).unwrap_or_default(),
+        "MacAddress": endpoint.mac,
+    });
+    let mut networks = Map::new();
+    networks.insert(entry.record.network.to_string(), settings.clone());
+    settings["Networks"] = Value::Object(networks);
+    settings["Ports"] = bindings(entry.ports(state));
+    settings["SandboxKey"] = json!(network::netns(entry).unwrap_or_default());
+    settings
+}
+
+/// The host's ports by the container's.
+fn bindings(ports: &[Port]) -> Value {
+    let mut bindings: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for port in ports {
+        let host = port.host();
+        let binding = json!({"HostIp": host.ip(), "HostPort": host.port().to_string()});
+        bindings.entry(port.guest()).or_default().push(binding);
+    }
+    json!(bindings)
 }

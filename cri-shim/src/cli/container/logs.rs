@@ -44,7 +44,7 @@ pub(in crate::cli) struct LogsArgs {
     container: String,
 }
 
-fn parse_time(text: &str) -> Result<SystemTime, String> {
+pub(super) fn parse_time(text: &str) -> Result<SystemTime, String> {
     if let Ok(seconds) = text.parse::<u64>() {
         let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
         return time.ok_or_else(|| "no clock goes so far".to_owned());
@@ -174,10 +174,11 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
     let Some(watched) = watched else {
         return Ok(());
     };
-    let State::Running { client, .. } = State::of(entry).await? else {
+    let state = State::of(entry).await?;
+    let Some(client) = state.client() else {
         return copy(&mut reader);
     };
-    let ended = client.ended();
+    let ended = entry.ended(client);
     tokio::pin!(ended);
     loop {
         tokio::select! {
@@ -204,7 +205,7 @@ fn lines_taken(args: &LogsArgs, path: &std::path::Path) -> anyhow::Result<usize>
     Ok(count)
 }
 
-fn watch(path: &std::path::Path) -> anyhow::Result<AsyncFd<OwnedFd>> {
+pub(super) fn watch(path: &std::path::Path) -> anyhow::Result<AsyncFd<OwnedFd>> {
     let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
     let watched = inotify::init(flags).context("cannot watch files")?;
     inotify::add_watch(&watched, path, inotify::WatchFlags::MODIFY)
@@ -213,7 +214,7 @@ fn watch(path: &std::path::Path) -> anyhow::Result<AsyncFd<OwnedFd>> {
 }
 
 /// Takes what the kernel has to say: that something changed is all that counts.
-fn drain(watched: &OwnedFd) -> io::Result<()> {
+pub(super) fn drain(watched: &OwnedFd) -> io::Result<()> {
     match rustix::io::read(watched, &mut [0; 4096]) {
         Err(error) if error != rustix::io::Errno::WOULDBLOCK => Err(error.into()),
         _ => Ok(()),

@@ -1,22 +1,34 @@
 //! Containers without a daemon: each is a sandbox of its own, `podvisor sandbox`, found again by
 //! its directory in the state, whoever started it.
 //!
-//! `record` is what is kept of a container and where, `state` what has become of it; the other
-//! files are commands. Every command first clears away what others left that were killed.
+//! `record` is what is kept of a container and where, `state` what has become of it, `volumes`,
+//! `network`, `passt` and `ports` what of the host it has; the other files are commands. Every command first clears away what others left that were killed.
 
 pub(super) mod attach;
+pub(super) mod console;
 pub(super) mod copy;
+pub(super) mod debug;
+pub(super) mod events;
 pub(super) mod exec;
 pub(super) mod foreground;
 pub(super) mod inspect;
 pub(super) mod lifecycle;
 pub(super) mod logs;
+mod memory;
+pub(super) mod network;
+mod passt;
+pub(super) mod pod;
+pub(super) mod port;
+pub(super) mod ports;
 pub(super) mod ps;
 mod record;
+mod restart;
 pub(super) mod state;
 pub(super) mod stats;
 pub(super) mod volumes;
 
+pub(super) use network::{Attached, NetworkArgs, NetworkMode};
 pub(super) use record::{Containers, Entry, Record};
+pub(super) use restart::RestartArg;
 pub(super) use state::{State, sweep};
 pub(super) use volumes::{Volume, parse as parse_volume};

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{Containers, Entry, State, sweep};
+use super::memory::{self, HostMemory};
+use super::{Containers, Entry, Record, State, port, ports, sweep};
 use crate::cli::shown::{ago, rfc3339};
 use crate::cli::table::Table;
 use crate::cli::{Format, Globals};
@@ -27,7 +28,16 @@ pub(in crate::cli) struct PsArgs {
     #[arg(long)]
     no_trunc: bool,
 
-    /// Show only what fits: name=TEXT, id=BEGINNING, label=KEY[=VALUE], status=WORD
+    /// Show what the machines take of the host's memory; those of a pod share one
+    #[arg(long)]
+    host_memory: bool,
+
+    /// Show which pod each is in
+    #[arg(long)]
+    pod: bool,
+
+    /// Show only what fits: name=TEXT, id=BEGINNING, pod=NAME, label=KEY[=VALUE],
+    /// status=WORD
     #[arg(short, long, value_name = "FILTER", value_parser = parse_filter)]
     filter: Vec<Filter>,
 
@@ -46,16 +56,18 @@ enum Filter {
     Id(String),
     Label(String, Option<String>),
     Status(String),
+    Pod(String),
 }
 
 fn parse_filter(text: &str) -> Result<Filter, String> {
-    let usage = "write name=TEXT, id=BEGINNING, label=KEY[=VALUE] or status=WORD";
+    let usage = "write name=TEXT, id=BEGINNING, pod=NAME, label=KEY[=VALUE] or status=WORD";
     let (key, value) = text.split_once('=').ok_or(usage)?;
     let value = value.to_owned();
     match key {
         "name" => Ok(Filter::Name(value)),
         "id" => Ok(Filter::Id(value)),
         "status" => Ok(Filter::Status(value)),
+        "pod" => Ok(Filter::Pod(value)),
         "label" => Ok(match value.split_once('=') {
             Some((key, value)) => Filter::Label(key.to_owned(), Some(value.to_owned())),
             None => Filter::Label(value, None),
@@ -75,6 +87,10 @@ impl Filter {
                 .get(key)
                 .is_some_and(|is| value.as_ref().is_none_or(|wanted| wanted == is)),
             Self::Status(word) => state.word() == word,
+            Self::Pod(name) => entry.pod().is_some_and(|pod| {
+                pod.record.name == *name
+                    || (!name.is_empty() && pod.record.id.starts_with(name.as_str()))
+            }),
         }
     }
 }
@@ -110,44 +126,73 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PsArgs) -> anyhow::Result<u8
         });
         crate::cli::print(&ids.collect::<String>())?;
     } else if args.json || args.format == Format::Json {
-        let views = shown.iter().map(|(entry, state)| view(entry, state));
+        let views = shown.iter().map(|(entry, state)| {
+            let mut view = view(entry, state);
+            if args.host_memory {
+                view["HostMemory"] = json!(host_memory(state).map(HostMemory::view));
+            }
+            view
+        });
         crate::cli::print_json(&views.collect::<Vec<_>>())?;
     } else {
-        crate::cli::print(&table(&shown, args.no_trunc))?;
+        crate::cli::print(&table(&shown, args))?;
     }
     Ok(0)
 }
 
-fn table(shown: &[(Entry, State)], in_full: bool) -> String {
-    let mut table = Table::new([
+fn table(shown: &[(Entry, State)], args: &PsArgs) -> String {
+    let mut heading = vec![
         "CONTAINER ID",
         "IMAGE",
         "COMMAND",
         "CREATED",
         "STATUS",
+        "PORTS",
         "NAMES",
-    ]);
+    ];
+    if args.pod {
+        heading.extend(["POD ID", "PODNAME"]);
+    }
+    if args.host_memory {
+        heading.push("HOST MEMORY");
+    }
+    let mut table = Table::new(heading);
     let now = SystemTime::now();
-    for (Entry { record, .. }, state) in shown {
+    for (entry, state) in shown {
+        let record = &entry.record;
         let command = record.command();
-        let command = match in_full || command.chars().count() <= COMMAND {
+        let command = match args.no_trunc || command.chars().count() <= COMMAND {
             true => command,
             false => command.chars().take(COMMAND - 1).chain(['…']).collect(),
         };
-        table.row([
-            if in_full {
-                record.id.clone()
-            } else {
-                record.short_id().to_owned()
-            },
+        let id = |record: &Record| match args.no_trunc {
+            true => record.id.clone(),
+            false => record.short_id().to_owned(),
+        };
+        let mut row = vec![
+            id(record),
             record.image.clone(),
             command,
             ago(Some(UNIX_EPOCH + Duration::from_secs(record.created)), now),
             status(state, now),
+            ports::line(entry.ports(state)),
             record.name.clone(),
-        ]);
+        ];
+        if args.pod {
+            let pod = entry.pod().map(|pod| pod.record);
+            row.push(pod.as_ref().map(id).unwrap_or_default());
+            row.push(pod.map(|pod| pod.name).unwrap_or_default());
+        }
+        if args.host_memory {
+            row.push(memory::shown(host_memory(state)));
+        }
+        table.row(row);
     }
     table.render()
+}
+
+fn host_memory(state: &State) -> Option<HostMemory> {
+    HostMemory::of(state.client()?.pid())
 }
 
 fn at(nanoseconds: u64) -> SystemTime {
@@ -165,7 +210,12 @@ fn status(state: &State, now: SystemTime) -> String {
             let paused = if *is_paused { " (Paused)" } else { "" };
             format!("Up {up}{paused}")
         }
-        State::Exited(exit) => {
+        State::Restarting { exit, .. } => format!(
+            "Restarting ({}) {}",
+            exit.code,
+            ago(Some(at(exit.exited_at_ns)), now)
+        ),
+        State::Exited { exit, .. } => {
             format!(
                 "Exited ({}) {}",
                 exit.code,
@@ -184,7 +234,7 @@ pub(super) fn view(entry: &Entry, state: &State) -> Value {
         _ => (0, None),
     };
     let finished = match state {
-        State::Exited(exit) => Some(at(exit.exited_at_ns)),
+        State::Exited { exit, .. } => Some(at(exit.exited_at_ns)),
         _ => None,
     };
     json!({
@@ -201,7 +251,12 @@ pub(super) fn view(entry: &Entry, state: &State) -> Value {
         "StartedAt": started.map(rfc3339),
         "FinishedAt": finished.map(rfc3339),
         "ExitCode": state.exit_code(),
+        "Ports": entry.ports(state).iter().map(port::view).collect::<Vec<_>>(),
+        "Networks": [record.network],
         "AutoRemove": record.remove,
+        "Restarts": state.restarts(),
+        "Pod": record.pod,
+        "PodName": entry.pod().map(|pod| pod.record.name),
     })
 }
 

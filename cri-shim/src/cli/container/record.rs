@@ -11,11 +11,12 @@ use oci_spec::runtime::Process;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::Volume;
+use super::ports::{self, Port};
+use super::{NetworkMode, RestartArg, Volume, network};
 use crate::cli::shown::SHORT_ID;
 
 /// Directory of all containers' directories, within the root. Short: sockets are made below it.
-const CONTAINERS: &str = "c";
+pub(super) const CONTAINERS: &str = "c";
 
 const RECORD: &str = "container.json";
 
@@ -43,6 +44,8 @@ pub(in crate::cli) struct Record {
     pub(in crate::cli) labels: BTreeMap<String, String>,
     /// To be removed when it has ended.
     pub(in crate::cli) remove: bool,
+    #[serde(default)]
+    pub(in crate::cli) restart: RestartArg,
     pub(in crate::cli) hostname: String,
     pub(in crate::cli) cpus: u8,
     pub(in crate::cli) memory: u64,
@@ -50,7 +53,17 @@ pub(in crate::cli) struct Record {
     /// What asks the program to end.
     pub(in crate::cli) stop_signal: u8,
     pub(in crate::cli) volumes: Vec<Volume>,
+    #[serde(default)]
+    pub(in crate::cli) network: NetworkMode,
+    #[serde(default)]
+    pub(in crate::cli) ports: Vec<Port>,
     pub(in crate::cli) jailed: bool,
+    /// The id of the pod in whose machine it is; none: it has a machine of its own.
+    #[serde(default)]
+    pub(in crate::cli) pod: Option<String>,
+    /// It is a pod: a machine for containers.
+    #[serde(default)]
+    pub(in crate::cli) is_pod: bool,
     /// `user[:group]`; further processes run as it, too.
     pub(in crate::cli) user: String,
     pub(in crate::cli) process: Process,
@@ -82,8 +95,28 @@ impl Entry {
         self.dir.join(LOG)
     }
 
+    /// What the guest shares with the host: the machine's.
     pub(in crate::cli) fn shared(&self) -> PathBuf {
-        self.dir.join(SHARED)
+        self.sandbox_dir().join(SHARED)
+    }
+
+    /// The directory of its machine.
+    pub(in crate::cli) fn sandbox_dir(&self) -> PathBuf {
+        sandbox_dir(&self.dir, &self.record)
+    }
+
+    /// The pod that it is in.
+    pub(in crate::cli) fn pod(&self) -> Option<Self> {
+        self.record.pod.as_ref()?;
+        let dir = self.sandbox_dir();
+        let record = read(&dir)?;
+        Some(Self { dir, record })
+    }
+
+    /// Whether its ports are taken, or about to be.
+    fn holds_ports(&self) -> bool {
+        !self.record.ports.is_empty()
+            && (Claim::is_taken(&self.dir) || network::is_attached(&self.dir))
     }
 
     /// Opens the log for appending.
@@ -93,6 +126,15 @@ impl Entry {
         options.create(true).append(true).mode(0o600);
         let file = options.open(&log);
         file.with_context(|| format!("cannot open {}", log.display()))
+    }
+}
+
+/// The directory of the machine of the container with this directory.
+pub(super) fn sandbox_dir(dir: &Path, record: &Record) -> PathBuf {
+    let short = record.pod.as_ref().and_then(|pod| pod.get(..SHORT_ID));
+    match (short, dir.parent()) {
+        (Some(short), Some(all)) => all.join(short),
+        _ => dir.to_owned(),
     }
 }
 
@@ -169,6 +211,27 @@ impl Containers {
 
     /// All containers, the newest first.
     pub(in crate::cli) fn list(&self) -> anyhow::Result<Vec<Entry>> {
+        let mut list = self.entries()?;
+        list.retain(|entry| !entry.record.is_pod);
+        Ok(list)
+    }
+
+    /// All pods, the newest first.
+    pub(in crate::cli) fn pods(&self) -> anyhow::Result<Vec<Entry>> {
+        let mut list = self.entries()?;
+        list.retain(|entry| entry.record.is_pod);
+        Ok(list)
+    }
+
+    /// The containers of a pod.
+    pub(in crate::cli) fn of_pod(&self, pod: &Entry) -> anyhow::Result<Vec<Entry>> {
+        let mut list = self.list()?;
+        list.retain(|entry| entry.record.pod.as_ref() == Some(&pod.record.id));
+        Ok(list)
+    }
+
+    /// Containers and pods, the newest first.
+    fn entries(&self) -> anyhow::Result<Vec<Entry>> {
         let dirs = self.dirs()?.into_iter();
         let known = dirs.filter_map(|(dir, record)| {
             Some(Entry {
@@ -185,19 +248,21 @@ impl Containers {
 
     /// The container of this name, id or beginning of an id.
     pub(in crate::cli) fn find(&self, name: &str) -> anyhow::Result<Entry> {
-        let list = self.list()?;
-        let exact = |entry: &&Entry| entry.record.name == name || entry.record.id == name;
-        if let Some(entry) = list.iter().find(exact) {
-            return Ok(entry.clone());
-        }
-        let begins = |entry: &&Entry| !name.is_empty() && entry.record.id.starts_with(name);
-        let mut begun = list.iter().filter(begins);
-        match (begun.next(), begun.next()) {
-            (Some(entry), None) => Ok(entry.clone()),
-            (Some(_), Some(_)) => {
+        match one_of(self.list()?, name) {
+            One::Found(entry) => Ok(*entry),
+            One::Several => {
                 bail!("several containers' ids begin with `{name}`; write more of it")
             }
-            (None, _) => bail!("no container `{name}`; `podvisor ps -a` lists them"),
+            One::None => bail!("no container `{name}`; `podvisor ps -a` lists them"),
+        }
+    }
+
+    /// The pod of this name, id or beginning of an id.
+    pub(in crate::cli) fn find_pod(&self, name: &str) -> anyhow::Result<Entry> {
+        match one_of(self.pods()?, name) {
+            One::Found(entry) => Ok(*entry),
+            One::Several => bail!("several pods' ids begin with `{name}`; write more of it"),
+            One::None => bail!("no pod `{name}`; `podvisor pod ls` lists them"),
         }
     }
 
@@ -208,12 +273,29 @@ impl Containers {
         let dir = self.dir.join(record.short_id());
         // Of two that want a name at once, the second finds the first's record.
         let _lock = self.lock()?;
+        let others = self.entries()?;
+        for other in others.iter().filter(|other| other.holds_ports()) {
+            if let Some(port) = ports::conflict(&record.ports, &other.record.ports) {
+                bail!(
+                    "--publish: {}/{} leads to container {}; choose another port, or stop that one",
+                    port.host(),
+                    port.protocol,
+                    other.record.name
+                );
+            }
+        }
         let taken = |entry: &Entry| entry.record.name == record.name || entry.dir == dir;
-        if let Some(other) = self.list()?.into_iter().find(taken) {
+        if let Some(other) = others.into_iter().find(taken) {
             bail!(
-                "the name `{}` is in use by container {}; remove that one by `podvisor rm`, or choose another name",
+                "the name `{}` is in use by {} {}; remove that one by `podvisor {}`, or choose another name",
                 record.name,
-                other.record.short_id()
+                if other.record.is_pod {
+                    "pod"
+                } else {
+                    "container"
+                },
+                other.record.short_id(),
+                if other.record.is_pod { "pod rm" } else { "rm" },
             );
         }
         let made = DirBuilder::new().mode(0o700).create(&dir);
@@ -222,6 +304,27 @@ impl Containers {
         let entry = Entry { dir, record };
         write(&entry)?;
         Ok((entry, claim))
+    }
+}
+
+/// What a name stands for.
+enum One {
+    Found(Box<Entry>),
+    Several,
+    None,
+}
+
+fn one_of(list: Vec<Entry>, name: &str) -> One {
+    let exact = |entry: &&Entry| entry.record.name == name || entry.record.id == name;
+    if let Some(entry) = list.iter().find(exact) {
+        return One::Found(Box::new(entry.clone()));
+    }
+    let begins = |entry: &&Entry| !name.is_empty() && entry.record.id.starts_with(name);
+    let mut begun = list.iter().filter(begins);
+    match (begun.next(), begun.next()) {
+        (Some(entry), None) => One::Found(Box::new(entry.clone())),
+        (Some(_), Some(_)) => One::Several,
+        (None, _) => One::None,
     }
 }
 
@@ -234,7 +337,7 @@ fn write(entry: &Entry) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", new.display()))
 }
 
-fn read(dir: &Path) -> Option<Record> {
+pub(super) fn read(dir: &Path) -> Option<Record> {
     let text = fs::read(dir.join(RECORD)).ok()?;
     serde_json::from_slice(&text).ok()
 }
@@ -251,30 +354,38 @@ fn check_name(name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A container for tests.
+#[cfg(test)]
+pub(super) fn sample(id: &str, name: &str) -> Record {
+    Record {
+        id: id.repeat(64),
+        name: name.to_owned(),
+        image: "busybox".to_owned(),
+        image_id: String::new(),
+        created: 1,
+        labels: BTreeMap::new(),
+        remove: false,
+        restart: RestartArg::No,
+        hostname: "h".to_owned(),
+        cpus: 1,
+        memory: 1 << 28,
+        interactive: false,
+        stop_signal: 15,
+        volumes: Vec::new(),
+        network: NetworkMode::None,
+        ports: Vec::new(),
+        jailed: true,
+        pod: None,
+        is_pod: false,
+        user: String::new(),
+        process: Process::default(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::sample as record;
     use super::*;
-
-    fn record(id: &str, name: &str) -> Record {
-        Record {
-            id: id.repeat(64),
-            name: name.to_owned(),
-            image: "busybox".to_owned(),
-            image_id: String::new(),
-            created: 1,
-            labels: BTreeMap::new(),
-            remove: false,
-            hostname: "h".to_owned(),
-            cpus: 1,
-            memory: 1 << 28,
-            interactive: false,
-            stop_signal: 15,
-            volumes: Vec::new(),
-            jailed: true,
-            user: String::new(),
-            process: Process::default(),
-        }
-    }
 
     #[test]
     fn containers_are_found_by_name_id_and_the_beginning_of_one() {
@@ -300,6 +411,22 @@ mod tests {
         for bad in ["", "-x", "a/b", "..", "a b", &"x".repeat(129)] {
             assert!(containers.create(record("c", bad)).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_port_leads_to_one_container_while_that_has_it() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let with_port = |id, name| Record {
+            ports: ports::parse("80:8080").unwrap().0,
+            ..record(id, name)
+        };
+        let (_one, claim) = containers.create(with_port("a", "one")).unwrap();
+        let error = containers.create(with_port("b", "two")).unwrap_err();
+        assert!(error.to_string().contains("container one"), "{error}");
+        // Nothing was made for it, and nobody is about to.
+        drop(claim);
+        containers.create(with_port("b", "two")).unwrap();
     }
 
     #[test]

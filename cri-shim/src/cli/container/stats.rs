@@ -1,12 +1,12 @@
 //! `podvisor stats`: what running containers use.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
 
+use super::memory::{self, HostMemory};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::table::Table;
 use crate::cli::{Format, Globals, size, terminal};
@@ -112,7 +112,7 @@ fn show(samples: &[Sample], args: &StatsArgs) -> anyhow::Result<()> {
                 "CpuMilli": sample.cpu,
                 "MemoryUsage": sample.stats.memory_usage_bytes,
                 "MemoryLimit": sample.entry.record.memory,
-                "HostMemory": host_memory(sample.pid),
+                "HostMemory": HostMemory::of(sample.pid).map(HostMemory::view),
                 "BlockRead": sample.stats.io_read_bytes,
                 "BlockWritten": sample.stats.io_write_bytes,
                 "Pids": sample.stats.pids_current,
@@ -141,7 +141,7 @@ fn show(samples: &[Sample], args: &StatsArgs) -> anyhow::Result<()> {
                 size::human(stats.memory_usage_bytes),
                 size::human(record.memory)
             ),
-            host_memory(sample.pid).map_or_else(|| "-".to_owned(), size::human),
+            memory::shown(HostMemory::of(sample.pid)),
             format!(
                 "{} / {}",
                 size::human(stats.io_read_bytes),
@@ -155,16 +155,4 @@ fn show(samples: &[Sample], args: &StatsArgs) -> anyhow::Result<()> {
         false => "",
     };
     crate::cli::print(&format!("{clear}{}", table.render()))
-}
-
-/// Bytes that the sandbox's process has of the host's memory, the guest's included; shared pages
-/// count by parts. None where that may not be seen.
-fn host_memory(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    line.split_whitespace()
-        .next()?
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(1024)
 }

@@ -13,6 +13,8 @@ use rustix::mount::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::Record;
+
 /// A part of the host's files in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -43,16 +45,23 @@ pub(in crate::cli) fn parse(text: &str) -> Result<Volume, String> {
     }
 }
 
-/// The name of a volume in the shared directory.
-pub(in crate::cli) fn name(number: usize) -> String {
-    format!("v{number}")
+/// The name of a container's volume in the directory that its machine shares.
+pub(in crate::cli) fn name(record: &Record, number: usize) -> String {
+    match record.pod {
+        None => format!("v{number}"),
+        Some(_) => format!("{}-{number}", record.short_id()),
+    }
 }
 
-/// Mounts the volumes in `shared`, which is made.
-pub(in crate::cli) fn mount(shared: &Path, volumes: &[Volume]) -> anyhow::Result<()> {
-    fs::create_dir(shared).with_context(|| format!("cannot create {}", shared.display()))?;
-    for (number, volume) in volumes.iter().enumerate() {
-        mount_one(&shared.join(name(number)), volume)
+/// Makes the directory that a machine shares.
+pub(in crate::cli) fn make_shared(shared: &Path) -> anyhow::Result<()> {
+    fs::create_dir(shared).with_context(|| format!("cannot create {}", shared.display()))
+}
+
+/// Mounts the volumes of a container in `shared`.
+pub(in crate::cli) fn mount(shared: &Path, record: &Record) -> anyhow::Result<()> {
+    for (number, volume) in record.volumes.iter().enumerate() {
+        mount_one(&shared.join(name(record, number)), volume)
             .with_context(|| format!("cannot share {}", volume.source.display()))?;
     }
     Ok(())
@@ -82,6 +91,25 @@ fn mount_one(target: &Path, volume: &Volume) -> anyhow::Result<()> {
     }
     for point in mount_points(target)? {
         mount_remount(&point, flags, "")?;
+    }
+    Ok(())
+}
+
+/// Takes the volumes of a container out of a directory that its pod goes on sharing.
+pub(in crate::cli) fn remove(shared: &Path, record: &Record) -> anyhow::Result<()> {
+    for number in 0..record.volumes.len() {
+        let target = shared.join(name(record, number));
+        unmount_all(&target)?;
+        let removed = match target.is_dir() {
+            true => fs::remove_dir(&target),
+            false => fs::remove_file(&target),
+        };
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", target.display()));
+            }
+            _ => {}
+        }
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use k8s_cri::v1::{ContainerConfig, ContainerEventType, CreateContainerRequest, N
 use podvisor_images::{Error as ImageError, Image};
 use tracing::{debug, info, warn};
 
+use crate::cni;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
@@ -151,7 +152,8 @@ impl Node {
             tty: record.config.tty,
             stdin: record.config.stdin,
             stdin_once: record.config.stdin_once,
-            etc_hosts: resolver::hosts(&hostname, &pod_record.addresses),
+            restart: crate::sandbox::RestartPolicy::Never,
+            etc_hosts: cni::resolver::hosts(&hostname, &pod_record.addresses),
             etc_resolv_conf: resolver::resolv_conf(
                 pod_record.config.dns_config.as_ref(),
                 &self.cni.dns(&pod.id)?,

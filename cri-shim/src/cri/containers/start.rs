@@ -9,7 +9,7 @@ use super::create::open_log;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::flights::to_the_end;
 use crate::cri::node::{Container, Node, now};
-use crate::cri::state::{ContainerPhase, Exit};
+use crate::cri::state::{ContainerExit, ContainerPhase};
 use crate::sandbox::{ProcessExit, SandboxClient};
 
 /// Exit code of a container that could not be started, as other runtimes have it.
@@ -61,7 +61,7 @@ impl Node {
             Err(error) => {
                 let message = error.to_string();
                 container.update(&self.database, |record| {
-                    record.phase = ContainerPhase::Exited(Exit {
+                    record.phase = ContainerPhase::Exited(ContainerExit {
                         started_at: 0,
                         finished_at: now(),
                         code: NOT_STARTED,
@@ -109,7 +109,7 @@ impl Node {
         container.update(&self.database, |record| {
             if let ContainerPhase::Running { started_at } = record.phase {
                 is_new = true;
-                record.phase = ContainerPhase::Exited(Exit {
+                record.phase = ContainerPhase::Exited(ContainerExit {
                     started_at,
                     finished_at,
                     code,

@@ -8,16 +8,13 @@ use k8s_cri::v1::{PodSandboxConfig, Protocol, RunPodSandboxRequest};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::cni::{Attachment, Capabilities, PodIdentity};
+use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::GuestSettings;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Node, Pod, now, private_dir};
 use crate::cri::state::{PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
-use crate::sandbox::{
-    DEFAULT_CGROUP_PARENT, GuestNetwork, Interface, LaunchConfig, NicConfig, Route, SandboxClient,
-    random_id,
-};
+use crate::sandbox::{DEFAULT_CGROUP_PARENT, LaunchConfig, SandboxClient, random_id};
 
 impl Node {
     /// RunPodSandbox.
@@ -95,7 +92,7 @@ impl Node {
         };
         let attachment = self.cni.attach(&identity, capabilities(config)).await?;
         let addresses = attachment.addresses.clone();
-        let (nics, network) = cards(attachment);
+        let (nics, network) = attachment.into_guest();
         let guest = self.guest(&record.handler)?;
         let (vcpus, memory) = guest.sizes.of_pod(config);
         let launch = LaunchConfig {
@@ -110,10 +107,12 @@ impl Node {
             nics,
             shared_dir: Some(shared),
             console: self.config.console(&pod.id),
+            events: None,
             network,
             sysctls: sysctls(config),
             jail: self.config.jail,
-            pci: false,
+            // Clones do not pay for what PCI costs a boot.
+            pci: self.config.templates.is_some(),
             templates: self.config.templates.clone(),
             snapshot: None,
             cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
@@ -190,24 +189,19 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
 /// What CNI's plugins may ask for.
 fn capabilities(config: &PodSandboxConfig) -> Capabilities {
     let mut capabilities = Capabilities::new();
-    let mappings = config
-        .port_mappings
-        .iter()
-        .filter(|mapping| mapping.host_port > 0);
-    let mappings: Vec<Value> = mappings
-        .map(|mapping| {
-            let protocol = Protocol::try_from(mapping.protocol).unwrap_or(Protocol::Tcp);
-            json!({
-                "hostPort": mapping.host_port,
-                "containerPort": mapping.container_port,
-                "protocol": protocol.as_str_name().to_ascii_lowercase(),
-                "hostIP": mapping.host_ip,
-            })
+    let mappings = config.port_mappings.iter();
+    let mappings = mappings.filter_map(|mapping| {
+        let protocol = Protocol::try_from(mapping.protocol).unwrap_or(Protocol::Tcp);
+        // Numbers out of range were refused.
+        let port = |port| u16::try_from(port).ok();
+        Some(cni::PortMapping {
+            host_port: port(mapping.host_port).filter(|port| *port > 0)?,
+            pod_port: port(mapping.container_port)?,
+            protocol: protocol.as_str_name().to_ascii_lowercase(),
+            host_ip: mapping.host_ip.clone(),
         })
-        .collect();
-    if !mappings.is_empty() {
-        capabilities.insert("portMappings".to_owned(), Value::Array(mappings));
-    }
+    });
+    capabilities.extend(cni::port_mappings(&mappings.collect::<Vec<_>>()));
     if let Some(dns) = &config.dns_config {
         let dns = json!({
             "servers": dns.servers, "searches": dns.searches, "options": dns.options,
@@ -252,35 +246,6 @@ fn quantity(text: &str) -> Option<u64> {
         _ => return None,
     };
     number.parse::<u64>().ok()?.checked_mul(factor)
-}
-
-/// The guest's cards, and what its agent gives them.
-fn cards(attachment: Attachment) -> (Vec<NicConfig>, GuestNetwork) {
-    let mut nics = Vec::new();
-    let mut network = GuestNetwork::default();
-    for nic in attachment.nics {
-        nics.push(NicConfig {
-            tap: nic.tap,
-            mac: nic.mac,
-            mtu: nic.mtu,
-        });
-        network.interfaces.push(Interface {
-            name: nic.name,
-            mac: nic.mac,
-            mtu: nic.mtu,
-            addresses: nic.addresses.iter().map(ToString::to_string).collect(),
-        });
-    }
-    network.routes = attachment
-        .routes
-        .into_iter()
-        .map(|route| Route {
-            destination: route.destination.to_string(),
-            gateway: route.gateway.map(|gateway| gateway.to_string()),
-            interface: route.interface,
-        })
-        .collect();
-    (nics, network)
 }
 
 fn sysctls(config: &PodSandboxConfig) -> BTreeMap<String, String> {

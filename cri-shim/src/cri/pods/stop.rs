@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use crate::cri::error::Result;
 use crate::cri::flights::to_the_end;
 use crate::cri::node::{Node, Pod, now};
-use crate::cri::state::{ContainerPhase, Exit, PodPhase};
+use crate::cri::state::{ContainerExit, ContainerPhase, PodPhase};
 use crate::cri::volumes;
 use crate::sandbox::{SandboxClient, SandboxExit};
 
@@ -142,7 +142,7 @@ impl Node {
                     _ => return,
                 };
                 is_lost = true;
-                record.phase = ContainerPhase::Exited(Exit {
+                record.phase = ContainerPhase::Exited(ContainerExit {
                     started_at,
                     finished_at: now(),
                     code: LOST,

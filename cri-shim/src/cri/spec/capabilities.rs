@@ -4,23 +4,7 @@ use k8s_cri::v1::LinuxContainerSecurityContext;
 use oci_spec::runtime::{Capabilities, Capability};
 
 use super::SpecFault;
-use crate::sandbox::DEFAULT_CAPABILITIES;
-
-/// All that the guest's kernel knows: what `ALL` and a privileged container mean.
-#[rustfmt::skip]
-const ALL: &[Capability] = &[
-    Capability::AuditControl, Capability::AuditRead, Capability::AuditWrite,
-    Capability::BlockSuspend, Capability::Bpf, Capability::CheckpointRestore, Capability::Chown,
-    Capability::DacOverride, Capability::DacReadSearch, Capability::Fowner, Capability::Fsetid,
-    Capability::IpcLock, Capability::IpcOwner, Capability::Kill, Capability::Lease,
-    Capability::LinuxImmutable, Capability::MacAdmin, Capability::MacOverride, Capability::Mknod,
-    Capability::NetAdmin, Capability::NetBindService, Capability::NetBroadcast,
-    Capability::NetRaw, Capability::Perfmon, Capability::Setfcap, Capability::Setgid,
-    Capability::Setpcap, Capability::Setuid, Capability::SysAdmin, Capability::SysBoot,
-    Capability::SysChroot, Capability::SysModule, Capability::SysNice, Capability::SysPacct,
-    Capability::SysPtrace, Capability::SysRawio, Capability::SysResource, Capability::SysTime,
-    Capability::SysTtyConfig, Capability::Syslog, Capability::WakeAlarm,
-];
+use crate::sandbox::{ALL_CAPABILITIES, DEFAULT_CAPABILITIES};
 
 /// What a container's root may do: the default, less what is dropped, with what is added.
 /// `ALL` is every one; added wins over dropped.
@@ -28,7 +12,7 @@ pub(super) fn capabilities(
     security: &LinuxContainerSecurityContext,
 ) -> Result<Capabilities, SpecFault> {
     if security.privileged {
-        return Ok(ALL.iter().copied().collect());
+        return Ok(ALL_CAPABILITIES.iter().copied().collect());
     }
     let mut set: Capabilities = DEFAULT_CAPABILITIES.iter().copied().collect();
     let Some(wanted) = &security.capabilities else {
@@ -42,7 +26,7 @@ pub(super) fn capabilities(
     }
     for name in &wanted.add_capabilities {
         match parse(name, "capabilities.add_capabilities")? {
-            None => set.extend(ALL),
+            None => set.extend(ALL_CAPABILITIES),
             Some(capability) => drop(set.insert(capability)),
         }
     }
@@ -67,7 +51,7 @@ pub(super) fn ambient(security: &LinuxContainerSecurityContext) -> Result<Capabi
     let mut set = Capabilities::new();
     for name in names {
         match parse(name, "capabilities.add_ambient_capabilities")? {
-            None => set.extend(ALL),
+            None => set.extend(ALL_CAPABILITIES),
             Some(capability) => drop(set.insert(capability)),
         }
     }
@@ -85,7 +69,7 @@ fn parse(name: &str, field: &'static str) -> Result<Option<Capability>, SpecFaul
         return Ok(None);
     }
     let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
-    match ALL
+    match ALL_CAPABILITIES
         .iter()
         .find(|capability| capability.to_string() == short)
     {

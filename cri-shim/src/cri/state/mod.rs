@@ -6,4 +6,6 @@ mod database;
 mod records;
 
 pub(crate) use database::{Database, StateError};
-pub(crate) use records::{ContainerPhase, ContainerRecord, Exit, PodPhase, PodRecord, Record};
+pub(crate) use records::{
+    ContainerExit, ContainerPhase, ContainerRecord, PodPhase, PodRecord, Record,
+};

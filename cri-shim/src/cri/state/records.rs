@@ -100,14 +100,14 @@ pub(crate) enum ContainerPhase {
         started_at: i64,
     },
     /// Ended, or failed to start.
-    Exited(Exit),
+    Exited(ContainerExit),
     /// Being removed: after a crash that goes on.
     Removing,
 }
 
 /// How a container ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Exit {
+pub(crate) struct ContainerExit {
     /// Nanoseconds since 1970; 0 when it never started.
     pub(crate) started_at: i64,
     /// Nanoseconds since 1970.

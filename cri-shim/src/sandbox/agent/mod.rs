@@ -142,6 +142,17 @@ impl Agent {
         })
     }
 
+    /// Makes a container's process anew, once it has ended; it waits for the start.
+    pub(super) async fn restart(&self, id: &str, stdio: api::Stdio) -> Result<u32, LinkError> {
+        let request = api::RestartContainerRequest {
+            container_id: id.to_owned(),
+            stdio: Some(stdio).into(),
+            ..Default::default()
+        };
+        let answer = self.client.restart_container(deadline(), &request).await?;
+        Ok(answer.pid)
+    }
+
     /// Starts a further process in a container.
     pub(super) async fn exec(&self, exec: AgentExec) -> Result<(), LinkError> {
         let request = api::ExecProcessRequest {

@@ -5,14 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use super::super::agent::{Agent, now_ns};
 use super::super::error::{RefusalKind, SandboxError};
+use super::super::events::{Event, EventAction, EventLog};
 use super::super::stdio::Outputs;
 use super::super::types::{ContainerInfo, ContainerState, ProcessExit, Started};
 use super::output::ContainerStreams;
+use super::restart::{Processes, Restarts};
 
 /// How long output may still come when its process has ended: what it started may hold the
 /// streams open for ever.
@@ -32,6 +34,8 @@ pub(super) struct Container {
     info: Mutex<ContainerInfo>,
     exit: watch::Sender<Option<ProcessExit>>,
     execs: Mutex<VecDeque<ExecProcess>>,
+    pub(super) processes: Processes,
+    events: Option<Arc<EventLog>>,
 }
 
 #[derive(Debug)]
@@ -41,17 +45,26 @@ struct ExecProcess {
 }
 
 impl Container {
-    pub(super) fn new(id: String, pid: u32, streams: Arc<ContainerStreams>) -> Self {
+    pub(super) fn new(
+        id: String,
+        pid: u32,
+        streams: Arc<ContainerStreams>,
+        processes: Processes,
+        events: Option<Arc<EventLog>>,
+    ) -> Self {
         let info = ContainerInfo {
             id: id.clone(),
             state: ContainerState::Created,
             pid,
             started_at_ns: 0,
             exit: None,
+            restarts: 0,
         };
         Self {
             id,
             streams,
+            processes,
+            events,
             info: Mutex::new(info),
             exit: watch::Sender::new(None),
             execs: Mutex::default(),
@@ -68,17 +81,82 @@ impl Container {
 
     /// The process runs; its end is waited for from now on.
     pub(super) fn started(self: &Arc<Self>, started: Started, agent: &Agent) {
+        self.runs(started);
+        let (container, agent) = (Arc::clone(self), agent.clone());
+        tokio::spawn(async move {
+            let exit = container.live(&agent).await;
+            container.exited(exit);
+        });
+    }
+
+    fn note(&self, event: Event) {
+        if let Some(events) = &self.events {
+            events.append(&event);
+        }
+    }
+
+    fn note_end(&self, exit: ProcessExit) {
+        if exit.oom_killed {
+            self.note(Event::now(&self.id, EventAction::Oom));
+        }
+        let died = Event::now(&self.id, EventAction::Die);
+        self.note(died.with("exitCode", exit.code));
+    }
+
+    fn runs(&self, started: Started) {
+        self.note(Event::now(&self.id, EventAction::Start));
         let mut info = self.lock();
         info.state = ContainerState::Running;
         info.pid = started.pid;
         info.started_at_ns = started.started_at_ns;
-        drop(info);
-        let (container, agent) = (Arc::clone(self), agent.clone());
-        tokio::spawn(async move {
-            let exit = wait(&agent, &container.id, "").await;
-            container.drain().await;
-            container.exited(exit);
-        });
+    }
+
+    /// Waits for the end of the process and starts it again as long as it is to be; how it ended
+    /// at last.
+    async fn live(&self, agent: &Agent) -> ProcessExit {
+        let mut restarts = Restarts::new(self.processes.policy());
+        let mut begun = Instant::now();
+        loop {
+            let exit = wait(agent, &self.id, "").await;
+            self.drain().await;
+            let Some(mut exit) = exit else {
+                return killed();
+            };
+            let mut ran = begun.elapsed();
+            loop {
+                let Some(delay) = restarts.next(exit.code, ran) else {
+                    return exit;
+                };
+                self.waits_for_restart(exit);
+                if !self.processes.delayed(delay).await {
+                    return exit;
+                }
+                match self.processes.restart(self, agent).await {
+                    Ok(None) => return exit,
+                    Ok(Some(started)) => {
+                        let count = self.lock().restarts;
+                        let restarted = Event::now(&self.id, EventAction::Restart);
+                        self.note(restarted.with("restartCount", count));
+                        self.runs(started);
+                        break;
+                    }
+                    Err(error) => {
+                        warn!(container = self.id, %error, "the process is not started again");
+                        exit = not_started(&error);
+                        ran = Duration::ZERO;
+                    }
+                }
+            }
+            begun = Instant::now();
+        }
+    }
+
+    fn waits_for_restart(&self, exit: ProcessExit) {
+        self.note_end(exit);
+        let mut info = self.lock();
+        info.state = ContainerState::Restarting;
+        info.exit = Some(exit);
+        info.restarts = info.restarts.saturating_add(1);
     }
 
     /// Waits for the rest of the output.
@@ -93,15 +171,20 @@ impl Container {
 
     fn exited(&self, exit: ProcessExit) {
         let mut info = self.lock();
-        if info.exit.is_none() {
+        if info.state != ContainerState::Exited {
+            if info.state == ContainerState::Running {
+                self.note_end(exit);
+            }
             info.state = ContainerState::Exited;
             info.exit = Some(exit);
+            self.streams.close();
             self.exit.send_replace(Some(exit));
         }
     }
 
     /// The guest is gone, and the container with it.
     pub(super) async fn guest_is_gone(&self) {
+        self.processes.end();
         self.drain().await;
         self.exited(killed());
     }
@@ -146,7 +229,7 @@ impl Container {
         drop(execs);
         let (agent, id) = (agent.clone(), self.id.clone());
         tokio::spawn(async move {
-            let exit = wait(&agent, &id, &exec_id).await;
+            let exit = wait(&agent, &id, &exec_id).await.unwrap_or_else(killed);
             match timeout(DRAIN, outputs.finish()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(%error, exec_id, "an exec's output is lost"),
@@ -157,14 +240,29 @@ impl Container {
     }
 }
 
-async fn wait(agent: &Agent, id: &str, exec_id: &str) -> ProcessExit {
+/// How a process ended; `None` when the guest has ended or the container was deleted, which both
+/// kill.
+async fn wait(agent: &Agent, id: &str, exec_id: &str) -> Option<ProcessExit> {
     match agent.wait(id, exec_id).await {
-        Ok(exit) => exit.into(),
+        Ok(exit) => Some(exit.into()),
         Err(error) => {
-            // The guest has ended, or the container was deleted: both kill.
             debug!(container = id, exec_id, %error, "a process's end is not known");
-            killed()
+            None
         }
+    }
+}
+
+/// The exit of a process that could not be made, with a shell's codes.
+fn not_started(error: &SandboxError) -> ProcessExit {
+    let code = match error.kind() {
+        Some(RefusalKind::CommandNotFound) => 127,
+        Some(RefusalKind::CommandNotExecutable) => 126,
+        _ => 125,
+    };
+    ProcessExit {
+        code,
+        exited_at_ns: now_ns(),
+        oom_killed: false,
     }
 }
 

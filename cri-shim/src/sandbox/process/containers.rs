@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,15 +17,17 @@ use tracing::{debug, info};
 use super::super::Sandbox;
 use super::super::agent::{AgentContainer, AgentExec};
 use super::super::error::{RefusalKind, SandboxError, SandboxError as Error};
+use super::super::events::EventLog;
 use super::super::stdio::{StreamSet, Streams, open, stream_id};
 use super::super::types::{
-    ContainerInfo, ContainerState, ContainerStats, ContainerUser, ProcessExit, Started, StdioFds,
-    TerminalSize,
+    ContainerInfo, ContainerState, ContainerStats, ContainerUser, ProcessExit, RestartPolicy,
+    Started, StdioFds, TerminalSize,
 };
 use super::super::wire::{CreateHeader, ExecHeader};
 use super::container::Container;
 use super::images::{self, Placement, Slots};
 use super::output::ContainerStreams;
+use super::restart::Processes;
 use crate::machine::{Disk, MachineError, causes};
 
 /// A terminal that nobody has told its size.
@@ -43,6 +46,7 @@ pub(super) struct Containers {
     /// Held while a disk changes: a container's image is there, or on its way.
     images: AsyncMutex<Slots>,
     is_paused: AtomicBool,
+    events: Option<Arc<EventLog>>,
 }
 
 #[derive(Debug, Clone)]
@@ -53,8 +57,9 @@ enum Entry {
 }
 
 impl Containers {
-    pub(super) fn new(sandbox: Arc<Sandbox>, image_slots: u8) -> Self {
+    pub(super) fn new(sandbox: Arc<Sandbox>, image_slots: u8, events: Option<EventLog>) -> Self {
         Self {
+            events: events.map(Arc::new),
             sandbox,
             containers: Mutex::default(),
             images: AsyncMutex::new(Slots::new(image_slots.into())),
@@ -138,7 +143,8 @@ impl Containers {
             stdout: true,
             stderr: true,
         };
-        let streams = Streams::new(set, header.tty.then_some(TERMINAL))?;
+        let processes = Processes::new(header.restart, set, header.tty.then_some(TERMINAL));
+        let streams = processes.streams()?;
         let agent = self.sandbox.agent();
         let container = AgentContainer {
             id: header.id.clone(),
@@ -154,8 +160,11 @@ impl Containers {
         };
         let (pid, user) = agent.create(container).await?;
         let streams = streams.connect(agent.mux()).await?;
-        let streams = ContainerStreams::start(streams, log, header.stdin_once)?;
-        Ok((Container::new(header.id, pid, streams), user))
+        let is_lasting = header.restart != RestartPolicy::Never;
+        let streams = ContainerStreams::start(streams, log, header.stdin_once, is_lasting)?;
+        let events = self.events.clone();
+        let container = Container::new(header.id, pid, streams, processes, events);
+        Ok((container, user))
     }
 
     /// Sees to it that the image is on a disk.
@@ -204,9 +213,17 @@ impl Containers {
         signal: u32,
         all: bool,
     ) -> Result<(), Error> {
+        let container = self.get(id)?;
+        let _turn = container.processes.turn().await;
         let exec_id = exec_id.unwrap_or_default();
         let agent = self.sandbox.agent();
         Ok(agent.signal(id, exec_id, signal, all).await?)
+    }
+
+    /// The container's process is not started again.
+    pub(super) fn end_restarts(&self, id: &str) -> Result<(), Error> {
+        self.get(id)?.processes.end();
+        Ok(())
     }
 
     pub(super) async fn wait(&self, id: &str, exec_id: Option<&str>) -> Result<ProcessExit, Error> {
@@ -225,8 +242,12 @@ impl Containers {
             Err(error) if error.kind() == Some(RefusalKind::NotFound) => return Ok(()),
             Err(error) => return Err(error),
         };
+        container.processes.end();
+        let turn = container.processes.turn().await;
         self.set(id, Some(Entry::Changing));
-        if let Err(error) = self.forget(id).await {
+        let forgotten = self.forget(id).await;
+        drop(turn);
+        if let Err(error) = forgotten {
             // To be tried again.
             self.set(id, Some(Entry::Made(container)));
             return Err(error);
@@ -277,13 +298,17 @@ impl Containers {
     /// Sends a signal, and SIGKILL when the process still runs after `grace`, whether or not
     /// somebody waits for it.
     pub(super) async fn stop(&self, id: &str, signal: u32, grace: Duration) -> Result<(), Error> {
-        let mut exit = self.exit_of(id)?;
+        let container = self.get(id)?;
+        let mut exit = container.exit(None)?;
         if exit.borrow().is_some() {
             return Ok(());
         }
+        container.processes.end();
         if self.is_paused() {
             self.resume().await?;
         }
+        // A process that is just being made gets the signal, too.
+        let _turn = container.processes.turn().await;
         let agent = self.sandbox.agent().clone();
         if !grace.is_zero() {
             agent.signal(id, "", signal, false).await?;
@@ -338,6 +363,9 @@ impl Containers {
         exec_id: Option<&str>,
         size: TerminalSize,
     ) -> Result<(), Error> {
+        if exec_id.is_none() {
+            self.get(id)?.processes.resized(size);
+        }
         let agent = self.sandbox.agent();
         Ok(agent.resize(id, exec_id.unwrap_or_default(), size).await?)
     }
@@ -381,6 +409,19 @@ impl Containers {
                 format!("cannot pass a stream on: {source}"),
             )
         })
+    }
+
+    /// A socket that is connected to the guest's serial console.
+    pub(super) fn console(&self) -> Result<OwnedFd, Error> {
+        let (ours, theirs) = UnixStream::pair().map_err(|source| {
+            SandboxError::refused(
+                RefusalKind::Internal,
+                format!("cannot make a socket: {source}"),
+            )
+        })?;
+        let attached = self.sandbox.machine().attach_console(ours);
+        attached.map_err(wrong_state)?;
+        Ok(theirs.into())
     }
 
     /// The guest has ended: writes what came of the containers' output, and tells who waits.

@@ -11,6 +11,7 @@
 //! | `serve` | the control socket: requests and answers |
 //! | `containers` | what the requests do |
 //! | `container` | one container's state and its processes |
+//! | `restart` | whether, when and as what a container's process is started again |
 //! | `output`, `log` | output to the log and to attachers |
 //! | `images` | which disk holds which image |
 
@@ -19,6 +20,7 @@ mod containers;
 mod images;
 mod log;
 mod output;
+mod restart;
 mod serve;
 
 use std::fs::File;
@@ -36,6 +38,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use super::agent::{GuestConfig, Share};
+use super::events::EventLog;
 use super::jail::{self, CallFilter};
 use super::record::{self, ExitRecord};
 use super::template::Template;
@@ -139,9 +142,19 @@ struct LaunchFiles {
     record: File,
     files: GuestFiles,
     template: Option<Template>,
-    taps: Vec<OwnedFd>,
+    nics: Vec<OwnedFd>,
     shared_dir: Option<OwnedFd>,
     console: Option<File>,
+    events: Option<EventLog>,
+}
+
+/// A sandbox whose guest is configured.
+struct Begun {
+    sandbox: Sandbox,
+    listener: UnixListener,
+    record: File,
+    events: Option<EventLog>,
+    is_clone: bool,
 }
 
 async fn receive(
@@ -181,21 +194,23 @@ fn files(
         }),
         false => None,
     };
-    let taps = launch
+    let nics = launch
         .nics
         .iter()
         .map(|_| next())
         .collect::<Result<_, _>>()?;
     let shared_dir = launch.has_shared_dir.then(&mut next).transpose()?;
     let console = launch.has_console.then(&mut next).transpose()?;
+    let events = launch.has_events.then(&mut next).transpose()?;
     Ok(LaunchFiles {
         listener,
         record,
         files: GuestFiles::from_files(kernel.into(), initramfs.into())?,
         template,
-        taps,
+        nics,
         shared_dir,
         console: console.map(File::from),
+        events: events.map(|fd| EventLog::new(fd.into())),
     })
 }
 
@@ -228,7 +243,13 @@ async fn live(
             return Ok(());
         }
     };
-    let (sandbox, listener, record, is_clone) = match begun {
+    let Begun {
+        sandbox,
+        listener,
+        record,
+        events,
+        is_clone,
+    } = match begun {
         Ok(begun) => begun,
         Err(error) => {
             let failed = Some(causes(&error));
@@ -243,7 +264,7 @@ async fn live(
     info!(is_clone, "the sandbox is ready");
 
     let sandbox = Arc::new(sandbox);
-    let containers = Arc::new(Containers::new(Arc::clone(&sandbox), image_slots));
+    let containers = Arc::new(Containers::new(Arc::clone(&sandbox), image_slots, events));
     let (shutdown, shutdowns) = mpsc::unbounded_channel();
     let (exit_sender, exit) = watch::channel(None);
     let service = Service {
@@ -279,10 +300,7 @@ async fn live(
 
 /// Starts the machine, as a clone when there is a template that suits this host, and configures
 /// its guest.
-async fn boot(
-    launch: LaunchHeader,
-    files: LaunchFiles,
-) -> Result<(Sandbox, UnixListener, File, bool), SandboxError> {
+async fn boot(launch: LaunchHeader, files: LaunchFiles) -> Result<Begun, SandboxError> {
     let kept = |source| SandboxError::File {
         action: "keep open the files of",
         path: launch.dir.clone(),
@@ -299,11 +317,14 @@ async fn boot(
         sysctls: launch.sysctls,
     };
     let config = |boot| -> io::Result<SandboxConfig> {
-        let nics = files.taps.iter().zip(&launch.nics);
-        let nics = nics.map(|(tap, nic)| {
-            let tap = tap.try_clone()?;
-            let (mac, mtu) = (nic.mac, nic.mtu);
-            Ok(Nic { tap, mac, mtu })
+        let nics = files.nics.iter().zip(&launch.nics);
+        let nics = nics.map(|(fd, nic)| {
+            Ok(Nic {
+                kind: nic.kind,
+                fd: fd.try_clone()?,
+                mac: nic.mac,
+                mtu: nic.mtu,
+            })
         });
         Ok(SandboxConfig {
             guest: guest.clone(),
@@ -349,7 +370,13 @@ async fn boot(
         jail::close(served, CallFilter::Enforced)?;
     }
     let sandbox = built.start().await?;
-    Ok((sandbox, files.listener, files.record, is_clone))
+    Ok(Begun {
+        sandbox,
+        listener: files.listener,
+        record: files.record,
+        events: files.events,
+        is_clone,
+    })
 }
 
 /// Waits until the other side of the launcher's socket is closed.

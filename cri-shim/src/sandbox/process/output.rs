@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -22,10 +22,15 @@ const PIECE: usize = 16 << 10;
 /// Pieces that an attacher may be behind: 1 MiB.
 const BEHIND: usize = 64;
 
-/// The streams of a container's process, from their start to their end.
+/// The streams of a container's process, from their start to their end; of each of its processes,
+/// when that is started again.
 #[derive(Debug)]
 pub(super) struct ContainerStreams {
-    input: Option<Arc<Input>>,
+    input: Mutex<Option<Arc<Input>>>,
+    /// The input is closed with the first attacher's end.
+    stdin_once: bool,
+    /// Attachers stay when the streams have ended: the next process has further ones.
+    is_lasting: AtomicBool,
     sinks: Mutex<Sinks>,
     /// Streams that have not ended.
     open: AtomicUsize,
@@ -60,12 +65,31 @@ struct Attacher {
 type Waiting = (SyncSender<Arc<[u8]>>, Arc<[u8]>);
 
 impl ContainerStreams {
-    /// Begins to read the process's output.
+    /// Begins to read the process's output. `is_lasting` streams go on with another process, until
+    /// they are closed.
     pub(super) fn start(
         streams: GuestStreams,
         log: Option<OwnedFd>,
         stdin_once: bool,
+        is_lasting: bool,
     ) -> Result<Arc<Self>, StdioError> {
+        let this = Arc::new(Self {
+            input: Mutex::default(),
+            stdin_once,
+            is_lasting: AtomicBool::new(is_lasting),
+            sinks: Mutex::new(Sinks {
+                log: log.map(|fd| LogWriter::new(File::from(fd))),
+                ..Sinks::default()
+            }),
+            open: AtomicUsize::new(0),
+            ended: watch::Sender::new(false),
+        });
+        this.go_on(streams)?;
+        Ok(this)
+    }
+
+    /// Reads the output of a process, the first one or the next one.
+    pub(super) fn go_on(self: &Arc<Self>, streams: GuestStreams) -> Result<(), StdioError> {
         let outputs = [
             (OutputStream::Stdout, streams.output),
             (OutputStream::Stderr, streams.errors),
@@ -74,26 +98,33 @@ impl ContainerStreams {
             .into_iter()
             .filter_map(|(stream, from)| Some((stream, from?)))
             .collect();
-        let input = streams.input.map(|guest| {
+        *self.input() = streams.input.map(|guest| {
             Arc::new(Input {
                 guest,
-                once: stdin_once,
+                once: self.stdin_once,
             })
         });
-        let this = Arc::new(Self {
-            input,
-            sinks: Mutex::new(Sinks {
-                log: log.map(|fd| LogWriter::new(File::from(fd))),
-                ..Sinks::default()
-            }),
-            open: AtomicUsize::new(outputs.len()),
-            ended: watch::Sender::new(outputs.is_empty()),
-        });
+        // What a process before this one left open may still come, and counts.
+        self.open.fetch_add(outputs.len(), Ordering::AcqRel);
+        self.ended.send_replace(outputs.is_empty());
         for (stream, from) in outputs {
-            let to = Arc::clone(&this);
+            let to = Arc::clone(self);
             spawn(stream.name(), move || to.pump(stream, &from))?;
         }
-        Ok(this)
+        Ok(())
+    }
+
+    /// No process comes any more: attachers are told the end.
+    pub(super) fn close(&self) {
+        let mut sinks = self.sinks();
+        self.is_lasting.store(false, Ordering::Release);
+        if *self.ended.borrow() {
+            sinks.attachers.clear();
+        }
+    }
+
+    fn input(&self) -> MutexGuard<'_, Option<Arc<Input>>> {
+        self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until all output has come and is in the log.
@@ -115,7 +146,7 @@ impl ContainerStreams {
             spawn("attach", move || serve_attacher(&receiver, &file))?;
             let mut sinks = self.sinks();
             // Under the lock, so that the last stream's end is either seen or closes this.
-            if !*self.ended.borrow() {
+            if !*self.ended.borrow() || self.is_lasting.load(Ordering::Acquire) {
                 sinks.attachers.push(Attacher {
                     stream,
                     pieces,
@@ -123,8 +154,8 @@ impl ContainerStreams {
                 });
             }
         }
-        if let (Some(input), Some(file)) = (&self.input, files.stdin) {
-            let input = Arc::clone(input);
+        let input = self.input().clone();
+        if let (Some(input), Some(file)) = (input, files.stdin) {
             spawn("stdin", move || {
                 if input.guest.take_from(file.as_fd()) && input.once {
                     input.guest.close();
@@ -168,10 +199,14 @@ impl ContainerStreams {
             }
         }
         let mut sinks = self.sinks();
-        sinks.finish(stream);
-        if self.open.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // Their threads write what they still have, and close the files.
-            sinks.attachers.clear();
+        let is_last = self.open.fetch_sub(1, Ordering::AcqRel) == 1;
+        let is_lasting = self.is_lasting.load(Ordering::Acquire);
+        sinks.finish(stream, is_lasting);
+        if is_last {
+            if !is_lasting {
+                // Their threads write what they still have, and close the files.
+                sinks.attachers.clear();
+            }
             self.ended.send_replace(true);
         }
     }
@@ -206,12 +241,14 @@ impl Sinks {
         waiting
     }
 
-    fn finish(&mut self, stream: OutputStream) {
+    fn finish(&mut self, stream: OutputStream, is_lasting: bool) {
         if let Some(log) = &mut self.log {
             let written = log.finish(stream, SystemTime::now());
             self.note(written);
         }
-        self.attachers.retain(|attacher| attacher.stream != stream);
+        if !is_lasting {
+            self.attachers.retain(|attacher| attacher.stream != stream);
+        }
     }
 
     fn note(&mut self, written: std::io::Result<()>) {
@@ -250,6 +287,10 @@ mod tests {
     }
 
     fn scene() -> Scene {
+        scene_of(false)
+    }
+
+    fn scene_of(is_lasting: bool) -> Scene {
         let (stdout, output) = UnixStream::pair().unwrap();
         let (stderr, errors) = UnixStream::pair().unwrap();
         let log = tempfile::NamedTempFile::new().unwrap();
@@ -260,7 +301,8 @@ mod tests {
             errors: Some(Arc::new(errors)),
         };
         Scene {
-            streams: ContainerStreams::start(streams, Some(file.into()), false).unwrap(),
+            streams: ContainerStreams::start(streams, Some(file.into()), false, is_lasting)
+                .unwrap(),
             stdout,
             stderr,
             log,
@@ -369,6 +411,37 @@ mod tests {
         let mut text = String::new();
         late.read_to_string(&mut text).unwrap();
         assert_eq!(text, "");
+    }
+
+    #[test]
+    fn the_output_of_the_next_process_goes_to_the_same_log_and_attachers() {
+        let scene = scene_of(true);
+        let (files, mut reader) = attacher();
+        scene.streams.attach(files, false).unwrap();
+        let streams = Arc::clone(&scene.streams);
+        let mut first = scene.stdout;
+        first.write_all(b"one\n").unwrap();
+        drop((first, scene.stderr));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(streams.ended());
+        let (mut second, output) = UnixStream::pair().unwrap();
+        let next = GuestStreams {
+            input: None,
+            output: Some(Arc::new(output)),
+            errors: None,
+        };
+        streams.go_on(next).unwrap();
+        second.write_all(b"two\n").unwrap();
+        drop(second);
+        runtime.block_on(streams.ended());
+        streams.close();
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "one\ntwo\n");
+        let log = std::fs::read_to_string(scene.log.path()).unwrap();
+        assert_eq!(log.lines().count(), 2, "{log}");
     }
 
     #[test]

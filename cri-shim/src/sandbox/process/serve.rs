@@ -262,6 +262,10 @@ impl Service {
                 containers.stop(&id, signal, grace).await?;
                 Answer::Done
             }
+            Call::EndRestarts { id } => {
+                containers.end_restarts(&id)?;
+                Answer::Done
+            }
             Call::Pause => {
                 containers.pause().await?;
                 Answer::Done
@@ -289,6 +293,7 @@ impl Service {
                 let stream = containers.port_forward(port).await?;
                 return Ok((Answer::Stream, vec![stream]));
             }
+            Call::Console => return Ok((Answer::Stream, vec![containers.console()?])),
             Call::Shutdown { grace_ms } => {
                 // Nobody listens when the end has begun anyway.
                 let _ = self.shutdown.send(Duration::from_millis(grace_ms));

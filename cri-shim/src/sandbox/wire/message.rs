@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use oci_spec::runtime::{LinuxResources, Process, Spec};
 use serde::{Deserialize, Serialize};
 
+use crate::machine::NicKind;
 use crate::sandbox::error::RefusalKind;
 use crate::sandbox::types::{
-    ContainerInfo, ContainerStats, ContainerUser, GuestNetwork, JailMode, ProcessExit, SandboxExit,
-    Started, SupplementalGroups, TerminalSize,
+    ContainerInfo, ContainerStats, ContainerUser, GuestNetwork, JailMode, ProcessExit,
+    RestartPolicy, SandboxExit, Started, SupplementalGroups, TerminalSize,
 };
 
 /// Version of what is spoken here.
@@ -76,6 +77,10 @@ pub(in crate::sandbox) enum Call {
         signal: u32,
         grace_ms: u64,
     },
+    /// The container's process is not started again when it ends.
+    EndRestarts {
+        id: String,
+    },
     Pause,
     Resume,
     IsPaused,
@@ -99,6 +104,8 @@ pub(in crate::sandbox) enum Call {
     PortForward {
         port: u16,
     },
+    /// Back: a socket that is connected to the serial console.
+    Console,
     /// Answered at once; what counts is the end.
     Shutdown {
         grace_ms: u64,
@@ -124,6 +131,8 @@ pub(in crate::sandbox) struct CreateHeader {
     pub(in crate::sandbox) tty: bool,
     pub(in crate::sandbox) stdin: bool,
     pub(in crate::sandbox) stdin_once: bool,
+    #[serde(default)]
+    pub(in crate::sandbox) restart: RestartPolicy,
     pub(in crate::sandbox) etc_hosts: Vec<u8>,
     pub(in crate::sandbox) etc_resolv_conf: Vec<u8>,
     pub(in crate::sandbox) etc_hostname: Vec<u8>,
@@ -176,8 +185,8 @@ pub(in crate::sandbox) struct Refusal {
 }
 
 /// The first frame of a sandbox's process, on its stdin. With it come: the control socket, the
-/// file for the record of its exit, kernel, initramfs, taps, then the shared directory and the
-/// console where there are such.
+/// file for the record of its exit, kernel, initramfs, network cards, then the shared directory, the
+/// console and the log of events where there are such.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) version: u32,
@@ -190,6 +199,7 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) nics: Vec<NicHeader>,
     pub(in crate::sandbox) has_shared_dir: bool,
     pub(in crate::sandbox) has_console: bool,
+    pub(in crate::sandbox) has_events: bool,
     pub(in crate::sandbox) network: GuestNetwork,
     pub(in crate::sandbox) sysctls: BTreeMap<String, String>,
     pub(in crate::sandbox) jail: JailMode,
@@ -201,9 +211,10 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) has_template: bool,
 }
 
-/// A network card whose tap comes with the frame.
+/// A network card whose host's end comes with the frame.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct NicHeader {
+    pub(in crate::sandbox) kind: NicKind,
     pub(in crate::sandbox) mac: [u8; 6],
     pub(in crate::sandbox) mtu: u16,
 }

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex};
 use podvisor_devices::blk::{BlockDevice, Disk, Operation, Submitted};
 
 use super::*;
-use crate::vm::{Exit, State};
+use crate::vm::{State, VmExit};
 
 const RINGS: u64 = 0x40_0000;
 const BUFFER: u64 = 0x60_0000;
@@ -161,7 +161,7 @@ fn a_stop_abandons_the_request_whose_memory_stays() {
         let (guest, gate, _queue) = blocked(disks);
         let vm = guest.vm.clone();
         in_time("stop", move || vm.stop()).unwrap();
-        assert_eq!(guest.vm.wait().unwrap(), Exit::Stopped);
+        assert_eq!(guest.vm.wait().unwrap(), VmExit::Stopped);
         assert_eq!(gate.state.lock().unwrap().done, 0);
         // Nobody holds the guest's memory any more but the disk's thread.
         drop(guest);

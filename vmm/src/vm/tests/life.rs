@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::vm::{Action, Exit, PoisonCause, Seccomp, State, VmError};
+use crate::vm::{Action, PoisonCause, Seccomp, State, VmError, VmExit};
 
 #[test]
 fn a_guest_that_spins_is_paused_and_resumed_three_hundred_times() {
@@ -21,7 +21,7 @@ fn a_guest_that_spins_is_paused_and_resumed_three_hundred_times() {
     guest.runs_on();
     let vm = guest.vm.clone();
     in_time("stop", move || vm.stop()).unwrap();
-    assert_eq!(guest.vm.wait().unwrap(), Exit::Stopped);
+    assert_eq!(guest.vm.wait().unwrap(), VmExit::Stopped);
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn calls_that_are_illegal_in_a_state_are_errors_that_name_it() {
     vm.stop().unwrap();
     assert!(illegal(vm.resume(), Action::Resume, State::Stopped));
     vm.stop().unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Stopped);
+    assert_eq!(vm.wait().unwrap(), VmExit::Stopped);
 }
 
 #[test]
@@ -55,17 +55,20 @@ fn the_guest_ends_its_vm_by_ports_and_by_faults() {
     };
     assert_eq!(
         exit_of(|guest| guest.order(Order::Out8, 0x64, 0xfe)),
-        Exit::Reset
+        VmExit::Reset
     );
     assert_eq!(
         exit_of(|guest| guest.order(Order::Out8, 0x600, 0x34)),
-        Exit::Shutdown
+        VmExit::Shutdown
     );
     // ud2, without an interrupt table
     let vm = tiny(&[0x0f, 0x0b]).build().unwrap();
     vm.start().unwrap();
     let exit = in_time("wait", move || vm.wait()).unwrap();
-    assert!(matches!(exit, Exit::TripleFault { vcpu: 0, .. }), "{exit}");
+    assert!(
+        matches!(exit, VmExit::TripleFault { vcpu: 0, .. }),
+        "{exit}"
+    );
 }
 
 #[test]
@@ -77,7 +80,10 @@ fn vms_that_end_while_they_start_leave_nobody_behind() {
         vm.start().unwrap();
         let vm = Arc::new(vm);
         let waited = vm.clone();
-        assert_eq!(in_time("wait", move || waited.wait()).unwrap(), Exit::Reset);
+        assert_eq!(
+            in_time("wait", move || waited.wait()).unwrap(),
+            VmExit::Reset
+        );
         wait_for("the threads' end", || vm.control().lock().threads == 0);
     }
 }
@@ -90,7 +96,7 @@ fn a_vm_that_is_paused_or_was_never_started_is_dropped() {
     drop(tiny(OBEY).rng().build().unwrap());
     let vm = tiny(OBEY).build().unwrap();
     vm.stop().unwrap();
-    assert_eq!(vm.wait().unwrap(), Exit::Stopped);
+    assert_eq!(vm.wait().unwrap(), VmExit::Stopped);
     assert!(vm.start().is_err());
 }
 

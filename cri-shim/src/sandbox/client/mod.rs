@@ -1,4 +1,7 @@
-//! The way to a sandbox's process: requests over its control socket.
+//! The way to a sandbox's process: requests over its control socket. Here is the connection;
+//! `calls` has what is asked.
+
+mod calls;
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -9,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use oci_spec::runtime::LinuxResources;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
@@ -22,14 +24,10 @@ use super::error::{RefusalKind, SandboxError};
 use super::launch::{self, CONTROL_SOCKET};
 use super::record;
 use super::template;
-use super::types::{
-    ContainerInfo, ContainerStats, ContainerUser, CreateContainer, Exec, LaunchConfig, ProcessExit,
-    SandboxExit, Started, StdioFds, TerminalSize,
-};
+use super::types::{LaunchConfig, SandboxExit};
 use super::watch as watch_fd;
 use super::wire::{
-    Answer, CONTROL_VERSION, Call, CreateHeader, ExecHeader, FrameError, FrameReader, FrameWriter,
-    MAX_FRAME, Reply, Request, StdioHeader,
+    Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, MAX_FRAME, Reply, Request,
 };
 
 /// Requests that wait to be sent.
@@ -225,289 +223,6 @@ impl SandboxClient {
         }
     }
 
-    /// Makes a container; its process waits for the start. Says who that will be.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn create_container(
-        &self,
-        container: CreateContainer,
-    ) -> Result<ContainerUser, SandboxError> {
-        let (volumes, images): (Vec<_>, Vec<_>) = container
-            .volumes
-            .into_iter()
-            .map(|volume| (volume.digest, volume.image))
-            .unzip();
-        let header = CreateHeader {
-            id: container.id,
-            image_digest: container.image_digest,
-            volumes,
-            readonly_rootfs: container.readonly_rootfs,
-            spec: container.spec,
-            user: container.user,
-            supplemental_groups: container.supplemental_groups,
-            has_log: container.log.is_some(),
-            tty: container.tty,
-            stdin: container.stdin,
-            stdin_once: container.stdin_once,
-            etc_hosts: container.etc_hosts,
-            etc_resolv_conf: container.etc_resolv_conf,
-            etc_hostname: container.etc_hostname,
-        };
-        let fds = [container.image].into_iter().chain(images);
-        let fds = fds.chain(container.log).collect();
-        match self.call(Call::Create(Box::new(header)), fds).await? {
-            (Answer::Created(user), _) => Ok(user),
-            _ => Err(self.unfit()),
-        }
-    }
-
-    /// Lets a container's process run.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn start_container(&self, id: &str) -> Result<Started, SandboxError> {
-        let call = Call::Start { id: id.to_owned() };
-        match self.call(call, Vec::new()).await? {
-            (Answer::Started(started), _) => Ok(started),
-            _ => Err(self.unfit()),
-        }
-    }
-
-    /// Sends a signal to a process, or with `all` to each of the container's.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn signal(
-        &self,
-        id: &str,
-        exec_id: Option<&str>,
-        signal: u32,
-        all: bool,
-    ) -> Result<(), SandboxError> {
-        let call = Call::Signal {
-            id: id.to_owned(),
-            exec_id: exec_id.map(str::to_owned),
-            signal,
-            all,
-        };
-        self.done(call, Vec::new()).await
-    }
-
-    /// Waits for the end of a process, however long that takes; its output has been written
-    /// then. May be asked again; of processes that `exec` started, the sandbox remembers the
-    /// last 256 that ended.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn wait(&self, id: &str, exec_id: Option<&str>) -> Result<ProcessExit, SandboxError> {
-        let call = Call::Wait {
-            id: id.to_owned(),
-            exec_id: exec_id.map(str::to_owned),
-        };
-        match self.call(call, Vec::new()).await? {
-            (Answer::Exit(exit), _) => Ok(exit),
-            _ => Err(self.unfit()),
-        }
-    }
-
-    /// Kills what is left of a container and frees what it held. One that does not exist is
-    /// no error.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn delete_container(&self, id: &str) -> Result<(), SandboxError> {
-        let call = Call::Delete { id: id.to_owned() };
-        self.done(call, Vec::new()).await
-    }
-
-    /// Starts a further process in a running container. Its streams are served until they
-    /// end, by the sandbox's process.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn exec(&self, id: &str, exec: Exec) -> Result<(), SandboxError> {
-        let (stdio, fds) = split(exec.stdio);
-        let header = ExecHeader {
-            id: id.to_owned(),
-            exec_id: exec.exec_id,
-            process: exec.process,
-            user: exec.user,
-            supplemental_groups: exec.supplemental_groups,
-            tty: exec.tty,
-            stdio,
-        };
-        self.done(Call::Exec(Box::new(header)), fds).await
-    }
-
-    /// Connects files to the streams of a container's process, from now on. The files are
-    /// closed when the process's output has ended. An attacher that falls more than 1 MiB
-    /// behind is disconnected: nobody else waits for it.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn attach(&self, id: &str, stdio: StdioFds) -> Result<(), SandboxError> {
-        self.attach_as(id, stdio, false).await
-    }
-
-    /// As [`Self::attach`], and the process waits for this reader as for the end of a pipe: it
-    /// gets all of the output, however slowly it reads.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn attach_whole(&self, id: &str, stdio: StdioFds) -> Result<(), SandboxError> {
-        self.attach_as(id, stdio, true).await
-    }
-
-    async fn attach_as(
-        &self,
-        id: &str,
-        stdio: StdioFds,
-        is_whole: bool,
-    ) -> Result<(), SandboxError> {
-        let (stdio, fds) = split(stdio);
-        let call = Call::Attach {
-            id: id.to_owned(),
-            stdio,
-            is_whole,
-        };
-        self.done(call, fds).await
-    }
-
-    /// From now on the sandbox shuts itself down when this container's process has ended.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn end_with(&self, id: &str) -> Result<(), SandboxError> {
-        let call = Call::EndWith { id: id.to_owned() };
-        self.done(call, Vec::new()).await
-    }
-
-    /// Asks a container to end by a signal; when it still runs after `grace`, the sandbox kills
-    /// it. The deadline is the sandbox's: it holds whether or not anybody is connected. Returns
-    /// at once; [`Self::wait`] tells the end. Of several requests the earliest deadline holds.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn stop_container(
-        &self,
-        id: &str,
-        signal: u32,
-        grace: Duration,
-    ) -> Result<(), SandboxError> {
-        let call = Call::Stop {
-            id: id.to_owned(),
-            signal,
-            grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
-        };
-        self.done(call, Vec::new()).await
-    }
-
-    /// Stops the guest between two instructions.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] when it is paused already, or a device is in the middle of
-    /// something long; or the sandbox is gone.
-    pub async fn pause(&self) -> Result<(), SandboxError> {
-        self.done(Call::Pause, Vec::new()).await
-    }
-
-    /// Lets a paused guest go on; its clock is set.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] when it is not paused, or the sandbox is gone.
-    pub async fn resume(&self) -> Result<(), SandboxError> {
-        self.done(Call::Resume, Vec::new()).await
-    }
-
-    /// Whether the guest is paused.
-    ///
-    /// # Errors
-    /// The sandbox is gone.
-    pub async fn is_paused(&self) -> Result<bool, SandboxError> {
-        match self.call(Call::IsPaused, Vec::new()).await? {
-            (Answer::IsPaused(is_paused), _) => Ok(is_paused),
-            _ => Err(self.unfit()),
-        }
-    }
-
-    /// Tells a process's terminal its size.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn resize(
-        &self,
-        id: &str,
-        exec_id: Option<&str>,
-        size: TerminalSize,
-    ) -> Result<(), SandboxError> {
-        let call = Call::Resize {
-            id: id.to_owned(),
-            exec_id: exec_id.map(str::to_owned),
-            size,
-        };
-        self.done(call, Vec::new()).await
-    }
-
-    /// Gives a container another log, as after a rotation. Each line is in one of the two.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn reopen_log(&self, id: &str, log: OwnedFd) -> Result<(), SandboxError> {
-        let call = Call::ReopenLog { id: id.to_owned() };
-        self.done(call, vec![log]).await
-    }
-
-    /// What a container uses.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn stats(&self, id: &str) -> Result<ContainerStats, SandboxError> {
-        let call = Call::Stats { id: id.to_owned() };
-        match self.call(call, Vec::new()).await? {
-            (Answer::Stats(stats), _) => Ok(*stats),
-            _ => Err(self.unfit()),
-        }
-    }
-
-    /// The sandbox's containers, in the order of their ids.
-    ///
-    /// # Errors
-    /// The sandbox is gone.
-    pub async fn list(&self) -> Result<Vec<ContainerInfo>, SandboxError> {
-        match self.call(Call::List, Vec::new()).await? {
-            (Answer::List(list), _) => Ok(list),
-            _ => Err(self.unfit()),
-        }
-    }
-
-    /// Changes a container's limits; what `resources` leaves out stays as it is.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn update_resources(
-        &self,
-        id: &str,
-        resources: &LinuxResources,
-    ) -> Result<(), SandboxError> {
-        let call = Call::UpdateResources {
-            id: id.to_owned(),
-            resources: Box::new(resources.clone()),
-        };
-        self.done(call, Vec::new()).await
-    }
-
-    /// A stream socket (non-blocking) that is connected to a TCP port of the guest's loopback.
-    ///
-    /// # Errors
-    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
-    pub async fn port_forward(&self, port: u16) -> Result<OwnedFd, SandboxError> {
-        match self.call(Call::PortForward { port }, Vec::new()).await? {
-            (Answer::Stream, mut fds) if fds.len() == 1 => fds.pop().ok_or_else(|| self.unfit()),
-            _ => Err(self.unfit()),
-        }
-    }
-
     /// Ends the sandbox: the guest is asked to stop, and killed when it has not within `grace`.
     /// Returns when the process is gone; the sandbox ends too when this future is dropped. Of
     /// several calls, the earliest deadline holds.
@@ -589,16 +304,6 @@ fn gone(dir: &Path) -> SandboxError {
         dir: dir.to_owned(),
         exit: record::read(dir).map(|record| record.exit),
     }
-}
-
-fn split(stdio: StdioFds) -> (StdioHeader, Vec<OwnedFd>) {
-    let header = StdioHeader {
-        stdin: stdio.stdin.is_some(),
-        stdout: stdio.stdout.is_some(),
-        stderr: stdio.stderr.is_some(),
-    };
-    let fds = [stdio.stdin, stdio.stdout, stdio.stderr];
-    (header, fds.into_iter().flatten().collect())
 }
 
 async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) {

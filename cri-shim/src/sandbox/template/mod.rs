@@ -12,11 +12,14 @@
 //! sandbox's runs: random numbers (32 bytes of the host's are mixed in, and every generator is
 //! seeded anew), the time, names and addresses.
 
+mod clean;
+
 use std::fs::{self, File, TryLockError};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
@@ -24,21 +27,29 @@ use std::time::{Duration, SystemTime};
 use tokio::process::Command;
 use tracing::{debug, warn};
 
+pub use clean::remove_abandoned_templates;
+use clean::{remove_oldest, remove_partial};
+
 use super::types::LaunchConfig;
 use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError};
 use crate::cni;
 use crate::machine::{
-    Boot, GuestFiles, MachineConfig, MachineError, Nic, Snapshot, Transport, causes,
+    Boot, GuestFiles, MachineConfig, MachineError, Nic, NicKind, Snapshot, Transport, causes,
 };
 
 /// Largest packet of a template's cards. Their drivers take no larger one later.
-const MTU: u16 = 1500;
+const fn mtu(kind: NicKind) -> u16 {
+    match kind {
+        NicKind::Tap => 1500,
+        NicKind::Stream => STREAM_MTU,
+    }
+}
+
+/// The largest packet of a network in user space: so large that few calls carry much.
+pub const STREAM_MTU: u16 = 65_520;
 
 /// Cards that a machine may have at most.
 const CARDS: u8 = 16;
-
-/// Templates that are kept: each takes some 30 MB of disk.
-const KEPT: usize = 8;
 
 /// How long nobody tries again when a template could not be made.
 const RETRY: Duration = Duration::from_secs(600);
@@ -68,8 +79,12 @@ pub struct Shape {
     pub image_slots: u8,
     /// Network cards.
     pub nics: u8,
+    /// What they are on the host: all the same.
+    pub nic_kind: NicKind,
     /// Whether there is a shared directory.
     pub shares: bool,
+    /// Whether the devices are on PCI.
+    pub pci: bool,
 }
 
 /// Why there is no template.
@@ -87,9 +102,9 @@ pub enum TemplateError {
         #[source]
         source: io::Error,
     },
-    /// No tap for a card.
-    #[error("failed to make a tap for a template's card")]
-    Tap(#[source] io::Error),
+    /// No host's end for a card.
+    #[error("failed to make the host's end of a template's card")]
+    Nic(#[source] io::Error),
     /// The machine did not boot.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -146,10 +161,14 @@ impl Template {
 impl Shape {
     /// What the machine of a launch is; `None` when it cannot be a clone.
     pub(super) fn of(config: &LaunchConfig) -> Option<Self> {
+        let nic_kind = config
+            .nics
+            .first()
+            .map_or_else(NicKind::default, |nic| nic.kind);
         let fits = config.console.is_none()
-            && !config.pci
             && config.nics.len() <= usize::from(CARDS)
-            && config.nics.iter().all(|nic| nic.mtu <= MTU);
+            && config.nics.iter().all(|nic| nic.kind == nic_kind)
+            && config.nics.iter().all(|nic| nic.mtu <= mtu(nic_kind));
         fits.then(|| Self {
             kernel: config.kernel.clone(),
             initramfs: config.initramfs.clone(),
@@ -157,7 +176,9 @@ impl Shape {
             memory: config.memory,
             image_slots: config.image_slots,
             nics: u8::try_from(config.nics.len()).unwrap_or(CARDS),
+            nic_kind,
             shares: config.shared_dir.is_some(),
+            pci: config.pci,
         })
     }
 
@@ -227,7 +248,9 @@ impl Shape {
             .args(["--memory", &self.memory.to_string()])
             .args(["--disks", &self.image_slots.to_string()])
             .args(["--cards", &self.nics.to_string()])
+            .args((self.nic_kind == NicKind::Stream).then_some("--streams"))
             .args(self.shares.then_some("--share"))
+            .args(self.pci.then_some("--pci"))
             .arg(templates)
             .current_dir("/")
             .process_group(0)
@@ -284,8 +307,8 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
 /// # Errors
 /// [`TemplateError`]; there is no snapshot then.
 pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> {
-    let taps = cni::taps_apart(shape.nics).map_err(TemplateError::Tap)?;
-    let nics = taps.into_iter().zip(macs());
+    let (fds, _peers) = cards(shape).map_err(TemplateError::Nic)?;
+    let nics = fds.into_iter().zip(macs());
     let shared = place.with_extension("share");
     let share = match shape.shares {
         false => None,
@@ -306,9 +329,12 @@ pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> 
             memory: shape.memory,
             disks: Vec::new(),
             spare_disks: shape.image_slots,
-            nics: nics.map(|(tap, mac)| Nic { tap, mac, mtu: MTU }).collect(),
+            nics: nics.map(|(fd, mac)| nic(shape.nic_kind, fd, mac)).collect(),
             share,
-            transport: Transport::Mmio,
+            transport: match shape.pci {
+                true => Transport::Pci,
+                false => Transport::Mmio,
+            },
             console: None,
         },
     };
@@ -323,6 +349,27 @@ pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> 
         .map_err(SandboxError::from)?;
     machine.kill();
     Ok(())
+}
+
+/// The host's ends of a shape's cards, and whom they lead to: nobody.
+fn cards(shape: &Shape) -> io::Result<(Vec<OwnedFd>, Vec<UnixStream>)> {
+    match shape.nic_kind {
+        NicKind::Tap => Ok((cni::taps_apart(shape.nics)?, Vec::new())),
+        NicKind::Stream => {
+            let pair = |_| UnixStream::pair().map(|(ours, peer)| (ours.into(), peer));
+            let pairs: io::Result<Vec<_>> = (0..shape.nics).map(pair).collect();
+            Ok(pairs?.into_iter().unzip())
+        }
+    }
+}
+
+fn nic(kind: NicKind, fd: OwnedFd, mac: [u8; 6]) -> Nic {
+    Nic {
+        kind,
+        fd,
+        mac,
+        mtu: mtu(kind),
+    }
 }
 
 /// Makes a directory of this user's alone, unless it is there.
@@ -342,39 +389,6 @@ fn has_just_failed(place: &Path) -> bool {
     failed.is_ok_and(|at| at.elapsed().is_ok_and(|since| since < RETRY))
 }
 
-/// Removes what processes left that were killed while they made this template.
-fn remove_partial(place: &Path) {
-    let (Some(templates), Some(name)) = (place.parent(), place.file_name()) else {
-        return;
-    };
-    let of_this = format!(".{}.", name.to_string_lossy());
-    for entry in fs::read_dir(templates).into_iter().flatten().flatten() {
-        let is_partial = entry.file_name().to_string_lossy().starts_with(&of_this);
-        if is_partial && let Err(error) = fs::remove_dir_all(entry.path()) {
-            warn!(%error, path = %entry.path().display(), "half a template stays");
-        }
-    }
-}
-
-/// Leaves the templates that were wanted last.
-fn remove_oldest(templates: &Path) {
-    let Ok(entries) = fs::read_dir(templates) else {
-        return;
-    };
-    let mut all: Vec<(SystemTime, PathBuf)> = entries
-        .flatten()
-        .filter(|entry| entry.path().join(STATE).exists() && entry.path().extension().is_none())
-        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
-        .collect();
-    all.sort();
-    all.reverse();
-    for (_, path) in all.split_off(KEPT.min(all.len())) {
-        if let Err(error) = fs::remove_dir_all(&path) {
-            warn!(%error, template = %path.display(), "an old template stays");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -392,7 +406,9 @@ mod tests {
             memory: 64 << 20,
             image_slots: 2,
             nics: 1,
+            nic_kind: NicKind::Tap,
             shares: true,
+            pci: true,
         }
     }
 
@@ -409,6 +425,11 @@ mod tests {
             ..shape.clone()
         };
         assert_ne!(place(&larger), first);
+        let other_card = Shape {
+            nic_kind: NicKind::Stream,
+            ..shape.clone()
+        };
+        assert_ne!(place(&other_card), first);
         fs::write(&shape.kernel, "another one").unwrap();
         assert_ne!(place(&shape), first);
     }
@@ -449,28 +470,5 @@ mod tests {
         for left in ["lock", "share"] {
             assert!(!place.with_extension(left).exists(), "{left}");
         }
-    }
-
-    #[test]
-    fn the_templates_that_were_wanted_last_stay() {
-        let dir = tempfile::tempdir().unwrap();
-        let day = |n: u64| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(n * 86400);
-        for n in 0..KEPT as u64 + 3 {
-            let path = dir.path().join(n.to_string());
-            fs::create_dir(&path).unwrap();
-            fs::write(path.join(STATE), "").unwrap();
-            File::open(&path).unwrap().set_modified(day(n)).unwrap();
-        }
-        fs::create_dir(dir.path().join("something else")).unwrap();
-        let half = dir.path().join(".0123.1.1.partial");
-        fs::create_dir(&half).unwrap();
-        remove_partial(&dir.path().join("4567"));
-        assert!(half.exists());
-        remove_partial(&dir.path().join("0123"));
-        assert!(!half.exists());
-        remove_oldest(dir.path());
-        let left = |n: usize| dir.path().join(n.to_string()).exists();
-        assert!((0..3).all(|n| !left(n)) && (3..KEPT + 3).all(left));
-        assert!(dir.path().join("something else").exists());
     }
 }

@@ -1,20 +1,20 @@
-//! Limits of bytes and frames per second, with a burst.
+//! Limits of bytes, frames and operations per second, with a burst.
 
 use std::time::{Duration, Instant};
 
 const NANOS: u128 = 1_000_000_000;
 
-/// A rate that one direction of a network device keeps to.
+/// A rate that a device keeps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Units (bytes or frames) per second; at least 1 is taken.
+    /// Units (bytes, frames or operations) per second; at least 1 is taken.
     pub per_second: u64,
     /// Units that may go at once after a time of silence; at least 1 is taken.
     pub burst: u64,
 }
 
 /// A token bucket. What is taken may exceed what is there, once: the debt is waited for, so
-/// that a frame longer than the burst passes too.
+/// that what is longer than the burst passes too.
 #[derive(Debug)]
 struct Bucket {
     rate: Rate,
@@ -80,25 +80,26 @@ impl Bucket {
     }
 }
 
-/// The limits of one direction.
+/// The limits of a disk, or of one direction of a network: of bytes, and of the frames or operations
+/// that they come in.
 #[derive(Debug, Default)]
-pub(super) struct Limiter {
+pub(crate) struct Limiter {
     bytes: Option<Bucket>,
-    frames: Option<Bucket>,
+    pieces: Option<Bucket>,
 }
 
 impl Limiter {
-    pub(super) fn new(bytes: Option<Rate>, frames: Option<Rate>) -> Self {
+    pub(crate) fn new(bytes: Option<Rate>, pieces: Option<Rate>) -> Self {
         let now = Instant::now();
         Self {
             bytes: bytes.map(|rate| Bucket::new(rate, now)),
-            frames: frames.map(|rate| Bucket::new(rate, now)),
+            pieces: pieces.map(|rate| Bucket::new(rate, now)),
         }
     }
 
-    /// How long the next frame has to wait; `None` when it need not.
-    pub(super) fn wait(&mut self) -> Option<Duration> {
-        if self.bytes.is_none() && self.frames.is_none() {
+    /// How long the next one has to wait; `None` when it need not.
+    pub(crate) fn wait(&mut self) -> Option<Duration> {
+        if self.bytes.is_none() && self.pieces.is_none() {
             return None;
         }
         self.wait_at(Instant::now())
@@ -106,17 +107,17 @@ impl Limiter {
 
     fn wait_at(&mut self, now: Instant) -> Option<Duration> {
         let bytes = self.bytes.as_mut().and_then(|bucket| bucket.wait(now));
-        let frames = self.frames.as_mut().and_then(|bucket| bucket.wait(now));
-        bytes.max(frames)
+        let pieces = self.pieces.as_mut().and_then(|bucket| bucket.wait(now));
+        bytes.max(pieces)
     }
 
-    /// A frame of `len` bytes went.
-    pub(super) fn charge(&mut self, len: usize) {
+    /// One of `len` bytes went.
+    pub(crate) fn charge(&mut self, len: usize) {
         if let Some(bytes) = &mut self.bytes {
             bytes.take(len as u64);
         }
-        if let Some(frames) = &mut self.frames {
-            frames.take(1);
+        if let Some(pieces) = &mut self.pieces {
+            pieces.take(1);
         }
     }
 }

@@ -1,0 +1,229 @@
+//! What happened to the containers of a root: a file that commands and sandboxes append to, and
+//! `podvisor events`, which shows it.
+//!
+//! Here is where it lies, and how its size is bounded; `read` is how it is read while others
+//! write, `show` the command.
+
+mod read;
+mod show;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use tracing::debug;
+
+use super::record::{self, Record};
+use crate::sandbox::{Event, EventAction, EventLog, exit_record};
+use read::Reader;
+pub(in crate::cli) use show::{EventsArgs, run};
+
+/// The file, within the root.
+const LOG: &str = "events.log";
+
+/// What was in it before.
+const OLD: &str = "events.log.1";
+
+/// Size from which it is begun anew, in bytes.
+const SIZE_MAX: u64 = 1 << 20;
+
+/// In a container's directory: its end is in the log.
+const TOLD: &str = "end-told";
+
+/// Labels that are told with an event.
+const LABELS: usize = 16;
+
+/// The exit code of a container whose sandbox died.
+const KILLED: i32 = 137;
+
+/// The events of a root.
+#[derive(Debug, Clone)]
+pub(in crate::cli) struct Events {
+    root: PathBuf,
+}
+
+impl Events {
+    pub(super) fn of_root(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    /// Those of the root that has a container in this directory.
+    pub(in crate::cli) fn of_container(dir: &Path) -> Self {
+        let root = dir.parent().and_then(Path::parent);
+        Self::of_root(root.unwrap_or(dir))
+    }
+
+    fn log(&self) -> PathBuf {
+        self.root.join(LOG)
+    }
+
+    fn old(&self) -> PathBuf {
+        self.root.join(OLD)
+    }
+
+    /// Opens the log for appending, and begins it anew where it has grown long. Nothing depends
+    /// on it: where that fails, events are lost.
+    pub(in crate::cli) fn open(&self) -> Option<File> {
+        let opened = || {
+            let mut options = File::options();
+            options.create(true).append(true).read(true).mode(0o600);
+            let file = options.open(self.log())?;
+            if file.metadata()?.len() > SIZE_MAX {
+                self.rotate(&file)?;
+            }
+            io::Result::Ok(file)
+        };
+        opened()
+            .inspect_err(|error| debug!(%error, "events are lost"))
+            .ok()
+    }
+
+    /// Keeps what is in the log as the old one, and empties it. It stays the same file: others
+    /// have it open, and could not open another one.
+    fn rotate(&self, log: &File) -> io::Result<()> {
+        if flock(log, FlockOperation::NonBlockingLockExclusive).is_err() {
+            // Somebody writes, or does the same. The next one will.
+            return Ok(());
+        }
+        let rotated = || {
+            if log.metadata()?.len() > SIZE_MAX {
+                let new = self.root.join("events.log.new");
+                fs::copy(self.log(), &new)?;
+                fs::rename(&new, self.old())?;
+                log.set_len(0)?;
+            }
+            Ok(())
+        };
+        let rotated = rotated();
+        flock(log, FlockOperation::Unlock)?;
+        rotated
+    }
+
+    fn append(&self, event: &Event) {
+        if let Some(log) = self.open() {
+            EventLog::new(log).append(event);
+        }
+    }
+}
+
+/// An event of a container, with its name, image and labels.
+pub(in crate::cli) fn event(record: &Record, action: EventAction) -> Event {
+    let mut event = Event::now(&record.id, action);
+    // Before the others: a label of that name is not the container's.
+    for (key, value) in record.labels.iter().take(LABELS) {
+        event = event.with(key, value);
+    }
+    event
+        .with("image", &record.image)
+        .with("name", &record.name)
+}
+
+/// Notes what a command does with a container.
+pub(in crate::cli) fn note(dir: &Path, event: &Event) {
+    Events::of_container(dir).append(event);
+}
+
+/// Notes the end of a container that has ended, unless its sandbox did: that may have been killed.
+pub(super) fn note_end(dir: &Path, record: &Record) {
+    // Of several that see it first, one does it.
+    let marked = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(dir.join(TOLD));
+    if marked.is_err() {
+        return;
+    }
+    let events = Events::of_container(dir);
+    let mut is_running = false;
+    let noted = Reader::new(&events).and_then(|mut reader| reader.next());
+    for event in noted.unwrap_or_default() {
+        if event.id == record.id {
+            match event.action {
+                EventAction::Start => is_running = true,
+                EventAction::Die => is_running = false,
+                _ => {}
+            }
+        }
+    }
+    if is_running {
+        let ended = exit_record(dir).map(|record| record.containers);
+        let own = ended.and_then(|list| list.into_iter().find(|info| info.id == record.id));
+        let exit = own.and_then(|info| info.exit);
+        let died = event(record, EventAction::Die);
+        events.append(&died.with("exitCode", exit.map_or(KILLED, |exit| exit.code)));
+    }
+}
+
+/// The record of the container of this id, while there is one.
+fn record_of(root: &Path, id: &str) -> Option<Record> {
+    let short = id.get(..crate::cli::shown::SHORT_ID)?;
+    record::read(&root.join(record::CONTAINERS).join(short))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::container::record::sample;
+
+    #[test]
+    fn a_log_that_has_grown_long_is_begun_anew_and_read_as_one() {
+        let root = tempfile::tempdir().unwrap();
+        let events = Events::of_root(root.path());
+        let mut followed = Reader::new(&events).unwrap();
+        let numbered = |number: u32| Event::now("c", EventAction::Exec).with("number", number);
+        let mut count = 0;
+        let mut seen = 0;
+        while !events.old().exists() {
+            events.append(&numbered(count).with("padding", "x".repeat(3000)));
+            count += 1;
+            if count % 50 == 0 {
+                seen += followed.next().unwrap().len();
+            }
+        }
+        events.append(&numbered(count));
+        count += 1;
+        assert!(events.log().metadata().unwrap().len() < SIZE_MAX);
+        let read = Reader::new(&events).unwrap().next().unwrap();
+        let numbers: Vec<String> = read
+            .iter()
+            .map(|event| event.attributes["number"].clone())
+            .collect();
+        let expected: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+        assert_eq!(numbers, expected);
+        // Who follows misses nothing of it.
+        seen += followed.next().unwrap().len();
+        assert_eq!(seen, usize::try_from(count).unwrap());
+    }
+
+    #[test]
+    fn an_end_that_nobody_told_is_told_once() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join(record::CONTAINERS).join("aaaaaaaaaaaa");
+        fs::create_dir_all(&dir).unwrap();
+        let record = sample("a", "one");
+        note(&dir, &event(&record, EventAction::Start));
+        note_end(&dir, &record);
+        note_end(&dir, &record);
+        let events = Events::of_root(root.path());
+        let read = Reader::new(&events).unwrap().next().unwrap();
+        let actions: Vec<_> = read.iter().map(|event| event.action).collect();
+        assert_eq!(actions, [EventAction::Start, EventAction::Die]);
+        assert_eq!(read[1].attributes["exitCode"], "137");
+        // One that was told by its sandbox is left alone.
+        fs::remove_file(dir.join(TOLD)).unwrap();
+        note_end(&dir, &record);
+        assert_eq!(Reader::new(&events).unwrap().next().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_is_no_failure() {
+        let events = Events::of_root(Path::new("/dev/null"));
+        events.append(&Event::now("c", EventAction::Exec));
+        assert!(Reader::new(&events).is_err());
+    }
+}

@@ -1,0 +1,274 @@
+//! `podvisor events`: what happens to containers, as it happens.
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use clap::Args;
+use serde_json::json;
+use tokio::io::unix::AsyncFd;
+
+use super::{Events, Reader, record_of};
+use crate::cli::container::logs::{drain, parse_time, watch};
+use crate::cli::container::{Containers, sweep};
+use crate::cli::signals::{Signals, exit_code_of};
+use crate::cli::{Format, Globals};
+use crate::sandbox::{Event, EventAction};
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct EventsArgs {
+    /// Begin with what happened since then: 10m, or 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    since: Option<SystemTime>,
+
+    /// End then
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    until: Option<SystemTime>,
+
+    /// Show only what fits: container=NAME, event=WORD, image=NAME, label=KEY[=VALUE]
+    #[arg(short, long, value_name = "FILTER", value_parser = parse_filter)]
+    filter: Vec<Filter>,
+
+    /// How to print: table or json, a line for each event
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Filter {
+    Container(String),
+    Event(String),
+    Image(String),
+    Label(String, Option<String>),
+}
+
+fn parse_filter(text: &str) -> Result<Filter, String> {
+    let usage = "write container=NAME, event=WORD, image=NAME or label=KEY[=VALUE]";
+    let (key, value) = text.split_once('=').ok_or(usage)?;
+    let value = value.to_owned();
+    match key {
+        "container" => Ok(Filter::Container(value)),
+        "event" => Ok(Filter::Event(value)),
+        "image" => Ok(Filter::Image(value)),
+        "label" => Ok(match value.split_once('=') {
+            Some((key, value)) => Filter::Label(key.to_owned(), Some(value.to_owned())),
+            None => Filter::Label(value, None),
+        }),
+        _ => Err(usage.to_owned()),
+    }
+}
+
+impl Filter {
+    fn takes(&self, event: &Event) -> bool {
+        let is = |name: &str, value: &str| event.attributes.get(name).is_some_and(|v| v == value);
+        match self {
+            Self::Container(name) => {
+                is("name", name) || (!name.is_empty() && event.id.starts_with(name.as_str()))
+            }
+            Self::Event(word) => event.action.to_string() == *word,
+            Self::Image(name) => is("image", name),
+            Self::Label(key, Some(value)) => is(key, value),
+            Self::Label(key, None) => event.attributes.contains_key(key),
+        }
+    }
+}
+
+/// As in docker: filters of one kind are alternatives, those of several kinds hold together.
+fn takes(filters: &[Filter], event: &Event) -> bool {
+    let kind = |filter: &Filter| std::mem::discriminant(filter);
+    filters.iter().all(|one| {
+        filters
+            .iter()
+            .any(|other| kind(other) == kind(one) && other.takes(event))
+    })
+}
+
+pub(in crate::cli) fn run(globals: &Globals, args: &EventsArgs) -> anyhow::Result<u8> {
+    let root =
+        std::path::absolute(globals.root()?).context("cannot find the root's absolute path")?;
+    let containers = Containers::open(&root)?;
+    let runtime = crate::cli::runtime()?;
+    runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        let events = Events::of_root(&root);
+        let mut printer = Printer::new(args, &root);
+        let mut reader = Reader::new(&events).context("cannot open the log of events")?;
+        // Watched before it is read: nothing is missed in between.
+        let watched = watch(&events.log())?;
+        sweep(&containers).await?;
+        tokio::select! {
+            biased;
+            signal = signals.ending() => Ok(exit_code_of(signal)),
+            shown = show(args, &watched, &mut reader, &mut printer) => shown.map(|()| 0),
+        }
+    })
+}
+
+async fn show(
+    args: &EventsArgs,
+    watched: &AsyncFd<OwnedFd>,
+    reader: &mut Reader,
+    printer: &mut Printer<'_>,
+) -> anyhow::Result<()> {
+    let until = async {
+        match args.until {
+            Some(until) => {
+                let left = until.duration_since(SystemTime::now());
+                tokio::time::sleep(left.unwrap_or_default()).await;
+            }
+            None => pending().await,
+        }
+    };
+    tokio::pin!(until);
+    loop {
+        printer.print(reader.next().context("cannot read the log of events")?)?;
+        tokio::select! {
+            changed = watched.readable() => {
+                let mut changed = changed?;
+                drain(watched.get_ref())?;
+                changed.clear_ready();
+            }
+            () = &mut until => {
+                return printer.print(reader.next().context("cannot read the log of events")?);
+            }
+        }
+    }
+}
+
+/// Prints what is asked for, with what is known of the containers.
+struct Printer<'a> {
+    args: &'a EventsArgs,
+    root: PathBuf,
+    since: SystemTime,
+    /// What earlier events say of containers: those of a sandbox say nothing.
+    known: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl<'a> Printer<'a> {
+    fn new(args: &'a EventsArgs, root: &Path) -> Self {
+        let since = match (args.since, args.until) {
+            (Some(since), _) => since,
+            // Only what was can be before the present.
+            (None, Some(until)) if until <= SystemTime::now() => UNIX_EPOCH,
+            (None, _) => SystemTime::now(),
+        };
+        Self {
+            args,
+            root: root.to_owned(),
+            since,
+            known: BTreeMap::new(),
+        }
+    }
+
+    fn print(&mut self, events: Vec<Event>) -> anyhow::Result<()> {
+        let mut text = String::new();
+        for event in events {
+            let event = self.completed(event);
+            let at = UNIX_EPOCH + Duration::from_nanos(event.time_ns);
+            let is_asked_for = at >= self.since && self.args.until.is_none_or(|until| at < until);
+            if is_asked_for && takes(&self.args.filter, &event) {
+                text.push_str(&match self.args.format {
+                    Format::Table => line(&event, at),
+                    Format::Json => view(&event, at),
+                });
+                text.push('\n');
+            }
+        }
+        match text.is_empty() {
+            true => Ok(()),
+            false => crate::cli::print(&text),
+        }
+    }
+
+    /// The event with the name, image and labels of its container.
+    fn completed(&mut self, mut event: Event) -> Event {
+        let known = self.known.entry(event.id.clone()).or_default();
+        if event.action == EventAction::Create {
+            known.clone_from(&event.attributes);
+        } else if known.is_empty()
+            && let Some(record) = record_of(&self.root, &event.id)
+        {
+            *known = super::event(&record, EventAction::Create).attributes;
+        }
+        for (name, value) in known.iter() {
+            let attribute = event.attributes.entry(name.clone());
+            attribute.or_insert_with(|| value.clone());
+        }
+        if event.action == EventAction::Destroy {
+            self.known.remove(&event.id);
+        }
+        event
+    }
+}
+
+fn line(event: &Event, at: SystemTime) -> String {
+    let attributes: Vec<String> = event
+        .attributes
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let line = format!(
+        "{} container {} {} ({})",
+        humantime::format_rfc3339_nanos(at),
+        event.action,
+        event.id,
+        attributes.join(", ")
+    );
+    line.replace(char::is_control, " ")
+}
+
+fn view(event: &Event, at: SystemTime) -> String {
+    let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    json!({
+        "Type": "container",
+        "Action": event.action,
+        "Actor": {"ID": event.id, "Attributes": event.attributes},
+        "scope": "local",
+        "status": event.action,
+        "id": event.id,
+        "from": event.attributes.get("image"),
+        "time": seconds,
+        "timeNano": event.time_ns,
+    })
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_of_a_kind_are_alternatives_and_kinds_hold_together() {
+        let died = Event::now("abc", EventAction::Die).with("name", "web");
+        let filters = |texts: &[&str]| -> Vec<Filter> {
+            texts
+                .iter()
+                .map(|text| parse_filter(text).unwrap())
+                .collect()
+        };
+        let is_taken = |texts: &[&str]| takes(&filters(texts), &died);
+        assert!(is_taken(&[]));
+        assert!(is_taken(&["event=start", "event=die"]));
+        assert!(is_taken(&["event=die", "container=web"]));
+        assert!(is_taken(&["container=ab"]) && is_taken(&["label=name=web"]));
+        assert!(!is_taken(&["event=die", "container=other"]));
+        assert!(!is_taken(&["label=name=other"]) && !is_taken(&["image=box"]));
+        for bad in ["", "die", "colour=red"] {
+            assert!(parse_filter(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_line_whatever_is_in_it() {
+        let event = Event::now("abc", EventAction::Die).with("name", "a\nb");
+        let at = UNIX_EPOCH;
+        assert_eq!(
+            line(&event, at),
+            "1970-01-01T00:00:00.000000000Z container die abc (name=a b)"
+        );
+        assert_eq!(view(&event, at).lines().count(), 1);
+    }
+}

@@ -1,0 +1,447 @@
+//! `--network`: what joins a container to others. Its record says which network it has before
+//! anything is made, and CNI's own record, in the container's directory, how that is undone: by
+//! whoever sees the end of its machine.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::ports::{self, Port, Published};
+use super::{Entry, Record, passt};
+use crate::cli::notice;
+use crate::cli::settings::Settings;
+use crate::cni::{
+    Capabilities, Cni, CniError, CniOptions, Dns, Endpoint, PodIdentity, PortMapping, nat,
+    port_mappings, resolver,
+};
+use crate::sandbox::{GuestNetwork, NicConfig, etc_hosts};
+
+/// CNI's record, in a container's directory. It is there until all is undone.
+const RECORDS: &str = "cni";
+
+/// Directory of the directory of network namespaces, where `ip netns` looks for them.
+const RUN: &str = "/run";
+
+/// What plugins are told of a container as its namespace.
+const NAMESPACE: &str = "podvisor";
+
+/// The networks that go by a word of podvisor's own.
+const NONE: &str = "none";
+const NAT: &str = "nat";
+const USER: &str = "user";
+
+const WITHOUT: &str = "--network none runs it without a network";
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub(in crate::cli) struct NetworkArgs {
+    /// Network of the guest: none, nat, user, or the name of a CNI network [default: nat for root
+    /// where CNI's plugins are installed, user for others where passt is, else none]
+    #[arg(long, alias = "net", value_name = "NETWORK", env = "PODVISOR_NETWORK")]
+    network: Option<NetworkMode>,
+
+    /// Have a port of the host lead to the container
+    #[arg(
+        short,
+        long,
+        value_name = "[IP:]HOST:GUEST[/PROTOCOL]",
+        value_parser = ports::parse
+    )]
+    publish: Vec<Published>,
+
+    /// Name server of the guest [default: the network's, else the host's]
+    #[arg(long, value_name = "IP")]
+    dns: Vec<IpAddr>,
+}
+
+/// A container's network.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(in crate::cli) enum NetworkMode {
+    /// Loopback alone.
+    #[default]
+    None,
+    /// podvisor's own bridge.
+    Nat,
+    /// Connections of the user's, by passt.
+    User,
+    /// A CNI network of the host's.
+    Cni(String),
+}
+
+impl FromStr for NetworkMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            NONE => Ok(Self::None),
+            NAT => Ok(Self::Nat),
+            USER => Ok(Self::User),
+            "" | "host" => Err(
+                "a guest has a network of its own: write none, nat, user, or the \
+                                name of a CNI network"
+                    .to_owned(),
+            ),
+            name => Ok(Self::Cni(name.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for NetworkMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => NONE,
+            Self::Nat => NAT,
+            Self::User => USER,
+            Self::Cni(name) => name,
+        })
+    }
+}
+
+impl TryFrom<String> for NetworkMode {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<NetworkMode> for String {
+    fn from(mode: NetworkMode) -> Self {
+        mode.to_string()
+    }
+}
+
+/// What a guest is launched with, and the files of `/etc` that go with it.
+#[derive(Debug, Default)]
+pub(in crate::cli) struct Attached {
+    pub(in crate::cli) nics: Vec<NicConfig>,
+    pub(in crate::cli) network: GuestNetwork,
+    pub(in crate::cli) etc_hosts: Vec<u8>,
+    pub(in crate::cli) etc_resolv_conf: Vec<u8>,
+}
+
+impl NetworkArgs {
+    pub(in crate::cli) fn ports(&self) -> Vec<Port> {
+        let published = self.publish.iter();
+        published.flat_map(|ports| &ports.0).copied().collect()
+    }
+
+    /// The network that a container is to have; what stands in its way is said before anything is
+    /// made. `has_card` is whether a snapshot's machine has one.
+    pub(in crate::cli) fn choose(&self, has_card: Option<bool>) -> anyhow::Result<NetworkMode> {
+        let ports = self.ports();
+        ports::check_distinct(&ports)?;
+        let mode = match (&self.network, has_card) {
+            (Some(mode), _) => self.check(mode).map(|()| mode.clone())?,
+            (None, Some(false)) => NetworkMode::None,
+            (None, _) => self.usual()?,
+        };
+        match has_card {
+            Some(false) => ensure!(
+                mode == NetworkMode::None,
+                "--network {mode}: the snapshot's machine has no network card; make one by `podvisor snapshot --network`"
+            ),
+            Some(true) => ensure!(
+                matches!(mode, NetworkMode::Nat | NetworkMode::Cni(_)),
+                "--network {mode}: the snapshot's machine has a card for nat or a CNI network; give it such a network, or use a snapshot without"
+            ),
+            None => {}
+        }
+        if mode == NetworkMode::None {
+            ensure!(
+                ports.is_empty() && self.dns.is_empty(),
+                "--publish and --dns are of use with a network; give --network nat or user"
+            );
+        }
+        Ok(mode)
+    }
+
+    /// The network of somebody who names none: one that this host and user can make.
+    fn usual(&self) -> anyhow::Result<NetworkMode> {
+        let is_wanted = !self.publish.is_empty() || !self.dns.is_empty();
+        let mode = match is_root() {
+            true => NetworkMode::Nat,
+            false => NetworkMode::User,
+        };
+        let possible = self.check(&mode).and_then(|()| match mode {
+            NetworkMode::User => passt::check_host(),
+            _ => Ok(()),
+        });
+        match possible {
+            Ok(()) => Ok(mode),
+            Err(error) if is_wanted => Err(error),
+            Err(error) => {
+                notice(&format!("no network: {error:#}"));
+                Ok(NetworkMode::None)
+            }
+        }
+    }
+
+    /// Whether this host and user can have such a network.
+    fn check(&self, mode: &NetworkMode) -> anyhow::Result<()> {
+        match mode {
+            NetworkMode::None => return Ok(()),
+            NetworkMode::User => {
+                let found = passt::find();
+                return found
+                    .map(drop)
+                    .map_err(|error| anyhow::anyhow!("{error} ({WITHOUT})"));
+            }
+            NetworkMode::Nat | NetworkMode::Cni(_) => ensure!(
+                is_root(),
+                "--network {mode} takes root, who may make interfaces; --network user does not"
+            ),
+        }
+        let options = options(Path::new(RUN))?;
+        let ports = self.ports();
+        let list = match mode {
+            NetworkMode::None | NetworkMode::User => return Ok(()),
+            NetworkMode::Nat => {
+                let list = nat::list(!ports.is_empty());
+                let missing = nat::check(&options, &list);
+                missing.map_err(|error| {
+                    anyhow::anyhow!(
+                        "{error}; install Debian's containernetworking-plugins and iptables, or \
+                         what has them elsewhere ({WITHOUT})"
+                    )
+                })?;
+                list
+            }
+            NetworkMode::Cni(name) => crate::cni::find(&options, name).with_context(|| {
+                format!("--network {name} is none of podvisor's own, which are none, nat and user")
+            })?,
+        };
+        ensure!(
+            ports.is_empty() || list.takes("portMappings"),
+            "--publish: the network {} has no plugin that publishes ports; add portmap to it",
+            list.name
+        );
+        ensure!(
+            ports.iter().all(|port| port.host().is_ipv4()) || *mode != NetworkMode::Nat,
+            "--publish: the network nat has IPv4 alone; leave out the address of IPv6"
+        );
+        Ok(())
+    }
+
+    /// Makes a container's network. When that fails or is dropped, what was made is undone by
+    /// [`detach`].
+    pub(in crate::cli) async fn attach(&self, entry: &Entry) -> anyhow::Result<Attached> {
+        let record = &entry.record;
+        let cni = match &record.network {
+            NetworkMode::None => {
+                return Ok(Attached {
+                    etc_hosts: etc_hosts(&record.hostname).into_bytes(),
+                    ..Attached::default()
+                });
+            }
+            NetworkMode::User => return self.attach_by_passt(record).await,
+            NetworkMode::Nat | NetworkMode::Cni(_) => Cni::open(options(&entry.dir)?)?,
+        };
+        let list = match &record.network {
+            NetworkMode::Cni(name) => cni.network(name)?,
+            _ => nat::list(!record.ports.is_empty()),
+        };
+        ports::check_free(&record.ports)?;
+        let identity = PodIdentity {
+            id: record.id.clone(),
+            name: record.name.clone(),
+            namespace: NAMESPACE.to_owned(),
+            uid: record.id.clone(),
+        };
+        let mappings: Vec<_> = record.ports.iter().map(mapping).collect();
+        let mut capabilities = Capabilities::new();
+        capabilities.extend(port_mappings(&mappings));
+        let attached = cni.attach_to(&list, &identity, capabilities).await;
+        let attachment = attached
+            .with_context(|| format!("cannot make the network {} ({WITHOUT})", record.network))?;
+        Ok(Attached {
+            etc_hosts: resolver::hosts(&record.hostname, &attachment.addresses),
+            etc_resolv_conf: self.dns(&attachment.dns).to_resolv_conf().into_bytes(),
+            ..attachment.into_guest().into()
+        })
+    }
+
+    /// What passt makes ends with the machine.
+    async fn attach_by_passt(&self, record: &Record) -> anyhow::Result<Attached> {
+        ports::check_free(&record.ports)?;
+        let started = passt::start(&record.ports).await;
+        let started =
+            started.with_context(|| format!("cannot make the network user ({WITHOUT})"))?;
+        let dns = Dns {
+            nameservers: vec![passt::name_server()],
+            ..Dns::of_host()
+        };
+        Ok(Attached {
+            etc_hosts: resolver::hosts(&record.hostname, &[passt::address()]),
+            etc_resolv_conf: self.dns(&dns).to_resolv_conf().into_bytes(),
+            ..started.into()
+        })
+    }
+
+    /// Who is asked for names: whom the user names, else whom the network does, else whom the
+    /// host asks.
+    fn dns(&self, network: &Dns) -> Dns {
+        match (self.dns.is_empty(), network.nameservers.is_empty()) {
+            (true, false) => network.clone(),
+            (true, true) => Dns::of_host(),
+            (false, _) => Dns {
+                nameservers: self.dns.iter().map(ToString::to_string).collect(),
+                ..Dns::of_host()
+            },
+        }
+    }
+}
+
+impl From<(Vec<NicConfig>, GuestNetwork)> for Attached {
+    fn from((nics, network): (Vec<NicConfig>, GuestNetwork)) -> Self {
+        Self {
+            nics,
+            network,
+            ..Self::default()
+        }
+    }
+}
+
+fn mapping(port: &Port) -> PortMapping {
+    PortMapping {
+        host_port: port.host_port,
+        pod_port: port.guest_port,
+        protocol: port.protocol.to_string(),
+        host_ip: port.host_ip.map(|ip| ip.to_string()).unwrap_or_default(),
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Where CNI finds its files: as the daemon does, but for the record of this container alone.
+fn options(dir: &Path) -> anyhow::Result<CniOptions> {
+    let mut options = CniOptions::new(dir, Path::new(RUN));
+    options.cache_dir = records(dir);
+    let settings = Settings::read(None)?.cni;
+    options.config_dir = settings.config_dir.unwrap_or(options.config_dir);
+    options.plugin_dirs = settings.plugin_dirs.unwrap_or(options.plugin_dirs);
+    Ok(options)
+}
+
+fn records(dir: &Path) -> PathBuf {
+    dir.join(RECORDS)
+}
+
+/// Whether plugins may have made something for the container of this directory.
+pub(super) fn is_attached(dir: &Path) -> bool {
+    records(dir).exists()
+}
+
+/// Takes away what was made for a container's network, whole or in parts. To be repeated until it
+/// succeeds; there may be nothing to do.
+pub(in crate::cli) async fn detach(dir: &Path, record: &Record) -> anyhow::Result<()> {
+    let records = records(dir);
+    let Ok(lock) = File::open(&records) else {
+        return Ok(());
+    };
+    let undone = async {
+        // Of two that see the machine's end, the second finds nothing.
+        flock(&lock, FlockOperation::LockExclusive)?;
+        if !records.exists() {
+            return Ok(());
+        }
+        Cni::open(options(dir)?)?.detach(&record.id).await?;
+        fs::remove_dir_all(&records)?;
+        anyhow::Ok(())
+    };
+    undone.await.with_context(|| {
+        let name = &record.name;
+        format!("cannot take down the network of container {name}; the next command tries again")
+    })
+}
+
+/// What a container that runs has on its network; `None` when that is taken away.
+pub(in crate::cli) fn endpoint(entry: &Entry) -> Option<Endpoint> {
+    let by_cni = || -> Result<_, CniError> {
+        let options = CniOptions::new(&entry.dir, Path::new(RUN));
+        Cni::open(options)?.endpoint(&entry.record.id)
+    };
+    match entry.record.network {
+        NetworkMode::None => None,
+        NetworkMode::User => Some(passt::endpoint()),
+        // Just being made, or taken away in this moment.
+        _ if is_attached(&entry.dir) => by_cni().ok().flatten(),
+        _ => None,
+    }
+}
+
+/// A container's network namespace.
+pub(in crate::cli) fn netns(entry: &Entry) -> Option<PathBuf> {
+    let options = CniOptions::new(&entry.dir, Path::new(RUN));
+    let netns = options.netns_dir.join(&entry.record.id);
+    is_attached(&entry.dir).then_some(netns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_are_read_as_they_are_written() {
+        for text in ["none", "nat", "user", "my-net"] {
+            let mode: NetworkMode = text.parse().unwrap();
+            assert_eq!(mode.to_string(), text);
+        }
+        assert!("host".parse::<NetworkMode>().is_err());
+        assert!("".parse::<NetworkMode>().is_err());
+    }
+
+    #[test]
+    fn a_snapshots_machine_has_a_card_or_has_not() {
+        let args = NetworkArgs::default();
+        assert_eq!(args.choose(Some(false)).unwrap(), NetworkMode::None);
+        let none = NetworkArgs {
+            network: Some(NetworkMode::None),
+            ..NetworkArgs::default()
+        };
+        assert_eq!(none.choose(None).unwrap(), NetworkMode::None);
+        let error = none.choose(Some(true)).unwrap_err().to_string();
+        assert!(error.contains("card"), "{error}");
+    }
+
+    #[test]
+    fn without_a_network_no_port_is_published() {
+        let args = NetworkArgs {
+            network: Some(NetworkMode::None),
+            publish: vec![ports::parse("80:80").unwrap()],
+            dns: Vec::new(),
+        };
+        let error = args.choose(None).unwrap_err().to_string();
+        assert!(error.contains("--publish"), "{error}");
+    }
+
+    #[test]
+    fn the_users_name_servers_go_first() {
+        let network = Dns {
+            nameservers: vec!["192.0.2.1".to_owned()],
+            ..Dns::default()
+        };
+        let mut args = NetworkArgs::default();
+        assert_eq!(args.dns(&network), network);
+        args.dns = vec!["192.0.2.2".parse().unwrap()];
+        assert_eq!(args.dns(&network).nameservers, ["192.0.2.2"]);
+    }
+
+    #[tokio::test]
+    async fn what_was_never_made_is_taken_away_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        detach(dir.path(), &super::super::record::sample("a", "x"))
+            .await
+            .unwrap();
+        assert!(!is_attached(dir.path()));
+    }
+}

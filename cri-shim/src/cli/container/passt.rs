@@ -1,0 +1,225 @@
+//! `--network user`: a network that needs no privilege, by the program `passt`. It makes the
+//! guest's connections its own, of the user who runs it, and ends when the socket to the guest does.
+
+use std::env;
+use std::io::{self, Write as _};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use rustix::io::{FdFlags, fcntl_setfd};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::ports::{Port, Protocol};
+use crate::cni::{Endpoint, Prefix};
+use crate::machine::NicKind;
+use crate::sandbox::{GuestNetwork, Interface, NicConfig, Route, STREAM_MTU};
+
+/// The program, and its package.
+const PASST: &str = "passt";
+
+/// What the guest has: nobody else sees these addresses, so that all guests have the same.
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+const LENGTH: u8 = 24;
+const MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 15];
+
+/// Where the guest sends its questions for names, to have the host's servers asked.
+const DNS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);
+
+const INTERFACE: &str = "eth0";
+
+/// How long the program may take until it serves.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The kernel's table of routes.
+const ROUTES: &str = "/proc/net/route";
+
+/// The program.
+pub(super) fn find() -> anyhow::Result<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut candidates = env::split_paths(&path).map(|dir| dir.join(PASST));
+    candidates
+        .find(|candidate| candidate.is_file())
+        .context("no program `passt` in PATH; install Debian's package passt")
+}
+
+/// Whether the host has a way out, without which the program does not start.
+pub(super) fn check_host() -> anyhow::Result<()> {
+    let table = std::fs::read_to_string(ROUTES).unwrap_or_default();
+    match has_default_route(&table) {
+        true => Ok(()),
+        false => bail!("this host has no default route for IPv4"),
+    }
+}
+
+/// The second word of a line is where it leads to, the eighth the mask.
+fn has_default_route(table: &str) -> bool {
+    table.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        (words.nth(1), words.nth(5)) == (Some("00000000"), Some("00000000"))
+    })
+}
+
+/// What the guest has on its interface.
+pub(super) fn endpoint() -> Endpoint {
+    Endpoint {
+        addresses: prefix().into_iter().collect(),
+        gateway: Some(GATEWAY.into()),
+        mac: MAC.map(|byte| format!("{byte:02x}")).join(":"),
+    }
+}
+
+fn prefix() -> Option<Prefix> {
+    Prefix::new(ADDRESS.into(), LENGTH)
+}
+
+/// The guest's address.
+pub(super) fn address() -> IpAddr {
+    ADDRESS.into()
+}
+
+/// Who answers the guest's questions for names.
+pub(super) fn name_server() -> String {
+    DNS.to_string()
+}
+
+/// Starts the program, which lives as long as the socket that it serves.
+pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, GuestNetwork)> {
+    let program = find()?;
+    let (ours, theirs) = UnixStream::pair().context("cannot make a socket for passt")?;
+    // Only the program inherits it: this process starts no other meanwhile.
+    fcntl_setfd(&theirs, FdFlags::empty()).context("cannot hand a socket to passt")?;
+    let mut command = Command::new(&program);
+    command
+        .args(["--quiet", "--fd", &theirs.as_raw_fd().to_string()])
+        .args(arguments(ports))
+        .current_dir("/")
+        .kill_on_drop(true)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    // It goes to the background once it serves.
+    let ended = timeout(LIMIT, command.output()).await;
+    drop(theirs);
+    let ended = ended.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    let Output { status, stderr, .. } =
+        ended.with_context(|| format!("cannot run {}", program.display()))?;
+    if !status.success() {
+        bail!("passt ended with {status}: {}", words(&stderr));
+    }
+    // It knows no guest before it has seen a frame of its: what comes to published ports until
+    // then would be lost.
+    (&ours)
+        .write_all(&announcement())
+        .context("cannot tell passt of the guest")?;
+    let nic = NicConfig {
+        kind: NicKind::Stream,
+        fd: OwnedFd::from(ours),
+        mac: MAC,
+        mtu: STREAM_MTU,
+    };
+    let network = GuestNetwork {
+        interfaces: vec![Interface {
+            name: INTERFACE.to_owned(),
+            mac: MAC,
+            mtu: STREAM_MTU,
+            addresses: prefix().iter().map(ToString::to_string).collect(),
+        }],
+        routes: vec![Route {
+            destination: "0.0.0.0/0".to_owned(),
+            gateway: Some(GATEWAY.to_string()),
+            interface: INTERFACE.to_owned(),
+        }],
+    };
+    Ok((vec![nic], network))
+}
+
+/// A gratuitous ARP request of the guest's (RFC 5227 §1.1), behind its length.
+fn announcement() -> Vec<u8> {
+    // Ethernet: to all, ARP. ARP: Ethernet and IPv4, a request.
+    let ethernet = [&[0xff; 6][..], &MAC, &[0x08, 0x06]].concat();
+    let kind = [0, 1, 0x08, 0, 6, 4, 0, 1];
+    let address = ADDRESS.octets();
+    let arp = [&kind[..], &MAC, &address, &[0; 6], &address].concat();
+    let frame = [ethernet, arp].concat();
+    let length = u32::try_from(frame.len()).unwrap_or(0).to_be_bytes();
+    [&length[..], &frame].concat()
+}
+
+/// Addresses, and ports by the host's.
+fn arguments(ports: &[Port]) -> Vec<String> {
+    let mut arguments: Vec<String> = ["--ipv4-only", "--no-map-gw"].map(str::to_owned).into();
+    for (flag, value) in [
+        ("--address", ADDRESS.to_string()),
+        ("--netmask", LENGTH.to_string()),
+        ("--gateway", GATEWAY.to_string()),
+        ("--dns-forward", DNS.to_string()),
+        ("--mtu", STREAM_MTU.to_string()),
+    ] {
+        arguments.extend([flag.to_owned(), value]);
+    }
+    for port in ports {
+        let flag = match port.protocol {
+            Protocol::Tcp => "--tcp-ports",
+            Protocol::Udp => "--udp-ports",
+        };
+        let from = port.host_ip.map(|ip| format!("{ip}/")).unwrap_or_default();
+        let spec = format!("{from}{}:{}", port.host_port, port.guest_port);
+        arguments.extend([flag.to_owned(), spec]);
+    }
+    arguments
+}
+
+/// What the program says of its own, in one line.
+fn words(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let noise = ["Failed to send", "Don't run as root"];
+    let lines = text.lines().map(str::trim);
+    let lines =
+        lines.filter(|line| !line.is_empty() && !noise.iter().any(|noise| line.starts_with(noise)));
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::container::ports::parse;
+
+    #[test]
+    fn ports_are_told_as_passt_reads_them() {
+        let ports = ["8080:80", "127.0.0.1:53:5353/udp"].map(|text| parse(text).unwrap().0);
+        let arguments = arguments(&ports.concat()).join(" ");
+        let told = "--tcp-ports 8080:80 --udp-ports 127.0.0.1/53:5353";
+        assert!(arguments.ends_with(told), "{arguments}");
+    }
+
+    #[test]
+    fn a_guest_is_announced_by_one_frame() {
+        let bytes = announcement();
+        assert_eq!(bytes.len(), 4 + 14 + 28);
+        assert_eq!(bytes[..4], [0, 0, 0, 42]);
+        assert_eq!(bytes[10..16], MAC);
+    }
+
+    #[test]
+    fn a_host_with_a_way_out_has_a_default_route() {
+        let head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n";
+        let local = "eth0\t0002000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
+        let out = "eth0\t00000000\t0202000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
+        assert!(has_default_route(&format!("{head}{local}{out}")));
+        assert!(!has_default_route(&format!("{head}{local}")));
+        assert!(!has_default_route(""));
+    }
+
+    #[test]
+    fn what_passt_complains_of_is_one_line() {
+        let text = b"Failed to send 4 bytes to syslog\nNo interface\n\n  usable\n";
+        assert_eq!(words(text), "No interface; usable");
+    }
+}

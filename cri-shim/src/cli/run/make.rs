@@ -1,0 +1,305 @@
+//! What `run` makes before its program runs: the record, the machine, the container.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, ensure};
+use oci_spec::runtime::{LinuxNamespaceType, MountBuilder, Spec};
+use podvisor_images::Image;
+use tracing::debug;
+
+use super::args::{Bus, RunArgs};
+use crate::cli::container::events::Events;
+use crate::cli::container::{Attached, Entry, NetworkMode, Record, volumes};
+use crate::cli::guest::Guest;
+use crate::cli::shown::SHORT_ID;
+use crate::cli::terminal;
+use crate::sandbox::{
+    CreateContainer, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig, SandboxClient,
+    SupplementalGroups, container_spec, random_id,
+};
+
+const SIGTERM: u8 = 15;
+
+/// Where the guest has the directory that is shared with it.
+const GUEST_SHARE: &str = "/run/podvisor/shared";
+
+/// The agent's name for the PID namespace that a guest's containers share.
+const SHARED_PIDS: &str = "sandbox";
+
+/// Where a container is made.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// In a machine of its own.
+    Own {
+        guest: Box<Guest>,
+        network: NetworkMode,
+    },
+    /// In the machine of a pod.
+    Pod(Box<Entry>),
+}
+
+/// The record of the container that is asked for.
+pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Result<Record> {
+    let id = random_id().context("cannot make up an id for the container")?;
+    let short: String = id.chars().take(SHORT_ID).collect();
+    let hostname = match place {
+        Place::Own { .. } => args.hostname.clone().unwrap_or_else(|| short.clone()),
+        Place::Pod(pod) => pod.record.hostname.clone(),
+    };
+    let terminal = args.tty.then(terminal::size_or_usual);
+    let options = args.container_options(terminal);
+    let config = image.config().config().as_ref();
+    let container = container_spec(&id, &hostname, config, &options)?;
+    let process = container.spec.process().clone().unwrap_or_default();
+    let stop_signal = args.stop_signal.map(Ok).or_else(|| {
+        let named = config.and_then(|config| config.stop_signal().as_deref())?;
+        Some(crate::signal::parse(named))
+    });
+    let (cpus, memory, network, jailed, pod) = match place {
+        Place::Own { guest, network } => (
+            guest.cpus,
+            guest.memory,
+            network.clone(),
+            !args.no_jail,
+            None,
+        ),
+        Place::Pod(pod) => (
+            pod.record.cpus,
+            pod.record.memory,
+            pod.record.network.clone(),
+            pod.record.jailed,
+            Some(pod.record.id.clone()),
+        ),
+    };
+    Ok(Record {
+        name: args.name.clone().unwrap_or(short),
+        image: args.image().to_owned(),
+        image_id: image.id().to_string(),
+        created: now(),
+        labels: args.label.iter().cloned().collect(),
+        remove: args.rm,
+        restart: args.restart,
+        cpus,
+        memory,
+        interactive: args.interactive,
+        // A name that nobody knows is the image's mistake.
+        stop_signal: stop_signal.and_then(Result::ok).unwrap_or(SIGTERM),
+        volumes: args.volume.clone(),
+        network,
+        ports: match place {
+            Place::Own { .. } => args.network.ports(),
+            Place::Pod(_) => Vec::new(),
+        },
+        jailed,
+        user: container.user,
+        hostname,
+        process,
+        id,
+        pod,
+        is_pod: false,
+    })
+}
+
+/// Seconds since 1970.
+pub(in crate::cli) fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
+
+/// What a machine has besides what its guest and record say.
+#[derive(Debug, Default)]
+pub(in crate::cli) struct MachineOptions {
+    /// The bus that was asked for.
+    transport: Option<Bus>,
+    console: Option<PathBuf>,
+    image_slots: u8,
+    /// It shares the directory of its record.
+    shares: bool,
+}
+
+impl MachineOptions {
+    /// Those of a machine for several containers.
+    pub(in crate::cli) fn of_pod(image_slots: u8, shares: bool, console: Option<PathBuf>) -> Self {
+        Self {
+            console,
+            image_slots,
+            shares,
+            ..Self::default()
+        }
+    }
+}
+
+/// Starts the machine of a record.
+pub(in crate::cli) async fn launch_machine(
+    entry: &Entry,
+    guest: &Guest,
+    attached: &mut Attached,
+    options: MachineOptions,
+) -> anyhow::Result<SandboxClient> {
+    let record = &entry.record;
+    let launched = SandboxClient::launch(LaunchConfig {
+        id: record.id.clone(),
+        hostname: record.hostname.clone(),
+        dir: entry.dir.clone(),
+        kernel: guest.kernel.clone(),
+        initramfs: guest.initramfs.clone(),
+        vcpus: record.cpus,
+        memory: record.memory,
+        image_slots: options.image_slots,
+        nics: std::mem::take(&mut attached.nics),
+        shared_dir: options.shares.then(|| entry.shared()),
+        pci: match options.transport {
+            Some(bus) => bus == Bus::Pci,
+            None => guest.templates.is_some() && options.console.is_none(),
+        },
+        console: options.console,
+        events: Events::of_container(&entry.dir).open(),
+        network: std::mem::take(&mut attached.network),
+        sysctls: Default::default(),
+        templates: guest.templates.clone(),
+        snapshot: guest.snapshot.clone(),
+        jail: match record.jailed {
+            true => JailMode::Enforced,
+            false => JailMode::Disabled,
+        },
+        cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
+    });
+    Ok(launched.await?)
+}
+
+/// Starts the sandbox, unless the container is for a pod's, and makes the container.
+pub(super) async fn launch(
+    args: &RunArgs,
+    place: &Place,
+    image: &Image,
+    entry: &Entry,
+) -> anyhow::Result<SandboxClient> {
+    let record = &entry.record;
+    let (client, attached) = match place {
+        Place::Own { guest, .. } => {
+            // A snapshot's machine has all of its devices, wanted or not.
+            let shares = guest.shares.unwrap_or(!record.volumes.is_empty());
+            if shares {
+                volumes::make_shared(&entry.shared())?;
+                volumes::mount(&entry.shared(), record)?;
+            }
+            let mut attached = args.network.attach(entry).await?;
+            debug!(network = %record.network, "the network is made");
+            let options = MachineOptions {
+                transport: args.transport,
+                console: args.console.clone(),
+                image_slots: IMAGE_SLOTS,
+                shares,
+            };
+            let client = launch_machine(entry, guest, &mut attached, options).await?;
+            (client, attached)
+        }
+        Place::Pod(pod) => {
+            ensure!(
+                record.volumes.is_empty() || pod.shared().exists(),
+                "--volume: the pod {} cannot share directories, which takes root",
+                pod.record.name
+            );
+            volumes::mount(&pod.shared(), record)?;
+            let client = SandboxClient::connect(&pod.dir).await?;
+            (client, etc_files(pod))
+        }
+    };
+    let container = CreateContainer {
+        id: record.id.clone(),
+        // Open and locked, it cannot be removed under the guest's feet.
+        image: image.open_rootfs()?.into(),
+        image_digest: image.id().to_string(),
+        volumes: Vec::new(),
+        readonly_rootfs: args.read_only,
+        spec: spec(args, image, record)?,
+        user: record.user.clone(),
+        supplemental_groups: SupplementalGroups::Default,
+        log: Some(entry.open_log()?.into()),
+        tty: args.tty,
+        stdin: args.interactive,
+        // Detached, somebody may attach again and again.
+        stdin_once: !args.detach,
+        restart: record.restart.policy(),
+        etc_hosts: attached.etc_hosts,
+        etc_resolv_conf: attached.etc_resolv_conf,
+        etc_hostname: format!("{}\n", record.hostname).into_bytes(),
+    };
+    client.create_container(container).await?;
+    if record.pod.is_none() {
+        client.end_with(&record.id).await?;
+    }
+    Ok(client)
+}
+
+/// Images that a machine of one container may have at once.
+const IMAGE_SLOTS: u8 = 1;
+
+fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> {
+    let options = args.container_options(None);
+    let config = image.config().config().as_ref();
+    let mut spec = container_spec(&record.id, &record.hostname, config, &options)?.spec;
+    spec.set_process(Some(record.process.clone()));
+    let mut mounts = spec.mounts().clone().unwrap_or_default();
+    if record.pod.is_some() {
+        // The pod's, as POSIX shared memory wants it.
+        let shm = MountBuilder::default()
+            .destination("/dev/shm")
+            .typ("bind")
+            .source("/dev/shm")
+            .options(["rbind", "nosuid", "noexec", "nodev"].map(str::to_owned))
+            .build()?;
+        mounts.retain(|mount| mount.destination() != shm.destination());
+        mounts.push(shm);
+    }
+    for (number, volume) in record.volumes.iter().enumerate() {
+        let access = if volume.read_only { "ro" } else { "rw" };
+        let mount = MountBuilder::default()
+            .destination(&volume.destination)
+            .typ("bind")
+            .source(Path::new(GUEST_SHARE).join(volumes::name(record, number)))
+            .options(["rbind".to_owned(), access.to_owned()])
+            .build()?;
+        mounts.push(mount);
+    }
+    spec.set_mounts(Some(mounts));
+    if args.pid.is_some()
+        && let Some(namespaces) = spec
+            .linux_mut()
+            .as_mut()
+            .and_then(|linux| linux.namespaces_mut().as_mut())
+    {
+        for namespace in namespaces {
+            if namespace.typ() == LinuxNamespaceType::Pid {
+                namespace.set_path(Some(SHARED_PIDS.into()));
+            }
+        }
+    }
+    Ok(spec)
+}
+
+/// Files of a pod's directory, for its containers.
+const HOSTS: &str = "hosts";
+const RESOLV_CONF: &str = "resolv.conf";
+
+/// Keeps what the files of `/etc` are to say that go with a pod's network.
+pub(in crate::cli) fn keep_etc_files(pod: &Entry, attached: &Attached) -> anyhow::Result<()> {
+    for (name, contents) in [
+        (HOSTS, &attached.etc_hosts),
+        (RESOLV_CONF, &attached.etc_resolv_conf),
+    ] {
+        let path = pod.dir.join(name);
+        fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn etc_files(pod: &Entry) -> Attached {
+    Attached {
+        etc_hosts: fs::read(pod.dir.join(HOSTS)).unwrap_or_default(),
+        etc_resolv_conf: fs::read(pod.dir.join(RESOLV_CONF)).unwrap_or_default(),
+        ..Attached::default()
+    }
+}

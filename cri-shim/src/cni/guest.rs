@@ -1,0 +1,34 @@
+//! What a guest gets of its network, as a sandbox is told it.
+
+use super::Attachment;
+use crate::machine::NicKind;
+use crate::sandbox::{GuestNetwork, Interface, NicConfig, Route};
+
+impl Attachment {
+    /// The guest's cards, and what its agent gives them.
+    pub(crate) fn into_guest(self) -> (Vec<NicConfig>, GuestNetwork) {
+        let mut nics = Vec::new();
+        let mut network = GuestNetwork::default();
+        for nic in self.nics {
+            nics.push(NicConfig {
+                kind: NicKind::Tap,
+                fd: nic.tap,
+                mac: nic.mac,
+                mtu: nic.mtu,
+            });
+            network.interfaces.push(Interface {
+                name: nic.name,
+                mac: nic.mac,
+                mtu: nic.mtu,
+                addresses: nic.addresses.iter().map(ToString::to_string).collect(),
+            });
+        }
+        let routes = self.routes.into_iter().map(|route| Route {
+            destination: route.destination.to_string(),
+            gateway: route.gateway.map(|gateway| gateway.to_string()),
+            interface: route.interface,
+        });
+        network.routes = routes.collect();
+        (nics, network)
+    }
+}

@@ -1,0 +1,184 @@
+//! Whether, when and as what a container's process is started again.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard, watch};
+use tokio::time::sleep;
+
+use super::super::agent::Agent;
+use super::super::error::SandboxError;
+use super::super::stdio::{StdioError, StreamSet, Streams};
+use super::super::types::{RestartPolicy, Started, TerminalSize};
+use super::container::Container;
+
+/// The first delay; each is twice the one before.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+
+/// The longest delay.
+const LONGEST_DELAY: Duration = Duration::from_secs(60);
+
+/// A process that ran so long is taken to have worked: the delays begin anew.
+const STEADY: Duration = Duration::from_secs(10);
+
+/// When a process is started again.
+#[derive(Debug)]
+pub(super) struct Restarts {
+    policy: RestartPolicy,
+    count: u32,
+    delay: Duration,
+}
+
+impl Restarts {
+    pub(super) fn new(policy: RestartPolicy) -> Self {
+        Self {
+            policy,
+            count: 0,
+            delay: Duration::ZERO,
+        }
+    }
+
+    /// What to wait for before the next start of a process that has `ran` so long; `None`: it
+    /// ended for good.
+    pub(super) fn next(&mut self, code: i32, ran: Duration) -> Option<Duration> {
+        let is_wanted = match self.policy {
+            RestartPolicy::Never => false,
+            RestartPolicy::OnFailure { max_restarts } => {
+                code != 0 && max_restarts.is_none_or(|max| self.count < max)
+            }
+            RestartPolicy::Always => true,
+        };
+        if !is_wanted {
+            return None;
+        }
+        self.count = self.count.saturating_add(1);
+        self.delay = match self.delay {
+            Duration::ZERO => FIRST_DELAY,
+            _ if ran >= STEADY => FIRST_DELAY,
+            delay => (delay * 2).min(LONGEST_DELAY),
+        };
+        Some(self.delay)
+    }
+}
+
+/// What the processes of one container have in common.
+#[derive(Debug)]
+pub(super) struct Processes {
+    policy: RestartPolicy,
+    set: StreamSet,
+    terminal: Mutex<Option<TerminalSize>>,
+    /// Held while a process is made, and by who sends it a signal.
+    turn: AsyncMutex<()>,
+    /// No further one comes.
+    is_over: watch::Sender<bool>,
+}
+
+impl Processes {
+    pub(super) fn new(
+        policy: RestartPolicy,
+        set: StreamSet,
+        terminal: Option<TerminalSize>,
+    ) -> Self {
+        Self {
+            policy,
+            set,
+            terminal: Mutex::new(terminal),
+            turn: AsyncMutex::default(),
+            is_over: watch::Sender::new(false),
+        }
+    }
+
+    pub(super) fn policy(&self) -> RestartPolicy {
+        self.policy
+    }
+
+    /// Streams for the next process.
+    pub(super) fn streams(&self) -> Result<Streams, StdioError> {
+        Streams::new(self.set, *self.terminal())
+    }
+
+    /// The terminal has this size from now on.
+    pub(super) fn resized(&self, size: TerminalSize) {
+        let mut terminal = self.terminal();
+        if terminal.is_some() {
+            *terminal = Some(size);
+        }
+    }
+
+    fn terminal(&self) -> MutexGuard<'_, Option<TerminalSize>> {
+        self.terminal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The process that there is, is the last one.
+    pub(super) fn end(&self) {
+        self.is_over.send_replace(true);
+    }
+
+    /// Waits until no process is being made.
+    pub(super) async fn turn(&self) -> AsyncMutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
+    /// Waits for the time of the next process; false when none comes any more.
+    pub(super) async fn delayed(&self, delay: Duration) -> bool {
+        let mut is_over = self.is_over.subscribe();
+        tokio::select! {
+            biased;
+            _ = is_over.wait_for(|is_over| *is_over) => false,
+            () = sleep(delay) => true,
+        }
+    }
+
+    /// Makes the next process and lets it run; `None` when none comes any more.
+    pub(super) async fn restart(
+        &self,
+        container: &Container,
+        agent: &Agent,
+    ) -> Result<Option<Started>, SandboxError> {
+        let _turn = self.turn().await;
+        if *self.is_over.borrow() {
+            return Ok(None);
+        }
+        let streams = self.streams()?;
+        agent.restart(&container.id, streams.request()).await?;
+        container
+            .streams
+            .go_on(streams.connect(agent.mux()).await?)?;
+        Ok(Some(agent.start(&container.id).await?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn delays_double_up_to_a_minute_and_begin_anew_after_a_long_run() {
+        let mut restarts = Restarts::new(RestartPolicy::Always);
+        let delays: Vec<u128> = (0..12)
+            .filter_map(|_| restarts.next(0, SHORT))
+            .map(|delay| delay.as_millis())
+            .collect();
+        let expected = [
+            100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 51_200, 60_000, 60_000,
+        ];
+        assert_eq!(delays, expected);
+        assert_eq!(restarts.next(0, STEADY), Some(FIRST_DELAY));
+        assert_eq!(restarts.next(0, SHORT), Some(2 * FIRST_DELAY));
+    }
+
+    #[test]
+    fn only_failures_count_for_on_failure_and_so_often_as_told() {
+        let mut never = Restarts::new(RestartPolicy::Never);
+        assert_eq!(never.next(1, SHORT), None);
+        let of = |max_restarts| Restarts::new(RestartPolicy::OnFailure { max_restarts });
+        let mut twice = of(Some(2));
+        assert!(twice.next(1, SHORT).is_some() && twice.next(1, STEADY).is_some());
+        assert_eq!(twice.next(1, SHORT), None);
+        let mut often = of(None);
+        assert!((0..1000).all(|_| often.next(137, SHORT).is_some()));
+        assert_eq!(often.next(0, SHORT), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! What goes of templates: the oldest of too many, and half ones.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use tracing::warn;
+
+use super::STATE;
+
+/// Templates that are kept: each takes some 30 MB of disk.
+const KEPT: usize = 8;
+
+/// Removes what processes left that were killed while they made this template.
+pub(super) fn remove_partial(place: &Path) {
+    let (Some(templates), Some(name)) = (place.parent(), place.file_name()) else {
+        return;
+    };
+    let of_this = format!(".{}.", name.to_string_lossy());
+    for entry in fs::read_dir(templates).into_iter().flatten().flatten() {
+        let is_partial = entry.file_name().to_string_lossy().starts_with(&of_this);
+        if is_partial && let Err(error) = fs::remove_dir_all(entry.path()) {
+            warn!(%error, path = %entry.path().display(), "half a template stays");
+        }
+    }
+}
+
+/// Removes what processes left that were killed while they made templates. Those that are being made
+/// stay.
+pub fn remove_abandoned_templates(templates: &Path) {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(templates).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        // `.NAME.SOMETHING` while it is made, `NAME.lock` and `NAME.share` beside it.
+        let of = match name.strip_prefix('.') {
+            Some(partial) => partial.split('.').next(),
+            None => name
+                .strip_suffix(".lock")
+                .or_else(|| name.strip_suffix(".share")),
+        };
+        names.extend(of.filter(|of| !of.is_empty()).map(|of| templates.join(of)));
+    }
+    for place in names {
+        let lock_path = place.with_extension("lock");
+        let lock = File::options().write(true).open(&lock_path);
+        if lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock))) {
+            continue;
+        }
+        remove_partial(&place);
+        for removed in [
+            fs::remove_dir_all(place.with_extension("share")),
+            fs::remove_file(lock_path),
+        ] {
+            if let Err(error) = removed
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                warn!(%error, template = %place.display(), "half a template stays");
+            }
+        }
+    }
+}
+
+/// Leaves the templates that were wanted last.
+pub(super) fn remove_oldest(templates: &Path) {
+    let Ok(entries) = fs::read_dir(templates) else {
+        return;
+    };
+    let mut all: Vec<(SystemTime, PathBuf)> = entries
+        .flatten()
+        .filter(|entry| entry.path().join(STATE).exists() && entry.path().extension().is_none())
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    all.sort();
+    all.reverse();
+    for (_, path) in all.split_off(KEPT.min(all.len())) {
+        if let Err(error) = fs::remove_dir_all(&path) {
+            warn!(%error, template = %path.display(), "an old template stays");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_templates_go_unless_somebody_makes_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in [".dead.1x", ".made.2y", "dead.share", "whole"] {
+            fs::create_dir(path(name)).unwrap();
+            fs::write(path(name).join(STATE), "").unwrap();
+        }
+        File::create(path("dead.lock")).unwrap();
+        let lock = File::create(path("made.lock")).unwrap();
+        lock.try_lock().unwrap();
+        remove_abandoned_templates(dir.path());
+        let entries = fs::read_dir(dir.path()).unwrap().flatten();
+        let mut left: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+        left.sort();
+        assert_eq!(left, [".made.2y", "made.lock", "whole"]);
+    }
+
+    #[test]
+    fn the_templates_that_were_wanted_last_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let day = |n: u64| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(n * 86400);
+        for n in 0..KEPT as u64 + 3 {
+            let path = dir.path().join(n.to_string());
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join(STATE), "").unwrap();
+            File::open(&path).unwrap().set_modified(day(n)).unwrap();
+        }
+        fs::create_dir(dir.path().join("something else")).unwrap();
+        let half = dir.path().join(".0123.1.1.partial");
+        fs::create_dir(&half).unwrap();
+        remove_partial(&dir.path().join("4567"));
+        assert!(half.exists());
+        remove_partial(&dir.path().join("0123"));
+        assert!(!half.exists());
+        remove_oldest(dir.path());
+        let left = |n: usize| dir.path().join(n.to_string()).exists();
+        assert!((0..3).all(|n| !left(n)) && (3..KEPT + 3).all(left));
+        assert!(dir.path().join("something else").exists());
+    }
+}

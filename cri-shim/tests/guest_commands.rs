@@ -1,0 +1,152 @@
+//! What containers without a daemon do besides running once: being started again. These need a KVM
+//! that runs guests; nothing asserts a time.
+
+mod support;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::Stdio;
+
+use support::host::{Host, kill, sandboxes};
+
+impl Host {
+    /// What has happened so far, as words.
+    fn events(&self, arguments: &[&str]) -> String {
+        let now = ["events", "--until", "0s"];
+        let ran = self.podvisor(&[&now, arguments].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let words = ran.stdout.lines().map(|line| line.split(' ').nth(2));
+        words.map(Option::unwrap).collect::<Vec<_>>().join(" ")
+    }
+}
+
+#[test]
+fn guest_events_are_told_as_they_happen_and_none_is_missing() {
+    let host = Host::default();
+    let mut follow = host.root.podvisor(&["events", "--format", "json"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
+    // Nothing tells when it listens but what it says.
+    while !host.root.path().join("events.log").exists() {}
+    let id = host.start(&["--name", "web", "-l", "tier=front"], "exec sleep 9999");
+    host.podvisor(&["pause", "web"]).printed("web\n");
+    host.podvisor(&["unpause", "web"]).printed("web\n");
+    host.podvisor(&["exec", "web", "true"]).printed("");
+    // What a killed process left unsaid, the next command says.
+    sandboxes().into_iter().for_each(kill);
+    while !host.podvisor(&["ps", "-q"]).stdout.is_empty() {}
+    host.podvisor(&["rm", "web"]).printed("web\n");
+    let mut words = Vec::new();
+    while words.last().map(String::as_str) != Some("destroy") {
+        let line = lines.next().unwrap().unwrap();
+        let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let attributes = &event["Actor"]["Attributes"];
+        assert_eq!(event["Actor"]["ID"], *id, "{event}");
+        assert_eq!(attributes["name"], "web", "{event}");
+        assert_eq!(attributes["tier"], "front", "{event}");
+        if event["Action"] == "die" {
+            assert_eq!(attributes["exitCode"], "137");
+        }
+        words.push(event["Action"].as_str().unwrap().to_owned());
+    }
+    let all = "create start pause unpause exec die destroy";
+    assert_eq!(words.join(" "), all);
+    assert_eq!(host.events(&[]), all);
+    assert_eq!(
+        host.events(&["-f", "label=tier=front", "-f", "event=die"]),
+        "die"
+    );
+    assert_eq!(host.events(&["-f", "container=nobody"]), "");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&follow),
+        rustix::process::Signal::INT,
+    )
+    .unwrap();
+    assert_eq!(follow.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn guest_console_is_read_and_typed_to_and_needs_no_agent() {
+    let host = Host::default();
+    host.start(&["--name", "quiet"], "exec sleep 9999");
+    host.podvisor(&["console", "quiet"])
+        .refused(1, &["no console", "--console pty"]);
+    host.podvisor(&["rm", "-f", "quiet"]).printed("quiet\n");
+
+    host.start(&["--name", "talks", "--console", "pty"], "exec sleep 9999");
+    let connect = || {
+        let mut console = host.root.podvisor(&["console", "talks"]);
+        console.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut console = console.spawn().unwrap();
+        let lines = BufReader::new(console.stdout.take().unwrap()).lines();
+        (console, lines)
+    };
+    // What it wrote before is shown first.
+    let (mut console, mut lines) = connect();
+    assert!(lines.any(|line| line.unwrap().contains("Linux version")));
+    let tty = "/proc/1/root/dev/ttyS0";
+    let script = format!("exec <{tty} >{tty}; echo ready; read line; echo \"<$line>\"");
+    let mut reader = host.root.podvisor(&["debug", "talks", "sh", "-c", &script]);
+    let mut reader = reader.spawn().unwrap();
+    assert!(lines.any(|line| line.unwrap().contains("ready")));
+    let long = "typed ".repeat(30);
+    let mut keys = console.stdin.take().unwrap();
+    writeln!(keys, "{long}").unwrap();
+    let answer = format!("<{}>", long.trim_end());
+    assert!(lines.any(|line| line.unwrap().contains(&answer)));
+    assert!(reader.wait().unwrap().success());
+    let pid = rustix::process::Pid::from_child(&console);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(console.wait().unwrap().code(), Some(130));
+
+    // Of a guest that stands still, too; it ends with the machine.
+    host.podvisor(&["pause", "talks"]).printed("talks\n");
+    let (mut console, mut lines) = connect();
+    assert!(lines.any(|line| line.unwrap().contains(&answer)));
+    host.podvisor(&["rm", "-f", "talks"]).printed("talks\n");
+    assert_eq!(console.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn guest_program_is_started_again_as_its_policy_says() {
+    let host = Host::default();
+    let both = ["run", "--rm", "--restart", "always", "box", "true"];
+    host.podvisor(&both).refused(125, &["--restart", "--rm"]);
+
+    // In the same files, with the same log, and not for ever.
+    let script = "echo run $(cat /runs); echo again >>/runs; sleep 1000 & exit 3";
+    host.start(&["--name", "fails", "--restart", "on-failure:2"], script);
+    host.podvisor(&["wait", "fails"]).printed("3\n");
+    host.podvisor(&["logs", "fails"])
+        .printed("run\nrun again\nrun again again\n");
+    let shown = &host.json(&["inspect", "fails"])[0];
+    assert_eq!(shown["RestartCount"], 2, "{shown}");
+    assert_eq!(shown["HostConfig"]["RestartPolicy"]["Name"], "on-failure");
+    assert_eq!(shown["State"]["Status"], "exited");
+    assert_eq!(
+        host.events(&["--filter", "container=fails"]),
+        "create start die restart start die restart start die"
+    );
+
+    // Until it is asked to end.
+    let script = "trap 'exit 7' TERM; echo up; echo >>/n; \
+                  [ $(wc -l </n) -gt 2 ] || exit 0; while :; do sleep 0.1; done";
+    host.start(&["--name", "always", "--restart", "always"], script);
+    let mut wait = host.root.podvisor(&["wait", "always"]);
+    let wait = wait.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    while host.podvisor(&["logs", "always"]).stdout.lines().count() < 3 {}
+    assert_eq!(host.json(&["ps", "--json"])[0]["Restarts"], 2);
+    host.podvisor(&["exec", "always", "true"]).printed("");
+    host.podvisor(&["stop", "always"]).printed("always\n");
+    support::Ran::of(wait).printed("7\n");
+    host.podvisor(&["logs", "always"]).printed("up\nup\nup\n");
+
+    // Also while it waits for its next start.
+    host.start(&["--name", "waits", "--restart", "always"], "exit 5");
+    let status = || host.json(&["ps", "-a", "--json", "-f", "name=waits"])[0]["State"].clone();
+    while host.json(&["inspect", "waits"])[0]["RestartCount"].as_u64() < Some(5) {}
+    while status() != "restarting" {}
+    host.podvisor(&["kill", "waits"]).printed("waits\n");
+    host.podvisor(&["wait", "waits"]).printed("5\n");
+    host.podvisor(&["rm", "fails", "always", "waits"])
+        .printed("fails\nalways\nwaits\n");
+}

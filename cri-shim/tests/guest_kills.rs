@@ -1,0 +1,152 @@
+//! Whatever takes part in a container's life is killed at any moment, and the next command leaves
+//! the node clean. This needs a KVM that runs guests, and root.
+//!
+//! `PODVISOR_KILL_ROUNDS` says how often (a few times unless set), `PODVISOR_KILL_SEED` with which
+//! random numbers: those of a failure are in its output.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use support::host::{Host, kill, networks_left, sandboxes};
+
+/// Who is killed.
+#[derive(Debug, Clone, Copy)]
+enum Victim {
+    Launcher,
+    Sandbox,
+    Both,
+    /// The guest's kernel panics, and takes the agent along.
+    Guest,
+}
+
+const VICTIMS: [Victim; 4] = [
+    Victim::Guest,
+    Victim::Launcher,
+    Victim::Sandbox,
+    Victim::Both,
+];
+
+/// xorshift64*: good enough to spread moments.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+}
+
+fn setting(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+impl Host {
+    /// All that a container could leave: processes, groups, mounts, directories, files, networks.
+    fn all_left(&self) -> BTreeSet<String> {
+        let mut left: BTreeSet<String> = self.left().into_iter().collect();
+        left.extend(networks_left());
+        let files = fs::read_dir(self.root.path()).unwrap().flatten();
+        left.extend(files.map(|file| file.file_name().into_string().unwrap()));
+        left
+    }
+}
+
+#[test]
+fn guest_node_is_clean_after_kills_at_random_moments() {
+    let host = Host::default();
+    let data = host.root.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let volume = format!("{}:/data", data.display());
+    let run = || {
+        let flags = ["run", "--name", "victim", "--memory", "128M"];
+        let more = ["-e", "PATH=/bin", "-v", &volume, "--network", "nat"];
+        let command = [
+            "-p",
+            "18080:80",
+            "box",
+            "sh",
+            "-c",
+            "echo up; exec sleep 9999",
+        ];
+        let mut run = host.root.podvisor(&[&flags[..], &more, &command].concat());
+        run.stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    // One that nobody disturbs, for the time that it takes and what is there afterwards.
+    let begin = Instant::now();
+    let mut first = run();
+    let mut lines = BufReader::new(first.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "up");
+    let took = begin.elapsed();
+    host.podvisor(&["rm", "-f", "victim"]).printed("victim\n");
+    first.wait().unwrap();
+    let clean = host.all_left();
+
+    let rounds = setting("PODVISOR_KILL_ROUNDS").unwrap_or(4);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let seed = setting("PODVISOR_KILL_SEED").unwrap_or(now.subsec_nanos().into());
+    let mut random = Random(seed | 1);
+    for round in 0..rounds {
+        let victim = VICTIMS[usize::try_from(round).unwrap() % VICTIMS.len()];
+        let span = u64::try_from(took.as_millis()).unwrap() * 5 / 4;
+        let delay = match victim {
+            // Somebody has to be there to be told.
+            Victim::Guest => span,
+            _ => random.below(span),
+        };
+        let told = format!("seed {seed}, round {round}: {victim:?} after {delay} ms");
+        println!("{told}");
+        let mut launcher = run();
+        thread::sleep(Duration::from_millis(delay));
+        match victim {
+            Victim::Launcher => launcher.kill().unwrap(),
+            Victim::Sandbox => sandboxes().into_iter().for_each(kill),
+            Victim::Both => {
+                launcher.kill().unwrap();
+                sandboxes().into_iter().for_each(kill);
+            }
+            Victim::Guest => {
+                let panic = "echo c >/proc/sysrq-trigger";
+                while host
+                    .podvisor(&["debug", "victim", "sh", "-c", panic])
+                    .stderr
+                    .contains("no container")
+                {}
+            }
+        }
+        if !matches!(victim, Victim::Launcher | Victim::Both) {
+            // One that was killed before the machine came goes on.
+            host.podvisor(&["rm", "-f", "victim"]);
+        }
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        // A launcher's machine runs on, as it is meant to; a process that was killed is gone a moment
+        // later.
+        let begin = Instant::now();
+        loop {
+            host.podvisor(&["rm", "-f", "victim"]);
+            let listed = host.podvisor(&["ps", "-aq"]);
+            assert_eq!(listed.code, Some(0), "{told}: {listed:?}");
+            let left = host.all_left();
+            if left == clean && listed.stdout.is_empty() {
+                break;
+            }
+            assert!(
+                begin.elapsed() < Duration::from_secs(120),
+                "{told}: {:?}",
+                left.symmetric_difference(&clean)
+            );
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! Networks of containers, through the real binary and CNI's real plugins. These need a KVM that
+//! runs guests; nothing asserts a time.
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use support::Ran;
+use support::host::{Host, command, kill, networks_left, sandboxes};
+
+/// The bridge's address, by which guests reach the host.
+const GATEWAY: &str = "10.209.0.1";
+
+/// Says `up` and answers a line of each TCP connection to 8080 with another, and each datagram to 5353 with
+/// itself.
+const SERVER: &str = r#"
+    $SIG{CHLD} = "IGNORE"; $| = 1;
+    sub at { pack("S n a4 x8", 2, $_[0], "\0\0\0\0") }
+    socket(U, 2, 2, 17) && bind(U, at(5353)) or die $!;
+    socket(T, 2, 1, 6) && bind(T, at(8080)) && listen(T, 9) or die $!;
+    print "up\n";
+    if (fork) { while (accept(C, T)) { <C>; print C "hello from the guest\n"; close(C) } }
+    else { while (defined($from = recv(U, $b, 999, 0))) { send(U, $b, 0, $from) } }
+"#;
+
+/// A host whose image has perl, too.
+fn host() -> Host {
+    Host::with(|tree| {
+        let libraries = command("ldd", &["/usr/bin/perl"]);
+        let paths = libraries
+            .split_whitespace()
+            .filter(|word| word.starts_with('/'));
+        for path in paths.chain(["/usr/bin/perl"]) {
+            let to = tree.join(path.trim_start_matches('/'));
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::copy(path, to).unwrap();
+        }
+    })
+}
+
+/// Starts a container that serves, and waits until it does.
+fn serve(host: &Host, name: &str, flags: &[&str]) -> String {
+    let flags = [&["--name", name], flags].concat();
+    let id = host.start_program(&flags, &["/usr/bin/perl", "-e", SERVER]);
+    host.logs_with(name, "up");
+    id
+}
+
+/// What a TCP server answers to a line. Debian's passt passes nothing of a server's on before the
+/// client has spoken.
+fn said(address: &str) -> String {
+    let address: SocketAddr = address.parse().unwrap();
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(60))
+        .unwrap_or_else(|error| panic!("{address}: {error}"));
+    stream.write_all(b"x\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// Whether a UDP server sends back what it gets. Datagrams may be lost.
+fn echoes(address: &str) -> bool {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    socket.connect(address).unwrap();
+    (0..5).any(|_| {
+        let mut answer = [0; 9];
+        // Refused while nobody listens.
+        let _ = socket.send(b"datagram");
+        socket
+            .recv(&mut answer)
+            .is_ok_and(|len| &answer[..len] == b"datagram")
+    })
+}
+
+/// A server of the host that says `hello from the host` to all who come.
+fn host_server() -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            stream.unwrap().write_all(b"hello from the host\n").unwrap();
+        }
+    });
+    port
+}
+
+#[test]
+fn guest_containers_on_the_bridge_reach_the_host_each_other_and_are_reached() {
+    let host = host();
+    let outside = host_server();
+    let ports = ["-p", "18080:8080", "-p", "15353:5353/udp"];
+    let web = serve(&host, "web", &[&["--network", "nat"][..], &ports].concat());
+    let inspect = host.json(&["inspect", "web"]);
+    let network = &inspect[0]["NetworkSettings"];
+    let address = network["IPAddress"].as_str().unwrap().to_owned();
+    assert!(address.starts_with("10.209."), "{network}");
+    assert_eq!(network["Gateway"], GATEWAY);
+    assert_eq!(network["Networks"]["nat"]["IPAddress"], address.as_str());
+    let bound = json!([{"HostIp": "0.0.0.0", "HostPort": "18080"}]);
+    assert_eq!(network["Ports"]["8080/tcp"], bound);
+    assert!(Path::new(network["SandboxKey"].as_str().unwrap()).exists());
+
+    // From the host: by the container's address, and by ports of the host's own.
+    let hello = "hello from the guest\n";
+    assert_eq!(said(&format!("{address}:8080")), hello);
+    assert_eq!(said(&format!("{GATEWAY}:18080")), hello);
+    assert_eq!(said("127.0.0.1:18080"), hello);
+    assert!(echoes(&format!("{address}:5353")));
+    assert!(echoes(&format!("{GATEWAY}:15353")));
+
+    host.podvisor(&["port", "web"])
+        .printed("8080/tcp -> 0.0.0.0:18080\n5353/udp -> 0.0.0.0:15353\n");
+    host.podvisor(&["port", "web", "5353/udp"])
+        .printed("0.0.0.0:15353\n");
+    host.podvisor(&["port", "web", "80"])
+        .refused(1, &["80/tcp", "web"]);
+    let ps = host.podvisor(&["ps"]).stdout;
+    assert!(
+        ps.contains("0.0.0.0:18080->8080/tcp, 0.0.0.0:15353->5353/udp"),
+        "{ps}"
+    );
+    let ps = host.json(&["ps", "--json"]);
+    assert_eq!(ps[0]["Ports"][1]["host_port"], 15353);
+    let taken = ["run", "--network", "nat", "-p", "18080:80", "box", "true"];
+    host.podvisor(&taken).refused(125, &["18080", "web"]);
+    let port = outside.to_string();
+    let taken = [
+        "run",
+        "--network",
+        "nat",
+        "-p",
+        &format!("{port}:80"),
+        "box",
+        "true",
+    ];
+    host.podvisor(&taken)
+        .refused(125, &[&port, "choose another"]);
+
+    // From a second one, which nobody asked for a network: it is what root has.
+    let mut command = host
+        .root
+        .podvisor(&["run", "-d", "--name", "client", "--memory", "128M"]);
+    command.args([
+        "-e",
+        "PATH=/bin",
+        "--hostname",
+        "client",
+        "box",
+        "sleep",
+        "99999",
+    ]);
+    command.env_remove("PODVISOR_NETWORK");
+    let ran = Ran::new(command.output().unwrap());
+    assert_eq!((ran.code, &*ran.stderr), (Some(0), ""), "{ran:?}");
+    let sh = |script: &str| {
+        let ran = host.podvisor(&["exec", "-e", "PATH=/bin", "client", "sh", "-c", script]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.stdout
+    };
+    assert_eq!(sh(&format!("nc -w 60 {address} 8080 </dev/null")), hello);
+    assert_eq!(sh(&format!("nc -w 60 {GATEWAY} 18080 </dev/null")), hello);
+    let from_host = sh(&format!("nc -w 60 {GATEWAY} {outside} </dev/null"));
+    assert_eq!(from_host, "hello from the host\n");
+    let own = host.json(&["inspect", "client"])[0]["NetworkSettings"]["IPAddress"].clone();
+    let hosts = sh("cat /etc/hosts");
+    assert!(
+        hosts.contains(&format!("{}\tclient\n", own.as_str().unwrap())),
+        "{hosts}"
+    );
+
+    // Whatever ends a machine, the next command takes its network away.
+    let inspect = host.json(&["inspect", "client"]);
+    let netns = inspect[0]["NetworkSettings"]["SandboxKey"].clone();
+    kill(
+        inspect[0]["State"]["Pid"]
+            .as_u64()
+            .unwrap()
+            .try_into()
+            .unwrap(),
+    );
+    while sandboxes().len() > 1 {
+        thread::sleep(Duration::from_millis(20));
+    }
+    host.podvisor(&["ps"]);
+    assert!(!Path::new(netns.as_str().unwrap()).exists());
+    let inspect = host.json(&["inspect", "client"]);
+    assert_eq!(inspect[0]["NetworkSettings"]["IPAddress"], "");
+    host.podvisor(&["rm", "client"]).printed("client\n");
+    assert_eq!(said("127.0.0.1:18080"), hello);
+
+    // And who stops one does at once.
+    host.podvisor(&["stop", "-t", "1", "web"]).printed("web\n");
+    assert_eq!(networks_left(), [""; 0]);
+    assert!(
+        !host
+            .root
+            .path()
+            .join("c")
+            .join(&web[..12])
+            .join("cni")
+            .exists()
+    );
+    host.podvisor(&["port", "web"]).printed("");
+    host.podvisor(&["rm", "web"]).printed("web\n");
+}
+
+#[test]
+fn guest_programs_run_without_a_network_where_nobody_can_make_one() {
+    let host = host();
+    // In the foreground, with name servers of its own.
+    let run = [
+        "run",
+        "--rm",
+        "--network",
+        "nat",
+        "--dns",
+        "192.0.2.53",
+        "--memory",
+        "128M",
+    ];
+    let script = "cat /etc/resolv.conf; ip route";
+    let command = ["-e", "PATH=/bin", "box", "sh", "-c", script];
+    let ran = host.podvisor(&[&run[..], &command].concat());
+    let lines = |line| ran.stdout.lines().any(|is| is.starts_with(line));
+    assert!(
+        lines("nameserver 192.0.2.53") && lines("default via 10.209.0.1"),
+        "{ran:?}"
+    );
+    assert_eq!(networks_left(), [""; 0]);
+
+    let unknown = ["run", "--network", "no-such", "box", "true"];
+    host.podvisor(&unknown)
+        .refused(125, &["no-such", "/etc/cni/net.d"]);
+    // A host without plugins.
+    let podvisor = |flags: &[&str]| {
+        let hide = "mount -t tmpfs none /usr/lib/cni && exec \"$@\"";
+        let inner = host.root.podvisor(flags);
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", hide, "sh"])
+            .arg(inner.get_program());
+        command
+            .args(inner.get_args())
+            .env("PODVISOR_ROOT", host.root.path());
+        command
+            .env("PODVISOR_BOOT_TIMEOUT", "900")
+            .env("PODVISOR_BOOT", "cold");
+        Ran::new(command.output().unwrap())
+    };
+    let words = ["containernetworking-plugins", "--network none"];
+    podvisor(&["run", "--network", "nat", "box", "true"]).refused(125, &words);
+    podvisor(&["run", "-p", "80:80", "box", "true"]).refused(125, &words);
+    let run = ["run", "--rm", "--memory", "128M", "box", "/bin/true"];
+    podvisor(&run).refused(0, &["no network", "containernetworking-plugins"]);
+}
+
+/// Reads as many bytes of each client as its first line says, and says so.
+fn counter() -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut reader = BufReader::new(stream.unwrap());
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            let mut bytes = vec![0; line.trim().parse().unwrap()];
+            reader.read_exact(&mut bytes).unwrap();
+            writeln!(reader.get_mut(), "{} bytes", bytes.len()).unwrap();
+        }
+    });
+    port
+}
+
+/// An address of this host that is not on the loopback, with a way out: what passt needs to start.
+fn own_address() -> IpAddr {
+    let routes = command("ip", &["-4", "route", "show", "default"]);
+    if routes.is_empty() {
+        for line in [
+            "link add podvisor-test type dummy",
+            "addr add 198.51.100.1/24 dev podvisor-test",
+            "link set podvisor-test up",
+            "route add default via 198.51.100.254",
+        ] {
+            command("ip", &line.split(' ').collect::<Vec<_>>());
+        }
+    }
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect("203.0.113.1:9").unwrap();
+    socket.local_addr().unwrap().ip()
+}
+
+/// Programs of this name that live.
+fn running(name: &str) -> usize {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let stats = processes.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
+    let is_it = |stat: &String| {
+        let (_, rest) = stat.split_once('(').unwrap();
+        rest.starts_with(name) && !rest.contains(") Z")
+    };
+    stats.filter(is_it).count()
+}
+
+#[test]
+fn guest_network_of_a_user_goes_out_and_is_reached_by_ports() {
+    let host = host();
+    let address = own_address();
+    let outside = counter();
+    let hello = "hello from the guest\n";
+    let sends = |name: &str, bytes: u32| {
+        // Debian's passt tells no client of the server's end that has ended its own side.
+        let script = format!(
+            r#"socket(S, 2, 1, 6); connect(S, pack("S n a4 x8", 2, {outside},
+               pack("C4", split(/\./, "{address}")))) or die $!;
+               syswrite(S, "{bytes}\n" . "x" x {bytes}); print scalar(<S>)"#
+        );
+        let exec = ["exec", name, "/usr/bin/perl", "-e", &script];
+        host.podvisor(&exec).printed(&format!("{bytes} bytes\n"));
+    };
+    let warm = ["--network", "user", "--boot", "warm"];
+    let ports = ["-p", "18081:8080", "-p", "15354:5353/udp"];
+    let first = serve(&host, "first", &[&warm[..], &ports].concat());
+    assert_eq!(said("127.0.0.1:18081"), hello);
+    assert_eq!(said(&format!("{address}:18081")), hello);
+    assert!(echoes(&format!("{address}:15354")));
+    // More than the socket to passt takes at once.
+    sends("first", 3_000_000);
+    let inspect = host.json(&["inspect", "first"]);
+    let network = &inspect[0]["NetworkSettings"];
+    assert_eq!(network["Networks"]["user"]["IPAddress"], "10.0.2.15");
+    host.podvisor(&["port", "first", "8080"])
+        .printed("0.0.0.0:18081\n");
+    let run = ["run", "--network", "user", "-p", "18081:1", "box", "true"];
+    host.podvisor(&run).refused(125, &["18081"]);
+
+    // Templates have such cards, too.
+    let templates = host.root.path().join("templates");
+    let is_complete = |dir: fs::DirEntry| {
+        let name = dir.file_name().into_string().unwrap();
+        !name.starts_with('.') && dir.path().join("state").exists()
+    };
+    let begin = Instant::now();
+    while !fs::read_dir(&templates).is_ok_and(|dirs| dirs.flatten().any(is_complete)) {
+        assert!(begin.elapsed() < Duration::from_secs(300), "no template");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let second = serve(
+        &host,
+        "second",
+        &[&warm[..], &["-p", "18082:8080"]].concat(),
+    );
+    let log = host
+        .root
+        .path()
+        .join("c")
+        .join(&second[..12])
+        .join("sandbox.log");
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("is_clone=true"), "{log}");
+    assert_eq!(said("127.0.0.1:18082"), hello);
+    sends("second", 1000);
+
+    // Whoever serves a machine's network ends with it.
+    assert_eq!(running("passt"), 2);
+    let inspect = host.json(&["inspect", &first]);
+    kill(
+        inspect[0]["State"]["Pid"]
+            .as_u64()
+            .unwrap()
+            .try_into()
+            .unwrap(),
+    );
+    host.podvisor(&["stop", "-t", "1", "second"])
+        .printed("second\n");
+    while running("passt") > 0 {
+        thread::sleep(Duration::from_millis(20));
+    }
+    host.podvisor(&["rm", "-f", "first", "second"])
+        .printed("first\nsecond\n");
+    assert_eq!(networks_left(), [""; 0]);
+}

@@ -1,0 +1,130 @@
+//! Several containers in one machine without a daemon, and a look into the guest beside them.
+//! These need a KVM that runs guests; nothing asserts a time.
+
+mod support;
+
+use std::fs;
+
+use support::Ran;
+use support::host::{Host, kill, sandboxes};
+
+impl Host {
+    fn in_pod(&self, flags: &[&str], script: &str) -> Ran {
+        let run = ["run", "-e", "PATH=/bin", "--pod", "team"];
+        self.podvisor(&[&run, flags, &["box", "sh", "-c", script]].concat())
+    }
+}
+
+#[test]
+fn guest_containers_of_a_pod_share_what_a_pod_shares() {
+    let host = Host::default();
+    let data = host.root.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let volume = format!("{}:/data", data.display());
+    let create = [
+        "pod", "create", "--name", "team", "--memory", "192M", "-l", "a=b",
+    ];
+    let created = host.podvisor(&create);
+    assert_eq!(created.code, Some(0), "{created:?}");
+    let id = created.stdout.trim().to_owned();
+    assert_eq!(sandboxes().len(), 1);
+    let listed = &host.json(&["pod", "ls", "--format", "json"])[0];
+    assert_eq!(
+        (&listed["Id"], &listed["State"]),
+        (&id.into(), &"Running".into())
+    );
+    assert_eq!(host.podvisor(&["ps", "-aq"]).stdout, "");
+    host.podvisor(&create).refused(1, &["team", "in use"]);
+    let both = ["run", "--pod", "team", "--memory", "1G", "box", "true"];
+    assert_eq!(host.podvisor(&both).code, Some(125));
+
+    // Network, host name, shared memory; processes only where asked for.
+    let server = "echo shared >/dev/shm/file; echo up; exec nc -ll -p 80 -e echo hello";
+    let server = host.in_pod(&["-d", "--name", "server", "--pid", "pod"], server);
+    assert_eq!(server.code, Some(0), "{server:?}");
+    host.logs_with("server", "up");
+    let client = "hostname; cat /dev/shm/file; until nc 127.0.0.1 80 </dev/null; do sleep 0.1; done; \
+                  ps | grep -c '[n]c -ll'; echo kept >/data/file; exit 3";
+    let ran = host.in_pod(&["--rm", "-v", &volume, "--pid", "pod"], client);
+    let expected = "team\nshared\nhello\n1\n";
+    assert_eq!((ran.code, &*ran.stdout), (Some(3), expected), "{ran:?}");
+    assert_eq!(fs::read_to_string(data.join("file")).unwrap(), "kept\n");
+    let alone = host.in_pod(&["--rm"], "ps | grep -c '[n]c -ll'");
+    assert_eq!((alone.code, &*alone.stdout), (Some(1), "0\n"), "{alone:?}");
+    assert_eq!(sandboxes().len(), 1);
+    let ps = &host.json(&["ps", "--json", "--host-memory"])[0];
+    assert_eq!(
+        (&ps["Names"][0], &ps["PodName"]),
+        (&"server".into(), &"team".into())
+    );
+    assert!(
+        ps["HostMemory"]["Private"].as_u64().unwrap() > 1 << 20,
+        "{ps}"
+    );
+    let table = host.podvisor(&["ps", "--pod"]).stdout;
+    assert!(
+        table.contains("PODNAME") && table.contains("team"),
+        "{table}"
+    );
+
+    // A program of one's own sees all of it.
+    let script = "ps | grep -c '[n]c -ll'; cat $CONTAINER_ROOT/dev/shm/file; ls /proc/1/root/run; \
+                  mount -t tmpfs none /tmp && echo may";
+    let ran = host.podvisor(&["debug", "server", "sh", "-c", script]);
+    assert_eq!(ran.stdout, "1\nshared\npodvisor\nmay\n", "{ran:?}");
+    let ran = host.podvisor(&["debug", "--image", "box", "team", "sh", "-c", "exit 9"]);
+    assert_eq!(ran.code, Some(9), "{ran:?}");
+    host.podvisor(&["debug", "nobody"])
+        .refused(125, &["nobody"]);
+    host.podvisor(&["pause", "server"])
+        .refused(1, &["server", "team"]);
+
+    // What one leaves, another one does not see; the pod goes on without containers.
+    host.podvisor(&["pod", "rm", "team"])
+        .refused(1, &["server", "--force"]);
+    host.podvisor(&["stop", "-t", "0", "server"])
+        .printed("server\n");
+    host.podvisor(&["wait", "server"]).printed("137\n");
+    host.podvisor(&["logs", "-f", "server"]).printed("up\n");
+    let again = host.in_pod(
+        &["-d", "--name", "ends", "--restart", "on-failure"],
+        "trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done",
+    );
+    assert_eq!(again.code, Some(0), "{again:?}");
+    host.logs_with("ends", "up");
+    host.podvisor(&["pod", "stop", "team"]).printed("team\n");
+    host.podvisor(&["wait", "ends"]).printed("0\n");
+    assert_eq!(sandboxes(), [0; 0]);
+    let exited = &host.json(&["pod", "inspect", "team"])[0];
+    assert_eq!(exited["State"], "Exited", "{exited}");
+    assert_eq!(
+        exited["Containers"].as_array().unwrap().len(),
+        2,
+        "{exited}"
+    );
+    host.in_pod(&[], "true").refused(125, &["gone"]);
+    host.podvisor(&["pod", "rm", "team"]).printed("team\n");
+    assert_eq!(host.podvisor(&["ps", "-aq"]).stdout, "");
+    let left = fs::read_dir(host.root.path().join("c")).unwrap().count();
+    assert_eq!(left, 0);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let own = host.root.path().display().to_string();
+    assert!(!mounts.lines().any(|line| line.contains(&own)), "{mounts}");
+}
+
+#[test]
+fn guest_pod_whose_machine_was_killed_goes_with_its_containers() {
+    let host = Host::default();
+    let create = ["pod", "create", "--name", "team", "--memory", "128M"];
+    assert_eq!(host.podvisor(&create).code, Some(0));
+    let ran = host.in_pod(&["-d", "--name", "one"], "exec sleep 9999");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    sandboxes().into_iter().for_each(kill);
+    while host.json(&["pod", "ls", "--format", "json"])[0]["State"] != "Exited" {}
+    let ps = host.json(&["ps", "-a", "--json"]);
+    assert_eq!(ps[0]["State"], "dead", "{ps}");
+    let pruned = host.podvisor(&["prune", "-f"]);
+    assert_eq!(pruned.code, Some(0), "{pruned:?}");
+    assert_eq!(host.podvisor(&["pod", "ls", "-q"]).stdout, "");
+    assert_eq!(host.podvisor(&["ps", "-aq"]).stdout, "");
+}

@@ -1,0 +1,172 @@
+//! A root with an image, and what its containers are asked.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::pod::busybox;
+use super::{Ran, Root};
+
+/// A root with an image of busybox, `box`.
+pub(crate) struct Host {
+    pub(crate) root: Root,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self::with(|_| {})
+    }
+}
+
+impl Host {
+    /// `box` with what is added to its files.
+    pub(crate) fn with(add: impl FnOnce(&Path)) -> Self {
+        let root = Root::default();
+        let tree = root.path().join("tree");
+        busybox(&tree);
+        add(&tree);
+        for name in ["etc", "proc", "sys", "dev", "tmp"] {
+            fs::create_dir_all(tree.join(name)).unwrap();
+        }
+        let tree = tree.display().to_string();
+        let imported = root.output(&["import", "-q", &tree, "box"]);
+        assert_eq!(imported.code, Some(0), "{imported:?}");
+        Self { root }
+    }
+
+    pub(crate) fn podvisor(&self, arguments: &[&str]) -> Ran {
+        self.root.output(arguments)
+    }
+
+    /// `podvisor run -d` with these flags and a script; its id.
+    pub(crate) fn start(&self, flags: &[&str], script: &str) -> String {
+        self.start_program(flags, &["sh", "-c", script])
+    }
+
+    /// `podvisor run -d` with these flags and a program; its id.
+    pub(crate) fn start_program(&self, flags: &[&str], program: &[&str]) -> String {
+        let run = ["run", "-d", "--memory", "128M", "-e", "PATH=/bin"];
+        let ran = self.podvisor(&[&run, flags, &["box"], program].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.stdout.trim().to_owned()
+    }
+
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let ran = self.podvisor(arguments);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        serde_json::from_str(&ran.stdout).unwrap()
+    }
+
+    /// The output of a container, once it has this line.
+    pub(crate) fn logs_with(&self, name: &str, line: &str) -> String {
+        let mut follow = self.root.podvisor(&["logs", "-f", name]);
+        let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
+        let mut text = String::new();
+        for next in BufReader::new(follow.stdout.take().unwrap()).lines() {
+            let next = next.unwrap();
+            text = format!("{text}{next}\n");
+            if next == line {
+                break;
+            }
+        }
+        follow.kill().unwrap();
+        follow.wait().unwrap();
+        assert!(text.lines().any(|is| is == line), "{text}");
+        text
+    }
+}
+
+impl Host {
+    pub(crate) fn containers(&self) -> Vec<PathBuf> {
+        let dirs = fs::read_dir(self.root.path().join("c"));
+        dirs.into_iter()
+            .flatten()
+            .map(|dir| dir.unwrap().path())
+            .collect()
+    }
+
+    /// What this root's containers have left on the host.
+    pub(crate) fn left(&self) -> Vec<String> {
+        let mut left: Vec<String> = self
+            .containers()
+            .iter()
+            .map(|dir| dir.display().to_string())
+            .collect();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let own = self.root.path().display().to_string();
+        left.extend(
+            mounts
+                .lines()
+                .filter(|line| line.contains(&own))
+                .map(str::to_owned),
+        );
+        left.extend(sandboxes().into_iter().map(|pid| format!("process {pid}")));
+        let groups = fs::read_dir("/sys/fs/cgroup/podvisor")
+            .into_iter()
+            .flatten()
+            .flatten();
+        let groups = groups.filter(|entry| entry.path().is_dir());
+        left.extend(groups.map(|group| group.path().display().to_string()));
+        left
+    }
+}
+
+/// Processes `podvisor sandbox` that live.
+pub(crate) fn sandboxes() -> Vec<u32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_sandbox = |pid: &u32| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments.starts_with(b"podvisor\0sandbox\0")
+    };
+    pids.filter(is_sandbox).collect()
+}
+
+pub(crate) fn kill(pid: u32) {
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    // It may have ended in this moment.
+    let _ = kill_process(pid, Signal::KILL);
+}
+
+/// Where the plugin `host-local` keeps the addresses of podvisor's own network.
+const RESERVED: &str = "/var/lib/cni/networks/podvisor";
+
+/// What networks of containers have left on this host, of what belongs to one container.
+pub(crate) fn networks_left() -> Vec<String> {
+    let names = |dir: &str| {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        names.collect::<Vec<_>>()
+    };
+    let mut left = names("/run/netns");
+    left.extend(
+        names("/sys/class/net")
+            .into_iter()
+            .filter(|name| name.starts_with("veth")),
+    );
+    left.extend(
+        names(RESERVED)
+            .into_iter()
+            .filter(|name| name.starts_with("10.")),
+    );
+    let rules = command("iptables-save", &[]);
+    let of_one = |rule: &&str| {
+        rule.contains("-A") && rule.contains("10.209.") && !rule.contains("-A CNI-HOSTPORT-SETMARK")
+    };
+    left.extend(rules.lines().filter(of_one).map(str::to_owned));
+    left
+}
+
+/// What a program prints.
+pub(crate) fn command(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {output:?}"
+    );
+    String::from_utf8(output.stdout).unwrap()
+}

@@ -1,0 +1,87 @@
+//! Rates of a disk: what they hold back, a timer brings.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::epoll;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use crate::virtio::{Limiter, Rate};
+
+/// The rates, and an epoll instance that reports their timer and the disk's completions.
+#[derive(Debug)]
+pub(super) struct Pace {
+    limiter: Limiter,
+    epoll: OwnedFd,
+    timer: OwnedFd,
+}
+
+impl Pace {
+    pub(super) fn new(bytes: Option<Rate>, operations: Option<Rate>) -> io::Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let pace = Self {
+            limiter: Limiter::new(bytes, operations),
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
+        };
+        pace.watch(Some(pace.timer.as_fd()))?;
+        Ok(pace)
+    }
+
+    /// Reports what a disk has finished, too.
+    pub(super) fn watch(&self, disk: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(0);
+        disk.map_or(Ok(()), |fd| {
+            Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
+        })
+    }
+
+    /// A disk that goes. Its descriptor may live on elsewhere.
+    pub(super) fn forget(&self, disk: Option<BorrowedFd<'_>>) {
+        if let Some(fd) = disk {
+            // It was added, or its addition failed.
+            let _ = epoll::delete(&self.epoll, fd);
+        }
+    }
+
+    /// What the event loop waits for.
+    pub(super) fn backend(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Whether the next request has to wait. The timer is set then.
+    pub(super) fn is_over(&mut self) -> bool {
+        let Some(wait) = self.limiter.wait() else {
+            return false;
+        };
+        self.set(wait);
+        true
+    }
+
+    /// A request of `len` bytes begins.
+    pub(super) fn charge(&mut self, len: usize) {
+        self.limiter.charge(len);
+    }
+
+    /// Has [`Self::expired`] be true after some time.
+    pub(super) fn set(&self, wait: Duration) {
+        let spec = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: Timespec {
+                tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: wait.subsec_nanos().into(),
+            },
+        };
+        // Neither the descriptor nor the time can be wrong.
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
+    }
+
+    /// Whether the timer has expired since the last call.
+    pub(super) fn expired(&self) -> bool {
+        rustix::io::read(&self.timer, &mut [0; 8]).is_ok()
+    }
+}

@@ -1,0 +1,93 @@
+//! Feature bits of the network device (§5.1.3), and the offloads that they stand for.
+
+use super::nic::Offloads;
+
+pub(super) const CSUM: u64 = 1 << 0;
+pub(super) const GUEST_CSUM: u64 = 1 << 1;
+pub(super) const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
+pub(super) const MTU: u64 = 1 << 3;
+pub(super) const MAC: u64 = 1 << 5;
+pub(super) const GUEST_TSO4: u64 = 1 << 7;
+pub(super) const GUEST_TSO6: u64 = 1 << 8;
+pub(super) const GUEST_ECN: u64 = 1 << 9;
+pub(super) const HOST_TSO4: u64 = 1 << 11;
+pub(super) const HOST_TSO6: u64 = 1 << 12;
+pub(super) const HOST_ECN: u64 = 1 << 13;
+pub(super) const MRG_RXBUF: u64 = 1 << 15;
+pub(super) const STATUS: u64 = 1 << 16;
+pub(super) const CTRL_VQ: u64 = 1 << 17;
+pub(super) const CTRL_RX: u64 = 1 << 18;
+pub(super) const CTRL_MAC_ADDR: u64 = 1 << 23;
+
+/// What a driver may switch while it runs (§5.1.6.5.6).
+pub(super) const GUEST_OFFLOADS: u64 = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN;
+
+/// Whatever the backend can do.
+const ALWAYS: u64 = MAC | MRG_RXBUF | STATUS | CTRL_VQ | CTRL_RX | CTRL_MAC_ADDR;
+
+/// What a device over a backend with these offloads offers.
+pub(super) fn of_backend(offloads: Offloads) -> u64 {
+    let when = |is_so, features| if is_so { features } else { 0 };
+    if !offloads.checksum {
+        // The others need it (§5.1.3.1).
+        return ALWAYS;
+    }
+    ALWAYS
+        | CSUM
+        | GUEST_CSUM
+        | CTRL_GUEST_OFFLOADS
+        | when(offloads.tso4, HOST_TSO4 | GUEST_TSO4)
+        | when(offloads.tso6, HOST_TSO6 | GUEST_TSO6)
+        | when(offloads.ecn, HOST_ECN | GUEST_ECN)
+}
+
+/// What the driver takes from the device.
+pub(super) fn accepted(features: u64) -> Offloads {
+    let has = |bit| features & bit != 0;
+    let checksum = has(GUEST_CSUM);
+    Offloads {
+        checksum,
+        tso4: checksum && has(GUEST_TSO4),
+        tso6: checksum && has(GUEST_TSO6),
+        ecn: checksum && has(GUEST_ECN),
+    }
+}
+
+/// What the device takes from the driver.
+pub(super) fn offered(features: u64) -> Offloads {
+    let has = |bit| features & bit != 0;
+    let checksum = has(CSUM);
+    Offloads {
+        checksum,
+        tso4: checksum && has(HOST_TSO4),
+        tso6: checksum && has(HOST_TSO6),
+        ecn: checksum && has(HOST_ECN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_offers_what_its_backend_can_do() {
+        let none = of_backend(Offloads::NONE);
+        assert_eq!(none, ALWAYS);
+        let ipv4 = Offloads {
+            checksum: true,
+            tso4: true,
+            ..Offloads::NONE
+        };
+        let offers = of_backend(ipv4);
+        assert_eq!(offered(offers), ipv4);
+        assert_eq!(accepted(offers), ipv4);
+        assert_eq!(offered(of_backend(Offloads::ALL)), Offloads::ALL);
+        assert_eq!(
+            offered(of_backend(Offloads {
+                checksum: false,
+                ..ipv4
+            })),
+            Offloads::NONE
+        );
+    }
+}

@@ -1,0 +1,193 @@
+//! A Linux guest under load, which is paused, snapshotted and restored again and again: what it
+//! writes, sends and computes stays right.
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use podvisor_vmm::{
+    BlockDevice, Initramfs, MacAddress, MemorySize, NetDevice, Snapshot, Transport, Vm, VmBuilder,
+    VsockDevice,
+};
+use support::tap::{HOST, tap};
+use support::{Console, busybox_with, linux_with};
+
+/// Rounds on each transport, unless `PODVISOR_TEST_ROUNDS` says another number.
+const ROUNDS: usize = 3;
+/// How long the guest may take for its next steps, on an emulated host too.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Where the host echoes, over TCP and over vsock (`load.c`).
+const PORT: u16 = 7000;
+
+#[test]
+fn guest_under_load_loses_nothing_in_rounds_of_pause_snapshot_and_restore() {
+    loses_nothing(Transport::Mmio);
+}
+
+#[test]
+fn guest_under_load_loses_nothing_in_rounds_of_pause_snapshot_and_restore_on_pci() {
+    loses_nothing(Transport::Pci);
+}
+
+fn loses_nothing(transport: Transport) {
+    let rounds = std::env::var("PODVISOR_TEST_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    File::create_new(&disk).unwrap().set_len(1 << 20).unwrap();
+    let initramfs = initramfs(dir.path());
+    let tap = tap();
+    echo_over_tcp();
+    let streams = echo_over_vsock();
+    let devices = |vm: VmBuilder| {
+        let mut vsock = VsockDevice::in_process(3).unwrap();
+        let streams = streams.clone();
+        vsock.listen(PORT.into(), move |stream| drop(streams.send(stream)));
+        let card = NetDevice::tap(tap.try_clone().unwrap().into()).unwrap();
+        vm.block(BlockDevice::open(&disk).unwrap())
+            .net(card.mac(MacAddress([2, 0, 0, 0, 0, 9])))
+            .vsock(vsock)
+            .rng()
+    };
+    let mut console = Console::default();
+    let vm = linux_with(initramfs, &console)
+        .vcpus(2)
+        .memory(MemorySize::mib(64));
+    let mut vm = devices(vm.transport(transport)).build().unwrap();
+    vm.start().unwrap();
+    let mut done = goes_on(&vm, &console, [0; 4]);
+    let mut first = None;
+    for round in 0..rounds {
+        vm.pause().unwrap();
+        let place = dir.path().join(round.to_string());
+        vm.snapshot(&place).unwrap();
+        nothing_changes_while_paused(&vm, &place);
+        vm.resume().unwrap();
+        done = goes_on(&vm, &console, done);
+
+        vm.pause().unwrap();
+        let place = dir.path().join(format!("{round}.last"));
+        vm.snapshot(&place).unwrap();
+        vm.stop().unwrap();
+        drop(vm);
+        let snapshot = Snapshot::open(&place).unwrap();
+        fs::remove_dir_all(&place).unwrap();
+        console = Console::default();
+        let clone = snapshot.builder().serial(console.clone());
+        vm = devices(clone).build().unwrap();
+        vm.start().unwrap();
+        drop(snapshot);
+        done = goes_on(&vm, &console, done);
+        // A clone holds no more than the one before it.
+        let first = *first.get_or_insert_with(held);
+        let deadline = Instant::now() + PATIENCE;
+        while held() != first {
+            assert!(Instant::now() < deadline, "{first:?}, now {:?}", held());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// An initramfs whose init becomes the load.
+fn initramfs(dir: &Path) -> Initramfs {
+    let program = dir.join("load");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/load.c");
+    let status = Command::new("gcc")
+        .args(["-static", "-O2", "-s", "-o"])
+        .arg(&program)
+        .arg(source)
+        .status();
+    assert!(status.expect("gcc").success());
+    let script = "ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up; exec load";
+    busybox_with(script, &[("load", &fs::read(program).unwrap())])
+}
+
+/// Waits until each of the guest's jobs has done more than it had, on this console too, and what
+/// may have been under way by then, and returns what they have done.
+fn goes_on(vm: &Vm, console: &Console, done: [u64; 4]) -> [u64; 4] {
+    let deadline = Instant::now() + PATIENCE;
+    let mut text = String::new();
+    while Instant::now() < deadline {
+        text = console.text();
+        for wrong in [
+            "bad ",
+            "BUG",
+            "soft lockup",
+            "rcu_",
+            "Call Trace",
+            "timed out",
+        ] {
+            assert!(!text.contains(wrong), "{text}");
+        }
+        let mut told = text.lines().filter_map(|line| {
+            let numbers = line.strip_prefix("at ")?.strip_suffix(" end")?;
+            let numbers: Option<Vec<u64>> = numbers.split(' ').map(|n| n.parse().ok()).collect();
+            <[u64; 4]>::try_from(numbers?).ok()
+        });
+        // What a clone tells first may all be the work of the guest that it is a clone of.
+        if let Some(first) = told.next()
+            && let Some(now) = told.next_back()
+            && (0..4).all(|job| now[job] > done[job].max(first[job]) + 1)
+        {
+            assert!(vm.faults().is_empty());
+            return now;
+        }
+        console.wait_for_more(&text, deadline);
+    }
+    panic!("more than {done:?} by now: {text}");
+}
+
+/// Memory as it was at the snapshot, as another snapshot sees it.
+fn nothing_changes_while_paused(vm: &Vm, place: &Path) {
+    let again = place.with_extension("again");
+    vm.snapshot(&again).unwrap();
+    let memory = |place: &Path| fs::read(place.join("memory")).unwrap();
+    assert!(memory(place) == memory(&again), "memory changed in a pause");
+    for place in [place, &again] {
+        fs::remove_dir_all(place).unwrap();
+    }
+}
+
+/// Descriptors and threads of this process.
+fn held() -> (usize, usize) {
+    let count = |what| fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
+    (count("fd"), count("task"))
+}
+
+/// Echoes on the connections of the calling thread's network namespace.
+fn echo_over_tcp() {
+    let listener = TcpListener::bind((HOST, PORT)).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            echo(&mut stream);
+        }
+    });
+}
+
+/// Echoes on the streams that are sent to it, one after the other: the guest has one at a time.
+fn echo_over_vsock() -> mpsc::Sender<std::os::unix::net::UnixStream> {
+    let (streams, all) = mpsc::channel();
+    thread::spawn(move || {
+        for mut stream in all {
+            echo(&mut stream);
+        }
+    });
+    streams
+}
+
+/// Until the other side ends, or is cut off.
+fn echo(stream: &mut (impl Read + Write)) {
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = stream.read(&mut bytes) {
+        if stream.write_all(&bytes[..count]).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! A tap as a test's own network.
+#![allow(unsafe_code)] // TUNSETIFF, a namespace for one thread
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+
+use rustix::thread::UnshareFlags;
+
+/// The host's address on the tap; a guest takes another one of 10.9.0.0/24.
+pub(crate) const HOST: &str = "10.9.0.1";
+
+/// A tap named `tap0` in a network namespace of the calling thread's own, with the address [`HOST`].
+pub(crate) fn tap() -> File {
+    // SAFETY: the thread's network namespace alone changes.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("run as root");
+    let tap = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .expect("the module `tun`");
+    // SAFETY: an ifreq of zeroes is a valid one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"tap0") {
+        *to = (*from).cast_signed();
+    }
+    request.ifr_ifru.ifru_flags =
+        i16::try_from(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR).unwrap();
+    // SAFETY: TUNSETIFF reads and writes an ifreq.
+    let result = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    // The same neighbour in each namespace, or clones would look for the old one at first.
+    ip("link set tap0 address 02:00:00:00:00:01");
+    ip(&format!("addr add {HOST}/24 dev tap0"));
+    ip("link set tap0 up");
+    tap
+}
+
+fn ip(arguments: &str) {
+    let mut command = Command::new("/bin/busybox");
+    command.arg("ip").args(arguments.split(' '));
+    assert!(command.status().unwrap().success(), "ip {arguments}");
+}
