@@ -6,9 +6,11 @@
 
 mod blk;
 mod boot;
+mod interrupt;
 mod output;
 mod pull;
 mod restore;
+mod start;
 
 use clap::{Parser, Subcommand};
 
@@ -26,17 +28,23 @@ enum Subject {
     Blk(blk::Args),
     /// From starting the program to the guest's init
     Boot(boot::Args),
+    /// A line's interrupt, by ioctl and by irqfd
+    Interrupt(interrupt::Args),
     /// From a registry to a root file system
     Pull(pull::Args),
     /// From starting the program to the first answer of a clone's agent
     Restore(restore::Args),
+    /// From a command to the end of its container's program
+    Start(start::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().subject {
         Subject::Blk(args) => blk::command(&args),
         Subject::Boot(args) => boot::command(&args),
+        Subject::Interrupt(args) => interrupt::command(&args),
         Subject::Pull(args) => pull::command(&args),
         Subject::Restore(args) => restore::command(&args),
+        Subject::Start(args) => start::command(&args),
     }
 }

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
+use crate::guest::TRIPLE;
 use crate::{paths, process};
 
 /// `cargo SUBCOMMAND --locked`, to be run by [`process::run`].
@@ -36,6 +37,34 @@ pub(crate) fn build_release(package: &str, bins: &[&str], examples: &[&str]) -> 
     }
     process::run(command.stdout(std::io::stderr()))?;
     Ok(paths::cargo_target().join("release"))
+}
+
+/// Builds the programs of `packages` as they are shipped: optimised, static, and the same in
+/// whatever directory they are built; gives their directory.
+pub(crate) fn build_static(packages: &[&str]) -> Result<PathBuf> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let mut flags = vec!["-C target-feature=+crt-static".to_owned()];
+    let root = paths::root();
+    for (path, name) in [(Some(root), "podvisor"), (home.as_deref(), "cargo")] {
+        if let Some(path) = path {
+            flags.push(format!("--remap-path-prefix={}=/{name}", path.display()));
+        }
+    }
+    let mut command = cargo("build");
+    command
+        .args(["--quiet", "--release", "--bins", "--target", TRIPLE])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .env("CARGO_ENCODED_RUSTFLAGS", encoded(&flags))
+        .stdout(std::io::stderr());
+    process::run(&mut command)?;
+    Ok(paths::cargo_target().join(TRIPLE).join("release"))
+}
+
+/// Flags as `CARGO_ENCODED_RUSTFLAGS` takes them, so that paths may have spaces.
+fn encoded(flags: &[String]) -> String {
+    let words = flags.iter().map(|flag| flag.replacen("-C ", "-C\u{1f}", 1));
+    words.collect::<Vec<_>>().join("\u{1f}")
 }
 
 /// A test program, as `cargo test --no-run` built it.

@@ -14,7 +14,10 @@ use crate::process::{self, Group, Lock};
 use crate::report::Step;
 use crate::{filler, paths, setup};
 
-/// Where Debian's `linux-source-6.12` puts its archive.
+/// Debian's package of the source.
+const SOURCE: &str = "linux-source-6.12";
+
+/// Where that puts its archive.
 const ARCHIVE: &str = "/usr/src/linux-source-6.12.tar.xz";
 
 /// Raise when this file builds something else from the same inputs.
@@ -92,13 +95,23 @@ pub(crate) struct Args {
     /// Write the kernel to this file instead of target/guest/vmlinux
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Build target/guest/vmlinux-retpoline, for CPUs that need retpolines and return thunks
+    #[arg(long, conflicts_with_all = ["config", "output"])]
+    retpoline: bool,
 }
 
+/// What guests boot from, whatever the CPU.
+const CONFIG: &str = "images/kernel/guest.config";
+
 pub(crate) fn command(args: &Args) -> Result<()> {
+    if args.retpoline {
+        println!("{}", paths::display(&ensure_retpoline()?));
+        return Ok(());
+    }
     let config = args
         .config
         .clone()
-        .unwrap_or_else(|| paths::root().join("images/kernel/guest.config"));
+        .unwrap_or_else(|| paths::root().join(CONFIG));
     let output = args
         .output
         .clone()
@@ -111,8 +124,30 @@ pub(crate) fn command(args: &Args) -> Result<()> {
 /// Builds the guest kernel unless it is there already; gives its path.
 pub(crate) fn ensure() -> Result<PathBuf> {
     let output = paths::guest().join("vmlinux");
-    build(&paths::root().join("images/kernel/guest.config"), &output)?;
+    build(&paths::root().join(CONFIG), &output)?;
     Ok(output)
+}
+
+/// As [`ensure`], for the kernel that `images/kernel/retpoline.config` adds to.
+pub(crate) fn ensure_retpoline() -> Result<PathBuf> {
+    let mut fragment = String::new();
+    for name in [CONFIG, "images/kernel/retpoline.config"] {
+        let path = paths::root().join(name);
+        fragment += &fs::read_to_string(&path)
+            .with_context(|| format!("{} cannot be read", path.display()))?;
+    }
+    fs::create_dir_all(paths::guest())?;
+    let config = paths::guest().join("retpoline.config");
+    fs::write(&config, fragment)
+        .with_context(|| format!("{} cannot be written", config.display()))?;
+    let output = paths::guest().join("vmlinux-retpoline");
+    build(&config, &output)?;
+    Ok(output)
+}
+
+/// The version of Debian's package that the guest kernel is built from.
+pub(crate) fn source_version() -> Result<String> {
+    process::output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", SOURCE]))
 }
 
 fn build(config: &Path, output: &Path) -> Result<()> {

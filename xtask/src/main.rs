@@ -16,6 +16,8 @@ mod guest;
 mod host;
 mod images;
 mod kernel;
+mod mutants;
+mod package;
 mod paths;
 mod process;
 mod report;
@@ -50,12 +52,16 @@ enum Command {
     Bench(bench::Args),
     /// Show the main job: an image is pulled and a program of it runs in a guest
     Demo,
+    /// Make a Debian package, and an archive of the same tree, in target/package
+    Package,
     /// Run every check and test; the last lines count the tests
     Test(test::Args),
     /// Ask a runtime what a kubelet expects of any: podvisor, or another one to compare with
     Conformance(conformance::Args),
     /// Give fuzz targets to libFuzzer; finds stay in target/fuzz
     Fuzz(fuzz::Args),
+    /// Break functions one by one, and see whether a test notices
+    Mutants(mutants::Args),
     /// Run a command where KVM is sound: here, or in an emulated test host
     Host(host::Args),
 }
@@ -69,9 +75,11 @@ fn main() -> ExitCode {
         Command::Guest => guest::command().map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::command(&args),
         Command::Demo => demo::command(),
+        Command::Package => package::command(),
         Command::Test(args) => test::command(&args),
         Command::Conformance(args) => conformance::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),
+        Command::Mutants(args) => mutants::command(&args),
         Command::Host(args) => host::command(&args),
     };
     process::clean_up();

@@ -62,6 +62,7 @@ pub(crate) const TEST: &[Package] = &[
     package("iproute2", "looks at networks of pods"),
     package("iptables", "host ports of pods"),
     package("openssl", "signs images"),
+    package("passt", "networks of containers without a privilege"),
     package("qemu-utils", "disk images in all variants, to compare with"),
     package("skopeo", "another client of registries, to compare with"),
     package("strace", "ends a pull at each of its writes"),
@@ -88,10 +89,19 @@ pub(crate) const IMAGES: &[Package] = &[
 /// What `cargo xtask bench pull` uses beyond these.
 pub(crate) const BENCH_PULL: &[Package] = &[package("containerd", "a peer that pulls images")];
 
+/// What `cargo xtask bench start` uses beyond these.
+pub(crate) const BENCH_START: &[Package] = &[package("runc", "a peer that runs containers")];
+
 /// What `cargo xtask conformance --against containerd` uses.
 pub(crate) const CONFORMANCE: &[Package] = &[
     package("containerd", "another runtime that the suite is asked of"),
     package("runc", "runs containerd's containers"),
+];
+
+/// Making the package.
+pub(crate) const PACKAGE: &[Package] = &[
+    package("xz-utils", "packs the Debian package"),
+    package("zstd", "packs the archive"),
 ];
 
 /// What the demo uses beyond the build and the host.
@@ -115,7 +125,9 @@ pub(crate) const ALL: &[&[Package]] = &[
     TEST,
     IMAGES,
     BENCH_PULL,
+    BENCH_START,
     CONFORMANCE,
+    PACKAGE,
     DEMO,
 ];
 

@@ -89,7 +89,7 @@ pub(crate) fn take(pid: u32, kind: Kind, memory_mib: u64, to_init: Duration) -> 
         to_init,
         ended_threads: total.saturating_sub(alive),
         threads,
-        memory: memory(&smaps, memory_mib * 1024)?,
+        memory: Memory::of(&smaps, memory_mib * 1024)?,
     })
 }
 
@@ -103,60 +103,62 @@ struct Mapping<'a> {
     anonymous: u64,
 }
 
-/// Adds up an smaps file. The guest's memory is what makes exactly `guest_kib`: a mapping, or
-/// several adjacent ones that differ in their advice.
-fn memory(smaps: &str, guest_kib: u64) -> Result<Memory> {
-    let mut mappings: Vec<Mapping<'_>> = Vec::new();
-    for line in smaps.lines() {
-        let Some((key, rest)) = line.split_once(char::is_whitespace) else {
-            continue;
-        };
-        let Some(field) = key.strip_suffix(':') else {
-            // `address perms offset device inode path`
-            let file = rest.trim_start().splitn(5, ' ').nth(4).unwrap_or_default();
-            mappings.push(Mapping {
-                file: file.trim(),
-                range: addresses(key),
-                ..Mapping::default()
-            });
-            continue;
-        };
-        let Some(mapping) = mappings.last_mut() else {
-            continue;
-        };
-        let value = || {
-            let number = rest.split_whitespace().next();
-            number.and_then(|n| n.parse().ok()).unwrap_or(0)
-        };
-        match field {
-            "Size" => mapping.size = value(),
-            "Rss" => mapping.rss = value(),
-            "Pss" => mapping.pss = value(),
-            "Anonymous" => mapping.anonymous = value(),
-            _ => {}
+impl Memory {
+    /// Adds up an smaps file. The guest's memory is what makes exactly `guest_kib`: a mapping, or
+    /// several adjacent ones that differ in their advice.
+    pub(crate) fn of(smaps: &str, guest_kib: u64) -> Result<Self> {
+        let mut mappings: Vec<Mapping<'_>> = Vec::new();
+        for line in smaps.lines() {
+            let Some((key, rest)) = line.split_once(char::is_whitespace) else {
+                continue;
+            };
+            let Some(field) = key.strip_suffix(':') else {
+                // `address perms offset device inode path`
+                let file = rest.trim_start().splitn(5, ' ').nth(4).unwrap_or_default();
+                mappings.push(Mapping {
+                    file: file.trim(),
+                    range: addresses(key),
+                    ..Mapping::default()
+                });
+                continue;
+            };
+            let Some(mapping) = mappings.last_mut() else {
+                continue;
+            };
+            let value = || {
+                let number = rest.split_whitespace().next();
+                number.and_then(|n| n.parse().ok()).unwrap_or(0)
+            };
+            match field {
+                "Size" => mapping.size = value(),
+                "Rss" => mapping.rss = value(),
+                "Pss" => mapping.pss = value(),
+                "Anonymous" => mapping.anonymous = value(),
+                _ => {}
+            }
         }
-    }
-    let Some(guest) = guest_memory(&mappings, guest_kib) else {
-        bail!("no mapping is {guest_kib} KiB large: where is the guest's memory?");
-    };
-    let mut result = Memory::default();
-    for part in mappings.drain(guest) {
-        result.guest += part.rss;
-        result.guest_anonymous += part.anonymous;
-    }
-    for mapping in &mappings {
-        result.pss += mapping.pss;
-        result.anonymous += mapping.anonymous;
-        let name = mapping.file.rsplit('/').next().unwrap_or_default();
-        let known = result
-            .libraries
-            .iter()
-            .any(|library| library == mapping.file);
-        if mapping.file.starts_with('/') && name.contains(".so") && !known {
-            result.libraries.push(mapping.file.to_owned());
+        let Some(guest) = guest_memory(&mappings, guest_kib) else {
+            bail!("no mapping is {guest_kib} KiB large: where is the guest's memory?");
+        };
+        let mut result = Self::default();
+        for part in mappings.drain(guest) {
+            result.guest += part.rss;
+            result.guest_anonymous += part.anonymous;
         }
+        for mapping in &mappings {
+            result.pss += mapping.pss;
+            result.anonymous += mapping.anonymous;
+            let name = mapping.file.rsplit('/').next().unwrap_or_default();
+            let known = result
+                .libraries
+                .iter()
+                .any(|library| library == mapping.file);
+            if mapping.file.starts_with('/') && name.contains(".so") && !known {
+                result.libraries.push(mapping.file.to_owned());
+            }
+        }
+        Ok(result)
     }
-    Ok(result)
 }
 
 /// The two ends of a mapping, as smaps writes them; 0 when it does not.
@@ -269,7 +271,7 @@ Anonymous:             0 kB
 
     #[test]
     fn the_guests_memory_is_left_out_and_libraries_count_once() {
-        let memory = memory(SMAPS, 131_072).unwrap();
+        let memory = Memory::of(SMAPS, 131_072).unwrap();
         assert_eq!(memory.pss, 503);
         assert_eq!(memory.anonymous, 12);
         assert_eq!(memory.guest, 30_000);
@@ -278,7 +280,7 @@ Anonymous:             0 kB
 
     #[test]
     fn without_a_mapping_of_the_guests_size_nothing_is_reported() {
-        assert!(memory(SMAPS, 65_536).is_err());
+        assert!(Memory::of(SMAPS, 65_536).is_err());
     }
 
     #[test]

@@ -1,18 +1,23 @@
 //! What a clone costs: from starting the program to the first answer of the guest's agent over
-//! vsock, against the cold boot of the same guest in the same run.
+//! vsock, against the cold boot of the same guest in the same run; and many clones at once.
+//!
+//! [`podvisor`] and [`firecracker`] know how each monitor boots, snapshots and clones, [`agent`]
+//! what the agent is asked.
+
+mod agent;
+mod firecracker;
+mod podvisor;
 
 use std::fmt;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::boot::{Kind, Running, Sample, Stage, ahead_of_others, take};
+use crate::boot::{Sample, Stage, ahead_of_others};
 use crate::output::{self, Criterion};
+use firecracker::Firecracker;
+use podvisor::Podvisor;
 
 /// Of a clone's instructions to a cold boot's.
 const RATIO_LIMIT: f64 = 0.15;
@@ -32,6 +37,9 @@ pub(crate) struct Args {
     /// The program that boots and clones
     #[arg(long, value_name = "FILE")]
     program: PathBuf,
+    /// A Firecracker to compare with
+    #[arg(long, value_name = "FILE")]
+    firecracker: Option<PathBuf>,
     /// The guest's memory in MiB
     #[arg(long, value_name = "MIB", default_value_t = 128)]
     memory: u64,
@@ -39,13 +47,19 @@ pub(crate) struct Args {
     #[arg(
         long,
         value_name = "TEXT",
-        default_value = "quiet panic=-1 reboot=k pci=off 8250.nr_uarts=0 \
+        default_value = "quiet panic=-1 reboot=k 8250.nr_uarts=0 \
                          rcupdate.rcu_expedited=1 noreplace-smp"
     )]
     cmdline: String,
+    /// The bus of podvisor's devices
+    #[arg(long, value_name = "BUS", value_enum, default_value_t = Bus::Pci)]
+    transport: Bus,
     /// Runs of each, after one that warms the caches
     #[arg(long, value_name = "N", default_value_t = 3)]
     runs: usize,
+    /// Clones that run at once, for the memory that is each one's own
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    clones: usize,
     /// Time is counted in instructions here: one nanosecond each
     #[arg(long)]
     icount: bool,
@@ -54,14 +68,51 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+enum Bus {
+    Mmio,
+    Pci,
+}
+
+impl Bus {
+    /// As `agent-podvisor` takes it.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Mmio => "mmio",
+            Self::Pci => "pci",
+        }
+    }
+}
+
+impl Args {
+    /// For podvisor: a guest without PCI does not look for it.
+    fn cmdline(&self) -> String {
+        match self.transport {
+            Bus::Mmio => format!("{} pci=off", self.cmdline),
+            Bus::Pci => self.cmdline.clone(),
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     unit: &'static str,
     runs: usize,
+    transport: Bus,
     memory_mib: u64,
-    cold: Way,
-    clone: Way,
+    ways: Vec<(&'static str, Way)>,
+    clones: Clones,
     criteria: Vec<Criterion>,
+}
+
+/// Clones that run at once.
+#[derive(Debug, Serialize)]
+struct Clones {
+    count: usize,
+    /// Of the clone that has the most.
+    most_private_mib: f64,
+    /// Of each, in the mean.
+    private_mib: f64,
 }
 
 /// Medians.
@@ -78,56 +129,25 @@ struct Way {
 }
 
 pub(crate) fn command(args: &Args) -> Result<()> {
-    if args.runs == 0 {
-        bail!("--runs 0 measures nothing: give 1 or more");
+    if args.runs == 0 || args.clones == 0 {
+        bail!("--runs 0 and --clones 0 measure nothing: give 1 or more");
     }
     let stage = Stage::new()?;
-    let program = stage.copy(&args.program)?;
-    let snapshot = stage.path().join("snapshot");
-    let boot: Vec<String> = vec![
-        "boot".to_owned(),
-        stage.copy(&args.kernel)?.display().to_string(),
-        stage.copy(&args.initramfs)?.display().to_string(),
-        format!("{}MiB", args.memory),
-        args.cmdline.clone(),
-    ];
-    let restore = vec!["restore".to_owned(), snapshot.display().to_string()];
-    let run = |arguments: &[String]| {
-        let _first = ahead_of_others();
-        let messages = stage.path().join("stderr");
-        let began = Instant::now();
-        let mut child = Running(
-            Command::new(&program)
-                .args(arguments)
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(File::create(&messages)?)
-                .spawn()?,
-        );
-        let stdout = child.0.stdout.take().context("stdout was not kept")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        if line.trim() != "answered" {
-            let messages = std::fs::read_to_string(&messages)?;
-            bail!("{} failed: {}", arguments[0], messages.trim());
-        }
-        take(child.0.id(), Kind::Podvisor, args.memory, began.elapsed())
-    };
-    let mut with_snapshot = boot.clone();
-    with_snapshot.push(snapshot.display().to_string());
-    run(&with_snapshot).context("the snapshot was not made")?;
-    run(&restore)?;
-    let many = |arguments: &[String]| {
-        let samples: Result<Vec<Sample>> = (0..args.runs).map(|_| run(arguments)).collect();
-        samples.map(|samples| Way::new(&samples))
-    };
-    let (cold, clone) = (many(&boot)?, many(&restore)?);
-    let mut criteria = vec![Criterion::at_most(
-        "a clone over a cold boot",
-        RATIO_LIMIT,
-        clone.total / cold.total,
-    )];
+    let podvisor = Podvisor::stage(args, &stage)?;
+    let _first = ahead_of_others();
+    podvisor.snapshot().context("the snapshot was not made")?;
+    podvisor.restore()?;
+    let cold = Way::new(args.runs, || podvisor.boot())?;
+    let clone = Way::new(args.runs, || podvisor.restore())?;
+    let clones = Clones::new(&podvisor.at_once(args.clones)?);
+    let mut criteria = Vec::new();
+    // Time of an emulated host says nothing of a guest's.
     if args.icount {
+        criteria.push(Criterion::at_most(
+            "a clone over a cold boot",
+            RATIO_LIMIT,
+            clone.total / cold.total,
+        ));
         criteria.push(Criterion::at_most(
             "a clone's own threads, M instructions",
             OWN_LIMIT,
@@ -135,10 +155,27 @@ pub(crate) fn command(args: &Args) -> Result<()> {
         ));
     }
     criteria.push(Criterion::at_most(
-        "memory private to a clone, MiB",
+        "memory private to a clone, the most of all, MiB",
         PRIVATE_LIMIT,
-        clone.private_mib,
+        clones.most_private_mib,
     ));
+    let mut ways = vec![("cold boot", cold), ("clone", clone)];
+    if let Some(program) = &args.firecracker {
+        let files = [stage.copy(&args.kernel)?, stage.copy(&args.initramfs)?];
+        let firecracker = Firecracker::stage(
+            program,
+            &stage,
+            files,
+            args.memory,
+            &format!("{} pci=off", args.cmdline),
+        )?;
+        firecracker.snapshot().context("Firecracker's snapshot")?;
+        firecracker.restore().context("Firecracker's clone")?;
+        let cold = Way::new(args.runs, || firecracker.boot())?;
+        ways.push(("Firecracker's cold boot", cold));
+        let clone = Way::new(args.runs, || firecracker.restore())?;
+        ways.push(("Firecracker's clone", clone));
+    }
     let unit = if args.icount {
         "M instructions"
     } else {
@@ -147,16 +184,18 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     let report = Report {
         unit,
         runs: args.runs,
+        transport: args.transport,
         memory_mib: args.memory,
-        cold,
-        clone,
+        ways,
+        clones,
         criteria,
     };
     output::print(&report, args.json.as_deref())
 }
 
 impl Way {
-    fn new(samples: &[Sample]) -> Self {
+    fn new(runs: usize, run: impl Fn() -> Result<Sample>) -> Result<Self> {
+        let samples = (0..runs).map(|_| run()).collect::<Result<Vec<_>>>()?;
         let median = |of: &dyn Fn(&Sample) -> f64| {
             let mut values: Vec<f64> = samples.iter().map(of).collect();
             values.sort_by(f64::total_cmp);
@@ -168,13 +207,25 @@ impl Way {
             threads.extend(alive.map(|thread| (thread.name.clone(), thread.cpu as f64 / 1e6)));
             threads.push(("(ended)".to_owned(), sample.ended_threads as f64 / 1e6));
         }
-        Self {
+        Ok(Self {
             total: median(&|s| (s.own() + s.vcpus()) as f64 / 1e6),
             own: median(&|s| s.own() as f64 / 1e6),
             vcpu: median(&|s| s.vcpus() as f64 / 1e6),
             ms: median(&|s| s.to_init.as_secs_f64() * 1e3),
             private_mib: median(&|s| s.memory.guest_anonymous as f64 / 1024.0),
             threads,
+        })
+    }
+}
+
+impl Clones {
+    fn new(samples: &[Sample]) -> Self {
+        let private = samples.iter().map(|sample| sample.memory.guest_anonymous);
+        let mib = |kib: u64| kib as f64 / 1024.0;
+        Self {
+            count: samples.len(),
+            most_private_mib: mib(private.clone().max().unwrap_or(0)),
+            private_mib: mib(private.sum::<u64>()) / samples.len() as f64,
         }
     }
 }
@@ -183,26 +234,36 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "To the agent's first answer: {} MiB, 1 vCPU, medians of {} runs; CPU in {}",
-            self.memory_mib, self.runs, self.unit
+            "To the agent's first answer: {} MiB, 1 vCPU, devices on {}, medians of {} runs; CPU in {}",
+            self.memory_mib,
+            self.transport.word(),
+            self.runs,
+            self.unit
         )?;
         writeln!(
             f,
-            "{:10} {:>8} {:>8} {:>8} {:>8} {:>12}",
+            "{:24} {:>8} {:>8} {:>8} {:>8} {:>12}",
             "", "total", "own", "vCPU", "ms", "private MiB"
         )?;
-        for (name, way) in [("cold boot", &self.cold), ("clone", &self.clone)] {
+        for (name, way) in &self.ways {
             writeln!(
                 f,
-                "{name:10} {:8.1} {:8.1} {:8.1} {:8.1} {:12.1}",
+                "{name:24} {:8.1} {:8.1} {:8.1} {:8.1} {:12.1}",
                 way.total, way.own, way.vcpu, way.ms, way.private_mib
             )?;
             let threads = way.threads.iter();
             let costs: Vec<String> = threads
                 .map(|(name, cost)| format!("{name} {cost:.2}"))
                 .collect();
-            writeln!(f, "           {}", costs.join(", "))?;
+            writeln!(f, "    {}", costs.join(", "))?;
         }
+        let Clones {
+            count, private_mib, ..
+        } = self.clones;
+        writeln!(
+            f,
+            "{count} clones at once: {private_mib:.2} MiB private to each in the mean"
+        )?;
         for criterion in &self.criteria {
             writeln!(f, "{criterion}")?;
         }

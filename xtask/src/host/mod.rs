@@ -19,13 +19,13 @@ use anyhow::{Context, Result, bail};
 use crate::{paths, process, report, setup};
 pub(crate) use build::distribution_kernel;
 pub(crate) use run::quote;
-use run::{Ended, Job};
+use run::{HostExit, Job};
 
 /// Chooses the host when set: `native` or `emulated`. Within a host it says which one it is.
 const ENVIRONMENT: &str = "PODVISOR_TEST_HOST";
 
 /// The status of a command that was ended by the time limit, as `timeout` reports it.
-const TIMED_OUT: u8 = 124;
+pub(crate) const TIMED_OUT: u8 = 124;
 
 /// The status when not the command but its host stood still.
 pub(crate) const HUNG: u8 = 123;
@@ -164,27 +164,27 @@ fn execute(args: &Args, stdin: bool) -> Result<u8> {
         bail!("--shell needs a terminal on stdin");
     }
     let mut ended = run::run(&image, &job)?;
-    if let Ended::BootHang = ended {
+    if let HostExit::BootHang = ended {
         report::note("the test host hung while it booted; trying once more");
         ended = run::run(&image, &job)?;
     }
     match ended {
-        Ended::Status(status) => Ok(status),
-        Ended::TimeLimit => {
+        HostExit::Status(status) => Ok(status),
+        HostExit::TimeLimit => {
             report::error(&anyhow::anyhow!(
                 "the command was still running after {} s and was ended with its host (--timeout sets the limit)",
                 args.timeout
             ));
             Ok(TIMED_OUT)
         }
-        Ended::Hang => {
+        HostExit::Hang => {
             report::error(&anyhow::anyhow!(
                 "the test host stood still and was ended; its last messages and its CPUs' state are in {}",
                 job.log.as_deref().map(paths::display).unwrap_or_default()
             ));
             Ok(HUNG)
         }
-        Ended::BootHang => bail!(
+        HostExit::BootHang => bail!(
             "the test host hung twice while it booted; its kernel's messages are in {}",
             job.log.as_deref().map(paths::display).unwrap_or_default()
         ),

@@ -2,7 +2,7 @@
 //! the rules by which a host that hangs is ended.
 //!
 //! Every stream is a virtio-serial port on a unix socket: `status` says `up` when the command
-//! starts and `rc=N` when it has ended; `stdout`, `stderr` and `stdin` are the command's; with
+//! starts and `rc=N` when it has ended, which is answered; `stdout`, `stderr` and `stdin` are the command's; with
 //! a terminal, `hvc0` is both directions and `size` carries new window sizes. The command
 //! itself travels in a small cpio archive appended to the initramfs.
 
@@ -61,7 +61,7 @@ pub(crate) struct Job {
 
 /// How a host ended.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum HostExit {
     /// The command ended with this status.
     Status(u8),
     /// The command never started.
@@ -73,7 +73,7 @@ pub(crate) enum Ended {
 }
 
 /// Runs `job` to its end.
-pub(crate) fn run(image: &Image, job: &Job) -> Result<Ended> {
+pub(crate) fn run(image: &Image, job: &Job) -> Result<HostExit> {
     let folder = TempDir::new("host")?;
     let dir = folder.path();
     let initramfs = dir.join("initramfs.cpio");
@@ -133,10 +133,10 @@ enum Failure {
     OutputClosed,
 }
 
-fn explain(failure: Failure, dir: &Path) -> Result<Ended> {
+fn explain(failure: Failure, dir: &Path) -> Result<HostExit> {
     let status = match failure {
         // As a shell reports a program that died of SIGPIPE.
-        Failure::OutputClosed => return Ok(Ended::Status(141)),
+        Failure::OutputClosed => return Ok(HostExit::Status(141)),
         Failure::Died(status) => status,
     };
     let mut text = String::new();
@@ -173,7 +173,7 @@ fn watch(
     qemu: Pid,
     events: &Receiver<Event>,
     mut stdin: Option<UnixListener>,
-) -> Result<Ended, Failure> {
+) -> Result<HostExit, Failure> {
     let began = Instant::now();
     let mut deadline = began + BOOT_LIMIT.min(job.limit);
     let mut up = false;
@@ -216,11 +216,11 @@ fn watch(
                 kill();
                 if returned.is_none() && verdict.is_none() {
                     verdict = Some(Ok(if !up {
-                        Ended::BootHang
+                        HostExit::BootHang
                     } else if next < deadline {
-                        Ended::Hang
+                        HostExit::Hang
                     } else {
-                        Ended::TimeLimit
+                        HostExit::TimeLimit
                     }));
                 }
                 pulse = None;
@@ -248,7 +248,7 @@ fn watch(
     }
     match (returned, verdict) {
         (_, Some(Err(failure))) => Err(failure),
-        (Some(status), _) => Ok(Ended::Status(status)),
+        (Some(status), _) => Ok(HostExit::Status(status)),
         (None, Some(Ok(ended))) => Ok(ended),
         (None, None) => Err(Failure::Died(exit)),
     }
@@ -293,9 +293,13 @@ fn serve(name: &str, listener: UnixListener, events: Sender<Event>) {
 }
 
 fn read_status(stream: UnixStream, events: &Sender<Event>) {
-    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+    for line in BufReader::new(&stream).lines().map_while(Result::ok) {
         let event = match line.strip_prefix("rc=").map(str::parse) {
-            Some(Ok(status)) => Event::Returned(status),
+            Some(Ok(status)) => {
+                // The host waits for it before it ends.
+                let _ = (&stream).write_all(b"seen\n");
+                Event::Returned(status)
+            }
             _ if line == "up" => Event::Up,
             _ if line == "alive" => Event::Alive,
             _ => continue,

@@ -99,7 +99,12 @@ done 2> /dev/null
 [ "$TERMINAL" = 1 ] || wait $out $err
 $B sync
 unshare_all
-echo "rc=$rc" > "$STATUS"
+# QEMU drops what it has not written when it ends: until the status is seen, it goes on.
+n=0
+until { echo "rc=$rc" >&5; read -t 10 -r seen <&5; :; } 5<> "$STATUS" || [ $n = 50 ]; do
+    n=$((n + 1))
+    $B usleep 20000
+done
 # QEMU's debug-exit port: the host is gone at once.
 printf '\0' | $B dd of=/dev/port bs=1 seek=1281 2> /dev/null
 $B reboot -f

@@ -1,0 +1,238 @@
+//! `cargo xtask package`: a Debian package, and an archive of the same tree for other systems.
+//!
+//! The same sources make the same bytes: files have the time of the last commit, programs forget
+//! where they were built, and what packs them works on one thread. [`tree`] is what is installed,
+//! [`licences`] the texts that go with it.
+
+mod licences;
+mod tree;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+
+use crate::report::Step;
+use crate::{cargo, guest, kernel, paths, process, setup};
+use tree::Tree;
+
+/// In Debian's words.
+const ARCHITECTURE: &str = "amd64";
+
+/// What the programs are, and what a node may want beside them. `podvisor` is static.
+const CONTROL: &str = "\
+Package: podvisor
+Version: @VERSION@
+Architecture: @ARCHITECTURE@
+Maintainer: The podvisor developers <developers@podvisor.invalid>
+Installed-Size: @KIB@
+Section: admin
+Priority: optional
+Recommends: containernetworking-plugins, iptables, kmod
+Suggests: passt
+Description: pods and containers in virtual machines of their own
+ A container runtime whose pods are small virtual machines on KVM: one program
+ with its own virtual machine monitor, guest kernel and agent, which serves the
+ Container Runtime Interface to a kubelet and runs containers at the terminal.
+";
+
+/// The daemon starts with the machine from then on; it runs when the administrator says so.
+const POSTINST: &str = "\
+#!/bin/sh
+set -e
+if [ \"$1\" = configure ]; then
+    # An administrator who disables it later is not overruled by an upgrade.
+    if [ -z \"$2\" ] && command -v systemctl > /dev/null; then
+        systemctl enable --quiet podvisor.service
+    fi
+    if [ -d /run/systemd/system ]; then
+        systemctl daemon-reload
+        # Pods go on meanwhile.
+        if [ -n \"$2\" ]; then systemctl try-restart podvisor.service; fi
+    fi
+fi
+";
+
+const PRERM: &str = "\
+#!/bin/sh
+set -e
+if [ \"$1\" = remove ] && [ -d /run/systemd/system ]; then
+    systemctl disable --quiet --now podvisor.service
+fi
+";
+
+const POSTRM: &str = "\
+#!/bin/sh
+set -e
+if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+if [ \"$1\" = purge ]; then rm -rf /var/lib/podvisor /run/podvisor; fi
+";
+
+pub(crate) fn command() -> Result<ExitCode> {
+    setup::ensure(&[setup::BUILD, setup::KERNEL, setup::PACKAGE])?;
+    let [kernel, initramfs] = guest::ensure()?;
+    let retpoline = kernel::ensure_retpoline()?;
+    let step = Step::begin("building podvisor");
+    let podvisor = cargo::build_static(&["podvisor-cri"])?.join("podvisor");
+    step.done();
+
+    let step = Step::begin("packing");
+    let folder = paths::target().join("package");
+    match fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("{} cannot be removed", folder.display()));
+        }
+        _ => {}
+    }
+    let root = folder.join("tree");
+    let tree = Tree::new(&root)?;
+    install(&tree, &podvisor, &initramfs)?;
+    install_kernels(&tree, &[&kernel, &retpoline])?;
+    let time = time()?;
+    let name = format!("podvisor_{}_{ARCHITECTURE}", env!("CARGO_PKG_VERSION"));
+    let archive = archive(&folder, &name, &time)?;
+    control(&tree, &root)?;
+    let package = debian(&root, folder.join(format!("{name}.deb")), &time)?;
+    fs::remove_dir_all(&root)?;
+    step.done();
+    for path in [package, archive] {
+        println!("{}", paths::display(&path));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Puts everything where it is on a machine.
+fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
+    tree.copy(podvisor, "usr/bin/podvisor", 0o755)?;
+    tree.copy(initramfs, "usr/lib/podvisor/initramfs.cpio", 0o644)?;
+    let deploy = paths::root().join("deploy");
+    for (file, place) in [
+        (
+            "podvisor.service",
+            "usr/lib/systemd/system/podvisor.service",
+        ),
+        ("modules.conf", "usr/lib/modules-load.d/podvisor.conf"),
+        (
+            "runtimeclass.yaml",
+            "usr/share/doc/podvisor/runtimeclass.yaml",
+        ),
+    ] {
+        tree.copy(&deploy.join(file), place, 0o644)?;
+    }
+    let said = |arguments: &[&str]| process::output(Command::new(podvisor).args(arguments));
+    let line = |text: String| text + "\n";
+    tree.write(
+        "etc/podvisor/config.toml",
+        &line(said(&["config", "default"])?),
+    )?;
+    for (shell, place) in [
+        ("bash", "usr/share/bash-completion/completions/podvisor"),
+        ("fish", "usr/share/fish/vendor_completions.d/podvisor.fish"),
+        ("zsh", "usr/share/zsh/vendor-completions/_podvisor"),
+    ] {
+        tree.write(place, &line(said(&["completions", shell])?))?;
+    }
+    let manual = tree.directory("usr/share/man/man1")?;
+    said(&["manual", &manual.display().to_string()])?;
+    tree.compress(&manual)?;
+
+    let documents = "usr/share/doc/podvisor";
+    for file in [
+        "README.md",
+        "CHANGELOG.md",
+        "docs/cli.md",
+        "docs/cri.md",
+        "docs/kernel.md",
+    ] {
+        let name = file.trim_start_matches("docs/");
+        tree.copy(
+            &paths::root().join(file),
+            &format!("{documents}/{name}"),
+            0o644,
+        )?;
+    }
+    tree.write(
+        &format!("{documents}/copyright"),
+        &licences::copyright(&kernel::source_version()?),
+    )?;
+    tree.write(
+        &format!("{documents}/third-party-licences"),
+        &licences::third_party()?,
+    )
+}
+
+/// Puts each kernel where podvisor looks for it, and its configuration beside the documents.
+fn install_kernels(tree: &Tree, kernels: &[&Path]) -> Result<()> {
+    for kernel in kernels {
+        let name = kernel
+            .file_name()
+            .context("a kernel has no name")?
+            .display();
+        tree.copy(kernel, &format!("usr/lib/podvisor/{name}"), 0o644)?;
+        let config = format!("usr/share/doc/podvisor/{name}.config");
+        tree.copy(&kernel.with_extension("config"), &config, 0o644)?;
+    }
+    Ok(())
+}
+
+/// What dpkg reads.
+fn control(tree: &Tree, root: &Path) -> Result<()> {
+    let sums = tree.checksums()?;
+    let control = CONTROL
+        .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
+        .replace("@ARCHITECTURE@", ARCHITECTURE)
+        .replace("@KIB@", &tree.kib()?.to_string());
+    let tree = Tree::new(&root.join("DEBIAN"))?;
+    tree.write("control", &control)?;
+    tree.write("conffiles", "/etc/podvisor/config.toml\n")?;
+    tree.write("md5sums", &sums)?;
+    for (name, script) in [("postinst", POSTINST), ("prerm", PRERM), ("postrm", POSTRM)] {
+        tree.write(name, script)?;
+        tree.permit(name, 0o755)?;
+    }
+    Ok(())
+}
+
+fn debian(root: &Path, package: PathBuf, time: &str) -> Result<PathBuf> {
+    let mut command = process::tied("dpkg-deb");
+    command
+        .args(["--root-owner-group", "--threads-max=1", "-Zxz", "--build"])
+        .args([root, &package])
+        .env("SOURCE_DATE_EPOCH", time)
+        .stdout(std::io::stderr());
+    process::run(&mut command)?;
+    Ok(package)
+}
+
+fn archive(folder: &Path, name: &str, time: &str) -> Result<PathBuf> {
+    let tar = folder.join(format!("{name}.tar"));
+    let mut command = process::tied("tar");
+    command
+        .args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"])
+        .arg(format!("--mtime=@{time}"))
+        // Without the time of access and process number that PAX headers would have.
+        .args(["--format=gnu", "--create", "--file"])
+        .arg(&tar)
+        .arg("--directory")
+        .arg(folder.join("tree"))
+        .arg(".");
+    process::run(&mut command)?;
+    let mut command = process::tied("zstd");
+    command.args(["-19", "--quiet", "--rm", "-T1"]).arg(&tar);
+    process::run(&mut command)?;
+    Ok(folder.join(format!("{name}.tar.zst")))
+}
+
+/// Seconds since 1970 of the last change to the sources.
+fn time() -> Result<String> {
+    if let Ok(time) = std::env::var("SOURCE_DATE_EPOCH") {
+        return Ok(time);
+    }
+    process::output(
+        Command::new("git")
+            .args(["log", "-1", "--format=%ct"])
+            .current_dir(paths::root()),
+    )
+    .context("the time of the last commit is not known: set SOURCE_DATE_EPOCH")
+}
