@@ -190,12 +190,12 @@ impl Api {
 /// One request of HTTP/1.1, which must succeed.
 fn request(socket: &mut UnixStream, method: &str, path: &str, body: &Value) -> Result<()> {
     let body = body.to_string();
-    write!(
-        socket,
+    let text = format!(
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\
          Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
-    )?;
+    );
+    socket.write_all(text.as_bytes())?;
     let mut answer = BufReader::new(&*socket);
     let mut status = String::new();
     answer.read_line(&mut status)?;
@@ -249,16 +249,20 @@ mod tests {
     fn requests_carry_json_and_refusals_are_told() {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let server = thread::spawn(move || {
-            let mut theirs = theirs;
+            let mut requests = BufReader::new(&theirs);
             let mut seen = Vec::new();
             for answer in [
                 "HTTP/1.1 204 No Content\r\nServer: x\r\n\r\n",
                 "HTTP/1.1 400 Bad Request\r\nContent-Length: 7\r\n\r\nno such",
             ] {
-                let mut request = vec![0; 4096];
-                let count = theirs.read(&mut request).unwrap();
-                seen.push(String::from_utf8(request[..count].to_vec()).unwrap());
-                theirs.write_all(answer.as_bytes()).unwrap();
+                let mut request = String::new();
+                while !request.ends_with("\r\n\r\n") {
+                    requests.read_line(&mut request).unwrap();
+                }
+                let mut body = [0; 18];
+                requests.read_exact(&mut body).unwrap();
+                seen.push(request + str::from_utf8(&body).unwrap());
+                (&theirs).write_all(answer.as_bytes()).unwrap();
             }
             seen
         });
