@@ -139,26 +139,41 @@ pub(crate) fn ensure(groups: &[&[Package]]) -> Result<()> {
             wanted.push(*package);
         }
     }
-    let missing = missing(&wanted)?;
-    if missing.is_empty() {
+    let mut absent = missing(&wanted)?;
+    if absent.is_empty() {
         return Ok(());
     }
-    let names: Vec<&str> = missing.iter().map(|package| package.name).collect();
+    let names = names_of(&absent);
     let prefix = privilege(&names)?;
-    for package in &missing {
+    for package in &absent {
         eprintln!("missing: {} ({})", package.name, package.why);
     }
 
     let step = Step::begin(format!("installing {}", names.join(", ")));
     apt(prefix, &["update", "-qq"], &[])
         .context("Debian's package lists cannot be fetched; is the network up?")?;
-    apt(
-        prefix,
-        &["install", "-y", "-qq", "--no-install-recommends"],
-        &names,
-    )?;
-    step.done();
-    Ok(())
+    // To install one package, apt removes others that do not go with it: one of a newer release,
+    // say, that was there before. Those are missing then.
+    for _ in 0..2 {
+        apt(
+            prefix,
+            &["install", "-y", "-qq", "--no-install-recommends"],
+            &names_of(&absent),
+        )?;
+        absent = missing(&wanted)?;
+        if absent.is_empty() {
+            step.done();
+            return Ok(());
+        }
+    }
+    bail!(
+        "apt-get installs not all that is needed at once: {} is missing still",
+        names_of(&absent).join(", ")
+    )
+}
+
+fn names_of(packages: &[Package]) -> Vec<&'static str> {
+    packages.iter().map(|package| package.name).collect()
 }
 
 fn missing(wanted: &[Package]) -> Result<Vec<Package>> {
