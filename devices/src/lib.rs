@@ -29,10 +29,12 @@
     )
 )]
 
+pub mod balloon;
 pub mod blk;
 pub mod console;
 pub mod fs;
 pub mod legacy;
+pub mod mem;
 pub mod net;
 pub mod pci;
 pub mod rng;

@@ -9,6 +9,7 @@
 //! against the device: descriptors, rings and registers filled with anything, and the host's
 //! side of the device as well.
 
+pub mod balloon;
 pub mod blk;
 pub mod cmdline;
 pub mod console;
@@ -20,6 +21,7 @@ pub mod images_qcow2;
 pub mod images_references;
 pub mod images_signatures;
 pub mod kernel;
+pub mod mem;
 pub mod mmio;
 pub mod net;
 pub mod pci;

@@ -5,9 +5,11 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 
 use super::{On, Rig};
+use crate::balloon::BalloonDevice;
 use crate::blk::{BlockDevice, FileDisk};
 use crate::console::ConsoleDevice;
 use crate::fs::FsDevice;
+use crate::mem::{MemDevice, MemRegion};
 use crate::net::{MemoryNic, NetDevice};
 use crate::rng::RngDevice;
 use crate::virtio::VirtioDevice;
@@ -71,7 +73,16 @@ impl Subject {
 /// One of each, on either transport.
 pub(super) fn subjects() -> Vec<Subject> {
     let on = |on| {
-        let all = [blk(), console(), fs(), net(), rng(), vsock()];
+        let all = [
+            balloon(),
+            blk(),
+            console(),
+            fs(),
+            mem(),
+            net(),
+            rng(),
+            vsock(),
+        ];
         all.map(|subject| Subject { on, ..subject })
     };
     [on(On::Mmio), on(On::Pci)].into_iter().flatten().collect()
@@ -79,6 +90,15 @@ pub(super) fn subjects() -> Vec<Subject> {
 
 fn fed(rig: &mut Rig) {
     (rig.subject.feed)();
+}
+
+fn balloon() -> Subject {
+    // A page that is not there, and reports of a page. Statistics are kept.
+    Subject::new("balloon", BalloonDevice::new())
+        .sound(0, &u32::MAX.to_le_bytes(), 0)
+        .sound(1, &u32::MAX.to_le_bytes(), 0)
+        .sound(3, &[], 4096)
+        .sound(4, &[], 4096)
 }
 
 fn blk() -> Subject {
@@ -116,6 +136,16 @@ fn fs() -> Subject {
         .sound(1, &message(3, &[0; 16]), 120);
     subject._dir = Some(dir);
     subject
+}
+
+fn mem() -> Subject {
+    let region = MemRegion {
+        start: 1 << 32,
+        len: 4 << 20,
+    };
+    let device = MemDevice::new(region).unwrap();
+    // The state of a block that does not exist.
+    Subject::new("mem", device).sound(0, &[3; 24], 10)
 }
 
 fn net() -> Subject {

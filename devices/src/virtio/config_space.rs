@@ -79,6 +79,14 @@ impl ConfigSpace {
     /// The device changes the bytes at `offset`, as far as they exist. The driver hears of it
     /// (§2.3) when it differs.
     pub fn update(&self, offset: usize, data: &[u8]) {
+        if self.update_quietly(offset, data) {
+            self.changed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// As [`Self::update`], for what the driver knows already, or does not wait for: it gets no
+    /// interrupt. Returns whether it differs.
+    pub fn update_quietly(&self, offset: usize, data: &[u8]) -> bool {
         let mut bytes = self.lock();
         let mut differs = false;
         for (to, from) in bytes.iter_mut().skip(offset).zip(data) {
@@ -88,8 +96,8 @@ impl ConfigSpace {
         if differs {
             // §2.5.1: the generation changes whenever the space may be read inconsistently.
             self.generation.fetch_add(1, Ordering::SeqCst);
-            self.changed.store(true, Ordering::SeqCst);
         }
+        differs
     }
 
     /// The configuration generation (§2.5.1): the same before and after a series of reads when
@@ -139,7 +147,7 @@ impl ConfigSpace {
     }
 
     /// Whether something changed since the last call.
-    pub(super) fn take_changed(&self) -> bool {
+    pub(crate) fn take_changed(&self) -> bool {
         self.changed.load(Ordering::Relaxed) && self.changed.swap(false, Ordering::SeqCst)
     }
 

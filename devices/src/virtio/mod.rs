@@ -22,6 +22,7 @@ pub mod iovec;
 mod queue;
 mod rate;
 mod rate_limit;
+mod release;
 mod saved;
 pub mod transport;
 mod worker;
@@ -36,6 +37,7 @@ pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault, QueueResources
 pub(crate) use rate::Limiter;
 pub use rate::Rate;
 pub use rate_limit::RateLimit;
+pub use release::release;
 pub use saved::{RestoreError, SavedConfig, SavedDevice};
 pub use worker::{Command, Worker, WorkerLink};
 

@@ -1,0 +1,350 @@
+//! The balloon device and its queues.
+
+use std::fmt;
+use std::sync::Arc;
+
+use vm_memory::{GuestAddress, GuestMemory};
+
+use super::stats::{BalloonStats, ENTRY_LEN};
+use crate::GuestRam;
+use crate::virtio::{
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue,
+    ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice, release,
+};
+
+/// Queue numbers (§5.5.2). What lies behind the statistics reports free pages: Linux numbers that
+/// queue 4 since 6.11, as the specification does, and 3 before.
+const INFLATE: u16 = 0;
+const DEFLATE: u16 = 1;
+const STATS: u16 = 2;
+const QUEUES: usize = 5;
+const QUEUE_SIZE: u16 = 128;
+
+/// `VIRTIO_BALLOON_F_STATS_VQ`, `_DEFLATE_ON_OOM`, `_REPORTING` (§5.5.3).
+const F_STATS_VQ: u64 = 1 << 1;
+const F_DEFLATE_ON_OOM: u64 = 1 << 2;
+const F_REPORTING: u64 = 1 << 5;
+
+/// The balloon's page, whatever the guest's is.
+const PAGE: u64 = 4096;
+
+/// Pages that a driver may name in one chain; Linux names 256.
+pub const MAX_PAGES: usize = 16 << 10;
+
+/// Pages that are read at once.
+const PIECE: usize = 1024;
+
+/// Bytes before the event loop gets its turn again. A page of the balloon counts as
+/// [`PAGE_COST`] of them, reported memory as a part of [`REPORT_COST`].
+const BUDGET: usize = 256 << 10;
+const PAGE_COST: usize = 256;
+const REPORT_COST: usize = 64;
+
+/// Statistics that are asked for at once; the oldest request goes.
+const MAX_WAITING: usize = 16;
+
+/// Of `struct virtio_balloon_config` (§5.5.4): the pages that the owner wants, those that the
+/// balloon has.
+const TARGET: usize = 0;
+const ACTUAL: usize = 4;
+const CONFIG_LEN: usize = 16;
+
+type Reply = Box<dyn FnOnce(BalloonStats) + Send>;
+
+/// A virtio memory balloon.
+pub struct BalloonDevice {
+    queues: [Option<Queue>; QUEUES],
+    /// The driver's statistics, which it waits to have back.
+    stats: Option<Chain>,
+    /// Who waits for the next ones.
+    waiting: Vec<Reply>,
+    config: Arc<ConfigSpace>,
+    counters: Arc<Counters>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    inflated: Count,
+    deflated: Count,
+    reported: Count,
+    ignored: Count,
+}
+
+impl ReadCounters for Counters {
+    fn read(&self) -> Vec<Counter> {
+        vec![
+            self.inflated.named("inflated_bytes"),
+            self.deflated.named("deflated_bytes"),
+            self.reported.named("reported_bytes"),
+            self.ignored.named("ignored_bytes"),
+        ]
+    }
+}
+
+impl fmt::Debug for BalloonDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BalloonDevice")
+            .field("queues", &self.queues)
+            .field("stats", &self.stats)
+            .field("waiting", &self.waiting.len())
+            .field("config", &self.config)
+            .field("counters", &self.counters)
+            .finish()
+    }
+}
+
+impl Default for BalloonDevice {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl BalloonDevice {
+    /// A balloon without air.
+    #[must_use]
+    pub fn new() -> Self {
+        let config = ConfigSpace::new([0; CONFIG_LEN]).writable(ACTUAL..ACTUAL + 4);
+        Self {
+            queues: [const { None }; QUEUES],
+            stats: None,
+            waiting: Vec::new(),
+            config: Arc::new(config),
+            counters: Arc::default(),
+        }
+    }
+
+    /// Asks the driver to give up `bytes` of its guest's memory in all, rounded down to 4 KiB. It
+    /// does so as far as its guest can.
+    pub fn set_target(&mut self, bytes: u64) {
+        let pages = u32::try_from(bytes / PAGE).unwrap_or(u32::MAX);
+        self.config.update(TARGET, &pages.to_le_bytes());
+    }
+
+    /// Bytes that the driver says to have given up.
+    #[must_use]
+    pub fn actual(&self) -> u64 {
+        self.number(ACTUAL).saturating_mul(PAGE)
+    }
+
+    /// Asks the driver how its guest fares. `reply` is called when it has told, and dropped when it
+    /// does not before it is reset, or before 16 more were asked. `false` when there is no driver
+    /// that tells.
+    ///
+    /// # Errors
+    /// When the queue is not usable.
+    pub fn request_stats(
+        &mut self,
+        reply: impl FnOnce(BalloonStats) + Send + 'static,
+    ) -> Result<bool, Fault> {
+        if self.queue(STATS).is_none() {
+            return Ok(false);
+        }
+        if self.waiting.len() >= MAX_WAITING {
+            drop(self.waiting.remove(0));
+        }
+        self.waiting.push(Box::new(reply));
+        if let (Some(chain), Some(queue)) = (self.stats.take(), self.queue(STATS)) {
+            queue.complete(chain, 0)?;
+            queue.notify()?;
+        }
+        Ok(true)
+    }
+
+    fn queue(&mut self, index: u16) -> Option<&mut Queue> {
+        self.queues.get_mut(usize::from(index))?.as_mut()
+    }
+
+    fn number(&self, offset: usize) -> u64 {
+        let mut bytes = [0; 4];
+        self.config.read(offset as u64, &mut bytes);
+        u64::from(u32::from_le_bytes(bytes))
+    }
+
+    /// Pages that the driver gives up, or takes back.
+    fn serve_pages(&mut self, index: u16) -> Result<Progress, Fault> {
+        let counters = self.counters.clone();
+        let Some(queue) = self.queue(index) else {
+            return Ok(Progress::Idle);
+        };
+        queue.serve(BUDGET, |queue, chain| {
+            let pages = chain.readable_len() / 4;
+            if pages > MAX_PAGES {
+                return Err(Fault::protocol(
+                    "a balloon's chain that names too many pages",
+                ));
+            }
+            if index == INFLATE {
+                inflate(queue.memory(), &chain, pages, &counters)?;
+            } else {
+                // The driver uses them again: the host's pages come as they are touched.
+                counters.deflated.add((pages as u64).saturating_mul(PAGE));
+            }
+            queue.complete(chain, 0)?;
+            Ok(pages.saturating_mul(PAGE_COST))
+        })
+    }
+
+    /// Free memory, which lies where the chain's buffers are (§5.5.6.7).
+    fn serve_reports(&mut self, index: u16) -> Result<Progress, Fault> {
+        let counters = self.counters.clone();
+        let Some(queue) = self.queue(index) else {
+            return Ok(Progress::Idle);
+        };
+        queue.serve(BUDGET, |queue, chain| {
+            let mut slices = Vec::new();
+            let len = chain.writable_len();
+            chain.writable_slices(queue.memory(), 0, len, &mut slices)?;
+            for slice in &slices {
+                let released = release(slice).unwrap_or(0);
+                counters.reported.add(released as u64);
+                counters
+                    .ignored
+                    .add(slice.len().saturating_sub(released) as u64);
+            }
+            queue.complete(chain, 0)?;
+            Ok(len / REPORT_COST)
+        })
+    }
+
+    /// Statistics, of which the newest are kept until others are asked for (§5.5.6.3).
+    fn serve_stats(&mut self) -> Result<Progress, Fault> {
+        let mut kept = self.stats.take();
+        let mut newest = None;
+        let Some(queue) = self.queue(STATS) else {
+            return Ok(Progress::Idle);
+        };
+        let progress = queue.serve(BUDGET, |queue, chain| {
+            newest = Some(read_stats(queue.memory(), &chain)?);
+            // A driver has one; one that has several gets the others back.
+            if let Some(older) = kept.replace(chain) {
+                queue.complete(older, 0)?;
+            }
+            Ok(0)
+        });
+        self.stats = kept;
+        if let Some(stats) = newest {
+            for reply in self.waiting.drain(..) {
+                reply(stats);
+            }
+        }
+        progress
+    }
+}
+
+/// Gives pages that the driver names back to the host.
+fn inflate(mem: &GuestRam, chain: &Chain, pages: usize, counters: &Counters) -> Result<(), Fault> {
+    let mut bytes = [0; 4 * PIECE];
+    let mut done = 0usize;
+    while done < pages {
+        let count = pages.saturating_sub(done).min(PIECE);
+        let Some(piece) = bytes.get_mut(..count.saturating_mul(4)) else {
+            break;
+        };
+        chain.read(mem, done.saturating_mul(4), piece)?;
+        done = done.saturating_add(count);
+        let (numbers, _) = piece.as_chunks::<4>();
+        let mut numbers: Vec<u32> = numbers.iter().map(|n| u32::from_le_bytes(*n)).collect();
+        // Pages that lie side by side go by one call.
+        numbers.sort_unstable();
+        for run in numbers.chunk_by(|a, b| b.saturating_sub(*a) <= 1) {
+            release_run(mem, run, counters);
+        }
+    }
+    Ok(())
+}
+
+/// Releases neighbours, which are sorted and may be named twice.
+fn release_run(mem: &GuestRam, run: &[u32], counters: &Counters) {
+    let (Some(first), Some(last)) = (run.first(), run.last()) else {
+        return;
+    };
+    let start = GuestAddress(u64::from(*first).saturating_mul(PAGE));
+    let count = u64::from(last.saturating_sub(*first)).saturating_add(1);
+    let len = count.saturating_mul(PAGE);
+    let mut released = 0u64;
+    // Memory may go on in another region.
+    for slice in mem.get_slices(start, usize::try_from(len).unwrap_or(usize::MAX)) {
+        let Ok(slice) = slice else {
+            break;
+        };
+        released = released.saturating_add(release(&slice).unwrap_or(0) as u64);
+    }
+    counters.inflated.add(released);
+    counters.ignored.add(len.saturating_sub(released));
+}
+
+fn read_stats(mem: &GuestRam, chain: &Chain) -> Result<BalloonStats, Fault> {
+    let mut stats = BalloonStats::default();
+    let mut bytes = [0; 64 * ENTRY_LEN];
+    let len = chain.readable_len().min(bytes.len());
+    let bytes = bytes.get_mut(..len).unwrap_or(&mut []);
+    chain.read(mem, 0, bytes)?;
+    let (entries, _) = bytes.as_chunks::<ENTRY_LEN>();
+    entries.iter().for_each(|entry| stats.entry(*entry));
+    Ok(stats)
+}
+
+impl VirtioDevice for BalloonDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::Balloon,
+            queue_sizes: vec![QUEUE_SIZE; QUEUES],
+            features: F_STATS_VQ | F_DEFLATE_ON_OOM | F_REPORTING,
+            config: self.config.clone(),
+            counters: self.counters.clone(),
+        }
+    }
+
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        let index = queue.index();
+        match self.queues.get_mut(usize::from(index)) {
+            Some(place @ None) => *place = Some(queue),
+            Some(Some(_)) => return Err(StartError::Running { index }),
+            None => return Err(StartError::NoSuchQueue { index }),
+        }
+        Ok(())
+    }
+
+    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
+        let mut queue = self.queues.get_mut(usize::from(index))?.take()?;
+        if index == STATS
+            && let Some(chain) = self.stats.take()
+        {
+            queue.undo_pop(chain);
+        }
+        Some(queue)
+    }
+
+    fn reset(&mut self) {
+        // A driver that begins anew has all its guest's memory.
+        self.config.update(ACTUAL, &[0; 4]);
+        self.waiting.clear();
+    }
+
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        match index {
+            INFLATE | DEFLATE => self.serve_pages(index),
+            STATS => self.serve_stats(),
+            _ => self.serve_reports(index),
+        }
+    }
+
+    fn save(&self) -> SavedDevice {
+        let mut bytes = vec![0; 4];
+        self.config.read(TARGET as u64, &mut bytes);
+        SavedDevice { version: 1, bytes }
+    }
+
+    fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
+        let target =
+            <[u8; 4]>::try_from(saved.of_version(1)?).map_err(|_| RestoreError::Invalid {
+                what: "a balloon's target is four bytes",
+            })?;
+        self.config.update(TARGET, &target);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

@@ -1,0 +1,319 @@
+//! The memory device and its only queue.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use vm_memory::{GuestAddress, GuestMemory};
+
+use super::blocks::Blocks;
+use crate::GuestRam;
+use crate::virtio::{
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue,
+    ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice, release,
+};
+
+/// Bytes of a block: a huge page.
+pub const BLOCK_SIZE: u64 = 2 << 20;
+
+const QUEUE_SIZE: u16 = 64;
+
+/// `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE` (§5.15.3).
+const F_UNPLUGGED_INACCESSIBLE: u64 = 1 << 1;
+
+/// Bytes before the event loop gets its turn again; a block counts as [`BLOCK_COST`] of them.
+const BUDGET: usize = 256 << 10;
+const BLOCK_COST: usize = 16 << 10;
+
+/// Requests and answers (§5.15.6).
+const PLUG: u16 = 0;
+const UNPLUG: u16 = 1;
+const UNPLUG_ALL: u16 = 2;
+const STATE: u16 = 3;
+const ACK: u16 = 0;
+const NACK: u16 = 1;
+const ERROR: u16 = 3;
+const STATE_PLUGGED: u16 = 0;
+const STATE_UNPLUGGED: u16 = 1;
+const STATE_MIXED: u16 = 2;
+const REQUEST_LEN: usize = 24;
+const ANSWER_LEN: usize = 10;
+
+/// Offsets in `struct virtio_mem_config` (§5.15.4).
+const PLUGGED: usize = 40;
+const REQUESTED: usize = 48;
+
+/// Guest memory that a memory device plugs in and out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemRegion {
+    /// Guest physical address; a multiple of [`BLOCK_SIZE`], and for Linux on x86 of 128 MiB.
+    pub start: u64,
+    /// Bytes; a multiple of [`BLOCK_SIZE`].
+    pub len: u64,
+}
+
+/// A virtio memory device.
+#[derive(Debug)]
+pub struct MemDevice {
+    queue: Option<Queue>,
+    region: MemRegion,
+    blocks: Blocks,
+    /// Bytes.
+    requested: u64,
+    config: Arc<ConfigSpace>,
+    counters: Arc<Counters>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    plugged: Count,
+    unplugged: Count,
+    refused: Count,
+}
+
+impl ReadCounters for Counters {
+    fn read(&self) -> Vec<Counter> {
+        vec![
+            self.plugged.named("plugged_bytes"),
+            self.unplugged.named("unplugged_bytes"),
+            self.refused.named("refused_requests"),
+        ]
+    }
+}
+
+impl MemDevice {
+    /// A device for `region`, of which nothing is plugged in, nor asked for.
+    ///
+    /// # Errors
+    /// When the region is not made of blocks, or does not end within 64 bits.
+    pub fn new(region: MemRegion) -> io::Result<Self> {
+        let aligned = (region.start | region.len).is_multiple_of(BLOCK_SIZE);
+        let count = usize::try_from(region.len / BLOCK_SIZE);
+        match count {
+            Ok(count) if aligned && region.start.checked_add(region.len).is_some() => {
+                Ok(Self::with_blocks(region, count))
+            }
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "{} bytes at {:#x} are not blocks of 2 MiB",
+                    region.len, region.start
+                ),
+            )),
+        }
+    }
+
+    fn with_blocks(region: MemRegion, count: usize) -> Self {
+        let words = [BLOCK_SIZE, 0, region.start, region.len, region.len, 0, 0];
+        let config: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        Self {
+            queue: None,
+            region,
+            blocks: Blocks::new(count),
+            requested: 0,
+            config: Arc::new(ConfigSpace::new(config)),
+            counters: Arc::default(),
+        }
+    }
+
+    /// Its part of guest memory.
+    #[must_use]
+    pub fn region(&self) -> MemRegion {
+        self.region
+    }
+
+    /// Asks the driver to have `bytes` of the region plugged in, rounded up to blocks and at most all
+    /// of it. It gets there as far as its guest can: memory in use is not unplugged.
+    pub fn request(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.region.len);
+        self.requested = bytes.next_multiple_of(BLOCK_SIZE);
+        self.config.update(REQUESTED, &self.requested.to_le_bytes());
+    }
+
+    /// Bytes that the driver is to have plugged in.
+    #[must_use]
+    pub fn requested(&self) -> u64 {
+        self.requested
+    }
+
+    /// Bytes that are plugged in.
+    #[must_use]
+    pub fn plugged(&self) -> u64 {
+        (self.blocks.plugged() as u64).saturating_mul(BLOCK_SIZE)
+    }
+
+    /// Answers one request; returns what it cost.
+    fn answer(&mut self, mem: &GuestRam, chain: &Chain) -> Result<(u32, usize), Fault> {
+        let mut request = [0; REQUEST_LEN];
+        // Of UNPLUG_ALL the type alone is read.
+        let len = chain.readable_len().min(REQUEST_LEN);
+        let given = request.get_mut(..len).unwrap_or(&mut []);
+        chain.read(mem, 0, given)?;
+        let (kind, range) = self.parse(&request);
+        let (answer, state, blocks) = match (kind, range) {
+            (PLUG, Some(range)) => self.plug(range),
+            (UNPLUG, Some(range)) => self.unplug(mem, range),
+            (UNPLUG_ALL, _) => {
+                let all = self.blocks.all();
+                self.give_back(mem, all)
+            }
+            (STATE, Some(range)) => (ACK, self.state(&range), range.len()),
+            _ => (ERROR, 0, 0),
+        };
+        if answer != ACK {
+            self.counters.refused.one();
+        }
+        let plugged = self.plugged().to_le_bytes();
+        self.config.update_quietly(PLUGGED, &plugged);
+        let mut bytes = [0; ANSWER_LEN];
+        for (to, from) in bytes.iter_mut().zip(answer.to_le_bytes()) {
+            *to = from;
+        }
+        for (to, from) in bytes.iter_mut().skip(8).zip(state.to_le_bytes()) {
+            *to = from;
+        }
+        let len = chain.writable_len().min(ANSWER_LEN);
+        chain.write(mem, 0, bytes.get(..len).unwrap_or(&[]))?;
+        // At most ANSWER_LEN.
+        let written = u32::try_from(len).unwrap_or(0);
+        Ok((written, blocks.saturating_mul(BLOCK_COST)))
+    }
+
+    /// The request's type, and its blocks when they exist.
+    fn parse(&self, request: &[u8; REQUEST_LEN]) -> (u16, Option<Range<usize>>) {
+        let number = |at: usize, len: usize| {
+            let bytes = request.iter().skip(at).take(len).rev();
+            bytes.fold(0, |number: u64, byte| number << 8 | u64::from(*byte))
+        };
+        let (address, count) = (number(8, 8), number(16, 2));
+        let range = || {
+            let offset = address.checked_sub(self.region.start)?;
+            let len = count.checked_mul(BLOCK_SIZE)?;
+            let end = offset.checked_add(len)?;
+            let exists = count > 0 && offset.is_multiple_of(BLOCK_SIZE) && end <= self.region.len;
+            let first = usize::try_from(offset / BLOCK_SIZE).ok()?;
+            let last = usize::try_from(end / BLOCK_SIZE).ok()?;
+            exists.then_some(first..last)
+        };
+        (u16::try_from(number(0, 2)).unwrap_or(u16::MAX), range())
+    }
+
+    fn plug(&mut self, range: Range<usize>) -> (u16, u16, usize) {
+        let count = range.len();
+        if self.blocks.any(range.clone()) {
+            return (ERROR, 0, count);
+        }
+        let bytes = (count as u64).saturating_mul(BLOCK_SIZE);
+        if self.plugged().saturating_add(bytes) > self.requested {
+            return (NACK, 0, count);
+        }
+        self.blocks.set(range, true);
+        self.counters.plugged.add(bytes);
+        (ACK, 0, count)
+    }
+
+    fn unplug(&mut self, mem: &GuestRam, range: Range<usize>) -> (u16, u16, usize) {
+        if !self.blocks.each(range.clone()) {
+            return (ERROR, 0, range.len());
+        }
+        self.give_back(mem, range)
+    }
+
+    /// Gives the memory of blocks back to the host, whether or not they are plugged in.
+    fn give_back(&mut self, mem: &GuestRam, range: Range<usize>) -> (u16, u16, usize) {
+        let bytes = |blocks: usize| (blocks as u64).saturating_mul(BLOCK_SIZE);
+        let start = self.region.start.saturating_add(bytes(range.start));
+        let len = usize::try_from(bytes(range.len())).unwrap_or(usize::MAX);
+        for slice in mem.get_slices(GuestAddress(start), len) {
+            // Pages that cannot go, and a region that is not guest memory, hurt nobody.
+            let _ = slice.map(|slice| release(&slice));
+        }
+        let before = self.plugged();
+        let count = range.len();
+        self.blocks.set(range, false);
+        let unplugged = before.saturating_sub(self.plugged());
+        self.counters.unplugged.add(unplugged);
+        (ACK, 0, count)
+    }
+
+    fn state(&self, range: &Range<usize>) -> u16 {
+        match self.blocks.any(range.clone()) {
+            false => STATE_UNPLUGGED,
+            true if self.blocks.each(range.clone()) => STATE_PLUGGED,
+            true => STATE_MIXED,
+        }
+    }
+}
+
+impl VirtioDevice for MemDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::Mem,
+            queue_sizes: vec![QUEUE_SIZE],
+            features: F_UNPLUGGED_INACCESSIBLE,
+            config: self.config.clone(),
+            counters: self.counters.clone(),
+        }
+    }
+
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        match (queue.index(), &self.queue) {
+            (0, None) => {
+                self.queue = Some(queue);
+                Ok(())
+            }
+            (0, Some(_)) => Err(StartError::Running { index: 0 }),
+            (index, _) => Err(StartError::NoSuchQueue { index }),
+        }
+    }
+
+    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
+        self.queue.take_if(|queue| queue.index() == index)
+    }
+
+    fn on_queue(&mut self, _index: u16) -> Result<Progress, Fault> {
+        let Some(mut queue) = self.queue.take() else {
+            return Ok(Progress::Idle);
+        };
+        let progress = queue.serve(BUDGET, |queue, chain| {
+            let (len, cost) = self.answer(queue.memory(), &chain)?;
+            queue.complete(chain, len)?;
+            Ok(cost)
+        });
+        self.queue = Some(queue);
+        progress
+    }
+
+    fn save(&self) -> SavedDevice {
+        let mut bytes = self.region.start.to_le_bytes().to_vec();
+        bytes.extend(self.requested.to_le_bytes());
+        bytes.extend(self.blocks.bits());
+        SavedDevice { version: 1, bytes }
+    }
+
+    fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
+        let invalid = |what| RestoreError::Invalid { what };
+        let words = saved.of_version(1)?.split_first_chunk::<8>();
+        let (start, rest) = words.ok_or(invalid("a memory device without an address"))?;
+        let words = rest.split_first_chunk::<8>();
+        let (requested, bits) = words.ok_or(invalid("a memory device without a request"))?;
+        if u64::from_le_bytes(*start) != self.region.start {
+            return Err(invalid("a memory device elsewhere"));
+        }
+        let requested = u64::from_le_bytes(*requested);
+        if requested > self.region.len || !requested.is_multiple_of(BLOCK_SIZE) {
+            return Err(invalid("a memory device asked for what it cannot have"));
+        }
+        let count = self.blocks.all().len();
+        self.blocks = Blocks::from_bits(bits, count)
+            .ok_or(invalid("a memory device of another number of blocks"))?;
+        self.requested = requested;
+        self.config.update(PLUGGED, &self.plugged().to_le_bytes());
+        self.config.update(REQUESTED, &requested.to_le_bytes());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;
