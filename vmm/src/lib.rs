@@ -102,6 +102,7 @@ pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault};
 pub use kvm::KvmError;
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
+pub use podvisor_devices::balloon::BalloonStats;
 pub use podvisor_devices::blk::{
     BlockDevice, BlockDeviceError, Disk, FileDisk, IoEngine, UringDisk, open_disk,
 };
@@ -116,7 +117,8 @@ pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 pub use snapshot::testing as snapshot_testing;
 pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError};
 pub use vm::{
-    Action, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle, DeviceCounters,
-    DeviceFault, DeviceHandle, FsHandle, HandleError, NetHandle, PlugError, Plugged, Poison,
-    PoisonCause, Registers, Seccomp, State, Transport, Vm, VmBuilder, VmError, VmExit, VsockHandle,
+    Action, BalloonHandle, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle,
+    DeviceCounters, DeviceFault, DeviceHandle, FsHandle, HandleError, MemHandle, NetHandle,
+    PlugError, Plugged, Poison, PoisonCause, Registers, Seccomp, State, Transport, Vm, VmBuilder,
+    VmError, VmExit, VsockHandle,
 };

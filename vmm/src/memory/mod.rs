@@ -2,7 +2,8 @@
 //! behind it on the host, and which pages of it were written.
 //!
 //! * [`GuestMemory`] is all of a guest's memory, over anonymous mappings or over a file that is
-//!   mapped privately (a clone of a snapshot). Devices get its [`GuestRam`].
+//!   mapped privately (a clone of a snapshot). Devices get its [`GuestRam`]. Its [`MemoryShape`] says
+//!   how much the guest boots with, and how much a memory device may add.
 //! * [`Memslots`] tells KVM of mappings, before the guest runs or while it does.
 //! * `pages.rs` finds the pages that this process has copies of its own of, and `save.rs` writes
 //!   them to a file.
@@ -34,6 +35,7 @@ use std::io;
 use std::sync::Arc;
 
 use podvisor_devices::GuestRam;
+use podvisor_devices::mem::MemRegion;
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
 
@@ -47,6 +49,9 @@ use crate::layout;
 
 /// The unit of mappings and of snapshots.
 pub(crate) const PAGE_SIZE: u64 = 4096;
+
+/// What memory is plugged in by: Linux's memory block on x86.
+pub(crate) const HOTPLUG_UNIT: u64 = 128 << 20;
 
 /// Why guest memory could not be had, or not be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -98,9 +103,44 @@ pub enum MemoryError {
 #[derive(Debug)]
 pub(crate) struct GuestMemory {
     ram: GuestRam,
-    size: MemorySize,
+    shape: MemoryShape,
     /// What is behind pages that were not written; `None` is zeroes.
     file: Option<Arc<File>>,
+}
+
+/// How much memory a guest has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryShape {
+    /// From the start on.
+    pub(crate) boot: MemorySize,
+    /// What may be plugged in later; zero where there is no memory device.
+    pub(crate) hotplug: MemorySize,
+}
+
+impl MemoryShape {
+    /// Memory that stays as it is.
+    pub(crate) const fn fixed(boot: MemorySize) -> Self {
+        let hotplug = MemorySize::bytes(0);
+        Self { boot, hotplug }
+    }
+
+    /// All that the guest may ever have; saturates.
+    pub(crate) fn total(self) -> MemorySize {
+        MemorySize::bytes(self.boot.as_bytes().saturating_add(self.hotplug.as_bytes()))
+    }
+
+    /// Where memory is plugged in: behind all other memory, and behind the hole for devices.
+    pub(crate) fn hotplug_region(self) -> Option<MemRegion> {
+        let boot = self.boot.as_bytes();
+        let high = boot.saturating_sub(layout::MMIO_START);
+        let start = layout::HIGH_RAM_START.saturating_add(high);
+        (self.hotplug.as_bytes() > 0).then(|| MemRegion {
+            start: start
+                .checked_next_multiple_of(HOTPLUG_UNIT)
+                .unwrap_or(u64::MAX),
+            len: self.hotplug.as_bytes(),
+        })
+    }
 }
 
 /// A part of guest memory without a hole, and where it lies in a snapshot's file: one behind the
@@ -116,28 +156,29 @@ pub(crate) struct Span {
 
 impl GuestMemory {
     /// Memory of zeroes.
-    pub(crate) fn anonymous(size: MemorySize) -> Result<Self, MemoryError> {
-        let ram = lay_out(size, |_, len| mapping::anonymous(len))?;
+    pub(crate) fn anonymous(shape: MemoryShape) -> Result<Self, MemoryError> {
+        let ram = lay_out(shape, |_, len| mapping::anonymous(len))?;
         Ok(Self {
             ram,
-            size,
+            shape,
             file: None,
         })
     }
 
-    /// Memory that holds what `file` holds, which must have at least `size` bytes. What the guest
-    /// writes stays in this process.
-    pub(crate) fn private(size: MemorySize, file: Arc<File>) -> Result<Self, MemoryError> {
+    /// Memory that holds what `file` holds, which must have at least as many bytes as `shape` in all.
+    /// What the guest writes stays in this process.
+    pub(crate) fn private(shape: MemoryShape, file: Arc<File>) -> Result<Self, MemoryError> {
+        let size = shape.total();
         let len = file.metadata().map_or(0, |meta| meta.len());
         if len < size.as_bytes() {
             return Err(MemoryError::FileTooShort { size, len });
         }
-        let ram = lay_out(size, |span, len| {
+        let ram = lay_out(shape, |span, len| {
             mapping::private(file.clone(), span.offset, len)
         })?;
         Ok(Self {
             ram,
-            size,
+            shape,
             file: Some(file),
         })
     }
@@ -147,18 +188,30 @@ impl GuestMemory {
         &self.ram
     }
 
-    pub(crate) fn size(&self) -> MemorySize {
-        self.size
+    /// The part that the guest boots with.
+    pub(crate) fn boot_ram(&self) -> GuestRam {
+        let Some(region) = self.shape.hotplug_region() else {
+            return self.ram.clone();
+        };
+        // It is there: `lay_out` put it there.
+        self.ram
+            .remove_region(GuestAddress(region.start), region.len)
+            .map_or_else(|_| self.ram.clone(), |(ram, _)| ram)
+    }
+
+    pub(crate) fn shape(&self) -> MemoryShape {
+        self.shape
     }
 }
 
 /// Maps each span by `map` and puts it where the guest has it.
 fn lay_out(
-    size: MemorySize,
+    shape: MemoryShape,
     mut map: impl FnMut(Span, usize) -> Result<MmapRegion<()>, MmapRegionError>,
 ) -> Result<GuestRam, MemoryError> {
-    let mut regions = Vec::with_capacity(2);
-    for span in spans(size) {
+    let size = shape.total();
+    let mut regions = Vec::with_capacity(3);
+    for span in spans(shape) {
         let layout_error = || MemoryError::Layout { size, source: None };
         let len = usize::try_from(span.len).map_err(|_| layout_error())?;
         let region = map(span, len).map_err(|source| MemoryError::Map { size, source })?;
@@ -171,14 +224,21 @@ fn lay_out(
     })
 }
 
-/// Where memory of this size lies: around the hole for devices.
-pub(crate) fn spans(size: MemorySize) -> impl Iterator<Item = Span> {
-    let low = size.as_bytes().min(layout::MMIO_START);
-    let high = size.as_bytes() - low;
-    [(0, low, 0), (layout::HIGH_RAM_START, high, low)]
-        .into_iter()
-        .filter(|(_, len, _)| *len > 0)
-        .map(|(start, len, offset)| Span { start, len, offset })
+/// Where memory lies: around the hole for devices, and what comes later behind it.
+pub(crate) fn spans(shape: MemoryShape) -> impl Iterator<Item = Span> {
+    let boot = shape.boot.as_bytes();
+    let low = boot.min(layout::MMIO_START);
+    let high = boot - low;
+    let hotplug = shape.hotplug_region();
+    let (start, len) = hotplug.map_or((0, 0), |region| (region.start, region.len));
+    [
+        (0, low, 0),
+        (layout::HIGH_RAM_START, high, low),
+        (start, len, boot),
+    ]
+    .into_iter()
+    .filter(|(_, len, _)| *len > 0)
+    .map(|(start, len, offset)| Span { start, len, offset })
 }
 
 #[cfg(test)]
@@ -193,7 +253,8 @@ mod tests {
     #[test]
     fn memory_beyond_3_gib_goes_behind_the_hole() {
         let spans = |size: MemorySize| {
-            let spans = spans(size).map(|span| (span.start, span.len, span.offset));
+            let spans =
+                spans(MemoryShape::fixed(size)).map(|span| (span.start, span.len, span.offset));
             spans.collect::<Vec<_>>()
         };
         assert_eq!(spans(MemorySize::mib(256)), [(0, 256 * MIB, 0)]);
@@ -209,7 +270,7 @@ mod tests {
         // Nothing else maps in this process right now but other tests: one of a few tries is
         // undisturbed.
         let aligned = (0..20).any(|_| {
-            let memory = GuestMemory::anonymous(MemorySize::mib(64)).unwrap();
+            let memory = GuestMemory::anonymous(MemoryShape::fixed(MemorySize::mib(64))).unwrap();
             memory
                 .ram()
                 .iter()
@@ -220,22 +281,35 @@ mod tests {
 
     proptest! {
         #[test]
-        fn spans_add_up_and_stay_out_of_the_hole(pages in 1u64..(64 << 18)) {
-            let size = MemorySize::bytes(pages * PAGE_SIZE);
-            let mut total = 0;
-            for span in spans(size) {
+        fn spans_add_up_and_stay_out_of_the_hole(
+            pages in 1u64..(64 << 18),
+            units in 0u64..100,
+        ) {
+            let shape = MemoryShape {
+                boot: MemorySize::bytes(pages * PAGE_SIZE),
+                hotplug: MemorySize::bytes(units * HOTPLUG_UNIT),
+            };
+            let (mut total, mut last) = (0, 0);
+            for span in spans(shape) {
+                prop_assert!(span.start >= last);
+                last = span.start + span.len;
                 prop_assert_eq!(span.offset, total);
                 total += span.len;
                 let end = span.start + span.len;
                 prop_assert!(end <= layout::MMIO_START || span.start >= layout::HIGH_RAM_START);
             }
-            prop_assert_eq!(total, size.as_bytes());
+            prop_assert_eq!(total, shape.total().as_bytes());
+            if let Some(region) = shape.hotplug_region() {
+                prop_assert!(region.start.is_multiple_of(HOTPLUG_UNIT));
+                prop_assert_eq!(region.start + region.len, last);
+            }
         }
     }
 
     #[test]
     fn regions_cover_their_length() {
-        let memory = GuestMemory::anonymous(MemorySize::bytes(17 * MIB)).unwrap();
+        let memory =
+            GuestMemory::anonymous(MemoryShape::fixed(MemorySize::bytes(17 * MIB))).unwrap();
         assert_eq!(
             memory.ram().iter().map(GuestMemoryRegion::len).sum::<u64>(),
             17 * MIB
@@ -247,7 +321,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![7; 16 << 20]).unwrap();
         let file = Arc::new(file);
-        let size = MemorySize::mib(16);
+        let size = MemoryShape::fixed(MemorySize::mib(16));
         let one = GuestMemory::private(size, file.clone()).unwrap();
         let two = GuestMemory::private(size, file).unwrap();
         one.ram().write_obj(9u8, GuestAddress(MIB)).unwrap();
@@ -259,7 +333,8 @@ mod tests {
     fn a_file_that_is_too_short_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(16 * MIB - 1).unwrap();
-        let error = GuestMemory::private(MemorySize::mib(16), Arc::new(file)).unwrap_err();
+        let error = GuestMemory::private(MemoryShape::fixed(MemorySize::mib(16)), Arc::new(file))
+            .unwrap_err();
         assert!(
             matches!(error, MemoryError::FileTooShort { .. }),
             "{error:?}"

@@ -61,7 +61,7 @@ fn is_own(entry: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{GuestMemory, MemorySize};
+    use super::super::{GuestMemory, MemoryShape, MemorySize};
     use super::*;
     use std::sync::Arc;
     use vm_memory::{Bytes, GuestAddress, GuestMemory as _};
@@ -69,7 +69,7 @@ mod tests {
     fn own(memory: &GuestMemory) -> Vec<Range<u64>> {
         let region = memory.ram().iter().next().unwrap();
         let map = PageMap::open().unwrap();
-        map.own(region.as_ptr().addr(), memory.size().as_bytes())
+        map.own(region.as_ptr().addr(), memory.shape().total().as_bytes())
             .unwrap()
     }
 
@@ -78,7 +78,8 @@ mod tests {
         use std::io::{Seek, Write};
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![7; 16 << 20]).unwrap();
-        let memory = GuestMemory::private(MemorySize::mib(16), Arc::new(file)).unwrap();
+        let memory =
+            GuestMemory::private(MemoryShape::fixed(MemorySize::mib(16)), Arc::new(file)).unwrap();
         let mut page = [0; 4096];
         memory.ram().read_slice(&mut page, GuestAddress(0)).unwrap();
         assert_eq!(own(&memory), []);
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn pages_of_anonymous_memory_are_own_once_they_are_touched() {
-        let memory = GuestMemory::anonymous(MemorySize::mib(16)).unwrap();
+        let memory = GuestMemory::anonymous(MemoryShape::fixed(MemorySize::mib(16))).unwrap();
         assert_eq!(own(&memory), []);
         memory
             .ram()

@@ -36,11 +36,11 @@ impl GuestMemory {
         which: Which,
     ) -> Result<Vec<Range<u64>>, MemoryError> {
         let map = PageMap::open().map_err(MemoryError::PageMap)?;
-        file.set_len(self.size().as_bytes())
+        file.set_len(self.shape().total().as_bytes())
             .map_err(failed("write", 0))?;
         let mut ranges = Vec::new();
         let mut buffer = vec![0; CHUNK as usize];
-        for (span, region) in spans(self.size()).zip(self.ram().iter()) {
+        for (span, region) in spans(self.shape()).zip(self.ram().iter()) {
             let start = region.as_ptr().addr();
             let mut wanted = map.own(start, span.len).map_err(MemoryError::PageMap)?;
             if let (Which::All, Some(behind)) = (which, &self.file) {
@@ -84,7 +84,7 @@ impl GuestMemory {
     pub(crate) fn read_from(&self, file: &File, ranges: &[Range<u64>]) -> Result<(), MemoryError> {
         let mut buffer = vec![0; CHUNK as usize];
         for range in ranges {
-            for span in spans(self.size()) {
+            for span in spans(self.shape()) {
                 let (start, end) = (
                     range.start.max(span.offset),
                     range.end.min(span.offset + span.len),
@@ -168,12 +168,13 @@ fn runs_of_data(bytes: &[u8]) -> Vec<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::MemorySize;
+    use super::super::{MemoryShape, MemorySize};
     use super::*;
     use std::os::unix::fs::MetadataExt;
     use std::sync::Arc;
 
     const SIZE: MemorySize = MemorySize::mib(32);
+    const SHAPE: MemoryShape = MemoryShape::fixed(SIZE);
 
     fn write(memory: &GuestMemory, at: u64, byte: u8) {
         let bytes = [byte; 5000];
@@ -198,32 +199,32 @@ mod tests {
 
     #[test]
     fn memory_comes_back_from_its_file_and_zeroes_take_no_room() {
-        let memory = GuestMemory::anonymous(SIZE).unwrap();
+        let memory = GuestMemory::anonymous(SHAPE).unwrap();
         write(&memory, 0x1000, 1);
         write(&memory, 0x100_0800, 2);
         write(&memory, SIZE.as_bytes() - 5000, 3);
         let (file, _) = save(&memory, Which::All);
         let blocks = file.metadata().unwrap().blocks() * 512;
         assert!(blocks <= 16 * PAGE_SIZE, "{blocks} bytes on disk");
-        let clone = GuestMemory::private(SIZE, file).unwrap();
+        let clone = GuestMemory::private(SHAPE, file).unwrap();
         assert!(contents(&clone) == contents(&memory));
     }
 
     #[test]
     fn a_clone_is_saved_whole_or_as_the_difference_to_its_file() {
-        let memory = GuestMemory::anonymous(SIZE).unwrap();
+        let memory = GuestMemory::anonymous(SHAPE).unwrap();
         for at in [0x1000, 0x10_0000, 0x100_0000] {
             write(&memory, at, 1);
         }
         let (base, _) = save(&memory, Which::All);
-        let clone = GuestMemory::private(SIZE, base.clone()).unwrap();
+        let clone = GuestMemory::private(SHAPE, base.clone()).unwrap();
         write(&clone, 0x1000, 2);
         // Back to zeroes, and where there were zeroes.
         write(&clone, 0x10_0000, 0);
         write(&clone, 0x180_0000, 4);
 
         let (whole, _) = save(&clone, Which::All);
-        let again = GuestMemory::private(SIZE, whole).unwrap();
+        let again = GuestMemory::private(SHAPE, whole).unwrap();
         assert!(contents(&again) == contents(&clone));
 
         let (difference, ranges) = save(&clone, Which::Own);
@@ -236,14 +237,14 @@ mod tests {
                 (0x180_0000, 0x180_2000)
             ]
         );
-        let again = GuestMemory::private(SIZE, base).unwrap();
+        let again = GuestMemory::private(SHAPE, base).unwrap();
         again.read_from(&difference, &ranges).unwrap();
         assert!(contents(&again) == contents(&clone));
     }
 
     #[test]
     fn ranges_from_a_damaged_file_reach_guest_memory_only() {
-        let memory = GuestMemory::anonymous(SIZE).unwrap();
+        let memory = GuestMemory::anonymous(SHAPE).unwrap();
         let (file, _) = save(&memory, Which::All);
         let end = SIZE.as_bytes();
         let beyond = [end - PAGE_SIZE..u64::MAX, u64::MAX - 5..u64::MAX];

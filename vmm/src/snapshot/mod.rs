@@ -45,6 +45,9 @@ use crate::memory::{GuestMemory, MemorySize, Which};
 use crate::vm::VmBuilder;
 use directory::{MEMORY, NewDirectory, STATE};
 
+/// The name of the device that plugs memory in.
+const MEMORY_DEVICE: &str = "mem0";
+
 /// A snapshot that is open, for any number of VMs that go on from it. Cheap to clone.
 ///
 /// ```no_run
@@ -127,7 +130,7 @@ impl Snapshot {
             let path = path.to_owned();
             return Err(SnapshotError::Format { path, source });
         }
-        check_memory(&memory, Path::new(MEMORY), state.memory)?;
+        check_memory(&memory, Path::new(MEMORY), state.memory.total())?;
         Ok(Self(Arc::new(Opened {
             state,
             memory: Arc::new(memory),
@@ -150,17 +153,35 @@ impl Snapshot {
         u8::try_from(self.state().vcpus.len()).unwrap_or(u8::MAX)
     }
 
-    /// The amount of guest memory.
+    /// The amount of guest memory, without what may be plugged in.
     #[must_use]
     pub fn memory(&self) -> MemorySize {
-        self.state().memory
+        self.state().memory.boot
     }
 
-    /// The names of the virtio devices, in order: `blk0`, `vsock0`, …
+    /// The memory that may be plugged in; zero when the guest has no memory device.
+    #[must_use]
+    pub fn hotplug_memory(&self) -> MemorySize {
+        self.state().memory.hotplug
+    }
+
+    /// The names of the virtio devices, in order: `blk0`, `vsock0`, … The memory device is not among
+    /// them: it comes with the memory.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
-        let devices = self.state().devices.iter();
-        devices.map(|device| device.name.clone()).collect()
+        let own = self.memory_device();
+        let devices = self.state().devices.iter().enumerate();
+        devices
+            .filter(|(place, _)| Some(*place) != own)
+            .map(|(_, device)| device.name.clone())
+            .collect()
+    }
+
+    /// The place of the memory device among the others.
+    pub(crate) fn memory_device(&self) -> Option<usize> {
+        self.state().memory.hotplug_region()?;
+        let mut devices = self.state().devices.iter();
+        devices.position(|device| device.name == MEMORY_DEVICE)
     }
 
     pub(crate) fn state(&self) -> &MachineState {
@@ -174,7 +195,7 @@ impl Snapshot {
 
     /// Guest memory that is the snapshot's until it is written.
     pub(crate) fn map(&self) -> Result<GuestMemory, SnapshotError> {
-        let memory = GuestMemory::private(self.memory(), self.0.memory.clone())?;
+        let memory = GuestMemory::private(self.state().memory, self.0.memory.clone())?;
         if let (Some(file), Some(base)) = (&self.0.difference, &self.state().base) {
             memory.read_from(file, &base.ranges)?;
         }
@@ -233,7 +254,7 @@ fn open(dir: &Path) -> Result<(MachineState, File), SnapshotError> {
     let (state, path) = open(STATE)?;
     let state = read_state(state, &path)?;
     let (memory, path) = open(MEMORY)?;
-    check_memory(&memory, &path, state.memory)?;
+    check_memory(&memory, &path, state.memory.total())?;
     Ok((state, memory))
 }
 

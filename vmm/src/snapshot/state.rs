@@ -13,12 +13,15 @@ use super::device::{self, DeviceState};
 use super::format::{FormatError, Kind, Reader, Record, Writer};
 use super::vcpu::{self, VcpuState};
 use crate::boot::MAX_CPUS;
-use crate::memory::{MemorySize, PAGE_SIZE};
+use crate::memory::{HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::vm::Transport;
 
-const MACHINE_VERSION: u32 = 1;
+const MACHINE_VERSION: u32 = 2;
 const MEMORY_VERSION: u32 = 1;
 const PCI_VERSION: u32 = 1;
+
+/// More than any host has, and far from the end of the address space.
+const MAX_MEMORY: MemorySize = MemorySize::gib(1 << 20);
 
 /// The record of the serial port; devices have names like `blk0`.
 const SERIAL: &str = "serial";
@@ -30,7 +33,7 @@ pub(crate) type Identity = [u8; 16];
 #[derive(Clone, Debug)]
 pub(crate) struct MachineState {
     pub(crate) identity: Identity,
-    pub(crate) memory: MemorySize,
+    pub(crate) memory: MemoryShape,
     /// `None` when the memory file has all of it.
     pub(crate) base: Option<Base>,
     /// What the guest was told of its processors, but for their numbers.
@@ -72,7 +75,8 @@ impl MachineState {
         };
         let mut machine = Writer::default();
         machine.raw(&self.identity);
-        machine.u64(self.memory.as_bytes());
+        machine.u64(self.memory.boot.as_bytes());
+        machine.u64(self.memory.hotplug.as_bytes());
         machine.u32(u32::try_from(self.vcpus.len()).unwrap_or(u32::MAX));
         let cpuid = self.cpuid.as_slice();
         machine.u32(u32::try_from(cpuid.len()).unwrap_or(u32::MAX));
@@ -121,7 +125,11 @@ impl MachineState {
         };
         let machine = find(Kind::Machine, "")?.parse(MACHINE_VERSION, |input| {
             let identity = input.raw(16)?.try_into().map_err(|_| "no identity")?;
-            let (memory, count) = (MemorySize::bytes(input.u64()?), input.u32()?);
+            let memory = MemoryShape {
+                boot: MemorySize::bytes(input.u64()?),
+                hotplug: MemorySize::bytes(input.u64()?),
+            };
+            let count = input.u32()?;
             let leaves: Vec<kvm_cpuid_entry2> = input.list(Reader::abi)?;
             let cpuid = CpuId::from_entries(&leaves).map_err(|_| "too many leaves of CPUID")?;
             Ok((identity, memory, count, cpuid))
@@ -131,14 +139,17 @@ impl MachineState {
             what: "the machine".to_owned(),
             why,
         };
-        if memory < MemorySize::MIN || !memory.as_bytes().is_multiple_of(PAGE_SIZE) {
+        let MemoryShape { boot, hotplug } = memory;
+        let whole = boot.as_bytes().is_multiple_of(PAGE_SIZE)
+            && hotplug.as_bytes().is_multiple_of(HOTPLUG_UNIT);
+        if boot < MemorySize::MIN || boot > MAX_MEMORY || hotplug > MAX_MEMORY || !whole {
             return Err(invalid("a memory size that no guest has"));
         }
         if count == 0 || count > u32::from(MAX_CPUS) {
             return Err(invalid("a number of vCPUs that no guest has"));
         }
         let base = find(Kind::Memory, "")?.parse(MEMORY_VERSION, |input| {
-            Base::decode(input, memory.as_bytes())
+            Base::decode(input, memory.total().as_bytes())
         })?;
         let vcpus: Vec<VcpuState> = (0..count)
             .map(|id| find(Kind::Vcpu, &id.to_string())?.parse(vcpu::VERSION, VcpuState::decode))

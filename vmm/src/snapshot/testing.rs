@@ -10,7 +10,7 @@ use super::device::{DeviceState, SavedRegisters};
 use super::format::{FormatError, Reader, Record};
 use super::state::{Base, MachineState};
 use super::vcpu::VcpuState;
-use crate::memory::MemorySize;
+use crate::memory::{MemoryShape, MemorySize};
 use crate::vm::Transport;
 
 pub(crate) use super::format::{Kind, decode, encode};
@@ -68,7 +68,7 @@ pub(crate) fn sample(on: Transport) -> MachineState {
     };
     MachineState {
         identity: [9; 16],
-        memory: MemorySize::mib(32),
+        memory: MemoryShape::fixed(MemorySize::mib(32)),
         base: Some(Base {
             path: "/full".into(),
             identity: [8; 16],

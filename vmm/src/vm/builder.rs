@@ -7,9 +7,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use kvm_ioctls::Kvm;
+use podvisor_devices::balloon::BalloonDevice;
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
+use podvisor_devices::mem::MemDevice;
 use podvisor_devices::net::NetDevice;
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::virtio::VirtioDevice;
@@ -28,7 +30,7 @@ use super::{Parts, Vm};
 use crate::boot::{self, Initramfs, Kernel};
 use crate::cpuid;
 use crate::kvm;
-use crate::memory::{self, GuestMemory, MemorySize, PAGE_SIZE};
+use crate::memory::{self, GuestMemory, HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::snapshot::{Identity, Snapshot};
 
 /// A VM to be. See [`Vm::builder`].
@@ -40,6 +42,7 @@ pub struct VmBuilder {
     cmdline: String,
     vcpus: Option<u8>,
     memory: Option<MemorySize>,
+    hotplug_memory: Option<MemorySize>,
     serial: Option<Box<dyn Write + Send>>,
     devices: Vec<Box<dyn VirtioDevice>>,
     broken_disks: Vec<BlockDeviceError>,
@@ -56,6 +59,7 @@ impl fmt::Debug for VmBuilder {
             .field("cmdline", &self.cmdline)
             .field("vcpus", &self.vcpus)
             .field("memory", &self.memory)
+            .field("hotplug_memory", &self.hotplug_memory)
             .field("serial", &self.serial.is_some())
             .field("devices", &self.devices)
             .field("snapshot", &self.snapshot)
@@ -104,6 +108,14 @@ impl VmBuilder {
         self
     }
 
+    /// A memory device, by which up to this much memory is plugged in while the guest runs; none
+    /// unless said. See [`Vm::hotplug_memory`]. Linux puts new memory to use by itself: the kernel is
+    /// told to unless its command line says `memhp_default_state`.
+    pub fn hotplug_memory(mut self, most: MemorySize) -> Self {
+        self.hotplug_memory = Some(most);
+        self
+    }
+
     /// A serial port (COM1, `console=ttyS0`) whose output goes to `writer`, byte by byte, on
     /// the vCPU's thread: a writer that blocks holds up the guest. There is none unless asked
     /// for, since each byte costs an exit.
@@ -139,6 +151,12 @@ impl VmBuilder {
     /// An entropy device, fed by the host's random numbers.
     pub fn rng(self) -> Self {
         self.device(RngDevice::new())
+    }
+
+    /// A memory balloon, by which the host gets back what the guest has free, and may ask for more.
+    /// See [`Vm::balloon`].
+    pub fn balloon(self) -> Self {
+        self.device(BalloonDevice::new())
     }
 
     /// A virtio console (`console=hvc0`): cheaper than a serial port, but a guest has it only
@@ -190,14 +208,16 @@ impl VmBuilder {
             transport,
         } = self.validate(kvm::max_vcpus(&kvm))?;
 
+        let mut devices = std::mem::take(&mut self.devices);
+        devices.extend(memory_device(memory)?);
         let memory = GuestMemory::anonymous(memory)?;
-        let mem = memory.ram();
+        let mem = &memory.boot_ram();
         let initramfs = self.initramfs.as_ref();
         let new = Vcpus {
             count: vcpus,
             cpuid: None,
         };
-        let devices = attach::named(std::mem::take(&mut self.devices));
+        let devices = attach::named(devices);
         let serial = self.serial.take();
         // Reading files keeps a processor busy, while KVM's ioctls mostly wait for others to
         // notice what they change.
@@ -214,7 +234,11 @@ impl VmBuilder {
             },
         );
         let (loaded, hardware) = (loaded?, hardware?);
-        let cmdline = with_parameters(&self.cmdline, &hardware.devices.cmdline);
+        let mut parameters = hardware.devices.cmdline.clone();
+        if self.hotplug_memory.is_some() && !self.cmdline.contains("memhp_default_state") {
+            parameters.push(ONLINE.to_owned());
+        }
+        let cmdline = with_parameters(&self.cmdline, &parameters);
         let entry = boot::hand_over(mem, &kernel, &loaded, &cmdline, vcpus)?;
         for (id, vcpu) in hardware.vcpus.iter().enumerate() {
             boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
@@ -228,7 +252,12 @@ impl VmBuilder {
         if !errors.is_empty() {
             return Err(BuildError::Config(ConfigErrors(errors)));
         }
-        let devices = std::mem::take(&mut self.devices);
+        let mut devices = std::mem::take(&mut self.devices);
+        if let Some(place) = snapshot.memory_device() {
+            let own = memory_device(state.memory)?;
+            let place = place.min(devices.len());
+            devices.splice(place..place, own);
+        }
         let devices = restore::device_states(devices, &state.devices)?;
         snapshot.check_cpu(cpuid::guest_cpuid(&kvm, snapshot.vcpus(), None)?.as_slice())?;
 
@@ -256,6 +285,7 @@ impl VmBuilder {
             ("cmdline", !self.cmdline.is_empty()),
             ("vcpus", self.vcpus.is_some()),
             ("memory", self.memory.is_some()),
+            ("hotplug_memory", self.hotplug_memory.is_some()),
             ("transport", self.transport.is_some()),
         ];
         let mut errors: Vec<_> = given
@@ -273,18 +303,20 @@ impl VmBuilder {
                 max: max_vcpus,
             });
         }
-        let (size, host) = (snapshot.memory(), memory::host_memory());
+        let (size, host) = (snapshot.state().memory.total(), memory::host_memory());
         if size > host {
             errors.push(ConfigError::MoreMemoryThanHost { size, host });
         }
-        errors.extend(self.too_many_devices(snapshot.state().transport()));
+        let own = usize::from(snapshot.memory_device().is_some());
+        errors.extend(self.too_many_devices(own, snapshot.state().transport()));
         let broken = std::mem::take(&mut self.broken_disks);
         errors.extend(broken.into_iter().map(ConfigError::Disk));
         errors
     }
 
-    fn too_many_devices(&self, transport: Transport) -> Option<ConfigError> {
-        let count = self.devices.len();
+    /// With `own` devices that the builder adds.
+    fn too_many_devices(&self, own: usize, transport: Transport) -> Option<ConfigError> {
+        let count = self.devices.len() + own;
         (count > transport.max_devices())
             .then_some(ConfigError::TooManyDevices { count, transport })
     }
@@ -305,12 +337,21 @@ impl VmBuilder {
         if size < MemorySize::MIN || !size.as_bytes().is_multiple_of(PAGE_SIZE) {
             errors.push(ConfigError::Memory { size });
         }
-        let host = memory::host_memory();
-        if size > host {
-            errors.push(ConfigError::MoreMemoryThanHost { size, host });
+        let hotplug = self.hotplug_memory.unwrap_or(MemorySize::bytes(0));
+        if !hotplug.as_bytes().is_multiple_of(HOTPLUG_UNIT) {
+            errors.push(ConfigError::HotplugMemory { size: hotplug });
+        }
+        let shape = MemoryShape {
+            boot: size,
+            hotplug,
+        };
+        let (all, host) = (shape.total(), memory::host_memory());
+        if all > host {
+            errors.push(ConfigError::MoreMemoryThanHost { size: all, host });
         }
         let transport = self.transport.unwrap_or_default();
-        errors.extend(self.too_many_devices(transport));
+        let own = usize::from(hotplug.as_bytes() > 0);
+        errors.extend(self.too_many_devices(own, transport));
         errors.extend(
             std::mem::take(&mut self.broken_disks)
                 .into_iter()
@@ -320,7 +361,7 @@ impl VmBuilder {
             Some(kernel) if errors.is_empty() => Ok(Validated {
                 kernel,
                 vcpus,
-                memory: size,
+                memory: shape,
                 transport,
             }),
             _ => Err(BuildError::Config(ConfigErrors(errors))),
@@ -380,8 +421,21 @@ fn assemble(
 struct Validated {
     kernel: Kernel,
     vcpus: u8,
-    memory: MemorySize,
+    memory: MemoryShape,
     transport: Transport,
+}
+
+/// Has Linux use memory that is plugged in: as much of it for programs alone, which can be unplugged
+/// again, as it has other memory for.
+const ONLINE: &str = "memhp_default_state=online memory_hotplug.online_policy=auto-movable";
+
+/// The device that plugs memory in and out, where there is some.
+fn memory_device(shape: MemoryShape) -> Result<Option<Box<dyn VirtioDevice>>, BuildError> {
+    let Some(region) = shape.hotplug_region() else {
+        return Ok(None);
+    };
+    let device = MemDevice::new(region).map_err(|error| BuildError::Addresses(Box::new(error)))?;
+    Ok(Some(Box::new(device)))
 }
 
 /// Puts parameters for the kernel before a ` -- `, behind which everything is init's.
@@ -424,6 +478,7 @@ mod tests {
         let mut builder = Vm::builder()
             .vcpus(0)
             .memory(MemorySize::bytes(5000))
+            .hotplug_memory(MemorySize::mib(100))
             .block(BlockDevice::new(Box::new(NoDisk)));
         builder
             .broken_disks
@@ -439,7 +494,8 @@ mod tests {
             "no kernel",
             "0 vCPUs",
             "5000 bytes",
-            "20 virtio devices",
+            "100 MiB of memory to plug in",
+            "21 virtio devices",
             "disk /x",
         ] {
             assert!(text.contains(part), "{part} in {text}");

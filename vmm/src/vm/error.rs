@@ -35,6 +35,12 @@ pub enum ConfigError {
         /// What was asked for.
         size: MemorySize,
     },
+    /// No whole blocks of Linux's.
+    #[error("{size} of memory to plug in: it must be a multiple of 128 MiB")]
+    HotplugMemory {
+        /// What was asked for.
+        size: MemorySize,
+    },
     /// More than the host has, or the control group of this process may have.
     #[error("{size} of memory: this process may have {host} in all")]
     MoreMemoryThanHost {

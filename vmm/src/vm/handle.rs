@@ -8,15 +8,18 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
+use podvisor_devices::balloon::{BalloonDevice, BalloonStats};
 use podvisor_devices::blk::{BlockDevice, Disk};
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
+use podvisor_devices::mem::MemDevice;
 use podvisor_devices::net::{LinkState, NetDevice};
 use podvisor_devices::virtio::{Counter, Fault, ReadCounters, VirtioDevice, Worker};
 use podvisor_devices::vsock::VsockDevice;
 
 use super::attach::Attached;
 use super::io::Link;
+use crate::memory::MemorySize;
 
 /// How long a call waits for a device that is busy.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -44,6 +47,12 @@ pub enum HandleError {
     /// The device's backend blocks. The call is carried out when that ends.
     #[error("{device} is busy: its host side does not answer")]
     Busy {
+        /// The device's name.
+        device: String,
+    },
+    /// The guest has no driver that does this, or its driver does not answer.
+    #[error("the guest's driver of {device} does not answer")]
+    NoDriver {
         /// The device's name.
         device: String,
     },
@@ -94,6 +103,8 @@ impl<D> fmt::Debug for DeviceHandle<D> {
     }
 }
 
+/// A memory balloon.
+pub type BalloonHandle = DeviceHandle<BalloonDevice>;
 /// A block device.
 pub type BlockHandle = DeviceHandle<BlockDevice>;
 /// A console.
@@ -102,6 +113,8 @@ pub type ConsoleHandle = DeviceHandle<ConsoleDevice>;
 pub type NetHandle = DeviceHandle<NetDevice>;
 /// A shared directory.
 pub type FsHandle = DeviceHandle<FsDevice>;
+/// A memory device.
+pub type MemHandle = DeviceHandle<MemDevice>;
 /// A socket device.
 pub type VsockHandle = DeviceHandle<VsockDevice>;
 
@@ -192,6 +205,71 @@ pub(super) fn ask<R: Send + 'static>(
         },
         RecvTimeoutError::Disconnected => gone(),
     })
+}
+
+impl BalloonHandle {
+    /// Asks the guest to give up this much of its memory in all: more than before inflates the
+    /// balloon, less deflates it. It does so as far as it can, and takes memory back when it has none
+    /// left.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn set_target(&self, size: MemorySize) -> Result<(), HandleError> {
+        self.run(move |device| device.set_target(size.as_bytes()))
+    }
+
+    /// What the guest says to have given up.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn actual(&self) -> Result<MemorySize, HandleError> {
+        self.run(|device| MemorySize::bytes(device.actual()))
+    }
+
+    /// Asks the guest how it fares, and waits for its answer up to `patience`.
+    ///
+    /// # Errors
+    /// See [`Self::run`]; [`HandleError::NoDriver`] when it does not answer.
+    pub fn stats(&self, patience: Duration) -> Result<BalloonStats, HandleError> {
+        let (send, receive) = sync_channel(1);
+        let asked = self.run(move |device| {
+            device.request_stats(move |stats| {
+                // Nobody listens when the patience is over.
+                let _ = send.send(stats);
+            })
+        })?;
+        let no_driver = || HandleError::NoDriver {
+            device: self.name.clone(),
+        };
+        let asked = asked.map_err(|source| HandleError::Fault {
+            device: self.name.clone(),
+            source,
+        })?;
+        if !asked {
+            return Err(no_driver());
+        }
+        receive.recv_timeout(patience).map_err(|_| no_driver())
+    }
+}
+
+impl MemHandle {
+    /// Asks the guest to have this much memory plugged in beyond what it booted with, rounded up to
+    /// 2 MiB, and at most what [`VmBuilder::hotplug_memory`](super::VmBuilder::hotplug_memory) said. It
+    /// gets there as far as it can: memory that is in use is not unplugged.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn request(&self, size: MemorySize) -> Result<(), HandleError> {
+        self.run(move |device| device.request(size.as_bytes()))
+    }
+
+    /// What is plugged in now.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn plugged(&self) -> Result<MemorySize, HandleError> {
+        self.run(|device| MemorySize::bytes(device.plugged()))
+    }
 }
 
 impl BlockHandle {

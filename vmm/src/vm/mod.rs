@@ -43,10 +43,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::VcpuFd;
+use podvisor_devices::balloon::BalloonDevice;
 use podvisor_devices::blk::BlockDevice;
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::legacy::serial::SerialPort;
+use podvisor_devices::mem::MemDevice;
 use podvisor_devices::net::NetDevice;
 use podvisor_devices::virtio::{Counter, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
@@ -56,7 +58,8 @@ pub use builder::VmBuilder;
 pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use exit::{Poison, PoisonCause, Registers, VmExit};
 pub use handle::{
-    BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, NetHandle, VsockHandle,
+    BalloonHandle, BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, MemHandle,
+    NetHandle, VsockHandle,
 };
 pub use io::DeviceFault;
 pub use plug::{PlugError, Plugged};
@@ -314,6 +317,23 @@ impl Vm {
     /// [`HandleError::NoSuchDevice`].
     pub fn vsock(&self) -> Result<VsockHandle, HandleError> {
         DeviceHandle::<VsockDevice>::find(&lock(&self.devices), "socket device", None)
+    }
+
+    /// The memory balloon.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn balloon(&self) -> Result<BalloonHandle, HandleError> {
+        DeviceHandle::<BalloonDevice>::find(&lock(&self.devices), "balloon", None)
+    }
+
+    /// The device by which memory is plugged in and out.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`] for a VM that was built without
+    /// [`VmBuilder::hotplug_memory`].
+    pub fn hotplug_memory(&self) -> Result<MemHandle, HandleError> {
+        DeviceHandle::<MemDevice>::find(&lock(&self.devices), "memory device", None)
     }
 
     /// A device of any type, by its name.

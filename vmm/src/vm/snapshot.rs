@@ -55,7 +55,7 @@ impl Vm {
         let devices = devices.iter().map(|device| device_state(device));
         let state = MachineState {
             identity: new_identity(dir)?,
-            memory: machine.memory.size(),
+            memory: machine.memory.shape(),
             base: None,
             cpuid: machine.cpuid.clone(),
             vcpus,

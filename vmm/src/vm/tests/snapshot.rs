@@ -65,6 +65,39 @@ fn a_guest_and_its_clones_go_on_from_a_snapshot_each_by_itself() {
 }
 
 #[test]
+fn memory_that_may_be_plugged_in_is_part_of_a_snapshot() {
+    let (_dir, place) = place();
+    let most = MemorySize::mib(128);
+    let guest = Guest::start(|vm| vm.hotplug_memory(most).rng().balloon());
+    // Behind the hole for devices, as there is no memory above it.
+    let region = GuestAddress(1 << 32);
+    guest.mem.write_obj(7u32, region).unwrap();
+    guest.vm.balloon().unwrap().set_target(most).unwrap();
+    let memory = guest.vm.hotplug_memory().unwrap();
+    memory.request(MemorySize::mib(5)).unwrap();
+    guest.runs_on();
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+
+    let snapshot = Snapshot::open(&place).unwrap();
+    assert_eq!(snapshot.memory(), MemorySize::mib(32));
+    assert_eq!(snapshot.hotplug_memory(), most);
+    assert_eq!(snapshot.devices(), ["rng0", "balloon0"]);
+    let clone = Guest::restore(&snapshot, |vm| vm.rng().balloon());
+    clone.runs_on();
+    assert_eq!(clone.mem.read_obj::<u32>(region).unwrap(), 7);
+    let memory = clone.vm.hotplug_memory().unwrap();
+    let requested = memory.run(|device| device.requested()).unwrap();
+    assert_eq!(requested, 6 << 20);
+    assert_eq!(memory.plugged().unwrap(), MemorySize::bytes(0));
+    clone.mem.write_obj(8u32, region).unwrap();
+    assert_eq!(guest.mem.read_obj::<u32>(region).unwrap(), 7);
+
+    let error = build_error(snapshot.builder().hotplug_memory(most).rng().balloon());
+    assert!(error.contains("leave out `.hotplug_memory(…)`"), "{error}");
+}
+
+#[test]
 fn an_access_that_was_under_way_is_completed_once_in_each_clone() {
     // The guest reads a port again and again, so that pauses hit it in the middle.
     let code = [

@@ -1,0 +1,98 @@
+//! Memory that comes and goes while a Linux guest runs.
+
+mod support;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use podvisor_vmm::{MemorySize, Transport, Vm, VmExit};
+use support::{Console, linux};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const BALLOON: MemorySize = MemorySize::mib(32);
+const MOST: MemorySize = MemorySize::mib(512);
+
+/// SHA-256 of 300 MiB of zeroes.
+const ZEROES: &str = "17a88af83717f68b8bd97873ffcf022c8aed703416fe9b08e0fa9e3287692bf0";
+
+/// Each step begins when the one before it is over, and says so.
+const SCRIPT: &str = "\
+total() { awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo; }
+until grep -q '^balloon_inflate 8192$' /proc/vmstat; do sleep 0.1; done; echo inflated
+until grep -q '^balloon_deflate 8192$' /proc/vmstat; do sleep 0.1; done; echo deflated
+until [ $(total) -gt 540 ]; do sleep 0.1; done; echo grown
+mount -t tmpfs -o size=400m tmpfs /mnt
+dd if=/dev/zero of=/mnt/file bs=1M count=300 2>/dev/null && sha256sum /mnt/file
+rm /mnt/file; echo used
+until [ $(total) -lt 140 ]; do sleep 0.1; done; echo shrunk";
+
+fn counter(vm: &Vm, device: &str, name: &str) -> u64 {
+    let all = vm.counters();
+    let device = all.iter().find(|c| c.device == device).unwrap();
+    let counter = device.counters.iter().find(|c| c.name == name).unwrap();
+    counter.value
+}
+
+/// Waits for what no event tells.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn comes_and_goes(transport: Transport) {
+    let console = Console::default();
+    let vm = linux(SCRIPT, &console)
+        .transport(transport)
+        .memory(MemorySize::mib(128))
+        .balloon()
+        .hotplug_memory(MOST)
+        .build()
+        .unwrap();
+    vm.start().unwrap();
+    let (balloon, memory) = (vm.balloon().unwrap(), vm.hotplug_memory().unwrap());
+    // The driver hears of it once it is there.
+    balloon.set_target(BALLOON).unwrap();
+    console.wait_for("inflated");
+    until("the driver told its balloon's size", || {
+        balloon.actual().unwrap() == BALLOON
+    });
+    assert_eq!(counter(&vm, "balloon0", "inflated_bytes"), 32 << 20);
+    balloon.set_target(MemorySize::bytes(0)).unwrap();
+    console.wait_for("deflated");
+
+    let before = balloon.stats(PATIENCE).unwrap();
+    memory.request(MOST).unwrap();
+    console.wait_for("grown");
+    assert_eq!(memory.plugged().unwrap(), MOST);
+    let after = balloon.stats(PATIENCE).unwrap();
+    let grown = after.total.unwrap() - before.total.unwrap();
+    assert_eq!(grown, 512 << 20, "{before:?} {after:?}");
+    assert!(after.free.unwrap() > 400 << 20, "{after:?}");
+    assert!(after.available.is_some() && after.oom_kills == Some(0));
+
+    console.wait_for("used");
+    // What the file took is free again, and the driver says so.
+    until("free memory was reported", || {
+        counter(&vm, "balloon0", "reported_bytes") > 250 << 20
+    });
+    memory.request(MemorySize::bytes(0)).unwrap();
+    assert_eq!(vm.wait().unwrap(), VmExit::Reset);
+    let text = console.text();
+    assert!(text.contains("shrunk"), "{text}");
+    assert!(text.contains(ZEROES), "{text}");
+    assert_eq!(counter(&vm, "mem0", "unplugged_bytes"), 512 << 20);
+    assert!(vm.faults().is_empty());
+}
+
+#[test]
+fn guest_memory_grows_and_shrinks_on_mmio() {
+    comes_and_goes(Transport::Mmio);
+}
+
+#[test]
+fn guest_memory_grows_and_shrinks_on_pci() {
+    comes_and_goes(Transport::Pci);
+}
