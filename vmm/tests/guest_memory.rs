@@ -12,19 +12,20 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const BALLOON: MemorySize = MemorySize::mib(32);
 const MOST: MemorySize = MemorySize::mib(512);
 
-/// SHA-256 of 300 MiB of zeroes.
-const ZEROES: &str = "17a88af83717f68b8bd97873ffcf022c8aed703416fe9b08e0fa9e3287692bf0";
+/// SHA-256 of 100 MiB of zeroes.
+const ZEROES: &str = "20492a4d0d84f8beb1767f6616229f85d44c2827b64bdbfb260ee12fa1109e0e";
 
 /// Each step begins when the one before it is over, and says so.
 const SCRIPT: &str = "\
-total() { awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo; }
+total() { awk '/MemTotal/ { print $2 }' /proc/meminfo; }
+first=$(total)
 until grep -q '^balloon_inflate 8192$' /proc/vmstat; do sleep 0.1; done; echo inflated
 until grep -q '^balloon_deflate 8192$' /proc/vmstat; do sleep 0.1; done; echo deflated
-until [ $(total) -gt 540 ]; do sleep 0.1; done; echo grown
-mount -t tmpfs -o size=400m tmpfs /mnt
-dd if=/dev/zero of=/mnt/file bs=1M count=300 2>/dev/null && sha256sum /mnt/file
+until [ $(total) -eq $((first + 512 * 1024)) ]; do sleep 0.1; done; echo grown
+mount -t tmpfs -o size=200m tmpfs /mnt
+dd if=/dev/zero of=/mnt/file bs=1M count=100 2>/dev/null && sha256sum /mnt/file
 rm /mnt/file; echo used
-until [ $(total) -lt 140 ]; do sleep 0.1; done; echo shrunk";
+until [ $(total) -lt $((first + 32 * 1024)) ]; do sleep 0.1; done; echo shrunk";
 
 fn counter(vm: &Vm, device: &str, name: &str) -> u64 {
     let all = vm.counters();
@@ -76,14 +77,16 @@ fn comes_and_goes(transport: Transport) {
     console.wait_for("used");
     // What the file took is free again, and the driver says so.
     until("free memory was reported", || {
-        counter(&vm, "balloon0", "reported_bytes") > 250 << 20
+        counter(&vm, "balloon0", "reported_bytes") > 90 << 20
     });
     memory.request(MemorySize::bytes(0)).unwrap();
     assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     let text = console.text();
     assert!(text.contains("shrunk"), "{text}");
     assert!(text.contains(ZEROES), "{text}");
-    assert_eq!(counter(&vm, "mem0", "unplugged_bytes"), 512 << 20);
+    // The guest's kernel may have put something of its own there, which stays.
+    let unplugged = counter(&vm, "mem0", "unplugged_bytes");
+    assert!(unplugged >= 448 << 20, "{unplugged}");
     assert!(vm.faults().is_empty());
 }
 

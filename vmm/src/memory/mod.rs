@@ -119,6 +119,7 @@ pub(crate) struct MemoryShape {
 
 impl MemoryShape {
     /// Memory that stays as it is.
+    #[cfg(any(test, feature = "test-utils"))]
     pub(crate) const fn fixed(boot: MemorySize) -> Self {
         let hotplug = MemorySize::bytes(0);
         Self { boot, hotplug }
