@@ -69,6 +69,7 @@ pub use state::{Action, State};
 use attach::Attached;
 use control::{Control, Inner, Outcome, Request};
 use io::{EventLoop, Faults};
+pub(crate) use kick::KICK;
 use pci::PciRoot;
 use vcpu::VcpuContext;
 

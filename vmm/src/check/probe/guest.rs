@@ -6,13 +6,13 @@ use kvm_bindings::{Msrs, kvm_msi, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sreg
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use podvisor_devices::GuestRam;
 use vm_memory::{Bytes, GuestAddress};
-use vmm_sys_util::signal::SIGRTMIN;
 
 use super::Flaw;
 use super::code;
 use crate::kvm::{KvmError, set_signal_mask};
 use crate::layout;
 use crate::memory::Memslots;
+use crate::vm::KICK;
 
 /// How a guest begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Guest {
                 .map_err(Flaw::setup("create the interrupt controllers"))?;
         }
         let vcpu = vm.create_vcpu(0).map_err(Flaw::setup("create a vCPU"))?;
-        set_signal_mask(&vcpu, SIGRTMIN()).map_err(flaw)?;
+        set_signal_mask(&vcpu, KICK).map_err(flaw)?;
         let cpuid = kvm
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .map_err(Flaw::setup("get the supported CPUID"))?;
