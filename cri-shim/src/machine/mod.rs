@@ -269,7 +269,8 @@ impl BuiltMachine {
         for HostPort { port, on_connect } in host_ports {
             vsock.listen(port, on_connect);
         }
-        builder = builder.vsock(vsock).rng();
+        // What the guest has free goes back to the host by itself.
+        builder = builder.vsock(vsock).rng().balloon();
         let console = config.console.map(Console::new);
         if let Some(console) = &console {
             builder = builder.serial(console.writer());
