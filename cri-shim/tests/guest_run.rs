@@ -142,7 +142,7 @@ fn guest_sees_the_flags() {
     let megabytes = kilobytes.parse::<u64>().unwrap() / 1024;
     // What the kernel keeps for itself is not shown.
     assert!((400..=512).contains(&megabytes), "{ran:?}");
-    assert_eq!(lines[8], "3", "disk, vsock, entropy: {ran:?}");
+    assert_eq!(lines[8], "4", "disk, vsock, entropy, balloon: {ran:?}");
 }
 
 #[test]
