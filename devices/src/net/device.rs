@@ -6,7 +6,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::config::{LinkState, MIN_MTU, STATUS_AT, config, status};
 use super::control::{self, Command};
+use super::counters::Counters;
 use super::events::{Direction, Events, Ready};
 use super::feature::{self, accepted, offered};
 use super::nic::{MacAddress, Nic};
@@ -15,8 +17,8 @@ use super::stream::{FrameStream, StreamError};
 use super::tap::{Tap, TapError};
 use super::transmit::Transmitter;
 use crate::virtio::{
-    ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Limiter, Progress, Queue, Rate,
-    ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
+    ConfigSpace, DeviceInfo, DeviceType, Fault, Limiter, Progress, Queue, Rate, RestoreError,
+    SavedDevice, StartError, VirtioDevice,
 };
 
 /// Queue numbers (§5.1.2).
@@ -26,18 +28,9 @@ const CONTROL: u16 = 2;
 
 const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
 
-/// The least MTU that a device may announce (§5.1.4.1).
-pub const MIN_MTU: u16 = 68;
-
 /// Bytes of commands, and descriptors counted as bytes, before the event loop gets its turn
 /// again.
 const CONTROL_BUDGET: usize = 64 << 10;
-
-/// `VIRTIO_NET_S_LINK_UP` (§5.1.4).
-const STATUS_LINK_UP: u8 = 1;
-
-/// Where the status lies in configuration space.
-const STATUS_AT: usize = 6;
 
 /// The shortest time that a timer knows.
 const NOW: Duration = Duration::from_nanos(1);
@@ -61,61 +54,6 @@ pub enum NetDeviceError {
         #[source]
         source: io::Error,
     },
-}
-
-/// Whether the cable is plugged in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LinkState {
-    /// Frames pass.
-    #[default]
-    Up,
-    /// Frames of the driver are dropped, those for it stay in the backend.
-    Down,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) rx_frames: Count,
-    pub(super) rx_bytes: Count,
-    pub(super) rx_segmented: Count,
-    pub(super) rx_dropped: Count,
-    pub(super) rx_errors: Count,
-    pub(super) rx_starved: Count,
-    pub(super) rx_limited: Count,
-    pub(super) tx_frames: Count,
-    pub(super) tx_bytes: Count,
-    pub(super) tx_segmented: Count,
-    pub(super) tx_dropped: Count,
-    pub(super) tx_errors: Count,
-    pub(super) tx_malformed: Count,
-    pub(super) tx_limited: Count,
-    pub(super) tx_blocked: Count,
-    pub(super) commands: Count,
-    pub(super) commands_refused: Count,
-}
-
-impl ReadCounters for Counters {
-    fn read(&self) -> Vec<Counter> {
-        vec![
-            self.rx_frames.named("rx_frames"),
-            self.rx_bytes.named("rx_bytes"),
-            self.rx_segmented.named("rx_segmented"),
-            self.rx_dropped.named("rx_dropped"),
-            self.rx_errors.named("rx_errors"),
-            self.rx_starved.named("rx_starved"),
-            self.rx_limited.named("rx_limited"),
-            self.tx_frames.named("tx_frames"),
-            self.tx_bytes.named("tx_bytes"),
-            self.tx_segmented.named("tx_segmented"),
-            self.tx_dropped.named("tx_dropped"),
-            self.tx_errors.named("tx_errors"),
-            self.tx_malformed.named("tx_malformed"),
-            self.tx_limited.named("tx_limited"),
-            self.tx_blocked.named("tx_blocked"),
-            self.commands.named("commands"),
-            self.commands_refused.named("commands_refused"),
-        ]
-    }
 }
 
 /// A virtio network device over any [`Nic`].
@@ -198,7 +136,7 @@ impl NetDevice {
             guest_offloads: 0,
             restored: None,
             refused: None,
-            config: Arc::new(ConfigSpace::new(config(mac, LinkState::Up, None))),
+            config: Arc::new(ConfigSpace::new(config(mac, LinkState::Up, 1, None))),
             counters: Arc::default(),
         })
     }
@@ -218,7 +156,7 @@ impl NetDevice {
     }
 
     fn reconfigured(mut self) -> Self {
-        let config = config(self.mac, self.link, self.mtu);
+        let config = config(self.mac, self.link, 1, self.mtu);
         self.config = Arc::new(ConfigSpace::new(config));
         self
     }
@@ -480,21 +418,6 @@ impl VirtioDevice for NetDevice {
             self.refused = self.switch_offloads(self.features & offloads).err();
         }
         Ok(())
-    }
-}
-
-/// `struct virtio_net_config` (§5.1.4), as far as the features go: address, status, number of
-/// queue pairs, MTU.
-fn config(mac: MacAddress, link: LinkState, mtu: Option<u16>) -> Vec<u8> {
-    let pairs = 1u16.to_le_bytes();
-    let mtu = mtu.unwrap_or(0).to_le_bytes();
-    [&mac.0[..], &status(link), &pairs, &mtu].concat()
-}
-
-fn status(link: LinkState) -> [u8; 2] {
-    match link {
-        LinkState::Up => [STATUS_LINK_UP, 0],
-        LinkState::Down => [0, 0],
     }
 }
 

@@ -16,7 +16,8 @@
 //!   tests.
 //! * `feature`: what is offered and negotiated.
 //! * `header`: the header in front of each frame and its rules.
-//! * `control`: commands of the control queue.
+//! * `control`: commands of the control queue; `config`: configuration space; `counters`: what is
+//!   counted.
 //! * `receive`, `transmit`: one direction each; `events`: what wakes the device up;
 //!   `device`: what holds them together.
 //!
@@ -25,7 +26,9 @@
 //! Names of interfaces, namespaces, addresses of the network layer: its owner opens the tap or
 //! connects the socket.
 
+mod config;
 mod control;
+mod counters;
 mod device;
 mod events;
 mod feature;
@@ -39,7 +42,8 @@ mod stream;
 mod tap;
 mod transmit;
 
-pub use device::{LinkState, MIN_MTU, NetDevice, NetDeviceError};
+pub use config::{LinkState, MIN_MTU};
+pub use device::{NetDevice, NetDeviceError};
 pub use header::{HEADER_LEN, MAX_FRAME};
 #[cfg(any(test, feature = "test-utils"))]
 pub use memory::{MemoryNic, MemoryWire};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vm_memory::VolatileSlice;
 
-use super::device::Counters;
+use super::counters::Counters;
 use super::header::{HEADER_LEN, Header, MAX_FRAME, MIN_FRAME};
 use super::nic::{Nic, Offloads};
 use crate::GuestRam;

@@ -4,7 +4,8 @@ use std::io;
 
 use vm_memory::VolatileSlice;
 
-use super::device::{Counters, LinkState};
+use super::config::LinkState;
+use super::counters::Counters;
 use super::header::{HEADER_LEN, Header};
 use super::nic::{Nic, Offloads};
 use super::receive::{BUDGET, FRAME_COST, Turn};

@@ -1,0 +1,35 @@
+//! Configuration space: `struct virtio_net_config` (§5.1.4), as far as the features go.
+
+use super::nic::MacAddress;
+
+/// The least MTU that a device may announce (§5.1.4.1).
+pub const MIN_MTU: u16 = 68;
+
+/// Where the status lies.
+pub(super) const STATUS_AT: usize = 6;
+
+/// `VIRTIO_NET_S_LINK_UP` (§5.1.4).
+const STATUS_LINK_UP: u8 = 1;
+
+/// Whether the cable is plugged in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkState {
+    /// Frames pass.
+    #[default]
+    Up,
+    /// Frames of the driver are dropped, those for it stay in the backend.
+    Down,
+}
+
+/// Address, status, number of queue pairs, MTU.
+pub(super) fn config(mac: MacAddress, link: LinkState, pairs: u16, mtu: Option<u16>) -> Vec<u8> {
+    let mtu = mtu.unwrap_or(0).to_le_bytes();
+    [&mac.0[..], &status(link), &pairs.to_le_bytes(), &mtu].concat()
+}
+
+pub(super) fn status(link: LinkState) -> [u8; 2] {
+    match link {
+        LinkState::Up => [STATUS_LINK_UP, 0],
+        LinkState::Down => [0, 0],
+    }
+}
