@@ -108,7 +108,9 @@ pub use podvisor_devices::blk::{
 };
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError};
-pub use podvisor_devices::net::{LinkState, MacAddress, NetDevice, NetDeviceError};
+pub use podvisor_devices::net::{
+    LinkState, MAX_QUEUE_PAIRS, MacAddress, NetDevice, NetDeviceError,
+};
 pub use podvisor_devices::pci::PciAddress;
 pub use podvisor_devices::rng::RngDevice;
 pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};

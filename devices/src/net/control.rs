@@ -7,11 +7,13 @@ use crate::virtio::{Chain, Fault};
 
 const CLASS_RX: u8 = 0;
 const CLASS_MAC: u8 = 1;
+const CLASS_MQ: u8 = 4;
 const CLASS_GUEST_OFFLOADS: u8 = 5;
 
 const RX_LAST: u8 = 5;
 const MAC_TABLE_SET: u8 = 0;
 const MAC_ADDR_SET: u8 = 1;
+const MQ_PAIRS_SET: u8 = 0;
 const GUEST_OFFLOADS_SET: u8 = 0;
 
 const ACK_OK: u8 = 0;
@@ -25,6 +27,8 @@ pub(super) enum Command {
     Filter,
     /// Its address.
     SetMac(MacAddress),
+    /// How many queue pairs it uses from now on.
+    SetPairs(u16),
     /// What received frames may leave to it, as feature bits.
     SetOffloads(u64),
     /// Something that does not exist, or data of the wrong length.
@@ -49,6 +53,11 @@ impl Command {
                 let mut mac = [0; 6];
                 chain.read(mem, 2, &mut mac)?;
                 Self::SetMac(MacAddress(mac))
+            }
+            [CLASS_MQ, MQ_PAIRS_SET] if data == 2 => {
+                let mut pairs = [0; 2];
+                chain.read(mem, 2, &mut pairs)?;
+                Self::SetPairs(u16::from_le_bytes(pairs))
             }
             [CLASS_GUEST_OFFLOADS, GUEST_OFFLOADS_SET] if data == 8 => {
                 let mut bits = [0; 8];

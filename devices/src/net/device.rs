@@ -1,4 +1,4 @@
-//! The network device and its three queues.
+//! The network device: its queue pairs and its control queue.
 
 use std::fmt;
 use std::io;
@@ -9,24 +9,21 @@ use std::time::Duration;
 use super::config::{LinkState, MIN_MTU, STATUS_AT, config, status};
 use super::control::{self, Command};
 use super::counters::Counters;
+use super::error::NetDeviceError;
 use super::events::{Direction, Events, Ready};
 use super::feature::{self, accepted, offered};
-use super::nic::{MacAddress, Nic};
-use super::receive::{Inbound, Receiver, Turn};
-use super::stream::{FrameStream, StreamError};
-use super::tap::{Tap, TapError};
+use super::host::{Arrivals, HostQueue};
+use super::nic::{MacAddress, Nic, Offloads};
+use super::pair::{MAX_QUEUE_PAIRS, Pair, Role, queue_sizes};
+use super::receive::{Receiver, Turn};
+use super::saved::DriverState;
+use super::stream::FrameStream;
+use super::tap::Tap;
 use super::transmit::Transmitter;
 use crate::virtio::{
-    ConfigSpace, DeviceInfo, DeviceType, Fault, Limiter, Progress, Queue, Rate, RestoreError,
-    SavedDevice, StartError, VirtioDevice,
+    ConfigSpace, DeviceInfo, DeviceType, Fault, Limiter, Placement, Progress, Queue, Rate,
+    RestoreError, SavedDevice, StartError, VirtioDevice,
 };
-
-/// Queue numbers (§5.1.2).
-const RX: u16 = 0;
-const TX: u16 = 1;
-const CONTROL: u16 = 2;
-
-const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
 
 /// Bytes of commands, and descriptors counted as bytes, before the event loop gets its turn
 /// again.
@@ -35,44 +32,27 @@ const CONTROL_BUDGET: usize = 64 << 10;
 /// The shortest time that a timer knows.
 const NOW: Duration = Duration::from_nanos(1);
 
-/// Why there is no network device.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NetDeviceError {
-    /// The descriptor is not a tap that can be used.
-    #[error("the tap cannot be used for a network device")]
-    Tap(#[source] TapError),
-    /// The descriptor is not a socket that can be used.
-    #[error("the socket cannot be used for a network device")]
-    Stream(#[source] StreamError),
-    /// The host refused a descriptor.
-    #[error("failed to create {what} for a network device")]
-    Descriptor {
-        /// Which.
-        what: &'static str,
-        /// The operating system's answer.
-        #[source]
-        source: io::Error,
-    },
-}
-
 /// A virtio network device over any [`Nic`].
 pub struct NetDevice {
-    nic: Box<dyn Nic>,
+    /// The backend's queues, one for each pair.
+    host: Vec<HostQueue>,
     mac: MacAddress,
     mtu: Option<u16>,
     link: LinkState,
     events: Events,
-    inbound: Inbound,
+    inbound: Limiter,
     outbound: Limiter,
-    rx: Option<Receiver>,
-    tx: Option<Transmitter>,
+    pairs: Vec<Pair>,
+    /// Pairs that the driver receives by: these, from the first one on.
+    active: usize,
+    /// Where a round over pairs begins next.
+    first: usize,
     control: Option<Queue>,
     /// What driver and device agreed on, and which of [`feature::GUEST_OFFLOADS`] are on.
     features: u64,
     guest_offloads: u64,
-    /// Those that were on in a snapshot.
-    restored: Option<u64>,
+    /// What a driver had set when a snapshot was made.
+    restored: Option<DriverState>,
     /// The backend refused what the driver negotiated.
     refused: Option<io::Error>,
     config: Arc<ConfigSpace>,
@@ -82,12 +62,12 @@ pub struct NetDevice {
 impl fmt::Debug for NetDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NetDevice")
-            .field("nic", &self.nic)
+            .field("host", &self.host)
             .field("mac", &self.mac)
             .field("mtu", &self.mtu)
             .field("link", &self.link)
-            .field("rx", &self.rx)
-            .field("tx", &self.tx)
+            .field("pairs", &self.pairs)
+            .field("active", &self.active)
             .field("control", &self.control)
             .field("features", &self.features)
             .finish_non_exhaustive()
@@ -102,6 +82,17 @@ impl NetDevice {
     pub fn tap(fd: OwnedFd) -> Result<Self, NetDeviceError> {
         let tap = Tap::new(fd).map_err(NetDeviceError::Tap)?;
         Self::new(Box::new(tap))
+    }
+
+    /// A device with several queue pairs over as many queues of one tap; see [`Tap::queues`].
+    ///
+    /// # Errors
+    /// When `fds` are not such queues, or descriptors run out; [`NetDeviceError::QueuePairs`] when
+    /// there are none, or more than [`MAX_QUEUE_PAIRS`].
+    pub fn tap_queues(fds: Vec<OwnedFd>) -> Result<Self, NetDeviceError> {
+        let taps = Tap::queues(fds).map_err(NetDeviceError::Tap)?;
+        let nic = |tap| -> Box<dyn Nic> { Box::new(tap) };
+        Self::over(taps.into_iter().map(nic).collect())
     }
 
     /// A device over a connected stream socket with a length before each frame; see
@@ -119,24 +110,45 @@ impl NetDevice {
     /// # Errors
     /// When descriptors or random numbers cannot be had.
     pub fn new(nic: Box<dyn Nic>) -> Result<Self, NetDeviceError> {
-        let mac = random_mac()?;
-        let events = Events::new(&*nic)?;
+        Self::over(vec![nic])
+    }
+
+    /// A device with several queue pairs, over the queues of one backend: what is sent by any
+    /// of them goes to the same network, and a frame comes by one of them. What they offload is set
+    /// by the first one.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`NetDeviceError::QueuePairs`] when there are none, or more than
+    /// [`MAX_QUEUE_PAIRS`].
+    pub fn over(queues: Vec<Box<dyn Nic>>) -> Result<Self, NetDeviceError> {
+        let count = queues.len();
+        let pairs = u16::try_from(count).ok();
+        let Some(pairs) = pairs.filter(|_| (1..=MAX_QUEUE_PAIRS).contains(&count)) else {
+            return Err(NetDeviceError::QueuePairs { count });
+        };
+        let mac = MacAddress::random().map_err(|source| NetDeviceError::Descriptor {
+            what: "a random address",
+            source,
+        })?;
+        let host: Vec<_> = queues.into_iter().map(HostQueue::new).collect();
+        let events = Events::new(&host)?;
         Ok(Self {
-            nic,
             mac,
             mtu: None,
             link: LinkState::Up,
             events,
-            inbound: Inbound::default(),
+            inbound: Limiter::default(),
             outbound: Limiter::default(),
-            rx: None,
-            tx: None,
+            pairs: host.iter().map(|_| Pair::default()).collect(),
+            active: 1,
+            first: 0,
+            host,
             control: None,
             features: 0,
             guest_offloads: 0,
             restored: None,
             refused: None,
-            config: Arc::new(ConfigSpace::new(config(mac, LinkState::Up, 1, None))),
+            config: Arc::new(ConfigSpace::new(config(mac, LinkState::Up, pairs, None))),
             counters: Arc::default(),
         })
     }
@@ -156,7 +168,7 @@ impl NetDevice {
     }
 
     fn reconfigured(mut self) -> Self {
-        let config = config(self.mac, self.link, 1, self.mtu);
+        let config = config(self.mac, self.link, self.pair_count(), self.mtu);
         self.config = Arc::new(ConfigSpace::new(config));
         self
     }
@@ -165,7 +177,7 @@ impl NetDevice {
     /// with the backend.
     #[must_use]
     pub fn limit_receive(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
-        self.inbound.limiter = Limiter::new(bytes, frames);
+        self.inbound = Limiter::new(bytes, frames);
         self
     }
 
@@ -184,32 +196,84 @@ impl NetDevice {
         }
         self.link = link;
         self.config.update(STATUS_AT, &status(link));
-        self.events.watch_again(&*self.nic);
+        self.watch_again();
         // A frame may be held that the backend does not report again.
         self.events.soon(Direction::Receive, NOW);
     }
 
-    fn receive(&mut self) -> Result<Turn, Fault> {
+    fn pair_count(&self) -> u16 {
+        // At most MAX_QUEUE_PAIRS.
+        u16::try_from(self.pairs.len()).unwrap_or(1)
+    }
+
+    /// What queue `index` is to the driver.
+    fn role(&self, index: u16) -> Option<Role> {
+        let known = match self.features & feature::MQ {
+            0 => 1,
+            _ => self.pairs.len(),
+        };
+        Role::of(index, known)
+    }
+
+    fn watch_again(&self) {
+        for (number, queue) in self.host.iter().enumerate() {
+            self.events.watch_again(number, &*queue.nic);
+        }
+    }
+
+    /// Brings frames to the driver by a pair, if it is active.
+    fn receive(&mut self, pair: usize) -> Result<Turn, Fault> {
         self.check()?;
-        match &mut self.rx {
+        let arrivals = Arrivals::of(&mut self.host, pair, self.active, &mut self.inbound);
+        let (Some(mut arrivals), Some(Pair { inbound, rx, .. })) =
+            (arrivals, self.pairs.get_mut(pair))
+        else {
+            return Ok(Turn::Idle);
+        };
+        match rx {
             Some(rx) if self.link == LinkState::Up => {
-                rx.turn(&mut *self.nic, &mut self.inbound, &self.counters)
+                rx.turn(&mut arrivals, inbound, &self.counters)
             }
             _ => Ok(Turn::Idle),
         }
     }
 
-    fn transmit(&mut self) -> Result<Turn, Fault> {
+    /// Sends what is in the transmit queue of a pair, active or not.
+    fn transmit(&mut self, pair: usize) -> Result<Turn, Fault> {
         self.check()?;
-        match &mut self.tx {
-            Some(tx) => tx.turn(
-                &mut *self.nic,
-                &mut self.outbound,
-                self.link,
-                &self.counters,
-            ),
-            None => Ok(Turn::Idle),
+        let (Some(queue), Some(Pair { tx: Some(tx), .. })) =
+            (self.host.get_mut(pair), self.pairs.get_mut(pair))
+        else {
+            return Ok(Turn::Idle);
+        };
+        let (limiter, link) = (&mut self.outbound, self.link);
+        tx.turn(&mut *queue.nic, limiter, link, &self.counters)
+    }
+
+    /// Sees to it that what a turn left is done; [`Progress::More`] when it can be done at once.
+    fn settle(&mut self, direction: Direction, pair: usize, turn: Turn) -> Progress {
+        match turn {
+            Turn::Idle => {}
+            Turn::More => return Progress::More,
+            Turn::Wait(wait) => self.events.soon(direction, wait),
+            Turn::Blocked => {
+                if let Some(queue) = self.host.get(pair) {
+                    self.events.await_room(pair, &*queue.nic);
+                }
+            }
         }
+        Progress::Idle
+    }
+
+    /// All of `count` pairs, beginning with another one each time: what a rate leaves is not
+    /// always the same one's.
+    fn round(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
+        let first = self.first.min(count);
+        self.first = match first.saturating_add(1) {
+            next if next < count => next,
+            _ => 0,
+        };
+        (first..count).chain(0..first)
     }
 
     fn serve_commands(&mut self) -> Result<Progress, Fault> {
@@ -237,6 +301,7 @@ impl NetDevice {
                 self.config.update(0, &mac.0);
                 true
             }
+            Command::SetPairs(pairs) => self.activate(pairs.into()),
             Command::SetOffloads(bits) => {
                 let known = bits & !(self.features & feature::GUEST_OFFLOADS) == 0;
                 known && self.switch_offloads(bits).is_ok()
@@ -245,12 +310,32 @@ impl NetDevice {
         }
     }
 
+    /// Receives by the first `count` pairs from now on (§5.1.6.5.5). `false` when the driver has not
+    /// that many.
+    fn activate(&mut self, count: usize) -> bool {
+        let known = self.features & feature::MQ != 0 && count > 0;
+        let pairs = self.pairs.get(..count).filter(|_| known);
+        if !pairs.is_some_and(|pairs| pairs.iter().all(Pair::runs)) {
+            return false;
+        }
+        self.active = count;
+        // What was read for the others is lost, as on any wire.
+        for pair in self.pairs.iter_mut().skip(count) {
+            pair.inbound.forget();
+        }
+        // Frames that were reported to another pair are this one's now.
+        self.events.soon(Direction::Receive, NOW);
+        true
+    }
+
     /// Has frames for the driver come with these offloads from now on.
     fn switch_offloads(&mut self, bits: u64) -> io::Result<()> {
         let offloads = accepted(bits);
-        self.nic.set_offloads(offloads)?;
+        if let Some(queue) = self.host.first_mut() {
+            queue.nic.set_offloads(offloads)?;
+        }
         self.guest_offloads = bits;
-        if let Some(rx) = &mut self.rx {
+        for rx in self.pairs.iter_mut().filter_map(|pair| pair.rx.as_mut()) {
             rx.accept(offloads);
         }
         Ok(())
@@ -269,79 +354,100 @@ impl NetDevice {
 
 impl VirtioDevice for NetDevice {
     fn info(&self) -> DeviceInfo {
+        let offloads = self.host.first().map(|queue| queue.nic.offloads());
+        let several = match self.pairs.len() {
+            ..=1 => 0,
+            _ => feature::MQ,
+        };
         DeviceInfo {
             device_type: DeviceType::Net,
-            queue_sizes: QUEUE_SIZES.to_vec(),
-            features: feature::of_backend(self.nic.offloads())
-                | self.mtu.map_or(0, |_| feature::MTU),
+            queue_sizes: queue_sizes(self.pairs.len()),
+            features: feature::of_backend(offloads.unwrap_or(Offloads::NONE))
+                | self.mtu.map_or(0, |_| feature::MTU)
+                | several,
             config: self.config.clone(),
             counters: self.counters.clone(),
         }
     }
 
+    /// Several pairs are for much traffic, which is not to hold up other devices.
+    fn placement(&self) -> Placement {
+        match self.pairs.len() {
+            ..=1 => Placement::Shared,
+            _ => Placement::Own,
+        }
+    }
+
     fn negotiated(&mut self, features: u64) {
         self.features = features;
-        let wanted = self.restored.take().unwrap_or(feature::GUEST_OFFLOADS);
+        let restored = self.restored.take();
+        let wanted = restored.map_or(feature::GUEST_OFFLOADS, |state| state.offloads);
+        self.active = match (restored, features & feature::MQ) {
+            (None, _) | (_, 0) => 1,
+            (Some(state), _) => state.active.into(),
+        };
         self.refused = self.switch_offloads(features & wanted).err();
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
         let index = queue.index();
-        let free = match index {
-            RX => self.rx.is_none(),
-            TX => self.tx.is_none(),
-            CONTROL => self.control.is_none(),
-            _ => return Err(StartError::NoSuchQueue { index }),
-        };
-        if !free {
-            return Err(StartError::Running { index });
-        }
-        match index {
-            RX => {
+        let role = self.role(index);
+        match role {
+            Some(Role::Receive(pair)) => {
                 let mergeable = self.features & feature::MRG_RXBUF != 0;
-                let offloads = accepted(self.guest_offloads);
-                self.rx = Some(Receiver::new(queue, mergeable, offloads));
-                // Frames may have come while nobody watched.
-                self.events.watch_again(&*self.nic);
+                let receiver = Receiver::new(queue, mergeable, accepted(self.guest_offloads));
+                place(
+                    self.pairs.get_mut(pair).map(|pair| &mut pair.rx),
+                    receiver,
+                    index,
+                )?;
             }
-            TX => self.tx = Some(Transmitter::new(queue, offered(self.features))),
-            _ => self.control = Some(queue),
+            Some(Role::Transmit(pair)) => {
+                let transmitter = Transmitter::new(queue, offered(self.features));
+                place(
+                    self.pairs.get_mut(pair).map(|pair| &mut pair.tx),
+                    transmitter,
+                    index,
+                )?;
+            }
+            Some(Role::Control) => place(Some(&mut self.control), queue, index)?,
+            None => return Err(StartError::NoSuchQueue { index }),
+        }
+        if matches!(role, Some(Role::Receive(number)) if number < self.active) {
+            // Frames may have come while nobody watched.
+            self.watch_again();
         }
         Ok(())
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        match index {
-            RX => self.rx.take().map(Receiver::stop),
-            TX => self.tx.take().map(Transmitter::stop),
-            CONTROL => self.control.take(),
-            _ => None,
+        match self.role(index)? {
+            Role::Receive(pair) => self.pairs.get_mut(pair)?.stop_receiving(),
+            Role::Transmit(pair) => self.pairs.get_mut(pair)?.stop_transmitting(),
+            Role::Control => self.control.take(),
         }
     }
 
     fn reset(&mut self) {
         self.config.update(0, &self.mac.0);
-        self.inbound.forget();
+        for pair in &mut self.pairs {
+            pair.inbound.forget();
+        }
         self.features = 0;
         self.guest_offloads = 0;
+        self.active = 1;
         self.restored = None;
         self.refused = None;
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        let (direction, turn) = match index {
-            RX => (Direction::Receive, self.receive()?),
-            TX => (Direction::Transmit, self.transmit()?),
-            CONTROL => return self.serve_commands(),
-            _ => return Ok(Progress::Idle),
+        let (direction, pair, turn) = match self.role(index) {
+            Some(Role::Receive(pair)) => (Direction::Receive, pair, self.receive(pair)?),
+            Some(Role::Transmit(pair)) => (Direction::Transmit, pair, self.transmit(pair)?),
+            Some(Role::Control) => return self.serve_commands(),
+            None => return Ok(Progress::Idle),
         };
-        match turn {
-            Turn::Idle => return Ok(Progress::Idle),
-            Turn::More => return Ok(Progress::More),
-            Turn::Wait(wait) => self.events.soon(direction, wait),
-            Turn::Blocked => self.events.await_room(&*self.nic),
-        }
-        Ok(Progress::Idle)
+        Ok(self.settle(direction, pair, turn))
     }
 
     fn backend(&self) -> Option<BorrowedFd<'_>> {
@@ -350,34 +456,28 @@ impl VirtioDevice for NetDevice {
 
     fn on_backend(&mut self) -> Result<Progress, Fault> {
         let Ready {
-            nic,
+            frames,
             receive,
             room,
             transmit,
-        } = self.events.take(&*self.nic);
-        if nic {
-            self.inbound.ready = true;
+        } = self.events.take(&self.host);
+        for (queue, frames) in self.host.iter_mut().zip(frames) {
+            queue.ready |= frames;
         }
-        let received = if nic || receive {
-            self.receive()?
-        } else {
-            Turn::Idle
-        };
-        let transmitted = if room || transmit {
-            self.transmit()?
-        } else {
-            Turn::Idle
-        };
-        let turns = [
-            (Direction::Receive, received),
-            (Direction::Transmit, transmitted),
-        ];
-        for (direction, turn) in turns {
-            match turn {
-                Turn::Idle => {}
-                Turn::More => self.events.soon(direction, NOW),
-                Turn::Wait(wait) => self.events.soon(direction, wait),
-                Turn::Blocked => self.events.await_room(&*self.nic),
+        if receive || frames.contains(&true) {
+            for pair in self.round(self.active) {
+                let turn = self.receive(pair)?;
+                if self.settle(Direction::Receive, pair, turn) == Progress::More {
+                    self.events.soon(Direction::Receive, NOW);
+                }
+            }
+        }
+        if transmit || room {
+            for pair in self.round(self.pairs.len()) {
+                let turn = self.transmit(pair)?;
+                if self.settle(Direction::Transmit, pair, turn) == Progress::More {
+                    self.events.soon(Direction::Transmit, NOW);
+                }
             }
         }
         // What is left makes the backend readable.
@@ -387,54 +487,45 @@ impl VirtioDevice for NetDevice {
     fn save(&self) -> SavedDevice {
         let mut mac = [0; 6];
         self.config.read(0, &mut mac);
-        let offloads = self.guest_offloads.to_le_bytes();
-        let bytes = mac.into_iter().chain(offloads).collect();
-        SavedDevice { version: 1, bytes }
+        let state = DriverState {
+            mac,
+            offloads: self.guest_offloads,
+            // At most MAX_QUEUE_PAIRS.
+            active: u16::try_from(self.active).unwrap_or(1),
+        };
+        state.save(self.pair_count())
     }
 
-    /// The driver's address and offloads. Frames on their way are lost, as on any wire.
+    /// The driver's address, offloads and queue pairs. Frames on their way are lost, as on any
+    /// wire.
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
-        let (Some(mac), Some(offloads)) = (
-            saved.of_version(1)?.first_chunk::<6>(),
-            saved
-                .bytes
-                .get(6..)
-                .and_then(|rest| <[u8; 8]>::try_from(rest).ok()),
-        ) else {
-            return Err(RestoreError::Invalid {
-                what: "a network card's state is an address and its offloads",
-            });
-        };
-        let offloads = u64::from_le_bytes(offloads);
-        if offloads & !feature::GUEST_OFFLOADS != 0 {
-            return Err(RestoreError::Invalid {
-                what: "offloads of a network card that do not exist",
-            });
-        }
-        self.config.update(0, mac);
+        let state = DriverState::restore(saved, self.pair_count())?;
+        self.config.update(0, &state.mac);
         if self.features == 0 {
-            self.restored = Some(offloads);
+            self.restored = Some(state);
         } else {
-            self.refused = self.switch_offloads(self.features & offloads).err();
+            self.active = state.active.into();
+            let offloads = self.features & state.offloads;
+            self.refused = self.switch_offloads(offloads).err();
         }
         Ok(())
     }
 }
 
-fn random_mac() -> Result<MacAddress, NetDeviceError> {
-    let mut bytes = [0; 6];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(
-        |source| NetDeviceError::Descriptor {
-            what: "a random address",
-            source: source.into(),
-        },
-    )?;
-    let [first, ..] = &mut bytes;
-    // Locally administered, for one station.
-    *first = *first & !1 | 2;
-    Ok(MacAddress(bytes))
+/// Puts what serves queue `index` where nothing does yet.
+fn place<T>(place: Option<&mut Option<T>>, server: T, index: u16) -> Result<(), StartError> {
+    match place {
+        Some(place @ None) => *place = Some(server),
+        Some(Some(_)) => return Err(StartError::Running { index }),
+        None => return Err(StartError::NoSuchQueue { index }),
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 #[path = "device_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "pair_tests.rs"]
+mod pair_tests;

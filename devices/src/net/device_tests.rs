@@ -13,6 +13,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{Bytes, GuestAddress};
 
+/// Queues of a device with one pair.
+const RX: u16 = 0;
+const TX: u16 = 1;
+const CONTROL: u16 = 2;
+
 /// Receive buffers start here, a MiB from its end those for sending.
 const BUF: u64 = 0x10_0000;
 const TX_BUF: u64 = 0x70_0000;

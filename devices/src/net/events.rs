@@ -9,8 +9,10 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use super::device::NetDeviceError;
+use super::error::NetDeviceError;
+use super::host::HostQueue;
 use super::nic::Nic;
+use super::pair::MAX_QUEUE_PAIRS;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Direction {
@@ -19,15 +21,20 @@ pub(super) enum Direction {
 }
 
 /// Identifiers in the epoll instance.
-const NIC: u64 = 0;
-const RECEIVE_TIMER: u64 = 1;
-const TRANSMIT_TIMER: u64 = 2;
+const RECEIVE_TIMER: u64 = 0;
+const TRANSMIT_TIMER: u64 = 1;
+/// The first of the backend's queues; the others follow.
+const NIC: u64 = 2;
+
+/// What may be reported at once.
+const EVENTS: usize = 2 + MAX_QUEUE_PAIRS;
 
 /// What woke the device up.
 #[derive(Debug, Default)]
 pub(super) struct Ready {
-    pub(super) nic: bool,
-    /// The backend takes frames again.
+    /// Queues of the backend that have frames.
+    pub(super) frames: [bool; MAX_QUEUE_PAIRS],
+    /// One of them takes frames again.
     pub(super) room: bool,
     pub(super) receive: bool,
     pub(super) transmit: bool,
@@ -41,12 +48,12 @@ pub(super) struct Events {
     epoll: OwnedFd,
     receive: OwnedFd,
     transmit: OwnedFd,
-    /// Frames wait until the backend is writable.
-    awaits_room: bool,
+    /// Queues of the backend that frames wait for until they are writable.
+    await_room: [bool; MAX_QUEUE_PAIRS],
 }
 
 impl Events {
-    pub(super) fn new(nic: &dyn Nic) -> Result<Self, NetDeviceError> {
+    pub(super) fn new(queues: &[HostQueue]) -> Result<Self, NetDeviceError> {
         let error = |what| {
             move |source: rustix::io::Errno| NetDeviceError::Descriptor {
                 what,
@@ -62,13 +69,15 @@ impl Events {
                 .map_err(error("an epoll instance"))?,
             receive: timer()?,
             transmit: timer()?,
-            awaits_room: false,
+            await_room: [false; MAX_QUEUE_PAIRS],
         };
         let add = |fd: BorrowedFd<'_>, id| {
             let data = epoll::EventData::new_u64(id);
             epoll::add(&events.epoll, fd, data, EDGES).map_err(error("a watch"))
         };
-        add(nic.fd(), NIC)?;
+        for (id, queue) in (NIC..).zip(queues) {
+            add(queue.nic.fd(), id)?;
+        }
         add(events.receive.as_fd(), RECEIVE_TIMER)?;
         add(events.transmit.as_fd(), TRANSMIT_TIMER)?;
         Ok(events)
@@ -79,22 +88,26 @@ impl Events {
         self.epoll.as_fd()
     }
 
-    /// Reports the backend again if it has frames now.
-    pub(super) fn watch_again(&self, nic: &dyn Nic) {
-        let data = epoll::EventData::new_u64(NIC);
-        let events = match self.awaits_room {
-            true => EDGES | epoll::EventFlags::OUT,
-            false => EDGES,
+    /// Reports a queue of the backend again if it has frames now.
+    pub(super) fn watch_again(&self, number: usize, nic: &dyn Nic) {
+        // At most MAX_QUEUE_PAIRS.
+        let id = u64::try_from(number).unwrap_or(u64::MAX);
+        let data = epoll::EventData::new_u64(NIC.saturating_add(id));
+        let events = match self.await_room.get(number) {
+            Some(true) => EDGES | epoll::EventFlags::OUT,
+            _ => EDGES,
         };
         // It was added, and stays there.
         let _ = epoll::modify(&self.epoll, nic.fd(), data, events);
     }
 
-    /// Reports the backend when it is writable, once. A socket is whenever its peer has read, so
-    /// that it is not watched all the time.
-    pub(super) fn await_room(&mut self, nic: &dyn Nic) {
-        self.awaits_room = true;
-        self.watch_again(nic);
+    /// Reports a queue of the backend when it is writable, once. A socket is whenever its peer has
+    /// read, so that it is not watched all the time.
+    pub(super) fn await_room(&mut self, number: usize, nic: &dyn Nic) {
+        if let Some(awaits) = self.await_room.get_mut(number) {
+            *awaits = true;
+        }
+        self.watch_again(number, nic);
     }
 
     /// Reports a direction again after some time.
@@ -118,12 +131,12 @@ impl Events {
     }
 
     /// What is to be done; each is reported once.
-    pub(super) fn take(&mut self, nic: &dyn Nic) -> Ready {
+    pub(super) fn take(&mut self, queues: &[HostQueue]) -> Ready {
         let mut ready = Ready::default();
         let mut buffer = [epoll::Event {
             flags: epoll::EventFlags::empty(),
             data: epoll::EventData::new_u64(u64::MAX),
-        }; 3];
+        }; EVENTS];
         let none = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -133,20 +146,25 @@ impl Events {
         };
         for epoll::Event { flags, data } in buffer.into_iter().take(count) {
             match data.u64() {
-                NIC => {
-                    // Hanging up is both: who reads and who writes finds out.
-                    ready.nic |= flags != epoll::EventFlags::OUT;
-                    ready.room |= flags != epoll::EventFlags::IN;
-                }
                 RECEIVE_TIMER => ready.receive = expired(&self.receive),
                 TRANSMIT_TIMER => ready.transmit = expired(&self.transmit),
-                _ => {}
+                id => {
+                    let number = usize::try_from(id.saturating_sub(NIC)).unwrap_or(usize::MAX);
+                    let (Some(frames), Some(awaits), Some(queue)) = (
+                        ready.frames.get_mut(number),
+                        self.await_room.get_mut(number),
+                        queues.get(number),
+                    ) else {
+                        continue;
+                    };
+                    // Hanging up is both: who reads and who writes finds out.
+                    *frames |= flags != epoll::EventFlags::OUT;
+                    if flags != epoll::EventFlags::IN && std::mem::take(awaits) {
+                        ready.room = true;
+                        self.watch_again(number, &*queue.nic);
+                    }
+                }
             }
-        }
-        ready.room &= self.awaits_room;
-        if ready.room {
-            self.awaits_room = false;
-            self.watch_again(nic);
         }
         ready
     }

@@ -17,6 +17,7 @@ pub(super) const MRG_RXBUF: u64 = 1 << 15;
 pub(super) const STATUS: u64 = 1 << 16;
 pub(super) const CTRL_VQ: u64 = 1 << 17;
 pub(super) const CTRL_RX: u64 = 1 << 18;
+pub(super) const MQ: u64 = 1 << 22;
 pub(super) const CTRL_MAC_ADDR: u64 = 1 << 23;
 
 /// What a driver may switch while it runs (§5.1.6.5.6).

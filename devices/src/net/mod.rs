@@ -9,6 +9,8 @@
 //! pass through: what the driver leaves to the device (checksums, segmentation) is left to the
 //! backend, and the backend leaves to the driver what the driver accepted.
 //!
+//! A device has one pair of queues or several (`MQ`), each with a queue of the backend behind it.
+//!
 //! # Rooms
 //!
 //! * `nic`: the trait of backends; `tap`: a tap; `stream`: a stream socket, for networks in user
@@ -18,8 +20,10 @@
 //! * `header`: the header in front of each frame and its rules.
 //! * `control`: commands of the control queue; `config`: configuration space; `counters`: what is
 //!   counted.
-//! * `receive`, `transmit`: one direction each; `events`: what wakes the device up;
-//!   `device`: what holds them together.
+//! * `receive`, `transmit`: one direction of a queue pair each; `pair`: such a pair, and how queues
+//!   are numbered; `host`: the backend's queues, and which pair gets the frames of each.
+//! * `events`: what wakes the device up; `saved`: what a snapshot keeps; `device`: what holds them
+//!   together.
 //!
 //! # What it must not know
 //!
@@ -30,23 +34,29 @@ mod config;
 mod control;
 mod counters;
 mod device;
+mod error;
 mod events;
 mod feature;
 mod header;
+mod host;
 #[cfg(any(test, feature = "test-utils"))]
 mod memory;
 mod nic;
+mod pair;
 mod receive;
+mod saved;
 mod segments;
 mod stream;
 mod tap;
 mod transmit;
 
 pub use config::{LinkState, MIN_MTU};
-pub use device::{NetDevice, NetDeviceError};
+pub use device::NetDevice;
+pub use error::NetDeviceError;
 pub use header::{HEADER_LEN, MAX_FRAME};
 #[cfg(any(test, feature = "test-utils"))]
 pub use memory::{MemoryNic, MemoryWire};
 pub use nic::{MacAddress, Nic, Offloads, ParseMacAddressError};
+pub use pair::MAX_QUEUE_PAIRS;
 pub use stream::{FrameStream, StreamError};
 pub use tap::{Tap, TapError};

@@ -13,6 +13,17 @@ use super::header::HEADER_LEN;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MacAddress(pub [u8; 6]);
 
+impl MacAddress {
+    /// A random one, locally administered, for one station.
+    pub(super) fn random() -> io::Result<Self> {
+        let mut bytes = [0; 6];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        let [first, ..] = &mut bytes;
+        *first = *first & !1 | 2;
+        Ok(Self(bytes))
+    }
+}
+
 impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
@@ -123,7 +134,7 @@ pub trait Nic: fmt::Debug + Send {
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// Says what received frames may leave to the driver. Called before the first frame of each
-    /// driver.
+    /// driver; of a backend with several queues, on the first one, for all of them.
     ///
     /// # Errors
     /// When the backend cannot do so.

@@ -1,16 +1,16 @@
 //! From the backend to the driver.
 
 use std::collections::VecDeque;
-use std::io;
 use std::time::Duration;
 
 use vm_memory::VolatileSlice;
 
 use super::counters::Counters;
 use super::header::{HEADER_LEN, Header, MAX_FRAME, MIN_FRAME};
-use super::nic::{Nic, Offloads};
+use super::host::Arrivals;
+use super::nic::Offloads;
 use crate::GuestRam;
-use crate::virtio::{Chain, Fault, Limiter, Queue};
+use crate::virtio::{Chain, Fault, Queue};
 
 /// Bytes, and descriptors counted as bytes, before the event loop gets its turn again.
 pub(super) const BUDGET: usize = 1 << 20;
@@ -40,9 +40,8 @@ pub(super) enum Turn {
 /// What outlives a stop of the queue.
 #[derive(Debug, Default)]
 pub(super) struct Inbound {
-    /// The backend may have a frame: it has not said otherwise since it was last reported.
-    pub(super) ready: bool,
-    pub(super) limiter: Limiter,
+    /// The queue of the backend whose turn it is, counted from the pair's own.
+    next: usize,
     /// A frame that was read before there was room for it.
     held: Option<Held>,
     /// Room for one frame, made when it is first needed.
@@ -103,7 +102,7 @@ impl Receiver {
     /// Brings frames to the driver, as far as there are frames, buffers, budget and rate.
     pub(super) fn turn(
         &mut self,
-        nic: &mut dyn Nic,
+        arrivals: &mut Arrivals<'_>,
         inbound: &mut Inbound,
         counters: &Counters,
     ) -> Result<Turn, Fault> {
@@ -115,10 +114,10 @@ impl Receiver {
                 break Turn::More;
             }
             if inbound.held.is_none() {
-                if !inbound.ready {
+                if !arrivals.are_ready() {
                     break Turn::Idle;
                 }
-                if let Some(wait) = inbound.limiter.wait() {
+                if let Some(wait) = arrivals.limiter.wait() {
                     counters.rx_limited.one();
                     break Turn::Wait(wait);
                 }
@@ -127,7 +126,7 @@ impl Receiver {
                     counters.rx_starved.one();
                     break Turn::Idle;
                 }
-                if !self.fetch(nic, inbound, counters, &mem, &mut lists)? {
+                if !self.fetch(arrivals, inbound, counters, &mem, &mut lists)? {
                     break Turn::Idle;
                 }
             }
@@ -165,7 +164,7 @@ impl Receiver {
     /// buffer, from where it is delivered when there is room. `false` without a frame.
     fn fetch<'m>(
         &mut self,
-        nic: &mut dyn Nic,
+        arrivals: &mut Arrivals<'_>,
         inbound: &mut Inbound,
         counters: &Counters,
         mem: &'m GuestRam,
@@ -173,25 +172,18 @@ impl Receiver {
     ) -> Result<bool, Fault> {
         let mut raw = [0; HEADER_LEN];
         let direct = self.room >= ROOM && self.gather(mem, lists)?;
+        let next = &mut inbound.next;
         let got = if direct {
-            nic.receive(&mut raw, &lists.all)
+            arrivals.receive(next, &mut raw, &lists.all, counters)
         } else {
             inbound.scratch.resize(MAX_FRAME, 0);
             let scratch = VolatileSlice::from(inbound.scratch.as_mut_slice());
-            nic.receive(&mut raw, &[scratch])
+            arrivals.receive(next, &mut raw, &[scratch], counters)
         };
-        let len = match got {
-            Ok(len) => len,
-            Err(error) => {
-                if error.kind() != io::ErrorKind::WouldBlock {
-                    counters.rx_errors.one();
-                }
-                // The next frame is an edge.
-                inbound.ready = false;
-                return Ok(false);
-            }
+        let Some(len) = got else {
+            return Ok(false);
         };
-        inbound.limiter.charge(len);
+        arrivals.limiter.charge(len);
         let header = Header::decode(raw);
         if !(MIN_FRAME..=MAX_FRAME).contains(&len) {
             counters.rx_errors.one();

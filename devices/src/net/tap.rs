@@ -30,6 +30,19 @@ pub enum TapError {
         /// What is missing.
         flag: &'static str,
     },
+    /// It has one queue, and several are needed.
+    #[error("the tap was made without IFF_MULTI_QUEUE, which several queues need")]
+    OneQueue,
+    /// Not a queue of the same tap.
+    #[error("queue {number} is of the interface {found}, and the first one of {expected}")]
+    OtherInterface {
+        /// Which, from 0 on.
+        number: usize,
+        /// Its interface.
+        found: String,
+        /// The first queue's.
+        expected: String,
+    },
     /// The kernel refused to set it up.
     #[error("{what} failed on the tap")]
     Setup {
@@ -54,9 +67,41 @@ impl Tap {
     /// # Errors
     /// When `fd` is not such a tap.
     pub fn new(fd: OwnedFd) -> Result<Self, TapError> {
-        let flags = interface_flags(&fd).map_err(TapError::NotATap)?;
+        let interface = Interface::of(&fd).map_err(TapError::NotATap)?;
+        Self::set_up(fd, &interface)
+    }
+
+    /// Takes the queues of a tap that somebody else opened with `IFF_MULTI_QUEUE`, too, each by
+    /// opening `/dev/net/tun` and calling `TUNSETIFF` with the same name. All of them are read for
+    /// as long as they are open: none is detached (`TUNSETQUEUE`), for which a guest would have the
+    /// host wait for all its CPUs.
+    ///
+    /// # Errors
+    /// When `fds` are not such queues of one tap.
+    pub fn queues(fds: Vec<OwnedFd>) -> Result<Vec<Self>, TapError> {
+        let several = fds.len() > 1;
+        let mut expected: Option<String> = None;
+        let queue = |(number, fd)| {
+            let interface = Interface::of(&fd).map_err(TapError::NotATap)?;
+            if several && interface.flags & libc::IFF_MULTI_QUEUE == 0 {
+                return Err(TapError::OneQueue);
+            }
+            let expected = expected.get_or_insert_with(|| interface.name.clone());
+            if *expected != interface.name {
+                return Err(TapError::OtherInterface {
+                    number,
+                    found: interface.name,
+                    expected: expected.clone(),
+                });
+            }
+            Self::set_up(fd, &interface)
+        };
+        fds.into_iter().enumerate().map(queue).collect()
+    }
+
+    fn set_up(fd: OwnedFd, interface: &Interface) -> Result<Self, TapError> {
         for (bit, flag) in NEEDED {
-            if flags & bit == 0 {
+            if interface.flags & bit == 0 {
                 return Err(TapError::Flag { flag });
             }
         }
@@ -146,16 +191,30 @@ impl Nic for Tap {
     }
 }
 
-fn interface_flags(fd: &OwnedFd) -> io::Result<i32> {
-    // SAFETY: an ifreq of zeroes is a valid one.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // SAFETY: TUNGETIFF writes an ifreq; any descriptor that is no tap refuses it.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
-    check(result)?;
-    // SAFETY: the kernel filled in the flags.
-    let flags = unsafe { request.ifr_ifru.ifru_flags };
-    // The upper bit would extend its sign.
-    Ok(i32::from(flags.cast_unsigned()))
+/// What an open `/dev/net/tun` is a queue of.
+#[derive(Debug)]
+struct Interface {
+    flags: i32,
+    name: String,
+}
+
+impl Interface {
+    fn of(fd: &OwnedFd) -> io::Result<Self> {
+        // SAFETY: an ifreq of zeroes is a valid one.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        // SAFETY: TUNGETIFF writes an ifreq; any descriptor that is no tap refuses it.
+        let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
+        check(result)?;
+        // SAFETY: the kernel filled in the flags.
+        let flags = unsafe { request.ifr_ifru.ifru_flags };
+        let name = request.ifr_name.iter().take_while(|byte| **byte != 0);
+        let name: Vec<u8> = name.map(|byte| byte.cast_unsigned()).collect();
+        Ok(Self {
+            // The upper bit would extend its sign.
+            flags: i32::from(flags.cast_unsigned()),
+            name: String::from_utf8_lossy(&name).into_owned(),
+        })
+    }
 }
 
 fn set_int(fd: &OwnedFd, request: libc::Ioctl, value: libc::c_int) -> io::Result<()> {

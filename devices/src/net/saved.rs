@@ -1,0 +1,107 @@
+//! What a snapshot keeps of the device.
+
+use super::feature;
+use crate::virtio::{RestoreError, SavedDevice};
+
+/// The format of a device with one queue pair.
+const ONE_PAIR: u32 = 1;
+/// The format of one with several.
+const SEVERAL_PAIRS: u32 = 2;
+
+/// What a driver has set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DriverState {
+    pub(super) mac: [u8; 6],
+    /// Of [`feature::GUEST_OFFLOADS`].
+    pub(super) offloads: u64,
+    /// Queue pairs in use.
+    pub(super) active: u16,
+}
+
+impl DriverState {
+    /// As a device with so many pairs writes it.
+    pub(super) fn save(&self, pairs: u16) -> SavedDevice {
+        let mut bytes = [&self.mac[..], &self.offloads.to_le_bytes()].concat();
+        if pairs > 1 {
+            bytes.extend(self.active.to_le_bytes());
+        }
+        SavedDevice {
+            version: version(pairs),
+            bytes,
+        }
+    }
+
+    /// Reads what a device with as many pairs wrote, or somebody else.
+    pub(super) fn restore(saved: &SavedDevice, pairs: u16) -> Result<Self, RestoreError> {
+        let bytes = saved.of_version(version(pairs))?;
+        let invalid = |what| RestoreError::Invalid { what };
+        let wrong_length = invalid("a network card's state has another length");
+        let Some((mac, rest)) = bytes.split_first_chunk() else {
+            return Err(wrong_length);
+        };
+        let Some((offloads, rest)) = rest.split_first_chunk() else {
+            return Err(wrong_length);
+        };
+        let offloads = u64::from_le_bytes(*offloads);
+        let active = match (rest, pairs) {
+            ([], ..=1) => 1,
+            ([low, high], 2..) => u16::from_le_bytes([*low, *high]),
+            _ => return Err(wrong_length),
+        };
+        if offloads & !feature::GUEST_OFFLOADS != 0 {
+            return Err(invalid("offloads of a network card that do not exist"));
+        }
+        if !(1..=pairs).contains(&active) {
+            return Err(invalid(
+                "a number of queue pairs that the card does not have",
+            ));
+        }
+        Ok(Self {
+            mac: *mac,
+            offloads,
+            active,
+        })
+    }
+}
+
+fn version(pairs: u16) -> u32 {
+    match pairs {
+        ..=1 => ONE_PAIR,
+        _ => SEVERAL_PAIRS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATE: DriverState = DriverState {
+        mac: [2, 9, 9, 9, 9, 9],
+        offloads: feature::GUEST_CSUM,
+        active: 1,
+    };
+
+    #[test]
+    fn a_card_of_one_pair_writes_what_it_always_did() {
+        let saved = STATE.save(1);
+        assert_eq!((saved.version, saved.bytes.len()), (1, 14));
+        assert_eq!(DriverState::restore(&saved, 1).unwrap(), STATE);
+        assert!(DriverState::restore(&saved, 2).is_err());
+    }
+
+    #[test]
+    fn nobody_restores_pairs_that_do_not_exist() {
+        for active in [0, 1, 3, 4, 5, u16::MAX] {
+            let state = DriverState { active, ..STATE };
+            let restored = DriverState::restore(&state.save(4), 4);
+            match (1..=4).contains(&active) {
+                true => assert_eq!(restored.unwrap(), state),
+                false => assert!(restored.is_err(), "{active}"),
+            }
+        }
+        for len in (0..16).chain([17]) {
+            let bytes = vec![0; len];
+            assert!(DriverState::restore(&SavedDevice { version: 2, bytes }, 4).is_err());
+        }
+    }
+}
