@@ -10,7 +10,7 @@ use crate::blk::{BlockDevice, FileDisk};
 use crate::console::ConsoleDevice;
 use crate::fs::FsDevice;
 use crate::mem::{MemDevice, MemRegion};
-use crate::net::{MemoryNic, NetDevice};
+use crate::net::{MemoryNic, NetDevice, Nic};
 use crate::rng::RngDevice;
 use crate::virtio::VirtioDevice;
 use crate::vsock::VsockDevice;
@@ -80,6 +80,7 @@ pub(super) fn subjects() -> Vec<Subject> {
             fs(),
             mem(),
             net(),
+            net_pairs(),
             rng(),
             vsock(),
         ];
@@ -157,6 +158,35 @@ fn net() -> Subject {
         .sound(2, &[0xff, 0], 1)
         .arrives(0, fed)
         .fed_by(move || wire.send(&[0; 60]))
+}
+
+/// With two queue pairs, of which the driver takes the second one before a frame comes by it.
+fn net_pairs() -> Subject {
+    let (nics, wires): (Vec<Box<dyn Nic>>, Vec<_>) = (0..2)
+        .map(|_| {
+            let (nic, wire) = MemoryNic::pair();
+            (Box::new(nic) as Box<dyn Nic>, wire)
+        })
+        .unzip();
+    Subject::new("net with two pairs", NetDevice::over(nics).unwrap())
+        .sound(0, &[], 2048)
+        .sound(1, &[0; 12 + 60], 0)
+        .sound(2, &[], 2048)
+        .sound(3, &[0; 12 + 60], 0)
+        // No pairs at all.
+        .sound(4, &[4, 0, 0, 0], 1)
+        .arrives(0, fed)
+        .arrives(2, |rig| {
+            use vm_memory::{Bytes, GuestAddress};
+            let at = super::DATA + 0x8000;
+            let two_pairs = [4, 0, 2, 0];
+            rig.mem.write_slice(&two_pairs, GuestAddress(at)).unwrap();
+            rig.drivers[4].add(&[(at, 4)], &[(at + 8, 1)]);
+            rig.notify(4);
+            let _ = rig.drivers[4].take_used();
+            fed(rig);
+        })
+        .fed_by(move || wires.iter().for_each(|wire| wire.send(&[0; 60])))
 }
 
 fn rng() -> Subject {
