@@ -7,6 +7,7 @@
 mod blocked;
 mod devices;
 mod life;
+mod net;
 mod orders;
 mod pci;
 mod plug;
@@ -216,27 +217,41 @@ impl Registers<'_> {
     }
 
     fn start_queue(self, index: u32, rings: u64) -> DriverQueue {
-        let queue = DriverQueue::new(&self.guest.mem, rings, 16);
-        let config = queue.config();
+        let mut queues = self.start_queues(0, &[(index, rings)]);
+        queues.remove(0)
+    }
+
+    /// Resets the device and starts it with the features 0 to 31 of `features`, and with these
+    /// queues: the index and the rings of each.
+    fn start_queues(self, features: u32, queues: &[(u32, u64)]) -> Vec<DriverQueue> {
         let low = |addr: u64| u32::try_from(addr).unwrap();
+        let write = |registers: &[(u64, u32)]| {
+            for (register, value) in registers {
+                self.write(*register, *value);
+            }
+        };
         self.write(0x70, 0);
         wait_for("the end of a reset", || self.status() == 0);
-        for (register, value) in [
-            (0x70, 1),
-            (0x70, 3),
-            (0x24, 1),
-            (0x20, 1),
-            (0x70, 11),
-            (0x30, index),
-            (0x38, config.size),
-            (0x80, low(config.desc_table)),
-            (0x90, low(config.avail_ring)),
-            (0xa0, low(config.used_ring)),
-            (0x44, 1),
-            (0x70, 15),
-        ] {
-            self.write(register, value);
+        write(&[(0x70, 1), (0x70, 3), (0x24, 1), (0x20, 1)]);
+        if features != 0 {
+            write(&[(0x24, 0), (0x20, features)]);
         }
-        queue
+        write(&[(0x70, 11)]);
+        let queues = queues.iter().map(|(index, rings)| {
+            let queue = DriverQueue::new(&self.guest.mem, *rings, 16);
+            let config = queue.config();
+            write(&[
+                (0x30, *index),
+                (0x38, config.size),
+                (0x80, low(config.desc_table)),
+                (0x90, low(config.avail_ring)),
+                (0xa0, low(config.used_ring)),
+                (0x44, 1),
+            ]);
+            queue
+        });
+        let queues = queues.collect();
+        write(&[(0x70, 15)]);
+        queues
     }
 }

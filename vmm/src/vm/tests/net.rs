@@ -1,0 +1,101 @@
+//! Network cards through their transport.
+
+use podvisor_devices::net::{MemoryNic, MemoryWire, NetDevice, Nic};
+
+use super::devices::{BUFFER, RINGS, bytes};
+use super::*;
+
+/// `VIRTIO_NET_F_MQ`.
+const MQ: u32 = 1 << 22;
+
+/// A card with two queue pairs, and the host's ends of them.
+fn card() -> (NetDevice, Vec<MemoryWire>) {
+    let (nics, wires) = (0..2)
+        .map(|_| {
+            let (nic, wire) = MemoryNic::pair();
+            (Box::new(nic) as Box<dyn Nic>, wire)
+        })
+        .unzip();
+    (NetDevice::over(nics).unwrap(), wires)
+}
+
+/// The driver's buffer for a frame of a pair.
+fn buffer(pair: usize) -> u64 {
+    BUFFER + 0x1_0000 * (pair as u64 + 1)
+}
+
+/// Sends a frame by each wire; both come, each by its own pair.
+fn both_receive(guest: &Guest, queues: &mut [DriverQueue], wires: &[MemoryWire], seed: u8) {
+    for (pair, wire) in wires.iter().enumerate() {
+        let (number, frame) = (2 * pair, [seed + u8::try_from(pair).unwrap(); 60]);
+        queues[number].add(&[], &[(buffer(pair), 2048)]);
+        guest.device(0).write(0x50, u32::try_from(number).unwrap());
+        wire.send(&frame);
+        wait_for("the frame", || queues[number].take_used().is_some());
+        assert_eq!(bytes(guest, buffer(pair) + 12, 60), frame);
+    }
+}
+
+fn set_pairs(guest: &Guest, control: &mut DriverQueue, count: u8) -> u8 {
+    let command = [4, 0, count, 0];
+    guest
+        .mem
+        .write_slice(&command, GuestAddress(BUFFER))
+        .unwrap();
+    control.add(&[(BUFFER, 4)], &[(BUFFER + 8, 1)]);
+    guest.device(0).write(0x50, 4);
+    wait_for("the acknowledgement", || control.take_used().is_some());
+    bytes(guest, BUFFER + 8, 1)[0]
+}
+
+#[test]
+fn queue_pairs_are_notified_one_by_one_and_go_on_in_a_clone() {
+    let (device, wires) = card();
+    let guest = Guest::start(|vm| vm.net(device));
+    let net = guest.device(0);
+    assert_eq!(net.read(0x108) & 0xffff, 2, "pairs, behind the status");
+    let places: Vec<_> = (0..5)
+        .map(|index| (index, RINGS + 0x1_0000 * u64::from(index)))
+        .collect();
+    let mut queues = net.start_queues(MQ, &places);
+    assert_eq!(net.status(), 15);
+    assert_eq!(set_pairs(&guest, &mut queues[4], 3), 1);
+    assert_eq!(set_pairs(&guest, &mut queues[4], 0), 1);
+    assert_eq!(set_pairs(&guest, &mut queues[4], 2), 0);
+    both_receive(&guest, &mut queues, &wires, 1);
+    for (pair, wire) in wires.iter().enumerate() {
+        guest
+            .mem
+            .write_slice(&[0; 12 + 60], GuestAddress(BUFFER))
+            .unwrap();
+        queues[2 * pair + 1].add(&[(BUFFER, 72)], &[]);
+        net.write(0x50, u32::try_from(2 * pair + 1).unwrap());
+        wait_for("the frame", || wire.receive().is_some());
+    }
+
+    guest.pause();
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("snapshot");
+    guest.vm.snapshot(&place).unwrap();
+    let (device, wires) = card();
+    let clone = Guest::restore(&Snapshot::open(&place).unwrap(), |vm| vm.net(device));
+    let mut queues: Vec<_> = queues
+        .iter()
+        .map(|queue| queue.clone_in(&clone.mem))
+        .collect();
+    both_receive(&clone, &mut queues, &wires, 5);
+
+    // A reset in the middle leaves one pair, for a driver that knows of no more.
+    for wire in &wires {
+        wire.send(&[9; 60]);
+    }
+    let mut one = clone.device(0).start_queues(0, &places[..3]);
+    for _ in 0..2 {
+        one[0].add(&[], &[(buffer(0), 2048)]);
+    }
+    clone.device(0).write(0x50, 0);
+    for _ in 0..2 {
+        wait_for("the frame", || one[0].take_used().is_some());
+    }
+    assert!(clone.vm.faults().is_empty());
+}
