@@ -2,11 +2,14 @@
 
 mod support;
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use podvisor_vmm::{LinkState, MacAddress, MemorySize, NetDevice, Transport, VmExit};
-use support::tap::tap;
+use podvisor_vmm::{
+    LinkState, MacAddress, MemorySize, NetDevice, NetDeviceError, Transport, VmExit,
+};
+use support::tap::{queue, tap_queues};
 use support::{Console, linux};
 
 /// Bytes that go each way.
@@ -27,16 +30,17 @@ fn bytes() -> Vec<u8> {
 
 #[test]
 fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link_on_both_transports() {
-    for transport in [Transport::Mmio, Transport::Pci] {
-        talks_and_sees_its_link(transport);
-    }
+    talks_and_sees_its_link(Transport::Mmio, 1);
+    // The guest's driver takes as many queue pairs as it has CPUs.
+    talks_and_sees_its_link(Transport::Pci, 2);
 }
 
-fn talks_and_sees_its_link(transport: Transport) {
-    let tap = tap();
+fn talks_and_sees_its_link(transport: Transport, pairs: u8) {
+    let taps = tap_queues(pairs.into());
     let there = TcpListener::bind("10.9.0.1:5001").unwrap();
     let console = Console::default();
     let script = "cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu\n\
+         ls /sys/class/net/eth0/queues | xargs echo queues\n\
          ip link set lo up; ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up\n\
          ping -c 3 -q 10.9.0.1 > /dev/null && echo pinged\n\
          mkdir /www; nc 10.9.0.1 5001 < /dev/null > /www/file; wc -c < /www/file\n\
@@ -44,12 +48,13 @@ fn talks_and_sees_its_link(transport: Transport) {
          carrier() { until [ \"$(cat /sys/class/net/eth0/carrier)\" = $1 ]; do :; done; }\n\
          carrier 0; echo unplugged; carrier 1; echo plugged\n\
          ping -c 1 -q 10.9.0.1 > /dev/null && echo pinged again";
-    let card = NetDevice::tap(tap.into())
+    let card = NetDevice::tap_queues(taps.into_iter().map(Into::into).collect())
         .unwrap()
         .mac(MacAddress([2, 0, 0, 0, 0, 9]))
         .mtu(1400);
     let vm = linux(script, &console)
         .transport(transport)
+        .vcpus(pairs)
         .memory(MemorySize::mib(256))
         .net(card)
         .build()
@@ -79,7 +84,12 @@ fn talks_and_sees_its_link(transport: Transport) {
     card.set_link(LinkState::Up).unwrap();
     assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     let text = console.text();
+    let queues = match pairs {
+        1 => "queues rx-0 tx-0\n",
+        _ => "queues rx-0 rx-1 tx-0 tx-1\n",
+    };
     for part in [
+        queues,
         "02:00:00:00:00:09\n1400\n",
         "\npinged\n2097152\nserving\n",
         "plugged\npinged again\n",
@@ -96,4 +106,23 @@ fn talks_and_sees_its_link(transport: Transport) {
         assert_eq!(count(none), 0, "{counters:?}");
     }
     assert!(vm.faults().is_empty());
+}
+
+#[test]
+fn guest_cards_are_refused_queues_that_are_not_of_one_tap() {
+    let _own_namespace = tap_queues(1);
+    let several = libc::IFF_MULTI_QUEUE;
+    let refused = |queues: Vec<File>| {
+        let card = NetDevice::tap_queues(queues.into_iter().map(Into::into).collect());
+        let NetDeviceError::Tap(error) = card.unwrap_err() else {
+            panic!("another error");
+        };
+        error.to_string()
+    };
+    let error = refused(vec![queue("tap1", 0), queue("tap2", 0)]);
+    assert!(error.contains("IFF_MULTI_QUEUE"), "{error}");
+    let error = refused(vec![queue("tap3", several), queue("tap4", several)]);
+    assert!(error.contains("tap3") && error.contains("tap4"), "{error}");
+    let none = NetDevice::tap_queues(Vec::new()).unwrap_err();
+    assert!(matches!(none, NetDeviceError::QueuePairs { count: 0 }));
 }

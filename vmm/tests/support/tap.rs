@@ -12,8 +12,27 @@ pub(crate) const HOST: &str = "10.9.0.1";
 
 /// A tap named `tap0` in a network namespace of the calling thread's own, with the address [`HOST`].
 pub(crate) fn tap() -> File {
+    tap_queues(1).remove(0)
+}
+
+/// As [`tap`], with so many queues.
+pub(crate) fn tap_queues(count: usize) -> Vec<File> {
     // SAFETY: the thread's network namespace alone changes.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("run as root");
+    let several = match count {
+        1 => 0,
+        _ => libc::IFF_MULTI_QUEUE,
+    };
+    let queues = (0..count).map(|_| queue("tap0", several)).collect();
+    // The same neighbour in each namespace, or clones would look for the old one at first.
+    ip("link set tap0 address 02:00:00:00:00:01");
+    ip(&format!("addr add {HOST}/24 dev tap0"));
+    ip("link set tap0 up");
+    queues
+}
+
+/// A queue of the tap `name`, with these flags besides those of every tap.
+pub(crate) fn queue(name: &str, flags: libc::c_int) -> File {
     let tap = File::options()
         .read(true)
         .write(true)
@@ -21,18 +40,14 @@ pub(crate) fn tap() -> File {
         .expect("the module `tun`");
     // SAFETY: an ifreq of zeroes is a valid one.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(b"tap0") {
+    for (to, from) in request.ifr_name.iter_mut().zip(name.as_bytes()) {
         *to = (*from).cast_signed();
     }
-    request.ifr_ifru.ifru_flags =
-        i16::try_from(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR).unwrap();
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | flags;
+    request.ifr_ifru.ifru_flags = i16::try_from(flags).unwrap();
     // SAFETY: TUNSETIFF reads and writes an ifreq.
     let result = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-    // The same neighbour in each namespace, or clones would look for the old one at first.
-    ip("link set tap0 address 02:00:00:00:00:01");
-    ip(&format!("addr add {HOST}/24 dev tap0"));
-    ip("link set tap0 up");
     tap
 }
 
