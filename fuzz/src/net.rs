@@ -9,8 +9,12 @@ use std::os::unix::net::UnixStream;
 
 use arbitrary::Arbitrary;
 use podvisor_devices::net::{HEADER_LEN, LinkState, MemoryNic, MemoryWire, NetDevice, Nic};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use crate::driver::{self, Addr, Bench, Len, buffers, steps};
+
+/// Bytes of the socket's buffer; the kernel has a least size.
+const SEND_BUFFER: usize = 1;
 
 /// Lengths of frames that reach a stream's peer.
 const FRAMES: std::ops::RangeInclusive<usize> = 14..=65_535;
@@ -79,6 +83,8 @@ fn over_memory(pairs: u8, program: &[u8]) {
 fn over_stream(program: &[u8]) {
     let (ours, theirs) = UnixStream::pair().expect("descriptors");
     theirs.set_nonblocking(true).expect("a socket");
+    // So that a frame or two fill it.
+    set_socket_send_buffer_size(&ours, SEND_BUFFER).expect("a socket");
     let device = NetDevice::stream(ours.into()).expect("a stream");
     let peer = Peer {
         socket: Some(theirs),
