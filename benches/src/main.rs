@@ -7,6 +7,7 @@
 mod blk;
 mod boot;
 mod interrupt;
+mod net;
 mod output;
 mod pull;
 mod restore;
@@ -30,6 +31,8 @@ enum Subject {
     Boot(boot::Args),
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(interrupt::Args),
+    /// TCP both ways, and a byte there and back, over MMIO and over PCI
+    Net(net::Args),
     /// From a registry to a root file system
     Pull(pull::Args),
     /// From starting the program to the first answer of a clone's agent
@@ -43,6 +46,7 @@ fn main() -> anyhow::Result<()> {
         Subject::Blk(args) => blk::command(&args),
         Subject::Boot(args) => boot::command(&args),
         Subject::Interrupt(args) => interrupt::command(&args),
+        Subject::Net(args) => net::command(&args),
         Subject::Pull(args) => pull::command(&args),
         Subject::Restore(args) => restore::command(&args),
         Subject::Start(args) => start::command(&args),

@@ -27,6 +27,9 @@ enum Subject {
     Boot(BootArgs),
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(InterruptArgs),
+    /// TCP both ways and a byte there and back over a tap: podvisor over MMIO and over PCI, and QEMU's
+    /// microvm and q35
+    Net(NetArgs),
     /// From a registry to a root file system: podvisor, containerd, and skopeo with umoci side by side (as root)
     Pull(PullArgs),
     /// From starting the program to the first answer of the guest's agent: a clone beside the cold boot
@@ -71,6 +74,19 @@ struct BlkArgs {
     /// Runs of each [default: 3, and 1 where instructions are counted, which repeat]
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
+}
+
+#[derive(Debug, clap::Args)]
+struct NetArgs {
+    /// Count instructions instead of time: in the emulated test host, the same on every machine
+    #[arg(long)]
+    icount: bool,
+    /// Rounds, in which each runs once [default: 3, and 1 where instructions are counted]
+    #[arg(long, value_name = "N")]
+    runs: Option<usize>,
+    /// Write the results as JSON to this file, or to stdout (`-`)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -129,14 +145,15 @@ struct PullArgs {
 }
 
 /// Hosts that count instructions, of which one in three stands still while QEMU's guest waits for
-/// its disk.
-const BLK_ATTEMPTS: usize = 5;
+/// its device.
+const ICOUNT_ATTEMPTS: usize = 5;
 
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     match &args.subject {
         Subject::Blk(args) => blk(args),
         Subject::Boot(args) => boot(args),
         Subject::Interrupt(args) => interrupt(args),
+        Subject::Net(args) => net(args),
         Subject::Pull(args) => pull(args),
         Subject::Restore(args) => restore(args),
         Subject::Start(args) => start(args),
@@ -177,18 +194,7 @@ fn boot(args: &BootArgs) -> Result<ExitCode> {
     if args.icount {
         add(&["--icount"]);
     }
-    let mut shares = Vec::new();
-    match &args.json {
-        Some(path) if path == Path::new("-") => add(&["--json", "-"]),
-        Some(path) => {
-            // A new file in a folder that the host may write to.
-            let path = std::path::absolute(path)?;
-            let folder = path.parent().context("--json names no file")?;
-            shares.push(absolute(folder)?);
-            add(&["--json", &path.display().to_string()]);
-        }
-        None => {}
-    }
+    let shares = json(args.json.as_deref(), &mut command)?;
     let request = Request {
         command,
         shares,
@@ -216,19 +222,53 @@ fn blk(args: &BlkArgs) -> Result<ExitCode> {
     if args.icount {
         add(&["--icount"]);
     }
-    let (attempts, seconds) = match args.icount {
-        true => (BLK_ATTEMPTS, 90 + 60 * runs as u64),
-        false => (1, 600),
+    let seconds = match args.icount {
+        true => 90 + 60 * runs as u64,
+        false => 600,
     };
+    let request = Request {
+        command,
+        icount: args.icount,
+        limit: Some(Duration::from_secs(seconds)),
+        ..Request::default()
+    };
+    in_hosts(&request)
+}
+
+fn net(args: &NetArgs) -> Result<ExitCode> {
+    setup::ensure(&[setup::HOST, setup::BUILD])?;
+    let kernel = kernel::ensure()?;
+    let programs = build(&["podvisor-benches"])?;
+    let initramfs = initramfs("net.c", &["-O2"])?;
+    let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
+    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
+    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
+    let runs = args.runs.unwrap_or(if args.icount { 1 } else { 3 });
+    add(&["net", "--qemu", &qemu, "--runs", &runs.to_string()]);
+    add(&["--kernel", &kernel.display().to_string()]);
+    add(&["--initramfs", &initramfs.display().to_string()]);
+    let podvisor = programs.join("net-podvisor");
+    add(&["--podvisor", &podvisor.display().to_string()]);
+    if args.icount {
+        add(&["--icount"]);
+    }
+    let shares = json(args.json.as_deref(), &mut command)?;
+    let request = Request {
+        command,
+        shares,
+        icount: args.icount,
+        limit: Some(Duration::from_secs(120 + 120 * runs as u64)),
+        ..Request::default()
+    };
+    in_hosts(&request)
+}
+
+/// Runs `request` in a host, and in another one when a host that counts instructions stalls.
+fn in_hosts(request: &Request) -> Result<ExitCode> {
+    let attempts = if request.icount { ICOUNT_ATTEMPTS } else { 1 };
     let mut status = 0;
     for attempt in 1..=attempts {
-        let request = Request {
-            command: command.clone(),
-            icount: args.icount,
-            limit: Some(Duration::from_secs(seconds)),
-            ..Request::default()
-        };
-        status = host::run_request(request)?;
+        status = host::run_request(request.clone())?;
         let has_stalled = [host::TIMED_OUT, host::HUNG].contains(&status);
         if !has_stalled || attempt == attempts {
             break;
@@ -236,6 +276,22 @@ fn blk(args: &BlkArgs) -> Result<ExitCode> {
         report::note("a host that counts instructions stalls now and then; trying once more");
     }
     Ok(ExitCode::from(status))
+}
+
+/// Has `command` write JSON to `path`, which is in a folder that the host may write to then.
+fn json(path: Option<&Path>, command: &mut Vec<String>) -> Result<Vec<PathBuf>> {
+    let Some(path) = path else {
+        return Ok(Vec::new());
+    };
+    command.push("--json".to_owned());
+    if path == Path::new("-") {
+        command.push("-".to_owned());
+        return Ok(Vec::new());
+    }
+    let path = std::path::absolute(path)?;
+    let folder = path.parent().context("--json names no file")?;
+    command.push(path.display().to_string());
+    Ok(vec![absolute(folder)?])
 }
 
 fn restore(args: &RestoreArgs) -> Result<ExitCode> {

@@ -79,7 +79,7 @@ pub(crate) fn is_emulated() -> bool {
 }
 
 /// What another command of xtask runs in a host.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) command: Vec<String>,
     pub(crate) shares: Vec<PathBuf>,

@@ -1,0 +1,138 @@
+//! One guest, and what is done with its network.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::subject::Subject;
+use super::{MEMORY, Size};
+use crate::boot::{Running, take};
+
+/// Where the guest listens (`benches/guest/net.c`).
+const GUEST: ([u8; 4], u16) = ([10, 9, 0, 2], 5001);
+
+/// How long the guest may be silent.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What is done before it counts.
+const WARM: Size = Size {
+    bytes: 4 << 20,
+    round_trips: 200,
+};
+
+/// CPU of the monitor's threads in ns, and the time that it took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cost {
+    pub(super) own: u64,
+    pub(super) vcpu: u64,
+    pub(super) time: Duration,
+}
+
+/// All of one run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Costs {
+    pub(super) to_guest: Cost,
+    pub(super) from_guest: Cost,
+    pub(super) round_trips: Cost,
+}
+
+/// Runs a guest and talks to it.
+pub(super) fn run(subject: &Subject, size: Size, dir: &Path) -> Result<Costs> {
+    let messages = dir.join("stderr");
+    let began = Instant::now();
+    let mut child = Running(
+        Command::new(&subject.program)
+            .args(&subject.arguments)
+            // Open and silent: monitors that read their stdin wait.
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&messages)?)
+            .spawn()
+            .with_context(|| format!("{} cannot be started", subject.program.display()))?,
+    );
+    let mut console = BufReader::new(child.0.stdout.take().context("stdout was not kept")?);
+    let mut seen = String::new();
+    while !seen.ends_with("ready\r\n") && !seen.ends_with("ready\n") {
+        if console.read_line(&mut seen)? == 0 {
+            let messages = std::fs::read_to_string(&messages).unwrap_or_default();
+            bail!("it ended: {} {}", seen.trim(), messages.trim());
+        }
+    }
+    let measured = |work: fn(Size) -> Result<()>| -> Result<Cost> {
+        work(WARM)?;
+        let sample = || take(child.0.id(), subject.kind, MEMORY, began.elapsed());
+        let before = sample()?;
+        let start = Instant::now();
+        work(size)?;
+        let time = start.elapsed();
+        let after = sample()?;
+        Ok(Cost {
+            own: after.own() - before.own(),
+            vcpu: after.vcpus() - before.vcpus(),
+            time,
+        })
+    };
+    Ok(Costs {
+        to_guest: measured(to_guest)?,
+        from_guest: measured(from_guest)?,
+        round_trips: measured(round_trips)?,
+    })
+}
+
+/// A connection on which the guest does what `kind` says.
+fn connect(kind: u8) -> Result<TcpStream> {
+    let address = SocketAddr::from(GUEST);
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)
+        .context("the guest cannot be connected to")?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(&[kind])?;
+    Ok(stream)
+}
+
+fn to_guest(size: Size) -> Result<()> {
+    let mut stream = connect(b's')?;
+    let piece = vec![0x5a; 256 << 10];
+    let mut left = size.bytes;
+    while left > 0 {
+        let len = left.min(piece.len());
+        stream.write_all(&piece[..len])?;
+        left -= len;
+    }
+    stream.shutdown(Shutdown::Write)?;
+    stream
+        .read_exact(&mut [0])
+        .context("the guest did not read all")
+}
+
+fn from_guest(size: Size) -> Result<()> {
+    let mut stream = connect(b'g')?;
+    stream.write_all(&(size.bytes as u64).to_le_bytes())?;
+    let mut buffer = vec![0; 256 << 10];
+    let mut got = 0;
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => break,
+            len => got += len,
+        }
+    }
+    ensure!(got == size.bytes, "{got} bytes of {} came", size.bytes);
+    Ok(())
+}
+
+fn round_trips(size: Size) -> Result<()> {
+    let mut stream = connect(b'e')?;
+    for _ in 0..size.round_trips {
+        stream.write_all(&[1])?;
+        stream
+            .read_exact(&mut [0])
+            .context("the guest did not answer")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! How each monitor is started with a network card.
+
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+
+use crate::boot::Kind;
+
+/// What every monitor runs. One vCPU.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) kernel: PathBuf,
+    pub(super) initramfs: PathBuf,
+    /// The number of the open tap.
+    pub(super) tap: RawFd,
+    pub(super) memory_mib: u64,
+}
+
+/// A monitor with a card on one transport.
+#[derive(Debug)]
+pub(super) struct Subject {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) program: PathBuf,
+    pub(super) arguments: Vec<String>,
+}
+
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k noreplace-smp";
+const NO_PCI: &str = " pci=off";
+
+/// The same for all, so that the host knows its neighbour.
+const MAC: &str = "02:00:00:00:00:09";
+
+impl Subject {
+    /// `transport` as `net-podvisor` takes it.
+    pub(super) fn podvisor(program: &Path, transport: &str, guest: &Guest) -> Self {
+        let (name, bus) = match transport {
+            "mmio" => ("podvisor MMIO", NO_PCI),
+            _ => ("podvisor PCI", ""),
+        };
+        Self {
+            name,
+            kind: Kind::Podvisor,
+            program: program.to_owned(),
+            arguments: vec![
+                transport.to_owned(),
+                text(&guest.kernel),
+                text(&guest.initramfs),
+                format!("{}MiB", guest.memory_mib),
+                format!("{COMMAND_LINE}{bus}"),
+                MAC.to_owned(),
+                guest.tap.to_string(),
+            ],
+        }
+    }
+
+    pub(super) fn microvm(program: &Path, guest: &Guest) -> Self {
+        Self {
+            name: "QEMU microvm, MMIO",
+            ..qemu(
+                program,
+                guest,
+                "microvm,accel=kvm,acpi=off,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on",
+                "virtio-net-device",
+                NO_PCI,
+            )
+        }
+    }
+
+    pub(super) fn q35(program: &Path, guest: &Guest) -> Self {
+        Self {
+            name: "QEMU q35, PCI",
+            ..qemu(
+                program,
+                guest,
+                "q35,accel=kvm,usb=off,vmport=off",
+                "virtio-net-pci,disable-legacy=on,romfile=",
+                "",
+            )
+        }
+    }
+}
+
+fn qemu(program: &Path, guest: &Guest, machine: &str, device: &str, bus: &str) -> Subject {
+    let fixed = [
+        "-cpu",
+        "host",
+        "-smp",
+        "1",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+        // Thread names tell the vCPU from the rest.
+        "-name",
+        "bench,debug-threads=on",
+        "-serial",
+        "stdio",
+    ];
+    let mut arguments: Vec<String> = fixed.map(str::to_owned).into();
+    let more = [
+        ("-machine", machine.to_owned()),
+        ("-m", format!("{}M", guest.memory_mib)),
+        ("-kernel", text(&guest.kernel)),
+        ("-initrd", text(&guest.initramfs)),
+        ("-append", format!("{COMMAND_LINE}{bus}")),
+        // In its own process, as podvisor's device is.
+        ("-netdev", format!("tap,id=net,fd={},vhost=off", guest.tap)),
+        ("-device", format!("{device},netdev=net,mac={MAC}")),
+    ];
+    for (option, value) in more {
+        arguments.extend([option.to_owned(), value]);
+    }
+    Subject {
+        name: "QEMU",
+        kind: Kind::Qemu,
+        program: program.to_owned(),
+        arguments,
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
