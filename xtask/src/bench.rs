@@ -27,8 +27,8 @@ enum Subject {
     Boot(BootArgs),
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(InterruptArgs),
-    /// TCP both ways and a byte there and back over a tap: podvisor over MMIO and over PCI, and QEMU's
-    /// microvm and q35
+    /// TCP both ways and a byte there and back over a tap: podvisor over MMIO and over PCI, and
+    /// QEMU's microvm and q35
     Net(NetArgs),
     /// From a registry to a root file system: podvisor, containerd, and skopeo with umoci side by side (as root)
     Pull(PullArgs),

@@ -1,5 +1,5 @@
-//! podvisor as the network benchmark starts it: a guest with one card on the transport that is asked
-//! for, over a tap that is open, with the serial console on stdout.
+//! podvisor as the network benchmark starts it: a guest with one card on the transport that is
+//! asked for, over a tap that is open, with the serial console on stdout.
 //!
 //! `net-podvisor mmio|pci KERNEL INITRAMFS MEMORY COMMAND-LINE MAC DESCRIPTOR`
 #![allow(unsafe_code)] // the tap's descriptor by its number

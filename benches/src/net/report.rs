@@ -41,8 +41,8 @@ struct RoundTrip {
     vcpu: f64,
 }
 
-/// podvisor to QEMU on the same transport. Of throughputs the larger one is better, of the others the
-/// smaller one.
+/// podvisor to QEMU on the same transport. Of throughputs the larger one is better, of the others
+/// the smaller one.
 #[derive(Debug, Serialize)]
 struct Ratio {
     podvisor: &'static str,

@@ -310,8 +310,8 @@ impl NetDevice {
         }
     }
 
-    /// Receives by the first `count` pairs from now on (§5.1.6.5.5). `false` when the driver has not
-    /// that many.
+    /// Receives by the first `count` pairs from now on (§5.1.6.5.5). `false` when the driver has
+    /// not that many.
     fn activate(&mut self, count: usize) -> bool {
         let known = self.features & feature::MQ != 0 && count > 0;
         let pairs = self.pairs.get(..count).filter(|_| known);

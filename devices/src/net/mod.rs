@@ -14,8 +14,8 @@
 //! # Rooms
 //!
 //! * `nic`: the trait of backends; `tap`: a tap; `stream`: a stream socket, for networks in user
-//!   space; `segments`: how frames in guest memory are passed to the kernel; `memory`: a backend for
-//!   tests.
+//!   space; `segments`: how frames in guest memory are passed to the kernel; `memory`: a backend
+//!   for tests.
 //! * `feature`: what is offered and negotiated.
 //! * `header`: the header in front of each frame and its rules.
 //! * `control`: commands of the control queue; `config`: configuration space; `counters`: what is

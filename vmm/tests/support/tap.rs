@@ -10,7 +10,8 @@ use rustix::thread::UnshareFlags;
 /// The host's address on the tap; a guest takes another one of 10.9.0.0/24.
 pub(crate) const HOST: &str = "10.9.0.1";
 
-/// A tap named `tap0` in a network namespace of the calling thread's own, with the address [`HOST`].
+/// A tap named `tap0` in a network namespace of the calling thread's own, with the address
+/// [`HOST`].
 pub(crate) fn tap() -> File {
     tap_queues(1).remove(0)
 }
