@@ -18,7 +18,7 @@ pub fn release(slice: &VolatileSlice<'_>) -> io::Result<usize> {
     let guard = slice.ptr_guard_mut();
     let start = guard.as_ptr();
     let skipped = start.align_offset(PAGE);
-    let len = slice.len().saturating_sub(skipped) / PAGE * PAGE;
+    let len = slice.len().saturating_sub(skipped) & !(PAGE - 1);
     if len == 0 {
         return Ok(0);
     }
