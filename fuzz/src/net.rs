@@ -237,7 +237,8 @@ impl Host for Peer {
                 let mut bytes = u32::from(len).to_be_bytes().to_vec();
                 bytes.resize(bytes.len() + usize::from(len), 0x5a);
                 // Mostly whole.
-                bytes.truncate(bytes.len() - usize::from(missing.saturating_sub(250)));
+                let missing = usize::from(missing.saturating_sub(250));
+                bytes.truncate(bytes.len().saturating_sub(missing));
                 for piece in bytes.chunks(usize::from(piece).max(1) * 64) {
                     self.send(piece);
                 }
