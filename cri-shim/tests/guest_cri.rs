@@ -102,6 +102,12 @@ fn config_map(dir: &Path, version: &str, greeting: &str) {
     }
 }
 
+struct Memory {
+    guest_kib: u64,
+    /// In bytes.
+    host_limit: u64,
+}
+
 struct Story {
     daemon: Daemon,
     runtime: RuntimeServiceClient<Channel>,
@@ -152,6 +158,35 @@ impl Story {
         let ran = self.exec(id, script, 0).await.unwrap();
         assert_eq!(ran.exit_code, 0, "{ran:?}");
         String::from_utf8(ran.stdout).unwrap()
+    }
+
+    /// Gives a container another limit, in MiB.
+    async fn limit_memory(&mut self, id: &str, mib: i64) {
+        let request = UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(LinuxContainerResources {
+                memory_limit_in_bytes: mib << 20,
+                ..LinuxContainerResources::default()
+            }),
+            ..UpdateContainerResourcesRequest::default()
+        };
+        self.runtime
+            .update_container_resources(request)
+            .await
+            .unwrap();
+    }
+
+    /// What the guest has, and what its process on the host may have.
+    async fn memory(&mut self, id: &str) -> Memory {
+        let guest = self
+            .stdout(id, "awk '/MemTotal/ { print $2 }' /proc/meminfo")
+            .await;
+        let group = Path::new("/sys/fs/cgroup/podvisor").join(&self.pod);
+        let limit = fs::read_to_string(group.join("memory.max")).unwrap();
+        Memory {
+            guest_kib: guest.trim().parse().unwrap(),
+            host_limit: limit.trim().parse().unwrap(),
+        }
     }
 
     fn log(&self, name: &str) -> String {
@@ -419,6 +454,21 @@ async fn guest_lives_the_story_of_a_pod() {
     let mut events = events.unwrap().into_inner();
     assert_eq!(story.status(&job).await.exit_code, 3);
     assert_eq!(story.stdout(&web, "cat /data/out").await, "made by job\n");
+
+    // The kubelet raises a limit, and lowers it again. At first there was room for both containers,
+    // of which one has ended.
+    let before = story.memory(&web).await;
+    story.limit_memory(&web, 512).await;
+    let grown = story.memory(&web).await;
+    assert_eq!(grown.guest_kib, before.guest_kib + (384 << 10));
+    assert_eq!(grown.host_limit, before.host_limit + (384 << 20));
+    story.limit_memory(&web, 64).await;
+    let shrunk = format!(
+        "until [ $(awk '/MemTotal/ {{ print $2 }}' /proc/meminfo) -lt {} ]; do sleep 0.1; done",
+        before.guest_kib + (64 << 10)
+    );
+    let waited = story.exec(&web, &shrunk, 60).await.unwrap();
+    assert_eq!(waited.exit_code, 0, "{waited:?}");
 
     // Its end: a shell that is process 1 has no mind for SIGTERM.
     let request = StopContainerRequest {

@@ -19,6 +19,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         initramfs: Path::new(&guest_dir(root)).join("initramfs.cpio"),
         vcpus: 1,
         memory: 64 << 20,
+        growth: 0,
         image_slots: 0,
         nics: Vec::new(),
         shared_dir: None,

@@ -48,7 +48,7 @@ impl Runc {
         Ok(Self {
             program,
             bundle,
-            state: stage.path().join("runc"),
+            state: stage.path().join("runc-state"),
             started: AtomicU32::new(0),
         })
     }

@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use serde::Deserialize;
 
 use super::size;
+use crate::machine::GROWTH_UNIT;
 
 /// Read when it is there and no other one is named.
 pub(super) const PATH: &str = "/etc/podvisor/config.toml";
@@ -71,6 +72,7 @@ pub(super) struct GuestSettings {
     pub(super) cpus: Option<u8>,
     pub(super) max_cpus: Option<u8>,
     pub(super) memory: Option<Memory>,
+    pub(super) growth: Option<Growth>,
     pub(super) images: Option<u8>,
 }
 
@@ -93,6 +95,26 @@ pub(super) fn parse_memory(text: &str) -> Result<u64, String> {
     match bytes >= 64 << 20 {
         true => Ok(bytes),
         false => Err("a guest needs at least 64M".to_owned()),
+    }
+}
+
+/// Bytes by which a guest may grow, written with a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Growth(pub(super) u64);
+
+/// Addresses are what growth takes: more than this no machine has.
+const MOST_GROWTH: u64 = 1 << 40;
+
+impl<'de> Deserialize<'de> for Growth {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes = size::parse(&text).map_err(serde::de::Error::custom)?;
+        match bytes.is_multiple_of(GROWTH_UNIT) && bytes <= MOST_GROWTH {
+            true => Ok(Self(bytes)),
+            false => Err(serde::de::Error::custom(format!(
+                "{text} is not a multiple of 128M up to 1T"
+            ))),
+        }
     }
 }
 
@@ -199,6 +221,7 @@ mod tests {
         let guest = &settings.guest;
         assert!(guest.kernel.is_some() && guest.cpus == Some(1) && guest.max_cpus == Some(64));
         assert_eq!(guest.memory, Some(Memory(crate::cri::DEFAULT_MEMORY)));
+        assert_eq!(guest.growth, Some(Growth(crate::cri::DEFAULT_GROWTH)));
         assert!(guest.images.is_some());
         assert_eq!(settings.handlers.len(), 1);
     }
@@ -209,6 +232,8 @@ mod tests {
             ("lissten = 1", "lissten"),
             ("[guest]\nmemory = \"1M\"", "64M"),
             ("[guest]\nmemory = \"many\"", "many"),
+            ("[guest]\ngrowth = \"100M\"", "128M"),
+            ("[guest]\ngrowth = \"2000G\"", "1T"),
             ("[guest]\ncpus = 0", "guest.cpus"),
             ("[guest]\nimages = 11", "guest.images"),
             ("[handlers.fast]\ncpus = 65", "handlers.fast.cpus"),

@@ -38,6 +38,7 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         initramfs: guest.initramfs,
         vcpus: guest.cpus,
         memory: guest.memory,
+        growth: 0,
         image_slots: 1,
         nics: args.network.into(),
         nic_kind: NicKind::Tap,

@@ -26,6 +26,9 @@ pub(super) struct TemplateArgs {
     /// Memory
     #[arg(long, value_name = "BYTES")]
     memory: u64,
+    /// Memory that may be added later
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    growth: u64,
     /// Disks without a medium
     #[arg(long, value_name = "N")]
     disks: u8,
@@ -54,6 +57,7 @@ pub(super) fn run(args: &TemplateArgs) -> anyhow::Result<u8> {
         initramfs: args.initramfs.clone(),
         vcpus: args.cpus,
         memory: args.memory,
+        growth: args.growth,
         image_slots: args.disks,
         nics: args.cards,
         nic_kind: match args.streams {

@@ -15,9 +15,13 @@ pub(crate) const HANDLER: &str = "podvisor";
 /// A guest's memory beyond what its containers may use, in bytes, unless set otherwise.
 pub(crate) const DEFAULT_MEMORY: u64 = 256 << 20;
 
+/// How much a guest may grow while it runs, in bytes, unless set otherwise: addresses, which cost
+/// nothing.
+pub(crate) const DEFAULT_GROWTH: u64 = 16 << 30;
+
 /// Images that the containers of one pod may have at the same time: a machine has room for 19
-/// devices, of which up to nine are others (vsock, random numbers, the shared directory,
-/// cards).
+/// devices, of which up to nine are others (vsock, random numbers, the shared directory, balloon,
+/// memory, cards).
 const IMAGE_SLOTS: u8 = 10;
 
 /// Settings of the daemon.
@@ -90,6 +94,8 @@ pub(crate) struct Sizes {
     pub(crate) max_vcpus: u8,
     /// Bytes for kernel, agent and writable layers; the pod's memory limit comes on top.
     pub(crate) memory: u64,
+    /// Bytes by which a guest may grow while it runs.
+    pub(crate) growth: u64,
     /// Images that the containers of one pod may have at the same time.
     pub(crate) image_slots: u8,
 }
@@ -100,12 +106,29 @@ impl Default for Sizes {
             vcpus: 1,
             max_vcpus: 64,
             memory: DEFAULT_MEMORY,
+            growth: DEFAULT_GROWTH,
             image_slots: IMAGE_SLOTS,
         }
     }
 }
 
 impl Sizes {
+    /// Bytes of memory for a pod of such limits and overhead, whose containers have limits of
+    /// `containers` bytes in all.
+    pub(super) fn memory(&self, pod: &k8s_cri::v1::PodSandboxConfig, containers: u64) -> u64 {
+        let linux = pod.linux.as_ref();
+        let limit = |resources: Option<&k8s_cri::v1::LinuxContainerResources>| {
+            let limit = resources.map_or(0, |resources| resources.memory_limit_in_bytes);
+            u64::try_from(limit).unwrap_or(0)
+        };
+        let own = limit(linux.and_then(|linux| linux.resources.as_ref()));
+        let overhead = limit(linux.and_then(|linux| linux.overhead.as_ref()));
+        let memory = [own.max(containers), overhead]
+            .into_iter()
+            .fold(self.memory, u64::saturating_add);
+        memory.checked_next_multiple_of(1 << 20).unwrap_or(u64::MAX)
+    }
+
     /// Virtual CPUs and bytes of memory for a pod of such limits and overhead.
     pub(super) fn of_pod(&self, pod: &k8s_cri::v1::PodSandboxConfig) -> (u8, u64) {
         let linux = pod.linux.as_ref();
@@ -113,10 +136,8 @@ impl Sizes {
             linux.and_then(|linux| linux.resources.as_ref()),
             linux.and_then(|linux| linux.overhead.as_ref()),
         ];
-        let (mut memory, mut cpus) = (self.memory, 0);
+        let mut cpus = 0;
         for part in parts.into_iter().flatten() {
-            let limit = u64::try_from(part.memory_limit_in_bytes).unwrap_or(0);
-            memory = memory.saturating_add(limit);
             if part.cpu_quota > 0 && part.cpu_period > 0 {
                 let whole = part
                     .cpu_quota
@@ -127,11 +148,8 @@ impl Sizes {
         }
         let cpus = u8::try_from(cpus).unwrap_or(u8::MAX);
         let cpus = if cpus == 0 { self.vcpus } else { cpus };
-        let memory = memory.checked_next_multiple_of(1 << 20);
-        (
-            cpus.clamp(1, self.max_vcpus.max(1)),
-            memory.unwrap_or(u64::MAX),
-        )
+        let cpus = cpus.clamp(1, self.max_vcpus.max(1));
+        (cpus, self.memory(pod, 0))
     }
 }
 
@@ -165,6 +183,16 @@ mod tests {
         assert_eq!(sizes.of_pod(&pod(150_000, 1)), (2, 257 << 20));
         assert_eq!(sizes.of_pod(&pod(50_000, 1 << 30)), (1, 1280 << 20));
         assert_eq!(sizes.of_pod(&pod(i64::MAX, -1)), (64, 256 << 20));
+    }
+
+    #[test]
+    fn limits_of_containers_count_where_they_are_more_than_their_pods() {
+        let sizes = Sizes::default();
+        let memory = |containers| sizes.memory(&pod(0, 64 << 20), containers);
+        assert_eq!(memory(0), 320 << 20);
+        assert_eq!(memory(64 << 20), 320 << 20);
+        assert_eq!(memory(100 << 20), 356 << 20);
+        assert_eq!(memory(u64::MAX), u64::MAX);
     }
 
     #[test]

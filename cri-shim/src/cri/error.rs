@@ -109,6 +109,20 @@ pub(crate) enum CriError {
         /// The container.
         id: String,
     },
+    /// The guest did not get the memory that it is to have.
+    #[error(
+        "the guest of pod sandbox {id} has {} MiB of memory and did not take the {} MiB that \
+         its containers' limits ask for; try again, or lower them",
+        .has >> 20, .wanted >> 20
+    )]
+    NoRoom {
+        /// The pod.
+        id: String,
+        /// Bytes.
+        wanted: u64,
+        /// Bytes.
+        has: u64,
+    },
     /// The specification of a container.
     #[error(transparent)]
     Spec(#[from] SpecFault),
@@ -190,6 +204,7 @@ impl CriError {
             Self::NameTaken { .. } => Code::AlreadyExists,
             Self::WrongState { .. } => Code::FailedPrecondition,
             Self::Deadline { .. } => Code::DeadlineExceeded,
+            Self::NoRoom { .. } => Code::ResourceExhausted,
             Self::Streams(StreamingError::Invalid(_)) => Code::InvalidArgument,
             Self::Streams(StreamingError::Token(TokenError::TooMany)) => Code::ResourceExhausted,
             Self::Streams(_) => Code::Internal,

@@ -53,6 +53,9 @@ pub(super) struct Pod {
     pub(super) id: String,
     /// Who changes it holds this.
     pub(super) turn: tokio::sync::Mutex<()>,
+    /// Bytes that its guest was last given beyond its first memory; unknown to a daemon that has
+    /// just begun.
+    pub(super) growth: tokio::sync::Mutex<Option<u64>>,
     record: Mutex<PodRecord>,
     client: Mutex<Option<SandboxClient>>,
 }
@@ -80,6 +83,7 @@ impl Pod {
         Arc::new(Self {
             id: record.id.clone(),
             turn: tokio::sync::Mutex::new(()),
+            growth: tokio::sync::Mutex::new(None),
             record: Mutex::new(record),
             client: Mutex::new(None),
         })

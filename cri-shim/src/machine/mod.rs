@@ -17,6 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use podvisor_vmm::devices::blk::FileDisk;
 use podvisor_vmm::{
@@ -116,6 +117,9 @@ pub struct Disk {
 /// The tag of the directory that a machine shares.
 pub const SHARE_TAG: &str = "shared";
 
+/// The unit of [`MachineConfig::growth`] in bytes.
+pub const GROWTH_UNIT: u64 = 128 << 20;
+
 /// What a machine is made of. Nothing of it is opened by path.
 #[derive(Debug)]
 pub struct MachineConfig {
@@ -125,6 +129,8 @@ pub struct MachineConfig {
     pub cpus: u8,
     /// Memory in bytes.
     pub memory: u64,
+    /// Bytes that [`Machine::grow`] may add while it runs: a multiple of [`GROWTH_UNIT`].
+    pub growth: u64,
     /// Disks that are there from the start.
     pub disks: Vec<Disk>,
     /// Disks that are empty until [`Machine::insert_disk`] fills them.
@@ -242,13 +248,17 @@ impl BuiltMachine {
                     Transport::Pci => "",
                 };
                 let for_cpus = if config.cpus == 1 { ONE_CPU } else { "" };
-                Vm::builder()
+                let builder = Vm::builder()
                     .kernel(files.kernel)
                     .initramfs(files.initramfs)
                     .vcpus(config.cpus)
                     .transport(config.transport)
                     .memory(MemorySize::bytes(config.memory))
-                    .cmdline(format!("{line}{for_bus}{for_cpus}"))
+                    .cmdline(format!("{line}{for_bus}{for_cpus}"));
+                match config.growth {
+                    0 => builder,
+                    most => builder.hotplug_memory(MemorySize::bytes(most)),
+                }
             }
         };
         let first_spare = config.disks.len();
@@ -381,6 +391,20 @@ impl Machine {
         match known.as_deref() {
             Ok(Some(exit)) => exit.clone(),
             _ => MachineExit::Failed("the thread that waited for it is gone".to_owned()),
+        }
+    }
+
+    /// Has the guest have `bytes` more memory than it was made with, or as near as it gets within
+    /// `patience`: what is in use stays. Returns how much more it has then.
+    ///
+    /// # Errors
+    /// The machine was made without growth, or has ended.
+    pub async fn grow(&self, bytes: u64, patience: Duration) -> Result<u64, MachineError> {
+        let memory = self.vm.hotplug_memory()?;
+        let reach = move || memory.reach(MemorySize::bytes(bytes), patience);
+        match tokio::task::spawn_blocking(reach).await {
+            Ok(reached) => Ok(reached?.as_bytes()),
+            Err(error) => Err(MachineError::Thread(io::Error::other(error))),
         }
     }
 

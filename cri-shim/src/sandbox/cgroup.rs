@@ -9,7 +9,9 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock, statfs};
-use tracing::debug;
+use tracing::{debug, warn};
+
+use crate::machine::causes;
 
 /// Below which sandboxes have their groups unless told otherwise.
 pub const DEFAULT_CGROUP_PARENT: &str = "/podvisor";
@@ -131,16 +133,41 @@ impl Drop for Cgroup {
     }
 }
 
+/// Raises the limit of the sandbox in `dir` to that of a guest of `memory` bytes, unless it is higher.
+pub(super) fn allow_memory(dir: &Path, memory: u64) {
+    set_memory(dir, memory, |now, wanted| now < wanted);
+}
+
+/// Sets the limit of the sandbox in `dir` to that of a guest of `memory` bytes.
+pub(super) fn limit_memory(dir: &Path, memory: u64) {
+    set_memory(dir, memory, |now, wanted| now != wanted);
+}
+
+fn set_memory(dir: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> bool) {
+    // One without a group has no limit.
+    let Some(group) = group_of(dir) else { return };
+    let file = group.join("memory.max");
+    let wanted = memory.saturating_add(MEMORY_OVERHEAD);
+    // "max" is no limit.
+    let now = fs::read_to_string(&file).map(|text| text.trim().parse().unwrap_or(u64::MAX));
+    if now.is_ok_and(|now| is_due(now, wanted))
+        && let Err(error) = write(&file, &wanted.to_string())
+    {
+        warn!(error = causes(&error), "a sandbox's limit stays as it was");
+    }
+}
+
+/// The group of the sandbox whose directory is `dir`, if it has one.
+fn group_of(dir: &Path) -> Option<PathBuf> {
+    let path = PathBuf::from(fs::read_to_string(dir.join(NAME)).ok()?);
+    // What is in the directory is not believed to be anywhere else.
+    path.starts_with(ROOT).then_some(path)
+}
+
 /// Removes the group of the sandbox whose directory is `dir`, once its process is gone.
 pub(super) fn remove_of(dir: &Path) {
-    let note = dir.join(NAME);
-    let Ok(path) = fs::read_to_string(&note) else {
-        return;
-    };
-    let path = PathBuf::from(path);
-    // What is in the directory is not believed to be anywhere else.
-    if path.starts_with(ROOT) && remove(&path) {
-        let _ = fs::remove_file(note);
+    if group_of(dir).is_some_and(|group| remove(&group)) {
+        let _ = fs::remove_file(dir.join(NAME));
     }
 }
 

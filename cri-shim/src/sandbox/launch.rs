@@ -261,6 +261,7 @@ fn prepare(
         dir: config.dir,
         vcpus: config.vcpus,
         memory: config.memory,
+        growth: config.growth,
         image_slots: config.image_slots,
         nics,
         has_shared_dir: config.shared_dir.is_some(),

@@ -99,6 +99,7 @@ impl ContainerRun {
                 boot: Boot::Cold(files),
                 cpus: self.vcpus,
                 memory: self.memory,
+                growth: 0,
                 disks: vec![Disk {
                     file: open(&self.image)?,
                     serial: NAME.to_owned(),
@@ -163,6 +164,7 @@ impl ContainerRun {
                 initramfs: initramfs(&assets)?,
                 vcpus: self.vcpus,
                 memory: self.memory,
+                growth: 0,
                 image_slots: 1,
                 nics: Vec::new(),
                 shared_dir: None,

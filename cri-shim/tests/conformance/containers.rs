@@ -368,7 +368,7 @@ fn guest_limits_can_be_changed_while_a_container_runs() {
         UpdateContainerResourcesRequest {
             container_id: container.id.clone(),
             linux: Some(LinuxContainerResources {
-                memory_limit_in_bytes: 64 << 20,
+                memory_limit_in_bytes: 512 << 20,
                 cpu_period: 100_000,
                 cpu_quota: 40_000,
                 ..Default::default()
@@ -379,8 +379,12 @@ fn guest_limits_can_be_changed_while_a_container_runs() {
     .unwrap();
     let resources = container.status().resources;
     if let Some(linux) = resources.and_then(|resources| resources.linux) {
-        assert_eq!(linux.memory_limit_in_bytes, 64 << 20);
+        assert_eq!(linux.memory_limit_in_bytes, 512 << 20);
     }
+    // More than a small machine has altogether.
+    let words = ["dd", "if=/dev/zero", "of=/dev/null", "bs=300M", "count=1"];
+    let used = container.try_exec(&words, 0).unwrap();
+    assert_eq!(used.code, 0, "{}", used.stderr);
     container.stop(0);
     container.remove();
 }

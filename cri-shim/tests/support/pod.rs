@@ -63,6 +63,7 @@ impl Pod {
             initramfs: assets.initramfs().unwrap(),
             vcpus: 1,
             memory: 256 << 20,
+            growth: 0,
             image_slots,
             nics: Vec::new(),
             shared_dir: None,

@@ -44,6 +44,12 @@ impl Blocks {
         self.plugged
     }
 
+    /// The end of what is plugged in: no block behind it is.
+    pub(super) fn end(&self) -> usize {
+        let last = self.all().rev().find(|block| self.is_plugged(*block));
+        last.map_or(0, |block| block.saturating_add(1))
+    }
+
     /// All blocks.
     pub(super) fn all(&self) -> Range<usize> {
         0..self.count
@@ -114,6 +120,8 @@ mod tests {
             let part = &model[range.clone()];
             prop_assert_eq!(blocks.any(range.clone()), part.contains(&true));
             prop_assert_eq!(blocks.each(range), !part.contains(&false));
+            let end = model.iter().rposition(|plugged| *plugged).map_or(0, |last| last + 1);
+            prop_assert_eq!(blocks.end(), end);
             let plugged = model.iter().filter(|plugged| **plugged).count();
             prop_assert_eq!(blocks.plugged(), plugged);
             prop_assert_eq!(Blocks::from_bits(blocks.bits(), 70), Some(blocks));

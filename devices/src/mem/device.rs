@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use vm_memory::{GuestAddress, GuestMemory};
 
@@ -60,6 +61,8 @@ pub struct MemDevice {
     blocks: Blocks,
     /// Bytes.
     requested: u64,
+    /// Who waits until that is plugged in.
+    waiting: Option<Sender<()>>,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
 }
@@ -111,6 +114,7 @@ impl MemDevice {
             region,
             blocks: Blocks::new(count),
             requested: 0,
+            waiting: None,
             config: Arc::new(ConfigSpace::new(config)),
             counters: Arc::default(),
         }
@@ -130,6 +134,26 @@ impl MemDevice {
         self.config.update(REQUESTED, &self.requested.to_le_bytes());
     }
 
+    /// As [`Self::request`]. What is returned gets a word when the driver has plugged in what was asked
+    /// for, or unplugged all but that, and its sender is dropped when something else is asked for.
+    pub fn request_and_tell(&mut self, bytes: u64) -> Receiver<()> {
+        let (tell, told) = channel();
+        self.waiting = Some(tell);
+        self.request(bytes);
+        self.tell();
+        told
+    }
+
+    /// Tells who waits that the driver is where it should be, if it is.
+    fn tell(&mut self) {
+        if self.plugged() == self.requested
+            && let Some(waiting) = self.waiting.take()
+        {
+            // Nobody listens when the patience is over.
+            let _ = waiting.send(());
+        }
+    }
+
     /// Bytes that the driver is to have plugged in.
     #[must_use]
     pub fn requested(&self) -> u64 {
@@ -140,6 +164,12 @@ impl MemDevice {
     #[must_use]
     pub fn plugged(&self) -> u64 {
         (self.blocks.plugged() as u64).saturating_mul(BLOCK_SIZE)
+    }
+
+    /// Bytes from the region's start, behind which nothing is plugged in.
+    #[must_use]
+    pub fn plugged_end(&self) -> u64 {
+        (self.blocks.end() as u64).saturating_mul(BLOCK_SIZE)
     }
 
     /// Answers one request; returns what it cost.
@@ -165,6 +195,7 @@ impl MemDevice {
         }
         let plugged = self.plugged().to_le_bytes();
         self.config.update_quietly(PLUGGED, &plugged);
+        self.tell();
         let mut bytes = [0; ANSWER_LEN];
         for (to, from) in bytes.iter_mut().zip(answer.to_le_bytes()) {
             *to = from;

@@ -2,6 +2,7 @@ use super::*;
 use crate::testing::{CountingInterrupt, DriverQueue, counter, memory, start, stop};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::TryRecvError;
 use vm_memory::Bytes;
 
 const BUF: u64 = 0x4_0000;
@@ -123,6 +124,25 @@ fn unplugged_blocks_give_their_memory_back_and_others_do_not() {
     assert_eq!(counter(&rig.device, "unplugged_bytes"), 8 * MIB);
     // What the owner asked for stays.
     assert_eq!(rig.ask(PLUG, block(0), 4), (ACK, 0));
+}
+
+#[test]
+fn who_waits_is_told_when_the_driver_is_there() {
+    let mut rig = rig();
+    rig.device.request_and_tell(0).try_recv().unwrap();
+    let first = rig.device.request_and_tell(8 * MIB);
+    assert_eq!(rig.ask(PLUG, block(0), 2), (ACK, 0));
+    assert_eq!(first.try_recv(), Err(TryRecvError::Empty));
+    let second = rig.device.request_and_tell(6 * MIB);
+    assert_eq!(first.try_recv(), Err(TryRecvError::Disconnected));
+    assert_eq!(rig.ask(PLUG, block(2), 1), (ACK, 0));
+    second.try_recv().unwrap();
+    let less = rig.device.request_and_tell(2 * MIB);
+    assert_eq!(rig.ask(UNPLUG, block(2), 1), (ACK, 0));
+    assert_eq!(less.try_recv(), Err(TryRecvError::Empty));
+    assert_eq!(rig.ask(UNPLUG, block(0), 1), (ACK, 0));
+    less.try_recv().unwrap();
+    assert_eq!(rig.device.plugged_end(), 2 * BLOCK_SIZE);
 }
 
 #[test]

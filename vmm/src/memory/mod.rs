@@ -167,15 +167,21 @@ impl GuestMemory {
     }
 
     /// Memory that holds what `file` holds, which must have at least as many bytes as `shape` in all.
-    /// What the guest writes stays in this process.
+    /// What the guest writes stays in this process. Memory to plug in of which the file holds nothing
+    /// is like [`Self::anonymous`] memory.
     pub(crate) fn private(shape: MemoryShape, file: Arc<File>) -> Result<Self, MemoryError> {
         let size = shape.total();
         let len = file.metadata().map_or(0, |meta| meta.len());
         if len < size.as_bytes() {
             return Err(MemoryError::FileTooShort { size, len });
         }
+        let hotplug = shape.hotplug_region().map(|region| region.start);
         let ram = lay_out(shape, |span, len| {
-            mapping::private(file.clone(), span.offset, len)
+            let is_hole = || save::data_of(&file, span).is_ok_and(|data| data.is_empty());
+            match Some(span.start) == hotplug && is_hole() {
+                true => mapping::anonymous(len),
+                false => mapping::private(file.clone(), span.offset, len),
+            }
         })?;
         Ok(Self {
             ram,

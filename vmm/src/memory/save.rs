@@ -29,19 +29,27 @@ impl GuestMemory {
     /// become holes. Returns the ranges of the file that were looked at; what is outside of them is
     /// zero, or with [`Which::Own`] as in the file behind this memory.
     ///
+    /// Of the memory that may be plugged in, the first `plugged` bytes are looked at: the rest is
+    /// zero in the file, whatever a guest wrote there that had not plugged it in.
+    ///
     /// Nothing may write to guest memory meanwhile.
     pub(crate) fn write_to(
         &self,
         file: &File,
         which: Which,
+        plugged: u64,
     ) -> Result<Vec<Range<u64>>, MemoryError> {
         let map = PageMap::open().map_err(MemoryError::PageMap)?;
+        let hotplug = self.shape().hotplug_region().map(|region| region.start);
         file.set_len(self.shape().total().as_bytes())
             .map_err(failed("write", 0))?;
         let mut ranges = Vec::new();
         let mut buffer = vec![0; CHUNK as usize];
-        for (span, region) in spans(self.shape()).zip(self.ram().iter()) {
+        for (mut span, region) in spans(self.shape()).zip(self.ram().iter()) {
             let start = region.as_ptr().addr();
+            if Some(span.start) == hotplug {
+                span.len = span.len.min(plugged);
+            }
             let mut wanted = map.own(start, span.len).map_err(MemoryError::PageMap)?;
             if let (Which::All, Some(behind)) = (which, &self.file) {
                 let data = data_of(behind, span).map_err(failed("find", span.start))?;
@@ -115,7 +123,7 @@ fn failed(what: &'static str, address: u64) -> impl Fn(io::Error) -> MemoryError
 }
 
 /// Where `file` has more than holes, as offsets into the span.
-fn data_of(file: &File, span: Span) -> io::Result<Vec<Range<u64>>> {
+pub(super) fn data_of(file: &File, span: Span) -> io::Result<Vec<Range<u64>>> {
     let file = file.as_fd();
     let end = span.offset + span.len;
     let mut data = Vec::new();
@@ -193,7 +201,7 @@ mod tests {
 
     fn save(memory: &GuestMemory, which: Which) -> (Arc<File>, Vec<Range<u64>>) {
         let file = tempfile::tempfile().unwrap();
-        let ranges = memory.write_to(&file, which).unwrap();
+        let ranges = memory.write_to(&file, which, 0).unwrap();
         (Arc::new(file), ranges)
     }
 
@@ -240,6 +248,34 @@ mod tests {
         let again = GuestMemory::private(SHAPE, base).unwrap();
         again.read_from(&difference, &ranges).unwrap();
         assert!(contents(&again) == contents(&clone));
+    }
+
+    #[test]
+    fn memory_that_was_not_plugged_in_is_not_looked_at_and_takes_huge_pages_in_a_clone() {
+        let shape = MemoryShape {
+            boot: SIZE,
+            hotplug: MemorySize::mib(256),
+        };
+        let region = shape.hotplug_region().unwrap();
+        let file_behind = |memory: &GuestMemory| {
+            let region = memory.ram().find_region(GuestAddress(region.start));
+            region.unwrap().file_offset().is_some()
+        };
+        let memory = GuestMemory::anonymous(shape).unwrap();
+        write(&memory, 0x1000, 1);
+        write(&memory, region.start + 0x1000, 2);
+        write(&memory, region.start + (4 << 20), 3);
+        for (plugged, seen) in [(0, [0, 0]), (2 << 20, [2, 0]), (8 << 20, [2, 3])] {
+            let file = tempfile::tempfile().unwrap();
+            memory.write_to(&file, Which::All, plugged).unwrap();
+            let clone = GuestMemory::private(shape, Arc::new(file)).unwrap();
+            let byte = |at| {
+                let at = GuestAddress(region.start + at);
+                clone.ram().read_obj::<u8>(at).unwrap()
+            };
+            assert_eq!([byte(0x1000), byte(4 << 20)], seen, "{plugged}");
+            assert_eq!(file_behind(&clone), plugged > 0);
+        }
     }
 
     #[test]

@@ -209,11 +209,12 @@ impl Snapshot {
 }
 
 /// Writes a snapshot of a VM that stands still. `state` knows everything but what of memory is in
-/// the file.
+/// the file. Of the memory that may be plugged in, nothing is behind the first `plugged` bytes.
 pub(crate) fn write(
     dir: &Path,
     mut state: MachineState,
     memory: &GuestMemory,
+    plugged: u64,
     full: Option<(PathBuf, Identity)>,
 ) -> Result<(), SnapshotError> {
     let new = NewDirectory::create(dir)?;
@@ -223,7 +224,7 @@ pub(crate) fn write(
     } else {
         Which::All
     };
-    let ranges = memory.write_to(&file, which)?;
+    let ranges = memory.write_to(&file, which, plugged)?;
     file.sync_all().map_err(|source| new.failed(source))?;
     state.base = full.map(|(path, identity)| Base {
         path,

@@ -109,7 +109,8 @@ impl VmBuilder {
     }
 
     /// A memory device, by which up to this much memory is plugged in while the guest runs; none
-    /// unless said. See [`Vm::hotplug_memory`]. Linux puts new memory to use by itself: the kernel is
+    /// unless said: a multiple of 128 MiB, and at most what addresses there are for, also where the
+    /// host has less. See [`Vm::hotplug_memory`]. Linux puts new memory to use by itself: the kernel is
     /// told to unless its command line says `memhp_default_state`.
     pub fn hotplug_memory(mut self, most: MemorySize) -> Self {
         self.hotplug_memory = Some(most);
@@ -303,7 +304,7 @@ impl VmBuilder {
                 max: max_vcpus,
             });
         }
-        let (size, host) = (snapshot.state().memory.total(), memory::host_memory());
+        let (size, host) = (snapshot.state().memory.boot, memory::host_memory());
         if size > host {
             errors.push(ConfigError::MoreMemoryThanHost { size, host });
         }
@@ -345,9 +346,10 @@ impl VmBuilder {
             boot: size,
             hotplug,
         };
-        let (all, host) = (shape.total(), memory::host_memory());
-        if all > host {
-            errors.push(ConfigError::MoreMemoryThanHost { size: all, host });
+        // What may be plugged in is address space until its owner asks for it.
+        let host = memory::host_memory();
+        if size > host {
+            errors.push(ConfigError::MoreMemoryThanHost { size, host });
         }
         let transport = self.transport.unwrap_or_default();
         let own = usize::from(hotplug.as_bytes() > 0);

@@ -263,6 +263,22 @@ impl MemHandle {
         self.run(move |device| device.request(size.as_bytes()))
     }
 
+    /// As [`Self::request`], and waits up to `patience` until the guest has got there. Returns what is
+    /// plugged in then: more or less than was asked for when it could not.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn reach(
+        &self,
+        size: MemorySize,
+        patience: Duration,
+    ) -> Result<MemorySize, HandleError> {
+        let there = self.run(move |device| device.request_and_tell(size.as_bytes()))?;
+        // Whether it is there or not, what counts is what is plugged in.
+        let _ = there.recv_timeout(patience);
+        self.plugged()
+    }
+
     /// What is plugged in now.
     ///
     /// # Errors

@@ -64,7 +64,11 @@ impl Vm {
             pci: self.pci.as_ref().map(PciRoot::config_address),
             devices: devices.collect::<Result<_, _>>()?,
         };
-        snapshot::write(dir, state, &machine.memory, full)?;
+        let plugged = match machine.memory.shape().hotplug_region() {
+            Some(_) => self.hotplug_memory()?.run(|device| device.plugged_end())?,
+            None => 0,
+        };
+        snapshot::write(dir, state, &machine.memory, plugged, full)?;
         // What was gathered belongs together only if nothing ended the VM meanwhile: a thread that
         // panicked, say.
         let inner = self.control().lock();

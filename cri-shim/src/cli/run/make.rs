@@ -147,6 +147,7 @@ pub(in crate::cli) async fn launch_machine(
         initramfs: guest.initramfs.clone(),
         vcpus: record.cpus,
         memory: record.memory,
+        growth: 0,
         image_slots: options.image_slots,
         nics: std::mem::take(&mut attached.nics),
         shared_dir: options.shares.then(|| entry.shared()),

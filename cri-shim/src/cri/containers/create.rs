@@ -165,6 +165,7 @@ impl Node {
         self.add_container(&container)?;
         let make = async {
             self.database.put(&container.record())?;
+            self.make_room(pod, None).await?;
             let user = client.create_container(create).await?;
             container.update(&self.database, |record| {
                 record.phase = ContainerPhase::Created;
@@ -176,6 +177,7 @@ impl Node {
                 debug!(container = id, %error, "nothing of the container to delete in the guest");
             }
             self.forget_container(id)?;
+            self.give_back(pod).await;
             return Err(error);
         }
         if let Err(error) = self.store.touch(&image.id().to_string()) {

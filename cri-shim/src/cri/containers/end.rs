@@ -107,6 +107,7 @@ impl Node {
         let shared = self.dir(&container.pod.id).join(volumes::SHARED);
         volumes::remove(&shared, record.volumes.iter().map(String::as_str))?;
         self.forget_container(&container.id)?;
+        self.give_back(&container.pod).await;
         self.emit(container, ContainerEventType::ContainerDeletedEvent);
         info!(container = container.id, "the container is removed");
         Ok(())

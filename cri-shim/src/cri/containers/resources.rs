@@ -11,7 +11,7 @@ use k8s_cri::v1::{
 use crate::cni::InterfaceCounters;
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node, Pod, now};
-use crate::cri::pods::matches_labels;
+use crate::cri::pods::{NewLimit, matches_labels};
 use crate::cri::spec;
 use crate::cri::state::{ContainerPhase, PodPhase};
 use crate::sandbox::ContainerStats as Figures;
@@ -32,11 +32,23 @@ impl Node {
             container.running()?;
         }
         let client = container.pod.client()?;
-        client.update_resources(&container.id, &resources).await?;
-        container.update(&self.database, |record| {
-            let linux = record.config.linux.get_or_insert_default();
-            linux.resources = Some(wanted);
-        })
+        // What is left out stays as it is.
+        let new = (wanted.memory_limit_in_bytes != 0).then_some(NewLimit {
+            container: &container.id,
+            memory: wanted.memory_limit_in_bytes,
+        });
+        let change = async {
+            self.make_room(&container.pod, new).await?;
+            client.update_resources(&container.id, &resources).await?;
+            container.update(&self.database, |record| {
+                let linux = record.config.linux.get_or_insert_default();
+                linux.resources = Some(wanted);
+            })
+        };
+        let changed = change.await;
+        // Less is wanted than before, or as much as before because it failed.
+        self.give_back(&container.pod).await;
+        changed
     }
 
     /// ContainerStats.

@@ -1,8 +1,10 @@
 //! Pod sandboxes: how they come, end and go.
 
+mod grow;
 mod recover;
 mod run;
 mod stop;
 mod view;
 
+pub(super) use grow::NewLimit;
 pub(super) use view::matches_labels;

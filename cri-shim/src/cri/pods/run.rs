@@ -12,7 +12,7 @@ use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::GuestSettings;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Node, Pod, now, private_dir};
-use crate::cri::state::{PodPhase, PodRecord};
+use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
 use crate::sandbox::{DEFAULT_CGROUP_PARENT, LaunchConfig, SandboxClient, random_id};
 
@@ -33,6 +33,7 @@ impl Node {
             created_at: now(),
             phase: PodPhase::Creating,
             addresses: Vec::new(),
+            size: GuestSize::default(),
         };
         let name = crate::cri::node::pod_name(&record);
         let node = Arc::clone(self);
@@ -103,6 +104,7 @@ impl Node {
             initramfs: self.config.initramfs.clone(),
             vcpus,
             memory,
+            growth: guest.sizes.growth,
             image_slots: guest.sizes.image_slots,
             nics,
             shared_dir: Some(shared),
@@ -117,10 +119,15 @@ impl Node {
             snapshot: None,
             cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
         };
+        let size = GuestSize {
+            memory,
+            growth: launch.growth,
+        };
         let client = SandboxClient::launch(launch).await?;
         pod.set_client(Some(client.clone()));
         pod.update(&self.database, |record| {
             record.addresses = addresses;
+            record.size = size;
             record.phase = PodPhase::Ready;
         })?;
         self.watch_pod(pod, client);

@@ -171,7 +171,7 @@ impl Database {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cri::state::{PodPhase, PodRecord};
+    use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 
     fn record(id: &str) -> PodRecord {
         PodRecord {
@@ -184,6 +184,10 @@ mod tests {
             created_at: 7,
             phase: PodPhase::Ready,
             addresses: vec!["10.0.0.2".parse().unwrap()],
+            size: GuestSize {
+                memory: 1 << 28,
+                growth: 1 << 34,
+            },
         }
     }
 

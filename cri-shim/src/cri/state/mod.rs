@@ -7,5 +7,5 @@ mod records;
 
 pub(crate) use database::{Database, StateError};
 pub(crate) use records::{
-    ContainerExit, ContainerPhase, ContainerRecord, PodPhase, PodRecord, Record,
+    ContainerExit, ContainerPhase, ContainerRecord, GuestSize, PodPhase, PodRecord, Record,
 };

@@ -35,6 +35,18 @@ pub(crate) struct PodRecord {
     pub(crate) phase: PodPhase,
     /// Its addresses, first one first.
     pub(crate) addresses: Vec<IpAddr>,
+    /// What its guest was made with.
+    #[serde(default)]
+    pub(crate) size: GuestSize,
+}
+
+/// The memory of a pod's guest, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GuestSize {
+    /// From the start on.
+    pub(crate) memory: u64,
+    /// What may be added.
+    pub(crate) growth: u64,
 }
 
 /// The life of a pod sandbox.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use oci_spec::runtime::LinuxResources;
 
+use super::super::cgroup;
 use super::super::error::SandboxError;
 use super::super::types::{
     ContainerInfo, ContainerStats, ContainerUser, CreateContainer, Exec, ProcessExit, Started,
@@ -294,6 +295,35 @@ impl SandboxClient {
             resources: Box::new(resources.clone()),
         };
         self.done(call, Vec::new()).await
+    }
+
+    /// Has the guest, which was launched with `memory` bytes, have `growth` more, or as near as it gets
+    /// within `patience`: what is in use stays. The control group's limit goes with it. Returns how
+    /// much more it has then.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] when the sandbox was launched without growth, or it is gone.
+    pub async fn grow(
+        &self,
+        memory: u64,
+        growth: u64,
+        patience: Duration,
+    ) -> Result<u64, SandboxError> {
+        let dir = &self.inner.dir;
+        cgroup::allow_memory(dir, memory.saturating_add(growth));
+        let call = Call::Grow {
+            bytes: growth,
+            patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        };
+        match self.call(call, Vec::new()).await? {
+            (Answer::Grown(grown), _) => {
+                // What the guest still has it may use.
+                let more = grown.max(growth);
+                cgroup::limit_memory(dir, memory.saturating_add(more));
+                Ok(grown)
+            }
+            _ => Err(self.unfit()),
+        }
     }
 
     /// A stream socket (non-blocking) that is connected to a TCP port of the guest's loopback.

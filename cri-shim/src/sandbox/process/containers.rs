@@ -396,6 +396,12 @@ impl Containers {
         Ok(self.sandbox.agent().update_resources(id, resources).await?)
     }
 
+    /// Has the guest have so many bytes more than at first; says how many it has.
+    pub(super) async fn grow(&self, bytes: u64, patience: Duration) -> Result<u64, Error> {
+        let grown = self.sandbox.machine().grow(bytes, patience).await;
+        grown.map_err(wrong_state)
+    }
+
     /// A connection to a port of the guest's loopback.
     pub(super) async fn port_forward(&self, port: u16) -> Result<OwnedFd, Error> {
         let agent = self.sandbox.agent();

@@ -332,6 +332,7 @@ async fn boot(launch: LaunchHeader, files: LaunchFiles) -> Result<Begun, Sandbox
                 boot,
                 cpus: launch.vcpus,
                 memory: launch.memory,
+                growth: launch.growth,
                 disks: Vec::new(),
                 spare_disks: launch.image_slots,
                 nics: nics.collect::<io::Result<_>>()?,

@@ -289,6 +289,10 @@ impl Service {
                 containers.update_resources(&id, &resources).await?;
                 Answer::Done
             }
+            Call::Grow { bytes, patience_ms } => {
+                let patience = Duration::from_millis(patience_ms);
+                Answer::Grown(containers.grow(bytes, patience).await?)
+            }
             Call::PortForward { port } => {
                 let stream = containers.port_forward(port).await?;
                 return Ok((Answer::Stream, vec![stream]));

@@ -75,6 +75,8 @@ pub struct Shape {
     pub vcpus: u8,
     /// Memory in bytes.
     pub memory: u64,
+    /// Bytes that may be added later.
+    pub growth: u64,
     /// Disks without a medium.
     pub image_slots: u8,
     /// Network cards.
@@ -174,6 +176,7 @@ impl Shape {
             initramfs: config.initramfs.clone(),
             vcpus: config.vcpus,
             memory: config.memory,
+            growth: config.growth,
             image_slots: config.image_slots,
             nics: u8::try_from(config.nics.len()).unwrap_or(CARDS),
             nic_kind,
@@ -246,6 +249,7 @@ impl Shape {
             .arg(&self.initramfs)
             .args(["--cpus", &self.vcpus.to_string()])
             .args(["--memory", &self.memory.to_string()])
+            .args(["--growth", &self.growth.to_string()])
             .args(["--disks", &self.image_slots.to_string()])
             .args(["--cards", &self.nics.to_string()])
             .args((self.nic_kind == NicKind::Stream).then_some("--streams"))
@@ -327,6 +331,7 @@ pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> 
             boot: Boot::Cold(files.map_err(SandboxError::from)?),
             cpus: shape.vcpus,
             memory: shape.memory,
+            growth: shape.growth,
             disks: Vec::new(),
             spare_disks: shape.image_slots,
             nics: nics.map(|(fd, mac)| nic(shape.nic_kind, fd, mac)).collect(),
@@ -404,6 +409,7 @@ mod tests {
             initramfs,
             vcpus: 1,
             memory: 64 << 20,
+            growth: 0,
             image_slots: 2,
             nics: 1,
             nic_kind: NicKind::Tap,

@@ -101,6 +101,11 @@ pub(in crate::sandbox) enum Call {
         id: String,
         resources: Box<LinuxResources>,
     },
+    /// Answered when the guest has so many bytes more than at first, or the patience is over.
+    Grow {
+        bytes: u64,
+        patience_ms: u64,
+    },
     PortForward {
         port: u16,
     },
@@ -175,6 +180,8 @@ pub(in crate::sandbox) enum Answer {
     Stream,
     Ended(SandboxExit),
     IsPaused(bool),
+    /// Bytes more than at first.
+    Grown(u64),
 }
 
 /// Why it was not done.
@@ -195,6 +202,7 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) dir: PathBuf,
     pub(in crate::sandbox) vcpus: u8,
     pub(in crate::sandbox) memory: u64,
+    pub(in crate::sandbox) growth: u64,
     pub(in crate::sandbox) image_slots: u8,
     pub(in crate::sandbox) nics: Vec<NicHeader>,
     pub(in crate::sandbox) has_shared_dir: bool,

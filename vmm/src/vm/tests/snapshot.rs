@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use podvisor_devices::blk::{BlockDevice, FileDisk};
+use podvisor_devices::mem::MemDevice;
+use podvisor_devices::virtio::VirtioDevice;
 use podvisor_devices::vsock::VsockDevice;
 
 use super::devices::{BUFFER, RINGS, bytes, fill, request};
@@ -75,6 +77,14 @@ fn memory_that_may_be_plugged_in_is_part_of_a_snapshot() {
     guest.vm.balloon().unwrap().set_target(most).unwrap();
     let memory = guest.vm.hotplug_memory().unwrap();
     memory.request(MemorySize::mib(5)).unwrap();
+    // As a driver would: the first block.
+    let plug = |device: &mut MemDevice| {
+        let mut saved = device.save();
+        saved.bytes[16] = 1;
+        device.restore(&saved)
+    };
+    memory.run(plug).unwrap().unwrap();
+    guest.mem.write_obj(9u32, region.unchecked_add(2 << 20)).unwrap();
     guest.runs_on();
     guest.pause();
     guest.vm.snapshot(&place).unwrap();
@@ -86,10 +96,12 @@ fn memory_that_may_be_plugged_in_is_part_of_a_snapshot() {
     let clone = Guest::restore(&snapshot, |vm| vm.rng().balloon());
     clone.runs_on();
     assert_eq!(clone.mem.read_obj::<u32>(region).unwrap(), 7);
+    let beyond = region.unchecked_add(2 << 20);
+    assert_eq!(clone.mem.read_obj::<u32>(beyond).unwrap(), 0, "not plugged in");
     let memory = clone.vm.hotplug_memory().unwrap();
     let requested = memory.run(|device| device.requested()).unwrap();
     assert_eq!(requested, 6 << 20);
-    assert_eq!(memory.plugged().unwrap(), MemorySize::bytes(0));
+    assert_eq!(memory.plugged().unwrap(), MemorySize::mib(2));
     clone.mem.write_obj(8u32, region).unwrap();
     assert_eq!(guest.mem.read_obj::<u32>(region).unwrap(), 7);
 
