@@ -10,6 +10,9 @@ pub const I8042_COMMAND_PORT: u16 = 0x64;
 /// The sleep control register.
 pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 
+/// System control port B, which says what is behind an NMI: nothing, as it reads as zero.
+pub const SYSTEM_CONTROL_PORT: u16 = 0x61;
+
 /// Pulse output line 0, which is reset.
 const I8042_RESET: u8 = 0xfe;
 /// `SLP_EN` (bit 5) with `SLP_TYP` 5 (bits 2 to 4): S5, soft off.

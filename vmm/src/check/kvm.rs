@@ -14,7 +14,7 @@ const API_VERSION: i32 = 12;
 const CAPABILITIES: &[(Cap, &str)] = &[
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
-    (Cap::Pit2, "KVM_CAP_PIT2"),
+    (Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER"),
     (Cap::IrqRouting, "KVM_CAP_IRQ_ROUTING"),
     (Cap::Irqfd, "KVM_CAP_IRQFD"),
     (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
@@ -28,11 +28,6 @@ const CAPABILITIES: &[(Cap, &str)] = &[
 
 /// What makes guests faster, or saving them possible.
 const HELPFUL: &[(Cap, &str, &str)] = &[
-    (
-        Cap::TscDeadlineTimer,
-        "KVM_CAP_TSC_DEADLINE_TIMER",
-        "timers cost more exits",
-    ),
     (
         Cap::GetTscKhz,
         "KVM_CAP_GET_TSC_KHZ",

@@ -3,15 +3,11 @@
 //!
 //! Errors keep the name of the ioctl. Nothing here knows memory, devices or vCPU threads.
 
-mod pit;
 mod signal_mask;
 
 use std::io;
 
-use kvm_bindings::{
-    KVM_CAP_PMU_CAPABILITY, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE, kvm_enable_cap,
-    kvm_pit_config,
-};
+use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 pub(crate) use signal_mask::set_signal_mask;
@@ -93,7 +89,9 @@ pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
     }
 }
 
-/// Gives a VM its in-kernel interrupt controllers and timer.
+/// Gives a VM its in-kernel interrupt controllers. There is no PIT: a guest's timers are those of its
+/// local APICs, whose frequency it knows, and to make one, to stop its reinjection of ticks (for which
+/// KVM watches each end of interrupt) and to end it a VM would wait three times for KVM's readers.
 pub(crate) fn create_chips(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
         .map_err(KvmError::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))?;
@@ -102,13 +100,6 @@ pub(crate) fn create_chips(vm: &VmFd) -> Result<(), KvmError> {
         .map_err(KvmError::ioctl("KVM_SET_TSS_ADDR"))?;
     vm.create_irq_chip()
         .map_err(KvmError::ioctl("KVM_CREATE_IRQCHIP"))?;
-    let pit = kvm_pit_config {
-        flags: KVM_PIT_SPEAKER_DUMMY,
-        ..Default::default()
-    };
-    vm.create_pit2(pit)
-        .map_err(KvmError::ioctl("KVM_CREATE_PIT2"))?;
-    pit::disable_reinjection(vm)?;
     disable_pmu(vm);
     Ok(())
 }

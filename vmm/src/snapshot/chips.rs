@@ -1,8 +1,7 @@
-//! The state of KVM's interrupt controllers, timer and clock.
+//! The state of KVM's interrupt controllers and clock.
 
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
-    kvm_pit_state2,
 };
 use kvm_ioctls::VmFd;
 
@@ -10,7 +9,7 @@ use super::format::{Reader, Writer};
 use crate::kvm::KvmError;
 
 /// Of the record.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 const CHIPS: [u32; 3] = [
     KVM_IRQCHIP_PIC_MASTER,
@@ -22,7 +21,6 @@ const CHIPS: [u32; 3] = [
 #[derive(Clone, Debug)]
 pub(crate) struct ChipState {
     irqchips: [kvm_irqchip; CHIPS.len()],
-    pit: kvm_pit_state2,
     /// Nanoseconds of kvm-clock.
     clock: u64,
 }
@@ -38,7 +36,6 @@ impl ChipState {
         }
         Ok(Self {
             irqchips,
-            pit: vm.get_pit2().map_err(get("KVM_GET_PIT2"))?,
             clock: vm.get_clock().map_err(get("KVM_GET_CLOCK"))?.clock,
         })
     }
@@ -50,7 +47,6 @@ impl ChipState {
         for chip in &self.irqchips {
             vm.set_irqchip(chip).map_err(set("KVM_SET_IRQCHIP"))?;
         }
-        vm.set_pit2(&self.pit).map_err(set("KVM_SET_PIT2"))?;
         let clock = kvm_clock_data {
             clock: self.clock,
             ..Default::default()
@@ -63,7 +59,6 @@ impl ChipState {
         for chip in &self.irqchips {
             out.abi(chip);
         }
-        out.abi(&self.pit);
         out.u64(self.clock);
         out.finish()
     }
@@ -78,7 +73,6 @@ impl ChipState {
         }
         Ok(Self {
             irqchips,
-            pit: input.abi()?,
             clock: input.u64()?,
         })
     }

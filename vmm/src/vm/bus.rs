@@ -109,7 +109,11 @@ impl Bus {
     /// A bus with the ports by which a guest ends its VM.
     pub(crate) fn new() -> Self {
         let bus = Self::default();
-        for port in [power::I8042_COMMAND_PORT, power::SLEEP_CONTROL_PORT] {
+        for port in [
+            power::SYSTEM_CONTROL_PORT,
+            power::I8042_COMMAND_PORT,
+            power::SLEEP_CONTROL_PORT,
+        ] {
             // The map is empty but for these.
             let _ = bus
                 .ports
@@ -145,9 +149,12 @@ struct PowerPort(u16);
 
 impl BusDevice for PowerPort {
     fn read(&self, _offset: u64, data: &mut [u8]) {
-        // An idle keyboard controller: Linux waits for that before it pulses the reset line.
-        let idle = self.0 == power::I8042_COMMAND_PORT;
-        data.fill(if idle { 0 } else { 0xff });
+        data.fill(match self.0 {
+            power::SLEEP_CONTROL_PORT => 0xff,
+            // No reason for an NMI; and an idle keyboard controller: Linux waits for that before it
+            // pulses the reset line.
+            _ => 0,
+        });
     }
 
     fn write(&self, _offset: u64, data: &[u8]) -> Option<PowerRequest> {
@@ -212,6 +219,8 @@ mod tests {
         assert_eq!(status, [0]);
         bus.port_read(0x600, &mut status);
         assert_eq!(status, [0xff]);
+        bus.port_read(0x61, &mut status);
+        assert_eq!(status, [0]);
         assert_eq!(bus.port_write(0x64, &[0xfe]), Some(PowerRequest::Reset));
         assert_eq!(bus.port_write(0x600, &[0x34]), Some(PowerRequest::Shutdown));
         assert_eq!(bus.port_write(0x64, &[1, 0xfe]), Some(PowerRequest::Reset));

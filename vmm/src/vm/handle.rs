@@ -268,11 +268,7 @@ impl MemHandle {
     ///
     /// # Errors
     /// See [`Self::run`].
-    pub fn reach(
-        &self,
-        size: MemorySize,
-        patience: Duration,
-    ) -> Result<MemorySize, HandleError> {
+    pub fn reach(&self, size: MemorySize, patience: Duration) -> Result<MemorySize, HandleError> {
         let there = self.run(move |device| device.request_and_tell(size.as_bytes()))?;
         // Whether it is there or not, what counts is what is plugged in.
         let _ = there.recv_timeout(patience);

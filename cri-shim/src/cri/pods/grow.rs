@@ -25,7 +25,11 @@ pub(in crate::cri) struct NewLimit<'a> {
 impl Node {
     /// Gives the pod's guest the memory that the limits of its containers ask for, and waits until it
     /// has put it to use. With `new` as well as it is now: what the one or the other asks for.
-    pub(in crate::cri) async fn make_room(&self, pod: &Pod, new: Option<NewLimit<'_>>) -> Result<()> {
+    pub(in crate::cri) async fn make_room(
+        &self,
+        pod: &Pod,
+        new: Option<NewLimit<'_>>,
+    ) -> Result<()> {
         let mut given = pod.growth.lock().await;
         let wanted = self.wanted(pod, None).max(self.wanted(pod, new));
         // A guest that has more keeps it for now.

@@ -84,7 +84,8 @@ fn memory_that_may_be_plugged_in_is_part_of_a_snapshot() {
         device.restore(&saved)
     };
     memory.run(plug).unwrap().unwrap();
-    guest.mem.write_obj(9u32, region.unchecked_add(2 << 20)).unwrap();
+    let beyond = GuestAddress(region.0 + (2 << 20));
+    guest.mem.write_obj(9u32, beyond).unwrap();
     guest.runs_on();
     guest.pause();
     guest.vm.snapshot(&place).unwrap();
@@ -96,8 +97,11 @@ fn memory_that_may_be_plugged_in_is_part_of_a_snapshot() {
     let clone = Guest::restore(&snapshot, |vm| vm.rng().balloon());
     clone.runs_on();
     assert_eq!(clone.mem.read_obj::<u32>(region).unwrap(), 7);
-    let beyond = region.unchecked_add(2 << 20);
-    assert_eq!(clone.mem.read_obj::<u32>(beyond).unwrap(), 0, "not plugged in");
+    assert_eq!(
+        clone.mem.read_obj::<u32>(beyond).unwrap(),
+        0,
+        "not plugged in"
+    );
     let memory = clone.vm.hotplug_memory().unwrap();
     let requested = memory.run(|device| device.requested()).unwrap();
     assert_eq!(requested, 6 << 20);
