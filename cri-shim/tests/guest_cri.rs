@@ -14,7 +14,7 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::*;
 use rustix::process::Signal;
 use serde_json::json;
-use support::cri::Daemon;
+use support::cri::{Daemon, UpdatePodSandboxResourcesRequest};
 use support::image::Image as TestImage;
 use support::registry::Registry;
 use tonic::transport::Channel;
@@ -160,20 +160,17 @@ impl Story {
         String::from_utf8(ran.stdout).unwrap()
     }
 
-    /// Gives a container another limit, in MiB.
-    async fn limit_memory(&mut self, id: &str, mib: i64) {
-        let request = UpdateContainerResourcesRequest {
-            container_id: id.to_owned(),
-            linux: Some(LinuxContainerResources {
+    /// Gives the pod another limit, in MiB.
+    async fn limit_memory(&mut self, mib: i64) {
+        let request = UpdatePodSandboxResourcesRequest {
+            pod_sandbox_id: self.pod.clone(),
+            resources: Some(LinuxContainerResources {
                 memory_limit_in_bytes: mib << 20,
                 ..LinuxContainerResources::default()
             }),
-            ..UpdateContainerResourcesRequest::default()
+            ..UpdatePodSandboxResourcesRequest::default()
         };
-        self.runtime
-            .update_container_resources(request)
-            .await
-            .unwrap();
+        self.daemon.update_pod(request).await.unwrap();
     }
 
     /// What the guest has, and what its process on the host may have.
@@ -455,14 +452,14 @@ async fn guest_lives_the_story_of_a_pod() {
     assert_eq!(story.status(&job).await.exit_code, 3);
     assert_eq!(story.stdout(&web, "cat /data/out").await, "made by job\n");
 
-    // The kubelet raises a limit, and lowers it again. At first there was room for both containers,
+    // The kubelet raises the pod's limit, and lowers it again. At first there was room for both containers,
     // of which one has ended.
     let before = story.memory(&web).await;
-    story.limit_memory(&web, 512).await;
+    story.limit_memory(512).await;
     let grown = story.memory(&web).await;
     assert_eq!(grown.guest_kib, before.guest_kib + (384 << 10));
     assert_eq!(grown.host_limit, before.host_limit + (384 << 20));
-    story.limit_memory(&web, 64).await;
+    story.limit_memory(64).await;
     let shrunk = format!(
         "until [ $(awk '/MemTotal/ {{ print $2 }}' /proc/meminfo) -lt {} ]; do sleep 0.1; done",
         before.guest_kib + (64 << 10)

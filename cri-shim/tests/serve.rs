@@ -11,7 +11,7 @@ use std::os::unix::net::UnixDatagram;
 use k8s_cri::v1::*;
 use rustix::process::Signal;
 use serde_json::json;
-use support::cri::Daemon;
+use support::cri::{Daemon, UpdatePodSandboxResourcesRequest};
 use support::image::Image as TestImage;
 use support::registry::Registry;
 use tonic::Code;
@@ -293,6 +293,14 @@ async fn what_is_not_there_yet_says_so_by_name() {
     let status = status.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("CheckpointContainer"), "{status}");
+    // The crate of messages does not know this call, and neither do others that it does not know.
+    let update = UpdatePodSandboxResourcesRequest {
+        pod_sandbox_id: "nobody".to_owned(),
+        ..UpdatePodSandboxResourcesRequest::default()
+    };
+    let status = daemon.update_pod(update).await.unwrap_err();
+    assert_eq!(status.code(), Code::NotFound, "{status}");
+    assert!(status.message().contains("nobody"), "{status}");
 }
 
 /// What of a network is in the daemon's own network namespace.

@@ -16,6 +16,7 @@ mod flights;
 mod health;
 mod images;
 mod metrics;
+mod newer;
 mod node;
 mod pods;
 mod resolver;

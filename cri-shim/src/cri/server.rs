@@ -21,6 +21,7 @@ use super::config::ServeConfig;
 use super::error::CriError;
 use super::health;
 use super::images::Images;
+use super::newer::Newer;
 use super::node::Node;
 use super::runtime::Runtime;
 use super::streams::Streams;
@@ -94,6 +95,7 @@ pub(crate) async fn serve(
     ready();
     let runtime = RuntimeServiceServer::new(Runtime::new(Arc::clone(&node), Arc::new(streaming)))
         .max_decoding_message_size(MESSAGE_BYTES);
+    let runtime = Newer::new(runtime, Arc::clone(&node), MESSAGE_BYTES);
     let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
         .max_decoding_message_size(MESSAGE_BYTES);
     let (stopping, stopped) = oneshot::channel();

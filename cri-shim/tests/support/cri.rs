@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use k8s_cri::v1::LinuxContainerResources;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,6 +14,17 @@ use tonic::transport::{Channel, Endpoint};
 
 /// Longest time until a daemon answers.
 const UP: Duration = Duration::from_secs(300);
+
+/// A message that k8s-cri does not have yet.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct UpdatePodSandboxResourcesRequest {
+    #[prost(string, tag = "1")]
+    pub(crate) pod_sandbox_id: String,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) overhead: Option<LinuxContainerResources>,
+    #[prost(message, optional, tag = "3")]
+    pub(crate) resources: Option<LinuxContainerResources>,
+}
 
 /// A daemon, ended when dropped; its directories go after it.
 pub(crate) struct Daemon {
@@ -140,6 +152,21 @@ impl Daemon {
 
     pub(crate) async fn runtime(&self) -> RuntimeServiceClient<Channel> {
         RuntimeServiceClient::new(self.channel().await)
+    }
+
+    /// UpdatePodSandboxResources, as a client that knows it.
+    pub(crate) async fn update_pod(
+        &self,
+        request: UpdatePodSandboxResourcesRequest,
+    ) -> Result<(), tonic::Status> {
+        const CALL: &str = "/runtime.v1.RuntimeService/UpdatePodSandboxResources";
+        let mut client = tonic::client::Grpc::new(self.channel().await);
+        client.ready().await.unwrap();
+        let codec = tonic_prost::ProstCodec::default();
+        let request = tonic::Request::new(request);
+        let answer = client.unary(request, CALL.parse().unwrap(), codec).await?;
+        let () = answer.into_inner();
+        Ok(())
     }
 
     pub(crate) async fn images(&self) -> ImageServiceClient<Channel> {

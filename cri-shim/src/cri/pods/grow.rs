@@ -5,7 +5,9 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 use crate::cri::error::{CriError, Result};
+use crate::cri::newer::UpdatePodSandboxResourcesRequest;
 use crate::cri::node::{Node, Pod};
+use crate::cri::spec;
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodRecord};
 
 /// How long a guest may take to put memory to use that it is given.
@@ -68,6 +70,34 @@ impl Node {
             Ok(_) => *given = Some(wanted),
             Err(error) => debug!(pod = pod.id, %error, "the guest keeps its memory"),
         }
+    }
+
+    /// UpdatePodSandboxResources: the guest gets what the pod may use from now on.
+    pub(in crate::cri) async fn update_pod_resources(
+        &self,
+        request: UpdatePodSandboxResourcesRequest,
+    ) -> Result<()> {
+        let pod = self.pod(&request.pod_sandbox_id)?;
+        let _turn = pod.turn.lock().await;
+        pod.client()?;
+        for resources in [&request.overhead, &request.resources] {
+            spec::resources(&resources.clone().unwrap_or_default())?;
+        }
+        pod.update(&self.database, |record| {
+            let linux = record.config.linux.get_or_insert_default();
+            for (kept, new) in [
+                (&mut linux.overhead, request.overhead),
+                (&mut linux.resources, request.resources),
+            ] {
+                if new.is_some() {
+                    *kept = new;
+                }
+            }
+        })?;
+        let made = self.make_room(&pod, None).await;
+        // Less is wanted than before.
+        self.give_back(&pod).await;
+        made
     }
 
     /// How much more than at first the pod's guest needs, in bytes.
