@@ -31,6 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         initramfs: assets.initramfs()?,
         vcpus: 1,
         memory: 256 << 20,
+        growth: 0,
         image_slots: 1,
         nics: Vec::new(),
         shared_dir: None,
