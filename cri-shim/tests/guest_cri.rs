@@ -173,6 +173,14 @@ impl Story {
         self.daemon.update_pod(request).await.unwrap();
     }
 
+    /// Waits until the guest has as many KiB as a condition of `test` says.
+    async fn until_memory(&mut self, id: &str, condition: &str) {
+        let total = "$(awk '/MemTotal/ { print $2 }' /proc/meminfo)";
+        let script = format!("until [ {total} {condition} ]; do sleep 0.1; done");
+        let waited = self.exec(id, &script, 60).await.unwrap();
+        assert_eq!(waited.exit_code, 0, "{waited:?}");
+    }
+
     /// What the guest has, and what its process on the host may have.
     async fn memory(&mut self, id: &str) -> Memory {
         let guest = self
@@ -456,16 +464,14 @@ async fn guest_lives_the_story_of_a_pod() {
     // of which one has ended.
     let before = story.memory(&web).await;
     story.limit_memory(512).await;
-    let grown = story.memory(&web).await;
-    assert_eq!(grown.guest_kib, before.guest_kib + (384 << 10));
-    assert_eq!(grown.host_limit, before.host_limit + (384 << 20));
+    // The last of it is plugged in and about to be used.
+    let grown = before.guest_kib + (384 << 10);
+    story.until_memory(&web, &format!("-eq {grown}")).await;
+    let limit = story.memory(&web).await.host_limit;
+    assert_eq!(limit, before.host_limit + (384 << 20));
     story.limit_memory(64).await;
-    let shrunk = format!(
-        "until [ $(awk '/MemTotal/ {{ print $2 }}' /proc/meminfo) -lt {} ]; do sleep 0.1; done",
-        before.guest_kib + (64 << 10)
-    );
-    let waited = story.exec(&web, &shrunk, 60).await.unwrap();
-    assert_eq!(waited.exit_code, 0, "{waited:?}");
+    let shrunk = before.guest_kib + (64 << 10);
+    story.until_memory(&web, &format!("-lt {shrunk}")).await;
 
     // Its end: a shell that is process 1 has no mind for SIGTERM.
     let request = StopContainerRequest {

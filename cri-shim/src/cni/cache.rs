@@ -2,7 +2,7 @@
 //! it even when the configuration has changed or the daemon was killed in between.
 
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub(super) struct Cached {
     pub(super) list: List,
     pub(super) netns: PathBuf,
     pub(super) capabilities: Capabilities,
-    /// None while the plugins have not all answered.
+    /// None while no plugin has answered; while not all have, that of the last one that did.
     pub(super) result: Option<Value>,
 }
 
@@ -78,16 +78,26 @@ impl Cache {
     }
 
     pub(super) fn put(&self, cached: &Cached) -> Result<(), CniError> {
+        let sync = File::sync_all;
+        let written = self
+            .write(cached, sync)
+            .and_then(|()| File::open(&self.dir)?.sync_all());
+        written.map_err(CniError::io("write", self.path(&cached.pod.id)))
+    }
+
+    /// As [`Self::put`] for what the end of the host's power undoes as well.
+    pub(super) fn note(&self, cached: &Cached) -> Result<(), CniError> {
+        let written = self.write(cached, |_| Ok(()));
+        written.map_err(CniError::io("write", self.path(&cached.pod.id)))
+    }
+
+    fn write(&self, cached: &Cached, sync: impl Fn(&File) -> io::Result<()>) -> io::Result<()> {
         let path = self.path(&cached.pod.id);
         let temporary = path.with_extension("tmp");
-        let write = || {
-            let mut file = File::create(&temporary)?;
-            file.write_all(&serde_json::to_vec(cached)?)?;
-            file.sync_all()?;
-            fs::rename(&temporary, &path)?;
-            File::open(&self.dir)?.sync_all()
-        };
-        write().map_err(CniError::io("write", &path))
+        let mut file = File::create(&temporary)?;
+        file.write_all(&serde_json::to_vec(cached)?)?;
+        sync(&file)?;
+        fs::rename(&temporary, &path)
     }
 
     /// A damaged file counts as none: nothing can be undone by it.

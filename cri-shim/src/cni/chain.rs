@@ -38,10 +38,18 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Runs ADD; the last plugin's answer is the network's.
-    pub(super) async fn add(&self) -> Result<(Value, CniResult), CniError> {
+    /// Runs ADD; the last plugin's answer is the network's. `note` gets each other answer before the
+    /// next plugin runs: what that one does is undone by it, as plugins such as `firewall` know by
+    /// nothing else what they did.
+    pub(super) async fn add(
+        &self,
+        mut note: impl FnMut(&Value) -> Result<(), CniError>,
+    ) -> Result<(Value, CniResult), CniError> {
         let mut previous = None;
         for plugin in &self.cached.list.plugins {
+            if let Some(answer) = &previous {
+                note(answer)?;
+            }
             let printed = self.run(plugin, "ADD", previous.as_ref()).await?;
             let answer = serde_json::from_slice::<Value>(&printed);
             let answer = answer.map_err(|error| CniError::InvalidResult {

@@ -213,7 +213,12 @@ impl Cni {
         cached.check()?;
         // Kept before the first plugin runs: a crash in the middle is undone by it.
         self.cache.put(&cached)?;
-        let (raw, result) = self.chain(&cached)?.add().await?;
+        let mut so_far = cached.clone();
+        let note = |answer: &Value| {
+            so_far.result = Some(answer.clone());
+            self.cache.note(&so_far)
+        };
+        let (raw, result) = self.chain(&cached)?.add(note).await?;
         cached.result = Some(raw);
         self.cache.put(&cached)?;
         let mut attachment = netns::enter(&netns, tap::join)?;

@@ -292,6 +292,35 @@ fn plugins_are_told_the_pod_and_the_capabilities_that_they_ask_for() {
 }
 
 #[test]
+fn a_plugin_that_failed_is_undone_by_what_the_one_before_it_answered() {
+    in_host(async || {
+        let list = json!({
+            "cniVersion": "1.0.0", "name": "test",
+            "plugins": [{"type": "first"}, {"type": "second"}],
+        });
+        let world = World::new(&list);
+        let dir = world.dir.path().display();
+        let answer = r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/8"}]}"#;
+        world.script(
+            "first",
+            &format!("cat >{dir}/first-$CNI_COMMAND; [ $CNI_COMMAND = DEL ] || echo '{answer}'"),
+        );
+        world.script(
+            "second",
+            &format!("cat >{dir}/second-$CNI_COMMAND; [ $CNI_COMMAND = DEL ]"),
+        );
+        let attached = world.cni.attach(&pod(), Capabilities::new()).await;
+        assert!(attached.is_err());
+        for told in ["second-ADD", "second-DEL", "first-DEL"] {
+            let config: Value = serde_json::from_str(&world.read(told)).unwrap();
+            let address = &config["prevResult"]["ips"][0]["address"];
+            assert_eq!(address, "10.0.0.7/8", "{told}");
+        }
+        assert!(world.is_clean());
+    });
+}
+
+#[test]
 fn a_plugins_own_words_are_told() {
     in_host(async || {
         let world = World::new(&scripted());

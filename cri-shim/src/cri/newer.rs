@@ -79,8 +79,8 @@ where
             return Box::pin(self.inner.call(request));
         }
         let service = UpdatePod(Arc::clone(&self.node));
-        let mut grpc = Grpc::new(ProstCodec::default())
-            .max_decoding_message_size(self.message_bytes);
+        let mut grpc =
+            Grpc::new(ProstCodec::default()).max_decoding_message_size(self.message_bytes);
         Box::pin(async move { Ok(grpc.unary(service, request).await) })
     }
 }
@@ -94,10 +94,7 @@ impl UnaryService<UpdatePodSandboxResourcesRequest> for UpdatePod {
     type Future =
         Pin<Box<dyn Future<Output = Result<tonic::Response<Self::Response>, Status>> + Send>>;
 
-    fn call(
-        &mut self,
-        request: tonic::Request<UpdatePodSandboxResourcesRequest>,
-    ) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<UpdatePodSandboxResourcesRequest>) -> Self::Future {
         let node = Arc::clone(&self.0);
         Box::pin(async move {
             // As all calls that change something: finished though the caller goes away.
