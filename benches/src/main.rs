@@ -6,6 +6,7 @@
 
 mod blk;
 mod boot;
+mod cri;
 mod interrupt;
 mod net;
 mod output;
@@ -29,6 +30,8 @@ enum Subject {
     Blk(blk::Args),
     /// From starting the program to the guest's init
     Boot(boot::Args),
+    /// A pod's life over the Container Runtime Interface
+    Cri(cri::Args),
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(interrupt::Args),
     /// TCP both ways, and a byte there and back, over MMIO and over PCI
@@ -45,6 +48,7 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().subject {
         Subject::Blk(args) => blk::command(&args),
         Subject::Boot(args) => boot::command(&args),
+        Subject::Cri(args) => cri::command(&args),
         Subject::Interrupt(args) => interrupt::command(&args),
         Subject::Net(args) => net::command(&args),
         Subject::Pull(args) => pull::command(&args),

@@ -25,6 +25,9 @@ enum Subject {
     Blk(BlkArgs),
     /// From starting the program to the guest's init: podvisor and QEMU's microvm side by side
     Boot(BootArgs),
+    /// Each call of a pod's life over the Container Runtime Interface: podvisor, by booting and as clones,
+    /// and containerd with runc beside it
+    Cri(CriArgs),
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(InterruptArgs),
     /// TCP both ways and a byte there and back over a tap: podvisor over MMIO and over PCI, and
@@ -128,6 +131,19 @@ struct StartArgs {
 }
 
 #[derive(Debug, clap::Args)]
+struct CriArgs {
+    /// Count instructions instead of time: in the emulated test host, the same on every machine
+    #[arg(long)]
+    icount: bool,
+    /// Pods of each [default: 20, and 5 where instructions are counted]
+    #[arg(long, value_name = "N")]
+    runs: Option<usize>,
+    /// Pods for throughput and memory
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pods: usize,
+}
+
+#[derive(Debug, clap::Args)]
 struct InterruptArgs {
     /// Count instructions instead of time: in the emulated test host, the same on every machine
     #[arg(long)]
@@ -152,6 +168,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     match &args.subject {
         Subject::Blk(args) => blk(args),
         Subject::Boot(args) => boot(args),
+        Subject::Cri(args) => cri(args),
         Subject::Interrupt(args) => interrupt(args),
         Subject::Net(args) => net(args),
         Subject::Pull(args) => pull(args),
@@ -359,6 +376,38 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
     add(&["--idle", &args.idle.to_string()]);
     if args.icount {
         add(&["--icount"]);
+    }
+    let request = Request {
+        command,
+        icount: args.icount,
+        limit: Some(Duration::from_secs(1800)),
+        ..Request::default()
+    };
+    host::run_request(request).map(ExitCode::from)
+}
+
+fn cri(args: &CriArgs) -> Result<ExitCode> {
+    setup::ensure(&[
+        setup::HOST,
+        setup::BUILD,
+        setup::IMAGES,
+        setup::CONFORMANCE,
+        setup::DEMO,
+    ])?;
+    guest::ensure()?;
+    let registry = images::ensure()?.join("registry/data");
+    let programs = build(&["podvisor-benches", "podvisor-cri"])?;
+    let path = |name: &str| programs.join(name).display().to_string();
+    let mut command = vec![path("podvisor-benches"), "cri".to_owned()];
+    let mut add = |flag: &str, value: String| command.extend([flag.to_owned(), value]);
+    add("--podvisor", path("podvisor"));
+    add("--guest", paths::guest().display().to_string());
+    add("--registry", registry.display().to_string());
+    let runs = args.runs.unwrap_or(if args.icount { 5 } else { 20 });
+    add("--runs", runs.to_string());
+    add("--pods", args.pods.to_string());
+    if args.icount {
+        command.push("--icount".to_owned());
     }
     let request = Request {
         command,

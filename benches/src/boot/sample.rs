@@ -168,9 +168,11 @@ fn addresses(text: &str) -> (u64, u64) {
     (number(start), number(end))
 }
 
-/// Indexes of the adjacent mappings, anonymous or of one file, that are `kib` large together.
+/// Indexes of the adjacent mappings, anonymous or of one file, that are `kib` large together. Of
+/// several, those of which most is resident: the C library's allocator reserves as much for a thread
+/// as a small guest has.
 fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<usize>> {
-    (0..mappings.len()).find_map(|first| {
+    let candidates = (0..mappings.len()).filter_map(|first| {
         let mut size = 0;
         for (index, mapping) in mappings.iter().enumerate().skip(first) {
             let adjacent = index == first || mappings[index - 1].range.1 == mapping.range.0;
@@ -183,6 +185,10 @@ fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<us
             }
         }
         None
+    });
+    candidates.max_by_key(|range| {
+        let parts = mappings[range.clone()].iter();
+        parts.map(|mapping| mapping.rss).sum::<u64>()
     })
 }
 

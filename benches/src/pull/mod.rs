@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use crate::output;
 use measure::Sample;
 use peers::Peer;
-use registry::Registry;
+pub(crate) use registry::{Registry, Server};
 use report::Report;
 
 /// What to measure.

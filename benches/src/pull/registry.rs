@@ -14,13 +14,13 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// A server in a process of its own; it ends with this value.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(crate) struct Server {
     child: Child,
 }
 
 impl Server {
     /// Starts a server and waits until `answers` says that it is up. What it prints goes to `log`.
-    pub(super) fn start(
+    pub(crate) fn start(
         command: &mut Command,
         log: &Path,
         answers: impl Fn() -> bool,
@@ -51,7 +51,7 @@ impl Server {
         Ok(server)
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 }
@@ -66,14 +66,14 @@ impl Drop for Server {
 
 /// The registry.
 #[derive(Debug)]
-pub(super) struct Registry {
+pub(crate) struct Registry {
     address: SocketAddr,
     _server: Server,
 }
 
 impl Registry {
     /// Serves `storage`, read-only; `folder` is for the registry's own files.
-    pub(super) fn start(storage: &Path, folder: &Path) -> Result<Self> {
+    pub(crate) fn start(storage: &Path, folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let config = folder.join("config.yml");
@@ -93,7 +93,7 @@ impl Registry {
         })
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 }

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::boot::Stage;
 use crate::output::{self, Criterion};
+pub(crate) use podvisor::wait_for_templates;
 use podvisor::{Boot, Idle, Podvisor};
 use runc::Runc;
 

@@ -89,13 +89,7 @@ impl Podvisor {
         }
         // The first one boots, and starts a process that makes the template.
         self.start(boot)?.end()?;
-        for pid in self.makers()? {
-            wait(pid)?;
-        }
-        match fs::read_dir(self.root.join("templates"))?.next() {
-            Some(_) => Ok(()),
-            None => bail!("no template was made"),
-        }
+        wait_for_templates(&self.root)
     }
 
     pub(super) fn start(&self, boot: Boot) -> Result<Run> {
@@ -177,26 +171,37 @@ impl Podvisor {
         }
         Ok(output)
     }
+}
 
-    /// Processes that make a template.
-    fn makers(&self) -> Result<Vec<u32>> {
-        let mut makers = Vec::new();
-        for entry in fs::read_dir("/proc")? {
-            let path = entry?.path();
-            let Some(pid) = path
-                .file_name()
-                .and_then(|name| name.to_str()?.parse().ok())
-            else {
-                continue;
-            };
-            // A process may end meanwhile.
-            let words = fs::read(path.join("cmdline")).unwrap_or_default();
-            if words.split(|byte| *byte == 0).nth(1) == Some(b"template") {
-                makers.push(pid);
-            }
-        }
-        Ok(makers)
+/// Waits for all processes that make templates, and sees that there is one below `root`.
+pub(crate) fn wait_for_templates(root: &Path) -> Result<()> {
+    for pid in makers()? {
+        wait(pid)?;
     }
+    match fs::read_dir(root.join("templates"))?.next() {
+        Some(_) => Ok(()),
+        None => bail!("no template was made"),
+    }
+}
+
+/// Processes that make a template.
+fn makers() -> Result<Vec<u32>> {
+    let mut makers = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let path = entry?.path();
+        let Some(pid) = path
+            .file_name()
+            .and_then(|name| name.to_str()?.parse().ok())
+        else {
+            continue;
+        };
+        // A process may end meanwhile.
+        let words = fs::read(path.join("cmdline")).unwrap_or_default();
+        if words.split(|byte| *byte == 0).nth(1) == Some(b"template") {
+            makers.push(pid);
+        }
+    }
+    Ok(makers)
 }
 
 pub(super) struct Run(Child);
