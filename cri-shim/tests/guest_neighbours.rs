@@ -1,0 +1,112 @@
+//! A guest in which everything goes wrong at once, and one beside it. This needs a KVM that runs
+//! guests, and root.
+
+mod support;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::host::Host;
+
+/// Commands whose times make a median.
+const ASKED: usize = 3;
+
+/// How long the bad guest has for each of its deeds.
+const DEEDS: Duration = Duration::from_secs(120);
+
+/// Programs without end: one that takes the CPU, one that starts more of itself than there may be,
+/// one that writes as much as there is room for, and one that takes all memory, again and again.
+const BAD: &str = "\
+    (while :; do :; done) &
+    bomb() { bomb & bomb; }; (bomb 2>/dev/null) &
+    (while :; do dd if=/dev/zero of=/big bs=1M 2>/dev/null; done) &
+    echo begun
+    while :; do tail /dev/zero >/dev/null; done";
+
+impl Host {
+    /// What a container answers, and the median of how long it takes.
+    fn answers(&self, name: &str) -> Duration {
+        let mut times: Vec<Duration> = (0..ASKED)
+            .map(|_| {
+                let begin = Instant::now();
+                self.podvisor(&["exec", name, "echo", "here"])
+                    .printed("here\n");
+                begin.elapsed()
+            })
+            .collect();
+        times.sort();
+        times[ASKED / 2]
+    }
+
+    /// The control group of a container's machine.
+    fn group(&self, name: &str) -> PathBuf {
+        let inspected: Value = self.json(&["inspect", name]);
+        let id = inspected[0]["Id"].as_str().unwrap();
+        PathBuf::from("/sys/fs/cgroup/podvisor").join(id)
+    }
+}
+
+fn number(path: PathBuf) -> u64 {
+    let text = fs::read_to_string(&path).unwrap();
+    text.trim().parse().unwrap()
+}
+
+/// Waits until something has happened that nothing tells of.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < DEEDS, "{what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn guest_in_which_everything_goes_wrong_is_alone_with_it() {
+    let host = Host::default();
+    host.start(&["--name", "good"], "exec sleep 1000000");
+    let quiet = host.answers("good");
+    host.start(&["--name", "bad"], BAD);
+    host.logs_with("bad", "begun");
+    let group = host.group("bad");
+    let limit = number(group.join("memory.max"));
+    // Its guest has used all that it has.
+    until("the bad guest takes its memory", || {
+        number(group.join("memory.current")) > 100 << 20
+    });
+    let beside = host.answers("good");
+    println!(
+        "a command in a container takes {} ms, and {} ms beside a bad neighbour: {:.1} times",
+        quiet.as_millis(),
+        beside.as_millis(),
+        beside.as_secs_f64() / quiet.as_secs_f64()
+    );
+    let peak = number(group.join("memory.peak"));
+    assert!(peak <= limit + limit / 20, "{peak} of {limit} bytes");
+    // Its memory is 128 MiB: what the process takes beyond that is not the guest's to choose.
+    assert!(peak < 200 << 20, "{peak} bytes");
+    let events = fs::read_to_string(group.join("memory.events")).unwrap();
+    assert!(events.contains("oom_kill 0\n"), "{events}");
+    // CPU time: its vCPU and what its devices may take.
+    let used = || -> u64 {
+        let text = fs::read_to_string(group.join("cpu.stat")).unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("usage_usec "));
+        line.unwrap().parse().unwrap()
+    };
+    let (begin, before) = (Instant::now(), used());
+    host.answers("good");
+    let elapsed = u64::try_from(begin.elapsed().as_micros()).unwrap();
+    let took = used() - before;
+    let most = elapsed * 3 / 2;
+    assert!(took <= most + most / 20, "{took} of {elapsed} µs");
+    // The node is usable: it is removed, others begin.
+    host.podvisor(&["rm", "-f", "bad"]).printed("bad\n");
+    assert!(!group.exists());
+    host.start(&["--name", "next"], "exec sleep 1000000");
+    host.podvisor(&["rm", "-f", "good", "next"])
+        .printed("good\nnext\n");
+    assert_eq!(host.left(), Vec::<String>::new());
+}
