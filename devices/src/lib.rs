@@ -37,6 +37,7 @@ pub mod legacy;
 pub mod mem;
 pub mod net;
 pub mod pci;
+pub mod pmem;
 pub mod rng;
 pub mod virtio;
 pub mod vsock;

@@ -7,10 +7,12 @@
     clippy::missing_panics_doc
 )]
 
+use std::fs::File;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::GuestRam;
@@ -31,6 +33,20 @@ pub const F_INDIRECT: u16 = 4;
 #[must_use]
 pub fn memory(len: usize) -> GuestRam {
     GuestMemoryMmap::from_ranges(&[(GuestAddress(0), len)]).unwrap()
+}
+
+/// `mem` and the first `len` bytes of `file`, or of zeroes, at `at`, where nobody may write.
+#[must_use]
+pub fn with_image(mem: &GuestRam, at: u64, len: usize, file: Option<Arc<File>>) -> GuestRam {
+    let builder = MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ);
+    let builder = match file {
+        Some(file) => builder
+            .with_mmap_flags(libc::MAP_SHARED)
+            .with_file_offset(FileOffset::from_arc(file, 0)),
+        None => builder.with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS),
+    };
+    let region = GuestRegionMmap::new(builder.build().unwrap(), GuestAddress(at)).unwrap();
+    mem.insert_region(Arc::new(region)).unwrap()
 }
 
 /// An [`Interrupt`] that counts.

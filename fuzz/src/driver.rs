@@ -160,6 +160,15 @@ impl<D: VirtioDevice> Bench<D> {
     #[must_use]
     pub fn new(device: D) -> Self {
         let mem = memory(usize::try_from(MEMORY).expect("small"));
+        Self::in_memory(device, mem)
+    }
+
+    /// Starts `device` in a guest's memory, of which [`MEMORY`] bytes from 0 on may be written.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn in_memory(device: D, mem: GuestRam) -> Self {
         let mut bench = Self {
             mem,
             device,
@@ -302,8 +311,11 @@ impl<D: VirtioDevice> Bench<D> {
             Step::Available { queue, head } => self.queue(queue).make_available(head),
             Step::AvailableIndex { queue, index } => self.queue(queue).set_avail_idx(index),
             Step::Write { addr, bytes } => {
-                // Beyond guest memory there is nothing to write to.
-                let _ = self.mem.write_slice(&bytes, GuestAddress(addr.get()));
+                // Beyond guest memory there is nothing to write to, or nothing that may be written.
+                let addr = addr.get();
+                let room = usize::try_from(MEMORY.saturating_sub(addr)).expect("small");
+                let bytes = &bytes[..bytes.len().min(room)];
+                let _ = self.mem.write_slice(bytes, GuestAddress(addr));
             }
             Step::Notify(queue) => self.notify(queue.into()),
             Step::ReadConfig(offset, len) => {

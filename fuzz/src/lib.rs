@@ -25,6 +25,7 @@ pub mod mem;
 pub mod mmio;
 pub mod net;
 pub mod pci;
+pub mod pmem;
 pub mod rng;
 pub mod serial;
 pub mod smoke;

@@ -174,7 +174,7 @@ impl BalloonDevice {
                 ));
             }
             if index == INFLATE {
-                inflate(queue.memory(), &chain, pages, &counters)?;
+                inflate(queue, &chain, pages, &counters)?;
             } else {
                 // The driver uses them again: the host's pages come as they are touched.
                 counters.deflated.add((pages as u64).saturating_mul(PAGE));
@@ -232,7 +232,7 @@ impl BalloonDevice {
 }
 
 /// Gives pages that the driver names back to the host.
-fn inflate(mem: &GuestRam, chain: &Chain, pages: usize, counters: &Counters) -> Result<(), Fault> {
+fn inflate(queue: &Queue, chain: &Chain, pages: usize, counters: &Counters) -> Result<(), Fault> {
     let mut bytes = [0; 4 * PIECE];
     let mut done = 0usize;
     while done < pages {
@@ -240,14 +240,14 @@ fn inflate(mem: &GuestRam, chain: &Chain, pages: usize, counters: &Counters) -> 
         let Some(piece) = bytes.get_mut(..count.saturating_mul(4)) else {
             break;
         };
-        chain.read(mem, done.saturating_mul(4), piece)?;
+        chain.read(queue.memory(), done.saturating_mul(4), piece)?;
         done = done.saturating_add(count);
         let (numbers, _) = piece.as_chunks::<4>();
         let mut numbers: Vec<u32> = numbers.iter().map(|n| u32::from_le_bytes(*n)).collect();
         // Pages that lie side by side go by one call.
         numbers.sort_unstable();
         for run in numbers.chunk_by(|a, b| b.saturating_sub(*a) <= 1) {
-            release_run(mem, run, counters);
+            release_run(queue.ram(), run, counters);
         }
     }
     Ok(())

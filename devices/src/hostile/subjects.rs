@@ -11,6 +11,7 @@ use crate::console::ConsoleDevice;
 use crate::fs::FsDevice;
 use crate::mem::{MemDevice, MemRegion};
 use crate::net::{MemoryNic, NetDevice, Nic};
+use crate::pmem::PmemDevice;
 use crate::rng::RngDevice;
 use crate::virtio::VirtioDevice;
 use crate::vsock::VsockDevice;
@@ -81,6 +82,7 @@ pub(super) fn subjects() -> Vec<Subject> {
             mem(),
             net(),
             net_pairs(),
+            pmem(),
             rng(),
             vsock(),
         ];
@@ -187,6 +189,15 @@ fn net_pairs() -> Subject {
             fed(rig);
         })
         .fed_by(move || wires.iter().for_each(|wire| wire.send(&[0; 60])))
+}
+
+fn pmem() -> Subject {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(4096).unwrap();
+    let mut device = PmemDevice::open(file.path()).unwrap();
+    device.place(1 << 32);
+    // A flush.
+    Subject::new("pmem", device).sound(0, &[0; 4], 4)
 }
 
 fn rng() -> Subject {

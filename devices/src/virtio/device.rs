@@ -27,6 +27,8 @@ pub enum DeviceType {
     Mem = 24,
     /// File system (§5.11).
     FileSystem = 26,
+    /// Persistent memory device (§5.19).
+    Pmem = 27,
 }
 
 impl DeviceType {
@@ -42,6 +44,7 @@ impl DeviceType {
             Self::Vsock => "vsock",
             Self::Mem => "mem",
             Self::FileSystem => "fs",
+            Self::Pmem => "pmem",
         }
     }
 }

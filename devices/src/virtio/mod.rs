@@ -22,6 +22,7 @@ pub mod iovec;
 mod queue;
 mod rate;
 mod rate_limit;
+mod read_only;
 mod release;
 mod saved;
 pub mod transport;

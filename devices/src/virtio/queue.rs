@@ -8,6 +8,7 @@ use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::read_only::{is_readable, writable_part};
 use super::{Chain, Fault, Interrupt, MAX_SEGMENTS, Progress, Segment};
 use crate::GuestRam;
 
@@ -154,6 +155,9 @@ pub enum QueueFault {
 pub struct Queue {
     index: u16,
     ring: virtio_queue::Queue,
+    /// What devices may write, and rings lie in.
+    ram: GuestRam,
+    /// The same, and what they may only read.
     mem: GuestRam,
     irq: Arc<dyn Interrupt>,
     kick: Arc<EventFd>,
@@ -192,6 +196,7 @@ impl Queue {
             return Err(size_error());
         }
         let n = usize::from(size);
+        let ram = writable_part(&mem);
         // §2.7: 16·n, 6 + 2·n and 6 + 8·n bytes; n is at most 32768.
         let areas = [
             (
@@ -217,7 +222,7 @@ impl Queue {
             if !addr.is_multiple_of(align) {
                 return Err(QueueConfigError::Alignment { part, addr, align });
             }
-            if addr == 0 || !mem.check_range(GuestAddress(addr), len) {
+            if addr == 0 || !ram.check_range(GuestAddress(addr), len) {
                 return Err(QueueConfigError::Memory { part, addr, len });
             }
         }
@@ -238,6 +243,7 @@ impl Queue {
         Ok(Self {
             index,
             ring,
+            ram,
             mem,
             irq,
             kick,
@@ -293,10 +299,17 @@ impl Queue {
         &self.irq
     }
 
-    /// The memory that chains of this queue point into.
+    /// The memory that chains of this queue point into. Their device-readable parts may lie in
+    /// memory that is read-only.
     #[must_use]
     pub fn memory(&self) -> &GuestRam {
         &self.mem
+    }
+
+    /// The part of it that devices may write.
+    #[must_use]
+    pub fn ram(&self) -> &GuestRam {
+        &self.ram
     }
 
     /// How many chains the driver has made available that were not taken.
@@ -306,7 +319,7 @@ impl Queue {
     pub fn available(&self) -> Result<u16, QueueFault> {
         let index = self
             .ring
-            .avail_idx(&self.mem, Ordering::Acquire)
+            .avail_idx(&self.ram, Ordering::Acquire)
             .map_err(QueueFault::Ring)?;
         Ok(index.0.wrapping_sub(self.ring.next_avail()))
     }
@@ -318,7 +331,7 @@ impl Queue {
     #[allow(clippy::should_implement_trait)] // fallible, as the name in the design says
     pub fn next(&mut self) -> Result<Option<Chain>, QueueFault> {
         let size = self.ring.size();
-        let mut available = self.ring.iter(&self.mem).map_err(|error| match error {
+        let mut available = self.ring.iter(&self.ram).map_err(|error| match error {
             virtio_queue::Error::InvalidAvailRingIndex => QueueFault::AvailIndex(error),
             other => QueueFault::Ring(other),
         })?;
@@ -357,7 +370,8 @@ impl Queue {
             if len == 0 {
                 continue;
             }
-            if !self.mem.check_range(addr, len as usize) {
+            let is_ram = self.ram.check_range(addr, len as usize);
+            if !is_ram && (descriptor.is_write_only() || !is_readable(&self.mem, addr, len)) {
                 return Err(QueueFault::SegmentMemory { head, addr: addr.0 });
             }
             if descriptor.is_write_only() {
@@ -419,7 +433,7 @@ impl Queue {
             let offset = slot.saturating_mul(8).saturating_add(4);
             let at = GuestAddress(self.ring.used_ring().saturating_add(offset));
             let element = [u32::from(head).to_le(), len.to_le()];
-            self.mem
+            self.ram
                 .write_obj(element, at)
                 .map_err(QueueFault::UsedRing)?;
             index = index.wrapping_add(1);
@@ -427,7 +441,7 @@ impl Queue {
         }
         self.ring.set_next_used(index);
         let at = GuestAddress(self.ring.used_ring().saturating_add(2));
-        self.mem
+        self.ram
             .store(index.to_le(), at, Ordering::Release)
             .map_err(QueueFault::UsedRing)
     }
@@ -530,7 +544,7 @@ impl Queue {
     /// When the ring cannot be written.
     pub fn disable_kicks(&mut self) -> Result<(), QueueFault> {
         self.ring
-            .disable_notification(&self.mem)
+            .disable_notification(&self.ram)
             .map_err(QueueFault::Ring)
     }
 
@@ -549,7 +563,7 @@ impl Queue {
                 .saturating_mul(8)
                 .saturating_add(4);
             let at = GuestAddress(self.ring.used_ring().saturating_add(offset));
-            self.mem
+            self.ram
                 .store(index.to_le(), at, Ordering::SeqCst)
                 .map_err(QueueFault::UsedRing)?;
             std::sync::atomic::fence(Ordering::SeqCst);
@@ -564,7 +578,7 @@ impl Queue {
     /// When the ring cannot be accessed.
     pub fn enable_kicks(&mut self) -> Result<bool, QueueFault> {
         self.ring
-            .enable_notification(&self.mem)
+            .enable_notification(&self.ram)
             .map_err(QueueFault::Ring)
     }
 }
