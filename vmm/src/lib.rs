@@ -112,6 +112,7 @@ pub use podvisor_devices::net::{
     LinkState, MAX_QUEUE_PAIRS, MacAddress, NetDevice, NetDeviceError,
 };
 pub use podvisor_devices::pci::PciAddress;
+pub use podvisor_devices::pmem::{PmemDevice, PmemError};
 pub use podvisor_devices::rng::RngDevice;
 pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 #[cfg(feature = "test-utils")]

@@ -1,4 +1,5 @@
-//! Host mappings: anonymous ones on huge page boundaries, and private ones of a file.
+//! Host mappings: anonymous ones on huge page boundaries, private ones of a file, and those that
+//! are only read.
 #![allow(unsafe_code)] // mmap hints and madvise on memory that no Rust reference covers
 
 use std::fs::File;
@@ -39,6 +40,28 @@ pub(super) fn private(
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE)
         .with_file_offset(FileOffset::from_arc(file, offset))
+        .build()?;
+    keep_to_this_process(&region);
+    Ok(region)
+}
+
+/// `len` bytes of `file`: pages of the host's page cache, of which the last one may reach beyond
+/// the file's end. The file must not become shorter.
+pub(super) fn shared(file: Arc<File>, len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
+    let region = MmapRegionBuilder::new(len)
+        .with_mmap_prot(libc::PROT_READ)
+        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+        .with_file_offset(FileOffset::from_arc(file, 0))
+        .build()?;
+    keep_to_this_process(&region);
+    Ok(region)
+}
+
+/// `len` bytes of zeroes that nobody writes: they take no memory.
+pub(super) fn zeroes(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
+    let region = MmapRegionBuilder::new(len)
+        .with_mmap_prot(libc::PROT_READ)
+        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
         .build()?;
     keep_to_this_process(&region);
     Ok(region)

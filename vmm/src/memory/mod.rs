@@ -4,6 +4,7 @@
 //! * [`GuestMemory`] is all of a guest's memory, over anonymous mappings or over a file that is
 //!   mapped privately (a clone of a snapshot). Devices get its [`GuestRam`]. Its [`MemoryShape`] says
 //!   how much the guest boots with, and how much a memory device may add.
+//! * `image.rs` adds files that the guest may read (virtio-pmem), which are no memory of its own.
 //! * [`Memslots`] tells KVM of mappings, before the guest runs or while it does.
 //! * `pages.rs` finds the pages that this process has copies of its own of, and `save.rs` writes
 //!   them to a file.
@@ -24,6 +25,7 @@
 //! booting guest takes a few nested page faults instead of thousands.
 
 mod host;
+mod image;
 mod mapping;
 mod pages;
 mod save;
@@ -40,6 +42,7 @@ use vm_memory::mmap::MmapRegionError;
 use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
 
 pub(crate) use host::host_memory;
+pub(crate) use image::next_image;
 pub(crate) use save::Which;
 pub(crate) use slots::Memslots;
 
@@ -103,6 +106,8 @@ pub enum MemoryError {
 #[derive(Debug)]
 pub(crate) struct GuestMemory {
     ram: GuestRam,
+    /// Memory, and the images behind it.
+    all: GuestRam,
     shape: MemoryShape,
     /// What is behind pages that were not written; `None` is zeroes.
     file: Option<Arc<File>>,
@@ -160,6 +165,7 @@ impl GuestMemory {
     pub(crate) fn anonymous(shape: MemoryShape) -> Result<Self, MemoryError> {
         let ram = lay_out(shape, |_, len| mapping::anonymous(len))?;
         Ok(Self {
+            all: ram.clone(),
             ram,
             shape,
             file: None,
@@ -184,15 +190,21 @@ impl GuestMemory {
             }
         })?;
         Ok(Self {
+            all: ram.clone(),
             ram,
             shape,
             file: Some(file),
         })
     }
 
-    /// As devices see it.
+    /// What the guest may write, and a snapshot holds.
     pub(crate) fn ram(&self) -> &GuestRam {
         &self.ram
+    }
+
+    /// As devices and KVM see it: the same, and images, whose mappings may not be written.
+    pub(crate) fn all(&self) -> &GuestRam {
+        &self.all
     }
 
     /// The part that the guest boots with.

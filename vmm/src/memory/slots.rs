@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use kvm_bindings::kvm_userspace_memory_region;
+use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use podvisor_devices::GuestRam;
 use vm_memory::{GuestMemory as _, GuestMemoryRegion, GuestRegionMmap};
@@ -23,12 +23,14 @@ impl Memslots {
         ram.iter().try_for_each(|region| self.add(vm, region))
     }
 
-    /// Makes a region a slot, also of a VM that runs. It stays as long as the VM: the caller keeps
-    /// the mapping as long as `vm`.
+    /// Makes a region a slot, also of a VM that runs. What this process may not write the guest may
+    /// not write either, whatever its page tables say. A slot stays as long as the VM: the caller
+    /// keeps the mapping as long as `vm`.
     pub(crate) fn add(&self, vm: &VmFd, region: &GuestRegionMmap) -> Result<(), KvmError> {
+        let read_only = region.prot() & libc::PROT_WRITE == 0;
         let slot = kvm_userspace_memory_region {
             slot: self.next.fetch_add(1, Ordering::Relaxed),
-            flags: 0,
+            flags: if read_only { KVM_MEM_READONLY } else { 0 },
             guest_phys_addr: region.start_addr().0,
             memory_size: region.len(),
             userspace_addr: region.as_ptr().addr() as u64,

@@ -13,6 +13,7 @@ use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::net::NetDevice;
+use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::virtio::VirtioDevice;
 use podvisor_devices::vsock::VsockDevice;
@@ -22,6 +23,7 @@ use super::control::Control;
 use super::error::{BuildError, ConfigError, ConfigErrors};
 use super::hardware::{Hardware, Vcpus};
 use super::kick::Kicker;
+use super::pmem::{self, Images};
 use super::restore;
 use super::seccomp::Seccomp;
 use super::threads::in_parallel;
@@ -133,6 +135,13 @@ impl VmBuilder {
         self.device(disk)
     }
 
+    /// A file that the guest has as read-only memory. The first one is `/dev/pmem0`. What a file
+    /// system in it has is read where it lies when that is mounted with `-o dax`. All guests that
+    /// have the image share the host's pages of it.
+    pub fn pmem(self, image: PmemDevice) -> Self {
+        self.device(image)
+    }
+
     /// The socket device, by which host and guest talk. A guest takes one.
     pub fn vsock(self, vsock: VsockDevice) -> Self {
         self.device(vsock)
@@ -211,14 +220,16 @@ impl VmBuilder {
 
         let mut devices = std::mem::take(&mut self.devices);
         devices.extend(memory_device(memory)?);
-        let memory = GuestMemory::anonymous(memory)?;
+        let mut devices = attach::named(devices);
+        pmem::place(&mut devices, memory);
+        let mut memory = GuestMemory::anonymous(memory)?;
+        let images = Images::map(&kvm, &devices, &mut memory)?;
         let mem = &memory.boot_ram();
         let initramfs = self.initramfs.as_ref();
         let new = Vcpus {
             count: vcpus,
             cpuid: None,
         };
-        let devices = attach::named(devices);
         let serial = self.serial.take();
         // Reading files keeps a processor busy, while KVM's ioctls mostly wait for others to
         // notice what they change.
@@ -228,6 +239,7 @@ impl VmBuilder {
             || {
                 let mut hardware = Hardware::new(&kvm, &memory, transport, devices, new)?;
                 hardware.prepare_notifications();
+                images.insert(&hardware.bus)?;
                 if let Some(out) = serial {
                     hardware.add_serial(out, None)?;
                 }
@@ -244,6 +256,7 @@ impl VmBuilder {
         for (id, vcpu) in hardware.vcpus.iter().enumerate() {
             boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
         }
+        let memory = (memory, images);
         Ok(assemble(kvm, memory, hardware, self.seccomp, None))
     }
 
@@ -262,12 +275,14 @@ impl VmBuilder {
         let devices = restore::device_states(devices, &state.devices)?;
         snapshot.check_cpu(cpuid::guest_cpuid(&kvm, snapshot.vcpus(), None)?.as_slice())?;
 
-        let memory = snapshot.map()?;
+        let mut memory = snapshot.map()?;
+        let images = Images::map(&kvm, &devices, &mut memory)?;
         let vcpus = Vcpus {
             count: snapshot.vcpus(),
             cpuid: Some(&state.cpuid),
         };
         let mut hardware = Hardware::new(&kvm, &memory, state.transport(), devices, vcpus)?;
+        images.insert(&hardware.bus)?;
         restore::machine(&hardware, state)?;
         if let Some(saved) = &state.serial {
             let out = self.serial.take();
@@ -275,6 +290,7 @@ impl VmBuilder {
             hardware.add_serial(out, Some(saved))?;
         }
         let origin = snapshot.full().cloned();
+        let memory = (memory, images);
         Ok(assemble(kvm, memory, hardware, self.seccomp, origin))
     }
 
@@ -374,7 +390,7 @@ impl VmBuilder {
 /// A VM of parts that are ready.
 fn assemble(
     kvm: Kvm,
-    memory: GuestMemory,
+    (memory, images): (GuestMemory, Images),
     hardware: Hardware,
     seccomp: Seccomp,
     origin: Option<(PathBuf, Identity)>,
@@ -403,6 +419,7 @@ fn assemble(
             vm_fd,
             slots,
             memory,
+            images,
             cpuid,
         }),
     };

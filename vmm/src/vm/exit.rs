@@ -81,6 +81,11 @@ pub enum PoisonCause {
         /// Where, as an address of this process.
         address: u64,
     },
+    /// The file of a memory image became shorter, and the guest read what is gone.
+    ImageTruncated {
+        /// The device's name.
+        device: String,
+    },
     /// A thread could not be confined to its system calls.
     Seccomp {
         /// Why.
@@ -110,6 +115,10 @@ impl fmt::Display for Poison {
             PoisonCause::MemoryFailure { address } => {
                 write!(f, "the host's memory failed at {address:#x}")?;
             }
+            PoisonCause::ImageTruncated { device } => write!(
+                f,
+                "the file behind {device} became shorter while the guest had it as memory"
+            )?,
             PoisonCause::Seccomp { .. } => {
                 f.write_str("a thread could not be confined by seccomp")?;
             }

@@ -49,7 +49,7 @@ impl Hardware {
         let vm_fd = Arc::new(kvm::create_vm(kvm)?);
         // Memory before vCPUs, because every memslot added later waits for a grace period.
         let slots = Memslots::default();
-        slots.add_all(&vm_fd, memory.ram())?;
+        slots.add_all(&vm_fd, memory.all())?;
         kvm::create_chips(&vm_fd)?;
         let faults = Faults::default();
         let bus = Bus::new();
@@ -64,7 +64,7 @@ impl Hardware {
             })?;
         let board = Board {
             vm: &vm_fd,
-            mem: memory.ram(),
+            mem: memory.all(),
             bus: &bus,
             pci: pci.as_ref(),
         };

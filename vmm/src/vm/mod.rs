@@ -24,6 +24,7 @@ mod kick;
 mod line;
 mod pci;
 mod plug;
+mod pmem;
 mod restore;
 mod seccomp;
 mod serial;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError, Disk};
 use podvisor_devices::pci::PciAddress;
+use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{Placement, VirtioDevice, Worker};
 
 use super::attach::{Attached, Connected, Connection, Registers};
@@ -40,6 +41,9 @@ pub enum PlugError {
     /// The bus is full, or the host lacks descriptors.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// The guest's address space is laid out when the VM is built.
+    #[error("a memory image is there for the VM's life: give it to the builder by `.pmem(…)`")]
+    Image,
     /// An event loop for it could not be had.
     #[error("no event loop takes {device}")]
     EventLoop {
@@ -71,6 +75,9 @@ impl Vm {
         if let Some(disk) = any.downcast_mut::<BlockDevice>() {
             disk.check()?;
         }
+        if any.is::<PmemDevice>() {
+            return Err(PlugError::Image);
+        }
         let _transition = lock(&self.transition);
         self.legal(&self.control().lock(), Action::Plug)?;
         let info = device.info();
@@ -93,7 +100,7 @@ impl Vm {
             Connection {
                 info: &info,
                 link: Arc::new(link.clone()),
-                mem: self.context.machine.memory.ram(),
+                mem: self.context.machine.memory.all(),
             },
         )?;
         let Registers::Pci(function) = registers else {

@@ -14,6 +14,7 @@ use super::control::{Control, Outcome, Request};
 use super::exit::{Poison, PoisonCause, Registers, VmExit};
 use super::io::Loops;
 use super::kick::{self, Kicker, Pending};
+use super::pmem::Images;
 use crate::kvm::{self, KvmError};
 use crate::memory::{GuestMemory, Memslots};
 
@@ -36,6 +37,7 @@ pub(crate) struct Machine {
     #[cfg_attr(not(test), expect(dead_code, reason = "hot-plug adds slots"))]
     pub(crate) slots: Memslots,
     pub(crate) memory: GuestMemory,
+    pub(crate) images: Images,
     /// What the guest was told of its processors, but for their numbers.
     pub(crate) cpuid: CpuId,
 }
@@ -140,7 +142,12 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
         Ok(VcpuExit::MmioRead(address, data)) => {
             context.counters.mmio.fetch_add(1, Ordering::Relaxed);
             context.bus.mmio_read(address, data);
-            return Step::Exit;
+            match context.machine.images.truncated(Some(address)) {
+                None => return Step::Exit,
+                Some(device) => PoisonCause::ImageTruncated {
+                    device: device.to_owned(),
+                },
+            }
         }
         Ok(VcpuExit::MmioWrite(address, data)) => {
             context.counters.mmio.fetch_add(1, Ordering::Relaxed);
@@ -176,9 +183,14 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
                 Some(Pending::MemoryFailure { address }) => PoisonCause::MemoryFailure { address },
             }
         }
-        Err(error) => PoisonCause::Ioctl {
-            ioctl: "KVM_RUN",
-            source: error.into(),
+        Err(error) => match context.machine.images.truncated(None) {
+            Some(device) if error.errno() == libc::EFAULT => PoisonCause::ImageTruncated {
+                device: device.to_owned(),
+            },
+            _ => PoisonCause::Ioctl {
+                ioctl: "KVM_RUN",
+                source: error.into(),
+            },
         },
         Ok(VcpuExit::InternalError) => PoisonCause::InternalError {
             suberror: suberror(vcpu),

@@ -11,6 +11,7 @@ mod net;
 mod orders;
 mod pci;
 mod plug;
+mod pmem;
 mod snapshot;
 
 use std::fs::File;
