@@ -7,6 +7,7 @@
 mod blk;
 mod boot;
 mod cri;
+mod image;
 mod interrupt;
 mod net;
 mod output;
@@ -32,6 +33,8 @@ enum Subject {
     Boot(boot::Args),
     /// A pod's life over the Container Runtime Interface
     Cri(cri::Args),
+    /// An image as a disk and as memory
+    Image(image::Args),
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(interrupt::Args),
     /// TCP both ways, and a byte there and back, over MMIO and over PCI
@@ -49,6 +52,7 @@ fn main() -> anyhow::Result<()> {
         Subject::Blk(args) => blk::command(&args),
         Subject::Boot(args) => boot::command(&args),
         Subject::Cri(args) => cri::command(&args),
+        Subject::Image(args) => image::command(&args),
         Subject::Interrupt(args) => interrupt::command(&args),
         Subject::Net(args) => net::command(&args),
         Subject::Pull(args) => pull::command(&args),

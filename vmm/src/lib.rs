@@ -112,7 +112,7 @@ pub use podvisor_devices::net::{
     LinkState, MAX_QUEUE_PAIRS, MacAddress, NetDevice, NetDeviceError,
 };
 pub use podvisor_devices::pci::PciAddress;
-pub use podvisor_devices::pmem::{PmemDevice, PmemError};
+pub use podvisor_devices::pmem::{PmemDevice, PmemError, PmemRegion};
 pub use podvisor_devices::rng::RngDevice;
 pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 #[cfg(feature = "test-utils")]
@@ -122,6 +122,6 @@ pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError};
 pub use vm::{
     Action, BalloonHandle, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle,
     DeviceCounters, DeviceFault, DeviceHandle, FsHandle, HandleError, MemHandle, NetHandle,
-    PlugError, Plugged, Poison, PoisonCause, Registers, Seccomp, State, Transport, Vm, VmBuilder,
-    VmError, VmExit, VsockHandle,
+    PlugError, Plugged, PmemHandle, Poison, PoisonCause, Registers, Seccomp, State, Transport, Vm,
+    VmBuilder, VmError, VmExit, VsockHandle,
 };

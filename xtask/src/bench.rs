@@ -28,6 +28,8 @@ enum Subject {
     /// Each call of a pod's life over the Container Runtime Interface: podvisor, by booting and as clones,
     /// and containerd with runc beside it
     Cri(CriArgs),
+    /// An image as a disk and as memory: what a guest pays until it reads, and the memory of many
+    Image(ImageArgs),
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(InterruptArgs),
     /// TCP both ways and a byte there and back over a tap: podvisor over MMIO and over PCI, and
@@ -77,6 +79,19 @@ struct BlkArgs {
     /// Runs of each [default: 3, and 1 where instructions are counted, which repeat]
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
+}
+
+#[derive(Debug, clap::Args)]
+struct ImageArgs {
+    /// Count instructions instead of time: in the emulated test host, the same on every machine
+    #[arg(long)]
+    icount: bool,
+    /// Machines that read the image at once [default: 20, and none where instructions are counted]
+    #[arg(long, value_name = "N")]
+    machines: Option<u32>,
+    /// Write the results as JSON to this file, or to stdout (`-`)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -169,6 +184,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         Subject::Blk(args) => blk(args),
         Subject::Boot(args) => boot(args),
         Subject::Cri(args) => cri(args),
+        Subject::Image(args) => image(args),
         Subject::Interrupt(args) => interrupt(args),
         Subject::Net(args) => net(args),
         Subject::Pull(args) => pull(args),
@@ -247,6 +263,33 @@ fn blk(args: &BlkArgs) -> Result<ExitCode> {
         command,
         icount: args.icount,
         limit: Some(Duration::from_secs(seconds)),
+        ..Request::default()
+    };
+    in_hosts(&request)
+}
+
+fn image(args: &ImageArgs) -> Result<ExitCode> {
+    setup::ensure(&[setup::HOST, setup::BUILD])?;
+    let kernel = kernel::ensure()?;
+    let programs = build(&["podvisor-benches"])?;
+    let initramfs = initramfs("image.c", &["-O2"])?;
+    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
+    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
+    let machines = args.machines.unwrap_or(if args.icount { 0 } else { 20 });
+    add(&["image", "--machines", &machines.to_string()]);
+    add(&["--kernel", &kernel.display().to_string()]);
+    add(&["--initramfs", &initramfs.display().to_string()]);
+    let podvisor = programs.join("image-podvisor");
+    add(&["--podvisor", &podvisor.display().to_string()]);
+    if args.icount {
+        add(&["--icount"]);
+    }
+    let shares = json(args.json.as_deref(), &mut command)?;
+    let request = Request {
+        command,
+        shares,
+        icount: args.icount,
+        limit: Some(Duration::from_secs(240 + 15 * u64::from(machines))),
         ..Request::default()
     };
     in_hosts(&request)

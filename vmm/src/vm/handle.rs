@@ -14,6 +14,7 @@ use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::net::{LinkState, NetDevice};
+use podvisor_devices::pmem::{PmemDevice, PmemRegion};
 use podvisor_devices::virtio::{Counter, Fault, ReadCounters, VirtioDevice, Worker};
 use podvisor_devices::vsock::VsockDevice;
 
@@ -115,6 +116,8 @@ pub type NetHandle = DeviceHandle<NetDevice>;
 pub type FsHandle = DeviceHandle<FsDevice>;
 /// A memory device.
 pub type MemHandle = DeviceHandle<MemDevice>;
+/// A memory image.
+pub type PmemHandle = DeviceHandle<PmemDevice>;
 /// A socket device.
 pub type VsockHandle = DeviceHandle<VsockDevice>;
 
@@ -281,6 +284,16 @@ impl MemHandle {
     /// See [`Self::run`].
     pub fn plugged(&self) -> Result<MemorySize, HandleError> {
         self.run(|device| MemorySize::bytes(device.plugged()))
+    }
+}
+
+impl PmemHandle {
+    /// Where the image lies in the guest's address space: what a guest tells images apart by.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn region(&self) -> Result<PmemRegion, HandleError> {
+        self.run(|device| device.region())
     }
 }
 

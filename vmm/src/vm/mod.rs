@@ -51,6 +51,7 @@ use podvisor_devices::fs::FsDevice;
 use podvisor_devices::legacy::serial::SerialPort;
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::net::NetDevice;
+use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{Counter, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
 
@@ -60,7 +61,7 @@ pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use exit::{Poison, PoisonCause, Registers, VmExit};
 pub use handle::{
     BalloonHandle, BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, MemHandle,
-    NetHandle, VsockHandle,
+    NetHandle, PmemHandle, VsockHandle,
 };
 pub use io::DeviceFault;
 pub use plug::{PlugError, Plugged};
@@ -303,6 +304,14 @@ impl Vm {
     /// [`HandleError::NoSuchDevice`].
     pub fn fs(&self, name: &str) -> Result<FsHandle, HandleError> {
         DeviceHandle::<FsDevice>::find(&lock(&self.devices), "shared directory", Some(name))
+    }
+
+    /// The memory image named `name`: `pmem0` is the first.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn pmem(&self, name: &str) -> Result<PmemHandle, HandleError> {
+        DeviceHandle::<PmemDevice>::find(&lock(&self.devices), "memory image", Some(name))
     }
 
     /// The first console.

@@ -1,4 +1,5 @@
-//! Finds the virtio-blk device that holds an image, by its serial.
+//! Finds the device that holds an image: a virtio-blk by its serial, or memory (virtio-pmem) by its
+//! address.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -8,6 +9,13 @@ use std::time::Duration;
 use podvisor_agent_protocol::limits::SERIAL_BYTES;
 
 use crate::uevent::Uevents;
+
+/// How Linux calls block devices that are memory.
+const MEMORY_DEVICE: &str = "pmem";
+
+/// What stands before the address in the serial of an image that is memory. A disk whose serial
+/// begins so is not found.
+const MEMORY_PREFIX: &str = "pmem@";
 
 /// How long a disk may take to appear; the host attaches it before it asks for it.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -73,18 +81,43 @@ pub async fn find(serial: &str) -> Result<PathBuf, DiskError> {
         })
 }
 
-/// Looks at each virtio disk once. One that cannot be read is not the one.
+/// Whether a device is memory, whose files are read where they lie.
+pub(super) fn is_memory(node: &Path) -> bool {
+    let name = node.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(MEMORY_DEVICE))
+}
+
+/// The guest physical address that a serial of the form `pmem@ADDRESS` (hexadecimal) names.
+fn memory_address(serial: &str) -> Option<u64> {
+    u64::from_str_radix(serial.strip_prefix(MEMORY_PREFIX)?, 16).ok()
+}
+
+/// Looks at each device once. One that cannot be read is not the one.
 fn scan(sys_block: &Path, serial: &str) -> Option<PathBuf> {
+    let address = memory_address(serial);
     fs::read_dir(sys_block)
         .ok()?
         .filter_map(Result::ok)
         .find_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            let disk = name.starts_with("vd")
-                && read_serial(&entry.path())?.trim_end() == serial
-                && is_filled(&entry.path());
-            disk.then(|| Path::new("/dev").join(name))
+            let is_it = match address {
+                Some(address) => {
+                    name.starts_with(MEMORY_DEVICE) && starts_at(&entry.path(), address)
+                }
+                None => {
+                    name.starts_with("vd")
+                        && read_serial(&entry.path())?.trim_end() == serial
+                        && is_filled(&entry.path())
+                }
+            };
+            is_it.then(|| Path::new("/dev").join(name))
         })
+}
+
+fn starts_at(device: &Path, address: u64) -> bool {
+    let text = fs::read_to_string(device.join("device/resource")).unwrap_or_default();
+    let digits = text.trim_end().strip_prefix("0x").unwrap_or_default();
+    u64::from_str_radix(digits, 16) == Ok(address)
 }
 
 /// A slot for images gets its serial at once and its capacity by an interrupt, which the kernel
@@ -141,6 +174,34 @@ mod tests {
         assert_eq!(scan(sys.path(), "img2"), None);
         assert_eq!(scan(sys.path(), "empty"), None);
         assert_eq!(scan(&sys.path().join("none"), "img1"), None);
+    }
+
+    #[test]
+    fn an_image_that_is_memory_is_found_by_its_address() {
+        let sys = tempfile::tempdir().unwrap();
+        for (name, resource) in [
+            ("pmem0", "0x108000000\n"),
+            ("pmem1", "0x100000000\n"),
+            ("pmem2", "nonsense\n"),
+            ("loop0", "0x110000000\n"),
+        ] {
+            let device = sys.path().join(name).join("device");
+            fs::create_dir_all(&device).unwrap();
+            fs::write(device.join("resource"), resource).unwrap();
+        }
+        // A disk with that serial is another one.
+        let disk = sys.path().join("vda");
+        fs::create_dir(&disk).unwrap();
+        fs::write(disk.join("serial"), "pmem@110000000").unwrap();
+        fs::write(disk.join("size"), "2048\n").unwrap();
+        let found = |serial| scan(sys.path(), serial);
+        assert_eq!(found("pmem@100000000"), Some("/dev/pmem1".into()));
+        assert_eq!(found("pmem@108000000"), Some("/dev/pmem0".into()));
+        for serial in ["pmem@110000000", "pmem@0", "pmem@", "pmem0", "pmem@x"] {
+            assert_eq!(found(serial), None, "{serial}");
+        }
+        assert!(is_memory(Path::new("/dev/pmem1")) && !is_memory(Path::new("/dev/vda")));
+        validate_serial("pmem@fffffffffffffff").unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -95,9 +95,16 @@ impl Images {
         let name = node.file_name().unwrap_or_default();
         let target = MountPoint::create(base.join(name))?;
         let flags = MountFlags::RDONLY | MountFlags::NODEV;
-        mount(&node, target.path(), "erofs", flags, c"").map_err(|error| RootfsError::Image {
-            disk: node.clone(),
-            source: error.into(),
+        let options = if disk::is_memory(&node) {
+            c"dax=always"
+        } else {
+            c""
+        };
+        mount(&node, target.path(), "erofs", flags, options).map_err(|error| {
+            RootfsError::Image {
+                disk: node.clone(),
+                source: error.into(),
+            }
         })?;
         let image = Arc::new(Image {
             serial: serial.to_owned(),

@@ -180,6 +180,8 @@ fn a_guest_reads_the_file_and_zeroes_behind_it() {
     assert_eq!((word(first, 0), word(first, 8)), (IMAGE, UNIT));
     let other = IMAGE + (128 << 20);
     assert_eq!((word(second, 0), word(second, 8)), (other, UNIT));
+    let handle = guest.vm.pmem("pmem1").unwrap();
+    assert_eq!(handle.region().unwrap().start, other);
     for number in [0, 1, 0x4fff] {
         assert_eq!(guest.far_read(IMAGE + 4 * u64::from(number)), number);
     }
