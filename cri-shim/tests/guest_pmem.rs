@@ -77,6 +77,10 @@ async fn guest_container_runs_from_an_image_that_is_memory() {
             "cwd": "/",
             "user": {"uid": 0, "gid": 0},
         },
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]},
+        ],
         "linux": {"namespaces": [{"type": "mount"}, {"type": "pid"}]},
     });
     let container_id = "container".to_owned();
