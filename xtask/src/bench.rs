@@ -86,9 +86,12 @@ struct ImageArgs {
     /// Count instructions instead of time: in the emulated test host, the same on every machine
     #[arg(long)]
     icount: bool,
-    /// Machines that read the image at once [default: 20, and none where instructions are counted]
-    #[arg(long, value_name = "N")]
-    machines: Option<u32>,
+    /// Look at the memory of many machines with their image as this: blk or pmem
+    #[arg(long, value_name = "WAY")]
+    memory_of: Option<String>,
+    /// How many machines
+    #[arg(long, value_name = "N", default_value_t = 20, requires = "memory_of")]
+    machines: u32,
     /// Write the results as JSON to this file, or to stdout (`-`)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -275,12 +278,14 @@ fn image(args: &ImageArgs) -> Result<ExitCode> {
     let initramfs = initramfs("image.c", &["-O2"])?;
     let mut command = vec![programs.join("podvisor-benches").display().to_string()];
     let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
-    let machines = args.machines.unwrap_or(if args.icount { 0 } else { 20 });
-    add(&["image", "--machines", &machines.to_string()]);
-    add(&["--kernel", &kernel.display().to_string()]);
+    add(&["image", "--kernel", &kernel.display().to_string()]);
     add(&["--initramfs", &initramfs.display().to_string()]);
     let podvisor = programs.join("image-podvisor");
     add(&["--podvisor", &podvisor.display().to_string()]);
+    if let Some(way) = &args.memory_of {
+        let machines = args.machines.to_string();
+        add(&["--memory-of", way, "--machines", &machines]);
+    }
     if args.icount {
         add(&["--icount"]);
     }
@@ -289,7 +294,7 @@ fn image(args: &ImageArgs) -> Result<ExitCode> {
         command,
         shares,
         icount: args.icount,
-        limit: Some(Duration::from_secs(240 + 15 * u64::from(machines))),
+        limit: Some(Duration::from_secs(600)),
         ..Request::default()
     };
     in_hosts(&request)
