@@ -27,10 +27,9 @@ impl Memslots {
     /// not write either, whatever its page tables say. A slot stays as long as the VM: the caller
     /// keeps the mapping as long as `vm`.
     pub(crate) fn add(&self, vm: &VmFd, region: &GuestRegionMmap) -> Result<(), KvmError> {
-        let read_only = region.prot() & libc::PROT_WRITE == 0;
         let slot = kvm_userspace_memory_region {
             slot: self.next.fetch_add(1, Ordering::Relaxed),
-            flags: if read_only { KVM_MEM_READONLY } else { 0 },
+            flags: flags(region),
             guest_phys_addr: region.start_addr().0,
             memory_size: region.len(),
             userspace_addr: region.as_ptr().addr() as u64,
@@ -40,5 +39,36 @@ impl Memslots {
         // in the guest.
         unsafe { vm.set_user_memory_region(slot) }
             .map_err(KvmError::ioctl("KVM_SET_USER_MEMORY_REGION"))
+    }
+}
+
+fn flags(region: &GuestRegionMmap) -> u32 {
+    match region.prot() & libc::PROT_WRITE {
+        0 => KVM_MEM_READONLY,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{GuestMemory, MemoryShape, MemorySize};
+    use podvisor_devices::pmem::PmemRegion;
+    use std::fs::File;
+    use std::sync::Arc;
+
+    /// Without the flag a guest's write would end its VM: this process may not write there either.
+    #[test]
+    fn what_this_process_may_not_write_is_read_only_for_the_guest() {
+        let shape = MemoryShape::fixed(MemorySize::mib(16));
+        let mut memory = GuestMemory::anonymous(shape).unwrap();
+        let region = PmemRegion {
+            start: 1 << 32,
+            len: 2 << 20,
+        };
+        let file = Arc::new(File::open("/proc/self/exe").unwrap());
+        memory.add_image(region, &file, 4096).unwrap();
+        let flags: Vec<u32> = memory.all().iter().map(flags).collect();
+        assert_eq!(flags, [0, KVM_MEM_READONLY, KVM_MEM_READONLY]);
     }
 }
