@@ -331,6 +331,21 @@ fn guest_kernel_that_panics_ends_the_run_at_once() {
     ran.refused(125, &["--console"]);
 }
 
+#[test]
+fn guest_kernel_that_panics_takes_the_program_along_and_that_is_told() {
+    let turn = turn();
+    let mut child = turn
+        .command(&["--name", "victim"], &["sh", "-c", "echo up; sleep 1000"])
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "up");
+    let panic = "echo c >/proc/sysrq-trigger";
+    let debug = ["debug", "victim", "sh", "-c", panic];
+    STORE.root.output(&debug);
+    Ran::of(child).refused(137, &["the guest reset itself", "killed with it"]);
+}
+
 /// The trailer that ends a cpio archive in the newc format.
 fn empty_cpio() -> Vec<u8> {
     let zeros = "0".repeat(8 * 11);

@@ -119,7 +119,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     let stage = Stage::new()?;
     let registry = Registry::start(&args.registry, &stage.path().join("registry"))?;
     let image = runtime::image(&args.podvisor, &args.busybox, &stage)?;
-    let pulled = format!("{}/debian:1", registry.address());
+    let pulled = format!("{}/schema2:1", registry.address());
     let executor = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

@@ -167,13 +167,16 @@ impl State {
 }
 
 impl Entry {
-    /// Waits until the container has ended for good, and its machine with it if that is its own.
-    pub(in crate::cli) async fn ended(&self, client: &SandboxClient) {
+    /// Waits until the container has ended for good, and its machine with it if that is its own: how
+    /// that did.
+    pub(in crate::cli) async fn ended(&self, client: &SandboxClient) -> Option<SandboxExit> {
         if self.record.pod.is_none() {
-            client.ended().await;
-        } else if let Err(error) = client.wait(&self.record.id, None).await {
+            return Some(client.ended().await);
+        }
+        if let Err(error) = client.wait(&self.record.id, None).await {
             debug!(%error, "the container is gone");
         }
+        None
     }
 
     /// The ports that lead to the container; none once it has ended.

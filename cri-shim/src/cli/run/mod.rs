@@ -23,7 +23,7 @@ use super::pull::{Pulled, pull};
 use super::signals::{Signals, exit_code_of};
 use super::terminal::RawMode;
 use super::{Globals, advice, terminal};
-use crate::sandbox::{EventAction, Outputs, SandboxClient, SandboxError};
+use crate::sandbox::{EventAction, Outputs, ProcessExit, SandboxClient, SandboxError, SandboxExit};
 use args::Pull;
 pub(super) use args::{RunArgs, from_here};
 pub(super) use args::{parse_console, parse_hostname, parse_label};
@@ -34,6 +34,18 @@ const SIGKILL: u8 = 9;
 
 /// A use so soon after another need not be noted.
 const USE_NOTED: Duration = Duration::from_secs(3600);
+
+/// Whether a program was killed because its machine failed.
+fn took_along(machine: &SandboxExit, program: &ProcessExit) -> bool {
+    let has_failed = match machine {
+        SandboxExit::PoweredOff | SandboxExit::Killed => false,
+        SandboxExit::Reset
+        | SandboxExit::TripleFault
+        | SandboxExit::Failed(_)
+        | SandboxExit::Died => true,
+    };
+    has_failed && program.code == i32::from(exit_code_of(SIGKILL)) && !program.oom_killed
+}
 
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     if args.tty && args.interactive && !terminal::is_terminal(std::io::stdin()) {
@@ -173,7 +185,12 @@ async fn in_sandbox(
     // Before anything is said about what happened.
     drop(raw);
     match &outcome {
-        Ok(Outcome::Ended(_)) => entry.ended(&program.client).await,
+        Ok(Outcome::Ended(exit)) => {
+            let machine = entry.ended(&program.client).await;
+            if let Some(machine) = machine.filter(|machine| took_along(machine, exit)) {
+                super::notice(&format!("{machine}, and the program was killed with it"));
+            }
+        }
         Ok(Outcome::GivenUp(_)) if entry.record.pod.is_some() => {
             super::notice("the program did not end, so it is killed");
             end(&program.client, &entry, SIGKILL, Duration::ZERO).await?;
