@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
@@ -37,6 +38,17 @@ impl Display for Criterion {
     }
 }
 
+/// In milliseconds.
+pub(crate) fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// The value that `percent` of the sorted `values` do not exceed; 0 of none.
+pub(crate) fn percentile(values: &[f64], percent: usize) -> f64 {
+    let rank = (values.len() * percent).div_ceil(100).max(1);
+    values.get(rank - 1).copied().unwrap_or(0.0)
+}
+
 /// Prints the table, and writes JSON to the file `json`. With `-` that goes to stdout and the table to stderr.
 pub(crate) fn print<R: Display + Serialize>(report: &R, json: Option<&Path>) -> Result<()> {
     if json == Some(Path::new("-")) {
@@ -50,4 +62,18 @@ pub(crate) fn print<R: Display + Serialize>(report: &R, json: Option<&Path>) -> 
         fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let values: Vec<f64> = (1..=20).map(f64::from).collect();
+        assert_eq!(percentile(&values, 50), 10.0);
+        assert_eq!(percentile(&values, 90), 18.0);
+        assert_eq!(percentile(&[7.0], 90), 7.0);
+        assert_eq!(percentile(&[], 50), 0.0);
+    }
 }

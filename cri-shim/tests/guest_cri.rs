@@ -460,8 +460,8 @@ async fn guest_lives_the_story_of_a_pod() {
     assert_eq!(story.status(&job).await.exit_code, 3);
     assert_eq!(story.stdout(&web, "cat /data/out").await, "made by job\n");
 
-    // The kubelet raises the pod's limit, and lowers it again. At first there was room for both containers,
-    // of which one has ended.
+    // The kubelet raises the pod's limit, and lowers it again. At first there was room for both
+    // containers, of which one has ended.
     let before = story.memory(&web).await;
     story.limit_memory(512).await;
     // The last of it is plugged in and about to be used.

@@ -25,8 +25,8 @@ enum Subject {
     Blk(BlkArgs),
     /// From starting the program to the guest's init: podvisor and QEMU's microvm side by side
     Boot(BootArgs),
-    /// Each call of a pod's life over the Container Runtime Interface: podvisor, by booting and as clones,
-    /// and containerd with runc beside it
+    /// Each call of a pod's life over the Container Runtime Interface: podvisor, by booting and as
+    /// clones, and containerd with runc beside it
     Cri(CriArgs),
     /// An image as a disk and as memory: what a guest pays until it reads, and the memory of many
     Image(ImageArgs),

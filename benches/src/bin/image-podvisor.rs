@@ -1,5 +1,5 @@
-//! podvisor as the image benchmark starts it: a guest with an image as a disk or as memory, with the
-//! serial console on stdout.
+//! podvisor as the image benchmark starts it: a guest with an image as a disk or as memory, with
+//! the serial console on stdout.
 //!
 //! `image-podvisor blk|pmem KERNEL INITRAMFS MEMORY COMMAND-LINE IMAGE`
 use std::error::Error;

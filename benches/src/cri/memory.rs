@@ -1,5 +1,5 @@
-//! What pods take of the host's memory: all processes before and after, so that nothing that belongs
-//! to one is forgotten.
+//! What pods take of the host's memory: all processes before and after, so that nothing that
+//! belongs to one is forgotten.
 
 use std::fmt;
 use std::fs;
@@ -25,7 +25,8 @@ pub(super) struct PodMemory {
     pub(super) own_mib: f64,
 }
 
-/// Adds up all processes but this one; `guest_kib` is the memory of a guest, where there are guests.
+/// Adds up all processes but this one; `guest_kib` is the memory of a guest, where there are
+/// guests.
 pub(super) fn of_all(guest_kib: Option<u64>) -> Result<Total> {
     let mut total = Total::default();
     for entry in fs::read_dir("/proc")? {

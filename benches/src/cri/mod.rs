@@ -1,5 +1,5 @@
-//! What a kubelet waits for: each call of a pod's life over the Container Runtime Interface, to podvisor
-//! and to containerd with runc, with the same CNI plugins, registry and image.
+//! What a kubelet waits for: each call of a pod's life over the Container Runtime Interface, to
+//! podvisor and to containerd with runc, with the same CNI plugins, registry and image.
 //!
 //! [`runtime`] starts the two, [`pod`] makes the calls and [`memory`] adds up what a pod takes.
 
@@ -16,14 +16,14 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::boot::Stage;
-use crate::output::{self, Criterion};
+use crate::output::{self, Criterion, ms, percentile};
 use crate::pull::Registry;
 use memory::PodMemory;
 use pod::{Client, Pod};
 use runtime::{Kind, Runtime};
 
-/// From the request for a sandbox until its container runs, of containerd's time: by booting, and as a
-/// clone.
+/// From the request for a sandbox until its container runs, of containerd's time: by booting, and
+/// as a clone.
 const COLD_LIMIT: f64 = 1.0;
 const WARM_LIMIT: f64 = 0.5;
 /// Memory of a pod on the host beyond its guest's, in MiB.
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// The program `podvisor`
     #[arg(long, value_name = "FILE")]
     podvisor: PathBuf,
-    /// The folder of the guest's kernel and initramfs
+    /// The directory of the guest's kernel and initramfs
     #[arg(long, value_name = "DIR")]
     guest: PathBuf,
     /// A docker-registry's storage, with the image that is pulled
@@ -101,13 +101,9 @@ struct Percentiles {
 impl Percentiles {
     fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
-        let at = |percent: usize| {
-            let rank = (values.len() * percent).div_ceil(100).max(1);
-            values.get(rank - 1).copied().unwrap_or(0.0)
-        };
         Self {
-            p50: at(50),
-            p90: at(90),
+            p50: percentile(&values, 50),
+            p90: percentile(&values, 90),
         }
     }
 }
@@ -222,10 +218,6 @@ async fn measure(args: &Args, runtime: &Runtime, pulled: &str) -> Result<Measure
     })
 }
 
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
 fn per_second(count: usize, time: Duration) -> f64 {
     count as f64 / time.as_secs_f64()
 }
@@ -307,17 +299,5 @@ impl fmt::Display for Report {
             writeln!(f, "{criterion}")?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        let of = Percentiles::of((1..=20).rev().map(f64::from).collect());
-        assert_eq!((of.p50, of.p90), (10.0, 18.0));
-        assert_eq!(Percentiles::of(Vec::new()).p50, 0.0);
     }
 }

@@ -1,5 +1,5 @@
-//! The runtimes: podvisor's daemon and containerd, each with directories of its own in memory, the same
-//! network and the same image.
+//! The runtimes: podvisor's daemon and containerd, each with directories of its own in memory, the
+//! same network and the same image.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -162,8 +162,8 @@ fn network(kind: Kind) -> String {
 pub(super) fn image(podvisor: &Path, busybox: &Path, stage: &Stage) -> Result<PathBuf> {
     let dir = stage.path().join("image");
     let root = dir.join("root");
-    for folder in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
-        fs::create_dir_all(root.join(folder))?;
+    for directory in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
+        fs::create_dir_all(root.join(directory))?;
     }
     fs::copy(busybox, root.join("bin/busybox"))
         .with_context(|| format!("{} cannot be copied", busybox.display()))?;

@@ -1,5 +1,5 @@
-//! An image as a disk (virtio-blk) and as memory (virtio-pmem with DAX): what the guest pays until it
-//! reads, and what many guests that read one image take of the host's memory.
+//! An image as a disk (virtio-blk) and as memory (virtio-pmem with DAX): what the guest pays until
+//! it reads, and what many guests that read one image take of the host's memory.
 //!
 //! The guest's init (`benches/guest/image.c`) writes a line after each step; the CPU time of the
 //! monitor's threads until then is what the steps before have cost.

@@ -9,13 +9,13 @@ mod runc;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::boot::Stage;
-use crate::output::{self, Criterion};
+use crate::output::{self, Criterion, ms, percentile};
 pub(crate) use podvisor::wait_for_templates;
 use podvisor::{Boot, Idle, Podvisor};
 use runc::Runc;
@@ -185,23 +185,13 @@ impl Way {
         }
         Ok(Self {
             name,
-            p50: at(&times, 50),
-            p90: at(&times, 90),
+            p50: percentile(&times, 50),
+            p90: percentile(&times, 90),
             all_at_once: ms(began.elapsed()),
             phases: Vec::new(),
             idle: None,
         })
     }
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-/// The value that `percent` of the sorted `values` do not exceed.
-fn at(values: &[f64], percent: usize) -> f64 {
-    let rank = (values.len() * percent).div_ceil(100).max(1);
-    values.get(rank - 1).copied().unwrap_or(0.0)
 }
 
 impl fmt::Display for Report {
@@ -241,18 +231,5 @@ impl fmt::Display for Report {
             writeln!(f, "{criterion}")?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        let values: Vec<f64> = (1..=20).map(f64::from).collect();
-        assert_eq!(at(&values, 50), 10.0);
-        assert_eq!(at(&values, 90), 18.0);
-        assert_eq!(at(&[7.0], 90), 7.0);
     }
 }

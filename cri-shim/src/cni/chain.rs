@@ -38,9 +38,9 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Runs ADD; the last plugin's answer is the network's. `note` gets each other answer before the
-    /// next plugin runs: what that one does is undone by it, as plugins such as `firewall` know by
-    /// nothing else what they did.
+    /// Runs ADD; the last plugin's answer is the network's. `note` gets each other answer before
+    /// the next plugin runs: what that one does is undone by it, as plugins such as `firewall` know
+    /// by nothing else what they did.
     pub(super) async fn add(
         &self,
         mut note: impl FnMut(&Value) -> Result<(), CniError>,

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use k8s_cri::v1::LinuxContainerResources;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::server::{Grpc, NamedService, UnaryService};
-use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
+use super::flights::to_the_end;
 use super::node::Node;
 
 /// Since Kubernetes 1.33.
@@ -97,10 +98,8 @@ impl UnaryService<UpdatePodSandboxResourcesRequest> for UpdatePod {
     fn call(&mut self, request: tonic::Request<UpdatePodSandboxResourcesRequest>) -> Self::Future {
         let node = Arc::clone(&self.0);
         Box::pin(async move {
-            // As all calls that change something: finished though the caller goes away.
             let work = async move { node.update_pod_resources(request.into_inner()).await };
-            let done = tokio::spawn(work).await;
-            done.map_err(|error| Status::new(Code::Internal, error.to_string()))??;
+            to_the_end(work).await?;
             Ok(tonic::Response::new(UpdatePodSandboxResourcesResponse {}))
         })
     }

@@ -133,7 +133,8 @@ impl Drop for Cgroup {
     }
 }
 
-/// Raises the limit of the sandbox in `dir` to that of a guest of `memory` bytes, unless it is higher.
+/// Raises the limit of the sandbox in `dir` to that of a guest of `memory` bytes, unless it is
+/// higher.
 pub(super) fn allow_memory(dir: &Path, memory: u64) {
     set_memory(dir, memory, |now, wanted| now < wanted);
 }

@@ -30,8 +30,8 @@ pub struct LaunchConfig {
     pub vcpus: u8,
     /// Memory in bytes.
     pub memory: u64,
-    /// Bytes that [`SandboxClient::grow`](super::SandboxClient::grow) may add while it runs: a multiple
-    /// of [`GROWTH_UNIT`](crate::machine::GROWTH_UNIT).
+    /// Bytes that [`SandboxClient::grow`](super::SandboxClient::grow) may add while it runs: a
+    /// multiple of [`GROWTH_UNIT`](crate::machine::GROWTH_UNIT).
     pub growth: u64,
     /// How many different images the sandbox's containers may have at once.
     pub image_slots: u8,

@@ -134,8 +134,9 @@ impl MemDevice {
         self.config.update(REQUESTED, &self.requested.to_le_bytes());
     }
 
-    /// As [`Self::request`]. What is returned gets a word when the driver has plugged in what was asked
-    /// for, or unplugged all but that, and its sender is dropped when something else is asked for.
+    /// As [`Self::request`]. What is returned gets a word when the driver has plugged in what was
+    /// asked for, or unplugged all but that, and its sender is dropped when something else is asked
+    /// for.
     pub fn request_and_tell(&mut self, bytes: u64) -> Receiver<()> {
         let (tell, told) = channel();
         self.waiting = Some(tell);

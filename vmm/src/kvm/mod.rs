@@ -89,9 +89,9 @@ pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
     }
 }
 
-/// Gives a VM its in-kernel interrupt controllers. There is no PIT: a guest's timers are those of its
-/// local APICs, whose frequency it knows, and to make one, to stop its reinjection of ticks (for which
-/// KVM watches each end of interrupt) and to end it a VM would wait three times for KVM's readers.
+/// Gives a VM its in-kernel interrupt controllers. There is no PIT: a guest's timers are those of
+/// its local APICs, whose frequency it knows, and to stop a PIT's reinjection of ticks (for which
+/// KVM watches each end of interrupt) a VM would wait for all of KVM's readers.
 pub(crate) fn create_chips(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
         .map_err(KvmError::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))?;

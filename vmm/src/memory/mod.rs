@@ -173,8 +173,8 @@ impl GuestMemory {
     }
 
     /// Memory that holds what `file` holds, which must have at least as many bytes as `shape` in all.
-    /// What the guest writes stays in this process. Memory to plug in of which the file holds nothing
-    /// is like [`Self::anonymous`] memory.
+    /// What the guest writes stays in this process. Memory to plug in of which the file holds
+    /// nothing is like [`Self::anonymous`] memory.
     pub(crate) fn private(shape: MemoryShape, file: Arc<File>) -> Result<Self, MemoryError> {
         let size = shape.total();
         let len = file.metadata().map_or(0, |meta| meta.len());

@@ -112,8 +112,8 @@ impl VmBuilder {
 
     /// A memory device, by which up to this much memory is plugged in while the guest runs; none
     /// unless said: a multiple of 128 MiB, and at most what addresses there are for, also where the
-    /// host has less. See [`Vm::hotplug_memory`]. Linux puts new memory to use by itself: the kernel is
-    /// told to unless its command line says `memhp_default_state`.
+    /// host has less. See [`Vm::hotplug_memory`]. Linux puts new memory to use by itself: the
+    /// kernel is told to unless its command line says `memhp_default_state`.
     pub fn hotplug_memory(mut self, most: MemorySize) -> Self {
         self.hotplug_memory = Some(most);
         self

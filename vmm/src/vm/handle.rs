@@ -266,8 +266,8 @@ impl MemHandle {
         self.run(move |device| device.request(size.as_bytes()))
     }
 
-    /// As [`Self::request`], and waits up to `patience` until the guest has got there. Returns what is
-    /// plugged in then: more or less than was asked for when it could not.
+    /// As [`Self::request`], and waits up to `patience` until the guest has got there. Returns what
+    /// is plugged in then: more or less than was asked for when it could not.
     ///
     /// # Errors
     /// See [`Self::run`].

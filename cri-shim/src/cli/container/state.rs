@@ -167,8 +167,8 @@ impl State {
 }
 
 impl Entry {
-    /// Waits until the container has ended for good, and its machine with it if that is its own: how
-    /// that did.
+    /// Waits until the container has ended for good, and its machine with it if that is its own:
+    /// how that did.
     pub(in crate::cli) async fn ended(&self, client: &SandboxClient) -> Option<SandboxExit> {
         if self.record.pod.is_none() {
             return Some(client.ended().await);

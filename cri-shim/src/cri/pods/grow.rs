@@ -25,8 +25,8 @@ pub(in crate::cri) struct NewLimit<'a> {
 }
 
 impl Node {
-    /// Gives the pod's guest the memory that the limits of its containers ask for, and waits until it
-    /// has put it to use. With `new` as well as it is now: what the one or the other asks for.
+    /// Gives the pod's guest the memory that the limits of its containers ask for, and waits until
+    /// it has put it to use. With `new` as well as it is now: what the one or the other asks for.
     pub(in crate::cri) async fn make_room(
         &self,
         pod: &Pod,
@@ -55,8 +55,8 @@ impl Node {
         }
     }
 
-    /// Takes back what the limits of the pod's containers do not ask for any more, as far as it is not
-    /// in use.
+    /// Takes back what the limits of the pod's containers do not ask for any more, as far as it is
+    /// not in use.
     pub(in crate::cri) async fn give_back(&self, pod: &Pod) {
         let mut given = pod.growth.lock().await;
         let wanted = self.wanted(pod, None);

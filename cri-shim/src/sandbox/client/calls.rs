@@ -297,9 +297,9 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
-    /// Has the guest, which was launched with `memory` bytes, have `growth` more, or as near as it gets
-    /// within `patience`: what is in use stays. The control group's limit goes with it. Returns how
-    /// much more it has then.
+    /// Has the guest, which was launched with `memory` bytes, have `growth` more, or as near as it
+    /// gets within `patience`: what is in use stays. The control group's limit goes with it.
+    /// Returns how much more it has then.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] when the sandbox was launched without growth, or it is gone.
