@@ -112,7 +112,6 @@ pub(crate) const DEMO: &[Package] = &[
     ),
     package("docker-registry", "a real registry to pull from"),
     package("busybox-static", "the demo's image"),
-    package("containernetworking-plugins", "networks of pods"),
     package("iproute2", "looks at networks of pods"),
     package("iptables", "host ports of pods"),
 ];
