@@ -24,6 +24,7 @@ pub mod kernel;
 pub mod mem;
 pub mod mmio;
 pub mod net;
+pub mod overlay;
 pub mod pci;
 pub mod pmem;
 pub mod rng;

@@ -104,7 +104,8 @@ pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
 pub use podvisor_devices::balloon::BalloonStats;
 pub use podvisor_devices::blk::{
-    BlockDevice, BlockDeviceError, Disk, FileDisk, IoEngine, UringDisk, open_disk,
+    BlockDevice, BlockDeviceError, Disk, FileDisk, IoEngine, OverlayFormat, Qcow2Disk, Qcow2Error,
+    UringDisk, create_overlay, create_qcow2, open_disk,
 };
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError};

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::disk::{Disk, EmptySlot};
 use super::engine::{Engine, MAX_QUEUES, PIECE};
-use super::open::{self, BlockDeviceError, IoEngine, open_disk};
+use super::open::{self, Access, BlockDeviceError, IoEngine, open_disk};
+use super::overlay::{OverlayFormat, Qcow2Disk};
 use super::pace::Pace;
 use super::request::{ID_LEN, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS};
 use crate::virtio::{
@@ -106,8 +107,7 @@ impl BlockDevice {
     /// # Errors
     /// As [`Self::from_file`].
     pub fn from_file_with(file: File, io: IoEngine) -> Result<Self, BlockDeviceError> {
-        use std::os::fd::AsRawFd;
-        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let path = open::path_of(&file);
         open::check_kind(&file, &path)?;
         Self::over(file, &path, false, io)
     }
@@ -131,6 +131,35 @@ impl BlockDevice {
             by_path,
         });
         Ok(device)
+    }
+
+    /// A disk over an image that stays as it is: what the driver writes is in `overlay`, which
+    /// [`create_overlay`](super::create_overlay) made of `base`, in the format that it returned.
+    /// The disk's thread carries requests out. The overlay is locked against all others, the image
+    /// against writers.
+    ///
+    /// # Errors
+    /// [`BlockDeviceError::Overlay`], [`BlockDeviceError::NotWritable`] and
+    /// [`BlockDeviceError::InUse`].
+    pub fn overlay(
+        base: File,
+        overlay: File,
+        format: OverlayFormat,
+    ) -> Result<Self, BlockDeviceError> {
+        let [base_path, path] = [&base, &overlay].map(open::path_of);
+        open::check_kind(&base, &base_path)?;
+        if !open::is_writable(&overlay) {
+            let source = std::io::Error::from_raw_os_error(libc::EBADF);
+            return Err(BlockDeviceError::NotWritable { path, source });
+        }
+        open::lock(&overlay, &path, Access::Write)?;
+        if format == OverlayFormat::Reflink {
+            return Self::from_file(overlay);
+        }
+        open::lock(&base, &base_path, Access::Read)?;
+        let disk = Qcow2Disk::open(base, overlay);
+        let disk = disk.map_err(|source| BlockDeviceError::Overlay { path, source })?;
+        Ok(Self::new(Box::new(disk)))
     }
 
     /// An empty slot: a read-only disk of one sector, until [`Self::swap`] gives it another one.
@@ -212,7 +241,7 @@ impl BlockDevice {
             let source = std::io::Error::from_raw_os_error(libc::EBADF);
             return Err(BlockDeviceError::NotWritable { path, source });
         }
-        open::lock(&file, &path)?;
+        open::lock(&file, &path, Access::Write)?;
         let disk =
             open_disk(file, self.io).map_err(|source| BlockDeviceError::Size { path, source })?;
         self.engine.set_disk(disk);

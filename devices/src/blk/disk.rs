@@ -132,6 +132,15 @@ pub trait Disk: Debug + Send {
         Ok(())
     }
 
+    /// Writes what the backend keeps in memory and another process needs that opens the disk's
+    /// files. Called when the device's queues stop, with nothing in flight.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    fn settle(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Readable when [`Self::completed`] may have something.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -441,6 +441,9 @@ impl Engine {
                 tracing::warn!("disk: a request was lost while stopping");
             }
         }
+        if let Err(error) = self.disk.settle() {
+            tracing::error!(%error, "disk: a part of what was written is only in memory");
+        }
         // The driver is told of completions when the queue runs again, or has reset it.
         if let Some(Some(queue)) = queues.get_mut(usize::from(index)) {
             let _ = queue.notify();

@@ -29,11 +29,15 @@ impl FileDisk {
     ///
     /// # Errors
     /// When its length cannot be found.
-    pub fn new(mut file: File) -> io::Result<Self> {
-        // Seeking serves block devices too, whose metadata says 0.
-        let len = file.seek(SeekFrom::End(0))?;
+    pub fn new(file: File) -> io::Result<Self> {
+        let len = len(&file)?;
         Ok(Self { file, len })
     }
+}
+
+/// Bytes of a file, or of a block device, whose metadata says 0.
+pub(super) fn len(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0))
 }
 
 impl Disk for FileDisk {
@@ -42,7 +46,7 @@ impl Disk for FileDisk {
     }
 
     fn refresh(&mut self) -> io::Result<()> {
-        self.len = self.file.seek(SeekFrom::End(0))?;
+        self.len = len(&self.file)?;
         Ok(())
     }
 
@@ -65,7 +69,7 @@ impl Disk for FileDisk {
 }
 
 /// Gives the space of a range back to the file system.
-fn give_back(file: &File, offset: u64, len: u64) -> io::Result<()> {
+pub(super) fn give_back(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     Ok(fallocate(file, mode, offset, len)?)
 }
@@ -94,7 +98,7 @@ pub(super) fn write_zeroes(file: &File, offset: u64, len: u64, unmap: bool) -> i
 
 /// Calls `step` with the slices that are left, and how much of the first one is done, until all
 /// of `slices` is transferred.
-fn transfer<'m>(
+pub(super) fn transfer<'m>(
     slices: &[VolatileSlice<'m>],
     mut offset: u64,
     mut step: impl FnMut(&[VolatileSlice<'m>], usize, u64) -> io::Result<usize>,

@@ -7,6 +7,7 @@
 //! * `open.rs` is about files: what may be a disk, and who may write it.
 //! * [`Disk`] is what a backend is; [`FileDisk`] is a regular file or block device, read and written
 //!   by the calling thread, [`UringDisk`] one that the kernel works on by itself.
+//! * `overlay/` makes a shared image a disk that its driver may write ([`Qcow2Disk`]).
 //!
 //! The device does not know image formats: a backend presents raw sectors.
 
@@ -15,6 +16,7 @@ mod disk;
 mod engine;
 mod file;
 mod open;
+mod overlay;
 mod pace;
 mod request;
 mod uring;
@@ -23,6 +25,7 @@ pub use device::BlockDevice;
 pub use disk::{Completion, Disk, Operation, Submitted};
 pub use file::FileDisk;
 pub use open::{BlockDeviceError, IoEngine, open_disk};
+pub use overlay::{OverlayFormat, Qcow2Disk, Qcow2Error, create_overlay, create_qcow2};
 pub use uring::UringDisk;
 
 /// Bytes per sector of the request header and of `capacity` (§5.2.4), whatever the block size.

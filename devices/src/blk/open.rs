@@ -74,6 +74,15 @@ pub enum BlockDeviceError {
         /// The path.
         path: PathBuf,
     },
+    /// What is to be the overlay of an image cannot be that.
+    #[error("failed to use the overlay {}", path.display())]
+    Overlay {
+        /// The overlay's path.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: super::Qcow2Error,
+    },
     /// A descriptor for its rates could not be made.
     #[error("failed to limit the rate of a disk")]
     Rate(#[source] io::Error),
@@ -150,11 +159,28 @@ pub(super) fn is_writable(file: &File) -> bool {
     fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::ACCMODE == OFlags::RDWR)
 }
 
-/// Takes the lock of all who write to `file`, for as long as this open file description lives.
-pub(super) fn lock(file: &File, path: &Path) -> Result<(), BlockDeviceError> {
+/// A name of an open file.
+pub(super) fn path_of(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// What a lock is for: one writes alone, or many read what nobody writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+}
+
+/// Takes the lock of all who write to `file`, or who need that nobody does, for as long as this
+/// open file description lives.
+pub(super) fn lock(file: &File, path: &Path, access: Access) -> Result<(), BlockDeviceError> {
     // SAFETY: a flock of zeroes is a valid one: the whole file, no process.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
+    let kind = match access {
+        Access::Read => libc::F_RDLCK,
+        Access::Write => libc::F_WRLCK,
+    };
+    lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     // SAFETY: the kernel reads one `struct flock` from a valid pointer.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };

@@ -1,0 +1,195 @@
+//! Which clusters of the file are in use.
+//!
+//! A cluster is given out once and never taken back: a range that the driver discards loses its
+//! blocks on the host (a hole), not its place. So each count of references is 0 or 1, and those
+//! of clusters that were given out since are written when the mapping is ([`Clusters::account`]).
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use super::damaged;
+use super::header::{CLUSTER, COUNTS, ENTRIES, Header, OFFSET};
+
+/// Ranges that may wait for [`Clusters::account`].
+const MAX_PENDING: usize = 1024;
+
+/// The clusters of a file.
+#[derive(Debug)]
+pub(super) struct Clusters {
+    /// A bit for each cluster that is in use, in words.
+    used: Vec<u64>,
+    /// Clusters of the file; those that are to be given out behind its end are in `used` too.
+    count: u64,
+    /// Where the search for a free one begins.
+    next: u64,
+    /// Given out, and not counted in the file yet.
+    pending: Vec<Range<u64>>,
+    /// Where each block of counts lies, and where the table of them does.
+    blocks: Vec<u64>,
+    table: u64,
+}
+
+impl Clusters {
+    /// The clusters of a file of `len` bytes, of which none is known to be in use yet.
+    ///
+    /// # Errors
+    /// When the table of counts cannot be read.
+    pub(super) fn open(file: &File, len: u64, header: &Header) -> io::Result<Self> {
+        let mut table = vec![0; CLUSTER as usize];
+        file.read_exact_at(&mut table, header.counts_offset)?;
+        let blocks = table.as_chunks().0.iter();
+        let mut clusters = Self {
+            used: Vec::new(),
+            count: len.div_ceil(CLUSTER),
+            next: 0,
+            pending: Vec::new(),
+            blocks: blocks.map(|entry| u64::from_be_bytes(*entry)).collect(),
+            table: header.counts_offset,
+        };
+        let words = clusters.count.div_ceil(64);
+        clusters.used = vec![0; usize::try_from(words).unwrap_or(0)];
+        for block in clusters.blocks.clone() {
+            if block != 0 {
+                clusters.claim(block)?;
+            }
+        }
+        Ok(clusters)
+    }
+
+    /// Clusters of the file.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Marks the cluster at `offset` of the file as in use.
+    ///
+    /// # Errors
+    /// When there is none, or it is in use already.
+    pub(super) fn claim(&mut self, offset: u64) -> io::Result<()> {
+        let index = offset / CLUSTER;
+        if !offset.is_multiple_of(CLUSTER) || offset & !OFFSET != 0 || index >= self.count {
+            return Err(damaged("a cluster lies outside the file"));
+        }
+        match self.bit(index) {
+            Some((word, bit)) if *word & bit == 0 => {
+                *word |= bit;
+                Ok(())
+            }
+            _ => Err(damaged("a cluster is used twice")),
+        }
+    }
+
+    fn bit(&mut self, index: u64) -> Option<(&mut u64, u64)> {
+        let word = usize::try_from(index / 64).ok()?;
+        Some((self.used.get_mut(word)?, 1 << (index % 64)))
+    }
+
+    /// Gives out a free cluster: where it lies in the file. What it holds is not known.
+    ///
+    /// # Errors
+    /// When the file is as long as it may be.
+    pub(super) fn allocate(&mut self) -> io::Result<u64> {
+        let index = self.free();
+        if index / COUNTS >= ENTRIES {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        if index >= self.count {
+            self.count = index.saturating_add(1);
+            let words = usize::try_from(self.count.div_ceil(64)).unwrap_or(0);
+            self.used.resize(words.max(self.used.len()), 0);
+        }
+        if let Some((word, bit)) = self.bit(index) {
+            *word |= bit;
+        }
+        self.next = index.saturating_add(1);
+        let end = self.next;
+        match self.pending.last_mut() {
+            Some(last) if last.end == index => last.end = end,
+            _ => self.pending.push(index..end),
+        }
+        Ok(index.saturating_mul(CLUSTER))
+    }
+
+    /// The first free cluster from `next` on, behind the file's end when there is none in it.
+    fn free(&self) -> u64 {
+        let mut index = self.next;
+        while index < self.count {
+            let word = usize::try_from(index / 64).ok();
+            let used = word.and_then(|word| self.used.get(word)).copied();
+            let Some(used) = used else { break };
+            let passed = index % 64;
+            let free = u64::from((used >> passed).trailing_ones());
+            index = index.saturating_add(free);
+            if passed.saturating_add(free) < 64 {
+                return index.min(self.count);
+            }
+        }
+        self.count.max(index.min(self.count))
+    }
+
+    /// Whether [`Self::account`] should be called soon.
+    pub(super) fn is_behind(&self) -> bool {
+        self.pending.len() >= MAX_PENDING
+    }
+
+    /// Writes the counts of what was given out. They must be durable before anything points there.
+    ///
+    /// # Errors
+    /// When the file cannot be written; nothing is forgotten then.
+    pub(super) fn account(&mut self, file: &File) -> io::Result<()> {
+        // A block of counts that is made meanwhile is given out, too, and counted by a later turn.
+        let mut done = 0usize;
+        while let Some(range) = self.pending.get(done).cloned() {
+            let written = self.write_counts(file, range.clone());
+            match written {
+                Ok(()) if self.pending.get(done) == Some(&range) => {
+                    done = done.saturating_add(1);
+                }
+                // It has become longer.
+                Ok(()) => {}
+                Err(error) => {
+                    self.pending.drain(..done);
+                    return Err(error);
+                }
+            }
+        }
+        self.pending.clear();
+        Ok(())
+    }
+
+    fn write_counts(&mut self, file: &File, mut range: Range<u64>) -> io::Result<()> {
+        while range.start < range.end {
+            let number = range.start / COUNTS;
+            let first_of_next = number.saturating_add(1).saturating_mul(COUNTS);
+            let end = range.end.min(first_of_next);
+            let ones = usize::try_from(end.saturating_sub(range.start)).unwrap_or(0);
+            let within = (range.start % COUNTS).saturating_mul(2);
+            let block = self.block(file, number)?;
+            file.write_all_at(&[0, 1].repeat(ones), block.saturating_add(within))?;
+            range.start = end;
+        }
+        Ok(())
+    }
+
+    /// Where a block of counts lies. One that is not there is made.
+    fn block(&mut self, file: &File, number: u64) -> io::Result<u64> {
+        let index = usize::try_from(number).unwrap_or(usize::MAX);
+        match self.blocks.get(index) {
+            None => return Err(io::ErrorKind::StorageFull.into()),
+            Some(0) => {}
+            Some(block) => return Ok(*block),
+        }
+        let block = self.allocate()?;
+        file.write_all_at(&[0; CLUSTER as usize], block)?;
+        // The table never points to what is not there.
+        file.sync_data()?;
+        let entry = self.table.saturating_add(number.saturating_mul(8));
+        file.write_all_at(&block.to_be_bytes(), entry)?;
+        if let Some(place) = self.blocks.get_mut(index) {
+            *place = block;
+        }
+        Ok(block)
+    }
+}

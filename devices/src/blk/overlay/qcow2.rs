@@ -1,0 +1,376 @@
+//! A qcow2 file over a raw image as a disk.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use vm_memory::VolatileSlice;
+
+use super::Qcow2Error;
+use super::clusters::Clusters;
+use super::header::{CLUSTER, Header};
+use super::tables::{Place, Tables};
+use crate::GuestRam;
+use crate::blk::disk::{Disk, Operation, Submitted};
+use crate::blk::file::{give_back, len, transfer, write_zeroes};
+use crate::virtio::iovec;
+
+/// A disk whose driver may write it, over an image that stays as it is.
+///
+/// Requests are carried out by the calling thread. What a flush has made durable stays so however
+/// the process or its machine ends; what was written since may be lost then, cluster by cluster,
+/// as from a disk with a volatile cache. [`Disk::settle`] and the end of the value leave a file
+/// that is complete for others to open.
+#[derive(Debug)]
+pub struct Qcow2Disk {
+    base: File,
+    base_len: u64,
+    file: File,
+    size: u64,
+    pub(super) clusters: Clusters,
+    tables: Tables,
+}
+
+impl Qcow2Disk {
+    /// Takes an image that is open for reading, and an overlay of it that is open for reading and
+    /// writing and that nobody else writes. Which image it is that the overlay was made of is the
+    /// caller's to know. The whole mapping is read and checked: 64 KiB for each 512 MiB of the disk
+    /// that something was written to.
+    ///
+    /// # Errors
+    /// When the overlay is none, is damaged, or has what is not supported.
+    pub fn open(base: File, file: File) -> Result<Self, Qcow2Error> {
+        let read = Qcow2Error::io("read the overlay");
+        let file_len = len(&file).map_err(&read)?;
+        let first = file_len.min(CLUSTER);
+        let mut cluster = vec![0; usize::try_from(first).unwrap_or(0)];
+        file.read_exact_at(&mut cluster, 0).map_err(&read)?;
+        let header = Header::parse(&cluster)?;
+        let opened = Self::tables(&file, file_len, &header);
+        let (clusters, tables) = opened.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => Qcow2Error::Damaged {
+                what: "a cluster is used twice, not its own, or lies outside the file",
+            },
+            io::ErrorKind::UnexpectedEof => Qcow2Error::Damaged {
+                what: "a table lies outside the file",
+            },
+            _ => read(error),
+        })?;
+        let base_len = len(&base).map_err(Qcow2Error::io("find the size of the image"))?;
+        Ok(Self {
+            base,
+            base_len,
+            file,
+            size: header.size,
+            clusters,
+            tables,
+        })
+    }
+
+    fn tables(file: &File, len: u64, header: &Header) -> io::Result<(Clusters, Tables)> {
+        let mut clusters = Clusters::open(file, len, header)?;
+        clusters.claim(0)?;
+        clusters.claim(header.counts_offset)?;
+        let l1_len = header.l1_entries.saturating_mul(8);
+        for index in 0..l1_len.div_ceil(CLUSTER) {
+            let within = index.saturating_mul(CLUSTER);
+            clusters.claim(header.l1_offset.saturating_add(within))?;
+        }
+        let tables = Tables::open(file, header, &mut clusters)?;
+        Ok((clusters, tables))
+    }
+
+    /// Where the bytes from `at` on lie, and how many of at most `most` lie there in one piece.
+    fn run(&mut self, at: u64, most: u64) -> io::Result<(Place, u64)> {
+        let within = at % CLUSTER;
+        let mut cluster = at / CLUSTER;
+        let first = self.place(cluster)?;
+        let mut run = CLUSTER.saturating_sub(within);
+        while run < most {
+            cluster = cluster.saturating_add(1);
+            let next = match first {
+                Place::File(start) => Place::File(start.saturating_add(within).saturating_add(run)),
+                other => other,
+            };
+            if self.place(cluster)? != next {
+                break;
+            }
+            run = run.saturating_add(CLUSTER);
+        }
+        let place = match first {
+            Place::File(start) => Place::File(start.saturating_add(within)),
+            other => other,
+        };
+        Ok((place, run.min(most)))
+    }
+
+    fn place(&mut self, cluster: u64) -> io::Result<Place> {
+        if self.tables.needs_room(cluster) {
+            self.write_mapping(false)?;
+        }
+        let place = self.tables.place(&self.file, cluster)?;
+        match place {
+            // Its entry was checked when the file was opened, and nobody else should write it.
+            Place::File(at) if at / CLUSTER >= self.clusters.count() => {
+                Err(super::damaged("a cluster lies outside the file"))
+            }
+            place => Ok(place),
+        }
+    }
+
+    fn set(&mut self, cluster: u64, place: Place) -> io::Result<()> {
+        if self.tables.needs_room(cluster) || self.clusters.is_behind() {
+            self.write_mapping(false)?;
+        }
+        self.tables
+            .set(&self.file, &mut self.clusters, cluster, place)
+    }
+
+    fn read(&mut self, offset: u64, slices: &[VolatileSlice<'_>]) -> io::Result<()> {
+        let mut cursor = Cursor::new(offset, slices);
+        while cursor.left > 0 {
+            let (place, mut run) = self.run(cursor.at, cursor.left)?;
+            match place {
+                Place::File(from) => {
+                    let part = cursor.take(run)?;
+                    transfer(&part, from, |slices, skip, at| {
+                        iovec::read_at(self.file.as_fd(), slices, skip, at)
+                    })?;
+                }
+                Place::Base if cursor.at < self.base_len => {
+                    run = run.min(self.base_len.saturating_sub(cursor.at));
+                    let from = cursor.at;
+                    let part = cursor.take(run)?;
+                    transfer(&part, from, |slices, skip, at| {
+                        iovec::read_at(self.base.as_fd(), slices, skip, at)
+                    })?;
+                }
+                Place::Base | Place::Zeroes => {
+                    for slice in cursor.take(run)? {
+                        zero(&slice);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, slices: &[VolatileSlice<'_>]) -> io::Result<()> {
+        let mut cursor = Cursor::new(offset, slices);
+        self.give_clusters(offset, cursor.left)?;
+        while cursor.left > 0 {
+            let (place, run) = self.run(cursor.at, cursor.left)?;
+            let Place::File(to) = place else {
+                return Err(super::damaged("a cluster that was written is gone"));
+            };
+            let part = cursor.take(run)?;
+            transfer(&part, to, |slices, skip, at| {
+                iovec::write_at(self.file.as_fd(), slices, skip, at)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Gives each cluster of a range that is to be written a place in the file. What of it the range
+    /// does not cover is copied there.
+    fn give_clusters(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let end = offset.saturating_add(len);
+        let mut at = offset;
+        while at < end {
+            let cluster = at / CLUSTER;
+            let start = cluster.saturating_mul(CLUSTER);
+            let next = start.saturating_add(CLUSTER);
+            let place = self.place(cluster)?;
+            if !matches!(place, Place::File(_)) {
+                let to = match self.tables.reserved(&self.file, cluster)? {
+                    Some(to) => to,
+                    None => self.clusters.allocate()?,
+                };
+                self.copy_up(place, start, at, to)?;
+                self.copy_up(place, end.min(next), next, to)?;
+                self.set(cluster, Place::File(to))?;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes from `from` to `end` of the disk, which lie within one cluster and are not in
+    /// the file yet, into that cluster of the file.
+    fn copy_up(&self, place: Place, from: u64, end: u64, cluster: u64) -> io::Result<()> {
+        let len = usize::try_from(end.saturating_sub(from)).unwrap_or(0);
+        if len == 0 {
+            return Ok(());
+        }
+        let mut bytes = vec![0; len];
+        if place == Place::Base && from < self.base_len {
+            let there = usize::try_from(self.base_len.saturating_sub(from)).unwrap_or(len);
+            let (bytes, _) = bytes.split_at_mut(there.min(len));
+            self.base.read_exact_at(bytes, from)?;
+        }
+        self.file
+            .write_all_at(&bytes, cluster.saturating_add(from % CLUSTER))
+    }
+
+    /// Has the range read as zeroes. `unmap`: whether the file's blocks may go.
+    fn zero(&mut self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        let end = offset.saturating_add(len);
+        let mut at = offset;
+        while at < end {
+            let (place, run) = self.run(at, end.saturating_sub(at))?;
+            match place {
+                Place::File(to) => write_zeroes(&self.file, to, run, unmap)?,
+                Place::Zeroes => {}
+                Place::Base => self.zero_base(at, run)?,
+            }
+            at = at.saturating_add(run);
+        }
+        Ok(())
+    }
+
+    /// As [`Self::zero`], of what is the base's.
+    fn zero_base(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let end = offset.saturating_add(len);
+        let mut at = offset;
+        while at < end {
+            let cluster = at / CLUSTER;
+            let start = cluster.saturating_mul(CLUSTER);
+            let next = start.saturating_add(CLUSTER);
+            // The disk's last cluster may be cut.
+            if at == start && end >= next.min(self.size) {
+                self.set(cluster, Place::Zeroes)?;
+            } else {
+                let len = end.min(next).saturating_sub(at);
+                self.give_clusters(at, len)?;
+                let (place, _) = self.run(at, len)?;
+                if let Place::File(to) = place {
+                    // Written, since the file may end here: less than a cluster.
+                    let zeroes = vec![0; usize::try_from(len).unwrap_or(0)];
+                    self.file.write_all_at(&zeroes, to)?;
+                }
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Gives back what the file has of the range. What the base has of it is seen as before.
+    fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let end = offset.saturating_add(len);
+        let mut at = offset;
+        while at < end {
+            let (place, run) = self.run(at, end.saturating_sub(at))?;
+            if let Place::File(to) = place {
+                give_back(&self.file, to, run)?;
+            }
+            at = at.saturating_add(run);
+        }
+        Ok(())
+    }
+
+    /// Writes what of the mapping is in memory: first what it points to, and durably, then itself.
+    fn write_mapping(&mut self, durable: bool) -> io::Result<()> {
+        if self.tables.is_clean() {
+            return if durable {
+                self.file.sync_data()
+            } else {
+                Ok(())
+            };
+        }
+        self.clusters.account(&self.file)?;
+        self.tables.write_new(&self.file)?;
+        self.file.sync_data()?;
+        self.tables.link(&self.file)?;
+        if durable {
+            self.file.sync_data()
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Disk for Qcow2Disk {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn submit(&mut self, _: &GuestRam, _token: u16, operation: Operation<'_, '_>) -> Submitted {
+        Submitted::Done(match operation {
+            Operation::Read { offset, slices } => self.read(offset, slices),
+            Operation::Write { offset, slices } => self.write(offset, slices),
+            Operation::Flush => self.write_mapping(true),
+            Operation::Discard { offset, len } => self.discard(offset, len),
+            Operation::WriteZeroes { offset, len, unmap } => self.zero(offset, len, unmap),
+        })
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        self.write_mapping(false)
+    }
+}
+
+impl Drop for Qcow2Disk {
+    fn drop(&mut self) {
+        if let Err(error) = self.write_mapping(false) {
+            tracing::error!(%error, "an overlay's last writes are lost");
+        }
+    }
+}
+
+fn zero(slice: &VolatileSlice<'_>) {
+    const ZEROES: [u8; 4096] = [0; 4096];
+    let mut rest = *slice;
+    while !rest.is_empty() {
+        rest.copy_from(&ZEROES);
+        let done = rest.len().min(ZEROES.len());
+        let Ok(next) = rest.offset(done) else { break };
+        rest = next;
+    }
+}
+
+/// Slices that are used up from the front, and where on the disk the next byte of them is.
+struct Cursor<'s, 'm> {
+    slices: &'s [VolatileSlice<'m>],
+    /// Bytes of the first slice that are used up.
+    skip: usize,
+    at: u64,
+    left: u64,
+}
+
+impl<'s, 'm> Cursor<'s, 'm> {
+    fn new(at: u64, slices: &'s [VolatileSlice<'m>]) -> Self {
+        let lengths = slices.iter().map(|slice| slice.len() as u64);
+        let left = lengths.fold(0, u64::saturating_add);
+        Self {
+            slices,
+            skip: 0,
+            at,
+            left,
+        }
+    }
+
+    /// The next `len` bytes.
+    fn take(&mut self, len: u64) -> io::Result<Vec<VolatileSlice<'m>>> {
+        let mut part = Vec::new();
+        let mut wanted = usize::try_from(len).unwrap_or(usize::MAX);
+        while wanted > 0 {
+            let Some((first, others)) = self.slices.split_first() else {
+                break;
+            };
+            let there = first.len().saturating_sub(self.skip);
+            let piece = there.min(wanted);
+            part.push(first.subslice(self.skip, piece).map_err(io::Error::other)?);
+            wanted = wanted.saturating_sub(piece);
+            if piece == there {
+                self.slices = others;
+                self.skip = 0;
+            } else {
+                self.skip = self.skip.saturating_add(piece);
+            }
+        }
+        self.at = self.at.saturating_add(len);
+        self.left = self.left.saturating_sub(len);
+        Ok(part)
+    }
+}
