@@ -1,5 +1,4 @@
 //! A shared directory as a Linux guest sees it, in a mount namespace of the test.
-#![allow(unsafe_code)] // a namespace for one thread
 
 mod support;
 
@@ -7,28 +6,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use podvisor_vmm::{FsDevice, MemorySize, Transport, VmExit};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::UnshareFlags;
-use support::{Console, linux};
+use support::mounts::{mount, own_mounts};
+use support::{Console, linux, raise_limit_of_files};
 
-/// Directories, and files in each unless `PODVISOR_TEST_FILES` says another number.
+/// Directories, and files in each, unless `PODVISOR_TEST_FILES` says another number for PCI.
 const DIRS: usize = 10;
 const FILES: usize = 10;
 
 const MOUNT: &str = "mkdir /share; mount -t virtiofs data /share || exit 1\n";
-
-/// Each file that a guest knows costs a descriptor: those of both trees.
-fn raise_limit() {
-    let needed = Some(1 << 16);
-    let limit = Rlimit {
-        current: needed,
-        maximum: needed.max(getrlimit(Resource::Nofile).maximum),
-    };
-    setrlimit(Resource::Nofile, limit).expect("run as root");
-}
 
 /// What must be the same in a copy: mode, owner, group, seconds of the last change, contents.
 type Kept = (u32, u32, u32, i64, Vec<u8>);
@@ -65,17 +52,19 @@ const TRANSPORTS: [Transport; 2] = [Transport::Mmio, Transport::Pci];
 
 #[test]
 fn guest_copies_a_tree_and_a_large_file_both_ways_on_both_transports() {
-    raise_limit();
-    TRANSPORTS.into_iter().for_each(copies_both_ways);
+    // Those of both trees cost a descriptor each.
+    raise_limit_of_files();
+    let files = std::env::var("PODVISOR_TEST_FILES").map_or(FILES, |n| n.parse().unwrap());
+    copies_both_ways(Transport::Mmio, FILES);
+    copies_both_ways(Transport::Pci, files);
 }
 
-fn copies_both_ways(transport: Transport) {
+fn copies_both_ways(transport: Transport, files: usize) {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("in");
     let time = |n: usize| {
         std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000 + n as u64 * 1000)
     };
-    let files = std::env::var("PODVISOR_TEST_FILES").map_or(FILES, |n| n.parse().unwrap());
     for d in 0..DIRS {
         let at = source.join(format!("d{d}"));
         fs::create_dir_all(&at).unwrap();
@@ -128,20 +117,9 @@ fn copies_both_ways(transport: Transport) {
     assert!(vm.faults().is_empty());
 }
 
-fn mount(arguments: &[&str]) {
-    let status = Command::new("/bin/busybox")
-        .arg("mount")
-        .args(arguments)
-        .status();
-    assert!(status.unwrap().success(), "mount {arguments:?}");
-}
-
 #[test]
 fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own_on_both_transports() {
-    // SAFETY: the thread's mount namespace and working directory alone change.
-    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }
-        .expect("run as root");
-    mount(&["--make-rprivate", "/"]);
+    own_mounts();
     TRANSPORTS.into_iter().for_each(mounts_swaps_and_owners);
 }
 

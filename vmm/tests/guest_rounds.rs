@@ -7,7 +7,6 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use podvisor_vmm::{
     VsockDevice,
 };
 use support::tap::{HOST, tap};
-use support::{Console, busybox_with, linux_with};
+use support::{Console, busybox_with, linux_with, program};
 
 /// Rounds on each transport, unless `PODVISOR_TEST_ROUNDS` says another number.
 const ROUNDS: usize = 3;
@@ -41,7 +40,7 @@ fn loses_nothing(transport: Transport) {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");
     File::create_new(&disk).unwrap().set_len(1 << 20).unwrap();
-    let initramfs = initramfs(dir.path());
+    let initramfs = initramfs();
     let tap = tap();
     echo_over_tcp();
     let streams = echo_over_vsock();
@@ -95,17 +94,9 @@ fn loses_nothing(transport: Transport) {
 }
 
 /// An initramfs whose init becomes the load.
-fn initramfs(dir: &Path) -> Initramfs {
-    let program = dir.join("load");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/load.c");
-    let status = Command::new("gcc")
-        .args(["-static", "-O2", "-s", "-o"])
-        .arg(&program)
-        .arg(source)
-        .status();
-    assert!(status.expect("gcc").success());
+fn initramfs() -> Initramfs {
     let script = "ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up; exec load";
-    busybox_with(script, &[("load", &fs::read(program).unwrap())])
+    busybox_with(script, &[("load", &program("load.c"))])
 }
 
 /// Waits until each of the guest's jobs has done more than it had, on this console too, and what

@@ -2,12 +2,15 @@
 #![allow(dead_code)] // each test binary uses its part
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use podvisor_vmm::{Initramfs, InitramfsBuilder, Kernel, Vm, VmBuilder};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+pub(crate) mod mounts;
 pub(crate) mod tap;
 
 /// How long a guest may take for anything, on an emulated host too.
@@ -54,6 +57,33 @@ pub(crate) fn busybox_with(script: &str, programs: &[(&str, &[u8])]) -> Initramf
         .file("init", 0o755, init.as_bytes())
         .build()
         .expect("an initramfs")
+}
+
+/// The static program that `source` of this directory is the text of.
+pub(crate) fn program(source: &str) -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("program");
+    let status = Command::new("gcc")
+        .args(["-static", "-O2", "-s", "-o"])
+        .arg(&program)
+        .arg(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("tests/support")
+                .join(source),
+        )
+        .status();
+    assert!(status.expect("gcc: run `cargo xtask setup`").success());
+    std::fs::read(program).unwrap()
+}
+
+/// Lets this process have 65,536 files open: one for each of a guest's files or connections.
+pub(crate) fn raise_limit_of_files() {
+    let needed = Some(1 << 16);
+    let limit = Rlimit {
+        current: needed,
+        maximum: needed.max(getrlimit(Resource::Nofile).maximum),
+    };
+    setrlimit(Resource::Nofile, limit).expect("run as root");
 }
 
 /// A VM that boots Linux, runs `script` in its init, and writes to `console`.
