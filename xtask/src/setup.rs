@@ -54,6 +54,8 @@ pub(crate) const TEST: &[Package] = &[
     package("containernetworking-plugins", "networks of pods"),
     package("docker-registry", "a real registry to pull from"),
     package("libseccomp-dev", "what seccomp filters are compared with"),
+    package("btrfs-progs", "a file system with shared blocks"),
+    package("e2fsprogs", "file systems of guests that were killed"),
     package(
         "erofs-utils",
         "checks the EROFS images that podvisor writes",
