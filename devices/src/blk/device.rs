@@ -408,5 +408,5 @@ fn config_space(sectors: u64, queues: usize) -> [u8; 60] {
 }
 
 #[cfg(test)]
-#[path = "device_tests.rs"]
+#[path = "device_tests/mod.rs"]
 mod tests;

@@ -523,7 +523,7 @@ fn place<T>(place: Option<&mut Option<T>>, server: T, index: u16) -> Result<(), 
 }
 
 #[cfg(test)]
-#[path = "device_tests.rs"]
+#[path = "device_tests/mod.rs"]
 mod tests;
 
 #[cfg(test)]

@@ -3,6 +3,11 @@
 //! Every socket is registered once, edge-triggered, for as long as it lives: readiness is
 //! remembered here until it is used up, so that a guest without receive buffers or credit
 //! makes nothing spin, and no system call is needed when interest changes.
+//!
+//! `guest.rs` has what packets of the guest do, `counters.rs` what is counted.
+
+mod counters;
+mod guest;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -21,10 +26,10 @@ use super::connection::{Connection, Fate, Outlet, Step};
 use super::error::VsockError;
 use super::handshake::{self, Handshake};
 use super::host::VsockHost;
-use super::packet::{Header, Op, Ports, TYPE_STREAM};
-use super::{HOST_CID, MAX_GUEST_CID, MIN_GUEST_CID};
-use crate::GuestRam;
-use crate::virtio::{Chain, Count, Counter, Fault, RateLimit, ReadCounters};
+use super::packet::{Header, Op, Ports};
+use super::{MAX_GUEST_CID, MIN_GUEST_CID};
+use crate::virtio::{Fault, RateLimit};
+pub(super) use counters::Counters;
 
 /// Connections, including closed ones whose last bytes a host program has yet to take. Fewer where
 /// the process may not open many descriptors: see [`connection_limit`].
@@ -50,42 +55,6 @@ const END_OF_HOST_PORTS: u32 = u32::MAX;
 const LISTENER: u64 = 0;
 const REMINDER: u64 = u64::MAX;
 const EVENTS_PER_CALL: usize = 64;
-
-/// What has happened since the device was made.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    from_host: Count,
-    from_guest: Count,
-    refused: Count,
-    handshakes_dropped: Count,
-    tx_packets: Count,
-    tx_bytes: Count,
-    pub(super) rx_packets: Count,
-    pub(super) rx_bytes: Count,
-    resets_sent: Count,
-    resets_received: Count,
-    invalid_packets: Count,
-    protocol_errors: Count,
-}
-
-impl ReadCounters for Counters {
-    fn read(&self) -> Vec<Counter> {
-        vec![
-            self.from_host.named("connections_from_host"),
-            self.from_guest.named("connections_from_guest"),
-            self.refused.named("connections_refused"),
-            self.handshakes_dropped.named("handshakes_dropped"),
-            self.tx_packets.named("tx_packets"),
-            self.tx_bytes.named("tx_bytes"),
-            self.rx_packets.named("rx_packets"),
-            self.rx_bytes.named("rx_bytes"),
-            self.resets_sent.named("resets_sent"),
-            self.resets_received.named("resets_received"),
-            self.invalid_packets.named("invalid_packets"),
-            self.protocol_errors.named("protocol_errors"),
-        ]
-    }
-}
 
 /// The thing that the guest is sent next.
 #[derive(Debug)]
@@ -496,110 +465,6 @@ impl Mux {
     /// The connection had its turn.
     pub(super) fn end_turn(&mut self, id: u64, failed: bool) {
         self.settle(id, if failed { Fate::Reset } else { Fate::Lives });
-    }
-
-    // ---- From the guest ----
-
-    /// A packet of the guest: its header, and the chain that has the payload from `offset` on.
-    pub(super) fn on_packet(
-        &mut self,
-        mem: &GuestRam,
-        header: &Header,
-        chain: &Chain,
-        offset: usize,
-    ) -> Result<(), Fault> {
-        self.counters.tx_packets.one();
-        if header.src_cid != self.guest_cid {
-            // It may not speak for others, and an answer would go to whom it names.
-            self.counters.invalid_packets.one();
-            return Ok(());
-        }
-        let op = Op::from_raw(header.op);
-        if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
-            self.counters.invalid_packets.one();
-            self.refuse(header, op);
-            return Ok(());
-        }
-        let id = self.by_ports.get(&header.ports()).copied();
-        match (op, id) {
-            (Some(Op::Request), None) => self.on_request(header),
-            (Some(Op::Data), Some(id)) => {
-                self.counters.tx_bytes.add(u64::from(header.len));
-                let Some(connection) = self.connections.get_mut(&id) else {
-                    return Ok(());
-                };
-                let fate = if connection.take_credit(header) {
-                    connection.on_data(mem, chain, offset, header.len)?
-                } else {
-                    Fate::Reset
-                };
-                if fate == Fate::Reset {
-                    self.counters.protocol_errors.one();
-                }
-                self.settle(id, fate);
-            }
-            (Some(op), Some(id)) => {
-                if op == Op::Reset {
-                    self.counters.resets_received.one();
-                }
-                if let Some(connection) = self.connections.get_mut(&id) {
-                    let fate = connection.on_control(op, header);
-                    if fate == Fate::Reset && op != Op::Shutdown {
-                        self.counters.protocol_errors.one();
-                    }
-                    self.settle(id, fate);
-                }
-            }
-            (op, None) => self.refuse(header, op),
-            (None, Some(id)) => {
-                self.counters.protocol_errors.one();
-                self.settle(id, Fate::Reset);
-            }
-        }
-        Ok(())
-    }
-
-    fn refuse(&mut self, header: &Header, op: Option<Op>) {
-        if op != Some(Op::Reset) {
-            self.resets.push_back(Header::reset_for(header));
-        }
-    }
-
-    /// A program in the guest wants to reach a port of the host.
-    fn on_request(&mut self, header: &Header) {
-        let connected = if self.has_room() {
-            self.connect_host(header)
-        } else {
-            Err(Errno::MFILE.into())
-        };
-        if let Err(error) = connected {
-            self.counters.refused.one();
-            tracing::debug!(port = header.dst_port, %error, "vsock: no such listener");
-            self.refuse(header, Some(Op::Request));
-        }
-    }
-
-    fn connect_host(&mut self, header: &Header) -> io::Result<()> {
-        let port = header.dst_port;
-        let (socket, ours) = if self.listeners.contains_key(&port) {
-            let (socket, ours) = UnixStream::pair()?;
-            (socket.into(), Some(ours))
-        } else {
-            (self.host.connect(port)?, None)
-        };
-        let id = self.new_id();
-        self.watch(id, socket.as_fd())?;
-        let mut connection = Connection::from_guest(socket, header.ports(), self.buffer_size());
-        if !connection.take_credit(header) {
-            self.counters.protocol_errors.one();
-            return Err(Errno::PROTO.into());
-        }
-        self.counters.from_guest.one();
-        self.insert(id, connection);
-        if let (Some(stream), Some(listener)) = (ours, self.listeners.get_mut(&port)) {
-            (listener.0)(stream);
-        }
-        Ok(())
     }
 
     // ---- This process ----

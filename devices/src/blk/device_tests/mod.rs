@@ -9,6 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{Bytes, GuestAddress, VolatileSlice};
 
+mod files;
+mod rates;
+
 const HEADER: u64 = 0x40000;
 const DATA: u64 = 0x50000;
 const STATUS: u64 = 0x90000;
@@ -397,24 +400,6 @@ fn a_header_and_descriptors_that_change_in_flight_change_nothing() {
     );
 }
 
-#[test]
-fn a_file_that_may_not_be_written_needs_read_only() {
-    assert!(matches!(
-        BlockDevice::open("/nonexistent/disk"),
-        Err(BlockDeviceError::Open { .. })
-    ));
-    assert!(matches!(
-        BlockDevice::open("/"),
-        Err(BlockDeviceError::NotADisk { .. })
-    ));
-    assert!(matches!(
-        BlockDevice::open("/dev/null"),
-        Err(BlockDeviceError::NotADisk { .. })
-    ));
-    let file = tempfile::NamedTempFile::new().unwrap();
-    assert!(BlockDevice::open(file.path()).unwrap().check().is_ok());
-}
-
 /// A disk that notes how long its requests are.
 #[derive(Clone, Debug, Default)]
 struct Noting(Arc<std::sync::Mutex<Vec<(u64, usize)>>>);
@@ -510,65 +495,6 @@ fn another_disk_takes_the_place_of_the_first_between_two_requests() {
     assert_eq!((capacity(), rig.read(3, 512)), (5, 0));
 }
 
-#[test]
-fn a_writable_disk_is_opened_for_writing_late_and_locked() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    file.as_file().set_len(1024).unwrap();
-    let writable_here = |path: &std::path::Path| {
-        // /proc/self/fdinfo says how each descriptor of this file was opened.
-        std::fs::read_dir("/proc/self/fd").unwrap().any(|entry| {
-            let entry = entry.unwrap();
-            let info = std::path::Path::new("/proc/self/fdinfo").join(entry.file_name());
-            std::fs::read_link(entry.path()).is_ok_and(|target| target == path)
-                && std::fs::read_to_string(info).is_ok_and(|text| {
-                    text.lines()
-                        .any(|l| l.starts_with("flags:") && l.ends_with('2'))
-                })
-        })
-    };
-    let (own, path) = file.into_parts();
-    drop(own);
-    let mut shared = BlockDevice::open(&path).unwrap().read_only();
-    shared.check().unwrap();
-    assert!(!writable_here(&path), "a read-only disk");
-    let mut first = BlockDevice::open(&path).unwrap();
-    assert!(!writable_here(&path));
-    first.check().unwrap();
-    assert!(writable_here(&path));
-    let mut second = BlockDevice::open(&path).unwrap();
-    assert!(matches!(
-        second.check(),
-        Err(BlockDeviceError::InUse { .. })
-    ));
-    let opened = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&path)
-        .unwrap();
-    let mut third = BlockDevice::from_file(opened.try_clone().unwrap()).unwrap();
-    assert!(third.check().is_err(), "by descriptor, too");
-    drop(first);
-    let mut fourth = BlockDevice::from_file(opened).unwrap();
-    fourth.check().unwrap();
-    let directory = std::fs::File::open("/").unwrap();
-    assert!(matches!(
-        BlockDevice::from_file(directory),
-        Err(BlockDeviceError::NotADisk { .. })
-    ));
-}
-
-#[test]
-fn a_descriptor_that_only_reads_is_no_writable_disk() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let open = || std::fs::File::open(file.path()).unwrap();
-    assert!(matches!(
-        BlockDevice::from_file(open()).unwrap().check(),
-        Err(BlockDeviceError::NotWritable { .. })
-    ));
-    let mut read_only = BlockDevice::from_file(open()).unwrap().read_only();
-    read_only.check().unwrap();
-}
-
 proptest! {
     /// Whatever the header says, the request is answered once and the disk keeps its size.
     #[test]
@@ -586,81 +512,6 @@ proptest! {
         prop_assert!(rig.driver.take_used().is_some());
         prop_assert!(rig.driver.take_used().is_none());
     }
-}
-
-fn rate(per_second: u64, burst: u64) -> Option<Rate> {
-    Some(Rate { per_second, burst })
-}
-
-/// What the device does until nothing wakes it.
-fn work(rig: &mut Rig) {
-    while backend_readable(&rig.device) {
-        assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
-    }
-}
-
-#[test]
-fn a_rate_holds_requests_back_and_a_timer_brings_them() {
-    // One, and the next after 512 seconds; and all of them, after 10 ms each.
-    for (bytes, operations, wanted) in [
-        (rate(1, 1), None, 1),
-        (rate(51_200, 1024), None, 5),
-        (None, rate(100, 2), 5),
-    ] {
-        let device = disk_of_8_sectors().limit(bytes, operations);
-        let mut rig = Rig::over(device.unwrap());
-        rig.header(0, 3);
-        for n in 0..5 {
-            let data = (DATA + n * 512, 512);
-            rig.driver.add(&[(HEADER, 16)], &[data, (STATUS, 1)]);
-        }
-        while rig.device.on_queue(0).unwrap() == Progress::More {}
-        let mut done = 0;
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while done < wanted {
-            assert!(std::time::Instant::now() < deadline);
-            done += usize::from(rig.driver.take_used().is_some());
-            work(&mut rig);
-        }
-        // A kick brings nothing forward.
-        assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
-        assert!(rig.driver.take_used().is_none());
-        let counters = rig.device.info().counters.read();
-        let counter = |name| counters.iter().find(|c| c.name == name).unwrap().value;
-        assert_eq!(counter("reads"), done as u64);
-        assert!(counter("limited") > 0 || wanted == 5);
-        // What was held back is the driver's, as it put it there.
-        let mut queue = rig.device.stop_queue(0).unwrap();
-        let left = std::iter::from_fn(|| queue.next().unwrap());
-        assert_eq!(left.count(), 5 - done);
-    }
-}
-
-#[test]
-fn another_disk_keeps_to_the_rate_of_its_slot() {
-    let device = disk_of_8_sectors().limit(rate(1, 1024), None).unwrap();
-    let mut rig = Rig::over(device);
-    assert_eq!(rig.read(0, 512), 0);
-    rig.device.swap(Box::new(EmptySlot), "other");
-    rig.device.swap(
-        open_disk(tempfile_of(4096), IoEngine::Uring).unwrap(),
-        "third",
-    );
-    rig.header(0, 0);
-    rig.driver.add(&[(HEADER, 16)], &[(DATA, 512), (STATUS, 1)]);
-    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
-    rig.driver.add(&[(HEADER, 16)], &[(DATA, 512), (STATUS, 1)]);
-    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
-    rig.driver.take_used().unwrap();
-    // Completions of the new disk are heard of; the third request waits.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while rig.driver.take_used().is_none() {
-        assert!(std::time::Instant::now() < deadline);
-        work(&mut rig);
-    }
-    assert_eq!(rig.status(), 0);
-    work(&mut rig);
-    assert!(rig.driver.take_used().is_none());
 }
 
 fn tempfile_of(len: u64) -> File {

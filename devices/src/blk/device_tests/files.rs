@@ -1,0 +1,80 @@
+//! Files as disks: who may write them, and when.
+
+use super::*;
+
+#[test]
+fn a_file_that_may_not_be_written_needs_read_only() {
+    assert!(matches!(
+        BlockDevice::open("/nonexistent/disk"),
+        Err(BlockDeviceError::Open { .. })
+    ));
+    assert!(matches!(
+        BlockDevice::open("/"),
+        Err(BlockDeviceError::NotADisk { .. })
+    ));
+    assert!(matches!(
+        BlockDevice::open("/dev/null"),
+        Err(BlockDeviceError::NotADisk { .. })
+    ));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    assert!(BlockDevice::open(file.path()).unwrap().check().is_ok());
+}
+
+#[test]
+fn a_writable_disk_is_opened_for_writing_late_and_locked() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1024).unwrap();
+    let writable_here = |path: &std::path::Path| {
+        // /proc/self/fdinfo says how each descriptor of this file was opened.
+        std::fs::read_dir("/proc/self/fd").unwrap().any(|entry| {
+            let entry = entry.unwrap();
+            let info = std::path::Path::new("/proc/self/fdinfo").join(entry.file_name());
+            std::fs::read_link(entry.path()).is_ok_and(|target| target == path)
+                && std::fs::read_to_string(info).is_ok_and(|text| {
+                    text.lines()
+                        .any(|l| l.starts_with("flags:") && l.ends_with('2'))
+                })
+        })
+    };
+    let (own, path) = file.into_parts();
+    drop(own);
+    let mut shared = BlockDevice::open(&path).unwrap().read_only();
+    shared.check().unwrap();
+    assert!(!writable_here(&path), "a read-only disk");
+    let mut first = BlockDevice::open(&path).unwrap();
+    assert!(!writable_here(&path));
+    first.check().unwrap();
+    assert!(writable_here(&path));
+    let mut second = BlockDevice::open(&path).unwrap();
+    assert!(matches!(
+        second.check(),
+        Err(BlockDeviceError::InUse { .. })
+    ));
+    let opened = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let mut third = BlockDevice::from_file(opened.try_clone().unwrap()).unwrap();
+    assert!(third.check().is_err(), "by descriptor, too");
+    drop(first);
+    let mut fourth = BlockDevice::from_file(opened).unwrap();
+    fourth.check().unwrap();
+    let directory = std::fs::File::open("/").unwrap();
+    assert!(matches!(
+        BlockDevice::from_file(directory),
+        Err(BlockDeviceError::NotADisk { .. })
+    ));
+}
+
+#[test]
+fn a_descriptor_that_only_reads_is_no_writable_disk() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let open = || std::fs::File::open(file.path()).unwrap();
+    assert!(matches!(
+        BlockDevice::from_file(open()).unwrap().check(),
+        Err(BlockDeviceError::NotWritable { .. })
+    ));
+    let mut read_only = BlockDevice::from_file(open()).unwrap().read_only();
+    read_only.check().unwrap();
+}

@@ -1,0 +1,78 @@
+//! Disks with a rate.
+
+use super::*;
+
+fn rate(per_second: u64, burst: u64) -> Option<Rate> {
+    Some(Rate { per_second, burst })
+}
+
+/// What the device does until nothing wakes it.
+fn work(rig: &mut Rig) {
+    while backend_readable(&rig.device) {
+        assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
+    }
+}
+
+#[test]
+fn a_rate_holds_requests_back_and_a_timer_brings_them() {
+    // One, and the next after 512 seconds; and all of them, after 10 ms each.
+    for (bytes, operations, wanted) in [
+        (rate(1, 1), None, 1),
+        (rate(51_200, 1024), None, 5),
+        (None, rate(100, 2), 5),
+    ] {
+        let device = disk_of_8_sectors().limit(bytes, operations);
+        let mut rig = Rig::over(device.unwrap());
+        rig.header(0, 3);
+        for n in 0..5 {
+            let data = (DATA + n * 512, 512);
+            rig.driver.add(&[(HEADER, 16)], &[data, (STATUS, 1)]);
+        }
+        while rig.device.on_queue(0).unwrap() == Progress::More {}
+        let mut done = 0;
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while done < wanted {
+            assert!(std::time::Instant::now() < deadline);
+            done += usize::from(rig.driver.take_used().is_some());
+            work(&mut rig);
+        }
+        // A kick brings nothing forward.
+        assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+        assert!(rig.driver.take_used().is_none());
+        let counters = rig.device.info().counters.read();
+        let counter = |name| counters.iter().find(|c| c.name == name).unwrap().value;
+        assert_eq!(counter("reads"), done as u64);
+        assert!(counter("limited") > 0 || wanted == 5);
+        // What was held back is the driver's, as it put it there.
+        let mut queue = rig.device.stop_queue(0).unwrap();
+        let left = std::iter::from_fn(|| queue.next().unwrap());
+        assert_eq!(left.count(), 5 - done);
+    }
+}
+
+#[test]
+fn another_disk_keeps_to_the_rate_of_its_slot() {
+    let device = disk_of_8_sectors().limit(rate(1, 1024), None).unwrap();
+    let mut rig = Rig::over(device);
+    assert_eq!(rig.read(0, 512), 0);
+    rig.device.swap(Box::new(EmptySlot), "other");
+    rig.device.swap(
+        open_disk(tempfile_of(4096), IoEngine::Uring).unwrap(),
+        "third",
+    );
+    rig.header(0, 0);
+    rig.driver.add(&[(HEADER, 16)], &[(DATA, 512), (STATUS, 1)]);
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+    rig.driver.add(&[(HEADER, 16)], &[(DATA, 512), (STATUS, 1)]);
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+    rig.driver.take_used().unwrap();
+    // Completions of the new disk are heard of; the third request waits.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while rig.driver.take_used().is_none() {
+        assert!(std::time::Instant::now() < deadline);
+        work(&mut rig);
+    }
+    assert_eq!(rig.status(), 0);
+    work(&mut rig);
+    assert!(rig.driver.take_used().is_none());
+}

@@ -1,0 +1,102 @@
+//! The configuration space and the control queue.
+
+use super::*;
+
+#[test]
+fn configuration_space_is_address_status_pairs_and_mtu() {
+    let rig = rig_with(0, |device| {
+        device.mac(MacAddress([2, 3, 4, 5, 6, 7])).mtu(9000)
+    });
+    let mut config = [9; 16];
+    rig.device.info().config.read(0, &mut config);
+    assert_eq!(
+        config,
+        [2, 3, 4, 5, 6, 7, 1, 0, 1, 0, 0x28, 0x23, 0, 0, 0, 0]
+    );
+    assert_ne!(rig.device.info().features & feature::MTU, 0);
+    let rig = rig_with(0, |device| device.mtu(1));
+    rig.device.info().config.read(10, &mut config[..2]);
+    assert_eq!(config[..2], [68, 0]);
+    let (a, b) = (rig_with(0, |d| d), rig_with(0, |d| d));
+    assert_eq!(a.device.info().features & feature::MTU, 0);
+    let [mac_a, mac_b] = [&a, &b].map(|rig| {
+        let mut mac = [0; 6];
+        rig.device.info().config.read(0, &mut mac);
+        mac
+    });
+    assert_eq!(mac_a[0] & 3, 2);
+    assert_ne!(mac_a, mac_b);
+}
+
+#[test]
+fn the_driver_sets_its_address_until_it_resets_the_device() {
+    let mut rig = rig_with(0, |device| device.mac(MacAddress([2, 0, 0, 0, 0, 1])));
+    assert_eq!(rig.command(1, 1, &[2, 9, 9, 9, 9, 9]), 0);
+    let mac = |rig: &Rig| {
+        let mut mac = [0; 6];
+        rig.device.info().config.read(0, &mut mac);
+        mac
+    };
+    assert_eq!(mac(&rig), [2, 9, 9, 9, 9, 9]);
+    stop(&mut rig.device);
+    rig.device.reset();
+    assert_eq!(mac(&rig), [2, 0, 0, 0, 0, 1]);
+}
+
+#[test]
+fn filters_are_accepted_and_offloads_are_switched_as_far_as_they_were_negotiated() {
+    let negotiated = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::MRG_RXBUF;
+    let mut rig = rig(negotiated);
+    for mode in 0..6 {
+        assert_eq!(rig.command(0, mode, &[1]), 0);
+    }
+    let two_and_one = [vec![2, 0, 0, 0], vec![7; 12], vec![1, 0, 0, 0], vec![7; 6]].concat();
+    assert_eq!(rig.command(1, 0, &two_and_one), 0);
+    assert!(rig.wire.offloads().tso4);
+    assert_eq!(rig.command(5, 0, &feature::GUEST_CSUM.to_le_bytes()), 0);
+    let offloads = rig.wire.offloads();
+    assert!(offloads.checksum && !offloads.tso4);
+    assert_eq!(rig.command(5, 0, &feature::GUEST_TSO6.to_le_bytes()), 1);
+    assert_eq!(
+        rig.command(5, 0, &(feature::GUEST_CSUM | 1).to_le_bytes()),
+        1
+    );
+    assert_eq!(rig.wire.offloads(), offloads);
+}
+
+#[test]
+fn commands_that_are_none_are_refused() {
+    let mut rig = rig(0);
+    let endless_table = [vec![0xff; 4], vec![0; 12]].concat();
+    for (class, command, data) in [
+        (0, 6, vec![1]),
+        (0, 0, vec![]),
+        (0, 0, vec![1, 1]),
+        (1, 0, vec![]),
+        (1, 0, endless_table),
+        (1, 1, vec![1; 5]),
+        (1, 1, vec![1; 7]),
+        (3, 0, vec![1, 0]),
+        (4, 0, vec![4, 0]),
+        (5, 0, vec![0; 4]),
+        (0xff, 0xff, vec![0; 64]),
+    ] {
+        assert_eq!(
+            rig.command(class, command, &data),
+            1,
+            "{class} {command} {data:?}"
+        );
+    }
+    assert_eq!(rig.counter("commands_refused"), 11);
+    rig.control.add(&[(TX_BUF, 2)], &[]);
+    assert!(matches!(rig.device.on_queue(CONTROL), Err(Fault::Guest(_))));
+}
+
+#[test]
+fn a_driver_may_leave_the_control_queue_alone() {
+    let mut rig = rig(0);
+    rig.device.stop_queue(CONTROL).unwrap();
+    assert!(rig.device.stop_queue(CONTROL).is_none());
+    assert_eq!(rig.device.on_queue(CONTROL).unwrap(), Progress::Idle);
+    assert_eq!(rig.device.on_queue(77).unwrap(), Progress::Idle);
+}
