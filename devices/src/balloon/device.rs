@@ -8,7 +8,7 @@ use vm_memory::{GuestAddress, GuestMemory};
 use super::stats::{BalloonStats, ENTRY_LEN};
 use crate::GuestRam;
 use crate::virtio::{
-    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue,
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, Queues,
     ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice, release,
 };
 
@@ -53,7 +53,7 @@ type Reply = Box<dyn FnOnce(BalloonStats) + Send>;
 
 /// A virtio memory balloon.
 pub struct BalloonDevice {
-    queues: [Option<Queue>; QUEUES],
+    queues: Queues,
     /// The driver's statistics, which it waits to have back.
     stats: Option<Chain>,
     /// Who waits for the next ones.
@@ -105,7 +105,7 @@ impl BalloonDevice {
     pub fn new() -> Self {
         let config = ConfigSpace::new([0; CONFIG_LEN]).writable(ACTUAL..ACTUAL + 4);
         Self {
-            queues: [const { None }; QUEUES],
+            queues: Queues::new(QUEUES),
             stats: None,
             waiting: Vec::new(),
             config: Arc::new(config),
@@ -151,7 +151,7 @@ impl BalloonDevice {
     }
 
     fn queue(&mut self, index: u16) -> Option<&mut Queue> {
-        self.queues.get_mut(usize::from(index))?.as_mut()
+        self.queues.get(index)
     }
 
     fn number(&self, offset: usize) -> u64 {
@@ -296,17 +296,11 @@ impl VirtioDevice for BalloonDevice {
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        let index = queue.index();
-        match self.queues.get_mut(usize::from(index)) {
-            Some(place @ None) => *place = Some(queue),
-            Some(Some(_)) => return Err(StartError::Running { index }),
-            None => return Err(StartError::NoSuchQueue { index }),
-        }
-        Ok(())
+        self.queues.start(queue)
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        let mut queue = self.queues.get_mut(usize::from(index))?.take()?;
+        let mut queue = self.queues.stop(index)?;
         if index == STATS
             && let Some(chain) = self.stats.take()
         {

@@ -12,8 +12,8 @@ use super::overlay::{OverlayFormat, Qcow2Disk};
 use super::pace::Pace;
 use super::request::{ID_LEN, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS};
 use crate::virtio::{
-    ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, Rate, StartError,
-    VirtioDevice,
+    ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, Queues, Rate,
+    StartError, VirtioDevice,
 };
 
 const QUEUE_SIZE: u16 = 256;
@@ -42,7 +42,7 @@ mod feature {
 pub struct BlockDevice {
     engine: Engine,
     config: Arc<ConfigSpace>,
-    queues: Vec<Option<Queue>>,
+    queues: Queues,
     /// A file that is to be written, which [`Self::check`] sees to.
     file: Option<WantedForWriting>,
     io: IoEngine,
@@ -65,7 +65,7 @@ impl BlockDevice {
         Self {
             config: Arc::new(ConfigSpace::new(config_space(engine.sectors, 1))),
             engine,
-            queues: vec![None],
+            queues: Queues::new(1),
             file: None,
             io: IoEngine::Sync,
             placement: Placement::Own,
@@ -186,7 +186,7 @@ impl BlockDevice {
     #[must_use]
     pub fn queues(mut self, count: u16) -> Self {
         let count = usize::from(count).clamp(1, MAX_QUEUES);
-        self.queues = (0..count).map(|_| None).collect();
+        self.queues = Queues::new(count);
         self.config = Arc::new(ConfigSpace::new(config_space(self.engine.sectors, count)));
         self
     }
@@ -273,7 +273,7 @@ impl BlockDevice {
         for index in 0..self.queue_count() {
             self.engine.drain(&mut self.queues, index);
         }
-        for queue in self.queues.iter().flatten() {
+        for queue in self.queues.running() {
             // A request that was put back waits in the ring: it must not be forgotten.
             let _ = queue.kick().write(1);
         }
@@ -282,7 +282,7 @@ impl BlockDevice {
     /// Begins the requests of a queue that runs, as far as `budget` and the disk's rates go.
     fn serve(&mut self, index: u16, budget: usize) -> Result<Progress, Fault> {
         let engine = &mut self.engine;
-        let Some(Some(queue)) = self.queues.get_mut(usize::from(index)) else {
+        let Some(queue) = self.queues.get(index) else {
             return Ok(Progress::Idle);
         };
         if engine.is_held() {
@@ -332,19 +332,13 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        let index = queue.index();
-        match self.queues.get_mut(usize::from(index)) {
-            Some(place @ None) => *place = Some(queue),
-            Some(Some(_)) => return Err(StartError::Running { index }),
-            None => return Err(StartError::NoSuchQueue { index }),
-        }
-        Ok(())
+        self.queues.start(queue)
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        self.queues.get(usize::from(index))?.as_ref()?;
+        self.queues.get(index)?;
         self.engine.drain(&mut self.queues, index);
-        self.queues.get_mut(usize::from(index))?.take()
+        self.queues.stop(index)
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {

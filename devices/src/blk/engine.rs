@@ -13,7 +13,7 @@ use super::disk::{Completion, Disk, Operation, Submitted};
 use super::pace::Pace;
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use crate::GuestRam;
-use crate::virtio::{Chain, Count, Counter, Fault, Queue, RateLimit, ReadCounters};
+use crate::virtio::{Chain, Count, Counter, Fault, Queue, Queues, RateLimit, ReadCounters};
 
 /// Bytes that a disk is asked for at once. Between pieces the loop may look at what else there is
 /// to do, and the driver is interrupted.
@@ -249,7 +249,7 @@ impl Engine {
             let Some(flight) = self.partial.pop_front() else {
                 return Ok(spent);
             };
-            let Some(queue) = queue_of(queues, &flight) else {
+            let Some(queue) = queues.get(flight.queue) else {
                 continue;
             };
             spent = spent.saturating_add(self.advance(queue, flight)?);
@@ -392,7 +392,7 @@ impl Engine {
             .commit()
             .map_err(|error| Fault::host("starting requests of a disk", error))?;
         self.take_completions(queues)?;
-        for queue in queues.iter_mut().flatten() {
+        for queue in queues.running() {
             queue.notify()?;
         }
         Ok(())
@@ -407,7 +407,7 @@ impl Engine {
     pub(super) fn take_completions(&mut self, queues: &mut Queues) -> Result<(), Fault> {
         while let Some(Completion { token, result }) = self.disk.completed() {
             if let Some(flight) = self.in_flight.remove(&token)
-                && let Some(queue) = queue_of(queues, &flight)
+                && let Some(queue) = queues.get(flight.queue)
             {
                 self.settle(queue, flight, &result)?;
             }
@@ -431,7 +431,7 @@ impl Engine {
             let Some(flight) = first.and_then(|first| self.partial.remove(first)) else {
                 break;
             };
-            let Some(queue) = queue_of(queues, &flight) else {
+            let Some(queue) = queues.get(flight.queue) else {
                 continue;
             };
             let last = self.last_taken.get(usize::from(index)).copied().flatten();
@@ -445,17 +445,10 @@ impl Engine {
             tracing::error!(%error, "disk: a part of what was written is only in memory");
         }
         // The driver is told of completions when the queue runs again, or has reset it.
-        if let Some(Some(queue)) = queues.get_mut(usize::from(index)) {
+        if let Some(queue) = queues.get(index) {
             let _ = queue.notify();
         }
     }
-}
-
-/// The queues of a device, by index.
-type Queues = [Option<Queue>];
-
-fn queue_of<'q>(queues: &'q mut Queues, flight: &Flight) -> Option<&'q mut Queue> {
-    queues.get_mut(usize::from(flight.queue))?.as_mut()
 }
 
 /// The host has no such operation for this disk.

@@ -18,7 +18,7 @@ use super::tree::{Access, Counters as TreeCounters, Tree};
 use crate::GuestRam;
 use crate::virtio::{
     Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue,
-    ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
+    Queues, ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
 /// The high-priority queue (forgetting, interrupting) and one for requests (§5.11.2). A request
@@ -78,7 +78,7 @@ pub struct FsDevice {
     tree: Arc<Tree>,
     server: Server<Arc<Tree>>,
     exchange: Option<Exchange>,
-    queues: [Option<Queue>; 2],
+    queues: Queues,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
 }
@@ -152,7 +152,7 @@ impl FsDevice {
             counters: Counters::of(&tree),
             tree,
             exchange: None,
-            queues: [None, None],
+            queues: Queues::new(2),
             config: Arc::new(ConfigSpace::new(config(bytes))),
         })
     }
@@ -199,8 +199,8 @@ impl FsDevice {
         Ok(self)
     }
 
-    fn serve(&mut self, index: usize) -> Result<Progress, Fault> {
-        let Some(Some(queue)) = self.queues.get_mut(index) else {
+    fn serve(&mut self, index: u16) -> Result<Progress, Fault> {
+        let Some(queue) = self.queues.get(index) else {
             return Ok(Progress::Idle);
         };
         self.tree
@@ -349,18 +349,12 @@ impl VirtioDevice for FsDevice {
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        let index = queue.index();
-        match self.queues.get_mut(usize::from(index)) {
-            Some(place @ None) => *place = Some(queue),
-            Some(Some(_)) => return Err(StartError::Running { index }),
-            None => return Err(StartError::NoSuchQueue { index }),
-        }
-        Ok(())
+        self.queues.start(queue)
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        let queue = self.queues.get_mut(usize::from(index))?.take();
-        if self.queues.iter().all(Option::is_none) {
+        let queue = self.queues.stop(index);
+        if self.queues.running().next().is_none() {
             // It holds on to guest memory.
             self.exchange = None;
         }
@@ -372,7 +366,7 @@ impl VirtioDevice for FsDevice {
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        self.serve(index.into())
+        self.serve(index)
     }
 
     fn save(&self) -> SavedDevice {

@@ -10,7 +10,7 @@ use vm_memory::{GuestAddress, GuestMemory};
 use super::blocks::Blocks;
 use crate::GuestRam;
 use crate::virtio::{
-    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue,
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, Queues,
     ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice, release,
 };
 
@@ -56,7 +56,7 @@ pub struct MemRegion {
 /// A virtio memory device.
 #[derive(Debug)]
 pub struct MemDevice {
-    queue: Option<Queue>,
+    queues: Queues,
     region: MemRegion,
     blocks: Blocks,
     /// Bytes.
@@ -110,7 +110,7 @@ impl MemDevice {
         let words = [BLOCK_SIZE, 0, region.start, region.len, region.len, 0, 0];
         let config: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         Self {
-            queue: None,
+            queues: Queues::new(1),
             region,
             blocks: Blocks::new(count),
             requested: 0,
@@ -289,22 +289,15 @@ impl VirtioDevice for MemDevice {
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        match (queue.index(), &self.queue) {
-            (0, None) => {
-                self.queue = Some(queue);
-                Ok(())
-            }
-            (0, Some(_)) => Err(StartError::Running { index: 0 }),
-            (index, _) => Err(StartError::NoSuchQueue { index }),
-        }
+        self.queues.start(queue)
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        self.queue.take_if(|queue| queue.index() == index)
+        self.queues.stop(index)
     }
 
-    fn on_queue(&mut self, _index: u16) -> Result<Progress, Fault> {
-        let Some(mut queue) = self.queue.take() else {
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        let Some(mut queue) = self.queues.stop(index) else {
             return Ok(Progress::Idle);
         };
         let progress = queue.serve(BUDGET, |queue, chain| {
@@ -312,7 +305,8 @@ impl VirtioDevice for MemDevice {
             queue.complete(chain, len)?;
             Ok(cost)
         });
-        self.queue = Some(queue);
+        // Its place is free: it came from there.
+        let _ = self.queues.start(queue);
         progress
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::file::{self, PMEM_ALIGNMENT, PmemError};
 use crate::GuestRam;
 use crate::virtio::{
-    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue,
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, Queues,
     ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
@@ -38,7 +38,7 @@ pub struct PmemRegion {
 /// A virtio persistent memory device that is read-only.
 #[derive(Debug)]
 pub struct PmemDevice {
-    queue: Option<Queue>,
+    queues: Queues,
     file: Arc<File>,
     /// Bytes.
     file_len: u64,
@@ -96,7 +96,7 @@ impl PmemDevice {
         let words = [0, len];
         let config: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         Ok(Self {
-            queue: None,
+            queues: Queues::new(1),
             file: Arc::new(file),
             file_len,
             region: PmemRegion { start: 0, len },
@@ -166,22 +166,15 @@ impl VirtioDevice for PmemDevice {
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        match (queue.index(), &self.queue) {
-            (0, None) => {
-                self.queue = Some(queue);
-                Ok(())
-            }
-            (0, Some(_)) => Err(StartError::Running { index: 0 }),
-            (index, _) => Err(StartError::NoSuchQueue { index }),
-        }
+        self.queues.start(queue)
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        self.queue.take_if(|queue| queue.index() == index)
+        self.queues.stop(index)
     }
 
-    fn on_queue(&mut self, _index: u16) -> Result<Progress, Fault> {
-        let Some(queue) = &mut self.queue else {
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        let Some(queue) = self.queues.get(index) else {
             return Ok(Progress::Idle);
         };
         let counters = &self.counters;

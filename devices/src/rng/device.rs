@@ -7,7 +7,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::GuestRam;
 use crate::virtio::{
-    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue,
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, Queues,
     ReadCounters, StartError, VirtioDevice,
 };
 
@@ -25,7 +25,7 @@ const QUEUE_SIZE: u16 = 64;
 /// A virtio entropy device.
 #[derive(Debug)]
 pub struct RngDevice {
-    queue: Option<Queue>,
+    queues: Queues,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
 }
@@ -56,7 +56,7 @@ impl RngDevice {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            queue: None,
+            queues: Queues::new(1),
             config: Arc::new(ConfigSpace::new([])),
             counters: Arc::default(),
         }
@@ -93,22 +93,15 @@ impl VirtioDevice for RngDevice {
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        match (queue.index(), &self.queue) {
-            (0, None) => {
-                self.queue = Some(queue);
-                Ok(())
-            }
-            (0, Some(_)) => Err(StartError::Running { index: 0 }),
-            (index, _) => Err(StartError::NoSuchQueue { index }),
-        }
+        self.queues.start(queue)
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        self.queue.take_if(|queue| queue.index() == index)
+        self.queues.stop(index)
     }
 
-    fn on_queue(&mut self, _index: u16) -> Result<Progress, Fault> {
-        let Some(queue) = &mut self.queue else {
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        let Some(queue) = self.queues.get(index) else {
             return Ok(Progress::Idle);
         };
         let counters = &self.counters;

@@ -20,6 +20,7 @@ mod fault;
 mod interrupt;
 pub mod iovec;
 mod queue;
+mod queues;
 mod rate;
 mod rate_limit;
 mod read_only;
@@ -35,6 +36,7 @@ pub use device::{DeviceInfo, DeviceType, Placement, Progress, StartError, Virtio
 pub use fault::{Fault, GuestFault, HostFault};
 pub use interrupt::{Interrupt, InterruptLine};
 pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault, QueueResources, QueueState};
+pub(crate) use queues::Queues;
 pub(crate) use rate::Limiter;
 pub use rate::Rate;
 pub use rate_limit::RateLimit;

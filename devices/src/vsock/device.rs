@@ -13,8 +13,8 @@ use super::listener::Listener;
 use super::mux::{Mux, Work, check_cid};
 use super::packet::{HEADER_LEN, Header, Op};
 use crate::virtio::{
-    Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_SEGMENTS, Progress, Queue, RestoreError,
-    SavedDevice, StartError, VirtioDevice,
+    Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_SEGMENTS, Progress, Queue, Queues,
+    RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
 /// Number of the event queue; before it come those for receiving and transmitting (§5.10.2).
@@ -39,7 +39,7 @@ pub struct VsockDevice {
     reset: Reset,
     config: Arc<ConfigSpace>,
     /// By their numbers; data flows when the first two run.
-    queues: [Option<Queue>; QUEUE_SIZES.len()],
+    queues: Queues,
     flow: Flow,
 }
 
@@ -133,7 +133,7 @@ impl VsockDevice {
             mux: Mux::new(guest_cid, host)?,
             config: Arc::new(ConfigSpace::new(guest_cid.to_le_bytes())),
             reset: Reset::Known,
-            queues: [const { None }; QUEUE_SIZES.len()],
+            queues: Queues::new(QUEUE_SIZES.len()),
             flow: Flow::default(),
         })
     }
@@ -188,7 +188,7 @@ impl VsockDevice {
         if self.reset != Reset::Known && !self.tell_reset()? {
             return Ok(Progress::Idle);
         }
-        let [Some(rx), Some(tx), _] = &mut self.queues else {
+        let [Some(rx), Some(tx), _] = self.queues.places() else {
             return Ok(Progress::Idle);
         };
         let flow = &mut self.flow;
@@ -198,7 +198,7 @@ impl VsockDevice {
     /// Tells the driver of a reset of the transport, once it has a buffer for that. `true` when
     /// data may flow.
     fn tell_reset(&mut self) -> Result<bool, Fault> {
-        let [_, _, Some(event)] = &mut self.queues else {
+        let [_, _, Some(event)] = self.queues.places() else {
             // A driver without that queue cannot be told.
             return Ok(true);
         };
@@ -416,18 +416,13 @@ impl VirtioDevice for VsockDevice {
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        let index = queue.index();
-        match self.queues.get_mut(usize::from(index)) {
-            Some(place @ None) => *place = Some(queue),
-            Some(Some(_)) => return Err(StartError::Running { index }),
-            None => return Err(StartError::NoSuchQueue { index }),
-        }
+        self.queues.start(queue)?;
         self.flow = Flow::default();
         Ok(())
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        self.queues.get_mut(usize::from(index))?.take()
+        self.queues.stop(index)
     }
 
     fn save(&self) -> SavedDevice {
