@@ -400,6 +400,37 @@ fn a_header_and_descriptors_that_change_in_flight_change_nothing() {
     );
 }
 
+/// A disk that counts how often it was settled.
+#[derive(Clone, Debug, Default)]
+struct Settled(Arc<std::sync::atomic::AtomicUsize>);
+
+impl Disk for Settled {
+    fn len(&self) -> u64 {
+        4096
+    }
+
+    fn submit(&mut self, _: &GuestRam, _token: u16, _: Operation<'_, '_>) -> Submitted {
+        Submitted::Done(Ok(()))
+    }
+
+    fn settle(&mut self) -> std::io::Result<()> {
+        self.0.fetch_add(1, SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_disk_is_settled_when_its_queue_stops_and_when_another_takes_its_place() {
+    let disk = Settled::default();
+    let mut rig = Rig::over(BlockDevice::new(Box::new(disk.clone())));
+    assert_eq!((rig.write(0, 512), disk.0.load(SeqCst)), (0, 0));
+    let mut queues = stop(&mut rig.device);
+    assert_eq!(disk.0.load(SeqCst), 1);
+    rig.device.start_queue(queues.remove(0)).unwrap();
+    rig.device.swap(Box::new(Settled::default()), "next");
+    assert_eq!(disk.0.load(SeqCst), 2);
+}
+
 /// A disk that notes how long its requests are.
 #[derive(Clone, Debug, Default)]
 struct Noting(Arc<std::sync::Mutex<Vec<(u64, usize)>>>);

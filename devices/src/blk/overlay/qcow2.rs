@@ -82,10 +82,11 @@ impl Qcow2Disk {
     }
 
     /// Where the bytes from `at` on lie, and how many of at most `most` lie there in one piece.
-    fn run(&mut self, at: u64, most: u64) -> io::Result<(Place, u64)> {
+    /// Clusters that are `fresh` lie where they will.
+    fn run(&mut self, at: u64, most: u64, fresh: &[Fresh]) -> io::Result<(Place, u64)> {
         let within = at % CLUSTER;
         let mut cluster = at / CLUSTER;
-        let first = self.place(cluster)?;
+        let first = self.place_of(cluster, fresh)?;
         let mut run = CLUSTER.saturating_sub(within);
         while run < most {
             cluster = cluster.saturating_add(1);
@@ -93,7 +94,7 @@ impl Qcow2Disk {
                 Place::File(start) => Place::File(start.saturating_add(within).saturating_add(run)),
                 other => other,
             };
-            if self.place(cluster)? != next {
+            if self.place_of(cluster, fresh)? != next {
                 break;
             }
             run = run.saturating_add(CLUSTER);
@@ -103,6 +104,13 @@ impl Qcow2Disk {
             other => other,
         };
         Ok((place, run.min(most)))
+    }
+
+    fn place_of(&mut self, cluster: u64, fresh: &[Fresh]) -> io::Result<Place> {
+        match fresh.iter().find(|fresh| fresh.cluster == cluster) {
+            Some(fresh) => Ok(Place::File(fresh.at)),
+            None => self.place(cluster),
+        }
     }
 
     fn place(&mut self, cluster: u64) -> io::Result<Place> {
@@ -130,7 +138,7 @@ impl Qcow2Disk {
     fn read(&mut self, offset: u64, slices: &[VolatileSlice<'_>]) -> io::Result<()> {
         let mut cursor = Cursor::new(offset, slices);
         while cursor.left > 0 {
-            let (place, mut run) = self.run(cursor.at, cursor.left)?;
+            let (place, mut run) = self.run(cursor.at, cursor.left, &[])?;
             match place {
                 Place::File(from) => {
                     let part = cursor.take(run)?;
@@ -156,26 +164,29 @@ impl Qcow2Disk {
         Ok(())
     }
 
+    /// Data first, the mapping then: the file never points to what was not written there.
     fn write(&mut self, offset: u64, slices: &[VolatileSlice<'_>]) -> io::Result<()> {
         let mut cursor = Cursor::new(offset, slices);
-        self.give_clusters(offset, cursor.left)?;
+        let fresh = self.reserve(offset, cursor.left)?;
         while cursor.left > 0 {
-            let (place, run) = self.run(cursor.at, cursor.left)?;
+            let (place, run) = self.run(cursor.at, cursor.left, &fresh)?;
             let Place::File(to) = place else {
-                return Err(super::damaged("a cluster that was written is gone"));
+                return Err(super::damaged("a cluster that was reserved is gone"));
             };
             let part = cursor.take(run)?;
             transfer(&part, to, |slices, skip, at| {
                 iovec::write_at(self.file.as_fd(), slices, skip, at)
             })?;
         }
-        Ok(())
+        self.map(fresh)
     }
 
-    /// Gives each cluster of a range that is to be written a place in the file. What of it the range
-    /// does not cover is copied there.
-    fn give_clusters(&mut self, offset: u64, len: u64) -> io::Result<()> {
+    /// Has each cluster of a range that is to be written a place in the file, and what the range does
+    /// not cover of those that get one copied there. Places that are lost by an error are free
+    /// when the file is opened again.
+    fn reserve(&mut self, offset: u64, len: u64) -> io::Result<Vec<Fresh>> {
         let end = offset.saturating_add(len);
+        let mut fresh = Vec::new();
         let mut at = offset;
         while at < end {
             let cluster = at / CLUSTER;
@@ -189,9 +200,17 @@ impl Qcow2Disk {
                 };
                 self.copy_up(place, start, at, to)?;
                 self.copy_up(place, end.min(next), next, to)?;
-                self.set(cluster, Place::File(to))?;
+                fresh.push(Fresh { cluster, at: to });
             }
             at = next;
+        }
+        Ok(fresh)
+    }
+
+    /// Clusters are where they were reserved from now on.
+    fn map(&mut self, fresh: Vec<Fresh>) -> io::Result<()> {
+        for Fresh { cluster, at } in fresh {
+            self.set(cluster, Place::File(at))?;
         }
         Ok(())
     }
@@ -218,7 +237,7 @@ impl Qcow2Disk {
         let end = offset.saturating_add(len);
         let mut at = offset;
         while at < end {
-            let (place, run) = self.run(at, end.saturating_sub(at))?;
+            let (place, run) = self.run(at, end.saturating_sub(at), &[])?;
             match place {
                 Place::File(to) => write_zeroes(&self.file, to, run, unmap)?,
                 Place::Zeroes => {}
@@ -242,13 +261,13 @@ impl Qcow2Disk {
                 self.set(cluster, Place::Zeroes)?;
             } else {
                 let len = end.min(next).saturating_sub(at);
-                self.give_clusters(at, len)?;
-                let (place, _) = self.run(at, len)?;
-                if let Place::File(to) = place {
+                let fresh = self.reserve(at, len)?;
+                if let (Place::File(to), _) = self.run(at, len, &fresh)? {
                     // Written, since the file may end here: less than a cluster.
                     let zeroes = vec![0; usize::try_from(len).unwrap_or(0)];
                     self.file.write_all_at(&zeroes, to)?;
                 }
+                self.map(fresh)?;
             }
             at = next;
         }
@@ -260,7 +279,7 @@ impl Qcow2Disk {
         let end = offset.saturating_add(len);
         let mut at = offset;
         while at < end {
-            let (place, run) = self.run(at, end.saturating_sub(at))?;
+            let (place, run) = self.run(at, end.saturating_sub(at), &[])?;
             if let Place::File(to) = place {
                 give_back(&self.file, to, run)?;
             }
@@ -316,6 +335,12 @@ impl Drop for Qcow2Disk {
             tracing::error!(%error, "an overlay's last writes are lost");
         }
     }
+}
+
+/// A cluster of the disk that has a place in the file, to which the mapping does not point yet.
+struct Fresh {
+    cluster: u64,
+    at: u64,
 }
 
 fn zero(slice: &VolatileSlice<'_>) {

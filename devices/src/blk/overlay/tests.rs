@@ -288,6 +288,22 @@ fn what_was_flushed_survives_a_kill_and_what_was_not_is_old_or_new() {
 }
 
 #[test]
+fn a_write_that_failed_maps_nothing() {
+    let mut rig = Rig::new(&numbered(2 << 16));
+    // A descriptor that refuses data; the mapping alone is in memory.
+    let file = File::open(rig.path("overlay")).unwrap();
+    rig.disk = Some(Qcow2Disk::open(rig.base(), file).unwrap());
+    let mem = rig.mem.clone();
+    let slices = pieces(&mem, 1 << 16);
+    let write = Operation::Write {
+        offset: 0,
+        slices: &slices,
+    };
+    assert!(rig.ask(write).is_err());
+    assert!(rig.read(0, 2 << 16) == numbered(2 << 16));
+}
+
+#[test]
 fn a_stopped_disk_is_complete_for_others() {
     let mut rig = Rig::new(&numbered(2 << 16));
     rig.write(0, &[3; 512]);
