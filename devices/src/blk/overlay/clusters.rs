@@ -193,3 +193,81 @@ impl Clusters {
         Ok(block)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The clusters of a file that is `count` of them long and whose table of counts is empty.
+    fn clusters(count: u64) -> (File, Clusters) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(count * CLUSTER).unwrap();
+        let header = Header {
+            size: 0,
+            l1_offset: 0,
+            l1_entries: 0,
+            counts_offset: CLUSTER,
+            counts_clusters: 1,
+        };
+        let clusters = Clusters::open(&file, count * CLUSTER, &header).unwrap();
+        (file, clusters)
+    }
+
+    #[test]
+    fn clusters_are_claimed_once_whole_and_within_the_file() {
+        let (_, mut clusters) = clusters(70);
+        for claimed in [0, 63, 64, 69] {
+            clusters.claim(claimed * CLUSTER).unwrap();
+            let twice = clusters.claim(claimed * CLUSTER).unwrap_err();
+            assert_eq!(twice.kind(), io::ErrorKind::InvalidData);
+        }
+        for wrong in [70 * CLUSTER, CLUSTER + 512, CLUSTER | 1 << 60, u64::MAX] {
+            let error = clusters.claim(wrong).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{wrong:x}");
+        }
+    }
+
+    #[test]
+    fn free_clusters_are_given_out_in_order_and_then_those_behind_the_file() {
+        let (_, mut clusters) = clusters(200);
+        let free = [3, 62, 63, 64, 127, 130, 199];
+        for index in (0..200).filter(|index| !free.contains(index)) {
+            clusters.claim(index * CLUSTER).unwrap();
+        }
+        for index in free.into_iter().chain(200..300) {
+            assert_eq!(clusters.allocate().unwrap(), index * CLUSTER);
+        }
+        assert_eq!(clusters.count(), 300);
+        assert!(clusters.claim(250 * CLUSTER).is_err(), "it is given out");
+        // Neighbours are counted together.
+        assert_eq!(
+            clusters.pending,
+            [3..4, 62..65, 127..128, 130..131, 199..300]
+        );
+    }
+
+    #[test]
+    fn counts_are_written_for_what_was_given_out_alone() {
+        let (file, mut clusters) = clusters(2 * MAX_PENDING as u64 + 10);
+        for index in (1..2 * MAX_PENDING as u64).step_by(2) {
+            clusters.claim(index * CLUSTER).unwrap();
+        }
+        while !clusters.is_behind() {
+            assert!(clusters.pending.len() < MAX_PENDING);
+            clusters.allocate().unwrap();
+        }
+        assert_eq!(clusters.pending.len(), MAX_PENDING);
+        clusters.account(&file).unwrap();
+        assert!(clusters.pending.is_empty() && !clusters.is_behind());
+        let mut entry = [0; 8];
+        file.read_exact_at(&mut entry, CLUSTER).unwrap();
+        let block = u64::from_be_bytes(entry);
+        let mut counts = vec![0; CLUSTER as usize];
+        file.read_exact_at(&mut counts, block).unwrap();
+        for (index, count) in counts.chunks(2).enumerate() {
+            let given = index % 2 == 0 && index < 2 * MAX_PENDING;
+            let own = index as u64 * CLUSTER == block;
+            assert_eq!(count, [0, u8::from(given || own)], "{index}");
+        }
+    }
+}

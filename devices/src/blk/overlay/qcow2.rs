@@ -29,7 +29,7 @@ pub struct Qcow2Disk {
     file: File,
     size: u64,
     pub(super) clusters: Clusters,
-    tables: Tables,
+    pub(super) tables: Tables,
 }
 
 impl Qcow2Disk {

@@ -1,7 +1,7 @@
 //! The mapping of the disk's clusters to the file's: a first level that is in memory as a whole,
 //! and tables of the second, some of which are.
 //!
-//! What changes stays in memory until [`Tables::write`] and [`Tables::link`]. Between the two the
+//! What changes stays in memory until [`Tables::write_new`] and [`Tables::link`]. Between the two the
 //! file must be made durable: then it never points to what is not there, whenever the power fails.
 
 use std::collections::HashMap;
@@ -90,6 +90,12 @@ impl Tables {
             unlinked: Vec::new(),
             clock: 0,
         })
+    }
+
+    /// Tables that are in memory.
+    #[cfg(test)]
+    pub(super) fn cached(&self) -> usize {
+        self.cached.len()
     }
 
     /// Whether a table may have to be written for room before [`Self::place`] or [`Self::set`].

@@ -367,6 +367,8 @@ fn more_tables_than_memory_takes_are_written_and_read_again() {
     for n in 0..tables {
         rig.write(n * ENTRIES * CLUSTER + 512, &[n as u8 + 1; 512]);
     }
+    let cached = |rig: &Rig| rig.disk.as_ref().unwrap().tables.cached();
+    assert_eq!(cached(&rig), MAX_TABLES);
     for n in (0..tables).rev() {
         let bytes = rig.read(n * ENTRIES * CLUSTER, 1536);
         assert_eq!(
@@ -375,6 +377,7 @@ fn more_tables_than_memory_takes_are_written_and_read_again() {
             "{n}"
         );
     }
+    assert_eq!(cached(&rig), MAX_TABLES);
     rig.reopen();
     assert_eq!(
         rig.read((tables - 1) * ENTRIES * CLUSTER + 512, 1),
@@ -622,6 +625,14 @@ fn mappings_that_cannot_be_are_refused() {
         put(bytes, at + 8, &first.to_be_bytes());
     });
     assert!(matches!(twice, Qcow2Error::Damaged { .. }), "{twice}");
+    // Where it was, but perhaps not its alone.
+    for at in [|_: &[u8]| L1, table] {
+        let error = refused(|bytes| {
+            let at = at(bytes);
+            bytes[at] &= 0x7f;
+        });
+        assert!(matches!(error, Qcow2Error::Damaged { .. }), "{error}");
+    }
     let cut = refused(|bytes| bytes.truncate(4 << 16));
     assert!(matches!(cut, Qcow2Error::Damaged { .. }), "{cut}");
 }
