@@ -13,7 +13,7 @@ use podvisor_vmm::{MacAddress, MemorySize, NetDevice, Transport, Vm, VmExit, Vso
 use support::tap::tap_queues;
 use support::{Console, busybox_with, linux_with, program, raise_limit_of_files};
 
-/// Where the host echoes, where the guest waits for it, and where the guest is called (`traffic.c`).
+/// Where the host echoes, where the guest waits for it, and where it is called (`traffic.c`).
 const ECHO: u16 = 7000;
 const BARRIER: u16 = 7001;
 const CALLS: u32 = 7002;

@@ -207,7 +207,6 @@ mod tests {
             l1_offset: 0,
             l1_entries: 0,
             counts_offset: CLUSTER,
-            counts_clusters: 1,
         };
         let clusters = Clusters::open(&file, count * CLUSTER, &header).unwrap();
         (file, clusters)

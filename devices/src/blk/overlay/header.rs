@@ -52,9 +52,9 @@ pub(super) struct Header {
     /// Where the first level begins in the file, and its entries.
     pub(super) l1_offset: u64,
     pub(super) l1_entries: u64,
-    /// Where the table of reference counts begins in the file, and its clusters.
+    /// Where the table of reference counts begins in the file. Of its clusters the first is used:
+    /// it is enough for the largest disk.
     pub(super) counts_offset: u64,
-    pub(super) counts_clusters: u64,
 }
 
 /// Big-endian numbers out of bytes, one after the other; zeroes behind their end.
@@ -149,8 +149,6 @@ impl Header {
             // What is beyond is not used.
             l1_entries: l1_entries(size),
             counts_offset,
-            // Enough for the largest disk.
-            counts_clusters: counts_clusters.min(1),
         })
     }
 }

@@ -181,9 +181,9 @@ impl Qcow2Disk {
         self.map(fresh)
     }
 
-    /// Has each cluster of a range that is to be written a place in the file, and what the range does
-    /// not cover of those that get one copied there. Places that are lost by an error are free
-    /// when the file is opened again.
+    /// Has each cluster of a range that is to be written a place in the file, and what the range
+    /// does not cover of those that get one copied there. Places that are lost by an error are
+    /// free when the file is opened again.
     fn reserve(&mut self, offset: u64, len: u64) -> io::Result<Vec<Fresh>> {
         let end = offset.saturating_add(len);
         let mut fresh = Vec::new();
@@ -215,8 +215,8 @@ impl Qcow2Disk {
         Ok(())
     }
 
-    /// Copies the bytes from `from` to `end` of the disk, which lie within one cluster and are not in
-    /// the file yet, into that cluster of the file.
+    /// Copies the bytes from `from` to `end` of the disk, which lie within one cluster and are not
+    /// in the file yet, into that cluster of the file.
     fn copy_up(&self, place: Place, from: u64, end: u64, cluster: u64) -> io::Result<()> {
         let len = usize::try_from(end.saturating_sub(from)).unwrap_or(0);
         if len == 0 {

@@ -1,8 +1,9 @@
 //! The mapping of the disk's clusters to the file's: a first level that is in memory as a whole,
 //! and tables of the second, some of which are.
 //!
-//! What changes stays in memory until [`Tables::write_new`] and [`Tables::link`]. Between the two the
-//! file must be made durable: then it never points to what is not there, whenever the power fails.
+//! What changes stays in memory until [`Tables::write_new`] and [`Tables::link`]. Between the two
+//! the file must be made durable: then it never points to what is not there, whenever the power
+//! fails.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,0 +1,134 @@
+//! Overlays that a stranger made.
+
+use super::*;
+
+/// What `change` makes of a sound overlay with a cluster of data is refused by this.
+fn refused(change: impl FnOnce(&mut Vec<u8>)) -> Qcow2Error {
+    let mut rig = Rig::new(&numbered(4 << 16));
+    rig.write(0, &[1; 2 << 16]);
+    rig.disk = None;
+    let mut bytes = std::fs::read(rig.path("overlay")).unwrap();
+    change(&mut bytes);
+    std::fs::write(rig.path("overlay"), bytes).unwrap();
+    rig.open().unwrap_err()
+}
+
+fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
+    bytes[at..at + field.len()].copy_from_slice(field);
+}
+
+#[test]
+fn headers_of_something_else_are_refused() {
+    let field = |at: usize, value: u32| refused(|bytes| put(bytes, at, &value.to_be_bytes()));
+    assert!(matches!(refused(Vec::clear), Qcow2Error::NotQcow2));
+    assert!(matches!(
+        refused(|bytes| bytes.truncate(100)),
+        Qcow2Error::NotQcow2
+    ));
+    assert!(matches!(field(0, 0), Qcow2Error::NotQcow2));
+    // Version, clusters, encryption, snapshots, other features, bitmaps, widths of counts.
+    for (at, value) in [
+        (4, 2),
+        (20, 9),
+        (32, 1),
+        (60, 1),
+        (76, 4),
+        (72, 1),
+        (92, 1),
+        (96, 5),
+    ] {
+        let error = field(at, value);
+        assert!(
+            matches!(error, Qcow2Error::Unsupported { .. }),
+            "{at}: {error}"
+        );
+    }
+    assert!(matches!(
+        field(76, 1),
+        Qcow2Error::Marked { state: "dirty" }
+    ));
+    assert!(matches!(
+        field(76, 3),
+        Qcow2Error::Marked { state: "corrupt" }
+    ));
+    // No name of a base, no format of it, another one.
+    for (at, value) in [
+        (16, 0),
+        (104, 0),
+        (112, u32::from_be_bytes(*b"vdi\0")),
+        (108, 9999),
+    ] {
+        let error = field(at, value);
+        assert!(matches!(error, Qcow2Error::NoRawBase), "{at}: {error}");
+    }
+    assert!(matches!(field(24, 1 << 20), Qcow2Error::TooLarge { .. }));
+    // A disk larger than its first level; tables that lie nowhere.
+    for (at, value) in [
+        (24, 1),
+        (36, 0),
+        (44, 0),
+        (44, 512),
+        (40, 1),
+        (52, 0),
+        (48, 1),
+        (56, 0),
+    ] {
+        let error = field(at, value);
+        assert!(matches!(error, Qcow2Error::Damaged { .. }), "{at}: {error}");
+    }
+}
+
+#[test]
+fn mappings_that_cannot_be_are_refused() {
+    /// Where the first level and its only table lie, and the first cluster of data.
+    const L1: usize = 3 << 16;
+    let table = |bytes: &[u8]| {
+        let entry = u64::from_be_bytes(bytes[L1..L1 + 8].try_into().unwrap());
+        (entry & crate::blk::overlay::header::OFFSET) as usize
+    };
+    let own = crate::blk::overlay::header::OWN;
+    let data = |bytes: &[u8], n: usize| {
+        let at = table(bytes) + 8 * n;
+        u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
+    };
+    for wrong in [
+        // In the header, in the first level, misaligned, beyond the file, not its own, compressed.
+        own,
+        own | L1 as u64,
+        own | 4 << 16 | 512,
+        own | 1 << 40,
+        4 << 16,
+        own | 1 << 62,
+        own | 4 << 16 | 2,
+        own | 1,
+    ] {
+        let error = refused(|bytes| {
+            let at = table(bytes);
+            put(bytes, at, &wrong.to_be_bytes());
+        });
+        assert!(
+            matches!(error, Qcow2Error::Damaged { .. }),
+            "{wrong:x}: {error}"
+        );
+        let error = refused(|bytes| put(bytes, L1, &wrong.to_be_bytes()));
+        assert!(
+            matches!(error, Qcow2Error::Damaged { .. }),
+            "{wrong:x}: {error}"
+        );
+    }
+    let twice = refused(|bytes| {
+        let (at, first) = (table(bytes), data(bytes, 0));
+        put(bytes, at + 8, &first.to_be_bytes());
+    });
+    assert!(matches!(twice, Qcow2Error::Damaged { .. }), "{twice}");
+    // Where it was, but perhaps not its alone.
+    for at in [|_: &[u8]| L1, table] {
+        let error = refused(|bytes| {
+            let at = at(bytes);
+            bytes[at] &= 0x7f;
+        });
+        assert!(matches!(error, Qcow2Error::Damaged { .. }), "{error}");
+    }
+    let cut = refused(|bytes| bytes.truncate(4 << 16));
+    assert!(matches!(cut, Qcow2Error::Damaged { .. }), "{cut}");
+}
