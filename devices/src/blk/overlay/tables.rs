@@ -124,7 +124,7 @@ impl Tables {
     fn entry(&mut self, file: &File, cluster: u64) -> io::Result<u64> {
         let (number, index) = split(cluster);
         match self.l1.get(number) {
-            Some(0) if !self.cached.contains_key(&number) => Ok(0),
+            Some(0) => Ok(0),
             Some(_) => {
                 let table = self.table(file, number)?;
                 Ok(table.entries.get(index).copied().unwrap_or(0))
