@@ -22,6 +22,7 @@ mod paths;
 mod process;
 mod report;
 mod setup;
+mod space;
 mod test;
 
 use std::process::ExitCode;

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::{self, Request};
 use crate::report::{self, Step};
-use crate::{cargo, guest, paths, process, setup};
+use crate::{cargo, guest, paths, process, setup, space};
 use registry::Registry;
 
 /// What runs in the guest.
@@ -35,6 +35,7 @@ pub(crate) fn command() -> Result<ExitCode> {
     let mut times: Vec<(&str, Duration)> = Vec::new();
     let mut timed = |name, took| times.push((name, took));
 
+    space::ensure(space::DEMO)?;
     let step = Step::begin("packages");
     setup::ensure(&[setup::KERNEL, setup::HOST, setup::BUILD, setup::DEMO])?;
     timed("packages", step.done());

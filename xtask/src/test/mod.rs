@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use crate::cargo::{self, TestProgram, cargo};
 use crate::host;
 use crate::report::{self, Step};
-use crate::{guest, images, paths, process, setup};
+use crate::{guest, images, paths, process, setup, space};
 pub(crate) use count::Count;
 
 /// How many of the slowest tests are named at the end.
@@ -69,6 +69,7 @@ impl Results {
 }
 
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
+    space::ensure(space::TEST)?;
     setup::ensure(&[setup::KERNEL, setup::HOST, setup::BUILD, setup::TEST])?;
     let runs = |name: Name| args.only.is_empty() || args.only.contains(&name);
     let with_guests = runs(Name::Guest);
