@@ -119,7 +119,7 @@ pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub use snapshot::testing as snapshot_testing;
-pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError};
+pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError, WorkingSet};
 pub use vm::{
     Action, BalloonHandle, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle,
     DeviceCounters, DeviceFault, DeviceHandle, FsHandle, HandleError, MemHandle, NetHandle,

@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
@@ -74,6 +75,30 @@ fn keep_to_this_process(region: &MmapRegion<()>) {
         if let Err(error) = advise(region, advice) {
             tracing::debug!(%error, advice, "advice on guest memory was refused");
         }
+    }
+}
+
+/// Copies the pages of `range`, offsets into a mapping of ours, as if each was written, but all at
+/// once. Whatever is behind the mapping's end is left out.
+///
+/// # Errors
+/// Kernels before 5.14 do not know how.
+pub(super) fn copy_now(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<()> {
+    let end = range.end.min(region.size() as u64);
+    let Some(len) = end.checked_sub(range.start).filter(|len| *len > 0) else {
+        return Ok(());
+    };
+    let (Ok(start), Ok(len)) = (usize::try_from(range.start), usize::try_from(len)) else {
+        return Ok(());
+    };
+    let at = region.as_ptr().wrapping_add(start);
+    // SAFETY: within the mapping, as `end` is; populating changes how pages are provided, not what
+    // they hold.
+    let result = unsafe { libc::madvise(at.cast(), len, libc::MADV_POPULATE_WRITE) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
     }
 }
 

@@ -7,10 +7,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{SeekFrom, seek};
-use vm_memory::{Bytes, GuestAddress, GuestMemory as _};
+use vm_memory::{Bytes, GuestAddress, GuestMemory as _, GuestRegionMmap};
 
 use super::pages::PageMap;
-use super::{GuestMemory, MemoryError, PAGE_SIZE, Span, spans};
+use super::{GuestMemory, MemoryError, PAGE_SIZE, Span, mapping, spans};
 
 /// Bytes handled at once: whole pages.
 const CHUNK: u64 = 256 << 10;
@@ -61,6 +61,48 @@ impl GuestMemory {
             }
         }
         Ok(ranges)
+    }
+
+    /// The pages of the memory that the guest boots with which were written since the file behind it
+    /// was mapped, as offsets into that file; `None` when there is no file.
+    pub(crate) fn own_pages(&self) -> Result<Option<Vec<Range<u64>>>, MemoryError> {
+        if self.file.is_none() {
+            return Ok(None);
+        }
+        let map = PageMap::open().map_err(MemoryError::PageMap)?;
+        let mut ranges = Vec::new();
+        for (span, region) in self.boot_spans() {
+            let start = region.as_ptr().addr();
+            let own = map.own(start, span.len).map_err(MemoryError::PageMap)?;
+            ranges.extend(
+                own.iter()
+                    .map(|r| r.start + span.offset..r.end + span.offset),
+            );
+        }
+        Ok(Some(ranges))
+    }
+
+    /// Makes pages of the file behind this memory copies of this process's, before somebody writes
+    /// there: one by one each takes the guest a nested page fault, or three when it is read first.
+    /// `pages` are offsets into that file. It is no error if the kernel cannot.
+    pub(crate) fn make_own(&self, pages: &[Range<u64>]) {
+        for (span, region) in self.boot_spans() {
+            for page in pages {
+                let start = page.start.saturating_sub(span.offset);
+                let end = page.end.saturating_sub(span.offset).min(span.len);
+                if let Err(error) = mapping::copy_now(region, &(start..end)) {
+                    tracing::debug!(%error, "memory is copied when it is written");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// All of memory but what may be plugged in.
+    fn boot_spans(&self) -> impl Iterator<Item = (Span, &GuestRegionMmap)> {
+        let hotplug = self.shape().hotplug_region().map(|region| region.start);
+        let spans = spans(self.shape()).zip(self.ram().iter());
+        spans.filter(move |(span, _)| Some(span.start) != hotplug)
     }
 
     /// Writes one range of a span to `file`, but for its pages of zeroes.
@@ -248,6 +290,33 @@ mod tests {
         let again = GuestMemory::private(SHAPE, base).unwrap();
         again.read_from(&difference, &ranges).unwrap();
         assert!(contents(&again) == contents(&clone));
+    }
+
+    #[test]
+    fn pages_are_made_a_clones_own_before_they_are_written() {
+        let memory = GuestMemory::anonymous(SHAPE).unwrap();
+        write(&memory, 0x1000, 1);
+        let (file, _) = save(&memory, Which::All);
+        let first = GuestMemory::private(SHAPE, file.clone()).unwrap();
+        let own_pages = |memory: &GuestMemory| memory.own_pages().unwrap().unwrap();
+        assert_eq!(own_pages(&first), []);
+        write(&first, 0x2000, 2);
+        let end = SIZE.as_bytes();
+        write(&first, end - 5000, 3);
+        let own = own_pages(&first);
+        assert_eq!(own, [0x2000..0x4000, end - 0x2000..end]);
+
+        let second = GuestMemory::private(SHAPE, file.clone()).unwrap();
+        second.make_own(&own);
+        assert_eq!(own_pages(&second), own);
+        assert!(contents(&second) == contents(&memory));
+
+        // Where no memory is, nothing happens.
+        let third = GuestMemory::private(SHAPE, file).unwrap();
+        let beyond = [end..end + PAGE_SIZE, u64::MAX - 5..u64::MAX];
+        third.make_own(&beyond);
+        assert_eq!(own_pages(&third), []);
+        assert_eq!(memory.own_pages().unwrap(), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -91,6 +91,26 @@ impl NewDirectory {
     }
 }
 
+/// Gives a directory another state file, which is complete when it gets its name.
+pub(super) fn replace_state(dir: &Path, bytes: &[u8]) -> Result<(), SnapshotError> {
+    let partial = dir.join(format!(".{STATE}.partial"));
+    let write = || {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&partial, dir.join(STATE))
+    };
+    write().map_err(|source| SnapshotError::Write {
+        path: dir.to_owned(),
+        source,
+    })
+}
+
 impl Drop for NewDirectory {
     fn drop(&mut self) {
         if !self.done
@@ -105,7 +125,6 @@ impl Drop for NewDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
 
     fn names(dir: &Path) -> Vec<String> {
         let entries = fs::read_dir(dir).unwrap();

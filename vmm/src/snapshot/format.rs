@@ -35,10 +35,12 @@ pub(crate) enum Kind {
     Pci = 7,
     /// A device's registers on PCI, and its rings.
     Function = 8,
+    /// The pages that a clone writes first.
+    WorkingSet = 9,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Machine,
         Self::Memory,
         Self::Vcpu,
@@ -47,6 +49,7 @@ impl Kind {
         Self::Device,
         Self::Pci,
         Self::Function,
+        Self::WorkingSet,
     ];
 
     fn from_number(number: u16) -> Option<Self> {

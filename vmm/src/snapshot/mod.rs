@@ -5,6 +5,7 @@
 //!   and `device.rs` for registers; what devices keep is theirs (`podvisor-devices`).
 //! * `cpu.rs` refuses a guest that began on a processor with more features.
 //! * `directory.rs` makes the directory complete or absent.
+//! * `working_set.rs` names the pages that VMs write first.
 //!
 //! The memory file is written and mapped by the room for [memory](crate::memory). What a VM does
 //! to gather all this stands beside its life, in `vm/snapshot.rs` and `vm/restore.rs`.
@@ -23,6 +24,7 @@ mod state;
 #[allow(unreachable_pub)] // reached with the feature alone
 pub mod testing;
 mod vcpu;
+mod working_set;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -35,6 +37,7 @@ use kvm_bindings::kvm_cpuid_entry2;
 pub use cpu::CpuMismatch;
 pub use error::SnapshotError;
 pub use format::FormatError;
+pub use working_set::WorkingSet;
 
 pub(crate) use chips::ChipState;
 pub(crate) use device::{DeviceState, SavedRegisters};
@@ -146,6 +149,18 @@ impl Snapshot {
         VmBuilder::from_snapshot(self.clone())
     }
 
+    /// Stores with the snapshot in `dir` what VMs that go on from it will write first. Those that
+    /// begin from now on have it copied at once.
+    ///
+    /// # Errors
+    /// When the snapshot cannot be read, or not be written; it is as it was then.
+    pub fn expect(dir: impl AsRef<Path>, working_set: WorkingSet) -> Result<(), SnapshotError> {
+        let dir = dir.as_ref();
+        let (mut state, _) = open(dir)?;
+        state.working_set = Some(working_set);
+        directory::replace_state(dir, &format::encode(&state.to_records()))
+    }
+
     /// The number of vCPUs.
     #[must_use]
     pub fn vcpus(&self) -> u8 {
@@ -198,6 +213,9 @@ impl Snapshot {
         let memory = GuestMemory::private(self.state().memory, self.0.memory.clone())?;
         if let (Some(file), Some(base)) = (&self.0.difference, &self.state().base) {
             memory.read_from(file, &base.ranges)?;
+        }
+        if let Some(set) = &self.state().working_set {
+            memory.make_own(set.pages());
         }
         Ok(memory)
     }

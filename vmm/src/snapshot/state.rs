@@ -12,6 +12,7 @@ use super::chips::{self, ChipState};
 use super::device::{self, DeviceState};
 use super::format::{FormatError, Kind, Reader, Record, Writer};
 use super::vcpu::{self, VcpuState};
+use super::working_set::{self, WorkingSet};
 use crate::boot::MAX_CPUS;
 use crate::memory::{HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::vm::Transport;
@@ -45,6 +46,8 @@ pub(crate) struct MachineState {
     pub(crate) pci: Option<u32>,
     /// In the order in which they were added.
     pub(crate) devices: Vec<DeviceState>,
+    /// What a VM that goes on from here has copied at once.
+    pub(crate) working_set: Option<WorkingSet>,
 }
 
 /// What a difference is the difference to.
@@ -111,6 +114,10 @@ impl MachineState {
             records.push(state.to_record());
             records.push(device(&state.name, &state.own));
         }
+        records.extend(self.working_set.as_ref().map(|set| {
+            let bytes = set.encode();
+            record(Kind::WorkingSet, String::new(), working_set::VERSION, bytes)
+        }));
         records
     }
 
@@ -177,8 +184,15 @@ impl MachineState {
                 })
             })
             .collect::<Result<_, _>>()?;
+        let working_set = match find(Kind::WorkingSet, "") {
+            Ok(record) => Some(record.parse(working_set::VERSION, |input| {
+                WorkingSet::decode(input, boot.as_bytes())
+            })?),
+            Err(_) => None,
+        };
         // Everything was looked at.
-        let optional = usize::from(serial.is_some()) + usize::from(pci.is_some());
+        let optional = [serial.is_some(), pci.is_some(), working_set.is_some()];
+        let optional = optional.into_iter().filter(|there| *there).count();
         let expected = 3 + vcpus.len() + optional + 2 * devices.len();
         if records.len() != expected {
             return Err(invalid("records that belong to nothing"));
@@ -193,6 +207,7 @@ impl MachineState {
             serial,
             pci,
             devices,
+            working_set,
         })
     }
 }

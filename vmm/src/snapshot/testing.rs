@@ -10,6 +10,7 @@ use super::device::{DeviceState, SavedRegisters};
 use super::format::{FormatError, Reader, Record};
 use super::state::{Base, MachineState};
 use super::vcpu::VcpuState;
+use super::working_set::WorkingSet;
 use crate::memory::{MemoryShape, MemorySize};
 use crate::vm::Transport;
 
@@ -80,6 +81,7 @@ pub(crate) fn sample(on: Transport) -> MachineState {
         serial: Some(SavedDevice::default()),
         pci: (on == Transport::Pci).then_some(0x8000_0804),
         devices: vec![device("blk0"), device("rng0")],
+        working_set: Some(WorkingSet::new(vec![0x1000..0x2000, 0x8000..0xa000])),
     }
 }
 

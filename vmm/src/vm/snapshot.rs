@@ -9,7 +9,7 @@ use super::handle::ask;
 use super::pci::PciRoot;
 use super::{Action, Vm, VmError, lock};
 use crate::snapshot::{
-    self, ChipState, DeviceState, Identity, MachineState, SnapshotError, VcpuState,
+    self, ChipState, DeviceState, Identity, MachineState, SnapshotError, VcpuState, WorkingSet,
 };
 
 impl Vm {
@@ -35,6 +35,15 @@ impl Vm {
     pub fn snapshot_difference(&self, dir: impl AsRef<Path>) -> Result<(), SnapshotError> {
         let full = self.origin.clone().ok_or(SnapshotError::NoBase)?;
         self.save(dir.as_ref(), Some(full))
+    }
+
+    /// What this VM has written since it went on from a snapshot, running or not.
+    ///
+    /// # Errors
+    /// [`SnapshotError::NoBase`] when it did not, and when the kernel does not tell.
+    pub fn working_set(&self) -> Result<WorkingSet, SnapshotError> {
+        let own = self.context.machine.memory.own_pages()?;
+        own.map(WorkingSet::new).ok_or(SnapshotError::NoBase)
     }
 
     fn save(&self, dir: &Path, full: Option<(PathBuf, Identity)>) -> Result<(), SnapshotError> {
@@ -63,6 +72,7 @@ impl Vm {
             serial: self.serial.as_ref().map(|port| lock(port).save()),
             pci: self.pci.as_ref().map(PciRoot::config_address),
             devices: devices.collect::<Result<_, _>>()?,
+            working_set: None,
         };
         let plugged = match machine.memory.shape().hotplug_region() {
             Some(_) => self.hotplug_memory()?.run(|device| device.plugged_end())?,
