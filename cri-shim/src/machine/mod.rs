@@ -35,7 +35,7 @@ pub(crate) use error::causes;
 
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use nic::{Nic, NicKind};
-pub use podvisor_vmm::{Snapshot, Transport};
+pub use podvisor_vmm::{Snapshot, Transport, WorkingSet};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
 /// machines do not see each other.
@@ -382,6 +382,14 @@ impl Machine {
     /// The machine is not paused, or the directory cannot be written.
     pub async fn snapshot(&self, dir: PathBuf) -> Result<(), MachineError> {
         self.blocking(move |vm| vm.snapshot(dir)).await
+    }
+
+    /// What a machine that began as a clone has written since.
+    ///
+    /// # Errors
+    /// It did not begin as one.
+    pub fn working_set(&self) -> Result<WorkingSet, MachineError> {
+        Ok(self.vm.working_set()?)
     }
 
     /// Waits until the machine ends; any number of callers.

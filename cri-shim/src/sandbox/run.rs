@@ -20,7 +20,7 @@ use super::{Sandbox, SandboxClient, SandboxConfig, random_id};
 use crate::machine::{Assets, Boot, Disk, GuestFiles, MachineConfig, Transport};
 
 /// What the container and its host are called.
-const NAME: &str = "podvisor";
+pub(super) const NAME: &str = "podvisor";
 
 /// A program to be run in a container in a virtual machine of its own.
 ///
@@ -111,31 +111,9 @@ impl ContainerRun {
                 console: None,
             },
         };
-        let ContainerSpec { spec, user } = self.spec()?;
+        let spec = self.spec()?;
         let sandbox = Sandbox::start(config).await?;
-        let agent = sandbox.agent();
-        let work = async {
-            let streams = Streams::new(StreamSet::of(&stdio), None)?;
-            let container = AgentContainer {
-                id: NAME.to_owned(),
-                image_serial: NAME.to_owned(),
-                readonly_rootfs: false,
-                spec,
-                user,
-                supplemental_groups: SupplementalGroups::Default,
-                stdio: streams.request(),
-                etc_hosts: etc_hosts(NAME).into_bytes(),
-                etc_resolv_conf: Vec::new(),
-                etc_hostname: Vec::new(),
-            };
-            agent.create(container).await?;
-            let outputs = streams.attach(agent.mux(), stdio).await?;
-            agent.start(NAME).await?;
-            let exit = agent.wait(NAME, "").await?;
-            outputs.finish().await?;
-            Ok::<ProcessExit, SandboxError>(exit.into())
-        };
-        let exit = sandbox.unless_ended(work).await?;
+        let exit = run_once(&sandbox, spec, stdio).await?;
         sandbox.shutdown().await;
         Ok(exit)
     }
@@ -222,6 +200,37 @@ impl ContainerRun {
         container_spec(NAME, NAME, None, &self.options)
             .map_err(|error| SandboxError::Config(error.to_string()))
     }
+}
+
+/// Runs a container in the image on the disk [`NAME`] from beginning to end.
+pub(super) async fn run_once(
+    sandbox: &Sandbox,
+    ContainerSpec { spec, user }: ContainerSpec,
+    stdio: StdioFds,
+) -> Result<ProcessExit, SandboxError> {
+    let agent = sandbox.agent();
+    let work = async {
+        let streams = Streams::new(StreamSet::of(&stdio), None)?;
+        let container = AgentContainer {
+            id: NAME.to_owned(),
+            image_serial: NAME.to_owned(),
+            readonly_rootfs: false,
+            spec,
+            user,
+            supplemental_groups: SupplementalGroups::Default,
+            stdio: streams.request(),
+            etc_hosts: etc_hosts(NAME).into_bytes(),
+            etc_resolv_conf: Vec::new(),
+            etc_hostname: Vec::new(),
+        };
+        agent.create(container).await?;
+        let outputs = streams.attach(agent.mux(), stdio).await?;
+        agent.start(NAME).await?;
+        let exit = agent.wait(NAME, "").await?;
+        outputs.finish().await?;
+        Ok::<ProcessExit, SandboxError>(exit.into())
+    };
+    sandbox.unless_ended(work).await
 }
 
 fn kernel(assets: &Assets) -> Result<PathBuf, SandboxError> {

@@ -55,6 +55,9 @@ use serve::Service;
 /// The grace period of a SIGTERM, which names none.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// How long a guest may take to power itself off once the container has ended that it was for.
+const AFTER_THE_END: Duration = Duration::from_secs(10);
+
 /// How long the last answers and lines may take when the machine has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(15);
 
@@ -62,7 +65,7 @@ const LAST_ANSWERS: Duration = Duration::from_secs(15);
 const CLOCK_EVERY: Duration = Duration::from_secs(600);
 
 /// Where the guest has the shared directory.
-const SHARE_PATH: &str = "/run/podvisor/shared";
+pub(super) const SHARE_PATH: &str = "/run/podvisor/shared";
 
 /// Connections to the control socket that wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -134,6 +137,15 @@ fn take_stdin() -> Result<Arc<UnixStream>, ProcessError> {
         UnixStream::from_std(socket).map(Arc::new)
     };
     take().map_err(set_up("take the launcher's socket from stdin"))
+}
+
+/// Why a machine is to end.
+#[derive(Debug, Clone, Copy)]
+enum Shutdown {
+    /// Somebody asks for it, and gives the guest so much time.
+    Within(Duration),
+    /// The container that it was for has ended, and its output is complete.
+    Done,
 }
 
 /// The open files of a launch.
@@ -228,6 +240,8 @@ async fn live(
     // From here on a SIGTERM is one to be obeyed in good order.
     let mut terminate = signal(SignalKind::terminate()).map_err(set_up("listen for SIGTERM"))?;
     let image_slots = launch.image_slots;
+    // Its disks are not written, so all that it wrote goes with it.
+    let leaves_nothing = !launch.has_shared_dir && !launch.has_console;
     let begun = async {
         let files = files(&launch, fds)?;
         boot(launch, files).await
@@ -288,10 +302,10 @@ async fn live(
     tokio::spawn(async move {
         while terminate.recv().await.is_some() {
             // Heard until the end has come.
-            let _ = shutdown.send(GRACE);
+            let _ = shutdown.send(Shutdown::Within(GRACE));
         }
     });
-    let exit = ended(&sandbox, &containers, shutdowns).await;
+    let exit = ended(&sandbox, &containers, shutdowns, leaves_nothing).await;
     clock.abort();
     info!(%exit, "the machine has ended");
     leave(&record, exit, &containers, exit_sender, serving).await;
@@ -406,18 +420,28 @@ async fn reply(launcher: &Arc<UnixStream>, reply: LaunchReply) {
     }
 }
 
-/// Waits for the machine's end, and sees to it when somebody asks for it.
+/// Waits for the machine's end, and sees to it when there is a reason. Of a guest that leaves
+/// nothing on the host the power is cut once nobody needs it.
 async fn ended(
     sandbox: &Arc<Sandbox>,
     containers: &Arc<Containers>,
-    mut shutdowns: mpsc::UnboundedReceiver<Duration>,
+    mut shutdowns: mpsc::UnboundedReceiver<Shutdown>,
+    leaves_nothing: bool,
 ) -> SandboxExit {
     let mut deadline: Option<Instant> = None;
     loop {
         let kill_at = deadline.unwrap_or_else(Instant::now);
         tokio::select! {
             exit = sandbox.machine().ended() => return exit.into(),
-            Some(grace) = shutdowns.recv() => {
+            Some(shutdown) = shutdowns.recv() => {
+                let grace = match shutdown {
+                    Shutdown::Within(grace) => grace,
+                    Shutdown::Done if leaves_nothing => {
+                        sandbox.machine().kill();
+                        return SandboxExit::PoweredOff;
+                    }
+                    Shutdown::Done => AFTER_THE_END,
+                };
                 let at = Instant::now().checked_add(grace);
                 if deadline.is_none() {
                     info!(?grace, "the guest is asked to stop");

@@ -16,6 +16,7 @@ use super::super::wire::{
     Answer, CONTROL_VERSION, Call, Frame, FrameError, FrameReader, FrameWriter, Refusal, Reply,
     Request, StdioHeader,
 };
+use super::Shutdown;
 use super::containers::Containers;
 
 /// Connections at once.
@@ -27,9 +28,6 @@ const IN_FLIGHT: usize = 1024;
 /// When a connection that could not be accepted is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long a guest may take to power itself off once the container has ended that it was for.
-const AFTER_THE_END: Duration = Duration::from_secs(10);
-
 /// Longest message in a refusal, in bytes: parts of it may come from the guest.
 const MESSAGE_MAX: usize = 4 << 10;
 
@@ -37,8 +35,8 @@ const MESSAGE_MAX: usize = 4 << 10;
 #[derive(Debug, Clone)]
 pub(super) struct Service {
     pub(super) containers: Arc<Containers>,
-    /// Takes the grace periods of shutdowns.
-    pub(super) shutdown: mpsc::UnboundedSender<Duration>,
+    /// Takes reasons for the machine's end.
+    pub(super) shutdown: mpsc::UnboundedSender<Shutdown>,
     /// How the machine ended, once it has.
     pub(super) exit: watch::Receiver<Option<SandboxExit>>,
 }
@@ -248,7 +246,7 @@ impl Service {
                 tokio::spawn(async move {
                     // An error means that the container was deleted: not what was asked for.
                     if exit.wait_for(Option::is_some).await.is_ok() {
-                        let _ = shutdown.send(AFTER_THE_END);
+                        let _ = shutdown.send(Shutdown::Done);
                     }
                 });
                 Answer::Done
@@ -300,7 +298,8 @@ impl Service {
             Call::Console => return Ok((Answer::Stream, vec![containers.console()?])),
             Call::Shutdown { grace_ms } => {
                 // Nobody listens when the end has begun anyway.
-                let _ = self.shutdown.send(Duration::from_millis(grace_ms));
+                let grace = Duration::from_millis(grace_ms);
+                let _ = self.shutdown.send(Shutdown::Within(grace));
                 Answer::Done
             }
             Call::Ended => {

@@ -13,6 +13,7 @@
 //! seeded anew), the time, names and addresses.
 
 mod clean;
+mod rehearsal;
 
 use std::fs::{self, File, TryLockError};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -104,9 +105,9 @@ pub enum TemplateError {
         #[source]
         source: io::Error,
     },
-    /// No host's end for a card.
-    #[error("failed to make the host's end of a template's card")]
-    Nic(#[source] io::Error),
+    /// No host's end for a card or a share.
+    #[error("failed to make the host's ends of a template's devices")]
+    Devices(#[source] io::Error),
     /// The machine did not boot.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -306,42 +307,32 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
     made
 }
 
-/// Boots a machine, and snapshots it to a new directory when its agent answers.
+/// Boots a machine, and snapshots it to a new directory when its agent answers. A clone rehearses
+/// what sandboxes do, so that those that follow have what they will write.
 ///
 /// # Errors
 /// [`TemplateError`]; there is no snapshot then.
 pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> {
-    let (fds, _peers) = cards(shape).map_err(TemplateError::Nic)?;
-    let nics = fds.into_iter().zip(macs());
-    let shared = place.with_extension("share");
-    let share = match shape.shares {
-        false => None,
-        true => {
-            create(&shared)?;
-            let opened = File::open(&shared).map_err(file("open", &shared))?;
-            fs::remove_dir(&shared).map_err(file("remove", &shared))?;
-            Some(opened.into())
-        }
-    };
+    let ends = HostEnds::new(shape, place)?;
+    boot_and_snapshot(shape, &ends, place).await?;
+    if let Err(error) = rehearsal::rehearse(shape, &ends, place).await {
+        // Clones are as good without, and slower.
+        warn!(error = causes(&error), "no rehearsal of what clones write");
+    }
+    Ok(())
+}
+
+async fn boot_and_snapshot(
+    shape: &Shape,
+    ends: &HostEnds,
+    place: &Path,
+) -> Result<(), TemplateError> {
     let open = |path: &Path| File::open(path).map_err(file("open", path));
     let files = GuestFiles::from_files(open(&shape.kernel)?, open(&shape.initramfs)?);
+    let boot = Boot::Cold(files.map_err(SandboxError::from)?);
     let config = SandboxConfig {
         guest: GuestConfig::default(),
-        machine: MachineConfig {
-            boot: Boot::Cold(files.map_err(SandboxError::from)?),
-            cpus: shape.vcpus,
-            memory: shape.memory,
-            growth: shape.growth,
-            disks: Vec::new(),
-            spare_disks: shape.image_slots,
-            nics: nics.map(|(fd, mac)| nic(shape.nic_kind, fd, mac)).collect(),
-            share,
-            transport: match shape.pci {
-                true => Transport::Pci,
-                false => Transport::Mmio,
-            },
-            console: None,
-        },
+        machine: ends.machine(shape, boot)?,
     };
     let sandbox = BuiltSandbox::new(config)?.answering().await?;
     let answered = sandbox.agent().ping().await;
@@ -356,24 +347,71 @@ pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> 
     Ok(())
 }
 
-/// The host's ends of a shape's cards, and whom they lead to: nobody.
-fn cards(shape: &Shape) -> io::Result<(Vec<OwnedFd>, Vec<UnixStream>)> {
-    match shape.nic_kind {
-        NicKind::Tap => Ok((cni::taps_apart(shape.nics)?, Vec::new())),
-        NicKind::Stream => {
-            let pair = |_| UnixStream::pair().map(|(ours, peer)| (ours.into(), peer));
-            let pairs: io::Result<Vec<_>> = (0..shape.nics).map(pair).collect();
-            Ok(pairs?.into_iter().unzip())
-        }
-    }
+/// What the devices of a template's machine lead to: nobody, and an empty directory.
+#[derive(Debug)]
+struct HostEnds {
+    nics: Vec<OwnedFd>,
+    _peers: Vec<UnixStream>,
+    share: Option<OwnedFd>,
 }
 
-fn nic(kind: NicKind, fd: OwnedFd, mac: [u8; 6]) -> Nic {
-    Nic {
-        kind,
-        fd,
-        mac,
-        mtu: mtu(kind),
+impl HostEnds {
+    fn new(shape: &Shape, place: &Path) -> Result<Self, TemplateError> {
+        let cards = || -> io::Result<(Vec<OwnedFd>, Vec<UnixStream>)> {
+            match shape.nic_kind {
+                NicKind::Tap => Ok((cni::taps_apart(shape.nics)?, Vec::new())),
+                NicKind::Stream => {
+                    let pair = |_| UnixStream::pair().map(|(ours, peer)| (ours.into(), peer));
+                    let pairs: io::Result<Vec<_>> = (0..shape.nics).map(pair).collect();
+                    Ok(pairs?.into_iter().unzip())
+                }
+            }
+        };
+        let (nics, _peers) = cards().map_err(TemplateError::Devices)?;
+        let shared = place.with_extension("share");
+        let share = match shape.shares {
+            false => None,
+            true => {
+                create(&shared)?;
+                let opened = File::open(&shared).map_err(file("open", &shared))?;
+                fs::remove_dir(&shared).map_err(file("remove", &shared))?;
+                Some(opened.into())
+            }
+        };
+        Ok(Self {
+            nics,
+            _peers,
+            share,
+        })
+    }
+
+    /// A machine of the shape whose devices end here: one at a time.
+    fn machine(&self, shape: &Shape, boot: Boot) -> Result<MachineConfig, TemplateError> {
+        let nic = |(fd, mac): (&OwnedFd, [u8; 6])| -> io::Result<Nic> {
+            Ok(Nic {
+                kind: shape.nic_kind,
+                fd: fd.try_clone()?,
+                mac,
+                mtu: mtu(shape.nic_kind),
+            })
+        };
+        let nics: io::Result<_> = self.nics.iter().zip(macs()).map(nic).collect();
+        let share = self.share.as_ref().map(OwnedFd::try_clone).transpose();
+        Ok(MachineConfig {
+            boot,
+            cpus: shape.vcpus,
+            memory: shape.memory,
+            growth: shape.growth,
+            disks: Vec::new(),
+            spare_disks: shape.image_slots,
+            nics: nics.map_err(TemplateError::Devices)?,
+            share: share.map_err(TemplateError::Devices)?,
+            transport: match shape.pci {
+                true => Transport::Pci,
+                false => Transport::Mmio,
+            },
+            console: None,
+        })
     }
 }
 

@@ -1,0 +1,175 @@
+//! The rehearsal: a clone of a new template does what each sandbox begins with, and the pages that
+//! it writes are stored with the template. Clones that follow have them copied at once, which their
+//! guests would pay a nested page fault each for.
+
+use std::fs::File;
+use std::path::Path;
+
+use rustix::fs::MemfdFlags;
+
+use super::{HostEnds, Shape, Template, TemplateError, macs, mtu};
+use crate::machine::{Boot, Disk, MachineError, SHARE_TAG, Snapshot};
+use crate::sandbox::agent::{GuestConfig, Share};
+use crate::sandbox::process::SHARE_PATH;
+use crate::sandbox::run::{NAME, run_once};
+use crate::sandbox::spec::{ContainerOptions, container_spec};
+use crate::sandbox::types::{GuestNetwork, Interface, Route, StdioFds};
+use crate::sandbox::{BuiltSandbox, SandboxConfig, SandboxError};
+
+/// The program of the rehearsal's container.
+const PROGRAM: &str = "exit";
+
+/// An executable whose one segment is the whole file, and which does nothing but `exit(0)`.
+fn program() -> Vec<u8> {
+    const BASE: u64 = 0x40_0000;
+    const HEADERS: u16 = 64 + 56;
+    const CODE: [u8; 9] = [
+        0x31, 0xff, // xor edi, edi
+        0xb8, 60, 0, 0, 0, // mov eax, __NR_exit
+        0x0f, 0x05, // syscall
+    ];
+    let size = u64::from(HEADERS) + CODE.len() as u64;
+    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+    elf.resize(16, 0);
+    let header16 = |elf: &mut Vec<u8>, values: &[u16]| {
+        values
+            .iter()
+            .for_each(|value| elf.extend(value.to_le_bytes()));
+    };
+    let header64 = |elf: &mut Vec<u8>, values: &[u64]| {
+        values
+            .iter()
+            .for_each(|value| elf.extend(value.to_le_bytes()));
+    };
+    // ET_EXEC for EM_X86_64, version 1; entry, program headers, no sections, no flags.
+    header16(&mut elf, &[2, 62, 1, 0]);
+    header64(&mut elf, &[BASE + u64::from(HEADERS), 64, 0]);
+    header16(&mut elf, &[0, 0, 64, 56, 1, 0, 0, 0]);
+    // PT_LOAD, readable and executable.
+    header16(&mut elf, &[1, 0, 5, 0]);
+    header64(&mut elf, &[0, BASE, BASE, size, size, 4096]);
+    elf.extend(CODE);
+    elf
+}
+
+/// Has a clone of the snapshot in `place` run a container, and stores what that wrote.
+pub(super) async fn rehearse(
+    shape: &Shape,
+    ends: &HostEnds,
+    place: &Path,
+) -> Result<(), TemplateError> {
+    let boot = Boot::Warm(Template::of_snapshot(place)?.open()?);
+    let config = SandboxConfig {
+        guest: guest(shape),
+        machine: ends.machine(shape, boot)?,
+    };
+    let sandbox = BuiltSandbox::new(config)?.start().await?;
+    if shape.image_slots > 0 {
+        let inserted = sandbox.machine().insert_disk(0, disk()?).await;
+        inserted.map_err(SandboxError::from)?;
+        let options = ContainerOptions {
+            command: vec![format!("/{PROGRAM}")],
+            ..ContainerOptions::default()
+        };
+        let spec = container_spec(NAME, NAME, None, &options)
+            .map_err(|error| SandboxError::Config(error.to_string()))?;
+        run_once(&sandbox, spec, nowhere()?).await?;
+    }
+    let machine = sandbox.machine();
+    let written = machine.working_set().map_err(SandboxError::from)?;
+    machine.kill();
+    tracing::debug!(bytes = written.bytes(), "rehearsed what clones write");
+    Snapshot::expect(place, written)
+        .map_err(|error| SandboxError::from(MachineError::from(error)))?;
+    Ok(())
+}
+
+/// What each guest is told: a name, and about all its devices. (The addresses are for
+/// documentation, RFC 5737.)
+fn guest(shape: &Shape) -> GuestConfig {
+    let interface = |(card, mac)| Interface {
+        name: format!("eth{card}"),
+        mac,
+        mtu: mtu(shape.nic_kind),
+        addresses: vec![format!("192.0.2.{}/24", card + 2)],
+    };
+    let cards = (0..shape.nics).zip(macs());
+    let route = Route {
+        destination: "0.0.0.0/0".to_owned(),
+        gateway: Some("192.0.2.1".to_owned()),
+        interface: "eth0".to_owned(),
+    };
+    let share = shape.shares.then(|| Share {
+        tag: SHARE_TAG.to_owned(),
+        path: SHARE_PATH.to_owned(),
+    });
+    GuestConfig {
+        hostname: NAME.to_owned(),
+        network: GuestNetwork {
+            interfaces: cards.map(interface).collect(),
+            routes: (shape.nics > 0).then_some(route).into_iter().collect(),
+        },
+        shares: share.into_iter().collect(),
+        ..GuestConfig::default()
+    }
+}
+
+/// A disk with the program.
+fn disk() -> Result<Disk, TemplateError> {
+    let made = || -> Result<File, MachineError> {
+        let failed = |source| MachineError::Disk {
+            serial: NAME.to_owned(),
+            source,
+        };
+        let memory = rustix::fs::memfd_create(c"rehearsal", MemfdFlags::CLOEXEC)
+            .map_err(|error| failed(error.into()))?;
+        let file = File::from(memory);
+        let target = file.try_clone().map_err(failed)?;
+        podvisor_images::write_program_rootfs(target, PROGRAM, &program())
+            .map_err(|error| failed(std::io::Error::other(error)))?;
+        Ok(file)
+    };
+    let file = made().map_err(SandboxError::from)?;
+    let serial = NAME.to_owned();
+    Ok(Disk { file, serial })
+}
+
+/// Standard streams of which nobody reads.
+fn nowhere() -> Result<StdioFds, TemplateError> {
+    let null = || -> std::io::Result<Option<std::os::fd::OwnedFd>> {
+        let file = File::options().read(true).write(true).open("/dev/null")?;
+        Ok(Some(file.into()))
+    };
+    let fds = || -> std::io::Result<StdioFds> {
+        Ok(StdioFds {
+            stdin: None,
+            stdout: null()?,
+            stderr: null()?,
+        })
+    };
+    fds().map_err(super::file("open", "/dev/null"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn the_program_is_one_that_linux_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(PROGRAM);
+        let mut file = File::create(&path).unwrap();
+        file.write_all(&program()).unwrap();
+        file.set_permissions(std::fs::Permissions::from_mode(0o755))
+            .unwrap();
+        drop(file);
+        assert!(
+            std::process::Command::new(&path)
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+}
