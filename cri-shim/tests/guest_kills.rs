@@ -2,7 +2,8 @@
 //! the node clean. This needs a KVM that runs guests, and root.
 //!
 //! `PODVISOR_KILL_ROUNDS` says how often (a few times unless set), `PODVISOR_KILL_SEED` with which
-//! random numbers: those of a failure are in its output.
+//! random numbers: those of a failure are in its output. `PODVISOR_START_ROUNDS` says how often
+//! containers come and go undisturbed.
 
 mod support;
 
@@ -14,7 +15,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use support::host::{Host, kill, networks_left, sandboxes};
+use support::host::{Host, kill, networks_left, processes, sandboxes};
 
 /// Who is killed.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +55,14 @@ impl Host {
     fn all_left(&self) -> BTreeSet<String> {
         let mut left: BTreeSet<String> = self.left().into_iter().collect();
         left.extend(networks_left());
+        let networks = processes(|arguments| {
+            let program = arguments
+                .split(|byte| *byte == 0)
+                .next()
+                .unwrap_or_default();
+            program.ends_with(b"passt") || program.ends_with(b"passt.avx2")
+        });
+        left.extend(networks.into_iter().map(|pid| format!("passt {pid}")));
         let files = fs::read_dir(self.root.path()).unwrap().flatten();
         left.extend(files.map(|file| file.file_name().into_string().unwrap()));
         left
@@ -66,9 +75,9 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
     let data = host.root.path().join("data");
     fs::create_dir(&data).unwrap();
     let volume = format!("{}:/data", data.display());
-    let run = || {
+    let run = |network| {
         let flags = ["run", "--name", "victim", "--memory", "128M"];
-        let more = ["-e", "PATH=/bin", "-v", &volume, "--network", "nat"];
+        let more = ["-e", "PATH=/bin", "-v", &volume, "--network", network];
         let command = [
             "-p",
             "18080:80",
@@ -85,7 +94,7 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
     };
     // One that nobody disturbs, for the time that it takes and what is there afterwards.
     let begin = Instant::now();
-    let mut first = run();
+    let mut first = run("nat");
     let mut lines = BufReader::new(first.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "up");
     let took = begin.elapsed();
@@ -105,9 +114,15 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
             Victim::Guest => span,
             _ => random.below(span),
         };
-        let told = format!("seed {seed}, round {round}: {victim:?} after {delay} ms");
+        // Each network with each victim.
+        let network = match (round / 4 + round) % 2 {
+            0 => "nat",
+            _ => "user",
+        };
+        let told =
+            format!("seed {seed}, round {round}: {victim:?} with {network} after {delay} ms");
         println!("{told}");
-        let mut launcher = run();
+        let mut launcher = run(network);
         thread::sleep(Duration::from_millis(delay));
         match victim {
             Victim::Launcher => launcher.kill().unwrap(),
@@ -147,6 +162,53 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
                 "{told}: {:?}",
                 left.symmetric_difference(&clean)
             );
+        }
+    }
+}
+
+/// Containers of every kind come and go, and the node is as it was after the first ones.
+#[test]
+fn guest_rounds_of_containers_leave_nothing() {
+    let host = Host::default();
+    let ok = |arguments: &[&str]| {
+        let ran = host.podvisor(arguments);
+        assert_eq!(ran.code, Some(0), "{arguments:?}: {ran:?}");
+        ran.stdout
+    };
+    let run = |flags: &[&str], program: &[&str]| {
+        let run = ["run", "--memory", "128M", "-e", "PATH=/bin"];
+        ok(&[&run, flags, &["box"], program].concat())
+    };
+    let round = |number: u64| {
+        let number = number.to_string();
+        let echoed = run(&["--rm", "--network", "none"], &["echo", &number]);
+        assert_eq!(echoed, format!("{number}\n"));
+        let flags = ["-d", "--name", "one", "--network", "nat", "-p", "18080:80"];
+        run(&flags, &["sleep", "9999"]);
+        assert_eq!(ok(&["exec", "one", "echo", "in"]), "in\n");
+        ok(&["stop", "-t", "0", "one"]);
+        ok(&["rm", "one"]);
+        let flags = ["--rm", "--network", "user", "-p", "18081:80/udp"];
+        run(&flags, &["true"]);
+        ok(&["pod", "create", "--name", "pod", "--memory", "128M"]);
+        run(&["--rm", "--pod", "pod"], &["true"]);
+        ok(&["pod", "rm", "-f", "pod"]);
+    };
+    round(0);
+    let clean = host.all_left();
+    let rounds = setting("PODVISOR_START_ROUNDS").unwrap_or(1);
+    for number in 1..=rounds {
+        round(number);
+        // A network in user space ends by itself when its machine has.
+        let begin = Instant::now();
+        loop {
+            let left = host.all_left();
+            let more: Vec<_> = left.symmetric_difference(&clean).collect();
+            if more.is_empty() {
+                break;
+            }
+            let patient = begin.elapsed() < Duration::from_secs(20);
+            assert!(patient, "round {number}: {more:?}");
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, stdout, strings};
 
 /// As many as the variable says, for a long run by hand.
-fn count(variable: &str, otherwise: usize) -> usize {
+pub(crate) fn count(variable: &str, otherwise: usize) -> usize {
     let text = std::env::var(variable).ok();
     text.and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }

@@ -1,5 +1,6 @@
 //! Addresses of pods and what is reached by them.
 
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::thread;
@@ -7,13 +8,18 @@ use std::time::Duration;
 
 use k8s_cri::v1::*;
 
+use crate::many::count;
 use crate::pod::{Container, Pod, strings};
 
-const SERVER: &str = "while :; do echo hello from the pod | busybox nc -l -p 8080; done";
-
 fn server(pod: &Pod) -> Container {
+    server_of(pod, "hello from the pod")
+}
+
+/// A container that says `text` to everybody.
+fn server_of(pod: &Pod, text: &str) -> Container {
+    let script = format!("while :; do echo {text} | busybox nc -l -p 8080; done");
     let container = pod.start("server", |config| {
-        config.command = strings(&["sh", "-c", SERVER]);
+        config.command = strings(&["sh", "-c", &script]);
     });
     // It listens when the kernel says so.
     while !container
@@ -40,6 +46,49 @@ fn said(address: SocketAddr) -> String {
         thread::sleep(Duration::from_millis(100));
     }
     panic!("nothing from {address}");
+}
+
+/// The network interfaces of this host, by name.
+fn interfaces() -> BTreeSet<String> {
+    let text = std::fs::read_to_string("/proc/net/dev").unwrap();
+    let names = text.lines().filter_map(|line| line.split_once(':'));
+    names.map(|(name, _)| name.trim().to_owned()).collect()
+}
+
+#[test]
+fn guest_pods_that_begin_at_once_answer_over_addresses_of_their_own() {
+    // With the bridge, which stays.
+    Pod::shared();
+    let before = interfaces();
+    let crowd = count("PODVISOR_CONFORMANCE_PODS", 4);
+    let begin = |number: usize| {
+        let pod = Pod::run(&format!("crowd{number}"), |_| {});
+        let container = server_of(&pod, &format!("pod {number}"));
+        let ip: IpAddr = pod.status().unwrap().network.unwrap().ip.parse().unwrap();
+        (pod, container, ip)
+    };
+    let pods: Vec<_> = thread::scope(|scope| {
+        let begun: Vec<_> = (0..crowd)
+            .map(|number| scope.spawn(move || begin(number)))
+            .collect();
+        begun.into_iter().map(|pod| pod.join().unwrap()).collect()
+    });
+    let addresses: BTreeSet<_> = pods.iter().map(|(_, _, ip)| ip).collect();
+    assert_eq!(addresses.len(), crowd);
+    for (number, (_, _, ip)) in pods.iter().enumerate() {
+        let expected = format!("pod {number}\n");
+        assert_eq!(said(SocketAddr::new(*ip, 8080)), expected);
+    }
+    thread::scope(|scope| {
+        for (pod, _, _) in &pods {
+            scope.spawn(move || {
+                pod.stop();
+                pod.remove();
+                assert!(pod.status().is_err());
+            });
+        }
+    });
+    assert_eq!(interfaces(), before);
 }
 
 #[test]

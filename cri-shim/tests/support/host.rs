@@ -117,13 +117,18 @@ impl Host {
 
 /// Processes `podvisor sandbox` that live.
 pub(crate) fn sandboxes() -> Vec<u32> {
+    processes(|arguments| arguments.starts_with(b"podvisor\0sandbox\0"))
+}
+
+/// Processes whose arguments, each with a zero byte behind it, are what is looked for.
+pub(crate) fn processes(is_one: impl Fn(&[u8]) -> bool) -> Vec<u32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let is_sandbox = |pid: &u32| {
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        arguments.starts_with(b"podvisor\0sandbox\0")
+    let matches = |pid: &u32| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline"));
+        is_one(&arguments.unwrap_or_default())
     };
-    pids.filter(is_sandbox).collect()
+    pids.filter(matches).collect()
 }
 
 pub(crate) fn kill(pid: u32) {
