@@ -47,8 +47,8 @@ mod tests {
         write_program_rootfs(File::create(&path).unwrap(), "true", b"\x7fELF...").unwrap();
         let files = reader::read(&std::fs::read(path).unwrap());
         let names: Vec<_> = files.keys().map(|name| name.as_slice()).collect();
-        assert_eq!(names, [&b"/"[..], b"/true"]);
-        let program = &files[&b"/true"[..]];
+        assert_eq!(names, [&b""[..], b"true"]);
+        let program = &files[&b"true"[..]];
         assert_eq!(program.mode & 0o7777, 0o755);
         assert_eq!(program.data, b"\x7fELF...");
     }
