@@ -15,7 +15,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use support::host::{Host, kill, networks_left, processes, sandboxes};
+use support::host::{Host, kill, networks_left, own_address, processes, sandboxes};
 
 /// Who is killed.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +72,7 @@ impl Host {
 #[test]
 fn guest_node_is_clean_after_kills_at_random_moments() {
     let host = Host::default();
+    own_address();
     let data = host.root.path().join("data");
     fs::create_dir(&data).unwrap();
     let volume = format!("{}:/data", data.display());
@@ -170,29 +171,28 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
 #[test]
 fn guest_rounds_of_containers_leave_nothing() {
     let host = Host::default();
-    let ok = |arguments: &[&str]| {
-        let ran = host.podvisor(arguments);
-        assert_eq!(ran.code, Some(0), "{arguments:?}: {ran:?}");
+    own_address();
+    let ok = |line: &str| {
+        let ran = host.podvisor(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(ran.code, Some(0), "{line}: {ran:?}");
         ran.stdout
     };
-    let run = |flags: &[&str], program: &[&str]| {
-        let run = ["run", "--memory", "128M", "-e", "PATH=/bin"];
-        ok(&[&run, flags, &["box"], program].concat())
-    };
+    let own = "--memory 128M -e PATH=/bin";
     let round = |number: u64| {
-        let number = number.to_string();
-        let echoed = run(&["--rm", "--network", "none"], &["echo", &number]);
+        let echoed = ok(&format!("run --rm {own} --network none box echo {number}"));
         assert_eq!(echoed, format!("{number}\n"));
-        let flags = ["-d", "--name", "one", "--network", "nat", "-p", "18080:80"];
-        run(&flags, &["sleep", "9999"]);
-        assert_eq!(ok(&["exec", "one", "echo", "in"]), "in\n");
-        ok(&["stop", "-t", "0", "one"]);
-        ok(&["rm", "one"]);
-        let flags = ["--rm", "--network", "user", "-p", "18081:80/udp"];
-        run(&flags, &["true"]);
-        ok(&["pod", "create", "--name", "pod", "--memory", "128M"]);
-        run(&["--rm", "--pod", "pod"], &["true"]);
-        ok(&["pod", "rm", "-f", "pod"]);
+        ok(&format!(
+            "run -d --name one {own} --network nat -p 18080:80 box sleep 9999"
+        ));
+        assert_eq!(ok("exec one echo in"), "in\n");
+        ok("stop -t 0 one");
+        ok("rm one");
+        ok(&format!(
+            "run --rm {own} --network user -p 18081:80/udp box true"
+        ));
+        ok("pod create --name pod --memory 128M");
+        ok("run --rm -e PATH=/bin --pod pod box true");
+        ok("pod rm -f pod");
     };
     round(0);
     let clean = host.all_left();

@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use support::Ran;
-use support::host::{Host, command, kill, networks_left, sandboxes};
+use support::host::{Host, command, kill, networks_left, own_address, sandboxes};
 
 /// The bridge's address, by which guests reach the host.
 const GATEWAY: &str = "10.209.0.1";
@@ -279,24 +279,6 @@ fn counter() -> u16 {
         }
     });
     port
-}
-
-/// An address of this host that is not on the loopback, with a way out: what passt needs to start.
-fn own_address() -> IpAddr {
-    let routes = command("ip", &["-4", "route", "show", "default"]);
-    if routes.is_empty() {
-        for line in [
-            "link add podvisor-test type dummy",
-            "addr add 198.51.100.1/24 dev podvisor-test",
-            "link set podvisor-test up",
-            "route add default via 198.51.100.254",
-        ] {
-            command("ip", &line.split(' ').collect::<Vec<_>>());
-        }
-    }
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    socket.connect("203.0.113.1:9").unwrap();
-    socket.local_addr().unwrap().ip()
 }
 
 /// Programs of this name that live.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -164,6 +165,24 @@ pub(crate) fn networks_left() -> Vec<String> {
     };
     left.extend(rules.lines().filter(of_one).map(str::to_owned));
     left
+}
+
+/// An address of this host that is not on the loopback, with a way out: what passt needs to start.
+pub(crate) fn own_address() -> IpAddr {
+    let routes = command("ip", &["-4", "route", "show", "default"]);
+    if routes.is_empty() {
+        for line in [
+            "link add podvisor-test type dummy",
+            "addr add 198.51.100.1/24 dev podvisor-test",
+            "link set podvisor-test up",
+            "route add default via 198.51.100.254",
+        ] {
+            command("ip", &line.split(' ').collect::<Vec<_>>());
+        }
+    }
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect("203.0.113.1:9").unwrap();
+    socket.local_addr().unwrap().ip()
 }
 
 /// What a program prints.
