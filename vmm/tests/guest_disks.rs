@@ -117,6 +117,40 @@ fn guest_disks_hold_what_was_written_under_load_while_media_change_and_when_it_i
 }
 
 #[test]
+fn guest_loads_disks_whose_queues_have_threads_on_mmio() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let queues = |name: &str, engine| {
+        let file = File::create_new(path(name)).unwrap();
+        file.set_len(LEN as u64).unwrap();
+        BlockDevice::open_with(path(name), engine)
+            .unwrap()
+            .queues(4)
+    };
+    let script = "disks load /dev/vda && disks load /dev/vdb; echo done";
+    let console = Console::default();
+    let vm = linux_with(
+        busybox_with(script, &[("disks", &program("disks.c"))]),
+        &console,
+    )
+    .transport(Transport::Mmio)
+    .vcpus(4)
+    .memory(MemorySize::mib(256))
+    .block(queues("sync", IoEngine::Sync))
+    .block(queues("uring", IoEngine::Uring))
+    .build()
+    .unwrap();
+    vm.start().unwrap();
+    console.wait_for("load /dev/vdb ok");
+    vm.stop().unwrap();
+    assert!(vm.faults().is_empty() && !console.text().contains("bad "));
+    let loaded = loaded();
+    for name in ["sync", "uring"] {
+        assert!(fs::read(path(name)).unwrap() == loaded, "{name}");
+    }
+}
+
+#[test]
 fn guest_disk_over_an_image_shares_its_blocks_where_the_file_system_can() {
     own_mounts();
     let dir = tempfile::tempdir().unwrap();

@@ -5,14 +5,17 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::copies::DiskCopies;
 use super::disk::{Disk, EmptySlot};
-use super::engine::{Engine, MAX_QUEUES, PIECE};
+use super::engine::{Engine, MAX_QUEUES};
+use super::lane::{Alarm, Halted, Lane};
 use super::open::{self, Access, BlockDeviceError, IoEngine, open_disk};
 use super::overlay::{OverlayFormat, Qcow2Disk};
 use super::pace::Pace;
 use super::request::{ID_LEN, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS};
+use super::server::Server;
 use crate::virtio::{
-    ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, Queues, Rate,
+    ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, QueueServer, Rate,
     StartError, VirtioDevice,
 };
 
@@ -20,9 +23,6 @@ const QUEUE_SIZE: u16 = 256;
 
 /// Segments of data per request that the driver may use: the queue less header and status.
 const SEG_MAX: u32 = 254;
-
-/// Bytes before the loop gets its turn again, and the driver its interrupt.
-const BUDGET: usize = PIECE;
 
 /// Feature bits (§5.2.3).
 mod feature {
@@ -37,12 +37,19 @@ mod feature {
 
 /// A virtio block device over any [`Disk`].
 ///
-/// It runs on a thread of its own, since most disks block; but for [`Self::spare`].
+/// It runs on a thread of its own, since most disks block; but for [`Self::spare`]. With several
+/// queues each of them has a thread and an engine where the VM gives it one
+/// ([`VirtioDevice::queue_servers`]) and the disk can be had more than once ([`Disk::another`]).
 #[derive(Debug)]
 pub struct BlockDevice {
-    engine: Engine,
+    /// What the device's event loop serves: all queues, or the first one.
+    server: Server,
+    /// The other queues, where threads serve them.
+    lanes: Vec<Arc<Lane>>,
+    /// What the event loop waits for then.
+    alarm: Option<Alarm>,
     config: Arc<ConfigSpace>,
-    queues: Queues,
+    queue_count: u16,
     /// A file that is to be written, which [`Self::check`] sees to.
     file: Option<WantedForWriting>,
     io: IoEngine,
@@ -64,8 +71,10 @@ impl BlockDevice {
         let engine = Engine::new(disk);
         Self {
             config: Arc::new(ConfigSpace::new(config_space(engine.sectors, 1))),
-            engine,
-            queues: Queues::new(1),
+            server: Server::new(engine, 1),
+            lanes: Vec::new(),
+            alarm: None,
+            queue_count: 1,
             file: None,
             io: IoEngine::Sync,
             placement: Placement::Own,
@@ -167,27 +176,33 @@ impl BlockDevice {
     /// needs no thread of its own.
     #[must_use]
     pub fn spare() -> Self {
-        Self {
-            placement: Placement::Shared,
-            ..Self::new(Box::new(EmptySlot)).read_only()
-        }
+        let mut device = Self::new(Box::new(EmptySlot)).read_only();
+        device.placement = Placement::Shared;
+        device
     }
 
     /// The driver may only read.
     #[must_use]
     pub fn read_only(mut self) -> Self {
-        self.engine.read_only = true;
+        self.server.engine.read_only = true;
         self.file = None;
         self
     }
 
-    /// Gives the driver so many request queues, 1 to 8; a guest uses one per vCPU. The disk works
-    /// on the requests of all of them together.
+    /// Gives the driver so many request queues, 1 to 8; a guest uses one per vCPU. Each has an
+    /// engine and a thread of its own when the disk is a file: a request that takes long holds up
+    /// those of its own queue. Other disks have one of both for all queues, unless they
+    /// implement [`Disk::another`].
     #[must_use]
     pub fn queues(mut self, count: u16) -> Self {
-        let count = usize::from(count).clamp(1, MAX_QUEUES);
-        self.queues = Queues::new(count);
-        self.config = Arc::new(ConfigSpace::new(config_space(self.engine.sectors, count)));
+        // MAX_QUEUES is a small number.
+        let count = count.clamp(1, u16::try_from(MAX_QUEUES).unwrap_or(1));
+        self.queue_count = count;
+        self.config = Arc::new(ConfigSpace::new(config_space(
+            self.server.engine.sectors,
+            count,
+        )));
+        self.server.set_places(count.into());
         self
     }
 
@@ -201,7 +216,7 @@ impl BlockDevice {
         bytes: Option<Rate>,
         operations: Option<Rate>,
     ) -> Result<Self, BlockDeviceError> {
-        let pace = Pace::new(bytes, operations).and_then(|pace| self.engine.keep(pace));
+        let pace = Pace::new(bytes, operations).and_then(|pace| self.server.engine.keep(pace));
         pace.map_err(BlockDeviceError::Rate)?;
         Ok(self)
     }
@@ -215,10 +230,7 @@ impl BlockDevice {
     }
 
     fn set_serial(&mut self, serial: &str) {
-        self.engine.id = [0; ID_LEN];
-        for (to, from) in self.engine.id.iter_mut().zip(serial.bytes()) {
-            *to = from;
-        }
+        self.server.engine.id = id(serial);
     }
 
     /// Sees to it that the device can do what it promises its driver: a file that is to be
@@ -244,16 +256,29 @@ impl BlockDevice {
         open::lock(&file, &path, Access::Write)?;
         let disk =
             open_disk(file, self.io).map_err(|source| BlockDeviceError::Size { path, source })?;
-        self.engine.set_disk(disk);
+        self.server.engine.set_disk(disk);
         Ok(())
     }
 
     /// Puts another disk with another serial number in the place of this one. The driver hears
     /// of the new capacity (§5.2.5.2); what it had cached of the old disk is its affair.
     pub fn swap(&mut self, disk: Box<dyn Disk>, serial: &str) {
-        self.settle_queues();
-        self.engine.set_disk(disk);
-        self.set_serial(serial);
+        let count = self.lanes.len().saturating_add(1);
+        self.swap_copies(DiskCopies::new(disk, count), serial);
+    }
+
+    /// As [`Self::swap`], of a disk for as many engines as the device has queues: nothing is opened
+    /// here.
+    pub fn swap_copies(&mut self, disks: DiskCopies, serial: &str) {
+        let disks = disks.into_disks(self.lanes.len().saturating_add(1));
+        let mut disks = disks.into_iter();
+        let id = id(serial);
+        self.change(|server| {
+            if let Some(disk) = disks.next() {
+                server.engine.set_disk(disk);
+            }
+            server.engine.id = id;
+        });
         self.tell_capacity();
     }
 
@@ -262,68 +287,80 @@ impl BlockDevice {
     /// # Errors
     /// When the size cannot be found.
     pub fn resize(&mut self) -> std::io::Result<()> {
-        self.settle_queues();
-        self.engine.disk_mut().refresh()?;
-        self.engine.sectors = super::sectors(self.engine.disk());
+        let mut result = Ok(());
+        self.change(|server| {
+            if let Err(error) = server.engine.refresh() {
+                result = Err(error);
+            }
+        });
+        result?;
         self.tell_capacity();
         Ok(())
     }
 
-    fn settle_queues(&mut self) {
-        for index in 0..self.queue_count() {
-            self.engine.drain(&mut self.queues, index);
+    /// Changes all engines while nothing is in flight on any of them.
+    fn change(&mut self, mut work: impl FnMut(&mut Server)) {
+        let mut halted: Vec<_> = self.lanes.iter().map(|lane| lane.halt()).collect();
+        self.server.settle();
+        for server in halted.iter_mut().filter_map(Halted::server) {
+            server.settle();
         }
-        for queue in self.queues.running() {
-            // A request that was put back waits in the ring: it must not be forgotten.
-            let _ = queue.kick().write(1);
+        if let Some(alarm) = &self.alarm {
+            alarm.forget(self.server.backend());
+        }
+        work(&mut self.server);
+        for lane in &mut halted {
+            lane.change(&mut work);
+        }
+        let watched = self.alarm.as_ref();
+        let watched = watched.map(|alarm| alarm.watch(self.server.backend()));
+        if let Some(Err(error)) = watched {
+            tracing::error!(%error, "a disk's completions are lost");
         }
     }
 
-    /// Begins the requests of a queue that runs, as far as `budget` and the disk's rates go.
-    fn serve(&mut self, index: u16, budget: usize) -> Result<Progress, Fault> {
-        let engine = &mut self.engine;
-        let Some(queue) = self.queues.get(index) else {
-            return Ok(Progress::Idle);
-        };
-        if engine.is_held() {
-            return Ok(Progress::Idle);
-        }
-        let progress = queue.serve(budget, |queue, chain| engine.begin(queue, chain))?;
-        Ok(match engine.is_held() {
-            // The timer calls again.
-            true => Progress::Idle,
-            false => progress,
-        })
+    /// Who serves a queue, when it is a thread of its own.
+    fn lane(&self, index: u16) -> Option<&Lane> {
+        let place = usize::from(index).checked_sub(1)?;
+        self.lanes.get(place).map(|lane| &**lane)
     }
 
-    fn queue_count(&self) -> u16 {
-        // At most MAX_QUEUES.
-        u16::try_from(self.queues.len()).unwrap_or(1)
+    fn lanes(&mut self) -> std::io::Result<()> {
+        let engine = &self.server.engine;
+        let mut lanes = Vec::new();
+        let alarm = Alarm::new(self.server.backend())?;
+        for index in 1..self.queue_count {
+            let Some(disk) = engine.disk().another()? else {
+                return Ok(());
+            };
+            let server = Server::new(engine.another(disk)?, self.queue_count.into());
+            lanes.push(Arc::new(Lane::new(index, server, &alarm)?));
+        }
+        self.lanes = lanes;
+        self.alarm = Some(alarm);
+        Ok(())
     }
 
     fn tell_capacity(&self) {
-        self.config.update(0, &self.engine.sectors.to_le_bytes());
+        let sectors = self.server.engine.sectors;
+        self.config.update(0, &sectors.to_le_bytes());
     }
 }
 
 impl VirtioDevice for BlockDevice {
     fn info(&self) -> DeviceInfo {
-        let access = if self.engine.read_only {
+        let access = if self.server.engine.read_only {
             feature::RO
         } else {
             feature::FLUSH | feature::DISCARD | feature::WRITE_ZEROES
         };
-        let several = if self.queues.len() > 1 {
-            feature::MQ
-        } else {
-            0
-        };
+        let several = if self.queue_count > 1 { feature::MQ } else { 0 };
         DeviceInfo {
             device_type: DeviceType::Block,
-            queue_sizes: vec![QUEUE_SIZE; self.queues.len()],
+            queue_sizes: vec![QUEUE_SIZE; self.queue_count.into()],
             features: feature::SEG_MAX | feature::BLK_SIZE | access | several,
             config: self.config.clone(),
-            counters: self.engine.counters.clone(),
+            counters: self.server.engine.counters.clone(),
         }
     }
 
@@ -331,55 +368,85 @@ impl VirtioDevice for BlockDevice {
         self.placement
     }
 
+    fn queue_servers(&mut self) -> Vec<QueueServer> {
+        if self.queue_count > 1
+            && self.lanes.is_empty()
+            && let Err(error) = self.lanes()
+        {
+            tracing::warn!(%error, "disk: one thread serves all queues");
+        }
+        let lanes = (1u16..).zip(&self.lanes);
+        let server = |(index, lane): (u16, &Arc<Lane>)| {
+            let lane = lane.clone();
+            QueueServer::new(index, move || lane.run())
+        };
+        lanes.map(server).collect()
+    }
+
+    fn watches(&self, index: u16) -> bool {
+        self.lane(index).is_none()
+    }
+
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        self.queues.start(queue)
+        match self.lane(queue.index()) {
+            Some(lane) => lane.halt().start(queue),
+            None => self.server.start(queue),
+        }
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        self.queues.get(index)?;
-        self.engine.drain(&mut self.queues, index);
-        self.queues.stop(index)
+        match self.lane(index) {
+            Some(lane) => lane.halt().stop(),
+            None => self.server.stop(index),
+        }
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        let spent = self.engine.resume(&mut self.queues, BUDGET)?;
-        let progress = match BUDGET.checked_sub(spent) {
-            None | Some(0) => Progress::More,
-            Some(rest) => self.serve(index, rest)?,
-        };
-        self.engine.commit(&mut self.queues)?;
-        Ok(if self.engine.is_behind() {
-            Progress::More
-        } else {
-            progress
-        })
+        match self.lane(index) {
+            Some(lane) => {
+                lane.wake();
+                Ok(Progress::Idle)
+            }
+            None => self.server.on_queue(index),
+        }
     }
 
     fn backend(&self) -> Option<BorrowedFd<'_>> {
-        self.engine.backend()
+        match &self.alarm {
+            Some(alarm) => Some(alarm.fd()),
+            None => self.server.backend(),
+        }
     }
 
     fn on_backend(&mut self) -> Result<Progress, Fault> {
-        self.engine.take_completions(&mut self.queues)?;
-        self.engine.resume(&mut self.queues, BUDGET)?;
-        if self.engine.may_go_on() {
-            for index in 0..self.queue_count() {
-                if self.serve(index, BUDGET)? == Progress::More {
-                    self.engine.go_on_soon();
-                }
-            }
+        if self.alarm.as_ref().is_some_and(Alarm::is_raised) {
+            let fault = self.lanes.iter().find_map(|lane| lane.take_fault());
+            fault.map_or(Ok(()), Err)?;
         }
-        self.engine.commit(&mut self.queues)?;
-        Ok(if self.engine.is_behind() {
-            Progress::More
-        } else {
-            Progress::Idle
-        })
+        self.server.on_backend()
     }
 }
 
+impl Drop for BlockDevice {
+    /// The disk is closed when this returns, and threads end.
+    fn drop(&mut self) {
+        for lane in &self.lanes {
+            lane.halt().end();
+        }
+    }
+}
+
+/// What the driver reads of a serial number.
+fn id(serial: &str) -> [u8; ID_LEN] {
+    let mut id = [0; ID_LEN];
+    for (to, from) in id.iter_mut().zip(serial.bytes()) {
+        *to = from;
+    }
+    id
+}
+
 /// `struct virtio_blk_config` (§5.2.4).
-fn config_space(sectors: u64, queues: usize) -> [u8; 60] {
+fn config_space(sectors: u64, queues: u16) -> [u8; 60] {
     let mut config = [0; 60];
     let mut put = |at: usize, bytes: &[u8]| {
         for (to, from) in config.iter_mut().skip(at).zip(bytes) {
@@ -389,8 +456,7 @@ fn config_space(sectors: u64, queues: usize) -> [u8; 60] {
     put(0, &sectors.to_le_bytes());
     put(12, &SEG_MAX.to_le_bytes());
     put(20, &512u32.to_le_bytes());
-    // At most MAX_QUEUES.
-    put(34, &u16::try_from(queues).unwrap_or(1).to_le_bytes());
+    put(34, &queues.to_le_bytes());
     // Discarding: sectors, ranges, alignment; zeroes: sectors, ranges, whether they may unmap.
     put(36, &MAX_DISCARD_SECTORS.to_le_bytes());
     put(40, &1u32.to_le_bytes());

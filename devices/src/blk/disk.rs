@@ -55,6 +55,10 @@ impl Disk for EmptySlot {
         super::SECTOR_SIZE
     }
 
+    fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
+        Ok(Some(Box::new(Self)))
+    }
+
     fn submit(&mut self, _: &GuestRam, _token: u16, operation: Operation<'_, '_>) -> Submitted {
         Submitted::Done(match operation {
             Operation::Read { slices, .. } => {
@@ -106,9 +110,19 @@ pub trait Disk: Debug + Send {
         Ok(())
     }
 
+    /// The same disk once more, for another thread: what either has written, the other reads, and
+    /// a flush of either makes durable what both have completed. `None` where there is
+    /// nothing of the kind; a device with several queues serves them by one engine then.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
+        Ok(None)
+    }
+
     /// Begins a request. An operation that the host does not have fails with
-    /// [`io::ErrorKind::Unsupported`] or `EOPNOTSUPP`. A backend that answers [`Submitted::Queued`] keeps a clone of `mem`
-    /// until the completion, so that the slices' memory stays mapped.
+    /// [`io::ErrorKind::Unsupported`] or `EOPNOTSUPP`. A backend that answers [`Submitted::Queued`]
+    /// keeps a clone of `mem` until the completion, so that the slices' memory stays mapped.
     fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted;
 
     /// Starts what was queued since the last call: a backend may collect requests until then.

@@ -160,12 +160,27 @@ impl Engine {
         }
     }
 
+    /// An engine of the same device, for another of its queues.
+    pub(super) fn another(&self, disk: Box<dyn Disk>) -> io::Result<Self> {
+        let mut engine = Self::new(disk);
+        engine.read_only = self.read_only;
+        engine.id = self.id;
+        engine.counters = self.counters.clone();
+        if let Some(pace) = &self.pace {
+            engine.keep(pace.another()?)?;
+        }
+        Ok(engine)
+    }
+
     pub(super) fn disk(&self) -> &dyn Disk {
         &*self.disk
     }
 
-    pub(super) fn disk_mut(&mut self) -> &mut dyn Disk {
-        &mut *self.disk
+    /// Looks at the disk's size again.
+    pub(super) fn refresh(&mut self) -> io::Result<()> {
+        self.disk.refresh()?;
+        self.sectors = super::sectors(&*self.disk);
+        Ok(())
     }
 
     /// Puts another disk in the place of this one, on which nothing is in flight.

@@ -50,6 +50,14 @@ impl Disk for FileDisk {
         Ok(())
     }
 
+    fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
+        let file = self.file.try_clone()?;
+        Ok(Some(Box::new(Self {
+            file,
+            len: self.len,
+        })))
+    }
+
     fn submit(&mut self, _: &GuestRam, _token: u16, operation: Operation<'_, '_>) -> Submitted {
         let file = self.file.as_fd();
         Submitted::Done(match operation {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::epoll;
@@ -12,19 +13,29 @@ use rustix::time::{
 
 use crate::virtio::{Limiter, Rate};
 
-/// The rates, and an epoll instance that reports their timer and the disk's completions.
+/// The rates, and an epoll instance that reports their timer and the disk's completions. The rates
+/// are the device's, the timer an engine's.
 #[derive(Debug)]
 pub(super) struct Pace {
-    limiter: Limiter,
+    limiter: Arc<Mutex<Limiter>>,
     epoll: OwnedFd,
     timer: OwnedFd,
 }
 
 impl Pace {
     pub(super) fn new(bytes: Option<Rate>, operations: Option<Rate>) -> io::Result<Self> {
+        Self::over(Arc::new(Mutex::new(Limiter::new(bytes, operations))))
+    }
+
+    /// The same rates, for another engine.
+    pub(super) fn another(&self) -> io::Result<Self> {
+        Self::over(self.limiter.clone())
+    }
+
+    fn over(limiter: Arc<Mutex<Limiter>>) -> io::Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let pace = Self {
-            limiter: Limiter::new(bytes, operations),
+            limiter,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
         };
@@ -55,7 +66,8 @@ impl Pace {
 
     /// Whether the next request has to wait. The timer is set then.
     pub(super) fn is_over(&mut self) -> bool {
-        let Some(wait) = self.limiter.wait() else {
+        let wait = self.limiter().wait();
+        let Some(wait) = wait else {
             return false;
         };
         self.set(wait);
@@ -64,7 +76,11 @@ impl Pace {
 
     /// A request of `len` bytes begins.
     pub(super) fn charge(&mut self, len: usize) {
-        self.limiter.charge(len);
+        self.limiter().charge(len);
+    }
+
+    fn limiter(&self) -> MutexGuard<'_, Limiter> {
+        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has [`Self::expired`] be true after some time.

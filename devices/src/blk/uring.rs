@@ -248,6 +248,12 @@ impl Disk for UringDisk {
         Ok(())
     }
 
+    /// With a ring of its own. Where the host has no more of them, the device's thread does
+    /// the work.
+    fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
+        super::open_disk(self.file.try_clone()?, super::IoEngine::Uring).map(Some)
+    }
+
     fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
         self.keep(mem);
         let index = usize::from(token);

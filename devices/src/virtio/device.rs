@@ -1,6 +1,7 @@
 //! What a virtio device is: a worker that serves queues, and what others know of it.
 
 use std::any::Any;
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -74,6 +75,42 @@ pub enum Placement {
     Own,
 }
 
+/// What a thread is needed for that serves one queue of a device alone.
+pub struct QueueServer {
+    queue: u16,
+    run: Box<dyn FnOnce() + Send>,
+}
+
+impl fmt::Debug for QueueServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueServer")
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
+    }
+}
+
+impl QueueServer {
+    /// For the queue with this index. `run` serves it whenever it runs, and returns soon after
+    /// the device was dropped.
+    pub fn new(queue: u16, run: impl FnOnce() + Send + 'static) -> Self {
+        Self {
+            queue,
+            run: Box::new(run),
+        }
+    }
+
+    /// The queue's index.
+    #[must_use]
+    pub fn queue(&self) -> u16 {
+        self.queue
+    }
+
+    /// Serves the queue until the device is gone.
+    pub fn run(self) {
+        (self.run)();
+    }
+}
+
 /// Why a queue would not start. The driver sees `DEVICE_NEEDS_RESET`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -124,6 +161,20 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
     /// Which event loop it runs on.
     fn placement(&self) -> Placement {
         Placement::Shared
+    }
+
+    /// Queues that threads of their own should serve. Whoever asks runs each on one, from before
+    /// the queue starts: the device's event loop does not serve it from then on. Whoever does not
+    /// ask has the event loop serve all queues.
+    fn queue_servers(&mut self) -> Vec<QueueServer> {
+        Vec::new()
+    }
+
+    /// Whether the event loop waits for notifications of queue `index`. The same at every call, once
+    /// [`Self::queue_servers`] was called or will not be.
+    fn watches(&self, index: u16) -> bool {
+        let _ = index;
+        true
     }
 
     /// Driver and device agreed on these feature bits. Called before the first

@@ -32,7 +32,9 @@ mod worker;
 pub use chain::{Chain, ChainError, MAX_SEGMENTS, Segment};
 pub use config_space::ConfigSpace;
 pub use counters::{Count, Counter, ReadCounters};
-pub use device::{DeviceInfo, DeviceType, Placement, Progress, StartError, VirtioDevice};
+pub use device::{
+    DeviceInfo, DeviceType, Placement, Progress, QueueServer, StartError, VirtioDevice,
+};
 pub use fault::{Fault, GuestFault, HostFault};
 pub use interrupt::{Interrupt, InterruptLine};
 pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault, QueueResources, QueueState};

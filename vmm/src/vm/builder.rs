@@ -407,7 +407,7 @@ fn assemble(
         serial,
         faults,
     } = hardware;
-    let (loops, handles) = loops.finish();
+    let (service, handles) = loops.finish();
     let context = VcpuContext {
         control: Arc::new(Control::new()),
         bus,
@@ -425,7 +425,7 @@ fn assemble(
     };
     Vm {
         context,
-        parts: Mutex::new(Some(Parts { vcpus, loops })),
+        parts: Mutex::new(Some(Parts { vcpus, service })),
         transition: Mutex::new(()),
         threads: Mutex::new(Vec::new()),
         devices: Mutex::new(devices.devices.into_iter().map(Arc::new).collect()),

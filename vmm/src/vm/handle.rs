@@ -9,7 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use podvisor_devices::balloon::{BalloonDevice, BalloonStats};
-use podvisor_devices::blk::{BlockDevice, Disk};
+use podvisor_devices::blk::{BlockDevice, Disk, DiskCopies};
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::mem::MemDevice;
@@ -82,6 +82,7 @@ pub struct DeviceHandle<D> {
     name: String,
     link: Link,
     counters: Arc<dyn ReadCounters>,
+    queues: usize,
     _device: PhantomData<fn(D)>,
 }
 
@@ -91,6 +92,7 @@ impl<D> Clone for DeviceHandle<D> {
             name: self.name.clone(),
             link: self.link.clone(),
             counters: self.counters.clone(),
+            queues: self.queues,
             _device: PhantomData,
         }
     }
@@ -136,6 +138,7 @@ impl<D: VirtioDevice> DeviceHandle<D> {
                 name: device.name.clone(),
                 link: device.link.clone(),
                 counters: device.info.counters.clone(),
+                queues: device.info.queue_sizes.len(),
                 _device: PhantomData,
             })
             .ok_or_else(|| HandleError::NoSuchDevice {
@@ -305,7 +308,9 @@ impl BlockHandle {
     /// See [`Self::run`].
     pub fn swap(&self, disk: Box<dyn Disk>, serial: &str) -> Result<(), HandleError> {
         let serial = serial.to_owned();
-        self.run(move |device| device.swap(disk, &serial))
+        // The device's threads may not make descriptors of their own.
+        let disks = DiskCopies::new(disk, self.queues);
+        self.run(move |device| device.swap_copies(disks, &serial))
     }
 
     /// Looks at the disk's size again and tells the driver when it changed.

@@ -70,7 +70,7 @@ pub use state::{Action, State};
 
 use attach::Attached;
 use control::{Control, Inner, Outcome, Request};
-use io::{EventLoop, Faults};
+use io::{Faults, Service};
 pub(crate) use kick::KICK;
 use pci::PciRoot;
 use vcpu::VcpuContext;
@@ -103,7 +103,7 @@ pub struct Vm {
 /// What waits for [`Vm::start`].
 struct Parts {
     vcpus: Vec<VcpuFd>,
-    loops: Vec<EventLoop>,
+    service: Service,
 }
 
 /// A call that a VM could not do.

@@ -13,7 +13,7 @@ use podvisor_devices::virtio::{Placement, VirtioDevice, Worker};
 use super::attach::{Attached, Connected, Connection, Registers};
 use super::error::BuildError;
 use super::handle::HandleError;
-use super::io::own_loop;
+use super::io::{NamedServer, own_loop};
 use super::{Action, State, Vm, VmError, lock};
 
 /// A device that was plugged in.
@@ -108,20 +108,21 @@ impl Vm {
         };
         let kind = Any::type_id(&*device);
         let shares_loop = AtomicBool::new(device.placement() == Placement::Shared);
+        let servers = NamedServer::of(&name, &mut *device);
         let worker = Worker::new(name.clone(), device, irq);
         let installed = berth.install(worker, kicks).map_err(failed);
-        let running = installed.and_then(|event_loop| match event_loop {
-            None => Ok(()),
-            Some(event_loop) => {
-                let mut inner = self.control().lock();
-                // Whoever ends the VM finds the loop, or this finds that it has ended.
-                self.legal(&inner, Action::Plug)?;
-                inner.threads += 1;
-                loops.add(&event_loop);
-                drop(inner);
-                let thread = self.loop_thread(event_loop);
-                Ok(self.spawn(vec![thread])?)
+        let running = installed.and_then(|event_loop| {
+            let mut inner = self.control().lock();
+            // Whoever ends the VM finds the loop, or this finds that it has ended.
+            self.legal(&inner, Action::Plug)?;
+            inner.threads += servers.len() + usize::from(event_loop.is_some());
+            if let Some(event_loop) = &event_loop {
+                loops.add(event_loop);
             }
+            drop(inner);
+            let servers = servers.into_iter().map(|server| self.server_thread(server));
+            let event_loop = event_loop.map(|event_loop| self.loop_thread(event_loop));
+            Ok(self.spawn(servers.chain(event_loop).collect())?)
         });
         let registers = Registers::Pci(function.clone());
         let published = running.and_then(|()| {

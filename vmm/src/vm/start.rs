@@ -8,7 +8,7 @@ use podvisor_devices::virtio::DeviceType;
 
 use super::control::Outcome;
 use super::exit::{Poison, PoisonCause, VmExit};
-use super::io::EventLoop;
+use super::io::{EventLoop, NamedServer, Service};
 use super::seccomp::{self, Seccomp, ThreadKind};
 use super::threads::{STACK_SIZE, SignalsBlocked};
 use super::vcpu::{self, VcpuContext};
@@ -43,11 +43,15 @@ impl Vm {
             };
             inner.state = next;
             inner.vcpus = parts.vcpus.len();
-            inner.threads = parts.vcpus.len() + parts.loops.len();
+            let Service { loops, servers } = &parts.service;
+            inner.threads = parts.vcpus.len() + loops.len() + servers.len();
             parts
         };
         let mut new: Vec<NewThread> = Vec::new();
-        for event_loop in parts.loops {
+        for server in parts.service.servers {
+            new.push(self.server_thread(server));
+        }
+        for event_loop in parts.service.loops {
             new.push(self.loop_thread(event_loop));
         }
         for (id, vcpu) in (0u8..).zip(parts.vcpus) {
@@ -75,6 +79,16 @@ impl Vm {
             guard: ThreadGuard::new(&self.context, event_loop.name().to_owned(), false),
             kind,
             body: Box::new(move || event_loop.run()),
+        }
+    }
+
+    /// The thread of a queue that has its own, which is counted among the VM's already.
+    pub(super) fn server_thread(&self, server: NamedServer) -> NewThread {
+        let NamedServer { name, server } = server;
+        NewThread {
+            guard: ThreadGuard::new(&self.context, name, false),
+            kind: ThreadKind::Devices,
+            body: Box::new(move || server.run()),
         }
     }
 

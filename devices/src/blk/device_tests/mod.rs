@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{Bytes, GuestAddress, VolatileSlice};
 
 mod files;
+mod lanes;
 mod rates;
 
 const HEADER: u64 = 0x40000;

@@ -100,7 +100,7 @@ impl EventLoop {
         mut worker: Worker,
         kicks: Vec<Arc<EventFd>>,
     ) -> io::Result<()> {
-        for (queue, kick) in (0u32..).zip(&kicks) {
+        for (queue, kick) in watched(&worker, &kicks) {
             add(&self.epoll, kick.as_raw_fd(), data(index, queue))?;
         }
         if self.paused {
@@ -139,7 +139,7 @@ impl EventLoop {
     }
 
     fn take_in(&mut self, index: usize, mut slot: Slot) {
-        for (queue, kick) in (0u32..).zip(&slot.kicks) {
+        for (queue, kick) in watched(&slot.worker, &slot.kicks) {
             if let Err(error) = add(&self.epoll, kick.as_raw_fd(), data(index, queue)) {
                 let device = slot.worker.name();
                 tracing::error!(device, %error, "a queue's notifications are lost");
@@ -158,7 +158,8 @@ impl EventLoop {
     /// A device that this loop hears nothing of any more.
     fn take(&mut self, index: usize) -> Option<Slot> {
         let slot = self.slots.get_mut(index).and_then(Option::take)?;
-        let fds = slot.kicks.iter().map(|kick| kick.as_raw_fd());
+        let kicks = watched(&slot.worker, &slot.kicks);
+        let fds = kicks.map(|(_, kick)| kick.as_raw_fd());
         let backend = slot.worker.device().backend().map(|fd| fd.as_raw_fd());
         for fd in fds.chain(backend.filter(|_| slot.backend_polled)) {
             // Closing it does not suffice where somebody else has it, too.
@@ -389,6 +390,16 @@ impl Drop for EventLoop {
     fn drop(&mut self) {
         self.mailbox.close();
     }
+}
+
+/// The notifications that the loop waits for, with their queues.
+fn watched<'a>(
+    worker: &'a Worker,
+    kicks: &'a [Arc<EventFd>],
+) -> impl Iterator<Item = (u32, &'a Arc<EventFd>)> {
+    let watched = |(queue, _): &(u16, _)| worker.device().watches(*queue);
+    let all = (0u16..).zip(kicks).filter(watched);
+    all.map(|(queue, kick)| (queue.into(), kick))
 }
 
 fn data(slot: usize, low: u32) -> u64 {

@@ -8,7 +8,8 @@
 //!
 //! A device is placed on the loop that its VM's devices share or on one of its own
 //! ([`Placement`]). Nobody but the loop's thread calls a device, and nobody waits for one without
-//! a limit.
+//! a limit. Queues that a device has served by threads of their own ([`QueueServer`]) are started and
+//! stopped by its loop like others.
 
 mod event_loop;
 mod mailbox;
@@ -21,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use podvisor_devices::virtio::{
-    Command, Fault, Interrupt, Placement, VirtioDevice, Worker, WorkerLink,
+    Command, Fault, Interrupt, Placement, QueueServer, VirtioDevice, Worker, WorkerLink,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -84,7 +85,34 @@ impl WorkerLink for Link {
 pub(crate) struct LoopsBuilder {
     shared: EventLoop,
     own: Vec<EventLoop>,
+    servers: Vec<NamedServer>,
     faults: Faults,
+}
+
+/// What serves one queue of a device, and the name of its thread.
+#[derive(Debug)]
+pub(crate) struct NamedServer {
+    pub(crate) name: String,
+    pub(crate) server: QueueServer,
+}
+
+impl NamedServer {
+    /// Those of a device that is about to get its place on a loop.
+    pub(crate) fn of(name: &str, device: &mut dyn VirtioDevice) -> Vec<Self> {
+        let servers = device.queue_servers().into_iter();
+        let named = servers.map(|server| Self {
+            name: format!("vm-{name}-q{}", server.queue()),
+            server,
+        });
+        named.collect()
+    }
+}
+
+/// What there are threads for, besides vCPUs.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) loops: Vec<EventLoop>,
+    pub(crate) servers: Vec<NamedServer>,
 }
 
 /// A device's place on a loop, before it has its worker.
@@ -101,6 +129,7 @@ impl LoopsBuilder {
         Ok(Self {
             shared: EventLoop::new(SHARED.to_owned(), faults.clone())?,
             own: Vec::new(),
+            servers: Vec::new(),
             faults,
         })
     }
@@ -128,10 +157,11 @@ impl LoopsBuilder {
         &mut self,
         place: &Place,
         name: String,
-        device: Box<dyn VirtioDevice>,
+        mut device: Box<dyn VirtioDevice>,
         irq: Arc<dyn Interrupt>,
         kicks: Vec<Arc<EventFd>>,
     ) -> io::Result<()> {
+        self.servers.extend(NamedServer::of(&name, &mut *device));
         let worker = Worker::new(name, device, irq);
         let slot = place.link.slot;
         self.event_loop(place.own).fill(slot, worker, kicks)
@@ -145,7 +175,7 @@ impl LoopsBuilder {
     }
 
     /// The loops, ready to run, and what their owner keeps. A loop without devices is left out.
-    pub(crate) fn finish(self) -> (Vec<EventLoop>, Loops) {
+    pub(crate) fn finish(self) -> (Service, Loops) {
         let mut loops = self.own;
         if !self.shared.is_empty() {
             loops.insert(0, self.shared);
@@ -155,7 +185,8 @@ impl LoopsBuilder {
             .map(|event_loop| (event_loop.name().to_owned(), event_loop.mailbox()))
             .collect();
         let entries = Mutex::new(entries);
-        (loops, Loops { entries })
+        let servers = self.servers;
+        (Service { loops, servers }, Loops { entries })
     }
 }
 

@@ -105,6 +105,118 @@ fn blocked(disks: Disks) -> (Guest, Arc<Gate>, DriverQueue) {
     (guest, gate, queue)
 }
 
+/// A disk of ones, of which there may be several; the second queue's requests are behind a gate.
+#[derive(Debug)]
+struct HalfGated(Arc<Gate>);
+
+impl Disk for HalfGated {
+    fn len(&self) -> u64 {
+        1 << 20
+    }
+    fn another(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
+        Ok(Some(Box::new(Self(self.0.clone()))))
+    }
+    fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
+        if token >> 8 == 1 {
+            return GatedDisk(self.0.clone()).submit(mem, token, operation);
+        }
+        Submitted::Done(Ok(()))
+    }
+}
+
+/// `VIRTIO_BLK_F_MQ`.
+const MQ: u32 = 1 << 12;
+
+/// A guest with three queues of such a disk, of which the second one works on a request.
+fn one_queue_blocked() -> (Guest, Arc<Gate>, Vec<DriverQueue>) {
+    let gate = Arc::new(Gate::default());
+    let disk = BlockDevice::new(Box::new(HalfGated(gate.clone())));
+    let guest = Guest::start(|vm| vm.block(disk.queues(3)).rng());
+    let places = [0, 1, 2].map(|index| (index, RINGS + 0x1_0000 * u64::from(index)));
+    let mut queues = guest.device(0).start_queues(MQ, &places);
+    request(&guest, &mut queues, 1);
+    gate.wait("the request", |state| state.waiting == 1);
+    (guest, gate, queues)
+}
+
+fn request(guest: &Guest, queues: &mut [DriverQueue], queue: u32) {
+    let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
+    guest.mem.write_obj(0u32, GuestAddress(header)).unwrap();
+    guest.mem.write_obj(0u64, GuestAddress(header + 8)).unwrap();
+    queues[queue as usize].add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
+    guest.device(0).write(0x50, queue);
+}
+
+fn others_go_on(guest: &Guest, queues: &mut [DriverQueue]) {
+    for queue in [0, 2, 0, 2] {
+        request(guest, queues, queue);
+        wait_for("a request of another queue", || {
+            queues[queue as usize].take_used().is_some()
+        });
+    }
+}
+
+#[test]
+fn a_queue_that_blocks_holds_up_no_other_queue_of_its_disk() {
+    let (guest, gate, mut queues) = one_queue_blocked();
+    others_go_on(&guest, &mut queues);
+    let vm = guest.vm.clone();
+    let error = in_time("pause", move || vm.pause()).unwrap_err();
+    assert!(matches!(&error, VmError::Busy { .. }), "{error}");
+    guest.runs_on();
+    gate.open();
+    wait_for("the request's end", || queues[1].take_used().is_some());
+    others_go_on(&guest, &mut queues);
+    for _ in 0..3 {
+        guest.pause();
+        // Made available while nobody serves, and not notified of.
+        for queue in &mut queues {
+            queue.add(
+                &[(BUFFER + 0x1000, 16)],
+                &[(BUFFER, 512), (BUFFER + 0x2000, 1)],
+            );
+        }
+        assert!(queues.iter_mut().all(|queue| queue.take_used().is_none()));
+        guest.vm.resume().unwrap();
+        for queue in &mut queues {
+            wait_for("what waited", || queue.take_used().is_some());
+        }
+    }
+    assert!(guest.vm.faults().is_empty());
+}
+
+#[test]
+fn a_fault_of_one_queue_parks_its_disk_until_a_reset() {
+    let (guest, gate, mut queues) = one_queue_blocked();
+    gate.open();
+    wait_for("the request's end", || queues[1].take_used().is_some());
+    // Half a header.
+    queues[2].add(&[(BUFFER, 8)], &[(BUFFER + 0x2000, 1)]);
+    let block = guest.device(0);
+    block.write(0x50, 2);
+    wait_for("DEVICE_NEEDS_RESET", || block.status() & 64 != 0);
+    let places = [0, 1, 2].map(|index| (index, RINGS + 0x1_0000 * u64::from(index)));
+    let mut queues = block.start_queues(MQ, &places);
+    assert_eq!(block.status(), 15);
+    others_go_on(&guest, &mut queues);
+    guest.pause();
+    guest.vm.resume().unwrap();
+    others_go_on(&guest, &mut queues);
+}
+
+#[test]
+fn a_stop_abandons_the_request_of_one_queue() {
+    let (guest, gate, _queues) = one_queue_blocked();
+    let vm = guest.vm.clone();
+    in_time("stop", move || vm.stop()).unwrap();
+    assert_eq!(guest.vm.wait().unwrap(), VmExit::Stopped);
+    drop(guest);
+    gate.open();
+    gate.wait("the abandoned request's end", |state| state.done == 1);
+    // Nobody has the disk any more.
+    wait_for("the end of its threads", || Arc::strong_count(&gate) == 1);
+}
+
 #[test]
 fn registers_counters_and_other_devices_answer_meanwhile() {
     for disks in BOTH {

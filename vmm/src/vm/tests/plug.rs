@@ -26,7 +26,9 @@ fn a_disk_is_plugged_in_used_and_unplugged_again_and_again() {
     let least = || (0..20).map(|_| descriptors()).min().unwrap();
     let before = least();
     for round in 0..10u8 {
-        let plugged = guest.vm.plug(disk(round)).unwrap();
+        // With threads for queues and without.
+        let queues = 1 + u16::from(round % 2) * 3;
+        let plugged = guest.vm.plug(disk(round).queues(queues)).unwrap();
         assert_eq!(plugged.name, "blk0");
         assert_eq!(plugged.address, PciAddress { slot: 2 });
         assert_eq!(guest.config(2, 0), 0x1042_1af4);

@@ -1,0 +1,92 @@
+//! One disk for several engines.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::disk::{Disk, Operation, Submitted};
+use crate::GuestRam;
+
+/// A disk for a device with several queues, copied by [`Disk::another`] as often as it has
+/// queues. Made on the thread of the device's owner, where descriptors and rings may be made.
+#[derive(Debug)]
+pub struct DiskCopies {
+    first: Box<dyn Disk>,
+    others: Vec<Box<dyn Disk>>,
+}
+
+impl DiskCopies {
+    /// For so many queues.
+    #[must_use]
+    pub fn new(disk: Box<dyn Disk>, queues: usize) -> Self {
+        let mut others = Vec::new();
+        while others.len() < queues.saturating_sub(1) {
+            match disk.another() {
+                Ok(Some(copy)) => others.push(copy),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "disk: its queues take turns");
+                    break;
+                }
+            }
+        }
+        Self {
+            first: disk,
+            others,
+        }
+    }
+
+    /// A disk for each of so many engines. Where there are too few copies, the engines take turns:
+    /// requests are carried out one after the other.
+    pub(super) fn into_disks(mut self, engines: usize) -> Vec<Box<dyn Disk>> {
+        let needed = engines.saturating_sub(1);
+        if self.others.len() >= needed {
+            self.others.truncate(needed);
+            self.others.insert(0, self.first);
+            return self.others;
+        }
+        let disk = Arc::new(Mutex::new(self.first));
+        let share = || -> Box<dyn Disk> { Box::new(InTurn(disk.clone())) };
+        (0..engines).map(|_| share()).collect()
+    }
+}
+
+/// A disk of which there is one alone, for several engines: each request is over when
+/// [`Disk::submit`] returns.
+#[derive(Debug)]
+struct InTurn(Arc<Mutex<Box<dyn Disk>>>);
+
+impl InTurn {
+    fn with<R>(&self, work: impl FnOnce(&mut dyn Disk) -> R) -> R {
+        work(&mut **self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Disk for InTurn {
+    fn len(&self) -> u64 {
+        self.with(|disk| disk.len())
+    }
+
+    fn refresh(&mut self) -> io::Result<()> {
+        self.with(|disk| disk.refresh())
+    }
+
+    fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
+        Submitted::Done(self.with(|disk| {
+            if let Submitted::Done(result) = disk.submit(mem, token, operation) {
+                return result;
+            }
+            disk.commit()?;
+            loop {
+                // Nothing else is in flight.
+                if let Some(completion) = disk.completed() {
+                    return completion.result;
+                }
+                disk.wait()?;
+            }
+        }))
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        self.with(|disk| disk.settle())
+    }
+}

@@ -1,0 +1,480 @@
+//! Queues that threads of their own serve.
+
+use std::sync::{Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::*;
+use vmm_sys_util::eventfd::EventFd;
+
+const QUEUES: u16 = 4;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A device whose queues but the first have threads, and its driver.
+struct Rig {
+    mem: GuestRam,
+    drivers: Vec<DriverQueue>,
+    kicks: Vec<EventFd>,
+    irq: Arc<CountingInterrupt>,
+    device: Option<BlockDevice>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Rig {
+    fn over(device: BlockDevice) -> Self {
+        let mem = memory(4 << 20);
+        let at = |queue: u16| 0x10_0000 + u64::from(queue) * 0x1_0000;
+        let mut rig = Self {
+            drivers: (0..QUEUES)
+                .map(|queue| DriverQueue::new(&mem, at(queue), 64))
+                .collect(),
+            mem,
+            kicks: Vec::new(),
+            irq: Arc::default(),
+            device: Some(device.queues(QUEUES)),
+            threads: Vec::new(),
+        };
+        for server in rig.device().queue_servers() {
+            rig.threads.push(std::thread::spawn(move || server.run()));
+        }
+        for index in 0..QUEUES {
+            let queue = rig.drivers[usize::from(index)].device_queue(index, rig.irq.clone());
+            rig.kicks.push(queue.kick().try_clone().unwrap());
+            rig.device().start_queue(queue).unwrap();
+        }
+        rig
+    }
+
+    fn device(&mut self) -> &mut BlockDevice {
+        self.device.as_mut().unwrap()
+    }
+
+    fn status_at(queue: u16) -> u64 {
+        0x1_0000 + u64::from(queue) * 0x1000 + 16
+    }
+
+    fn data_at(queue: u16) -> u64 {
+        0x2_0000 + u64::from(queue) * 0x1000
+    }
+
+    /// Makes a request of one sector available.
+    fn add(&mut self, queue: u16, kind: u32, sector: u64) {
+        let status = Self::status_at(queue);
+        let header = status - 16;
+        self.mem.write_obj(kind, GuestAddress(header)).unwrap();
+        self.mem
+            .write_obj(sector, GuestAddress(header + 8))
+            .unwrap();
+        self.mem.write_obj(0xffu8, GuestAddress(status)).unwrap();
+        let data = (Self::data_at(queue), 512);
+        let driver = &mut self.drivers[usize::from(queue)];
+        match kind {
+            1 => driver.add(&[(header, 16), data], &[(status, 1)]),
+            _ => driver.add(&[(header, 16)], &[data, (status, 1)]),
+        };
+    }
+
+    /// As the driver and the device's event loop do.
+    fn notify(&mut self, queue: u16) {
+        self.kicks[usize::from(queue)].write(1).unwrap();
+        if self.device().watches(queue) {
+            while self.device().on_queue(queue).unwrap() == Progress::More {}
+        }
+    }
+
+    /// Waits until a request of the queue is answered.
+    fn answered(&mut self, queue: u16) -> u8 {
+        let deadline = Instant::now() + PATIENCE;
+        while self.drivers[usize::from(queue)].take_used().is_none() {
+            assert!(Instant::now() < deadline, "queue {queue} is not answered");
+            if backend_readable(self.device()) {
+                assert_eq!(self.device().on_backend().unwrap(), Progress::Idle);
+            }
+            std::thread::yield_now();
+        }
+        let status = GuestAddress(Self::status_at(queue));
+        self.mem.read_obj(status).unwrap()
+    }
+
+    fn read(&mut self, queue: u16, sector: u64) -> (u8, u8) {
+        self.add(queue, 0, sector);
+        self.notify(queue);
+        let status = self.answered(queue);
+        let first = GuestAddress(Self::data_at(queue));
+        (status, self.mem.read_obj(first).unwrap())
+    }
+
+    /// The device goes, and its threads with it.
+    fn end(mut self) {
+        drop(self.device.take());
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// Holds requests of queues up that are closed.
+#[derive(Debug, Default)]
+struct Gate {
+    /// Closed queues, and requests that wait.
+    state: Mutex<([bool; QUEUES as usize], usize)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn close(&self, queue: u16) {
+        self.state.lock().unwrap().0[usize::from(queue)] = true;
+    }
+
+    fn open(&self) {
+        self.state.lock().unwrap().0 = Default::default();
+        self.changed.notify_all();
+    }
+
+    fn pass(&self, queue: usize) {
+        let mut state = self.state.lock().unwrap();
+        while state.0[queue] {
+            state.1 |= 1 << queue;
+            self.changed.notify_all();
+            state = self.changed.wait(state).unwrap();
+        }
+        state.1 &= !(1 << queue);
+    }
+
+    /// Waits until a request of this queue waits.
+    fn wait(&self, queue: u16) {
+        let state = self.state.lock().unwrap();
+        let has_come = |state: &mut ([bool; 4], usize)| state.1 & 1 << queue == 0;
+        let waited = self.changed.wait_timeout_while(state, PATIENCE, has_come);
+        assert!(!waited.unwrap().1.timed_out());
+    }
+}
+
+/// A disk of as many sectors as its number that reads as that number, and blocks at a gate.
+#[derive(Clone, Debug)]
+struct Gated {
+    number: u8,
+    gate: Arc<Gate>,
+    /// Whether there may be several of it.
+    copies: bool,
+    /// Lives as long as any of them.
+    alive: Arc<()>,
+}
+
+impl Gated {
+    fn new(number: u8) -> Self {
+        Self {
+            number,
+            gate: Arc::default(),
+            copies: true,
+            alive: Arc::default(),
+        }
+    }
+}
+
+impl Disk for Gated {
+    fn len(&self) -> u64 {
+        u64::from(self.number) * 512
+    }
+
+    fn another(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
+        Ok(self.copies.then(|| Box::new(self.clone()) as _))
+    }
+
+    fn submit(&mut self, _: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
+        self.gate.pass(usize::from(token >> 8));
+        if let Operation::Read { slices, .. } = operation {
+            for slice in slices {
+                slice.copy_from(&vec![self.number; slice.len()]);
+            }
+        }
+        Submitted::Done(Ok(()))
+    }
+}
+
+#[test]
+fn a_queue_that_blocks_holds_up_no_other() {
+    for blocked in [1, 3] {
+        let disk = Gated::new(9);
+        let gate = disk.gate.clone();
+        let mut rig = Rig::over(BlockDevice::new(Box::new(disk)));
+        assert_eq!(rig.threads.len(), 3);
+        gate.close(blocked);
+        rig.add(blocked, 0, 0);
+        rig.notify(blocked);
+        gate.wait(blocked);
+        for _ in 0..3 {
+            for queue in (0..QUEUES).filter(|queue| *queue != blocked) {
+                assert_eq!(rig.read(queue, 1), (0, 9), "queue {queue}");
+            }
+        }
+        assert!(rig.drivers[usize::from(blocked)].take_used().is_none());
+        // Another queue is reset meanwhile.
+        let queue = rig.device().stop_queue(2 * (blocked % 2)).unwrap();
+        rig.device().start_queue(queue).unwrap();
+        gate.open();
+        assert_eq!(rig.answered(blocked), 0);
+        assert_eq!(crate::testing::counter(rig.device(), "reads"), 10);
+        rig.end();
+    }
+}
+
+#[test]
+fn a_stop_waits_for_what_is_in_flight_and_keeps_what_came_after() {
+    let disk = Gated::new(9);
+    let gate = disk.gate.clone();
+    let mut rig = Rig::over(BlockDevice::new(Box::new(disk)));
+    gate.close(2);
+    rig.add(2, 0, 0);
+    rig.notify(2);
+    gate.wait(2);
+    let opener = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        gate.open();
+    });
+    let mut queues = stop(rig.device());
+    assert_eq!(
+        queues.iter().map(Queue::index).collect::<Vec<_>>(),
+        [0, 1, 2, 3]
+    );
+    assert!(
+        rig.drivers[2].take_used().is_some(),
+        "it was answered before"
+    );
+    opener.join().unwrap();
+    // Nobody serves what comes now, notified or not, until the queues run again.
+    for queue in 0..QUEUES {
+        rig.add(queue, 0, 0);
+        rig.notify(queue);
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(
+        rig.drivers
+            .iter_mut()
+            .all(|driver| driver.take_used().is_none())
+    );
+    for queue in queues.drain(..) {
+        rig.device().start_queue(queue).unwrap();
+    }
+    for queue in 0..QUEUES {
+        // As the event loop does for all queues then.
+        assert_eq!(rig.device().on_queue(queue).unwrap(), Progress::Idle);
+        assert_eq!(rig.answered(queue), 0);
+    }
+    rig.end();
+}
+
+#[test]
+fn all_engines_change_the_disk_with_nothing_in_flight() {
+    let first = Gated::new(9);
+    let (gate, alive) = (first.gate.clone(), Arc::downgrade(&first.alive));
+    let mut rig = Rig::over(BlockDevice::new(Box::new(first)));
+    gate.close(3);
+    rig.add(3, 0, 0);
+    rig.notify(3);
+    gate.wait(3);
+    let opener = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        gate.open();
+    });
+    rig.device().swap(Box::new(Gated::new(5)), "second");
+    assert!(
+        alive.upgrade().is_none(),
+        "nobody has the first one any more"
+    );
+    let first = GuestAddress(Rig::data_at(3));
+    assert_eq!(
+        (rig.answered(3), rig.mem.read_obj(first).unwrap()),
+        (0, 9u8)
+    );
+    opener.join().unwrap();
+    // One that there is only one of, and which two queues want; and one of which there are several.
+    let mut alone = Gated::new(7);
+    alone.copies = false;
+    for disk in [Gated::new(5), alone, Gated::new(6)] {
+        let number = disk.number;
+        let gate = disk.gate.clone();
+        rig.device().swap(Box::new(disk), "next");
+        for queue in 0..QUEUES {
+            assert_eq!(rig.read(queue, u64::from(number) - 1), (0, number));
+            assert_eq!(rig.read(queue, number.into()).0, 1, "beyond the end");
+        }
+        drop(gate);
+    }
+    rig.end();
+}
+
+#[test]
+fn a_disk_that_is_there_once_has_one_engine() {
+    let mut disk = Gated::new(4);
+    disk.copies = false;
+    let mut rig = Rig::over(BlockDevice::new(Box::new(disk)));
+    assert!(rig.threads.is_empty() && (0..QUEUES).all(|n| rig.device().watches(n)));
+    for queue in 0..QUEUES {
+        assert_eq!(rig.read(queue, 0), (0, 4));
+    }
+    rig.device()
+        .swap(Box::new(Gated::new(8)), "of which there are several");
+    assert_eq!(rig.read(3, 7), (0, 8));
+    rig.end();
+}
+
+#[test]
+fn one_queue_needs_no_thread() {
+    let mut device = disk_of_8_sectors();
+    assert!(device.queue_servers().is_empty() && device.watches(0));
+    assert!(device.backend().is_none());
+}
+
+#[test]
+fn a_fault_of_a_queue_is_told_by_the_event_loop_once() {
+    let mut rig = Rig::over(BlockDevice::new(Box::new(Gated::new(9))));
+    // Half a header.
+    rig.drivers[1].add(&[(0x1_0000, 8)], &[(0x1_0100, 1)]);
+    rig.notify(1);
+    let deadline = Instant::now() + PATIENCE;
+    while !backend_readable(rig.device()) {
+        assert!(Instant::now() < deadline);
+    }
+    assert!(matches!(rig.device().on_backend(), Err(Fault::Guest(_))));
+    assert!(!backend_readable(rig.device()));
+    assert_eq!(rig.device().on_backend().unwrap(), Progress::Idle);
+    // It stands still until its driver resets the device.
+    rig.add(1, 0, 0);
+    rig.notify(1);
+    assert_eq!(rig.device().on_queue(1).unwrap(), Progress::Idle);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(rig.drivers[1].take_used().is_none());
+    assert_eq!(stop(rig.device()).len(), usize::from(QUEUES));
+    rig.device().reset();
+    // A fault that nobody has looked at yet is not the next driver's.
+    for _ in 0..2 {
+        let driver = DriverQueue::new(&rig.mem, 0x11_0000, 64);
+        let queue = driver.device_queue(1, rig.irq.clone());
+        rig.kicks[1] = queue.kick().try_clone().unwrap();
+        rig.drivers[1] = driver;
+        rig.device().start_queue(queue).unwrap();
+        assert_eq!(rig.read(1, 0), (0, 9));
+        rig.drivers[1].add(&[(0x1_0000, 8)], &[(0x1_0100, 1)]);
+        rig.notify(1);
+        while !backend_readable(rig.device()) {
+            assert!(Instant::now() < deadline);
+        }
+        assert!(rig.device().stop_queue(1).is_some());
+        assert_eq!(rig.device().on_backend().unwrap(), Progress::Idle);
+    }
+    rig.end();
+}
+
+#[test]
+fn a_rate_is_the_devices_and_not_each_queues() {
+    let rate = Some(Rate {
+        per_second: 4,
+        burst: 6,
+    });
+    let device = BlockDevice::new(Box::new(Gated::new(9)));
+    let mut rig = Rig::over(device.limit(None, rate).unwrap());
+    for queue in (0..QUEUES).chain([1, 2]) {
+        assert_eq!(rig.read(queue, 0), (0, 9));
+    }
+    for queue in 0..QUEUES {
+        rig.add(queue, 0, 0);
+        rig.notify(queue);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let drivers = rig.drivers.iter_mut();
+    let done = drivers.filter_map(DriverQueue::take_used).count();
+    assert!(done <= 1, "{done} in a tenth of a second");
+    // The others come by their timers.
+    let deadline = Instant::now() + PATIENCE;
+    let mut left = usize::from(QUEUES) - done;
+    while left > 0 {
+        assert!(Instant::now() < deadline);
+        if backend_readable(rig.device()) {
+            assert_eq!(rig.device().on_backend().unwrap(), Progress::Idle);
+        }
+        let drivers = rig.drivers.iter_mut();
+        left -= drivers.filter_map(DriverQueue::take_used).count();
+    }
+    assert!(crate::testing::counter(rig.device(), "limited") > 0);
+    rig.end();
+}
+
+#[test]
+fn a_driver_that_refills_a_ring_does_not_keep_others_from_its_queue() {
+    /// Makes a request available for each that it is asked for.
+    #[derive(Clone, Debug, Default)]
+    struct Refilling(Arc<Mutex<Option<DriverQueue>>>);
+    impl Disk for Refilling {
+        fn len(&self) -> u64 {
+            4096
+        }
+        fn another(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
+            Ok(Some(Box::new(self.clone())))
+        }
+        fn submit(&mut self, _: &GuestRam, _: u16, _: Operation<'_, '_>) -> Submitted {
+            if let Some(driver) = &mut *self.0.lock().unwrap() {
+                let header = Rig::status_at(1) - 16;
+                driver.add(&[(header, 16)], &[(Rig::status_at(1), 1)]);
+            }
+            Submitted::Done(Ok(()))
+        }
+    }
+    let disk = Refilling::default();
+    let mut rig = Rig::over(BlockDevice::new(Box::new(disk.clone())));
+    rig.add(1, 4, 0);
+    *disk.0.lock().unwrap() = Some(rig.drivers.remove(1));
+    rig.kicks[1].write(1).unwrap();
+    for _ in 0..20 {
+        let queue = rig.device().stop_queue(1).unwrap();
+        rig.device().start_queue(queue).unwrap();
+        rig.device().swap(Box::new(disk.clone()), "same");
+    }
+    rig.end();
+}
+
+#[test]
+fn engines_of_the_kernel_serve_their_queues_and_the_file_is_closed_with_the_device() {
+    for engine in [IoEngine::Sync, IoEngine::Uring] {
+        let file = tempfile_of(64 * 512);
+        let mut device = BlockDevice::from_file_with(file.try_clone().unwrap(), engine).unwrap();
+        device.check().unwrap();
+        let mut rig = Rig::over(device);
+        for round in 0..10u8 {
+            for queue in 0..QUEUES {
+                let data = GuestAddress(Rig::data_at(queue));
+                rig.mem.write_slice(&[round + 1; 512], data).unwrap();
+                rig.add(queue, 1, queue.into());
+                rig.notify(queue);
+            }
+            for queue in 0..QUEUES {
+                assert_eq!(rig.answered(queue), 0);
+            }
+            for queue in 0..QUEUES {
+                let sector = u64::from((queue + 1) % QUEUES);
+                assert_eq!(rig.read(queue, sector), (0, round + 1));
+            }
+        }
+        assert_eq!(rig.irq.needs_reset.load(SeqCst), 0);
+        file.set_len(65 * 512).unwrap();
+        assert_eq!(rig.read(3, 64).0, 1);
+        rig.device().resize().unwrap();
+        assert_eq!(rig.read(3, 64), (0, 0));
+        for index in 0..QUEUES {
+            rig.add(index, 0, 1);
+            rig.notify(index);
+        }
+        // Each is answered once, before or after.
+        for queue in stop(rig.device()) {
+            rig.device().start_queue(queue).unwrap();
+        }
+        for queue in 0..QUEUES {
+            assert_eq!(rig.device().on_queue(queue).unwrap(), Progress::Idle);
+            assert_eq!(rig.answered(queue), 0);
+        }
+        assert_eq!(stop(rig.device()).len(), 4);
+        let mut drivers = rig.drivers.iter_mut();
+        assert!(drivers.all(|driver| driver.take_used().is_none()));
+        rig.end();
+    }
+}

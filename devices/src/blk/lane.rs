@@ -1,0 +1,323 @@
+//! A queue that a thread of its own serves, by an engine of its own.
+//!
+//! The device's event loop starts and stops the queue and changes the disk, with the lock that the
+//! thread holds during a turn. The thread waits for notifications of the driver and for the
+//! disk by itself, and leaves a fault to the event loop, which stops all queues then.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use super::server::Server;
+use crate::virtio::{Fault, Progress, Queue, StartError};
+
+/// Identifiers in the epoll instance.
+const WAKE: u64 = 0;
+const KICK: u64 = 1;
+const BACKEND: u64 = 2;
+
+/// What the event loop of a device with lanes waits for.
+#[derive(Debug)]
+pub(super) struct Alarm {
+    epoll: OwnedFd,
+    raised: Arc<Signal>,
+}
+
+impl Alarm {
+    pub(super) fn new(backend: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let alarm = Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            raised: Arc::new(Signal::new()?),
+        };
+        alarm.add(alarm.raised.0.as_fd())?;
+        alarm.watch(backend)?;
+        Ok(alarm)
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Waits for the disk of the event loop's own queue, too.
+    pub(super) fn watch(&self, backend: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        backend.map_or(Ok(()), |fd| self.add(fd))
+    }
+
+    /// A disk that goes.
+    pub(super) fn forget(&self, backend: Option<BorrowedFd<'_>>) {
+        if let Some(fd) = backend {
+            // It was added, or its addition failed.
+            let _ = epoll::delete(&self.epoll, fd);
+        }
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(0);
+        Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Whether a lane has a fault that was not looked at.
+    pub(super) fn is_raised(&self) -> bool {
+        self.raised.take()
+    }
+}
+
+/// Something to look at.
+#[derive(Debug)]
+struct Signal(OwnedFd);
+
+impl Signal {
+    fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(
+            0,
+            EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC,
+        )?))
+    }
+
+    fn give(&self) {
+        // It fails only when 2^64 - 2 were never taken.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    fn take(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+    }
+}
+
+/// One queue, its engine, and what its thread waits for.
+#[derive(Debug)]
+pub(super) struct Lane {
+    index: u16,
+    /// `None` when the device is gone.
+    server: Mutex<Option<Server>>,
+    /// Taken before `server`, and by the thread given back at once: a thread that has
+    /// always something to do lets others have their turn.
+    turnstile: Mutex<()>,
+    /// A fault stopped the thread until the queue is started again. Changed under `server`'s lock.
+    parked: AtomicBool,
+    /// What the event loop has yet to hear of.
+    fault: Mutex<Option<Fault>>,
+    epoll: Epoll,
+    wake: Signal,
+    alarm: Arc<Signal>,
+}
+
+/// A lane that stands still.
+pub(super) struct Halted<'a> {
+    lane: &'a Lane,
+    server: MutexGuard<'a, Option<Server>>,
+    _turnstile: MutexGuard<'a, ()>,
+}
+
+impl Lane {
+    pub(super) fn new(index: u16, server: Server, alarm: &Alarm) -> io::Result<Self> {
+        let lane = Self {
+            index,
+            server: Mutex::new(Some(server)),
+            turnstile: Mutex::new(()),
+            parked: AtomicBool::new(false),
+            fault: Mutex::new(None),
+            epoll: Epoll::new()?,
+            wake: Signal::new()?,
+            alarm: alarm.raised.clone(),
+        };
+        watch(&lane.epoll, lane.wake.0.as_raw_fd(), WAKE)?;
+        Ok(lane)
+    }
+
+    /// Waits until the thread's turn is over.
+    pub(super) fn halt(&self) -> Halted<'_> {
+        let turnstile = lock(&self.turnstile);
+        Halted {
+            lane: self,
+            server: lock(&self.server),
+            _turnstile: turnstile,
+        }
+    }
+
+    /// Has the thread look at its queue.
+    pub(super) fn wake(&self) {
+        self.wake.give();
+    }
+
+    /// What stopped the thread.
+    pub(super) fn take_fault(&self) -> Option<Fault> {
+        lock(&self.fault).take()
+    }
+
+    /// Serves the queue whenever it runs, until the device is gone.
+    pub(super) fn run(&self) {
+        let mut again = false;
+        loop {
+            let ready = match self.wait(again) {
+                Ok(ready) => ready,
+                Err(error) => return self.fail(Fault::host("waiting for a queue's events", error)),
+            };
+            drop(lock(&self.turnstile));
+            let mut place = lock(&self.server);
+            let Some(server) = &mut *place else {
+                return;
+            };
+            again = match self.turn(server, &ready) {
+                Ok(progress) => progress == Progress::More,
+                Err(fault) => {
+                    // Nothing of this queue is looked at before it is started again.
+                    self.unwatch(server);
+                    self.fail(fault);
+                    false
+                }
+            };
+        }
+    }
+
+    fn fail(&self, fault: Fault) {
+        self.parked.store(true, Ordering::SeqCst);
+        *lock(&self.fault) = Some(fault);
+        self.alarm.give();
+    }
+
+    fn unpark(&self) {
+        self.parked.store(false, Ordering::SeqCst);
+        self.take_fault();
+    }
+
+    fn turn(&self, server: &mut Server, ready: &Ready) -> Result<Progress, Fault> {
+        if ready.wake {
+            self.wake.take();
+        }
+        if self.parked.load(Ordering::SeqCst) {
+            return Ok(Progress::Idle);
+        }
+        if ready.kick
+            && let Some(queue) = server.queue(self.index)
+        {
+            let _ = queue.kick().read();
+        }
+        let mut progress = Progress::Idle;
+        if ready.backend {
+            progress = server.on_backend()?;
+        }
+        if ready.wake || ready.kick || ready.again {
+            progress = server.on_queue(self.index)?;
+        }
+        Ok(progress)
+    }
+
+    /// What there is to do; does not wait for it `again`.
+    fn wait(&self, again: bool) -> io::Result<Ready> {
+        let mut events = [EpollEvent::default(); 3];
+        let timeout = if again { 0 } else { -1 };
+        let count = match self.epoll.wait(timeout, &mut events) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            other => other?,
+        };
+        let mut ready = Ready {
+            again,
+            ..Ready::default()
+        };
+        for event in events.iter().take(count) {
+            match event.data() {
+                WAKE => ready.wake = true,
+                KICK => ready.kick = true,
+                _ => ready.backend = true,
+            }
+        }
+        Ok(ready)
+    }
+
+    fn watch_backend(&self, server: &Server) {
+        let backend = server.backend();
+        let watched = backend.map(|fd| watch(&self.epoll, fd.as_raw_fd(), BACKEND));
+        if let Some(Err(error)) = watched {
+            tracing::error!(%error, "a disk's completions are lost");
+        }
+    }
+
+    fn unwatch(&self, server: &mut Server) {
+        let backend = server.backend().map(|fd| fd.as_raw_fd());
+        let queue = server.queue(self.index);
+        let kick = queue.map(|queue| queue.kick().as_raw_fd());
+        for fd in backend.into_iter().chain(kick) {
+            forget(&self.epoll, fd);
+        }
+    }
+}
+
+impl Halted<'_> {
+    pub(super) fn server(&mut self) -> Option<&mut Server> {
+        self.server.as_mut()
+    }
+
+    /// The thread serves the queue from now on.
+    pub(super) fn start(&mut self, queue: Queue) -> Result<(), StartError> {
+        let index = queue.index();
+        let lane = self.lane;
+        let server = self.server.as_mut();
+        let server = server.ok_or(StartError::NoSuchQueue { index })?;
+        server.start(queue)?;
+        lane.unpark();
+        if let Some(queue) = server.queue(index) {
+            let watched = watch(&lane.epoll, queue.kick().as_raw_fd(), KICK);
+            watched.map_err(|source| StartError::Host { index, source })?;
+        }
+        lane.watch_backend(server);
+        lane.wake();
+        Ok(())
+    }
+
+    pub(super) fn stop(&mut self) -> Option<Queue> {
+        let lane = self.lane;
+        let server = self.server.as_mut()?;
+        server.queue(lane.index)?;
+        lane.unwatch(server);
+        lane.unpark();
+        server.stop(lane.index)
+    }
+
+    /// Does something that may change what the server waits for.
+    pub(super) fn change(&mut self, work: impl FnOnce(&mut Server)) {
+        let lane = self.lane;
+        let Some(server) = &mut *self.server else {
+            return;
+        };
+        if let Some(fd) = server.backend() {
+            forget(&lane.epoll, fd.as_raw_fd());
+        }
+        work(server);
+        if server.queue(lane.index).is_some() && !lane.parked.load(Ordering::SeqCst) {
+            lane.watch_backend(server);
+        }
+    }
+
+    /// The device is gone: the disk is closed, and the thread ends.
+    pub(super) fn end(mut self) {
+        *self.server = None;
+        self.lane.wake();
+    }
+}
+
+/// What a thread was woken for.
+#[derive(Debug, Default)]
+struct Ready {
+    wake: bool,
+    kick: bool,
+    backend: bool,
+    again: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn watch(epoll: &Epoll, fd: RawFd, id: u64) -> io::Result<()> {
+    epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, id))
+}
+
+fn forget(epoll: &Epoll, fd: RawFd) {
+    // It was added, or its addition failed.
+    let _ = epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default());
+}

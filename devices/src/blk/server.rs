@@ -1,0 +1,118 @@
+//! An engine and the queues that it serves: all of a device, or one of them.
+
+use std::os::fd::BorrowedFd;
+
+use super::engine::{Engine, PIECE};
+use crate::virtio::{Fault, Progress, Queue, Queues, StartError};
+
+/// Bytes before the loop gets its turn again, and the driver its interrupt.
+const BUDGET: usize = PIECE;
+
+/// What one thread serves.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) engine: Engine,
+    queues: Queues,
+}
+
+impl Server {
+    /// With places for so many queues.
+    pub(super) fn new(engine: Engine, queues: usize) -> Self {
+        Self {
+            engine,
+            queues: Queues::new(queues),
+        }
+    }
+
+    /// Has places for so many queues; none runs.
+    pub(super) fn set_places(&mut self, queues: usize) {
+        self.queues = Queues::new(queues);
+    }
+
+    pub(super) fn start(&mut self, queue: Queue) -> Result<(), StartError> {
+        self.queues.start(queue)
+    }
+
+    /// Hands a queue back with nothing in flight.
+    pub(super) fn stop(&mut self, index: u16) -> Option<Queue> {
+        self.queues.get(index)?;
+        self.engine.drain(&mut self.queues, index);
+        self.queues.stop(index)
+    }
+
+    /// A queue that runs.
+    pub(super) fn queue(&mut self, index: u16) -> Option<&Queue> {
+        self.queues.get(index).map(|queue| &*queue)
+    }
+
+    /// Leaves nothing in flight, for a change of the disk.
+    pub(super) fn settle(&mut self) {
+        for index in 0..self.queue_count() {
+            self.engine.drain(&mut self.queues, index);
+        }
+        for queue in self.queues.running() {
+            // A request that was put back waits in the ring: it must not be forgotten.
+            let _ = queue.kick().write(1);
+        }
+    }
+
+    /// What to wait for besides notifications.
+    pub(super) fn backend(&self) -> Option<BorrowedFd<'_>> {
+        self.engine.backend()
+    }
+
+    /// As [`crate::virtio::VirtioDevice::on_queue`].
+    pub(super) fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        let spent = self.engine.resume(&mut self.queues, BUDGET)?;
+        let progress = match BUDGET.checked_sub(spent) {
+            None | Some(0) => Progress::More,
+            Some(rest) => self.serve(index, rest)?,
+        };
+        self.engine.commit(&mut self.queues)?;
+        Ok(self.unless_behind(progress))
+    }
+
+    /// As [`crate::virtio::VirtioDevice::on_backend`].
+    pub(super) fn on_backend(&mut self) -> Result<Progress, Fault> {
+        self.engine.take_completions(&mut self.queues)?;
+        self.engine.resume(&mut self.queues, BUDGET)?;
+        if self.engine.may_go_on() {
+            for index in 0..self.queue_count() {
+                if self.serve(index, BUDGET)? == Progress::More {
+                    self.engine.go_on_soon();
+                }
+            }
+        }
+        self.engine.commit(&mut self.queues)?;
+        Ok(self.unless_behind(Progress::Idle))
+    }
+
+    /// Begins the requests of a queue that runs, as far as `budget` and the disk's rates go.
+    fn serve(&mut self, index: u16, budget: usize) -> Result<Progress, Fault> {
+        let engine = &mut self.engine;
+        let Some(queue) = self.queues.get(index) else {
+            return Ok(Progress::Idle);
+        };
+        if engine.is_held() {
+            return Ok(Progress::Idle);
+        }
+        let progress = queue.serve(budget, |queue, chain| engine.begin(queue, chain))?;
+        Ok(match engine.is_held() {
+            // The timer calls again.
+            true => Progress::Idle,
+            false => progress,
+        })
+    }
+
+    fn unless_behind(&self, progress: Progress) -> Progress {
+        match self.engine.is_behind() {
+            true => Progress::More,
+            false => progress,
+        }
+    }
+
+    fn queue_count(&self) -> u16 {
+        // At most MAX_QUEUES.
+        u16::try_from(self.queues.len()).unwrap_or(1)
+    }
+}
