@@ -192,8 +192,8 @@ fn a_guest_reads_the_file_and_zeroes_behind_it() {
     assert_eq!(guest.far_read(other + 100), 0);
     // The one request.
     let mut queue = first.start(RINGS);
-    queue.add(&[(BUFFER, 4)], &[(BUFFER + 8, 4)]);
     guest.mem.write_obj(7u32, GuestAddress(BUFFER + 8)).unwrap();
+    queue.add(&[(BUFFER, 4)], &[(BUFFER + 8, 4)]);
     first.notify();
     wait_for("the flush", || queue.take_used().is_some());
     assert_eq!(bytes(&guest, BUFFER + 8, 4), [0; 4]);
