@@ -5,15 +5,19 @@ mod support;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
 
 use podvisor_vmm::{
     LinkState, MacAddress, MemorySize, NetDevice, NetDeviceError, Transport, VmExit,
 };
-use support::tap::{queue, tap_queues};
+use support::tap::{queue, tap_queues, vhost};
 use support::{Console, linux};
 
 /// Bytes that go each way.
 const LEN: usize = 2 << 20;
+/// Memory that the guest gets while it runs, and how long it may take.
+const PLUGGED: MemorySize = MemorySize::mib(128);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Bytes without a pattern (xorshift64*).
 fn bytes() -> Vec<u8> {
@@ -30,13 +34,26 @@ fn bytes() -> Vec<u8> {
 
 #[test]
 fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link_on_both_transports() {
-    talks_and_sees_its_link(Transport::Mmio, 1);
+    talks_and_sees_its_link(Transport::Mmio, 1, Backend::Own);
     // The guest's driver takes as many queue pairs as it has CPUs.
-    talks_and_sees_its_link(Transport::Pci, 2);
+    talks_and_sees_its_link(Transport::Pci, 2, Backend::Own);
 }
 
-fn talks_and_sees_its_link(transport: Transport, pairs: u8) {
-    let taps = tap_queues(pairs.into());
+#[test]
+fn guest_talks_tcp_both_ways_by_the_hosts_kernel_and_sees_its_link_on_both_transports() {
+    talks_and_sees_its_link(Transport::Mmio, 1, Backend::Kernel);
+    talks_and_sees_its_link(Transport::Pci, 1, Backend::Kernel);
+}
+
+/// Who moves frames.
+#[derive(Clone, Copy, PartialEq)]
+enum Backend {
+    Own,
+    Kernel,
+}
+
+fn talks_and_sees_its_link(transport: Transport, pairs: u8, backend: Backend) {
+    let mut taps = tap_queues(pairs.into());
     let there = TcpListener::bind("10.9.0.1:5001").unwrap();
     let console = Console::default();
     let script = "cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu\n\
@@ -48,18 +65,23 @@ fn talks_and_sees_its_link(transport: Transport, pairs: u8) {
          carrier() { until [ \"$(cat /sys/class/net/eth0/carrier)\" = $1 ]; do :; done; }\n\
          carrier 0; echo unplugged; carrier 1; echo plugged\n\
          ping -c 1 -q 10.9.0.1 > /dev/null && echo pinged again";
-    let card = NetDevice::tap_queues(taps.into_iter().map(Into::into).collect())
-        .unwrap()
-        .mac(MacAddress([2, 0, 0, 0, 0, 9]))
-        .mtu(1400);
+    let card = match backend {
+        Backend::Own => NetDevice::tap_queues(taps.into_iter().map(Into::into).collect()),
+        Backend::Kernel => NetDevice::vhost(taps.remove(0).into(), vhost()),
+    };
+    let card = card.unwrap().mac(MacAddress([2, 0, 0, 0, 0, 9])).mtu(1400);
     let vm = linux(script, &console)
         .transport(transport)
         .vcpus(pairs)
         .memory(MemorySize::mib(256))
+        .hotplug_memory(PLUGGED)
         .net(card)
         .build()
         .unwrap();
     vm.start().unwrap();
+    // Files lie there, and what is sent of them.
+    let memory = vm.hotplug_memory().unwrap();
+    assert_eq!(memory.reach(PLUGGED, PATIENCE).unwrap(), PLUGGED);
 
     let bytes = bytes();
     let (mut connection, _) = there.accept().unwrap();
@@ -98,6 +120,11 @@ fn talks_and_sees_its_link(transport: Transport, pairs: u8) {
     }
     let counters = card.counters();
     let count = |name| counters.iter().find(|c| c.name == name).unwrap().value;
+    if backend == Backend::Kernel {
+        assert_eq!(count("rx_frames") + count("tx_frames"), 0, "{counters:?}");
+        assert!(vm.faults().is_empty());
+        return;
+    }
     for (size, segmented) in [("rx_bytes", "rx_segmented"), ("tx_bytes", "tx_segmented")] {
         assert!(count(size) > LEN as u64, "{counters:?}");
         assert!(count(segmented) > 0, "{counters:?}");

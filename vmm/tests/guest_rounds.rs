@@ -6,6 +6,7 @@ mod support;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
@@ -15,7 +16,7 @@ use podvisor_vmm::{
     BlockDevice, Initramfs, MacAddress, MemorySize, NetDevice, Snapshot, Transport, Vm, VmBuilder,
     VsockDevice,
 };
-use support::tap::{HOST, tap};
+use support::tap::{HOST, tap, vhost};
 use support::{Console, busybox_with, linux_with, program};
 
 /// Rounds on each transport, unless `PODVISOR_TEST_ROUNDS` says another number.
@@ -27,15 +28,26 @@ const PORT: u16 = 7000;
 
 #[test]
 fn guest_under_load_loses_nothing_in_rounds_of_pause_snapshot_and_restore() {
-    loses_nothing(Transport::Mmio);
+    loses_nothing(Transport::Mmio, card);
 }
 
 #[test]
 fn guest_under_load_loses_nothing_in_rounds_of_pause_snapshot_and_restore_on_pci() {
-    loses_nothing(Transport::Pci);
+    loses_nothing(Transport::Pci, card);
 }
 
-fn loses_nothing(transport: Transport) {
+#[test]
+fn guest_under_load_whose_frames_the_kernel_moves_loses_nothing_in_rounds() {
+    loses_nothing(Transport::Pci, |tap| {
+        NetDevice::vhost(tap, vhost()).unwrap()
+    });
+}
+
+fn card(tap: OwnedFd) -> NetDevice {
+    NetDevice::tap(tap).unwrap()
+}
+
+fn loses_nothing(transport: Transport, card: fn(OwnedFd) -> NetDevice) {
     let rounds = std::env::var("PODVISOR_TEST_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");
@@ -48,7 +60,7 @@ fn loses_nothing(transport: Transport) {
         let mut vsock = VsockDevice::in_process(3).unwrap();
         let streams = streams.clone();
         vsock.listen(PORT.into(), move |stream| drop(streams.send(stream)));
-        let card = NetDevice::tap(tap.try_clone().unwrap().into()).unwrap();
+        let card = card(tap.try_clone().unwrap().into());
         vm.block(BlockDevice::open(&disk).unwrap())
             .net(card.mac(MacAddress([2, 0, 0, 0, 0, 9])))
             .vsock(vsock)

@@ -20,6 +20,7 @@ use super::saved::DriverState;
 use super::stream::FrameStream;
 use super::tap::Tap;
 use super::transmit::Transmitter;
+use super::vhost::{RINGS, Report, Vhost};
 use crate::virtio::{
     ConfigSpace, DeviceInfo, DeviceType, Fault, Limiter, Placement, Progress, Queue, Rate,
     RestoreError, SavedDevice, StartError, VirtioDevice,
@@ -48,6 +49,8 @@ pub struct NetDevice {
     /// Where a round over pairs begins next.
     first: usize,
     control: Option<Queue>,
+    /// Serves the only pair in the place of this device.
+    vhost: Option<Vhost>,
     /// What driver and device agreed on, and which of [`feature::GUEST_OFFLOADS`] are on.
     features: u64,
     guest_offloads: u64,
@@ -93,6 +96,30 @@ impl NetDevice {
         let taps = Tap::queues(fds).map_err(NetDeviceError::Tap)?;
         let nic = |tap| -> Box<dyn Nic> { Box::new(tap) };
         Self::over(taps.into_iter().map(nic).collect())
+    }
+
+    /// A device over a tap, see [`Tap::new`], whose frames the kernel moves: `vhost` is an open
+    /// `/dev/vhost-net`, one for each card. Frames cost this process nothing then but interrupts, and
+    /// are not counted. While the link is down, what the driver has made available stays where it
+    /// is. A card with a rate is served without `vhost`.
+    ///
+    /// Where `/dev/vhost-net` is missing or may not be opened, [`Self::tap`] does the same.
+    ///
+    /// # Errors
+    /// As [`Self::tap`]; [`NetDeviceError::Vhost`] when the kernel is too old, or `vhost` is something
+    /// else or another card's.
+    pub fn vhost(tap: OwnedFd, vhost: OwnedFd) -> Result<Self, NetDeviceError> {
+        let vhost = Vhost::new(vhost).map_err(NetDeviceError::Vhost)?;
+        Self::tap(tap)?.served_by(vhost)
+    }
+
+    /// Has `vhost` serve the only pair.
+    pub(super) fn served_by(mut self, vhost: Vhost) -> Result<Self, NetDeviceError> {
+        if let Some(queue) = self.host.first() {
+            self.events.watch_vhost(&vhost, &*queue.nic)?;
+        }
+        self.vhost = Some(vhost);
+        Ok(self)
     }
 
     /// A device over a connected stream socket with a length before each frame; see
@@ -144,6 +171,7 @@ impl NetDevice {
             first: 0,
             host,
             control: None,
+            vhost: None,
             features: 0,
             guest_offloads: 0,
             restored: None,
@@ -178,7 +206,7 @@ impl NetDevice {
     #[must_use]
     pub fn limit_receive(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
         self.inbound = Limiter::new(bytes, frames);
-        self
+        self.without_vhost()
     }
 
     /// Limits what the driver sends, in bytes and in frames. What exceeds the rate stays in the
@@ -186,6 +214,14 @@ impl NetDevice {
     #[must_use]
     pub fn limit_transmit(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
         self.outbound = Limiter::new(bytes, frames);
+        self.without_vhost()
+    }
+
+    /// The kernel keeps to no rates.
+    fn without_vhost(mut self) -> Self {
+        if let (Some(vhost), Some(queue)) = (self.vhost.take(), self.host.first()) {
+            self.events.forget_vhost(&vhost, &*queue.nic);
+        }
         self
     }
 
@@ -196,7 +232,14 @@ impl NetDevice {
         }
         self.link = link;
         self.config.update(STATUS_AT, &status(link));
-        self.watch_again();
+        if let (Some(vhost), Some(queue)) = (&mut self.vhost, self.host.first()) {
+            match link {
+                LinkState::Up => self.refused = vhost.resume(self.features, queue.nic.fd()).err(),
+                LinkState::Down => vhost.hold(),
+            }
+        } else {
+            self.watch_again();
+        }
         // A frame may be held that the backend does not report again.
         self.events.soon(Direction::Receive, NOW);
     }
@@ -344,7 +387,7 @@ impl NetDevice {
     fn check(&mut self) -> Result<(), Fault> {
         match self.refused.take() {
             Some(error) => Err(Fault::host(
-                "setting the offloads of a network backend",
+                "setting up the backend of a network card",
                 error,
             )),
             None => Ok(()),
@@ -378,6 +421,11 @@ impl VirtioDevice for NetDevice {
         }
     }
 
+    /// The kernel waits for the notifications of a pair that it serves.
+    fn watches(&self, index: u16) -> bool {
+        self.vhost.is_none() || usize::from(index) >= RINGS
+    }
+
     fn negotiated(&mut self, features: u64) {
         self.features = features;
         let restored = self.restored.take();
@@ -392,6 +440,11 @@ impl VirtioDevice for NetDevice {
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
         let index = queue.index();
         let role = self.role(index);
+        if let (Some(ring), Some(vhost)) = (role.and_then(Role::ring), &mut self.vhost) {
+            let tap = self.host.first().map(|queue| queue.nic.fd());
+            let tap = tap.filter(|_| self.link == LinkState::Up);
+            return vhost.start(ring, queue, self.features, tap);
+        }
         match role {
             Some(Role::Receive(pair)) => {
                 let mergeable = self.features & feature::MRG_RXBUF != 0;
@@ -421,7 +474,11 @@ impl VirtioDevice for NetDevice {
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        match self.role(index)? {
+        let role = self.role(index)?;
+        if let (Some(ring), Some(vhost)) = (role.ring(), &mut self.vhost) {
+            return vhost.stop(ring);
+        }
+        match role {
             Role::Receive(pair) => self.pairs.get_mut(pair)?.stop_receiving(),
             Role::Transmit(pair) => self.pairs.get_mut(pair)?.stop_transmitting(),
             Role::Control => self.control.take(),
@@ -460,7 +517,13 @@ impl VirtioDevice for NetDevice {
             receive,
             room,
             transmit,
+            vhost,
         } = self.events.take(&self.host);
+        for (report, _) in Report::ALL.into_iter().zip(vhost).filter(|(_, is)| *is) {
+            if let Some(vhost) = &self.vhost {
+                vhost.take(report)?;
+            }
+        }
         for (queue, frames) in self.host.iter_mut().zip(frames) {
             queue.ready |= frames;
         }

@@ -13,6 +13,7 @@ use super::error::NetDeviceError;
 use super::host::HostQueue;
 use super::nic::Nic;
 use super::pair::MAX_QUEUE_PAIRS;
+use super::vhost::{Report, Vhost};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Direction {
@@ -26,8 +27,11 @@ const TRANSMIT_TIMER: u64 = 1;
 /// The first of the backend's queues; the others follow.
 const NIC: u64 = 2;
 
+/// The first of [`Report::ALL`], behind the most queues that there are.
+const VHOST: u64 = NIC + MAX_QUEUE_PAIRS as u64;
+
 /// What may be reported at once.
-const EVENTS: usize = 2 + MAX_QUEUE_PAIRS;
+const EVENTS: usize = 2 + MAX_QUEUE_PAIRS + Report::ALL.len();
 
 /// What woke the device up.
 #[derive(Debug, Default)]
@@ -38,6 +42,8 @@ pub(super) struct Ready {
     pub(super) room: bool,
     pub(super) receive: bool,
     pub(super) transmit: bool,
+    /// Which of [`Report::ALL`] there are.
+    pub(super) vhost: [bool; Report::ALL.len()],
 }
 
 /// The epoll instance that the device waits on: its backend, watched by edges, so that frames
@@ -81,6 +87,33 @@ impl Events {
         add(events.receive.as_fd(), RECEIVE_TIMER)?;
         add(events.transmit.as_fd(), TRANSMIT_TIMER)?;
         Ok(events)
+    }
+
+    /// Waits for what the kernel reports of a pair, in the place of its queue of the backend.
+    pub(super) fn watch_vhost(&self, vhost: &Vhost, nic: &dyn Nic) -> Result<(), NetDeviceError> {
+        // It was added, and the kernel reads it now.
+        let _ = epoll::delete(&self.epoll, nic.fd());
+        for (id, report) in (VHOST..).zip(Report::ALL) {
+            let Some(fd) = vhost.fd(report) else { continue };
+            let data = epoll::EventData::new_u64(id);
+            let added = epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN);
+            added.map_err(|source| NetDeviceError::Descriptor {
+                what: "a watch",
+                source: source.into(),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// As if there had been no such pair.
+    pub(super) fn forget_vhost(&self, vhost: &Vhost, nic: &dyn Nic) {
+        for fd in Report::ALL.iter().filter_map(|report| vhost.fd(*report)) {
+            // It was added.
+            let _ = epoll::delete(&self.epoll, fd);
+        }
+        // As it was before, with room for one more.
+        let data = epoll::EventData::new_u64(NIC);
+        let _ = epoll::add(&self.epoll, nic.fd(), data, EDGES);
     }
 
     /// What the event loop waits for.
@@ -148,6 +181,12 @@ impl Events {
             match data.u64() {
                 RECEIVE_TIMER => ready.receive = expired(&self.receive),
                 TRANSMIT_TIMER => ready.transmit = expired(&self.transmit),
+                id if id >= VHOST => {
+                    let number = usize::try_from(id.saturating_sub(VHOST)).unwrap_or(usize::MAX);
+                    if let Some(reported) = ready.vhost.get_mut(number) {
+                        *reported = true;
+                    }
+                }
                 id => {
                     let number = usize::try_from(id.saturating_sub(NIC)).unwrap_or(usize::MAX);
                     let (Some(frames), Some(awaits), Some(queue)) = (

@@ -21,7 +21,7 @@
 //! * `control`: commands of the control queue; `config`: configuration space; `counters`: what is
 //!   counted.
 //! * `receive`, `transmit`: one direction of a queue pair each; `pair`: such a pair, and how queues
-//!   are numbered; `host`: the backend's queues, and which pair gets the frames of each.
+//!   are numbered; `vhost`: a pair that the kernel serves; `host`: the backend's queues, and which pair gets the frames of each.
 //! * `events`: what wakes the device up; `saved`: what a snapshot keeps; `device`: what holds them
 //!   together.
 //!
@@ -49,6 +49,7 @@ mod segments;
 mod stream;
 mod tap;
 mod transmit;
+mod vhost;
 
 pub use config::{LinkState, MIN_MTU};
 pub use device::NetDevice;
@@ -60,3 +61,4 @@ pub use nic::{MacAddress, Nic, Offloads, ParseMacAddressError};
 pub use pair::MAX_QUEUE_PAIRS;
 pub use stream::{FrameStream, StreamError};
 pub use tap::{Tap, TapError};
+pub use vhost::VhostError;

@@ -34,6 +34,15 @@ impl Role {
             _ => None,
         }
     }
+
+    /// The number of the ring for vhost.
+    pub(super) fn ring(self) -> Option<usize> {
+        match self {
+            Self::Receive(0) => Some(0),
+            Self::Transmit(0) => Some(1),
+            _ => None,
+        }
+    }
 }
 
 /// The largest sizes of the queues of so many pairs, and of the control queue.

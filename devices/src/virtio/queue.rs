@@ -286,6 +286,12 @@ impl Queue {
         }
     }
 
+    /// Somebody else has served the queue and left it here, with nothing in flight.
+    pub(crate) fn set_state(&mut self, state: QueueState) {
+        self.ring.set_next_avail(state.next_avail);
+        self.ring.set_next_used(state.next_used);
+    }
+
     /// The eventfd that is written when the driver notifies this queue: for backends that wait
     /// for it themselves, such as vhost.
     #[must_use]

@@ -235,13 +235,24 @@ const VCPU_IOCTLS: &[u32] = &[
 ];
 
 /// What devices ask: their lines and messages, a socket that does not block, and what a tap
-/// offloads.
+/// offloads and the kernel serves by it.
 const DEVICE_IOCTLS: &[u32] = &[
     SIGNAL_MSI,
     IRQ_LINE,
     0x5421,                              // FIONBIO
     ioc(1, 0x54, 208, size_of::<u32>()), // TUNSETOFFLOAD
     ioc(1, 0x54, 216, size_of::<u32>()), // TUNSETVNETHDRSZ
+    // vhost: features and memory; size, addresses, position, kick, call and error of a ring; the tap.
+    ioc(1, 0xaf, 0x00, 8),
+    ioc(1, 0xaf, 0x03, 8),
+    ioc(1, 0xaf, 0x10, 8),
+    ioc(1, 0xaf, 0x11, 40),
+    ioc(1, 0xaf, 0x12, 8),
+    ioc(3, 0xaf, 0x12, 8),
+    ioc(1, 0xaf, 0x20, 8),
+    ioc(1, 0xaf, 0x21, 8),
+    ioc(1, 0xaf, 0x22, 8),
+    ioc(1, 0xaf, 0x30, 8),
 ];
 
 fn program(kind: ThreadKind) -> BpfProgram {

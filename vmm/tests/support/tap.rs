@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // TUNSETIFF, a namespace for one thread
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
 
 use rustix::thread::UnshareFlags;
@@ -50,6 +50,17 @@ pub(crate) fn queue(name: &str, flags: libc::c_int) -> File {
     let result = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     tap
+}
+
+/// An open `/dev/vhost-net`.
+pub(crate) fn vhost() -> OwnedFd {
+    // It may be built in, or there already.
+    let _ = Command::new("modprobe").arg("vhost_net").status();
+    let vhost = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/vhost-net");
+    vhost.expect("the module `vhost_net`").into()
 }
 
 fn ip(arguments: &str) {

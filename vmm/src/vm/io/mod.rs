@@ -8,8 +8,8 @@
 //!
 //! A device is placed on the loop that its VM's devices share or on one of its own
 //! ([`Placement`]). Nobody but the loop's thread calls a device, and nobody waits for one without
-//! a limit. Queues that a device has served by threads of their own ([`QueueServer`]) are started and
-//! stopped by its loop like others.
+//! a limit. Queues that a device has served by threads of their own ([`QueueServer`]) are started
+//! and stopped by its loop like others.
 
 mod event_loop;
 mod mailbox;

@@ -1,0 +1,386 @@
+//! `vhost-net`: the kernel moves frames between the rings of one queue pair and a tap.
+//!
+//! What goes in is an open `/dev/vhost-net` and, while a queue runs, its rings, its notifications
+//! and the tap. What comes out are eventfds: for interrupts, which the device's event loop passes
+//! on ([`Vhost::take`]), and for rings that the kernel could not read. [`Kernel`] is what is asked of
+//! the kernel; what the device needs to know of it is [`Rings`].
+#![allow(unsafe_code)] // ioctls of vhost that name guest memory; borrowed eventfds
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use vhost::vhost_kern::VhostKernBackend;
+use vhost::vhost_kern::vhost_binding::{VHOST_NET_SET_BACKEND, vhost_vring_file};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::ioctl::ioctl_with_ref;
+
+use super::feature::MRG_RXBUF;
+use crate::GuestRam;
+use crate::virtio::{Fault, Queue, QueueState, StartError, features};
+
+/// What the kernel must be able to do: all that the device offers and that is the rings' affair.
+const NEEDED: u64 = features::RING | MRG_RXBUF;
+
+/// Rings of a pair: receive, transmit.
+pub(super) const RINGS: usize = 2;
+
+/// Why a descriptor cannot serve a card's queues.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VhostError {
+    /// Not `/dev/vhost-net`.
+    #[error("the descriptor is not an open /dev/vhost-net")]
+    NotVhost(#[source] io::Error),
+    /// Of an older kernel, or for something else than networks.
+    #[error("vhost offers the features {offered:#x}, and {NEEDED:#x} are needed")]
+    Features {
+        /// What it has.
+        offered: u64,
+    },
+    /// It serves another card, or the host permits no more threads.
+    #[error("vhost does not begin to serve: each card needs a descriptor of its own")]
+    Owner(#[source] io::Error),
+    /// The host refused a descriptor.
+    #[error("failed to create an eventfd for vhost")]
+    Eventfd(#[source] io::Error),
+}
+
+/// What serves rings. While it does, it alone reads and writes them.
+trait Rings: fmt::Debug + Send {
+    /// Before the first ring of a pair: what was negotiated, and the memory of all of them.
+    fn begin(&mut self, features: u64, queue: &Queue) -> io::Result<()>;
+
+    /// Serves a ring from its position on, with this tap.
+    fn serve(&self, number: usize, ring: &Ring, queue: &Queue, tap: RawFd) -> io::Result<()>;
+
+    /// Serves it no more, and completes what was taken. Returns the position.
+    fn leave(&self, number: usize) -> io::Result<u16>;
+}
+
+/// One queue pair that the kernel serves.
+#[derive(Debug)]
+pub(super) struct Vhost {
+    kernel: Box<dyn Rings>,
+    rings: [Ring; RINGS],
+}
+
+#[derive(Debug)]
+struct Ring {
+    queue: Option<Queue>,
+    /// The kernel works on it.
+    active: bool,
+    call: EventFd,
+    error: EventFd,
+}
+
+/// What the kernel reports, and of which ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Report {
+    /// Buffers were used, and the driver wants to know.
+    Interrupt(usize),
+    /// The ring, or what it leads to, cannot be read.
+    Error(usize),
+}
+
+impl Report {
+    pub(super) const ALL: [Self; 4] = [
+        Self::Interrupt(0),
+        Self::Interrupt(1),
+        Self::Error(0),
+        Self::Error(1),
+    ];
+}
+
+impl Vhost {
+    /// Takes `/dev/vhost-net`, which becomes this process's own.
+    pub(super) fn new(fd: OwnedFd) -> Result<Self, VhostError> {
+        let kernel = Kernel {
+            fd,
+            ram: Arc::default(),
+        };
+        let offered = kernel.get_features();
+        let offered = offered.map_err(|error| VhostError::NotVhost(io_error(error)))?;
+        if offered & NEEDED != NEEDED {
+            return Err(VhostError::Features { offered });
+        }
+        let owned = kernel.set_owner();
+        owned.map_err(|error| VhostError::Owner(io_error(error)))?;
+        Self::over(Box::new(kernel))
+    }
+
+    fn over(kernel: Box<dyn Rings>) -> Result<Self, VhostError> {
+        let ring = || {
+            Ok(Ring {
+                queue: None,
+                active: false,
+                call: eventfd()?,
+                error: eventfd()?,
+            })
+        };
+        let rings = [ring(), ring()];
+        let [receive, transmit] =
+            rings.map(|ring: io::Result<_>| ring.map_err(VhostError::Eventfd));
+        Ok(Self {
+            kernel,
+            rings: [receive?, transmit?],
+        })
+    }
+
+    /// What is readable when there is such a report.
+    pub(super) fn fd(&self, report: Report) -> Option<BorrowedFd<'_>> {
+        let fd = match report {
+            Report::Interrupt(number) => &self.rings.get(number)?.call,
+            Report::Error(number) => &self.rings.get(number)?.error,
+        };
+        // SAFETY: the eventfd is open for as long as `self` is borrowed.
+        Some(unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) })
+    }
+
+    /// Takes a queue; the kernel serves it from now on, unless `tap` is `None`.
+    pub(super) fn start(
+        &mut self,
+        number: usize,
+        queue: Queue,
+        features: u64,
+        tap: Option<BorrowedFd<'_>>,
+    ) -> Result<(), StartError> {
+        let index = queue.index();
+        let Some(ring) = self.rings.get_mut(number) else {
+            return Err(StartError::NoSuchQueue { index });
+        };
+        if ring.queue.is_some() {
+            return Err(StartError::Running { index });
+        }
+        ring.queue = Some(queue);
+        let Some(tap) = tap else {
+            return Ok(());
+        };
+        let activated = self.activate(number, features, tap);
+        activated.map_err(|source| {
+            self.stop(number);
+            StartError::Host { index, source }
+        })
+    }
+
+    /// Hands a queue back, of which nothing is in flight.
+    pub(super) fn stop(&mut self, number: usize) -> Option<Queue> {
+        self.deactivate(number);
+        self.rings.get_mut(number)?.queue.take()
+    }
+
+    /// Has the kernel serve all queues that were started.
+    pub(super) fn resume(&mut self, features: u64, tap: BorrowedFd<'_>) -> io::Result<()> {
+        (0..RINGS).try_for_each(|number| self.activate(number, features, tap))
+    }
+
+    /// Has the kernel leave the queues alone.
+    pub(super) fn hold(&mut self) {
+        for number in 0..RINGS {
+            self.deactivate(number);
+        }
+    }
+
+    fn activate(&mut self, number: usize, features: u64, tap: BorrowedFd<'_>) -> io::Result<()> {
+        let is_first = !self.rings.iter().any(|ring| ring.active);
+        let Some(ring) = self.rings.get_mut(number) else {
+            return Ok(());
+        };
+        let Some(queue) = ring.queue.as_ref().filter(|_| !ring.active) else {
+            return Ok(());
+        };
+        if is_first {
+            self.kernel.begin(features & NEEDED, queue)?;
+        }
+        self.kernel.serve(number, ring, queue, tap.as_raw_fd())?;
+        ring.active = true;
+        // What was made available before.
+        let _ = queue.kick().write(1);
+        Ok(())
+    }
+
+    fn deactivate(&mut self, number: usize) {
+        let Some(ring) = self.rings.get_mut(number) else {
+            return;
+        };
+        let Some(queue) = ring.queue.as_mut().filter(|_| ring.active) else {
+            return;
+        };
+        ring.active = false;
+        match self.kernel.leave(number) {
+            // Every chain that was taken is completed.
+            Ok(position) => queue.set_state(QueueState {
+                next_avail: position,
+                next_used: position,
+            }),
+            Err(error) => tracing::error!(%error, number, "a queue's position in its ring is lost"),
+        }
+        // The last interrupt may be on its way.
+        if ring.call.read().is_ok() {
+            queue.interrupt().signal_queue(queue.index());
+        }
+        let _ = ring.error.read();
+    }
+
+    /// Passes an interrupt on.
+    ///
+    /// # Errors
+    /// When the kernel could not read a ring.
+    pub(super) fn take(&self, report: Report) -> Result<(), Fault> {
+        let (Report::Interrupt(number) | Report::Error(number)) = report;
+        let Some(ring) = self.rings.get(number) else {
+            return Ok(());
+        };
+        let reported = match report {
+            Report::Interrupt(_) => ring.call.read(),
+            Report::Error(_) => ring.error.read(),
+        };
+        let (Some(queue), true, true) = (&ring.queue, ring.active, reported.is_ok()) else {
+            return Ok(());
+        };
+        match report {
+            Report::Interrupt(_) => {
+                queue.interrupt().signal_queue(queue.index());
+                Ok(())
+            }
+            Report::Error(_) => Err(Fault::protocol("vhost cannot use a ring or its buffers")),
+        }
+    }
+}
+
+/// `/dev/vhost-net`, and the memory in which rings lie.
+struct Kernel {
+    fd: OwnedFd,
+    ram: Arc<GuestRam>,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel")
+            .field("fd", &self.fd)
+            .finish_non_exhaustive()
+    }
+}
+
+impl AsRawFd for Kernel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl VhostKernBackend for Kernel {
+    type AS = Arc<GuestRam>;
+
+    fn mem(&self) -> &Self::AS {
+        &self.ram
+    }
+
+    /// The kernel is given host addresses and looks at no regions: each part of a ring must lie in
+    /// one piece.
+    fn is_valid(&self, ring: &VringConfigData) -> bool {
+        let size = usize::from(ring.queue_size);
+        // §2.7, with the indices of events.
+        let parts = [
+            (ring.desc_table_addr, size.saturating_mul(16)),
+            (
+                ring.avail_ring_addr,
+                size.saturating_mul(2).saturating_add(6),
+            ),
+            (
+                ring.used_ring_addr,
+                size.saturating_mul(8).saturating_add(6),
+            ),
+        ];
+        let memory = self.ram.memory();
+        let mut parts = parts.iter();
+        parts.all(|(at, len)| memory.get_slice(GuestAddress(*at), *len).is_ok())
+    }
+}
+
+impl Rings for Kernel {
+    fn begin(&mut self, features: u64, queue: &Queue) -> io::Result<()> {
+        self.ram = Arc::new(queue.ram().clone());
+        self.set_features(features).map_err(io_error)?;
+        self.set_memory(queue.memory())
+    }
+
+    fn serve(&self, number: usize, ring: &Ring, queue: &Queue, tap: RawFd) -> io::Result<()> {
+        self.set_ring(number, queue, ring)?;
+        self.set_backend(number, tap)
+    }
+
+    fn leave(&self, number: usize) -> io::Result<u16> {
+        // When this returns, the kernel does not touch the ring and its buffers any more.
+        self.set_backend(number, -1)?;
+        let base = self.get_vring_base(number).map_err(io_error)?;
+        let [low, high, ..] = base.to_le_bytes();
+        Ok(u16::from_le_bytes([low, high]))
+    }
+}
+
+impl Kernel {
+    /// All of guest memory: what a driver's buffers may lie in.
+    fn set_memory(&self, memory: &GuestRam) -> io::Result<()> {
+        let regions = memory.iter().map(|region| VhostUserMemoryRegionInfo {
+            guest_phys_addr: region.start_addr().0,
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr().expose_provenance() as u64,
+            ..VhostUserMemoryRegionInfo::default()
+        });
+        let regions: Vec<_> = regions.collect();
+        self.set_mem_table(&regions).map_err(io_error)
+    }
+
+    fn set_ring(&self, number: usize, queue: &Queue, ring: &Ring) -> io::Result<()> {
+        let config = queue.config();
+        let data = VringConfigData {
+            queue_max_size: queue.size(),
+            queue_size: queue.size(),
+            flags: 0,
+            desc_table_addr: config.desc_table,
+            used_ring_addr: config.used_ring,
+            avail_ring_addr: config.avail_ring,
+            log_addr: None,
+        };
+        self.set_vring_num(number, queue.size())
+            .and_then(|()| self.set_vring_base(number, queue.state().next_avail))
+            .and_then(|()| self.set_vring_addr(number, &data))
+            .and_then(|()| self.set_vring_call(number, &ring.call))
+            .and_then(|()| self.set_vring_err(number, &ring.error))
+            .and_then(|()| self.set_vring_kick(number, queue.kick()))
+            .map_err(io_error)
+    }
+
+    /// Begins to serve a ring with a tap, or ends when it is -1.
+    fn set_backend(&self, number: usize, tap: RawFd) -> io::Result<()> {
+        let backend = vhost_vring_file {
+            index: u32::try_from(number).unwrap_or(u32::MAX),
+            fd: tap,
+        };
+        // SAFETY: the kernel reads one `struct vhost_vring_file` from a valid reference. What it
+        // was told of guest memory before is mapped for as long as the queue is there.
+        let result = unsafe { ioctl_with_ref(self, VHOST_NET_SET_BACKEND(), &backend) };
+        match result {
+            0.. => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+fn eventfd() -> io::Result<EventFd> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+}
+
+fn io_error(error: vhost::Error) -> io::Error {
+    match error {
+        vhost::Error::IoctlError(error) => error,
+        other => io::Error::other(other),
+    }
+}
+
+#[cfg(test)]
+#[path = "vhost_tests.rs"]
+mod tests;
