@@ -121,8 +121,8 @@ pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 pub use snapshot::testing as snapshot_testing;
 pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError, WorkingSet};
 pub use vm::{
-    Action, BalloonHandle, BlockHandle, BuildError, ConfigError, ConfigErrors, ConsoleHandle,
-    DeviceCounters, DeviceFault, DeviceHandle, FsHandle, HandleError, MemHandle, NetHandle,
-    PlugError, Plugged, PmemHandle, Poison, PoisonCause, Registers, Seccomp, State, Transport, Vm,
-    VmBuilder, VmError, VmExit, VsockHandle,
+    Action, AddVcpusError, BalloonHandle, BlockHandle, BuildError, ConfigError, ConfigErrors,
+    ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, FsHandle, HandleError, MemHandle,
+    NetHandle, PlugError, Plugged, PmemHandle, Poison, PoisonCause, Registers, Seccomp, State,
+    Transport, Vm, VmBuilder, VmError, VmExit, VsockHandle,
 };

@@ -168,6 +168,12 @@ impl Snapshot {
         u8::try_from(self.state().vcpus.len()).unwrap_or(u8::MAX)
     }
 
+    /// The number of vCPUs that there may ever be.
+    #[must_use]
+    pub fn max_vcpus(&self) -> u8 {
+        self.state().max_vcpus
+    }
+
     /// The amount of guest memory, without what may be plugged in.
     #[must_use]
     pub fn memory(&self) -> MemorySize {

@@ -17,7 +17,7 @@ use crate::boot::MAX_CPUS;
 use crate::memory::{HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::vm::Transport;
 
-const MACHINE_VERSION: u32 = 2;
+const MACHINE_VERSION: u32 = 3;
 const MEMORY_VERSION: u32 = 1;
 const PCI_VERSION: u32 = 1;
 
@@ -40,6 +40,8 @@ pub(crate) struct MachineState {
     /// What the guest was told of its processors, but for their numbers.
     pub(crate) cpuid: CpuId,
     pub(crate) vcpus: Vec<VcpuState>,
+    /// As many as there may ever be.
+    pub(crate) max_vcpus: u8,
     pub(crate) chips: ChipState,
     pub(crate) serial: Option<SavedDevice>,
     /// `CONFIG_ADDRESS` of the PCI bus; `None` when devices are on MMIO.
@@ -81,6 +83,7 @@ impl MachineState {
         machine.u64(self.memory.boot.as_bytes());
         machine.u64(self.memory.hotplug.as_bytes());
         machine.u32(u32::try_from(self.vcpus.len()).unwrap_or(u32::MAX));
+        machine.u8(self.max_vcpus);
         let cpuid = self.cpuid.as_slice();
         machine.u32(u32::try_from(cpuid.len()).unwrap_or(u32::MAX));
         cpuid.iter().for_each(|leaf| machine.abi(leaf));
@@ -137,11 +140,12 @@ impl MachineState {
                 hotplug: MemorySize::bytes(input.u64()?),
             };
             let count = input.u32()?;
+            let max_vcpus = input.u8()?;
             let leaves: Vec<kvm_cpuid_entry2> = input.list(Reader::abi)?;
             let cpuid = CpuId::from_entries(&leaves).map_err(|_| "too many leaves of CPUID")?;
-            Ok((identity, memory, count, cpuid))
+            Ok((identity, memory, (count, max_vcpus), cpuid))
         });
-        let (identity, memory, count, cpuid): (Identity, _, _, _) = machine?;
+        let (identity, memory, (count, max_vcpus), cpuid): (Identity, _, _, _) = machine?;
         let invalid = |why| FormatError::Invalid {
             what: "the machine".to_owned(),
             why,
@@ -152,7 +156,7 @@ impl MachineState {
         if boot < MemorySize::MIN || boot > MAX_MEMORY || hotplug > MAX_MEMORY || !whole {
             return Err(invalid("a memory size that no guest has"));
         }
-        if count == 0 || count > u32::from(MAX_CPUS) {
+        if count == 0 || count > u32::from(max_vcpus) || max_vcpus > MAX_CPUS {
             return Err(invalid("a number of vCPUs that no guest has"));
         }
         let base = find(Kind::Memory, "")?.parse(MEMORY_VERSION, |input| {
@@ -203,6 +207,7 @@ impl MachineState {
             base,
             cpuid,
             vcpus,
+            max_vcpus,
             chips,
             serial,
             pci,

@@ -77,6 +77,7 @@ pub(crate) fn sample(on: Transport) -> MachineState {
         }),
         cpuid: CpuId::from_entries(&[kvm_cpuid_entry2::default(); 3]).expect("three leaves"),
         vcpus: vec![vcpu(), vcpu()],
+        max_vcpus: 4,
         chips: ChipState::decode(&mut Reader::new(&chips)).expect("three chips"),
         serial: Some(SavedDevice::default()),
         pci: (on == Transport::Pci).then_some(0x8000_0804),

@@ -43,6 +43,7 @@ pub struct VmBuilder {
     initramfs: Option<Initramfs>,
     cmdline: String,
     vcpus: Option<u8>,
+    max_vcpus: Option<u8>,
     memory: Option<MemorySize>,
     hotplug_memory: Option<MemorySize>,
     serial: Option<Box<dyn Write + Send>>,
@@ -60,6 +61,7 @@ impl fmt::Debug for VmBuilder {
             .field("initramfs", &self.initramfs)
             .field("cmdline", &self.cmdline)
             .field("vcpus", &self.vcpus)
+            .field("max_vcpus", &self.max_vcpus)
             .field("memory", &self.memory)
             .field("hotplug_memory", &self.hotplug_memory)
             .field("serial", &self.serial.is_some())
@@ -100,6 +102,16 @@ impl VmBuilder {
     /// The number of vCPUs; 1 unless said.
     pub fn vcpus(mut self, count: u8) -> Self {
         self.vcpus = Some(count);
+        self
+    }
+
+    /// As many vCPUs as the VM may ever have; those that it begins with unless said. The guest is
+    /// told of all of them. Those that [`Vm::add_vcpus`] makes later are offline until somebody in
+    /// the guest wants them: Linux is told `maxcpus`, unless its command line says it, and takes
+    /// one at a write of `1` to `/sys/devices/system/cpu/cpuN/online`. One that is not there yet
+    /// costs nothing but what the guest's kernel keeps for it, about 140 KiB in Linux.
+    pub fn max_vcpus(mut self, count: u8) -> Self {
+        self.max_vcpus = Some(count);
         self
     }
 
@@ -214,6 +226,7 @@ impl VmBuilder {
         let Validated {
             kernel,
             vcpus,
+            max_vcpus,
             memory,
             transport,
         } = self.validate(kvm::max_vcpus(&kvm))?;
@@ -228,6 +241,7 @@ impl VmBuilder {
         let initramfs = self.initramfs.as_ref();
         let new = Vcpus {
             count: vcpus,
+            max: max_vcpus,
             cpuid: None,
         };
         let serial = self.serial.take();
@@ -251,8 +265,11 @@ impl VmBuilder {
         if self.hotplug_memory.is_some() && !self.cmdline.contains("memhp_default_state") {
             parameters.push(ONLINE.to_owned());
         }
+        if max_vcpus > vcpus && !self.cmdline.contains("maxcpus=") {
+            parameters.push(format!("maxcpus={vcpus}"));
+        }
         let cmdline = with_parameters(&self.cmdline, &parameters);
-        let entry = boot::hand_over(mem, &kernel, &loaded, &cmdline, vcpus)?;
+        let entry = boot::hand_over(mem, &kernel, &loaded, &cmdline, max_vcpus)?;
         for (id, vcpu) in hardware.vcpus.iter().enumerate() {
             boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
         }
@@ -273,12 +290,13 @@ impl VmBuilder {
             devices.splice(place..place, own);
         }
         let devices = restore::device_states(devices, &state.devices)?;
-        snapshot.check_cpu(cpuid::guest_cpuid(&kvm, snapshot.vcpus(), None)?.as_slice())?;
+        snapshot.check_cpu(cpuid::guest_cpuid(&kvm, snapshot.max_vcpus(), None)?.as_slice())?;
 
         let mut memory = snapshot.map()?;
         let images = Images::map(&kvm, &devices, &mut memory)?;
         let vcpus = Vcpus {
             count: snapshot.vcpus(),
+            max: snapshot.max_vcpus(),
             cpuid: Some(&state.cpuid),
         };
         let mut hardware = Hardware::new(&kvm, &memory, state.transport(), devices, vcpus)?;
@@ -301,6 +319,7 @@ impl VmBuilder {
             ("initramfs", self.initramfs.is_some()),
             ("cmdline", !self.cmdline.is_empty()),
             ("vcpus", self.vcpus.is_some()),
+            ("max_vcpus", self.max_vcpus.is_some()),
             ("memory", self.memory.is_some()),
             ("hotplug_memory", self.hotplug_memory.is_some()),
             ("transport", self.transport.is_some()),
@@ -313,7 +332,7 @@ impl VmBuilder {
         if self.serial.is_some() && snapshot.state().serial.is_none() {
             errors.push(ConfigError::NoSerial);
         }
-        let vcpus = snapshot.vcpus();
+        let vcpus = snapshot.max_vcpus();
         if vcpus > max_vcpus {
             errors.push(ConfigError::Vcpus {
                 vcpus,
@@ -350,6 +369,14 @@ impl VmBuilder {
                 max: max_vcpus,
             });
         }
+        let most = self.max_vcpus.unwrap_or(vcpus);
+        if most < vcpus || most > max_vcpus {
+            errors.push(ConfigError::MaxVcpus {
+                max_vcpus: most,
+                vcpus,
+                max: max_vcpus,
+            });
+        }
         let size = self.memory.unwrap_or(MemorySize::mib(128));
         if size < MemorySize::MIN || !size.as_bytes().is_multiple_of(PAGE_SIZE) {
             errors.push(ConfigError::Memory { size });
@@ -379,6 +406,7 @@ impl VmBuilder {
             Some(kernel) if errors.is_empty() => Ok(Validated {
                 kernel,
                 vcpus,
+                max_vcpus: most,
                 memory: shape,
                 transport,
             }),
@@ -400,6 +428,7 @@ fn assemble(
         slots,
         vcpus,
         cpuid,
+        max_vcpus,
         bus,
         pci,
         devices,
@@ -407,6 +436,7 @@ fn assemble(
         serial,
         faults,
     } = hardware;
+    let tsc_khz = vcpus.first().and_then(|vcpu| vcpu.get_tsc_khz().ok());
     let (service, handles) = loops.finish();
     let context = VcpuContext {
         control: Arc::new(Control::new()),
@@ -421,6 +451,8 @@ fn assemble(
             memory,
             images,
             cpuid,
+            max_vcpus,
+            tsc_khz,
         }),
     };
     Vm {
@@ -440,6 +472,7 @@ fn assemble(
 struct Validated {
     kernel: Kernel,
     vcpus: u8,
+    max_vcpus: u8,
     memory: MemoryShape,
     transport: Transport,
 }

@@ -26,6 +26,16 @@ pub enum ConfigError {
         /// The host's limit.
         max: u8,
     },
+    /// Fewer than the VM begins with, or more than the host's KVM takes.
+    #[error("at most {max_vcpus} vCPUs: it must be {vcpus} to {max}")]
+    MaxVcpus {
+        /// What was asked for.
+        max_vcpus: u8,
+        /// Those that the VM begins with.
+        vcpus: u8,
+        /// The host's limit.
+        max: u8,
+    },
     /// Less than a kernel can unpack itself in, or no whole pages.
     #[error(
         "{size} of memory: at least {} and a multiple of 4 KiB is needed",

@@ -28,6 +28,8 @@ pub(super) struct Hardware {
     pub(super) vcpus: Vec<VcpuFd>,
     /// What they were told, but for their numbers.
     pub(super) cpuid: CpuId,
+    /// As many as there may ever be.
+    pub(super) max_vcpus: u8,
     pub(super) bus: Arc<Bus>,
     /// `None` has devices on MMIO.
     pub(super) pci: Option<PciRoot>,
@@ -69,12 +71,14 @@ impl Hardware {
             pci: pci.as_ref(),
         };
         let devices = attach::attach(board, devices, &mut loops)?;
+        let max_vcpus = vcpus.max;
         let (vcpus, cpuid) = create_vcpus(kvm, &vm_fd, vcpus)?;
         Ok(Self {
             vm_fd,
             slots,
             vcpus,
             cpuid,
+            max_vcpus,
             bus: Arc::new(bus),
             pci,
             devices,
@@ -119,6 +123,8 @@ impl Hardware {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Vcpus<'a> {
     pub(super) count: u8,
+    /// As many as there may ever be.
+    pub(super) max: u8,
     /// But for their numbers; `None` is what this host offers to a new guest.
     pub(super) cpuid: Option<&'a CpuId>,
 }
@@ -139,7 +145,7 @@ fn create_vcpus(
     let tsc_khz = created.first().and_then(|vcpu| vcpu.get_tsc_khz().ok());
     let cpuid = match vcpus.cpuid {
         Some(cpuid) => cpuid.clone(),
-        None => cpuid::guest_cpuid(kvm, count, tsc_khz)?,
+        None => cpuid::guest_cpuid(kvm, vcpus.max, tsc_khz)?,
     };
     for (id, vcpu) in (0..count).zip(&created) {
         let set = vcpu.set_cpuid2(&cpuid::for_vcpu(&cpuid, id));

@@ -35,6 +35,7 @@ mod state;
 mod tests;
 mod threads;
 mod vcpu;
+mod vcpus;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -67,6 +68,7 @@ pub use io::DeviceFault;
 pub use plug::{PlugError, Plugged};
 pub use seccomp::Seccomp;
 pub use state::{Action, State};
+pub use vcpus::AddVcpusError;
 
 use attach::Attached;
 use control::{Control, Inner, Outcome, Request};

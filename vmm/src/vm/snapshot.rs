@@ -67,6 +67,7 @@ impl Vm {
             memory: machine.memory.shape(),
             base: None,
             cpuid: machine.cpuid.clone(),
+            max_vcpus: machine.max_vcpus,
             vcpus,
             chips: ChipState::gather(&machine.vm_fd)?,
             serial: self.serial.as_ref().map(|port| lock(port).save()),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use kvm_ioctls::VcpuFd;
 use podvisor_devices::virtio::DeviceType;
 
 use super::control::Outcome;
@@ -22,6 +23,18 @@ pub(super) struct NewThread {
     guard: ThreadGuard,
     kind: ThreadKind,
     body: Body,
+}
+
+impl NewThread {
+    /// The thread of a vCPU, which is counted among the VM's already.
+    pub(super) fn of_vcpu(context: &VcpuContext, id: u8, vcpu: VcpuFd) -> Self {
+        let own = context.clone();
+        Self {
+            guard: ThreadGuard::new(context, format!("vcpu{id}"), true),
+            kind: ThreadKind::Vcpu,
+            body: Box::new(move || vcpu::run(id, vcpu, &own)),
+        }
+    }
 }
 
 impl Vm {
@@ -55,12 +68,7 @@ impl Vm {
             new.push(self.loop_thread(event_loop));
         }
         for (id, vcpu) in (0u8..).zip(parts.vcpus) {
-            let context = self.context.clone();
-            new.push(NewThread {
-                guard: ThreadGuard::new(&self.context, format!("vcpu{id}"), true),
-                kind: ThreadKind::Vcpu,
-                body: Box::new(move || vcpu::run(id, vcpu, &context)),
-            });
+            new.push(NewThread::of_vcpu(&self.context, id, vcpu));
         }
         let result = self.spawn(new);
         if result.is_err() {

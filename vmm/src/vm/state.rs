@@ -35,6 +35,8 @@ pub enum Action {
     Unplug,
     /// [`super::Vm::insert_disk`].
     Insert,
+    /// [`super::Vm::add_vcpus`].
+    AddVcpus,
     /// [`super::Vm::stop`].
     Stop,
 }
@@ -49,7 +51,7 @@ impl State {
             (S::Running, A::Pause) => Some(S::Paused),
             (S::Paused, A::Resume) => Some(S::Running),
             (S::Paused, A::Snapshot | A::Insert) => Some(S::Paused),
-            (S::Running, A::Plug | A::Unplug | A::Insert) => Some(S::Running),
+            (S::Running, A::Plug | A::Unplug | A::Insert | A::AddVcpus) => Some(S::Running),
             (S::Created | S::Running | S::Paused | S::Stopped, A::Stop) => Some(S::Stopped),
             (S::Poisoned, A::Stop) => Some(S::Poisoned),
             _ => None,
@@ -85,6 +87,7 @@ impl fmt::Display for Action {
             Self::Plug => "plug a device into",
             Self::Unplug => "unplug a device from",
             Self::Insert => "insert a disk into",
+            Self::AddVcpus => "add vCPUs to",
             Self::Stop => "stop",
         })
     }
@@ -108,6 +111,7 @@ mod tests {
             (S::Running, A::Plug, S::Running),
             (S::Running, A::Unplug, S::Running),
             (S::Running, A::Insert, S::Running),
+            (S::Running, A::AddVcpus, S::Running),
             (S::Paused, A::Insert, S::Paused),
             (S::Paused, A::Stop, S::Stopped),
             (S::Stopped, A::Stop, S::Stopped),
@@ -122,6 +126,7 @@ mod tests {
                 A::Plug,
                 A::Unplug,
                 A::Insert,
+                A::AddVcpus,
                 A::Stop,
             ] {
                 let expected = legal

@@ -40,6 +40,10 @@ pub(crate) struct Machine {
     pub(crate) images: Images,
     /// What the guest was told of its processors, but for their numbers.
     pub(crate) cpuid: CpuId,
+    /// As many as there may ever be.
+    pub(crate) max_vcpus: u8,
+    /// The frequency of their time stamp counters, where KVM tells.
+    pub(crate) tsc_khz: Option<u32>,
 }
 
 impl fmt::Debug for Machine {

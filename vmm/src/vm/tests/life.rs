@@ -190,3 +190,107 @@ fn threads_of_a_vm_open_no_files_unless_its_owner_wants_them_to() {
         assert_eq!(*opens.0.lock().unwrap(), [expected], "{seccomp:?}");
     }
 }
+
+/// What vCPUs that the guest brings up count, each by itself.
+const COUNTS: u64 = 0x8000;
+
+impl Guest {
+    /// Has the boot CPU send INIT and SIPI to another one, which begins to count.
+    fn bring_up(&self, id: u8) {
+        let icr = u64::from(layout::LOCAL_APIC) + 0x300;
+        let count = COUNTS + 4 * u64::from(id);
+        // Real mode: `again: inc dword [count]; jmp again`, on a page of its own.
+        let [low, high, ..] = count.to_le_bytes();
+        let vector = 9 + id;
+        let code = [0x66, 0xff, 0x06, low, high, 0xeb, 0xf9];
+        let page = GuestAddress(u64::from(vector) << 12);
+        self.mem.write_slice(&code, page).unwrap();
+        for command in [0x4500, 0x4600 | u32::from(vector)] {
+            self.write(icr + 0x10, u32::from(id) << 24);
+            self.write(icr, command);
+        }
+    }
+
+    fn count(&self, id: u8) -> u32 {
+        let count = GuestAddress(COUNTS + 4 * u64::from(id));
+        self.mem.load(count, Ordering::SeqCst).unwrap()
+    }
+
+    fn counts_on(&self, id: u8) {
+        let before = self.count(id);
+        wait_for("another vCPU", || self.count(id) != before);
+    }
+}
+
+#[test]
+fn vcpus_are_added_up_to_the_most_that_were_said_in_clones_too() {
+    let guest = Guest::start(|vm| vm.max_vcpus(3));
+    assert_eq!((guest.vm.vcpus(), guest.vm.max_vcpus()), (1, 3));
+    guest.vm.add_vcpus(2).unwrap();
+    guest.vm.add_vcpus(1).unwrap();
+    assert_eq!(guest.vm.vcpus(), 2);
+    guest.runs_on();
+    let refused = guest.vm.add_vcpus(4).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "4 vCPUs: the VM was built for at most 3"
+    );
+    guest.pause();
+    let refused = guest.vm.add_vcpus(3).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "cannot add vCPUs to a VM that is paused"
+    );
+    let (_dir, place) = place();
+    guest.vm.snapshot(&place).unwrap();
+    guest.vm.stop().unwrap();
+    assert!(guest.vm.add_vcpus(3).is_err());
+
+    // What goes on from there has those that came, and may get the rest.
+    let snapshot = Snapshot::open(&place).unwrap();
+    assert_eq!((snapshot.vcpus(), snapshot.max_vcpus()), (2, 3));
+    let clone = Guest::restore(&snapshot, |vm| vm);
+    clone.vm.add_vcpus(3).unwrap();
+    clone.runs_on();
+    clone.pause();
+    clone.vm.resume().unwrap();
+    let vm = clone.vm.clone();
+    in_time("stop", move || vm.stop()).unwrap();
+    assert_eq!((clone.vm.vcpus(), clone.vm.max_vcpus()), (0, 3));
+}
+
+#[test]
+fn a_guest_brings_up_vcpus_that_came_while_it_ran() {
+    let guest = Guest::start(|vm| vm.max_vcpus(3));
+    guest.vm.add_vcpus(2).unwrap();
+    guest.runs_on();
+    guest.bring_up(1);
+    guest.counts_on(1);
+    guest.runs_on();
+    guest.pause();
+    let before = guest.count(1);
+    std::thread::yield_now();
+    assert_eq!(guest.count(1), before, "a paused guest runs");
+    let (_dir, place) = place();
+    guest.vm.snapshot(&place).unwrap();
+    guest.vm.stop().unwrap();
+
+    let clone = Guest::restore(&Snapshot::open(&place).unwrap(), |vm| vm);
+    clone.counts_on(1);
+    clone.vm.add_vcpus(3).unwrap();
+    clone.bring_up(2);
+    clone.counts_on(2);
+    clone.counts_on(1);
+    clone.runs_on();
+}
+
+#[test]
+fn a_vm_may_not_get_fewer_vcpus_than_it_begins_with() {
+    let error = tiny(OBEY).vcpus(2).max_vcpus(1).build().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("at most 1 vCPUs: it must be 2 to"),
+        "{error}"
+    );
+}

@@ -16,6 +16,7 @@ mod snapshot;
 
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -47,6 +48,13 @@ fn tiny(code: &[u8]) -> VmBuilder {
     Vm::builder()
         .kernel(kernel(code))
         .memory(MemorySize::mib(32))
+}
+
+/// Where a snapshot may go.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("snapshot");
+    (dir, place)
 }
 
 /// Runs `call` on a thread of its own and fails when it hangs.

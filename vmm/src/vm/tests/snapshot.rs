@@ -14,12 +14,6 @@ use crate::vm::{Action, BuildError, State};
 use crate::{FormatError, SnapshotError};
 
 /// A directory, and a name in it that is free.
-fn place() -> (tempfile::TempDir, std::path::PathBuf) {
-    let dir = tempfile::tempdir().unwrap();
-    let place = dir.path().join("snapshot");
-    (dir, place)
-}
-
 fn disk(byte: u8, sectors: usize) -> BlockDevice {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![byte; sectors * 512]).unwrap();
