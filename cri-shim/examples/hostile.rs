@@ -48,7 +48,7 @@ fn main() -> io::Result<()> {
         port: port.parse().map_err(io::Error::other)?,
     };
     let filter = match filter.as_str() {
-        "filter" => CallFilter::Enforced,
+        "filter" => CallFilter::Enforced { adds_vcpus: false },
         _ => CallFilter::Absent,
     };
     let root = before.share.as_ref().map(|share| share.as_fd());

@@ -30,6 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         kernel: assets.kernel()?,
         initramfs: assets.initramfs()?,
         vcpus: 1,
+        max_vcpus: 1,
         memory: 256 << 20,
         growth: 0,
         image_slots: 1,

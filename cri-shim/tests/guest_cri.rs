@@ -161,11 +161,13 @@ impl Story {
     }
 
     /// Gives the pod another limit, in MiB.
-    async fn limit_memory(&mut self, mib: i64) {
+    async fn limit(&mut self, mib: i64, milli_cpus: i64) {
         let request = UpdatePodSandboxResourcesRequest {
             pod_sandbox_id: self.pod.clone(),
             resources: Some(LinuxContainerResources {
                 memory_limit_in_bytes: mib << 20,
+                cpu_quota: milli_cpus * 100,
+                cpu_period: 100_000,
                 ..LinuxContainerResources::default()
             }),
             ..UpdatePodSandboxResourcesRequest::default()
@@ -179,6 +181,14 @@ impl Story {
         let script = format!("until [ {total} {condition} ]; do sleep 0.1; done");
         let waited = self.exec(id, &script, 60).await.unwrap();
         assert_eq!(waited.exit_code, 0, "{waited:?}");
+    }
+
+    /// CPUs that a container finds, and what the guest's process on the host may use.
+    async fn cpus(&mut self, id: &str) -> (String, String) {
+        let found = self.stdout(id, "nproc").await;
+        let group = Path::new("/sys/fs/cgroup/podvisor").join(&self.pod);
+        let limit = fs::read_to_string(group.join("cpu.max")).unwrap();
+        (found.trim().to_owned(), limit.trim().to_owned())
     }
 
     /// What the guest has, and what its process on the host may have.
@@ -460,16 +470,20 @@ async fn guest_lives_the_story_of_a_pod() {
     assert_eq!(story.status(&job).await.exit_code, 3);
     assert_eq!(story.stdout(&web, "cat /data/out").await, "made by job\n");
 
-    // The kubelet raises the pod's limit, and lowers it again. At first there was room for both
+    // The kubelet raises the pod's limits, and lowers them again. At first there was room for both
     // containers, of which one has ended.
     let before = story.memory(&web).await;
-    story.limit_memory(512).await;
+    let cpus = |found: &str, limit: &str| (found.to_owned(), limit.to_owned());
+    assert_eq!(story.cpus(&web).await, cpus("1", "150000 100000"));
+    story.limit(512, 2500).await;
+    assert_eq!(story.cpus(&web).await, cpus("3", "350000 100000"));
     // The last of it is plugged in and about to be used.
     let grown = before.guest_kib + (384 << 10);
     story.until_memory(&web, &format!("-eq {grown}")).await;
     let limit = story.memory(&web).await.host_limit;
     assert_eq!(limit, before.host_limit + (384 << 20));
-    story.limit_memory(64).await;
+    story.limit(64, 0).await;
+    assert_eq!(story.cpus(&web).await, cpus("1", "150000 100000"));
     let shrunk = before.guest_kib + (64 << 10);
     story.until_memory(&web, &format!("-lt {shrunk}")).await;
 

@@ -18,6 +18,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         kernel: elf(root).into(),
         initramfs: Path::new(&guest_dir(root)).join("initramfs.cpio"),
         vcpus: 1,
+        max_vcpus: 1,
         memory: 64 << 20,
         growth: 0,
         image_slots: 0,

@@ -95,6 +95,7 @@ fn guest(settings: &settings::GuestSettings, base: &GuestSettings) -> GuestSetti
         sizes: Sizes {
             vcpus: settings.cpus.unwrap_or(sizes.vcpus),
             max_vcpus: settings.max_cpus.unwrap_or(sizes.max_vcpus),
+            cpu_growth: settings.cpu_growth.unwrap_or(sizes.cpu_growth),
             memory: settings.memory.map_or(sizes.memory, |memory| memory.0),
             growth: settings.growth.map_or(sizes.growth, |growth| growth.0),
             image_slots: settings.images.unwrap_or(sizes.image_slots),

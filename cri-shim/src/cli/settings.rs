@@ -71,6 +71,7 @@ pub(super) struct GuestSettings {
     pub(super) kernel: Option<PathBuf>,
     pub(super) cpus: Option<u8>,
     pub(super) max_cpus: Option<u8>,
+    pub(super) cpu_growth: Option<u8>,
     pub(super) memory: Option<Memory>,
     pub(super) growth: Option<Growth>,
     pub(super) images: Option<u8>,
@@ -121,6 +122,9 @@ impl<'de> Deserialize<'de> for Growth {
 /// Least and greatest number of a guest's virtual CPUs.
 pub(super) const CPUS: std::ops::RangeInclusive<u8> = 1..=64;
 
+/// Fewest and most of them that may be added while it runs.
+const CPU_GROWTH: std::ops::RangeInclusive<u8> = 0..=63;
+
 /// Least and greatest number of images of one pod.
 const IMAGES: std::ops::RangeInclusive<u8> = 1..=10;
 
@@ -166,6 +170,7 @@ impl GuestSettings {
         for (key, value, range) in [
             ("cpus", self.cpus, CPUS),
             ("max_cpus", self.max_cpus, CPUS),
+            ("cpu_growth", self.cpu_growth, CPU_GROWTH),
             ("images", self.images, IMAGES),
         ] {
             if let Some(value) = value.filter(|value| !range.contains(value)) {
@@ -222,6 +227,7 @@ mod tests {
         assert!(guest.kernel.is_some() && guest.cpus == Some(1) && guest.max_cpus == Some(64));
         assert_eq!(guest.memory, Some(Memory(crate::cri::DEFAULT_MEMORY)));
         assert_eq!(guest.growth, Some(Growth(crate::cri::DEFAULT_GROWTH)));
+        assert_eq!(guest.cpu_growth, Some(crate::cri::DEFAULT_CPU_GROWTH));
         assert!(guest.images.is_some());
         assert_eq!(settings.handlers.len(), 1);
     }

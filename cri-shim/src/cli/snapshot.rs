@@ -37,6 +37,7 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         kernel: guest.kernel,
         initramfs: guest.initramfs,
         vcpus: guest.cpus,
+        max_vcpus: guest.cpus,
         memory: guest.memory,
         growth: 0,
         image_slots: 1,

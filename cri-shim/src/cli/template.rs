@@ -23,6 +23,9 @@ pub(super) struct TemplateArgs {
     /// Virtual CPUs
     #[arg(long, value_name = "N")]
     cpus: u8,
+    /// Virtual CPUs that there may be later
+    #[arg(long, value_name = "N")]
+    max_cpus: u8,
     /// Memory
     #[arg(long, value_name = "BYTES")]
     memory: u64,
@@ -56,6 +59,7 @@ pub(super) fn run(args: &TemplateArgs) -> anyhow::Result<u8> {
         kernel: args.kernel.clone(),
         initramfs: args.initramfs.clone(),
         vcpus: args.cpus,
+        max_vcpus: args.max_cpus,
         memory: args.memory,
         growth: args.growth,
         image_slots: args.disks,

@@ -19,6 +19,9 @@ pub(crate) const DEFAULT_MEMORY: u64 = 256 << 20;
 /// nothing.
 pub(crate) const DEFAULT_GROWTH: u64 = 16 << 30;
 
+/// vCPUs by which a guest may grow. Its kernel keeps about 140 KiB for each.
+pub(crate) const DEFAULT_CPU_GROWTH: u8 = 7;
+
 /// Images that the containers of one pod may have at the same time: a machine has room for 19
 /// devices, of which up to nine are others (vsock, random numbers, the shared directory, balloon,
 /// memory, cards).
@@ -96,6 +99,8 @@ pub(crate) struct Sizes {
     pub(crate) memory: u64,
     /// Bytes by which a guest may grow while it runs.
     pub(crate) growth: u64,
+    /// vCPUs by which a guest may grow while it runs, up to `max_vcpus`.
+    pub(crate) cpu_growth: u8,
     /// Images that the containers of one pod may have at the same time.
     pub(crate) image_slots: u8,
 }
@@ -107,6 +112,7 @@ impl Default for Sizes {
             max_vcpus: 64,
             memory: DEFAULT_MEMORY,
             growth: DEFAULT_GROWTH,
+            cpu_growth: DEFAULT_CPU_GROWTH,
             image_slots: IMAGE_SLOTS,
         }
     }
@@ -129,27 +135,44 @@ impl Sizes {
         memory.checked_next_multiple_of(1 << 20).unwrap_or(u64::MAX)
     }
 
+    /// vCPUs for a pod of such limits and overhead, whose containers have limits of `containers`
+    /// thousandths of a CPU in all.
+    pub(super) fn vcpus(&self, pod: &k8s_cri::v1::PodSandboxConfig, containers: u64) -> u8 {
+        let linux = pod.linux.as_ref();
+        let own = linux.and_then(|linux| linux.resources.as_ref());
+        let own = own.map_or(0, milli_cpus).max(containers);
+        let cpus = match own {
+            0 => u64::from(self.vcpus),
+            _ => {
+                let overhead = linux.and_then(|linux| linux.overhead.as_ref());
+                let overhead = overhead.map_or(0, milli_cpus);
+                own.saturating_add(overhead).div_ceil(1000)
+            }
+        };
+        let cpus = u8::try_from(cpus).unwrap_or(u8::MAX);
+        cpus.clamp(1, self.max_vcpus.max(1))
+    }
+
+    /// The most vCPUs of a guest that begins with `vcpus`.
+    pub(super) fn most_vcpus(&self, vcpus: u8) -> u8 {
+        let most = vcpus.saturating_add(self.cpu_growth);
+        most.min(self.max_vcpus).max(vcpus)
+    }
+
     /// Virtual CPUs and bytes of memory for a pod of such limits and overhead.
     pub(super) fn of_pod(&self, pod: &k8s_cri::v1::PodSandboxConfig) -> (u8, u64) {
-        let linux = pod.linux.as_ref();
-        let parts = [
-            linux.and_then(|linux| linux.resources.as_ref()),
-            linux.and_then(|linux| linux.overhead.as_ref()),
-        ];
-        let mut cpus = 0;
-        for part in parts.into_iter().flatten() {
-            if part.cpu_quota > 0 && part.cpu_period > 0 {
-                let whole = part
-                    .cpu_quota
-                    .cast_unsigned()
-                    .div_ceil(part.cpu_period.cast_unsigned());
-                cpus = whole.saturating_add(cpus);
-            }
-        }
-        let cpus = u8::try_from(cpus).unwrap_or(u8::MAX);
-        let cpus = if cpus == 0 { self.vcpus } else { cpus };
-        let cpus = cpus.clamp(1, self.max_vcpus.max(1));
-        (cpus, self.memory(pod, 0))
+        (self.vcpus(pod, 0), self.memory(pod, 0))
+    }
+}
+
+/// What a limit comes to, in thousandths of a CPU; 0 where there is none.
+pub(super) fn milli_cpus(resources: &k8s_cri::v1::LinuxContainerResources) -> u64 {
+    match (
+        u64::try_from(resources.cpu_quota),
+        u64::try_from(resources.cpu_period),
+    ) {
+        (Ok(quota), Ok(period @ 1..)) => quota.saturating_mul(1000).div_ceil(period),
+        _ => 0,
     }
 }
 
@@ -183,6 +206,34 @@ mod tests {
         assert_eq!(sizes.of_pod(&pod(150_000, 1)), (2, 257 << 20));
         assert_eq!(sizes.of_pod(&pod(50_000, 1 << 30)), (1, 1280 << 20));
         assert_eq!(sizes.of_pod(&pod(i64::MAX, -1)), (64, 256 << 20));
+    }
+
+    #[test]
+    fn a_guest_gets_whole_cpus_for_what_its_pod_or_its_containers_may_use() {
+        let sizes = Sizes {
+            max_vcpus: 6,
+            ..Sizes::default()
+        };
+        assert_eq!(sizes.vcpus(&pod(0, 0), 0), 1);
+        assert_eq!(sizes.vcpus(&pod(0, 0), 2500), 3);
+        assert_eq!(sizes.vcpus(&pod(100_000, 0), 1001), 2);
+        assert_eq!(sizes.vcpus(&pod(300_000, 0), 1001), 3);
+        assert_eq!(sizes.vcpus(&pod(300_000, 0), u64::MAX), 6);
+        // Half a CPU and half a CPU of overhead.
+        let mut half = pod(50_000, 0);
+        let linux = half.linux.as_mut().unwrap();
+        linux.overhead = linux.resources.clone();
+        assert_eq!(sizes.vcpus(&half, 0), 1);
+    }
+
+    #[test]
+    fn a_guest_grows_to_what_the_settings_say() {
+        let sizes = Sizes {
+            max_vcpus: 6,
+            cpu_growth: 3,
+            ..Sizes::default()
+        };
+        assert_eq!([1, 4, 8].map(|vcpus| sizes.most_vcpus(vcpus)), [4, 6, 8]);
     }
 
     #[test]

@@ -28,6 +28,6 @@ mod streams;
 mod volumes;
 
 #[cfg(test)]
-pub(crate) use config::{DEFAULT_GROWTH, DEFAULT_MEMORY};
+pub(crate) use config::{DEFAULT_CPU_GROWTH, DEFAULT_GROWTH, DEFAULT_MEMORY};
 pub(crate) use config::{GuestSettings, HANDLER, ServeConfig, Sizes};
 pub(crate) use server::serve;

@@ -53,11 +53,19 @@ pub(super) struct Pod {
     pub(super) id: String,
     /// Who changes it holds this.
     pub(super) turn: tokio::sync::Mutex<()>,
-    /// Bytes that its guest was last given beyond its first memory; unknown to a daemon that has
-    /// just begun.
-    pub(super) growth: tokio::sync::Mutex<Option<u64>>,
+    /// What its guest was last given beyond what it began with.
+    pub(super) given: tokio::sync::Mutex<Given>,
     record: Mutex<PodRecord>,
     client: Mutex<Option<SandboxClient>>,
+}
+
+/// What a guest was given while it ran; unknown to a daemon that has just begun.
+#[derive(Debug, Default)]
+pub(super) struct Given {
+    /// Bytes beyond its first memory.
+    pub(super) memory: Option<u64>,
+    /// vCPUs in all.
+    pub(super) vcpus: Option<u8>,
 }
 
 /// A container.
@@ -83,7 +91,7 @@ impl Pod {
         Arc::new(Self {
             id: record.id.clone(),
             turn: tokio::sync::Mutex::new(()),
-            growth: tokio::sync::Mutex::new(None),
+            given: tokio::sync::Mutex::default(),
             record: Mutex::new(record),
             client: Mutex::new(None),
         })

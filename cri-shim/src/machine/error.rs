@@ -3,8 +3,8 @@
 use std::io;
 
 use podvisor_vmm::{
-    BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError, NetDeviceError, PlugError,
-    SnapshotError, VsockError,
+    AddVcpusError, BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError,
+    NetDeviceError, PlugError, SnapshotError, VsockError,
 };
 
 /// Why there is no machine.
@@ -38,6 +38,9 @@ pub enum MachineError {
     /// A spare disk got no medium.
     #[error(transparent)]
     Insert(#[from] PlugError),
+    /// There are no more vCPUs.
+    #[error(transparent)]
+    AddCpus(#[from] AddVcpusError),
     /// The host's end of vsock.
     #[error(transparent)]
     Vsock(#[from] VsockError),

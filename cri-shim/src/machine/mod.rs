@@ -61,7 +61,7 @@ const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k";
 /// What a guest is told besides that has no PCI bus.
 const NO_PCI: &str = " pci=off";
 
-/// What a guest with one CPU is told besides: to leave its atomic instructions as they are.
+/// What a guest that begins with one CPU is told besides: to leave its atomic instructions as they are.
 /// Patching them for one CPU costs more at boot than a pod ever gains by it.
 const ONE_CPU: &str = " noreplace-smp";
 
@@ -127,6 +127,8 @@ pub struct MachineConfig {
     pub boot: Boot,
     /// Virtual CPUs.
     pub cpus: u8,
+    /// As many as [`Machine::add_cpus`] may make them; not fewer than `cpus`.
+    pub max_cpus: u8,
     /// Memory in bytes.
     pub memory: u64,
     /// Bytes that [`Machine::grow`] may add while it runs: a multiple of [`GROWTH_UNIT`].
@@ -252,6 +254,7 @@ impl BuiltMachine {
                     .kernel(files.kernel)
                     .initramfs(files.initramfs)
                     .vcpus(config.cpus)
+                    .max_vcpus(config.max_cpus)
                     .transport(config.transport)
                     .memory(MemorySize::bytes(config.memory))
                     .cmdline(format!("{line}{for_bus}{for_cpus}"));
@@ -300,6 +303,12 @@ impl BuiltMachine {
             ports,
             console,
         })
+    }
+
+    /// Whether [`Machine::add_cpus`] may make vCPUs.
+    #[must_use]
+    pub fn may_grow_cpus(&self) -> bool {
+        self.vm.max_vcpus() > self.vm.vcpus()
     }
 
     /// Lets the guest run.
@@ -414,6 +423,18 @@ impl Machine {
             Ok(reached) => Ok(reached?.as_bytes()),
             Err(error) => Err(MachineError::Thread(io::Error::other(error))),
         }
+    }
+
+    /// Adds vCPUs until there are `count`, which the guest has to bring up then. Those that there are
+    /// stay.
+    ///
+    /// # Errors
+    /// The machine was made for fewer at most, or does not run.
+    pub async fn add_cpus(&self, count: u8) -> Result<(), MachineError> {
+        if count <= self.vm.vcpus() {
+            return Ok(());
+        }
+        self.blocking(move |vm| vm.add_vcpus(count)).await
     }
 
     /// Gives the spare disk `index` a medium.

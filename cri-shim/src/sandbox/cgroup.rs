@@ -102,12 +102,11 @@ impl Cgroup {
         let group = Self {
             path: Some(path.clone()),
         };
-        let cpu = (u64::from(limits.vcpus) * 1000 + CPU_OVERHEAD_MILLI) * PERIOD / 1000;
         let memory = limits.memory.saturating_add(MEMORY_OVERHEAD);
         for (name, value) in [
             ("memory.max", memory.to_string()),
             ("memory.oom.group", "1".to_owned()),
-            ("cpu.max", format!("{cpu} {PERIOD}")),
+            ("cpu.max", cpu_max(limits.vcpus)),
             ("pids.max", THREADS.to_string()),
         ] {
             write(&path.join(name), &value)?;
@@ -131,6 +130,21 @@ impl Drop for Cgroup {
             remove(path);
         }
     }
+}
+
+/// Sets the limit of the sandbox in `dir` to that of a guest of so many vCPUs.
+pub(super) fn limit_cpus(dir: &Path, vcpus: u8) {
+    // One without a group has no limit.
+    let Some(group) = group_of(dir) else { return };
+    if let Err(error) = write(&group.join("cpu.max"), &cpu_max(vcpus)) {
+        warn!(error = causes(&error), "a sandbox's limit stays as it was");
+    }
+}
+
+/// What `cpu.max` of a guest's process is.
+fn cpu_max(vcpus: u8) -> String {
+    let cpu = (u64::from(vcpus) * 1000 + CPU_OVERHEAD_MILLI) * PERIOD / 1000;
+    format!("{cpu} {PERIOD}")
 }
 
 /// Raises the limit of the sandbox in `dir` to that of a guest of `memory` bytes, unless it is

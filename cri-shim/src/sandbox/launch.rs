@@ -260,6 +260,7 @@ fn prepare(
         hostname: config.hostname,
         dir: config.dir,
         vcpus: config.vcpus,
+        max_vcpus: config.max_vcpus,
         memory: config.memory,
         growth: config.growth,
         image_slots: config.image_slots,

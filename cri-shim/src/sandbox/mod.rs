@@ -120,6 +120,12 @@ impl BuiltSandbox {
         })
     }
 
+    /// Whether the machine may get more vCPUs while it runs.
+    #[must_use]
+    pub fn may_grow_cpus(&self) -> bool {
+        self.machine.may_grow_cpus()
+    }
+
     /// Has the guest run, waits for its agent and configures it.
     ///
     /// # Errors

@@ -98,6 +98,7 @@ impl ContainerRun {
             machine: MachineConfig {
                 boot: Boot::Cold(files),
                 cpus: self.vcpus,
+                max_cpus: self.vcpus,
                 memory: self.memory,
                 growth: 0,
                 disks: vec![Disk {
@@ -141,6 +142,7 @@ impl ContainerRun {
                 kernel: kernel(&assets)?,
                 initramfs: initramfs(&assets)?,
                 vcpus: self.vcpus,
+                max_vcpus: self.vcpus,
                 memory: self.memory,
                 growth: 0,
                 image_slots: 1,

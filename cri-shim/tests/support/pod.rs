@@ -62,6 +62,7 @@ impl Pod {
             kernel: assets.kernel().unwrap(),
             initramfs: assets.initramfs().unwrap(),
             vcpus: 1,
+            max_vcpus: 1,
             memory: 256 << 20,
             growth: 0,
             image_slots,

@@ -11,7 +11,7 @@ use ttrpc::asynchronous::TtrpcContext;
 use crate::container::Containers;
 use crate::container::launch::terminal_size;
 use crate::forward::Forwarder;
-use crate::guest::{Guest, GuestError, clock, pci};
+use crate::guest::{Guest, GuestError, clock, cpu, pci};
 use crate::init::power;
 use crate::init::reaper::Reaper;
 use crate::stdio::Hub;
@@ -237,6 +237,15 @@ impl Agent for Service {
     ) -> ttrpc::Result<api::RemoveDevicesResponse> {
         reply(pci::remove(&request.addresses).map_err(GuestError::from))?;
         Ok(api::RemoveDevicesResponse::new())
+    }
+
+    async fn set_cpus(
+        &self,
+        _: &TtrpcContext,
+        request: api::SetCpusRequest,
+    ) -> ttrpc::Result<api::SetCpusResponse> {
+        reply(cpu::use_first(request.count).map_err(GuestError::from))?;
+        Ok(api::SetCpusResponse::new())
     }
 
     async fn shutdown(

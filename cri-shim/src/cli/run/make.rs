@@ -146,6 +146,7 @@ pub(in crate::cli) async fn launch_machine(
         kernel: guest.kernel.clone(),
         initramfs: guest.initramfs.clone(),
         vcpus: record.cpus,
+        max_vcpus: record.cpus,
         memory: record.memory,
         growth: 0,
         image_slots: options.image_slots,

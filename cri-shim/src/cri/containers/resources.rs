@@ -3,15 +3,16 @@
 use std::sync::PoisonError;
 
 use k8s_cri::v1::{
-    ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, LinuxPodSandboxStats,
-    MemoryUsage, NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes, PodSandboxStats,
-    PodSandboxStatsFilter, ProcessUsage, UInt64Value, UpdateContainerResourcesRequest,
+    ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, LinuxContainerResources,
+    LinuxPodSandboxStats, MemoryUsage, NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes,
+    PodSandboxStats, PodSandboxStatsFilter, ProcessUsage, UInt64Value,
+    UpdateContainerResourcesRequest,
 };
 
 use crate::cni::InterfaceCounters;
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node, Pod, now};
-use crate::cri::pods::{NewLimit, matches_labels};
+use crate::cri::pods::{NewLimits, matches_labels};
 use crate::cri::spec;
 use crate::cri::state::{ContainerPhase, PodPhase};
 use crate::sandbox::ContainerStats as Figures;
@@ -28,21 +29,22 @@ impl Node {
             return Ok(());
         };
         let resources = spec::resources(&wanted)?;
+        let linux = container.record().config.linux.unwrap_or_default();
+        let limits = merged(linux.resources.unwrap_or_default(), wanted);
         if !matches!(container.phase(), ContainerPhase::Created) {
             container.running()?;
         }
         let client = container.pod.client()?;
-        // What is left out stays as it is.
-        let new = (wanted.memory_limit_in_bytes != 0).then_some(NewLimit {
+        let new = NewLimits {
             container: &container.id,
-            memory: wanted.memory_limit_in_bytes,
-        });
+            resources: &limits,
+        };
         let change = async {
-            self.make_room(&container.pod, new).await?;
+            self.make_room(&container.pod, Some(new)).await?;
             client.update_resources(&container.id, &resources).await?;
             container.update(&self.database, |record| {
                 let linux = record.config.linux.get_or_insert_default();
-                linux.resources = Some(wanted);
+                linux.resources = Some(limits.clone());
             })
         };
         let changed = change.await;
@@ -168,6 +170,36 @@ impl Node {
     pub(in crate::cri) async fn figures(&self, container: &Container) -> Result<Figures> {
         container.running()?;
         Ok(container.pod.client()?.stats(&container.id).await?)
+    }
+}
+
+/// What is left out of an update stays as it was.
+fn merged(old: LinuxContainerResources, new: LinuxContainerResources) -> LinuxContainerResources {
+    fn number(old: i64, new: i64) -> i64 {
+        if new == 0 { old } else { new }
+    }
+    fn text(old: String, new: String) -> String {
+        if new.is_empty() { old } else { new }
+    }
+    let mut unified = old.unified;
+    unified.extend(new.unified);
+    LinuxContainerResources {
+        cpu_period: number(old.cpu_period, new.cpu_period),
+        cpu_quota: number(old.cpu_quota, new.cpu_quota),
+        cpu_shares: number(old.cpu_shares, new.cpu_shares),
+        memory_limit_in_bytes: number(old.memory_limit_in_bytes, new.memory_limit_in_bytes),
+        oom_score_adj: number(old.oom_score_adj, new.oom_score_adj),
+        cpuset_cpus: text(old.cpuset_cpus, new.cpuset_cpus),
+        cpuset_mems: text(old.cpuset_mems, new.cpuset_mems),
+        hugepage_limits: match new.hugepage_limits.is_empty() {
+            true => old.hugepage_limits,
+            false => new.hugepage_limits,
+        },
+        unified,
+        memory_swap_limit_in_bytes: number(
+            old.memory_swap_limit_in_bytes,
+            new.memory_swap_limit_in_bytes,
+        ),
     }
 }
 

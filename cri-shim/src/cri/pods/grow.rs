@@ -1,14 +1,16 @@
-//! The memory of a pod's guest follows the limits of its containers.
+//! The memory and the vCPUs of a pod's guest follow the limits of its containers.
 
 use std::time::Duration;
 
+use k8s_cri::v1::LinuxContainerResources;
 use tracing::{debug, info, warn};
 
+use crate::cri::config::milli_cpus;
 use crate::cri::error::{CriError, Result};
 use crate::cri::newer::UpdatePodSandboxResourcesRequest;
 use crate::cri::node::{Node, Pod};
 use crate::cri::spec;
-use crate::cri::state::{ContainerPhase, ContainerRecord, PodRecord};
+use crate::cri::state::{ContainerPhase, ContainerRecord, GuestSize, PodRecord};
 
 /// How long a guest may take to put memory to use that it is given.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -16,34 +18,55 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What guests are given memory by: 2 MiB.
 const STEP: u64 = 2 << 20;
 
-/// A container's limit that is about to be another one.
+/// Limits of a container that are about to be others.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::cri) struct NewLimit<'a> {
+pub(in crate::cri) struct NewLimits<'a> {
     pub(in crate::cri) container: &'a str,
-    /// In bytes; 0 for none.
-    pub(in crate::cri) memory: i64,
+    /// All of them.
+    pub(in crate::cri) resources: &'a LinuxContainerResources,
+}
+
+/// What limits ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Wanted {
+    /// Bytes beyond the guest's first memory.
+    memory: u64,
+    vcpus: u8,
 }
 
 impl Node {
-    /// Gives the pod's guest the memory that the limits of its containers ask for, and waits until
-    /// it has put it to use. With `new` as well as it is now: what the one or the other asks for.
+    /// Gives the pod's guest the memory and the vCPUs that the limits of its containers ask for, and
+    /// waits until it has put the memory to use. With `new` as well as it is now: what the one or the
+    /// other asks for.
     pub(in crate::cri) async fn make_room(
         &self,
         pod: &Pod,
-        new: Option<NewLimit<'_>>,
+        new: Option<NewLimits<'_>>,
     ) -> Result<()> {
-        let mut given = pod.growth.lock().await;
-        let wanted = self.wanted(pod, None).max(self.wanted(pod, new));
+        let mut given = pod.given.lock().await;
+        let (Some(now), Some(then)) = (self.wanted(pod, None), self.wanted(pod, new)) else {
+            return Ok(());
+        };
+        let size = pod.record().size;
+        let vcpus = now.vcpus.max(then.vcpus);
         // A guest that has more keeps it for now.
-        if given.is_some_and(|given| given >= wanted) || given.is_none() && wanted == 0 {
+        if size.may_get_vcpus() && given.vcpus.is_none_or(|given| given < vcpus) {
+            given.vcpus = None;
+            pod.client()?.set_vcpus(vcpus).await?;
+            given.vcpus = Some(vcpus);
+            info!(pod = pod.id, vcpus, "the guest gets vCPUs");
+        }
+        let wanted = now.memory.max(then.memory);
+        if given.memory.is_some_and(|given| given >= wanted)
+            || given.memory.is_none() && wanted == 0
+        {
             return Ok(());
         }
-        let size = pod.record().size;
         let client = pod.client()?;
         // Noted first: of a call that is not waited for to its end, it is not known what it did.
-        *given = None;
+        given.memory = None;
         let grown = client.grow(size.memory, wanted, PATIENCE).await?;
-        *given = Some(wanted);
+        given.memory = Some(wanted);
         info!(pod = pod.id, wanted, grown, "the guest grows");
         match grown < wanted {
             false => Ok(()),
@@ -58,16 +81,27 @@ impl Node {
     /// Takes back what the limits of the pod's containers do not ask for any more, as far as it is
     /// not in use.
     pub(in crate::cri) async fn give_back(&self, pod: &Pod) {
-        let mut given = pod.growth.lock().await;
-        let wanted = self.wanted(pod, None);
+        let mut given = pod.given.lock().await;
+        let Some(wanted) = self.wanted(pod, None) else {
+            return;
+        };
         let size = pod.record().size;
-        if size.growth == 0 || *given == Some(wanted) || given.is_none() && wanted == 0 {
+        let Ok(client) = pod.client() else { return };
+        if size.may_get_vcpus() && given.vcpus.is_none_or(|given| given > wanted.vcpus) {
+            given.vcpus = None;
+            match client.set_vcpus(wanted.vcpus).await {
+                Ok(()) => given.vcpus = Some(wanted.vcpus),
+                Err(error) => debug!(pod = pod.id, %error, "the guest keeps its vCPUs"),
+            }
+        }
+        let wanted = wanted.memory;
+        if size.growth == 0 || given.memory == Some(wanted) || given.memory.is_none() && wanted == 0
+        {
             return;
         }
-        let Ok(client) = pod.client() else { return };
-        *given = None;
+        given.memory = None;
         match client.grow(size.memory, wanted, Duration::ZERO).await {
-            Ok(_) => *given = Some(wanted),
+            Ok(_) => given.memory = Some(wanted),
             Err(error) => debug!(pod = pod.id, %error, "the guest keeps its memory"),
         }
     }
@@ -100,37 +134,54 @@ impl Node {
         made
     }
 
-    /// How much more than at first the pod's guest needs, in bytes.
-    fn wanted(&self, pod: &Pod, new: Option<NewLimit<'_>>) -> u64 {
+    /// What the pod's guest needs; `None` where its handler is not configured any more.
+    fn wanted(&self, pod: &Pod, new: Option<NewLimits<'_>>) -> Option<Wanted> {
         let record = pod.record();
-        let Some(guest) = self.config.guest(&record.handler) else {
-            // The handler is not configured any more.
-            return 0;
-        };
+        let sizes = self.config.guest(&record.handler)?.sizes;
         let containers = self.containers_of(&pod.id);
         let records = containers.iter().map(|container| container.record());
         let limits = limits(records, new);
-        growth(&record, guest.sizes.memory(&record.config, limits))
+        Some(Wanted {
+            memory: growth(&record, sizes.memory(&record.config, limits.memory)),
+            vcpus: vcpus(record.size, sizes.vcpus(&record.config, limits.milli_cpus)),
+        })
     }
 }
 
-/// The limits of all containers that use memory, or will, in bytes.
-fn limits(records: impl Iterator<Item = ContainerRecord>, new: Option<NewLimit<'_>>) -> u64 {
-    let uses_memory = |record: &ContainerRecord| {
+/// What containers may use together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Limits {
+    /// In bytes.
+    memory: u64,
+    milli_cpus: u64,
+}
+
+/// The limits of all containers that use memory and CPUs, or will.
+fn limits(records: impl Iterator<Item = ContainerRecord>, new: Option<NewLimits<'_>>) -> Limits {
+    let is_there = |record: &ContainerRecord| {
         !matches!(
             record.phase,
             ContainerPhase::Exited(_) | ContainerPhase::Removing
         )
     };
-    let limits = records.filter(uses_memory).map(|record| {
-        let resources = record.config.linux.and_then(|linux| linux.resources);
-        let limit = match new {
-            Some(new) if new.container == record.id => new.memory,
-            _ => resources.map_or(0, |resources| resources.memory_limit_in_bytes),
-        };
-        u64::try_from(limit).unwrap_or(0)
+    let resources = records.filter(is_there).map(|record| match new {
+        Some(new) if new.container == record.id => new.resources.clone(),
+        _ => {
+            let linux = record.config.linux;
+            linux.and_then(|linux| linux.resources).unwrap_or_default()
+        }
     });
-    limits.fold(0, u64::saturating_add)
+    resources.fold(Limits::default(), |sum, resources| Limits {
+        memory: u64::try_from(resources.memory_limit_in_bytes)
+            .unwrap_or(0)
+            .saturating_add(sum.memory),
+        milli_cpus: milli_cpus(&resources).saturating_add(sum.milli_cpus),
+    })
+}
+
+/// How many vCPUs a guest gets for limits that ask for `wanted`: never fewer than it began with.
+fn vcpus(size: GuestSize, wanted: u8) -> u8 {
+    wanted.min(size.max_vcpus).max(size.vcpus)
 }
 
 /// How much more than at first a guest of `memory` bytes has.
@@ -151,14 +202,16 @@ fn growth(record: &PodRecord, memory: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig, LinuxContainerResources};
+    use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig};
 
     use super::*;
-    use crate::cri::state::{GuestSize, PodPhase};
+    use crate::cri::state::PodPhase;
 
     fn container(id: &str, phase: ContainerPhase, limit: i64) -> ContainerRecord {
         let resources = LinuxContainerResources {
             memory_limit_in_bytes: limit,
+            cpu_quota: limit * 100,
+            cpu_period: 100_000,
             ..Default::default()
         };
         ContainerRecord {
@@ -204,11 +257,39 @@ mod tests {
             ]
             .into_iter()
         };
-        assert_eq!(limits(all(), None), 120);
-        let new = |container, memory| Some(NewLimit { container, memory });
-        assert_eq!(limits(all(), new("a", 300)), 320);
-        assert_eq!(limits(all(), new("a", 0)), 20);
-        assert_eq!(limits(all(), new("d", 300)), 120);
+        let sum = |new: Option<NewLimits<'_>>| {
+            let limits = limits(all(), new);
+            (limits.memory, limits.milli_cpus)
+        };
+        assert_eq!(sum(None), (120, 120));
+        let resources = |memory| LinuxContainerResources {
+            memory_limit_in_bytes: memory,
+            ..Default::default()
+        };
+        for (container, memory, expected) in [
+            ("a", 300, (320, 20)),
+            ("a", 0, (20, 20)),
+            ("d", 300, (120, 120)),
+        ] {
+            let resources = &resources(memory);
+            let new = NewLimits {
+                container,
+                resources,
+            };
+            assert_eq!(sum(Some(new)), expected);
+        }
+    }
+
+    #[test]
+    fn a_guest_has_vcpus_between_what_it_began_with_and_what_it_may_have() {
+        let size = GuestSize {
+            vcpus: 2,
+            max_vcpus: 4,
+            ..GuestSize::default()
+        };
+        assert_eq!([1, 2, 3, 9].map(|wanted| vcpus(size, wanted)), [2, 2, 3, 4]);
+        let by_older_daemon = GuestSize::default();
+        assert_eq!(vcpus(by_older_daemon, 9), 0);
     }
 
     #[test]
@@ -223,6 +304,7 @@ mod tests {
             size: GuestSize {
                 memory: 256 << 20,
                 growth: 1 << 30,
+                ..GuestSize::default()
             },
         };
         let grown = |memory: u64| growth(&record, memory);

@@ -6,5 +6,5 @@ mod run;
 mod stop;
 mod view;
 
-pub(super) use grow::NewLimit;
+pub(super) use grow::NewLimits;
 pub(super) use view::matches_labels;

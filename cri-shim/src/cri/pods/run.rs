@@ -103,6 +103,7 @@ impl Node {
             kernel: guest.kernel.clone(),
             initramfs: self.config.initramfs.clone(),
             vcpus,
+            max_vcpus: guest.sizes.most_vcpus(vcpus),
             memory,
             growth: guest.sizes.growth,
             image_slots: guest.sizes.image_slots,
@@ -122,8 +123,11 @@ impl Node {
         let size = GuestSize {
             memory,
             growth: launch.growth,
+            vcpus,
+            max_vcpus: launch.max_vcpus,
         };
         let client = SandboxClient::launch(launch).await?;
+        pod.given.lock().await.vcpus = Some(vcpus);
         pod.set_client(Some(client.clone()));
         pod.update(&self.database, |record| {
             record.addresses = addresses;

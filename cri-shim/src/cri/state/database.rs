@@ -187,6 +187,8 @@ mod tests {
             size: GuestSize {
                 memory: 1 << 28,
                 growth: 1 << 34,
+                vcpus: 1,
+                max_vcpus: 8,
             },
         }
     }

@@ -40,13 +40,26 @@ pub(crate) struct PodRecord {
     pub(crate) size: GuestSize,
 }
 
-/// The memory of a pod's guest, in bytes.
+/// The memory of a pod's guest, in bytes, and its vCPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GuestSize {
     /// From the start on.
     pub(crate) memory: u64,
     /// What may be added.
     pub(crate) growth: u64,
+    /// vCPUs from the start on.
+    #[serde(default)]
+    pub(crate) vcpus: u8,
+    /// As many as there may be; 0 where an older daemon did not say.
+    #[serde(default)]
+    pub(crate) max_vcpus: u8,
+}
+
+impl GuestSize {
+    /// Whether the guest may have more vCPUs than it began with.
+    pub(crate) fn may_get_vcpus(self) -> bool {
+        self.max_vcpus > self.vcpus
+    }
 }
 
 /// The life of a pod sandbox.

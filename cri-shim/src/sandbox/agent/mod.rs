@@ -290,6 +290,16 @@ impl Agent {
         Ok(())
     }
 
+    /// Has the guest use its first `count` CPUs.
+    pub(super) async fn set_cpus(&self, count: u8) -> Result<(), LinkError> {
+        let request = api::SetCpusRequest {
+            count: count.into(),
+            ..Default::default()
+        };
+        self.client.set_cpus(deadline(), &request).await?;
+        Ok(())
+    }
+
     /// Ends all containers, writes out what is cached, and powers the guest off.
     pub(super) async fn shutdown(&self) -> Result<(), LinkError> {
         let request = api::ShutdownRequest::default();

@@ -326,6 +326,19 @@ impl SandboxClient {
         }
     }
 
+    /// Has the guest use `count` vCPUs: more than it was launched with, or fewer again. The control
+    /// group's limit goes with it.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] when the sandbox was launched for fewer at most, or it is gone.
+    pub async fn set_vcpus(&self, count: u8) -> Result<(), SandboxError> {
+        let set = self.done(Call::SetCpus { count }, Vec::new()).await;
+        if set.is_ok() {
+            cgroup::limit_cpus(&self.inner.dir, count);
+        }
+        set
+    }
+
     /// A stream socket (non-blocking) that is connected to a TCP port of the guest's loopback.
     ///
     /// # Errors

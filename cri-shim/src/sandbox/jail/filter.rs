@@ -152,8 +152,10 @@ const IOCTLS: &[u64] = &[
 /// The type of KVM's requests of ioctl, in their second byte.
 const KVM: u64 = 0xae00;
 
-/// Those that would make another VM or vCPU, or a device in the kernel.
-const KVM_CREATES: &[u64] = &[0xae01, 0xae41, 0xae60, 0x4040_ae77, 0xc00c_aee0];
+/// Those that would make another VM, or a device in the kernel.
+const KVM_CREATES: &[u64] = &[0xae01, 0xae60, 0x4040_ae77, 0xc00c_aee0];
+
+const KVM_CREATE_VCPU: u64 = 0xae41;
 
 const CLONE_THREAD: u64 = 0x0001_0000;
 
@@ -188,16 +190,17 @@ const MISSING: &[i64] = &[
 const MISSING_WITHOUT_SHARE: &[i64] = &[libc::SYS_openat, libc::SYS_readlinkat];
 
 /// Sets the filter for this thread, and so for all that it starts.
-pub(super) fn set(has_share: bool) -> Result<(), JailError> {
-    apply(&program(has_share, std::process::id())).map_err(JailError::Filter)
+pub(super) fn set(has_share: bool, adds_vcpus: bool) -> Result<(), JailError> {
+    let program = program(has_share, adds_vcpus, std::process::id());
+    apply(&program).map_err(JailError::Filter)
 }
 
 /// The filter of the process of this number, which is another inside its PID namespace.
-fn program(has_share: bool, process: u32) -> BpfProgram {
-    compile(&calls(has_share, process), Otherwise::Kill)
+fn program(has_share: bool, adds_vcpus: bool, process: u32) -> BpfProgram {
+    compile(&calls(has_share, adds_vcpus, process), Otherwise::Kill)
 }
 
-fn calls(has_share: bool, process: u32) -> BTreeMap<i64, Verdict> {
+fn calls(has_share: bool, adds_vcpus: bool, process: u32) -> BTreeMap<i64, Verdict> {
     let (more, missing) = if has_share {
         (WITH_SHARE, &[][..])
     } else {
@@ -213,7 +216,7 @@ fn calls(has_share: bool, process: u32) -> BTreeMap<i64, Verdict> {
     let missing = MISSING.iter().chain(missing);
     calls.extend(missing.map(|call| (*call, Verdict::Fail(ENOSYS))));
     let mut allow_if = |call, rules: Vec<Rule>| calls.insert(call, Verdict::AllowIf(rules));
-    allow_if(libc::SYS_ioctl, ioctls());
+    allow_if(libc::SYS_ioctl, ioctls(adds_vcpus));
     let not_executable = no_bits(2, PROT_EXEC);
     allow_if(libc::SYS_mmap, vec![vec![not_executable]]);
     allow_if(libc::SYS_mprotect, vec![vec![not_executable]]);
@@ -243,13 +246,11 @@ fn calls(has_share: bool, process: u32) -> BTreeMap<i64, Verdict> {
     calls
 }
 
-fn ioctls() -> Vec<Rule> {
+fn ioctls(adds_vcpus: bool) -> Vec<Rule> {
     let mut kvm = vec![Condition::masked(1, Width::Word, 0xff00, KVM)];
-    kvm.extend(
-        KVM_CREATES
-            .iter()
-            .map(|request| Condition::is_not(1, *request)),
-    );
+    let vcpu = (!adds_vcpus).then_some(&KVM_CREATE_VCPU);
+    let refused = KVM_CREATES.iter().chain(vcpu);
+    kvm.extend(refused.map(|request| Condition::is_not(1, *request)));
     let others = IOCTLS.iter().map(|request| vec![is(1, *request)]);
     std::iter::once(kvm).chain(others).collect()
 }
@@ -273,7 +274,7 @@ mod tests {
     #[test]
     fn a_filter_is_short_and_finds_a_call_by_few_comparisons() {
         for has_share in [false, true] {
-            let program = program(has_share, 1);
+            let program = program(has_share, false, 1);
             // A call takes about as many steps as the list can be halved.
             assert!(program.len() < 400, "{}", program.len());
         }
@@ -281,7 +282,7 @@ mod tests {
 
     #[test]
     fn without_a_share_no_call_takes_a_path() {
-        let calls = calls(false, 1);
+        let calls = calls(false, false, 1);
         for call in [
             libc::SYS_open,
             libc::SYS_openat2,
@@ -293,6 +294,9 @@ mod tests {
             assert_eq!(calls.get(&call), None, "{call}");
         }
         assert_eq!(calls[&libc::SYS_openat], Verdict::Fail(ENOSYS));
-        assert_eq!(super::calls(true, 1)[&libc::SYS_openat], Verdict::Allow);
+        assert_eq!(
+            super::calls(true, false, 1)[&libc::SYS_openat],
+            Verdict::Allow
+        );
     }
 }

@@ -34,7 +34,10 @@ pub(super) use spawn::{close_inherited, limit_arenas};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallFilter {
     /// Those that a sandbox's process makes; any other kills it.
-    Enforced,
+    Enforced {
+        /// Whether one is to add vCPUs to its machine.
+        adds_vcpus: bool,
+    },
     /// All that the other layers leave: to see that these hold alone.
     Absent,
 }
@@ -100,8 +103,8 @@ pub fn close(share: Option<BorrowedFd<'_>>, calls: CallFilter) -> Result<(), Jai
     }
     identity::no_new_privileges()?;
     paths::close(share)?;
-    if calls == CallFilter::Enforced {
-        filter::set(share.is_some())?;
+    if let CallFilter::Enforced { adds_vcpus } = calls {
+        filter::set(share.is_some(), adds_vcpus)?;
     }
     debug!(elapsed = ?begin.elapsed(), "the jail is closed");
     Ok(())

@@ -402,6 +402,13 @@ impl Containers {
         grown.map_err(wrong_state)
     }
 
+    /// Has the guest use so many CPUs.
+    pub(super) async fn set_cpus(&self, count: u8) -> Result<(), Error> {
+        let added = self.sandbox.machine().add_cpus(count).await;
+        added.map_err(wrong_state)?;
+        Ok(self.sandbox.agent().set_cpus(count).await?)
+    }
+
     /// A connection to a port of the guest's loopback.
     pub(super) async fn port_forward(&self, port: u16) -> Result<OwnedFd, Error> {
         let agent = self.sandbox.agent();

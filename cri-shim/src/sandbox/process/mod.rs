@@ -345,6 +345,7 @@ async fn boot(launch: LaunchHeader, files: LaunchFiles) -> Result<Begun, Sandbox
             machine: MachineConfig {
                 boot,
                 cpus: launch.vcpus,
+                max_cpus: launch.max_vcpus,
                 memory: launch.memory,
                 growth: launch.growth,
                 disks: Vec::new(),
@@ -382,7 +383,8 @@ async fn boot(launch: LaunchHeader, files: LaunchFiles) -> Result<Begun, Sandbox
     };
     if launch.jail == JailMode::Enforced {
         let served = files.shared_dir.as_ref().map(OwnedFd::as_fd);
-        jail::close(served, CallFilter::Enforced)?;
+        let adds_vcpus = built.may_grow_cpus();
+        jail::close(served, CallFilter::Enforced { adds_vcpus })?;
     }
     let sandbox = built.start().await?;
     Ok(Begun {

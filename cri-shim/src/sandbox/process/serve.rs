@@ -291,6 +291,10 @@ impl Service {
                 let patience = Duration::from_millis(patience_ms);
                 Answer::Grown(containers.grow(bytes, patience).await?)
             }
+            Call::SetCpus { count } => {
+                containers.set_cpus(count).await?;
+                Answer::Done
+            }
             Call::PortForward { port } => {
                 let stream = containers.port_forward(port).await?;
                 return Ok((Answer::Stream, vec![stream]));

@@ -74,6 +74,8 @@ pub struct Shape {
     pub initramfs: PathBuf,
     /// Virtual CPUs.
     pub vcpus: u8,
+    /// As many as there may be later.
+    pub max_vcpus: u8,
     /// Memory in bytes.
     pub memory: u64,
     /// Bytes that may be added later.
@@ -176,6 +178,7 @@ impl Shape {
             kernel: config.kernel.clone(),
             initramfs: config.initramfs.clone(),
             vcpus: config.vcpus,
+            max_vcpus: config.max_vcpus,
             memory: config.memory,
             growth: config.growth,
             image_slots: config.image_slots,
@@ -249,6 +252,7 @@ impl Shape {
             .arg("--initramfs")
             .arg(&self.initramfs)
             .args(["--cpus", &self.vcpus.to_string()])
+            .args(["--max-cpus", &self.max_vcpus.to_string()])
             .args(["--memory", &self.memory.to_string()])
             .args(["--growth", &self.growth.to_string()])
             .args(["--disks", &self.image_slots.to_string()])
@@ -400,6 +404,7 @@ impl HostEnds {
         Ok(MachineConfig {
             boot,
             cpus: shape.vcpus,
+            max_cpus: shape.max_vcpus,
             memory: shape.memory,
             growth: shape.growth,
             disks: Vec::new(),
@@ -446,6 +451,7 @@ mod tests {
             kernel,
             initramfs,
             vcpus: 1,
+            max_vcpus: 1,
             memory: 64 << 20,
             growth: 0,
             image_slots: 2,

@@ -106,6 +106,10 @@ pub(in crate::sandbox) enum Call {
         bytes: u64,
         patience_ms: u64,
     },
+    /// Answered when the guest uses so many CPUs, and no others.
+    SetCpus {
+        count: u8,
+    },
     PortForward {
         port: u16,
     },
@@ -201,6 +205,7 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) hostname: String,
     pub(in crate::sandbox) dir: PathBuf,
     pub(in crate::sandbox) vcpus: u8,
+    pub(in crate::sandbox) max_vcpus: u8,
     pub(in crate::sandbox) memory: u64,
     pub(in crate::sandbox) growth: u64,
     pub(in crate::sandbox) image_slots: u8,

@@ -5,6 +5,7 @@
 //! for, in this order. What is so already stays as it is. Knows no containers.
 
 pub mod clock;
+pub mod cpu;
 pub mod pci;
 pub mod shares;
 pub mod sysctl;
@@ -17,6 +18,7 @@ use podvisor_agent_protocol::{AgentError, ErrorKind, api, limits};
 use crate::network::plan::{Plan, PlanError};
 use crate::network::{self, NetworkError};
 use clock::ClockError;
+use cpu::CpuError;
 use pci::ScanError;
 use shares::{Share, ShareError, Shares};
 use sysctl::{Sysctl, SysctlError};
@@ -46,6 +48,9 @@ pub enum GuestError {
     /// Devices on PCI.
     #[error(transparent)]
     Scan(#[from] ScanError),
+    /// Processors.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
     /// Kernel parameters.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
