@@ -23,6 +23,9 @@ use tonic::{Code, Streaming};
 /// The bridge that this test makes.
 const BRIDGE: &str = "br-story";
 
+/// Where the kubelet has made the pod's control group.
+const GROUP: &str = "/sys/fs/cgroup/story/pod-uid";
+
 /// A server that answers each connection with one line.
 const WEB: &str = "cat /config/greeting; echo complaint >&2; \
                    while true; do echo hello from web | busybox nc -l -p 8080; done";
@@ -46,6 +49,10 @@ fn pod_config(daemon: &Daemon) -> PodSandboxConfig {
             ..DnsConfig::default()
         }),
         labels: [("app".to_owned(), "story".to_owned())].into(),
+        linux: Some(LinuxPodSandboxConfig {
+            cgroup_parent: "/story/pod-uid".to_owned(),
+            ..LinuxPodSandboxConfig::default()
+        }),
         ..PodSandboxConfig::default()
     }
 }
@@ -92,6 +99,17 @@ fn mount(host: &Path, container: &str, readonly: bool) -> Mount {
 }
 
 /// A volume as the kubelet makes those of configMaps: a link to a link that it swaps.
+/// The pod's control group, as the kubelet makes it: with controllers, and in this one no limits.
+fn make_group() {
+    let group = Path::new(GROUP);
+    fs::create_dir_all(group.parent().unwrap()).unwrap();
+    for above in ["/sys/fs/cgroup", "/sys/fs/cgroup/story"] {
+        let children = Path::new(above).join("cgroup.subtree_control");
+        fs::write(children, "+cpu +memory +pids").unwrap();
+    }
+    fs::create_dir_all(group).unwrap();
+}
+
 fn config_map(dir: &Path, version: &str, greeting: &str) {
     fs::create_dir_all(dir.join(version)).unwrap();
     fs::write(dir.join(version).join("greeting"), greeting).unwrap();
@@ -186,7 +204,7 @@ impl Story {
     /// CPUs that a container finds, and what the guest's process on the host may use.
     async fn cpus(&mut self, id: &str) -> (String, String) {
         let found = self.stdout(id, "nproc").await;
-        let group = Path::new("/sys/fs/cgroup/podvisor").join(&self.pod);
+        let group = Path::new(GROUP).join(&self.pod);
         let limit = fs::read_to_string(group.join("cpu.max")).unwrap();
         (found.trim().to_owned(), limit.trim().to_owned())
     }
@@ -196,7 +214,7 @@ impl Story {
         let guest = self
             .stdout(id, "awk '/MemTotal/ { print $2 }' /proc/meminfo")
             .await;
-        let group = Path::new("/sys/fs/cgroup/podvisor").join(&self.pod);
+        let group = Path::new(GROUP).join(&self.pod);
         let limit = fs::read_to_string(group.join("memory.max")).unwrap();
         Memory {
             guest_kib: guest.trim().parse().unwrap(),
@@ -313,6 +331,7 @@ async fn guest_lives_the_story_of_a_pod() {
 
     // The node's first pod boots; beside it a template is made, of which all others are clones.
     let mut runtime = daemon.runtime().await;
+    make_group();
     first_pod(&daemon, &mut runtime).await;
 
     // The sandbox; asked for twice at once, as a kubelet may that lost an answer.
@@ -528,6 +547,7 @@ async fn guest_lives_the_story_of_a_pod() {
 
     // Nothing is left.
     assert_eq!(sandboxes(), 0);
+    fs::remove_dir(GROUP).unwrap();
     for dir in ["run/netns", "run/sb", "root/cni"] {
         assert_eq!(count(&story.daemon.path(dir)), 0, "{dir}");
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use podvisor_images::RegistryConfig;
 
 use crate::cni::CniOptions;
-use crate::sandbox::JailMode;
+use crate::sandbox::{JailMode, MEMORY_OVERHEAD};
 
 /// The runtime handler that the daemon answers to beside the empty name.
 pub(crate) const HANDLER: &str = "podvisor";
@@ -95,7 +95,8 @@ pub(crate) struct Sizes {
     pub(crate) vcpus: u8,
     /// Most virtual CPUs of a pod.
     pub(crate) max_vcpus: u8,
-    /// Bytes for kernel, agent and writable layers; the pod's memory limit comes on top.
+    /// Bytes for kernel, agent and writable layers; the pod's memory limit comes on top, and what
+    /// its overhead is more than this and the machine's process.
     pub(crate) memory: u64,
     /// Bytes by which a guest may grow while it runs.
     pub(crate) growth: u64,
@@ -129,25 +130,21 @@ impl Sizes {
         };
         let own = limit(linux.and_then(|linux| linux.resources.as_ref()));
         let overhead = limit(linux.and_then(|linux| linux.overhead.as_ref()));
-        let memory = [own.max(containers), overhead]
-            .into_iter()
-            .fold(self.memory, u64::saturating_add);
+        let base = overhead.saturating_sub(MEMORY_OVERHEAD).max(self.memory);
+        let memory = base.saturating_add(own.max(containers));
         memory.checked_next_multiple_of(1 << 20).unwrap_or(u64::MAX)
     }
 
-    /// vCPUs for a pod of such limits and overhead, whose containers have limits of `containers`
+    /// vCPUs for a pod of such limits, whose containers have limits of `containers`
     /// thousandths of a CPU in all.
     pub(super) fn vcpus(&self, pod: &k8s_cri::v1::PodSandboxConfig, containers: u64) -> u8 {
         let linux = pod.linux.as_ref();
         let own = linux.and_then(|linux| linux.resources.as_ref());
         let own = own.map_or(0, milli_cpus).max(containers);
+        // The overhead is for the process around them.
         let cpus = match own {
             0 => u64::from(self.vcpus),
-            _ => {
-                let overhead = linux.and_then(|linux| linux.overhead.as_ref());
-                let overhead = overhead.map_or(0, milli_cpus);
-                own.saturating_add(overhead).div_ceil(1000)
-            }
+            _ => own.div_ceil(1000),
         };
         let cpus = u8::try_from(cpus).unwrap_or(u8::MAX);
         cpus.clamp(1, self.max_vcpus.max(1))
@@ -219,11 +216,6 @@ mod tests {
         assert_eq!(sizes.vcpus(&pod(100_000, 0), 1001), 2);
         assert_eq!(sizes.vcpus(&pod(300_000, 0), 1001), 3);
         assert_eq!(sizes.vcpus(&pod(300_000, 0), u64::MAX), 6);
-        // Half a CPU and half a CPU of overhead.
-        let mut half = pod(50_000, 0);
-        let linux = half.linux.as_mut().unwrap();
-        linux.overhead = linux.resources.clone();
-        assert_eq!(sizes.vcpus(&half, 0), 1);
     }
 
     #[test]
@@ -247,10 +239,15 @@ mod tests {
     }
 
     #[test]
-    fn overhead_comes_on_top() {
+    fn overhead_is_for_the_guests_kernel_and_the_process_around_it() {
         let mut pod = pod(100_000, 64 << 20);
         let linux = pod.linux.as_mut().unwrap();
         linux.overhead = linux.resources.clone();
-        assert_eq!(Sizes::default().of_pod(&pod), (2, 384 << 20));
+        let sizes = Sizes::default();
+        assert_eq!(sizes.of_pod(&pod), (1, 320 << 20));
+        let overhead = pod.linux.as_mut().unwrap().overhead.as_mut().unwrap();
+        overhead.memory_limit_in_bytes = 1 << 30;
+        let memory = (64 << 20) + (1 << 30) - MEMORY_OVERHEAD;
+        assert_eq!(sizes.of_pod(&pod), (1, memory));
     }
 }

@@ -17,7 +17,7 @@ use crate::machine::causes;
 pub const DEFAULT_CGROUP_PARENT: &str = "/podvisor";
 
 /// Where the hierarchy is mounted.
-const ROOT: &str = "/sys/fs/cgroup";
+pub(crate) const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// `CGROUP2_SUPER_MAGIC`.
 const CGROUP2: i64 = 0x6367_7270;
@@ -47,7 +47,7 @@ const NAME: &str = "cgroup";
 #[non_exhaustive]
 pub enum CgroupError {
     /// The host has none, or the older kind.
-    #[error("{ROOT} is not a cgroup v2 hierarchy")]
+    #[error("{CGROUP_ROOT} is not a cgroup v2 hierarchy")]
     NotThere,
     /// A path that leads elsewhere.
     #[error("`{0}` is not the path of a control group")]
@@ -65,12 +65,45 @@ pub enum CgroupError {
     },
 }
 
-/// What a sandbox's machine may use.
+/// What a machine's guest may use. Its control group has an overhead besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Limits {
-    pub(super) vcpus: u8,
-    /// Bytes of the guest.
-    pub(super) memory: u64,
+pub struct MachineLimits {
+    /// Virtual CPUs.
+    pub vcpus: u8,
+    /// Bytes of memory.
+    pub memory: u64,
+}
+
+impl MachineLimits {
+    /// What the control group allows, in bytes.
+    pub(crate) fn memory_max(self) -> u64 {
+        self.memory.saturating_add(MEMORY_OVERHEAD)
+    }
+
+    /// What the control group allows, in thousandths of a CPU.
+    pub(crate) fn milli_cpus(self) -> u64 {
+        u64::from(self.vcpus) * 1000 + CPU_OVERHEAD_MILLI
+    }
+}
+
+/// Why the group at `path` has no room for a machine's; `None` when it has.
+pub(crate) fn lacks_room(path: &Path, limits: MachineLimits) -> Option<String> {
+    let lacks = |name: &str, needed: u64, parse: fn(&str) -> Option<u64>| {
+        let text = match fs::read_to_string(path.join(name)) {
+            Ok(text) => text,
+            Err(error) => return Some(format!("failed to read {name}: {error}")),
+        };
+        // "max" is no limit.
+        let has = parse(text.trim())?;
+        (has < needed).then(|| format!("{name} is {}, and {needed} is needed", text.trim()))
+    };
+    lacks("memory.max", limits.memory_max(), |text| text.parse().ok()).or_else(|| {
+        lacks("cpu.max", limits.milli_cpus(), |text| {
+            let (quota, period) = text.split_once(' ')?;
+            let (quota, period): (u64, u64) = (quota.parse().ok()?, period.parse().ok()?);
+            quota.saturating_mul(1000).checked_div(period)
+        })
+    })
 }
 
 /// A group that was made, removed again when dropped unless it is kept.
@@ -85,11 +118,11 @@ impl Cgroup {
     pub(super) fn create(
         parent: &str,
         id: &str,
-        limits: Limits,
+        limits: MachineLimits,
         pid: u32,
         dir: &Path,
     ) -> Result<Self, CgroupError> {
-        let is_v2 = statfs(ROOT).is_ok_and(|stat| stat.f_type == CGROUP2);
+        let is_v2 = statfs(CGROUP_ROOT).is_ok_and(|stat| stat.f_type == CGROUP2);
         if !is_v2 {
             return Err(CgroupError::NotThere);
         }
@@ -102,11 +135,10 @@ impl Cgroup {
         let group = Self {
             path: Some(path.clone()),
         };
-        let memory = limits.memory.saturating_add(MEMORY_OVERHEAD);
         for (name, value) in [
-            ("memory.max", memory.to_string()),
+            ("memory.max", limits.memory_max().to_string()),
             ("memory.oom.group", "1".to_owned()),
-            ("cpu.max", cpu_max(limits.vcpus)),
+            ("cpu.max", cpu_max(limits.milli_cpus())),
             ("pids.max", THREADS.to_string()),
         ] {
             write(&path.join(name), &value)?;
@@ -136,15 +168,14 @@ impl Drop for Cgroup {
 pub(super) fn limit_cpus(dir: &Path, vcpus: u8) {
     // One without a group has no limit.
     let Some(group) = group_of(dir) else { return };
-    if let Err(error) = write(&group.join("cpu.max"), &cpu_max(vcpus)) {
+    let limits = MachineLimits { vcpus, memory: 0 };
+    if let Err(error) = write(&group.join("cpu.max"), &cpu_max(limits.milli_cpus())) {
         warn!(error = causes(&error), "a sandbox's limit stays as it was");
     }
 }
 
-/// What `cpu.max` of a guest's process is.
-fn cpu_max(vcpus: u8) -> String {
-    let cpu = (u64::from(vcpus) * 1000 + CPU_OVERHEAD_MILLI) * PERIOD / 1000;
-    format!("{cpu} {PERIOD}")
+fn cpu_max(milli_cpus: u64) -> String {
+    format!("{} {PERIOD}", milli_cpus * PERIOD / 1000)
 }
 
 /// Raises the limit of the sandbox in `dir` to that of a guest of `memory` bytes, unless it is
@@ -176,7 +207,7 @@ fn set_memory(dir: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> bool) {
 fn group_of(dir: &Path) -> Option<PathBuf> {
     let path = PathBuf::from(fs::read_to_string(dir.join(NAME)).ok()?);
     // What is in the directory is not believed to be anywhere else.
-    path.starts_with(ROOT).then_some(path)
+    path.starts_with(CGROUP_ROOT).then_some(path)
 }
 
 /// Removes the group of the sandbox whose directory is `dir`, once its process is gone.
@@ -189,7 +220,7 @@ pub(super) fn remove_of(dir: &Path) {
 /// Removes the groups below `parent` that no process is in: of sandboxes that were killed when
 /// nobody saw it. Where one is just being launched, its launcher does so.
 pub fn remove_empty_cgroups(parent: &str) {
-    let path = Path::new(ROOT).join(parent.trim_start_matches('/'));
+    let path = Path::new(CGROUP_ROOT).join(parent.trim_start_matches('/'));
     let Ok(dir) = File::open(&path) else {
         return;
     };
@@ -224,7 +255,7 @@ fn sweep(parent: &Path) {
 
 /// Makes the groups on the way to `parent`, each with its controllers for the next.
 fn descend(parent: &str) -> Result<PathBuf, CgroupError> {
-    let mut path = PathBuf::from(ROOT);
+    let mut path = PathBuf::from(CGROUP_ROOT);
     enable_controllers(&path)?;
     for part in Path::new(parent).components() {
         match part {
@@ -292,6 +323,37 @@ mod tests {
                 "{refused:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_group_has_room_for_a_machine_when_it_allows_what_the_machines_own_does() {
+        let group = tempfile::tempdir().unwrap();
+        let limits = MachineLimits {
+            vcpus: 2,
+            memory: 256 << 20,
+        };
+        let lacks = |memory: &str, cpu: &str| {
+            fs::write(group.path().join("memory.max"), format!("{memory}\n")).unwrap();
+            fs::write(group.path().join("cpu.max"), format!("{cpu}\n")).unwrap();
+            lacks_room(group.path(), limits)
+        };
+        let enough = (352u64 << 20).to_string();
+        assert_eq!(lacks("max", "max 100000"), None);
+        assert_eq!(lacks(&enough, "250000 100000"), None);
+        let little = ((352u64 << 20) - 1).to_string();
+        let why = lacks(&little, "max 100000").unwrap();
+        assert!(
+            why.contains("memory.max is 369098751, and 369098752"),
+            "{why}"
+        );
+        let why = lacks("max", "249000 100000").unwrap();
+        assert_eq!(why, "cpu.max is 249000 100000, and 2500 is needed");
+        fs::remove_file(group.path().join("cpu.max")).unwrap();
+        let why = lacks_room(group.path(), limits).unwrap();
+        assert!(
+            why.starts_with("memory.max") || why.contains("cpu.max"),
+            "{why}"
+        );
     }
 
     #[test]

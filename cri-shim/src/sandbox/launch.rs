@@ -17,7 +17,7 @@ use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 use tracing::{debug, info};
 
-use super::cgroup::{Cgroup, CgroupError, Limits};
+use super::cgroup::{Cgroup, CgroupError, MachineLimits};
 use super::error::SandboxError;
 use super::jail;
 use super::template::{Shape, Template};
@@ -128,7 +128,7 @@ pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launc
     drop(command);
     let cgroup = match (&cgroup_parent, child.id()) {
         (Some(parent), Some(pid)) => {
-            let limits = Limits {
+            let limits = MachineLimits {
                 vcpus: header.vcpus,
                 memory: header.memory,
             };

@@ -38,8 +38,10 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
+pub(crate) use cgroup::{CGROUP_ROOT, lacks_room};
 pub use cgroup::{
-    CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, MEMORY_OVERHEAD, remove_empty_cgroups,
+    CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, MEMORY_OVERHEAD, MachineLimits,
+    remove_empty_cgroups,
 };
 pub use client::SandboxClient;
 pub use error::{RefusalKind, SandboxError};

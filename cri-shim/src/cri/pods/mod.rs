@@ -1,5 +1,6 @@
 //! Pod sandboxes: how they come, end and go.
 
+mod cgroup;
 mod grow;
 mod recover;
 mod run;

@@ -8,13 +8,14 @@ use k8s_cri::v1::{PodSandboxConfig, Protocol, RunPodSandboxRequest};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
+use super::cgroup;
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::GuestSettings;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
-use crate::sandbox::{DEFAULT_CGROUP_PARENT, LaunchConfig, SandboxClient, random_id};
+use crate::sandbox::{LaunchConfig, MachineLimits, SandboxClient, random_id};
 
 impl Node {
     /// RunPodSandbox.
@@ -118,7 +119,7 @@ impl Node {
             pci: self.config.templates.is_some(),
             templates: self.config.templates.clone(),
             snapshot: None,
-            cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
+            cgroup_parent: Some(cgroup::parent(config, MachineLimits { vcpus, memory })),
         };
         let size = GuestSize {
             memory,

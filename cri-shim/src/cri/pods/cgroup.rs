@@ -1,0 +1,99 @@
+//! Where the control group of a pod's machine is: below that which the kubelet has made for the pod,
+//! so that the pod's share of the node holds for all of it, and the kubelet sees what it takes.
+//!
+//! The kubelet's group has the limits of the pod's containers and the overhead of its RuntimeClass. A
+//! guest that may become larger than that would be killed as a whole when it fills its memory with
+//! cached files: it is kept out.
+
+use std::path::{Component, Path, PathBuf};
+
+use k8s_cri::v1::PodSandboxConfig;
+use tracing::info;
+
+use crate::sandbox::{CGROUP_ROOT, DEFAULT_CGROUP_PARENT, MachineLimits, lacks_room};
+
+/// The group below which the machine of a pod gets its own, as a path from the hierarchy's root.
+pub(super) fn parent(config: &PodSandboxConfig, limits: MachineLimits) -> String {
+    let linux = config.linux.as_ref();
+    let named = linux.map_or("", |linux| linux.cgroup_parent.as_str());
+    of_kubelet(Path::new(CGROUP_ROOT), named, limits)
+        .unwrap_or_else(|| DEFAULT_CGROUP_PARENT.to_owned())
+}
+
+/// What the kubelet names, if it is there and has room.
+fn of_kubelet(root: &Path, named: &str, limits: MachineLimits) -> Option<String> {
+    let path = path(named)?;
+    match lacks_room(&root.join(path.strip_prefix("/").ok()?), limits) {
+        None => Some(path.to_str()?.to_owned()),
+        Some(why) => {
+            info!(
+                group = named,
+                why,
+                "the machine is not below the pod's control group, which has no room for it (the \
+                 overhead of a RuntimeClass makes room)"
+            );
+            None
+        }
+    }
+}
+
+/// The path from the hierarchy's root of a group that is named by a path, or by a slice of systemd's:
+/// `a-b.slice` is `/a.slice/a-b.slice`.
+fn path(named: &str) -> Option<PathBuf> {
+    let last = Path::new(named).file_name()?.to_str()?;
+    let path = match last.strip_suffix(".slice") {
+        Some(slice) => {
+            let ends = slice.match_indices('-').map(|(at, _)| at);
+            let names = ends.chain([slice.len()]).map(|end| &slice[..end]);
+            let slices = names.map(|name| format!("{name}.slice"));
+            Path::new("/").join(slices.collect::<PathBuf>())
+        }
+        None => Path::new("/").join(named),
+    };
+    let is_below = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+    path.components().all(is_below).then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_named_by_paths_and_by_slices() {
+        let path = |named| path(named).map(|path| path.to_str().unwrap().to_owned());
+        let is = |path: &str| Some(path.to_owned());
+        let cgroupfs = "/kubepods/burstable/pod1-2";
+        assert_eq!(path(cgroupfs), is(cgroupfs));
+        assert_eq!(path("kubepods/pod1"), is("/kubepods/pod1"));
+        assert_eq!(
+            path("kubepods-besteffort-pod1_2.slice"),
+            is("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1_2.slice")
+        );
+        // Some name the whole path.
+        assert_eq!(
+            path("/kubepods.slice/kubepods-pod1.slice"),
+            is("/kubepods.slice/kubepods-pod1.slice")
+        );
+        for none in ["", "/", "..", "/a/../../b"] {
+            assert_eq!(path(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn the_kubelets_group_is_taken_when_it_is_there_and_has_room() {
+        let root = tempfile::tempdir().unwrap();
+        let group = root.path().join("kubepods/pod1");
+        std::fs::create_dir_all(&group).unwrap();
+        let limits = MachineLimits {
+            vcpus: 1,
+            memory: 256 << 20,
+        };
+        let found = || of_kubelet(root.path(), "/kubepods/pod1", limits);
+        assert_eq!(found(), None);
+        std::fs::write(group.join("cpu.max"), "max 100000").unwrap();
+        std::fs::write(group.join("memory.max"), "max").unwrap();
+        assert_eq!(found().as_deref(), Some("/kubepods/pod1"));
+        std::fs::write(group.join("memory.max"), "67108864").unwrap();
+        assert_eq!(found(), None);
+    }
+}
