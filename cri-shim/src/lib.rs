@@ -16,6 +16,7 @@ mod cli;
 mod cni;
 mod cri;
 pub mod machine;
+mod request;
 pub mod sandbox;
 mod signal;
 pub mod streaming;

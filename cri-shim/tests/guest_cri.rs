@@ -364,7 +364,12 @@ async fn guest_lives_the_story_of_a_pod() {
     assert_eq!(status.state, i32::from(PodSandboxState::SandboxReady));
     let address = status.network.unwrap().ip;
     assert_eq!(address, "10.91.0.3");
-    assert!(sandbox_log(&daemon).contains("is_clone=true"));
+    let log = sandbox_log(&daemon);
+    let ready = log.lines().find(|line| line.contains("is_clone=true"));
+    assert!(
+        ready.is_some_and(|line| line.contains("call{number=")),
+        "{log}"
+    );
     let mut story = Story {
         daemon,
         runtime,

@@ -14,6 +14,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{Instrument as _, debug, info_span};
 
+use crate::request;
+
 /// Methods that are counted apart: a client could make up any number of names.
 const METHODS: usize = 128;
 
@@ -123,7 +125,7 @@ where
             calls.ended(&method, code, time);
             answer
         };
-        Box::pin(counted.instrument(span))
+        Box::pin(request::scope(number, counted).instrument(span))
     }
 }
 

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::error::{CriError, Result};
+use crate::request;
 
 /// What a call answers once it is done.
 type Answer = watch::Receiver<Option<Result<String, Status>>>;
@@ -57,7 +58,7 @@ impl<R: PartialEq> Flights<R> {
                     };
                     flights.insert(name.to_owned(), flight);
                     let work = work();
-                    tokio::spawn(async move {
+                    request::spawn(async move {
                         let done = work.await.map_err(Status::from);
                         // Kept in the table when nobody listens.
                         sender.send_replace(Some(done));
@@ -96,7 +97,7 @@ impl<R: PartialEq> Flights<R> {
 pub(super) async fn to_the_end<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    match tokio::spawn(work).await {
+    match request::spawn(work).await {
         Ok(done) => done,
         Err(_) => Err(CriError::Shared(Status::internal("the call's task failed"))),
     }

@@ -27,6 +27,7 @@ use super::wire::{
 };
 use super::{BOOT_TIMEOUT_VARIABLE, cgroup, record};
 use crate::machine::causes;
+use crate::request;
 
 /// The control socket in a sandbox's directory.
 pub(super) const CONTROL_SOCKET: &str = "control.sock";
@@ -256,6 +257,7 @@ fn prepare(
     fds.extend(config.events.map(OwnedFd::from));
     let header = LaunchHeader {
         version: CONTROL_VERSION,
+        request: request::current(),
         id: config.id,
         hostname: config.hostname,
         dir: config.dir,

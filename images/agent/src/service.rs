@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 use podvisor_agent_protocol::api::{self, Agent};
-use podvisor_agent_protocol::{AgentError, ErrorKind};
+use podvisor_agent_protocol::{AgentError, ErrorKind, REQUEST_METADATA};
 use ttrpc::asynchronous::TtrpcContext;
 
 use crate::container::Containers;
@@ -40,10 +40,16 @@ fn invalid(message: &str) -> ttrpc::Error {
     AgentError::new(ErrorKind::InvalidArgument, message).into()
 }
 
-fn reply<T>(result: Result<T, impl Into<AgentError>>) -> ttrpc::Result<T> {
+/// Answers a request. One that failed is in the log, under the number that the host's log has it by.
+fn reply<T>(context: &TtrpcContext, result: Result<T, impl Into<AgentError>>) -> ttrpc::Result<T> {
     result.map_err(|error| {
         let error = error.into();
-        tracing::info!(kind = ?error.kind, message = error.message, "request failed");
+        let numbers = context.metadata.get(REQUEST_METADATA);
+        let request = numbers
+            .and_then(|numbers| numbers.first())
+            .map(String::as_str);
+        let kind = error.kind;
+        tracing::info!(?kind, request, message = error.message, "request failed");
         error.into()
     })
 }
@@ -59,19 +65,19 @@ fn signal_number(signal: u32) -> ttrpc::Result<u8> {
 impl Agent for Service {
     async fn configure(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::ConfigureRequest,
     ) -> ttrpc::Result<api::ConfigureResponse> {
-        reply(self.guest.configure(&request).await)?;
+        reply(context, self.guest.configure(&request).await)?;
         Ok(api::ConfigureResponse::new())
     }
 
     async fn create_container(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::CreateContainerRequest,
     ) -> ttrpc::Result<api::CreateContainerResponse> {
-        let created = reply(self.containers.create(request).await)?;
+        let created = reply(context, self.containers.create(request).await)?;
         Ok(api::CreateContainerResponse {
             pid: created.pid,
             uid: created.user.uid(),
@@ -83,10 +89,10 @@ impl Agent for Service {
 
     async fn start_container(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::StartContainerRequest,
     ) -> ttrpc::Result<api::StartContainerResponse> {
-        let started = reply(self.containers.start(&request.container_id))?;
+        let started = reply(context, self.containers.start(&request.container_id))?;
         Ok(api::StartContainerResponse {
             started_at_ns: started.at_ns,
             pid: started.pid,
@@ -96,10 +102,10 @@ impl Agent for Service {
 
     async fn restart_container(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::RestartContainerRequest,
     ) -> ttrpc::Result<api::RestartContainerResponse> {
-        let pid = reply(self.containers.restart(request).await)?;
+        let pid = reply(context, self.containers.restart(request).await)?;
         Ok(api::RestartContainerResponse {
             pid,
             ..Default::default()
@@ -108,10 +114,10 @@ impl Agent for Service {
 
     async fn exec_process(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::ExecProcessRequest,
     ) -> ttrpc::Result<api::ExecProcessResponse> {
-        let pid = reply(self.containers.exec(request).await)?;
+        let pid = reply(context, self.containers.exec(request).await)?;
         Ok(api::ExecProcessResponse {
             pid,
             ..Default::default()
@@ -120,25 +126,31 @@ impl Agent for Service {
 
     async fn signal_process(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::SignalProcessRequest,
     ) -> ttrpc::Result<api::SignalProcessResponse> {
         let signal = signal_number(request.signal)?;
         let (id, exec_id) = (&request.container_id, &request.exec_id);
-        reply(match (request.all, exec_id.is_empty()) {
-            (true, true) => self.containers.signal_all(id, signal),
-            (true, false) => return Err(invalid("`all` is for containers: leave exec_id empty")),
-            (false, _) => self.containers.signal(id, exec_id, signal),
-        })?;
+        reply(
+            context,
+            match (request.all, exec_id.is_empty()) {
+                (true, true) => self.containers.signal_all(id, signal),
+                (true, false) => {
+                    return Err(invalid("`all` is for containers: leave exec_id empty"));
+                }
+                (false, _) => self.containers.signal(id, exec_id, signal),
+            },
+        )?;
         Ok(api::SignalProcessResponse::new())
     }
 
     async fn wait_process(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::WaitProcessRequest,
     ) -> ttrpc::Result<api::WaitProcessResponse> {
         let ended = reply(
+            context,
             self.containers
                 .wait(&request.container_id, &request.exec_id)
                 .await,
@@ -148,12 +160,13 @@ impl Agent for Service {
 
     async fn resize_terminal(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::ResizeTerminalRequest,
     ) -> ttrpc::Result<api::ResizeTerminalResponse> {
         let size = terminal_size(request.columns, request.rows)
             .ok_or_else(|| invalid("a terminal has 1 to 65535 columns and rows"))?;
         reply(
+            context,
             self.containers
                 .resize(&request.container_id, &request.exec_id, size),
         )?;
@@ -162,10 +175,10 @@ impl Agent for Service {
 
     async fn delete_container(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::DeleteContainerRequest,
     ) -> ttrpc::Result<api::DeleteContainerResponse> {
-        let released_images = reply(self.containers.delete(&request.container_id).await)?;
+        let released_images = reply(context, self.containers.delete(&request.container_id).await)?;
         Ok(api::DeleteContainerResponse {
             released_images,
             ..Default::default()
@@ -186,65 +199,71 @@ impl Agent for Service {
 
     async fn container_stats(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::ContainerStatsRequest,
     ) -> ttrpc::Result<api::ContainerStatsResponse> {
-        reply(self.containers.stats(&request.container_id))
+        reply(context, self.containers.stats(&request.container_id))
     }
 
     async fn update_container_resources(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::UpdateContainerResourcesRequest,
     ) -> ttrpc::Result<api::UpdateContainerResourcesResponse> {
         let (id, json) = (&request.container_id, &request.resources_json);
-        reply(self.containers.update(id, json))?;
+        reply(context, self.containers.update(id, json))?;
         Ok(api::UpdateContainerResourcesResponse::new())
     }
 
     async fn port_forward(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::PortForwardRequest,
     ) -> ttrpc::Result<api::PortForwardResponse> {
-        reply(self.forwarder.forward(&request).await)?;
+        reply(context, self.forwarder.forward(&request).await)?;
         Ok(api::PortForwardResponse::new())
     }
 
     async fn set_clock(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::SetClockRequest,
     ) -> ttrpc::Result<api::SetClockResponse> {
         let set = clock::time(request.unix_time_ns).and_then(clock::correct);
-        reply(set.map_err(GuestError::from))?;
+        reply(context, set.map_err(GuestError::from))?;
         Ok(api::SetClockResponse::new())
     }
 
     async fn scan_devices(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         _: api::ScanDevicesRequest,
     ) -> ttrpc::Result<api::ScanDevicesResponse> {
-        reply(pci::scan().map_err(GuestError::from))?;
+        reply(context, pci::scan().map_err(GuestError::from))?;
         Ok(api::ScanDevicesResponse::new())
     }
 
     async fn remove_devices(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::RemoveDevicesRequest,
     ) -> ttrpc::Result<api::RemoveDevicesResponse> {
-        reply(pci::remove(&request.addresses).map_err(GuestError::from))?;
+        reply(
+            context,
+            pci::remove(&request.addresses).map_err(GuestError::from),
+        )?;
         Ok(api::RemoveDevicesResponse::new())
     }
 
     async fn set_cpus(
         &self,
-        _: &TtrpcContext,
+        context: &TtrpcContext,
         request: api::SetCpusRequest,
     ) -> ttrpc::Result<api::SetCpusResponse> {
-        reply(cpu::use_first(request.count).map_err(GuestError::from))?;
+        reply(
+            context,
+            cpu::use_first(request.count).map_err(GuestError::from),
+        )?;
         Ok(api::SetCpusResponse::new())
     }
 

@@ -14,6 +14,7 @@ use tracing::debug;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::Node;
 use crate::cri::spec;
+use crate::request;
 use crate::sandbox::{Exec, ProcessExit, SandboxClient, SandboxError, StdioFds, random_id};
 
 /// Bytes kept of each stream. The kubelet takes messages of 16 MiB; what a probe prints
@@ -84,7 +85,7 @@ struct Command {
 impl Command {
     fn start(client: SandboxClient, container: String, id: String, exec: Exec) -> Self {
         let (starter, name) = (client.clone(), container.clone());
-        let starting = tokio::spawn(async move { starter.exec(&name, exec).await });
+        let starting = request::spawn(async move { starter.exec(&name, exec).await });
         Self {
             client,
             container,

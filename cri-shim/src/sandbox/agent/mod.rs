@@ -11,13 +11,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use oci_spec::runtime::LinuxResources;
 use podvisor_agent_protocol::api::{self, AgentClient};
-use podvisor_agent_protocol::{ExitStatus, RPC_PORT, StreamId};
+use podvisor_agent_protocol::{ExitStatus, REQUEST_METADATA, RPC_PORT, StreamId};
 use tracing::debug;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::context::{self, Context};
 
 use super::random;
 use super::types::{ContainerStats, ContainerUser, Started, TerminalSize};
+use crate::request;
 pub(super) use link::Ready;
 pub use link::{LinkError, Mux};
 pub(super) use message::AgentExec;
@@ -46,7 +47,11 @@ impl std::fmt::Debug for Agent {
 }
 
 fn deadline() -> Context {
-    context::with_duration(CALL_TIMEOUT)
+    let mut context = context::with_duration(CALL_TIMEOUT);
+    if let Some(number) = request::current() {
+        context.set(REQUEST_METADATA.to_owned(), vec![number.to_string()]);
+    }
+    context
 }
 
 impl Agent {

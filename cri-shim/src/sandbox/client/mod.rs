@@ -29,6 +29,7 @@ use super::watch as watch_fd;
 use super::wire::{
     Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, MAX_FRAME, Reply, Request,
 };
+use crate::request;
 
 /// Requests that wait to be sent.
 const UNSENT: usize = 64;
@@ -254,7 +255,11 @@ impl SandboxClient {
     ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
         let inner = &self.inner;
         let number = inner.next.fetch_add(1, Ordering::Relaxed);
-        let body = serde_json::to_vec(&Request { number, call });
+        let body = serde_json::to_vec(&Request {
+            number,
+            call,
+            request: request::current(),
+        });
         let body = body.map_err(|error| self.control(error.into()))?;
         if body.len() > MAX_FRAME {
             let message = format!("a request of {} bytes is too long", body.len());

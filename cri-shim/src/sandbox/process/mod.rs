@@ -48,6 +48,7 @@ use super::wire::{
 };
 use super::{BuiltSandbox, Sandbox, SandboxConfig, SandboxError};
 use crate::machine::{Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, Transport, causes};
+use crate::request;
 use containers::Containers;
 pub(crate) use images::mount_source as image_source;
 use serve::Service;
@@ -242,10 +243,10 @@ async fn live(
     let image_slots = launch.image_slots;
     // Its disks are not written, so all that it wrote goes with it.
     let leaves_nothing = !launch.has_shared_dir && !launch.has_console;
-    let begun = async {
+    let begun = request::on_behalf(launch.request, async {
         let files = files(&launch, fds)?;
         boot(launch, files).await
-    };
+    });
     let begun = tokio::select! {
         begun = begun => begun,
         () = hung_up(&launcher) => {
@@ -275,7 +276,6 @@ async fn live(
     let failed = None;
     reply(&launcher, LaunchReply { failed, is_clone }).await;
     drop(launcher);
-    info!(is_clone, "the sandbox is ready");
 
     let sandbox = Arc::new(sandbox);
     let containers = Arc::new(Containers::new(Arc::clone(&sandbox), image_slots, events));
@@ -387,6 +387,7 @@ async fn boot(launch: LaunchHeader, files: LaunchFiles) -> Result<Begun, Sandbox
         jail::close(served, CallFilter::Enforced { adds_vcpus })?;
     }
     let sandbox = built.start().await?;
+    info!(is_clone, "the sandbox is ready");
     Ok(Begun {
         sandbox,
         listener: files.listener,

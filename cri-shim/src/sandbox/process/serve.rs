@@ -18,6 +18,7 @@ use super::super::wire::{
 };
 use super::Shutdown;
 use super::containers::Containers;
+use crate::request;
 
 /// Connections at once.
 const CONNECTIONS: usize = 32;
@@ -106,6 +107,7 @@ async fn converse(stream: UnixStream, service: Service) {
                 let number = request.number;
                 let is_wait = matches!(request.call, Call::Wait { .. } | Call::Ended);
                 let answer = service.answer(request.call, fds);
+                let answer = request::on_behalf(request.request, answer);
                 let answer = tokio::select! {
                     answer = answer => answer,
                     // What changes something is carried out whether or not somebody is left to

@@ -21,6 +21,9 @@ pub(in crate::sandbox) const CONTROL_VERSION: u32 = 2;
 pub(in crate::sandbox) struct Request {
     pub(in crate::sandbox) number: u64,
     pub(in crate::sandbox) call: Call,
+    /// What the log knows it by of whoever asks.
+    #[serde(default)]
+    pub(in crate::sandbox) request: Option<u64>,
 }
 
 /// The answer to the request of the same number.
@@ -201,6 +204,8 @@ pub(in crate::sandbox) struct Refusal {
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) version: u32,
+    /// What the log of the launcher knows it by.
+    pub(in crate::sandbox) request: Option<u64>,
     pub(in crate::sandbox) id: String,
     pub(in crate::sandbox) hostname: String,
     pub(in crate::sandbox) dir: PathBuf,

@@ -43,6 +43,10 @@ pub const RPC_PORT: u32 = 1025;
 /// Port in the guest where the agent takes the standard streams of processes.
 pub const STDIO_PORT: u32 = 1026;
 
+/// The key of a call's metadata under which the host may say for which request of its own the call
+/// is; what it says goes to the guest's log and nowhere else.
+pub const REQUEST_METADATA: &str = "request";
+
 /// Version of this protocol. It rises with each change that an older peer would misread;
 /// new fields and methods do not raise it.
 pub const PROTOCOL_VERSION: u32 = 1;
