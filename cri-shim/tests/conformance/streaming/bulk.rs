@@ -1,0 +1,295 @@
+//! Much data through exec, attach and port-forward, by both protocols: nothing is lost, doubled or
+//! kept in between. `PODVISOR_CONFORMANCE_MIB` says how much, 2 MiB each unless set.
+
+use std::io::Write as _;
+
+use k8s_cri::v1::*;
+use sha2::{Digest as _, Sha256};
+
+use super::spdy;
+use super::websocket::{self, STDIN, STDOUT};
+use crate::client::ask;
+use crate::pod::{Container, Pod, strings};
+
+/// Pieces that clients send.
+const PIECE: usize = 32_000;
+
+/// The client's end of a command that reads and prints.
+trait Command {
+    fn connect(url: &str) -> Self;
+    fn send(&mut self, bytes: &[u8]);
+    /// All that it prints until its end, which is a good one.
+    fn output(self) -> String;
+}
+
+/// The client's end of a connection to a port.
+trait Forward {
+    fn connect(url: &str, port: u16) -> Self;
+    fn send(&mut self, bytes: &[u8]);
+    /// What came next; nothing at the end.
+    fn receive(&mut self) -> Vec<u8>;
+}
+
+impl Command for websocket::Client {
+    fn connect(url: &str) -> Self {
+        Self::connect(url)
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.send(STDIN, bytes);
+    }
+
+    fn output(mut self) -> String {
+        assert_eq!(self.exit_code(), 0);
+        self.text(STDOUT)
+    }
+}
+
+struct SpdyCommand {
+    client: spdy::Client,
+    error: u32,
+    stdin: u32,
+    stdout: u32,
+}
+
+impl Command for SpdyCommand {
+    fn connect(url: &str) -> Self {
+        let mut client = spdy::Client::connect(url, "v4.channel.k8s.io");
+        let [error, stdin, stdout, _] =
+            ["error", "stdin", "stdout", "stderr"].map(|kind| client.open(&[("streamtype", kind)]));
+        Self {
+            client,
+            error,
+            stdin,
+            stdout,
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.client.send(self.stdin, bytes);
+    }
+
+    fn output(mut self) -> String {
+        self.client.finish(self.stdin);
+        while self.client.receive() {}
+        let mut text = |stream| {
+            let bytes = self.client.streams.remove(&stream).unwrap_or_default();
+            String::from_utf8(bytes).unwrap()
+        };
+        // An attacher that its container outlives is told nothing.
+        let status = text(self.error);
+        assert!(status.is_empty() || status.contains("Success"), "{status}");
+        text(self.stdout)
+    }
+}
+
+struct SocketForward(websocket::Client);
+
+impl SocketForward {
+    /// What the channel of data brought. Each channel begins with the number of its port.
+    fn data(&mut self) -> &mut Vec<u8> {
+        self.0.channels.entry(0).or_default()
+    }
+}
+
+impl Forward for SocketForward {
+    fn connect(url: &str, port: u16) -> Self {
+        let mut forward = Self(websocket::Client::connect(url));
+        while forward.data().len() < 2 {
+            assert!(forward.0.receive());
+        }
+        assert_eq!(forward.data()[..2], port.to_le_bytes());
+        forward.data().drain(..2);
+        forward
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.0.send(0, bytes);
+    }
+
+    fn receive(&mut self) -> Vec<u8> {
+        while self.data().is_empty() && self.0.receive() {}
+        std::mem::take(self.data())
+    }
+}
+
+struct SpdyForward {
+    client: spdy::Client,
+    data: u32,
+}
+
+impl Forward for SpdyForward {
+    fn connect(url: &str, port: u16) -> Self {
+        let mut client = spdy::Client::connect(url, "portforward.k8s.io");
+        let port = port.to_string();
+        let [error, data] = ["error", "data"]
+            .map(|kind| client.open(&[("streamtype", kind), ("port", &port), ("requestid", "0")]));
+        client.finish(error);
+        Self { client, data }
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.client.send(self.data, bytes);
+    }
+
+    fn receive(&mut self) -> Vec<u8> {
+        loop {
+            let came = self.client.streams.remove(&self.data).unwrap_or_default();
+            let is_over = self.client.ended.contains(&self.data);
+            if !came.is_empty() || is_over || !self.client.receive() {
+                return came;
+            }
+        }
+    }
+}
+
+fn amount() -> usize {
+    let mib = std::env::var("PODVISOR_CONFORMANCE_MIB");
+    mib.map_or(2, |mib| mib.parse().unwrap()) << 20
+}
+
+/// The beginning of what `seq` counts, in pieces: each place in it is another.
+fn counted(amount: usize) -> impl Iterator<Item = Vec<u8>> {
+    let (mut number, mut left) = (0_u64, amount);
+    std::iter::from_fn(move || {
+        let mut piece = Vec::with_capacity(PIECE + 21);
+        while piece.len() < PIECE && left > 0 {
+            number += 1;
+            let before = piece.len();
+            writeln!(piece, "{number}").unwrap();
+            piece.truncate(before + left);
+            left -= piece.len() - before;
+        }
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+fn sum(pieces: impl Iterator<Item = Vec<u8>>) -> String {
+    let digest = pieces.fold(Sha256::new(), |sum, piece| sum.chain_update(piece));
+    let digest = digest.finalize();
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What says the sum of its input, which its client need not end.
+fn summing() -> String {
+    format!("head -c {} | busybox sha256sum", amount())
+}
+
+fn send_all(mut send: impl FnMut(&[u8])) {
+    counted(amount()).for_each(|piece| send(&piece));
+}
+
+fn exec<C: Command>(container: &Container) {
+    let response = ask!(exec(ExecRequest {
+        container_id: container.id.clone(),
+        cmd: strings(&["sh", "-c", &summing()]),
+        tty: false,
+        stdin: true,
+        stdout: true,
+        stderr: true,
+    }))
+    .unwrap();
+    let mut client = C::connect(&response.url);
+    send_all(|piece| client.send(piece));
+    let expected = format!("{}  -\n", sum(counted(amount())));
+    assert_eq!(client.output(), expected);
+}
+
+#[test]
+fn guest_much_input_reaches_a_command() {
+    let container = Pod::shared().start("much-input", |_| {});
+    exec::<websocket::Client>(&container);
+    exec::<SpdyCommand>(&container);
+    container.stop(0);
+    container.remove();
+}
+
+fn attach<C: Command>() {
+    let container = Pod::shared().start("much-attached", |config| {
+        config.stdin = true;
+        config.command = strings(&["sh", "-c", &summing()]);
+    });
+    let response = ask!(attach(AttachRequest {
+        container_id: container.id.clone(),
+        stdin: true,
+        tty: false,
+        stdout: true,
+        stderr: true,
+    }))
+    .unwrap();
+    let mut client = C::connect(&response.url);
+    send_all(|piece| client.send(piece));
+    assert_eq!(container.ended().exit_code, 0);
+    let expected = format!("{}  -", sum(counted(amount())));
+    assert_eq!(crate::pod::stdout(&container.lines()), [expected]);
+    drop(client);
+    container.remove();
+}
+
+#[test]
+fn guest_much_input_reaches_a_container() {
+    attach::<websocket::Client>();
+    attach::<SpdyCommand>();
+}
+
+fn forward<F: Forward>(container: &Container, script: &str, port: u16) -> F {
+    container.sh(&format!("({script}) >/dev/null 2>&1 &"));
+    // In hexadecimal digits, as the kernel lists what listens.
+    let listens = format!(":{port:04X}");
+    let list = "cat /proc/net/tcp /proc/net/tcp6";
+    while !container.sh(list).contains(&listens) {
+        std::thread::yield_now();
+    }
+    let response = ask!(port_forward(PortForwardRequest {
+        pod_sandbox_id: Pod::shared().id.clone(),
+        port: vec![port.into()],
+    }))
+    .unwrap();
+    F::connect(&response.url, port)
+}
+
+fn forward_both_ways<F: Forward>(container: &Container, port: u16) {
+    // There: a server that answers with the sum of what it got.
+    let fifo = format!("/tmp/{port}");
+    let summing = summing();
+    let script =
+        format!("busybox mkfifo {fifo}; busybox nc -l -p {port} <{fifo} | ({summing}) >{fifo}");
+    let mut client: F = forward(container, &script, port);
+    send_all(|piece| client.send(piece));
+    let mut answer = Vec::new();
+    while answer.len() < 64 {
+        let came = client.receive();
+        assert!(!came.is_empty(), "only {} bytes came", answer.len());
+        answer.extend(came);
+    }
+    let expected = sum(counted(amount()));
+    assert_eq!(String::from_utf8_lossy(&answer[..64]), expected);
+    drop(client);
+
+    // Back, to a reader that takes its time: others are served meanwhile.
+    let port = port + 1;
+    let amount = amount();
+    let script = format!("busybox seq {amount} | head -c {amount} | busybox nc -l -p {port}");
+    let mut client: F = forward(container, &script, port);
+    assert_eq!(container.sh("echo served"), "served\n");
+    let mut came = 0;
+    let pieces = std::iter::from_fn(|| {
+        if came >= amount {
+            return None;
+        }
+        let piece = client.receive();
+        came += piece.len();
+        (!piece.is_empty()).then_some(piece)
+    });
+    let got = sum(pieces);
+    assert_eq!((came, got), (amount, expected));
+}
+
+#[test]
+fn guest_much_goes_through_a_forwarded_port_both_ways() {
+    let container = Pod::shared().start("much-forwarded", |_| {});
+    forward_both_ways::<SocketForward>(&container, 7100);
+    forward_both_ways::<SpdyForward>(&container, 7110);
+    container.stop(0);
+    container.remove();
+}
