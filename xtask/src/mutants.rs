@@ -48,15 +48,16 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     command
         .arg("mutants")
         .args(["--no-shuffle", "--colors", "never", "--timeout", TIMEOUT])
-        // A part is a sample of the whole.
-        .args(["--sharding", "round-robin"])
         .arg("--jobs")
         .arg(args.jobs.to_string())
         .arg("--output")
         .arg(&output)
         .args(args.packages.iter().flat_map(|name| ["-p", name]))
         .args(args.files.iter().flat_map(|glob| ["-f", glob]))
-        .args(args.shard.iter().flat_map(|shard| ["--shard", shard]))
+        .args(args.shard.iter().flat_map(|shard| {
+            // A part is a sample of the whole.
+            ["--sharding", "round-robin", "--shard", shard]
+        }))
         // Tests with Linux guests are no part of a crate's own.
         .args(["--cargo-arg=--locked", "--cargo-arg=--lib"])
         .args(["--", "--", "--skip", "::guest_"])
