@@ -101,7 +101,8 @@ impl NetDevice {
     /// A device over a tap, see [`Tap::new`], whose frames the kernel moves: `vhost` is an open
     /// `/dev/vhost-net`, one for each card. Frames cost this process nothing then but interrupts, and
     /// are not counted. While the link is down, what the driver has made available stays where it
-    /// is. A card with a rate is served without `vhost`.
+    /// is. A card with a rate is served without `vhost`. Call it in the process that runs the VM: the
+    /// kernel works with that one's memory.
     ///
     /// Where `/dev/vhost-net` is missing or may not be opened, [`Self::tap`] does the same.
     ///

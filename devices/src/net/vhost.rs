@@ -96,7 +96,7 @@ impl Report {
 }
 
 impl Vhost {
-    /// Takes `/dev/vhost-net`, which becomes this process's own.
+    /// Takes `/dev/vhost-net`. From now on it works with the memory of this process.
     pub(super) fn new(fd: OwnedFd) -> Result<Self, VhostError> {
         let kernel = Kernel {
             fd,
@@ -248,6 +248,13 @@ impl Vhost {
             }
             Report::Error(_) => Err(Fault::protocol("vhost cannot use a ring or its buffers")),
         }
+    }
+}
+
+impl Drop for Vhost {
+    /// The descriptor may live on elsewhere, and guest memory not.
+    fn drop(&mut self) {
+        self.hold();
     }
 }
 

@@ -235,6 +235,13 @@ fn rings_stand_still_while_the_link_is_down() {
 }
 
 #[test]
+fn the_kernel_leaves_the_rings_of_a_device_that_goes() {
+    let Rig { device, kernel, .. } = Rig::started();
+    drop(device);
+    assert_eq!(kernel.serves(), [false; 2]);
+}
+
+#[test]
 fn a_kernel_that_refuses_is_told_to_the_driver_and_the_owner() {
     let mut rig = Rig::new(|device| device);
     rig.kernel.with(|told| told.fails = true);
