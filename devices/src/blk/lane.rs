@@ -262,7 +262,10 @@ impl Halted<'_> {
         lane.unpark();
         if let Some(queue) = server.queue(index) {
             let watched = watch(&lane.epoll, queue.kick().as_raw_fd(), KICK);
-            watched.map_err(|source| StartError::Host { index, source })?;
+            if let Err(source) = watched {
+                server.stop(index);
+                return Err(StartError::Host { index, source });
+            }
         }
         lane.watch_backend(server);
         lane.wake();

@@ -4,7 +4,8 @@
 //! * [`Vm`] is the handle: every call takes `&self`, from any thread. [`DeviceHandle`] is the same
 //!   for a device.
 //! * One thread per vCPU runs guest code and answers its exits by the bus; event loops (`io`) serve
-//!   the devices. vCPUs agree through `control`, loops take commands.
+//!   the devices, and further threads single queues of disks. vCPUs agree through `control`, loops
+//!   take commands.
 //!
 //! Nothing here waits without a limit for a guest, a device or a disk.
 //!
