@@ -173,7 +173,7 @@ impl Node {
     }
 }
 
-/// What is left out of an update stays as it was.
+/// The limits after an update: what it leaves out stays as it was.
 fn merged(old: LinuxContainerResources, new: LinuxContainerResources) -> LinuxContainerResources {
     fn number(old: i64, new: i64) -> i64 {
         if new == 0 { old } else { new }
@@ -266,5 +266,46 @@ fn memory(figures: &Figures) -> MemoryUsage {
         rss_bytes: value(figures.memory_anon_bytes),
         page_faults: value(figures.page_faults),
         major_page_faults: value(figures.major_page_faults),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_cri::v1::HugepageLimit;
+
+    use super::*;
+
+    #[test]
+    fn an_update_leaves_what_it_does_not_name() {
+        let huge = |limit| HugepageLimit {
+            page_size: "2MB".to_owned(),
+            limit,
+        };
+        let old = LinuxContainerResources {
+            cpu_period: 100_000,
+            cpu_quota: 50_000,
+            cpu_shares: 512,
+            memory_limit_in_bytes: 64 << 20,
+            oom_score_adj: 900,
+            cpuset_cpus: "0".to_owned(),
+            cpuset_mems: "0".to_owned(),
+            hugepage_limits: vec![huge(1 << 21)],
+            unified: [("pids.max".to_owned(), "10".to_owned())].into(),
+            memory_swap_limit_in_bytes: 64 << 20,
+        };
+        let nothing = LinuxContainerResources::default();
+        assert_eq!(merged(old.clone(), nothing.clone()), old);
+        assert_eq!(merged(nothing, old.clone()), old);
+        let update = LinuxContainerResources {
+            cpu_quota: -1,
+            hugepage_limits: vec![huge(0)],
+            unified: [("memory.high".to_owned(), "1".to_owned())].into(),
+            ..LinuxContainerResources::default()
+        };
+        let merged = merged(old.clone(), update);
+        assert_eq!(merged.cpu_quota, -1);
+        assert_eq!(merged.memory_limit_in_bytes, old.memory_limit_in_bytes);
+        assert_eq!(merged.hugepage_limits, [huge(0)]);
+        assert_eq!(merged.unified.len(), 2);
     }
 }
