@@ -1,5 +1,5 @@
 //! Much data through exec, attach and port-forward, by both protocols: nothing is lost, doubled or
-//! kept in between. `PODVISOR_CONFORMANCE_MIB` says how much, 2 MiB each unless set.
+//! kept in between. `PODVISOR_CONFORMANCE_MIB` says how much, 1 MiB each unless set.
 
 use std::io::Write as _;
 
@@ -145,7 +145,7 @@ impl Forward for SpdyForward {
 
 fn amount() -> usize {
     let mib = std::env::var("PODVISOR_CONFORMANCE_MIB");
-    mib.map_or(2, |mib| mib.parse().unwrap()) << 20
+    mib.map_or(1, |mib| mib.parse().unwrap()) << 20
 }
 
 /// The beginning of what `seq` counts, in pieces: each place in it is another.
