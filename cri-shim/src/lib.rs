@@ -20,5 +20,6 @@ mod request;
 pub mod sandbox;
 mod signal;
 pub mod streaming;
+mod turns;
 
 pub use cli::main;

@@ -47,6 +47,7 @@ pub(crate) use result::{Dns, Endpoint};
 pub(crate) use tap::Route;
 pub(crate) use tap::{Attachment, taps_apart};
 
+use crate::turns::Turns;
 use cache::{Cache, Cached};
 use chain::Chain;
 use config::Configurations;
@@ -140,6 +141,8 @@ pub(crate) struct Cni {
     configurations: Configurations,
     cache: Cache,
     options: CniOptions,
+    /// Of pods whose plugins run.
+    turns: Turns,
 }
 
 impl Cni {
@@ -149,6 +152,7 @@ impl Cni {
             configurations: Configurations::new(options.config_dir.clone()),
             cache: Cache::open(&options.cache_dir)?,
             options,
+            turns: Turns::default(),
         })
     }
 
@@ -218,7 +222,9 @@ impl Cni {
             so_far.result = Some(answer.clone());
             self.cache.note(&so_far)
         };
+        let turn = self.turns.take().await;
         let (raw, result) = self.chain(&cached)?.add(note).await?;
+        drop(turn);
         cached.result = Some(raw);
         self.cache.put(&cached)?;
         let mut attachment = netns::enter(&netns, tap::join)?;
@@ -238,6 +244,7 @@ impl Cni {
     /// crash. Succeeds when there is nothing to undo; may be repeated until it succeeds.
     pub(crate) async fn detach(&self, id: &str) -> Result<(), CniError> {
         if let Some(cached) = self.cache.get(id)? {
+            let _turn = self.turns.take().await;
             self.chain(&cached)?.del().await?;
         }
         netns::remove(&self.netns(id))?;

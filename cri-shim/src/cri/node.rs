@@ -20,6 +20,7 @@ use super::state::{ContainerPhase, ContainerRecord, Database, PodPhase, PodRecor
 use super::volumes;
 use crate::cni::Cni;
 use crate::sandbox::SandboxClient;
+use crate::turns::Turns;
 
 /// Directory of sandboxes in the state directory. Short, as are the names in it: the path of
 /// a socket in it has at most 107 bytes.
@@ -38,6 +39,8 @@ pub(crate) struct Node {
     pub(super) events: Events,
     pub(super) pod_flights: Flights<RunPodSandboxRequest>,
     pub(super) container_flights: Flights<CreateContainerRequest>,
+    /// Of pods that begin.
+    pub(super) starts: Turns,
     known: Mutex<Known>,
 }
 
@@ -212,6 +215,7 @@ impl Node {
             events: Events::default(),
             pod_flights: Flights::default(),
             container_flights: Flights::default(),
+            starts: Turns::default(),
             known: Mutex::default(),
             config,
         })

@@ -92,6 +92,8 @@ impl Node {
             namespace: metadata.namespace,
             uid: metadata.uid,
         };
+        // A node that comes back begins all of its pods at once.
+        let _turn = self.starts.take().await;
         let attachment = self.cni.attach(&identity, capabilities(config)).await?;
         let addresses = attachment.addresses.clone();
         let (nics, network) = attachment.into_guest();
