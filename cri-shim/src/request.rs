@@ -1,5 +1,5 @@
-//! The request that a task works for, by the number that the log knows it by: from the daemon through
-//! the sandbox's process to the agent in the guest.
+//! The request that a task works for, by the number that the log knows it by: from the daemon
+//! through the sandbox's process to the agent in the guest.
 
 use std::future::Future;
 

@@ -1,5 +1,6 @@
-//! How much of something that keeps processors busy is done at once: what waits for its turn ends sooner
-//! than what shares a processor with everything else, and does not come too late for its time limit.
+//! How much of something that keeps processors busy is done at once: what waits for its turn ends
+//! sooner than what shares a processor with everything else, and does not come too late for its
+//! time limit.
 
 use std::thread::available_parallelism;
 

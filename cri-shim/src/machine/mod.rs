@@ -61,8 +61,8 @@ const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k";
 /// What a guest is told besides that has no PCI bus.
 const NO_PCI: &str = " pci=off";
 
-/// What a guest that begins with one CPU is told besides: to leave its atomic instructions as they are.
-/// Patching them for one CPU costs more at boot than a pod ever gains by it.
+/// What a guest that begins with one CPU is told besides: to leave its atomic instructions as they
+/// are. Patching them for one CPU costs more at boot than a pod ever gains by it.
 const ONE_CPU: &str = " noreplace-smp";
 
 /// What a machine boots.
@@ -425,8 +425,8 @@ impl Machine {
         }
     }
 
-    /// Adds vCPUs until there are `count`, which the guest has to bring up then. Those that there are
-    /// stay.
+    /// Adds vCPUs until there are `count`, which the guest has to bring up then. Those that there
+    /// are stay.
     ///
     /// # Errors
     /// The machine was made for fewer at most, or does not run.

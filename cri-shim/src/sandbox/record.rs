@@ -34,7 +34,7 @@ pub fn read(dir: &Path) -> Option<ExitRecord> {
     serde_json::from_slice(&text).ok()
 }
 
-/// Makes the file for the record, which is empty until [`write`]: who writes it can open no file.
+/// Makes the file for the record, which is empty until [`write()`]: who writes it can open no file.
 pub(super) fn create(dir: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create_new(true).mode(0o600);

@@ -28,8 +28,8 @@ pub struct LaunchConfig {
     pub initramfs: PathBuf,
     /// Virtual CPUs.
     pub vcpus: u8,
-    /// As many as [`SandboxClient::set_vcpus`](super::SandboxClient::set_vcpus) may ask for while it
-    /// runs; not fewer than `vcpus`.
+    /// As many as [`SandboxClient::set_vcpus`](super::SandboxClient::set_vcpus) may ask for while
+    /// it runs; not fewer than `vcpus`.
     pub max_vcpus: u8,
     /// Memory in bytes.
     pub memory: u64,

@@ -40,7 +40,8 @@ fn invalid(message: &str) -> ttrpc::Error {
     AgentError::new(ErrorKind::InvalidArgument, message).into()
 }
 
-/// Answers a request. One that failed is in the log, under the number that the host's log has it by.
+/// Answers a request. One that failed is in the log, under the number that the host's log has it
+/// by.
 fn reply<T>(context: &TtrpcContext, result: Result<T, impl Into<AgentError>>) -> ttrpc::Result<T> {
     result.map_err(|error| {
         let error = error.into();

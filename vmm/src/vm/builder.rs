@@ -93,7 +93,8 @@ impl VmBuilder {
         self
     }
 
-    /// The kernel's command line. The parameters that name virtio devices are added by [`Self::build`].
+    /// The kernel's command line. The parameters that name virtio devices are added by
+    /// [`Self::build`].
     pub fn cmdline(mut self, cmdline: impl Into<String>) -> Self {
         self.cmdline = cmdline.into();
         self
@@ -195,8 +196,8 @@ impl VmBuilder {
 
     /// Whether the VM's threads are confined to the system calls that they need; they are unless
     /// said. Serial writers, disks, devices and vsock listeners of the program's own are called on
-    /// these threads, too: there they may read, write and signal, but neither open files, nor connect
-    /// to more than Unix sockets, nor start threads.
+    /// these threads, too: there they may read, write and signal, but neither open files, nor
+    /// connect to more than Unix sockets, nor start threads.
     pub fn seccomp(mut self, seccomp: Seccomp) -> Self {
         self.seccomp = seccomp;
         self
@@ -208,8 +209,8 @@ impl VmBuilder {
         self
     }
 
-    /// Validates the configuration, then creates the VM, loads the kernel or what the snapshot holds,
-    /// and makes the VM ready to start.
+    /// Validates the configuration, then creates the VM, loads the kernel or what the snapshot
+    /// holds, and makes the VM ready to start.
     ///
     /// # Errors
     /// [`BuildError::Config`] names all that is wrong with the configuration; the others are
@@ -477,8 +478,8 @@ struct Validated {
     transport: Transport,
 }
 
-/// Has Linux use memory that is plugged in: as much of it for programs alone, which can be unplugged
-/// again, as it has other memory for.
+/// Has Linux use memory that is plugged in: as much of it for programs alone, which can be
+/// unplugged again, as it has other memory for.
 const ONLINE: &str = "memhp_default_state=online memory_hotplug.online_policy=auto-movable";
 
 /// The device that plugs memory in and out, where there is some.

@@ -1,9 +1,10 @@
-//! Where the control group of a pod's machine is: below that which the kubelet has made for the pod,
-//! so that the pod's share of the node holds for all of it, and the kubelet sees what it takes.
+//! Where the control group of a pod's machine is: below that which the kubelet has made for the
+//! pod, so that the pod's share of the node holds for all of it, and the kubelet sees what it
+//! takes.
 //!
-//! The kubelet's group has the limits of the pod's containers and the overhead of its RuntimeClass. A
-//! guest that may become larger than that would be killed as a whole when it fills its memory with
-//! cached files: it is kept out.
+//! The kubelet's group has the limits of the pod's containers and the overhead of its RuntimeClass.
+//! A guest that may become larger than that would be killed as a whole when it fills its memory
+//! with cached files: it is kept out.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -37,8 +38,8 @@ fn of_kubelet(root: &Path, named: &str, limits: MachineLimits) -> Option<String>
     }
 }
 
-/// The path from the hierarchy's root of a group that is named by a path, or by a slice of systemd's:
-/// `a-b.slice` is `/a.slice/a-b.slice`.
+/// The path from the hierarchy's root of a group that is named by a path, or by a slice of
+/// systemd's: `a-b.slice` is `/a.slice/a-b.slice`.
 fn path(named: &str) -> Option<PathBuf> {
     let last = Path::new(named).file_name()?.to_str()?;
     let path = match last.strip_suffix(".slice") {

@@ -35,9 +35,9 @@ struct Wanted {
 }
 
 impl Node {
-    /// Gives the pod's guest the memory and the vCPUs that the limits of its containers ask for, and
-    /// waits until it has put the memory to use. With `new` as well as it is now: what the one or the
-    /// other asks for.
+    /// Gives the pod's guest the memory and the vCPUs that the limits of its containers ask for,
+    /// and waits until it has put the memory to use. With `new` as well as it is now: what the one
+    /// or the other asks for.
     pub(in crate::cri) async fn make_room(
         &self,
         pod: &Pod,

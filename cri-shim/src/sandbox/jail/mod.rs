@@ -1,7 +1,7 @@
 //! The jail of a sandbox's process, closed before its guest runs its first instruction: whoever
 //! breaks out of the guest finds open files, and no way to anything else.
 //!
-//! [`spawn`] starts a process in a PID namespace of its own, and [`close`] does the rest from
+//! [`spawn()`] starts a process in a PID namespace of its own, and [`close`] does the rest from
 //! within, while the process has one thread: what it opens by path is open then. The layers, each
 //! of which holds without the others:
 //!

@@ -1,5 +1,5 @@
-//! A client by SPDY/3.1, as crictl and a kubelet's clients are. It puts its frames together with the
-//! server's own parts, so that what it says is right is shown by another server.
+//! A client by SPDY/3.1, as crictl and a kubelet's clients are. It puts its frames together with
+//! the server's own parts, so that what it says is right is shown by another server.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read as _, Write as _};

@@ -1,5 +1,5 @@
-//! How many of its processors the guest uses. The host adds vCPUs without a word to the kernel, which
-//! has known of all of them since it booted.
+//! How many of its processors the guest uses. The host adds vCPUs without a word to the kernel,
+//! which has known of all of them since it booted.
 
 use std::fs;
 use std::io;
