@@ -99,16 +99,16 @@ impl NetDevice {
     }
 
     /// A device over a tap, see [`Tap::new`], whose frames the kernel moves: `vhost` is an open
-    /// `/dev/vhost-net`, one for each card. Frames cost this process nothing then but interrupts, and
-    /// are not counted. While the link is down, what the driver has made available stays where it
-    /// is. A card with a rate is served without `vhost`. Call it in the process that runs the VM: the
-    /// kernel works with that one's memory.
+    /// `/dev/vhost-net`, one for each card. Frames cost this process nothing then but interrupts,
+    /// and are not counted. While the link is down, what the driver has made available stays where
+    /// it is. A card with a rate is served without `vhost`. Call it in the process that runs the
+    /// VM: the kernel works with that one's memory.
     ///
     /// Where `/dev/vhost-net` is missing or may not be opened, [`Self::tap`] does the same.
     ///
     /// # Errors
-    /// As [`Self::tap`]; [`NetDeviceError::Vhost`] when the kernel is too old, or `vhost` is something
-    /// else or another card's.
+    /// As [`Self::tap`]; [`NetDeviceError::Vhost`] when the kernel is too old, or `vhost` is
+    /// something else or another card's.
     pub fn vhost(tap: OwnedFd, vhost: OwnedFd) -> Result<Self, NetDeviceError> {
         let vhost = Vhost::new(vhost).map_err(NetDeviceError::Vhost)?;
         Self::tap(tap)?.served_by(vhost)

@@ -21,7 +21,8 @@
 //! * `control`: commands of the control queue; `config`: configuration space; `counters`: what is
 //!   counted.
 //! * `receive`, `transmit`: one direction of a queue pair each; `pair`: such a pair, and how queues
-//!   are numbered; `vhost`: a pair that the kernel serves; `host`: the backend's queues, and which pair gets the frames of each.
+//!   are numbered; `vhost`: a pair that the kernel serves; `host`: the backend's queues, and which
+//!   pair gets the frames of each.
 //! * `events`: what wakes the device up; `saved`: what a snapshot keeps; `device`: what holds them
 //!   together.
 //!

@@ -2,8 +2,8 @@
 //!
 //! What goes in is an open `/dev/vhost-net` and, while a queue runs, its rings, its notifications
 //! and the tap. What comes out are eventfds: for interrupts, which the device's event loop passes
-//! on ([`Vhost::take`]), and for rings that the kernel could not read. [`Kernel`] is what is asked of
-//! the kernel; what the device needs to know of it is [`Rings`].
+//! on ([`Vhost::take`]), and for rings that the kernel could not read. [`Kernel`] is what is asked
+//! of the kernel; what the device needs to know of it is [`Rings`].
 #![allow(unsafe_code)] // ioctls of vhost that name guest memory; borrowed eventfds
 
 use std::fmt;

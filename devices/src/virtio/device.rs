@@ -170,8 +170,8 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
         Vec::new()
     }
 
-    /// Whether the event loop waits for notifications of queue `index`. The same at every call, once
-    /// [`Self::queue_servers`] was called or will not be.
+    /// Whether the event loop waits for notifications of queue `index`. The same at every call,
+    /// once [`Self::queue_servers`] was called or will not be.
     fn watches(&self, index: u16) -> bool {
         let _ = index;
         true

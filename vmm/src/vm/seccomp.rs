@@ -242,7 +242,8 @@ const DEVICE_IOCTLS: &[u32] = &[
     0x5421,                              // FIONBIO
     ioc(1, 0x54, 208, size_of::<u32>()), // TUNSETOFFLOAD
     ioc(1, 0x54, 216, size_of::<u32>()), // TUNSETVNETHDRSZ
-    // vhost: features and memory; size, addresses, position, kick, call and error of a ring; the tap.
+    // vhost: features and memory; size, addresses, position, kick, call and error of a ring; the
+    // tap.
     ioc(1, 0xaf, 0x00, 8),
     ioc(1, 0xaf, 0x03, 8),
     ioc(1, 0xaf, 0x10, 8),
