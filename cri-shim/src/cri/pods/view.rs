@@ -67,10 +67,6 @@ impl Node {
         let record = pod.record();
         let mut info = HashMap::new();
         if verbose {
-            // A handler that is not configured any more has its pods still.
-            let guest = self.config.guest(&record.handler);
-            let sizes = guest.unwrap_or(&self.config.guest).sizes;
-            let (vcpus, memory) = sizes.of_pod(&record.config);
             let reason = match &record.phase {
                 PodPhase::Stopped { reason } => reason.clone(),
                 _ => None,
@@ -78,8 +74,8 @@ impl Node {
             let details = serde_json::json!({
                 "sandboxID": record.id,
                 "pid": pod.client().map(|client| client.pid()).unwrap_or_default(),
-                "vcpus": vcpus,
-                "memoryBytes": memory,
+                "vcpus": record.size.vcpus,
+                "memoryBytes": record.size.memory,
                 "directory": self.dir(&record.id),
                 "netns": self.cni.netns(&record.id),
                 "reason": reason,
