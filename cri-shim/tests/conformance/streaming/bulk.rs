@@ -3,12 +3,10 @@
 
 use std::io::Write as _;
 
-use k8s_cri::v1::*;
 use sha2::{Digest as _, Sha256};
 
-use super::spdy;
 use super::websocket::{self, STDIN, STDOUT};
-use crate::client::ask;
+use super::{attach_url, exec_url, forward_url, spdy};
 use crate::pod::{Container, Pod, strings};
 
 /// Pieces that clients send.
@@ -180,16 +178,7 @@ fn send_all(mut send: impl FnMut(&[u8])) {
 }
 
 fn exec<C: Command>(container: &Container) {
-    let response = ask!(exec(ExecRequest {
-        container_id: container.id.clone(),
-        cmd: strings(&["sh", "-c", &summing()]),
-        tty: false,
-        stdin: true,
-        stdout: true,
-        stderr: true,
-    }))
-    .unwrap();
-    let mut client = C::connect(&response.url);
+    let mut client = C::connect(&exec_url(container, &summing(), false));
     send_all(|piece| client.send(piece));
     let expected = format!("{}  -\n", sum(counted(amount())));
     assert_eq!(client.output(), expected);
@@ -209,15 +198,7 @@ fn attach<C: Command>() {
         config.stdin = true;
         config.command = strings(&["sh", "-c", &summing()]);
     });
-    let response = ask!(attach(AttachRequest {
-        container_id: container.id.clone(),
-        stdin: true,
-        tty: false,
-        stdout: true,
-        stderr: true,
-    }))
-    .unwrap();
-    let mut client = C::connect(&response.url);
+    let mut client = C::connect(&attach_url(&container));
     send_all(|piece| client.send(piece));
     assert_eq!(container.ended().exit_code, 0);
     let expected = format!("{}  -", sum(counted(amount())));
@@ -234,18 +215,7 @@ fn guest_much_input_reaches_a_container() {
 
 fn forward<F: Forward>(container: &Container, script: &str, port: u16) -> F {
     container.sh(&format!("({script}) >/dev/null 2>&1 &"));
-    // In hexadecimal digits, as the kernel lists what listens.
-    let listens = format!(":{port:04X}");
-    let list = "cat /proc/net/tcp /proc/net/tcp6";
-    while !container.sh(list).contains(&listens) {
-        std::thread::yield_now();
-    }
-    let response = ask!(port_forward(PortForwardRequest {
-        pod_sandbox_id: Pod::shared().id.clone(),
-        port: vec![port.into()],
-    }))
-    .unwrap();
-    F::connect(&response.url, port)
+    F::connect(&forward_url(Pod::shared(), container, port), port)
 }
 
 fn forward_both_ways<F: Forward>(container: &Container, port: u16) {

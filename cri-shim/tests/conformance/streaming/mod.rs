@@ -11,7 +11,7 @@ use crate::client::ask;
 use crate::pod::{Container, Pod, strings};
 use websocket::{Client, RESIZE, STDERR, STDIN, STDOUT};
 
-fn exec(container: &Container, script: &str, tty: bool) -> Client {
+fn exec_url(container: &Container, script: &str, tty: bool) -> String {
     let response = ask!(exec(ExecRequest {
         container_id: container.id.clone(),
         cmd: strings(&["sh", "-c", script]),
@@ -21,7 +21,41 @@ fn exec(container: &Container, script: &str, tty: bool) -> Client {
         stderr: !tty,
     }))
     .unwrap();
-    Client::connect(&response.url)
+    response.url
+}
+
+fn exec(container: &Container, script: &str, tty: bool) -> Client {
+    Client::connect(&exec_url(container, script, tty))
+}
+
+fn attach_url(container: &Container) -> String {
+    let response = ask!(attach(AttachRequest {
+        container_id: container.id.clone(),
+        stdin: true,
+        tty: false,
+        stdout: true,
+        stderr: true,
+    }))
+    .unwrap();
+    response.url
+}
+
+/// Waits until a program in `container` listens on a port.
+fn forward_url(pod: &Pod, container: &Container, port: u16) -> String {
+    // In hexadecimal digits, as the kernel lists what listens.
+    let listens = format!(":{port:04X}");
+    while !container
+        .sh("cat /proc/net/tcp /proc/net/tcp6")
+        .contains(&listens)
+    {
+        std::thread::yield_now();
+    }
+    let response = ask!(port_forward(PortForwardRequest {
+        pod_sandbox_id: pod.id.clone(),
+        port: vec![port.into()],
+    }))
+    .unwrap();
+    response.url
 }
 
 #[test]
@@ -84,17 +118,7 @@ fn guest_clients_attach_to_the_containers_own_program() {
         let script = "while read line; do echo got $line; [ $line = end ] && exit 4; done";
         config.command = strings(&["sh", "-c", script]);
     });
-    let attach = || {
-        let response = ask!(attach(AttachRequest {
-            container_id: container.id.clone(),
-            stdin: true,
-            tty: false,
-            stdout: true,
-            stderr: true,
-        }))
-        .unwrap();
-        Client::connect(&response.url)
-    };
+    let attach = || Client::connect(&attach_url(&container));
     let mut first = attach();
     first.send(STDIN, b"one\n");
     first.until(STDOUT, |text| text.contains("got one\n"));
@@ -123,18 +147,7 @@ fn guest_a_port_of_the_pods_loopback_is_forwarded() {
         let script = "busybox mkfifo /tmp/f; busybox nc -l -p 7070 </tmp/f | cat >/tmp/f";
         config.command = strings(&["sh", "-c", script]);
     });
-    while !container
-        .sh("cat /proc/net/tcp /proc/net/tcp6")
-        .contains(":1B9E")
-    {
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    let response = ask!(port_forward(PortForwardRequest {
-        pod_sandbox_id: pod.id.clone(),
-        port: vec![7070],
-    }))
-    .unwrap();
-    let mut client = Client::connect(&response.url);
+    let mut client = Client::connect(&forward_url(pod, &container, 7070));
     // Each channel, of data and of errors, begins with the number of its port.
     let port = 7070_u16.to_le_bytes();
     let is_there = |client: &Client, channel| {
