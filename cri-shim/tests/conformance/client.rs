@@ -9,6 +9,7 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::fixture::RUNTIME;
+use crate::network::crowd;
 
 /// Connections live on it, so it lives as long as the program.
 static EXECUTOR: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
@@ -19,15 +20,19 @@ static EXECUTOR: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
         .unwrap()
 });
 
-/// What no answer takes, so that a runtime that hangs fails a test and not all of them.
-const LIMIT: Duration = Duration::from_secs(240);
+/// What no answer takes, so that a runtime that hangs fails a test and not all of them: of many
+/// pods that begin at once, the last one waits for all others.
+fn limit() -> Duration {
+    let crowd = u32::try_from(crowd()).unwrap_or(u32::MAX);
+    Duration::from_secs(240).saturating_add(Duration::from_secs(15).saturating_mul(crowd))
+}
 
 static CHANNEL: LazyLock<Channel> = LazyLock::new(|| {
     let address = format!("unix://{}", RUNTIME.socket.display());
     wait(async {
         Endpoint::new(address)
             .unwrap()
-            .timeout(LIMIT)
+            .timeout(limit())
             .connect()
             .await
     })

@@ -55,12 +55,17 @@ fn interfaces() -> BTreeSet<String> {
     names.map(|(name, _)| name.trim().to_owned()).collect()
 }
 
+/// How many pods begin at once.
+pub(crate) fn crowd() -> usize {
+    count("PODVISOR_CONFORMANCE_PODS", 4)
+}
+
 #[test]
 fn guest_pods_that_begin_at_once_answer_over_addresses_of_their_own() {
     // With the bridge, which stays.
     Pod::shared();
     let before = interfaces();
-    let crowd = count("PODVISOR_CONFORMANCE_PODS", 4);
+    let crowd = crowd();
     let begin = |number: usize| {
         let pod = Pod::run(&format!("crowd{number}"), |_| {});
         let container = server_of(&pod, &format!("pod {number}"));
