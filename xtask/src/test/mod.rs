@@ -1,9 +1,9 @@
 //! `cargo xtask test`: everything that must hold before a change is good.
 //!
-//! Format, lints, tests on this machine, the fuzz targets' build, tests with guests in test
-//! hosts, and the documentation. A step that fails does not hide the others. A test whose own
-//! name starts with `guest_` needs KVM guests and runs in a host; all others run right here. The
-//! last lines count both.
+//! Format, lints, tests on this machine (the fuzz targets' bodies among them), tests with guests
+//! in test hosts, and the documentation. A step that fails does not hide the others. A test whose
+//! own name starts with `guest_` needs KVM guests and runs in a host; all others run right here.
+//! The last lines count both.
 
 mod count;
 mod guests;
@@ -39,7 +39,6 @@ enum Name {
     Clippy,
     Machine,
     Guest,
-    Fuzz,
     Doc,
 }
 
@@ -98,7 +97,10 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     let mut programs = Vec::new();
     if runs(Name::Machine) || with_guests {
         results.step("building the tests", |_| {
-            programs = listed(cargo::build_tests(&[])?, args.filter.as_deref())?;
+            programs = listed(
+                cargo::build_tests(&["--workspace"])?,
+                args.filter.as_deref(),
+            )?;
             Ok(())
         });
     }
@@ -106,13 +108,6 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         results.step("tests on this machine", |results| {
             results.machine = on_this_machine(&programs, args.filter.as_deref())?;
             results.machine.check()
-        });
-    }
-    if runs(Name::Fuzz) {
-        // Each target's body runs on pseudo-random inputs and the stored seeds; that the targets
-        // themselves compile, clippy has seen.
-        results.step("fuzz targets", |_| {
-            process::run(cargo("test").args(["--quiet", "--package", "podvisor-fuzz", "--lib"]))
         });
     }
     if runs(Name::Doc) {
