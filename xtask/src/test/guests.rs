@@ -1,5 +1,6 @@
-//! Tests with guests: each program in a test host of its own, as many hosts at once as this
-//! machine has CPUs. A host that hangs takes one program's tests with it.
+//! Tests with guests: in test hosts, as many at once as this machine has CPUs. Programs of few
+//! tests share a host, because to boot one takes as long as a test; a program of many has one of
+//! its own. A host that hangs takes its programs' tests with it.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -10,10 +11,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::{Count, Listed, read_labelled};
+use crate::host::quote;
 use crate::{host, paths, process, report};
 
-/// How long one program may take; the emulated host is slow.
+/// How long the programs of one host may take; the emulated host is slow.
 const LIMIT: Duration = Duration::from_secs(1200);
+
+/// Programs share a host until they have this many tests together.
+const TESTS_OF_A_HOST: usize = 6;
 
 /// Runs all tests that need guests; `assets` are variables that lead them to their files.
 pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Count> {
@@ -24,15 +29,19 @@ pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Cou
     if wanted.is_empty() {
         bail!("no test with guests was found");
     }
-    // The longest first, so that no host is left alone with one at the end.
-    wanted.sort_by_key(|listed| std::cmp::Reverse(listed.guests.len()));
+    // No host shall be left alone with long ones at the end: first the programs of many tests,
+    // then those that are a program for the sake of one or two, which are long.
+    wanted.sort_by_key(|listed| listed.guests.len());
+    let few = wanted.partition_point(|listed| listed.guests.len() < TESTS_OF_A_HOST);
+    wanted.rotate_left(few);
+    let shared = shared_out(wanted);
     // On this machine itself they would meet in its network and its cgroups.
     let hosts = if host::is_emulated() {
         std::thread::available_parallelism().map_or(1, usize::from)
     } else {
         1
     };
-    let waiting = Mutex::new(VecDeque::from(wanted));
+    let waiting = Mutex::new(VecDeque::from(shared));
     let next = || {
         let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.pop_front()
@@ -40,8 +49,8 @@ pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Cou
     std::thread::scope(|scope| {
         let work = || -> Result<Count> {
             let mut count = Count::default();
-            while let Some(listed) = next() {
-                count.add(in_host(listed, assets)?);
+            while let Some(programs) = next() {
+                count.add(in_host(&programs, assets)?);
             }
             Ok(count)
         };
@@ -57,17 +66,44 @@ pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Cou
     })
 }
 
-/// Runs one program's tests in a host, and once more where the emulated host itself hung.
-fn in_host(listed: &Listed, assets: &[(&str, PathBuf)]) -> Result<Count> {
-    let program = &listed.program;
-    let target = program.name.rsplit("::").next().unwrap_or_default();
-    let name = format!("{} with guests", program.name);
+/// Which programs share a host, in their order.
+fn shared_out(programs: Vec<&Listed>) -> Vec<Vec<&Listed>> {
+    let mut hosts: Vec<Vec<&Listed>> = Vec::new();
+    for listed in programs {
+        match hosts.last_mut() {
+            Some(host) if tests_of(host) < TESTS_OF_A_HOST => host.push(listed),
+            _ => hosts.push(vec![listed]),
+        }
+    }
+    hosts
+}
+
+fn tests_of(programs: &[&Listed]) -> usize {
+    programs.iter().map(|listed| listed.guests.len()).sum()
+}
+
+/// The target's name of each program.
+fn names_of(programs: &[&Listed]) -> Vec<String> {
+    let target = |listed: &&Listed| {
+        let name = &listed.program.name;
+        name.rsplit("::").next().unwrap_or_default().to_owned()
+    };
+    programs.iter().map(target).collect()
+}
+
+/// Runs the programs' tests in a host, and once more where the emulated host itself hung.
+fn in_host(programs: &[&Listed], assets: &[(&str, PathBuf)]) -> Result<Count> {
+    let names = names_of(programs);
+    let name = format!("{} with guests", names.join(", "));
     let once = |log: &str| {
-        let mut command = command(listed, log)?;
+        let mut command = command(programs, &format!("{log}-{}", names.join("-")))?;
         command
             .envs(assets.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());
-        read_labelled(&mut command, &format!("{target}: "))
+        read_labelled(&mut command, |line| {
+            let name = line.strip_prefix(BEGINS)?;
+            Some(format!("{name}: "))
+        })
     };
     let (mut count, mut status) = once("console")?;
     if status.code() == Some(host::HUNG.into()) {
@@ -77,33 +113,48 @@ fn in_host(listed: &Listed, assets: &[(&str, PathBuf)]) -> Result<Count> {
     }
     count.settle(
         &name,
-        listed.guests.len(),
+        tests_of(programs),
         status.success(),
         &status.to_string(),
     );
     Ok(count)
 }
 
-fn command(
-    Listed {
-        program, guests, ..
-    }: &Listed,
-    log: &str,
-) -> Result<Command> {
+fn command(programs: &[&Listed], log: &str) -> Result<Command> {
     let own = std::env::current_exe().context("this program's own file cannot be found")?;
     let mut command = process::tied(own);
-    let log = paths::host().join(format!("{log}-{}.log", program.name.replace("::", "-")));
     command
         .args(["host", "--timeout", &LIMIT.as_secs().to_string(), "--log"])
-        .arg(log)
-        .arg("--env")
-        .arg(format!("CARGO_MANIFEST_DIR={}", program.folder.display()))
-        .arg("--")
-        .arg(&program.path)
-        .args(["--test-threads=1", "--exact"])
-        .args(guests)
-        .current_dir(&program.folder);
+        .arg(paths::host().join(format!("{log}.log")))
+        .args(["--", "sh", "-c", &script(programs)])
+        .current_dir(paths::root());
     Ok(command)
+}
+
+/// Begins the line that a host prints before each program, with the name of its target.
+const BEGINS: &str = "--- ";
+
+/// Runs one program after the other, each in its directory; fails when one of them does.
+fn script(programs: &[&Listed]) -> String {
+    let mut text = String::from("failed=0");
+    for (listed, name) in programs.iter().zip(names_of(programs)) {
+        let Listed {
+            program, guests, ..
+        } = listed;
+        let folder = quote(&program.folder.display().to_string());
+        text.push_str(&format!(
+            "\necho {}\ncd {folder} && CARGO_MANIFEST_DIR={folder} {} --test-threads=1 --exact",
+            quote(&format!("{BEGINS}{name}")),
+            quote(&program.path.display().to_string()),
+        ));
+        for test in guests {
+            text.push(' ');
+            text.push_str(&quote(test));
+        }
+        text.push_str(" || failed=$?");
+    }
+    text.push_str("\nexit $failed");
+    text
 }
 
 #[cfg(test)]
@@ -111,30 +162,49 @@ mod tests {
     use super::*;
     use crate::cargo::TestProgram;
 
-    #[test]
-    fn a_host_runs_exactly_the_guest_tests() {
-        let listed = Listed {
+    fn listed(name: &str, guests: usize) -> Listed {
+        Listed {
             program: TestProgram {
-                path: "/t/vmm-1".into(),
+                path: format!("/t/{name}-1").into(),
                 folder: "/w/it's".into(),
-                name: "vmm::vmm".to_owned(),
+                name: format!("vmm::{name}"),
             },
             here: vec!["a".to_owned()],
-            guests: vec!["x::guest_b".to_owned()],
-        };
-        let command = command(&listed, "console").unwrap();
+            guests: (0..guests).map(|n| format!("x::guest_{n}")).collect(),
+        }
+    }
+
+    #[test]
+    fn a_host_runs_exactly_the_guest_tests_of_its_programs() {
+        let (one, two) = (listed("one", 2), listed("two", 1));
+        let command = command(&[&one, &two], "console-one-two").unwrap();
         let words: Vec<_> = command
             .get_args()
             .map(|word| word.to_string_lossy())
             .collect();
-        let end = [
-            "--",
-            "/t/vmm-1",
-            "--test-threads=1",
-            "--exact",
-            "x::guest_b",
-        ];
-        assert!(words.ends_with(&end.map(Into::into)), "{words:?}");
-        assert_eq!(command.get_current_dir(), Some("/w/it's".as_ref()));
+        let [.., dashes, shell, flag, script] = &words[..] else {
+            panic!("{words:?}");
+        };
+        assert_eq!([&**dashes, &**shell, &**flag], ["--", "sh", "-c"]);
+        let folder = r"'/w/it'\''s'";
+        let of = |name: &str, tests: &str| {
+            format!(
+                "echo '--- {name}'\ncd {folder} && CARGO_MANIFEST_DIR={folder} \
+                 '/t/{name}-1' --test-threads=1 --exact {tests} || failed=$?\n"
+            )
+        };
+        let expected = of("one", "'x::guest_0' 'x::guest_1'") + &of("two", "'x::guest_0'");
+        assert_eq!(**script, format!("failed=0\n{expected}exit $failed"));
+    }
+
+    #[test]
+    fn programs_of_few_tests_share_a_host() {
+        let listed = [8, 20, 1, 2, 2, 3, 3, 5].map(|guests| listed("p", guests));
+        let hosts = shared_out(listed.iter().collect());
+        let tests: Vec<Vec<usize>> = hosts
+            .iter()
+            .map(|host| host.iter().map(|listed| listed.guests.len()).collect())
+            .collect();
+        assert_eq!(tests, [vec![8], vec![20], vec![1, 2, 2, 3], vec![3, 5]]);
     }
 }

@@ -242,24 +242,34 @@ fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
 
 /// Runs a command whose output is libtest's, shows it, and counts.
 pub(crate) fn read(command: &mut Command, name: &str, expected: usize) -> Result<Count> {
-    let (mut count, status) = read_labelled(command, "")?;
+    let (mut count, status) = read_labelled(command, |_| None)?;
     count.settle(name, expected, status.success(), &status.to_string());
     Ok(count)
 }
 
-/// As [`read`], with each line shown behind `label`; the count is not settled.
-fn read_labelled(command: &mut Command, label: &str) -> Result<(Count, ExitStatus)> {
+/// As [`read`], but the count is not settled. A line for which `label` gives one is not shown:
+/// the lines behind it are, each behind that label.
+fn read_labelled(
+    command: &mut Command,
+    label: impl Fn(&str) -> Option<String>,
+) -> Result<(Count, ExitStatus)> {
     let mut group = process::Group::spawn(command.stdout(Stdio::piped()))?;
     let mut count = Count::default();
+    let mut shown_behind = String::new();
     let mut since = Instant::now();
     if let Some(stdout) = group.child().stdout.take() {
         for line in BufReader::new(stdout).split(b'\n') {
             let line = line?;
+            let text = String::from_utf8_lossy(&line);
+            if let Some(label) = label(&text) {
+                shown_behind = label;
+                continue;
+            }
             let mut out = std::io::stdout().lock();
-            out.write_all(label.as_bytes())?;
+            out.write_all(shown_behind.as_bytes())?;
             out.write_all(&line)?;
             out.write_all(b"\n")?;
-            if count.line(&String::from_utf8_lossy(&line), since.elapsed()) {
+            if count.line(&text, since.elapsed()) {
                 since = Instant::now();
             }
         }
