@@ -19,7 +19,7 @@ pub(crate) const DEFAULT_MEMORY: u64 = 256 << 20;
 /// nothing.
 pub(crate) const DEFAULT_GROWTH: u64 = 16 << 30;
 
-/// vCPUs by which a guest may grow. Its kernel keeps about 140 KiB for each.
+/// vCPUs by which a guest may grow. Its kernel keeps 180 KiB for each.
 pub(crate) const DEFAULT_CPU_GROWTH: u8 = 7;
 
 /// Images that the containers of one pod may have at the same time: a machine has room for 19

@@ -110,7 +110,7 @@ impl VmBuilder {
     /// told of all of them. Those that [`Vm::add_vcpus`] makes later are offline until somebody in
     /// the guest wants them: Linux is told `maxcpus`, unless its command line says it, and takes
     /// one at a write of `1` to `/sys/devices/system/cpu/cpuN/online`. One that is not there yet
-    /// costs nothing but what the guest's kernel keeps for it, about 140 KiB in Linux.
+    /// costs nothing but what the guest's kernel keeps for it, 180 KiB in Linux.
     pub fn max_vcpus(mut self, count: u8) -> Self {
         self.max_vcpus = Some(count);
         self
