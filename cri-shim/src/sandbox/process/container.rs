@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use podvisor_agent_protocol::ErrorKind;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-use super::super::agent::{Agent, now_ns};
+use super::super::agent::{Agent, LinkError, now_ns};
 use super::super::error::{RefusalKind, SandboxError};
 use super::super::events::{Event, EventAction, EventLog};
 use super::super::stdio::Outputs;
@@ -22,6 +23,9 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 /// Processes of `exec` that are remembered after they have ended.
 const EXECS_REMEMBERED: usize = 256;
+
+/// How long the end of its machine may come after a guest was lost.
+const MACHINE_ENDS: Duration = Duration::from_secs(10);
 
 /// The exit of a process whose guest is gone: killed.
 const KILLED: i32 = 128 + 9;
@@ -119,8 +123,15 @@ impl Container {
         loop {
             let exit = wait(agent, &self.id, "").await;
             self.drain().await;
-            let Some(mut exit) = exit else {
-                return killed();
+            let mut exit = match exit {
+                Ok(exit) => exit,
+                Err(Unknown::Deleted) => return killed(),
+                Err(Unknown::GuestIsLost) => {
+                    // Its machine has ended, and will say how. Else nobody would be told why
+                    // the process is gone, but that it was killed.
+                    sleep(MACHINE_ENDS).await;
+                    return killed();
+                }
             };
             let mut ran = begun.elapsed();
             loop {
@@ -229,7 +240,9 @@ impl Container {
         drop(execs);
         let (agent, id) = (agent.clone(), self.id.clone());
         tokio::spawn(async move {
-            let exit = wait(&agent, &id, &exec_id).await.unwrap_or_else(killed);
+            let exit = wait(&agent, &id, &exec_id)
+                .await
+                .unwrap_or_else(|_| killed());
             match timeout(DRAIN, outputs.finish()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(%error, exec_id, "an exec's output is lost"),
@@ -240,14 +253,31 @@ impl Container {
     }
 }
 
-/// How a process ended; `None` when the guest has ended or the container was deleted, which both
-/// kill.
-async fn wait(agent: &Agent, id: &str, exec_id: &str) -> Option<ProcessExit> {
+/// Why it is not known how a process ended; it was killed in either case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unknown {
+    /// The container was deleted.
+    Deleted,
+    /// The agent does not answer any more.
+    GuestIsLost,
+}
+
+impl From<&LinkError> for Unknown {
+    fn from(error: &LinkError) -> Self {
+        match error {
+            LinkError::Agent(error) if error.kind == ErrorKind::NotFound => Self::Deleted,
+            _ => Self::GuestIsLost,
+        }
+    }
+}
+
+/// How a process ended.
+async fn wait(agent: &Agent, id: &str, exec_id: &str) -> Result<ProcessExit, Unknown> {
     match agent.wait(id, exec_id).await {
-        Ok(exit) => Some(exit.into()),
+        Ok(exit) => Ok(exit.into()),
         Err(error) => {
             debug!(container = id, exec_id, %error, "a process's end is not known");
-            None
+            Err(Unknown::from(&error))
         }
     }
 }
@@ -271,5 +301,21 @@ fn killed() -> ProcessExit {
         code: KILLED,
         exited_at_ns: now_ns(),
         oom_killed: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use podvisor_agent_protocol::AgentError;
+
+    use super::*;
+
+    #[test]
+    fn a_container_that_is_not_found_was_deleted_and_any_other_error_is_the_guests_end() {
+        let refused = |kind| Unknown::from(&AgentError::new(kind, "no").into());
+        assert_eq!(refused(ErrorKind::NotFound), Unknown::Deleted);
+        assert_eq!(refused(ErrorKind::Internal), Unknown::GuestIsLost);
+        let closed = LinkError::from(ttrpc::Error::RemoteClosed);
+        assert_eq!(Unknown::from(&closed), Unknown::GuestIsLost);
     }
 }
