@@ -22,8 +22,9 @@ use super::attach::Attached;
 use super::io::Link;
 use crate::memory::MemorySize;
 
-/// How long a call waits for a device that is busy.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a call waits for a device that is busy. On a node with more to do than it can, or by
+/// a small share of a processor, a thread may not run for seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why a call on a device was not carried out, or not in time.
 #[derive(Debug, thiserror::Error)]
@@ -165,7 +166,7 @@ impl<D: VirtioDevice> DeviceHandle<D> {
     ///
     /// # Errors
     /// [`HandleError::NotRunning`], and [`HandleError::Busy`] when the device does not get to it
-    /// within 5 seconds; `work` is still done when it does.
+    /// within 30 seconds; `work` is still done when it does.
     pub fn run<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut D) -> R + Send + 'static,
