@@ -1,6 +1,7 @@
 //! What has become of containers, and clearing away what was left by a process that was killed.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -209,9 +210,15 @@ pub(in crate::cli) async fn running(
     }
 }
 
-/// Removes a container or pod that has ended, and all that is left of it.
+/// Removes a container or pod that has ended, and all that is left of it. One that somebody else
+/// removes at the same time is removed.
 pub(in crate::cli) async fn remove(entry_dir: &Path) -> anyhow::Result<()> {
-    let _claim = Claim::take(entry_dir).context("cannot lock the container's directory")?;
+    let _claim = match Claim::take(entry_dir) {
+        Ok(claim) if entry_dir.exists() => claim,
+        Ok(_) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).context("cannot lock the container's directory"),
+    };
     let record = record::read(entry_dir);
     let pod = record.as_ref().filter(|record| record.pod.is_some());
     match pod {
@@ -324,4 +331,34 @@ pub(in crate::cli) async fn sweep(containers: &Containers) -> anyhow::Result<Vec
         }
     }
     Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn what_somebody_else_removes_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("c");
+        let removed = || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(remove(&dir)).unwrap();
+            assert!(!dir.exists());
+        };
+        for _ in 0..50 {
+            fs::create_dir_all(dir.join("files")).unwrap();
+            thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(removed);
+                }
+            });
+        }
+        removed();
+    }
 }
