@@ -141,9 +141,9 @@ fn script(programs: &[&Listed]) -> String {
         let Listed {
             program, guests, ..
         } = listed;
-        let folder = quote(&program.folder.display().to_string());
+        let directory = quote(&program.folder.display().to_string());
         text.push_str(&format!(
-            "\necho {}\ncd {folder} && CARGO_MANIFEST_DIR={folder} {} --test-threads=1 --exact",
+            "\necho {}\ncd {directory} && CARGO_MANIFEST_DIR={directory} {} --test-threads=1 --exact",
             quote(&format!("{BEGINS}{name}")),
             quote(&program.path.display().to_string()),
         ));
@@ -186,10 +186,10 @@ mod tests {
             panic!("{words:?}");
         };
         assert_eq!([&**dashes, &**shell, &**flag], ["--", "sh", "-c"]);
-        let folder = r"'/w/it'\''s'";
+        let directory = r"'/w/it'\''s'";
         let of = |name: &str, tests: &str| {
             format!(
-                "echo '--- {name}'\ncd {folder} && CARGO_MANIFEST_DIR={folder} \
+                "echo '--- {name}'\ncd {directory} && CARGO_MANIFEST_DIR={directory} \
                  '/t/{name}-1' --test-threads=1 --exact {tests} || failed=$?\n"
             )
         };
