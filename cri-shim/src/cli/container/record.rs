@@ -145,10 +145,12 @@ pub(in crate::cli) struct Claim {
 }
 
 impl Claim {
-    /// Takes the directory once nobody else has it.
+    /// Takes the directory once nobody else has it. It is not found, too, when who had it has
+    /// removed it.
     pub(super) fn take(dir: &Path) -> io::Result<Self> {
         let file = File::open(dir)?;
         flock(&file, FlockOperation::LockExclusive)?;
+        dir.symlink_metadata()?;
         Ok(Self { _locked: file })
     }
 
