@@ -3,7 +3,6 @@
 //!
 //! These need root, as the jail does, and no KVM.
 
-use std::io::Read as _;
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -113,34 +112,41 @@ impl Host {
 
     /// The answer, or the signal that ended the process.
     fn attempt(&self, what: &str, filter: bool, share: &str) -> Result<Option<i32>, i32> {
+        self.attempt_and_say(what, filter, share).0
+    }
+
+    /// The answer, and what the process wrote to stderr.
+    fn attempt_and_say(
+        &self,
+        what: &str,
+        filter: bool,
+        share: &str,
+    ) -> (Result<Option<i32>, i32>, String) {
         let port = self.tcp.local_addr().unwrap().port().to_string();
         let filter = if filter { "filter" } else { "" };
         let pid = std::process::id().to_string();
-        let mut child = jail::spawn(|| {
+        let child = jail::spawn(|| {
             Command::new(program())
                 .args([what, filter, share, &pid, &port])
                 .env("RUST_BACKTRACE", "1")
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
                 .spawn()
         })
         .expect("the example `hostile` is built with the tests");
-        let mut text = String::new();
-        child
-            .stdout
-            .take()
-            .unwrap()
-            .read_to_string(&mut text)
-            .unwrap();
-        let status = child.wait().unwrap();
-        match status.signal() {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let answer = match output.status.signal() {
             Some(signal) => Err(signal),
             None if text == "ok\n" => Ok(None),
             None => match text.trim().parse() {
                 Ok(error) => Ok(Some(error)),
-                Err(_) => panic!("{what}: {text:?}, {status}"),
+                Err(_) => panic!("{what}: {text:?}, {}; stderr: {said}", output.status),
             },
-        }
+        };
+        (answer, said)
     }
 }
 
@@ -164,7 +170,11 @@ fn what_the_process_does_every_day_is_no_attempt() {
     let dir = tempfile::tempdir().unwrap();
     for share in ["", dir.path().to_str().unwrap()] {
         for work in ["threads", "memory", "panic", "time", "memory-file"] {
-            assert_eq!(host.attempt(work, true, share), Ok(None), "{work}");
+            let (answer, said) = host.attempt_and_say(work, true, share);
+            assert_eq!(answer, Ok(None), "{work}: {said}");
+            // A panic's message and where it was get out.
+            let is_told = said.contains("panicked at") && said.contains("hostile.rs");
+            assert_eq!(is_told, work == "panic", "{work}: {said}");
         }
     }
 }
