@@ -23,6 +23,10 @@ pub(crate) use count::Count;
 /// How many of the slowest tests are named at the end.
 const SLOWEST: usize = 12;
 
+/// How long one program's tests on this machine may take, in seconds: the longest takes less than
+/// a tenth of it, and one that hangs must not hide the others.
+const LIMIT: &str = "900";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Run only these steps
@@ -221,8 +225,10 @@ fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
             continue;
         }
         println!("--- {}", program.name);
-        let mut command = process::tied(&program.path);
+        let mut command = process::tied("timeout");
         command
+            .args(["--kill-after", "10", LIMIT])
+            .arg(&program.path)
             .arg("--exact")
             .args(here)
             .current_dir(&program.folder)
