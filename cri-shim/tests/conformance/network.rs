@@ -21,13 +21,7 @@ fn server_of(pod: &Pod, text: &str) -> Container {
     let container = pod.start("server", |config| {
         config.command = strings(&["sh", "-c", &script]);
     });
-    // It listens when the kernel says so.
-    while !container
-        .sh("cat /proc/net/tcp /proc/net/tcp6")
-        .contains(":1F90")
-    {
-        thread::sleep(Duration::from_millis(50));
-    }
+    container.wait_for_listener(8080);
     container
 }
 

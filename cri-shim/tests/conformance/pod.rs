@@ -318,6 +318,18 @@ impl Container {
         output.stdout
     }
 
+    /// Waits until a program in the container listens on a TCP port.
+    #[track_caller]
+    pub(crate) fn wait_for_listener(&self, port: u16) {
+        // As the kernel lists it: the local port in hexadecimal digits, no peer, state LISTEN.
+        let script = format!(
+            "until busybox grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6; \
+             do busybox usleep 20000; done"
+        );
+        let output = self.try_exec(&["sh", "-c", &script], 240).unwrap();
+        assert_eq!(output.code, 0, "{}", output.stderr);
+    }
+
     /// Stream and text of each line in the log.
     pub(crate) fn lines(&self) -> Vec<(String, String)> {
         let text = fs::read_to_string(&self.log).unwrap();

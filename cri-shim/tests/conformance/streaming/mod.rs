@@ -40,16 +40,9 @@ fn attach_url(container: &Container) -> String {
     response.url
 }
 
-/// Waits until a program in `container` listens on a port.
+/// Where a port of the pod is forwarded, once a program in `container` listens on it.
 fn forward_url(pod: &Pod, container: &Container, port: u16) -> String {
-    // In hexadecimal digits, as the kernel lists what listens.
-    let listens = format!(":{port:04X}");
-    while !container
-        .sh("cat /proc/net/tcp /proc/net/tcp6")
-        .contains(&listens)
-    {
-        std::thread::yield_now();
-    }
+    container.wait_for_listener(port);
     let response = ask!(port_forward(PortForwardRequest {
         pod_sandbox_id: pod.id.clone(),
         port: vec![port.into()],
