@@ -224,24 +224,22 @@ fn a_save_that_is_killed_leaves_no_half_file() {
     let (root, _) = root();
     let whole = root.podvisor(&["save", "app:1"]).output().unwrap().stdout;
     let folder = root.path().join("out");
-    for (signal, code) in [("TERM", 143), ("KILL", 137)] {
+    // The file that must go is there from an open on.
+    for (signal, code, calls) in [
+        ("TERM", 143, "openat,write,fsync,rename"),
+        ("KILL", 137, "write,fsync,rename"),
+    ] {
         fs::create_dir(&folder).unwrap();
         let tar = folder.join("x.tar");
         let mut interrupted = 0;
         for call in 1.. {
             let podvisor = root.podvisor(&["save", "app:1", "-o", tar.to_str().unwrap()]);
-            let inject = format!("inject=write,fsync,rename:signal={signal}:when={call}");
+            let trace = format!("trace={calls}");
+            let inject = format!("inject={calls}:signal={signal}:when={call}");
             let mut command = Command::new("strace");
             command
-                .args([
-                    "-f",
-                    "-qq",
-                    "-o",
-                    "/dev/null",
-                    "-e",
-                    "trace=write,fsync,rename",
-                ])
-                .args(["-e", &inject])
+                .args(["-f", "-qq", "-o", "/dev/null"])
+                .args(["-e", &trace, "-e", &inject])
                 .arg(podvisor.get_program())
                 .args(podvisor.get_args())
                 .env("PODVISOR_ROOT", root.path());

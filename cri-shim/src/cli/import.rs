@@ -9,7 +9,7 @@ use clap::Args;
 use podvisor_images::ImportSource;
 
 use super::images::ImageView;
-use super::interrupt::{Outcome, interruptible};
+use super::interrupt::{Interrupts, Outcome};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::{Globals, load, terminal};
@@ -36,7 +36,7 @@ pub(super) fn run(globals: &Globals, args: &ImportArgs) -> anyhow::Result<u8> {
     let source = source(&args.source)?;
     let store = globals.store()?;
     let name = args.name.clone();
-    let ended = interruptible(Progress::for_steps(args.quiet), move |options| {
+    let ended = Interrupts::catch()?.during(Progress::for_steps(args.quiet), move |options| {
         store.import(source, name.as_deref(), options)
     });
     match ended? {

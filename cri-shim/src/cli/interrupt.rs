@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use podvisor_images::{Cancel, PullOptions};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -22,37 +23,65 @@ pub(super) enum Outcome<T> {
     Interrupted(u8),
 }
 
-/// Does `work` on a thread of its own and shows its progress. SIGINT and SIGTERM make it end early and clear up; a
-/// second one does not wait for that.
-pub(super) fn interruptible<T: Send + 'static>(
-    progress: Progress,
-    work: impl FnOnce(&PullOptions) -> podvisor_images::Result<T> + Send + 'static,
-) -> anyhow::Result<Outcome<T>> {
-    let runtime = super::runtime()?;
-    let ended = runtime.block_on(async {
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let cancel = Cancel::default();
-        let (events, received) = mpsc::unbounded_channel();
-        let options = PullOptions::default().events(events).cancel(cancel.clone());
-        // The options hold the sender: with them goes the end of the progress.
-        let work = tokio::task::spawn_blocking(move || work(&options));
-        let work = async { tokio::join!(work, progress.show(received)).0 };
-        let mut work = std::pin::pin!(work);
-        let number = tokio::select! {
-            done = &mut work => return Ok(Outcome::Done(done.context("this is a bug in podvisor")??)),
-            _ = interrupt.recv() => 2,
-            _ = terminate.recv() => 15,
-        };
-        cancel.cancel();
-        tokio::select! {
-            _ = &mut work => {}
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            () = sleep(GRACE) => {}
-        }
-        Ok(Outcome::Interrupted(number))
-    });
-    runtime.shutdown_background();
-    ended
+/// SIGINT and SIGTERM, which end nothing from now on: work is told of them.
+pub(super) struct Interrupts {
+    runtime: Runtime,
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Interrupts {
+    /// To be called before there is anything that an interrupted program must clear up.
+    pub(super) fn catch() -> anyhow::Result<Self> {
+        let runtime = super::runtime()?;
+        let entered = runtime.enter();
+        let interrupt = signal(SignalKind::interrupt())?;
+        let terminate = signal(SignalKind::terminate())?;
+        drop(entered);
+        Ok(Self {
+            runtime,
+            interrupt,
+            terminate,
+        })
+    }
+
+    /// Does `work` on a thread of its own and shows its progress. A signal makes it end early and
+    /// clear up; a second one does not wait for that.
+    pub(super) fn during<T: Send + 'static>(
+        self,
+        progress: Progress,
+        work: impl FnOnce(&PullOptions) -> podvisor_images::Result<T> + Send + 'static,
+    ) -> anyhow::Result<Outcome<T>> {
+        let Self {
+            runtime,
+            mut interrupt,
+            mut terminate,
+        } = self;
+        let ended = runtime.block_on(async {
+            let cancel = Cancel::default();
+            let (events, received) = mpsc::unbounded_channel();
+            let options = PullOptions::default().events(events).cancel(cancel.clone());
+            // The options hold the sender: with them goes the end of the progress.
+            let work = tokio::task::spawn_blocking(move || work(&options));
+            let work = async { tokio::join!(work, progress.show(received)).0 };
+            let mut work = std::pin::pin!(work);
+            let number = tokio::select! {
+                done = &mut work => {
+                    return Ok(Outcome::Done(done.context("this is a bug in podvisor")??));
+                }
+                _ = interrupt.recv() => 2,
+                _ = terminate.recv() => 15,
+            };
+            cancel.cancel();
+            tokio::select! {
+                _ = &mut work => {}
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                () = sleep(GRACE) => {}
+            }
+            Ok(Outcome::Interrupted(number))
+        });
+        runtime.shutdown_background();
+        ended
+    }
 }

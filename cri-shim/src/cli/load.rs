@@ -11,7 +11,7 @@ use podvisor_images::Image;
 
 use super::Globals;
 use super::images::ImageView;
-use super::interrupt::{Outcome, interruptible};
+use super::interrupt::{Interrupts, Outcome};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::terminal;
@@ -43,12 +43,13 @@ pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
     };
     let store = globals.store()?;
     let input = args.input.clone();
-    let ended = interruptible(Progress::for_steps(args.quiet), move |options| {
-        match (stdin, input) {
-            (Some(stdin), _) => store.load_file(stdin, None, options),
-            (None, input) => store.load(input.unwrap_or_default(), None, options),
-        }
-    });
+    let ended =
+        Interrupts::catch()?.during(Progress::for_steps(args.quiet), move |options| {
+            match (stdin, input) {
+                (Some(stdin), _) => store.load_file(stdin, None, options),
+                (None, input) => store.load(input.unwrap_or_default(), None, options),
+            }
+        });
     match ended? {
         Outcome::Done(images) => {
             if args.json {

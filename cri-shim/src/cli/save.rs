@@ -12,7 +12,7 @@ use podvisor_images::{ArchiveError, ArchiveFormat, Error};
 use tempfile::NamedTempFile;
 
 use super::Globals;
-use super::interrupt::{Outcome, interruptible};
+use super::interrupt::{Interrupts, Outcome};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::terminal;
@@ -50,11 +50,12 @@ impl From<Format> for ArchiveFormat {
 }
 
 pub(super) fn run(globals: &Globals, args: &SaveArgs) -> anyhow::Result<u8> {
-    let output = Output::new(args.output.as_deref())?;
     let store = globals.store()?;
+    let interrupts = Interrupts::catch()?;
+    let output = Output::new(args.output.as_deref())?;
     let (images, format) = (args.images.clone(), args.format.into());
     let file = output.file()?;
-    let saved = interruptible(Progress::Quiet, move |options| {
+    let saved = interrupts.during(Progress::Quiet, move |options| {
         store.save(&images, format, file, &options.cancel)
     });
     match saved.map_err(|error| output.explain(error))? {
