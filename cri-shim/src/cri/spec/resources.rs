@@ -71,15 +71,10 @@ fn build(
     if has_cpu {
         resources = resources.cpu(cpu.build()?);
     }
-    if wanted.memory_limit_in_bytes != 0 || wanted.memory_swap_limit_in_bytes != 0 {
-        let mut memory = LinuxMemoryBuilder::default();
-        let field = "linux.resources.memory_limit_in_bytes";
-        if positive(field, wanted.memory_limit_in_bytes)?.is_some() {
-            memory = memory.limit(wanted.memory_limit_in_bytes);
-        }
-        if wanted.memory_swap_limit_in_bytes > 0 {
-            memory = memory.swap(wanted.memory_swap_limit_in_bytes);
-        }
+    // A guest swaps nothing out: it has no swap, so each limit of it holds.
+    let field = "linux.resources.memory_limit_in_bytes";
+    if positive(field, wanted.memory_limit_in_bytes)?.is_some() {
+        let memory = LinuxMemoryBuilder::default().limit(wanted.memory_limit_in_bytes);
         resources = resources.memory(memory.build()?);
     }
     if let Some(limit) = wanted.unified.get("pids.max") {
@@ -92,11 +87,12 @@ fn build(
         resources = resources.hugepage_limits(hugepages(wanted)?);
     }
     if !wanted.unified.is_empty() {
-        let unified: HashMap<String, String> = wanted.unified.clone();
+        let mut unified: HashMap<String, String> = wanted.unified.clone();
         if let Some(name) = unified.keys().find(|name| !is_cgroup_file(name)) {
             let reason = format!("{name:?} is not a file of a control group");
             return Err(SpecFault::invalid("linux.resources.unified", reason));
         }
+        unified.retain(|name, _| !name.starts_with("memory.swap."));
         resources = resources.unified(unified);
     }
     Ok(resources.build()?)
