@@ -44,8 +44,15 @@ impl Streams {
         let container = self.0.container(&request.container)?;
         container.running()?;
         let client = container.pod.client()?;
+        let has_output = stdio.stdout.is_some() || stdio.stderr.is_some();
         client.attach(&container.id, stdio).await?;
-        Ok(process_of(client, container.id.clone(), None))
+        let mut process = process_of(client, container.id.clone(), None);
+        if has_output {
+            // Its outputs' end is the attachment's: that comes with the container's, or when the
+            // client has ended its input.
+            process.exit = Box::pin(std::future::ready(Ok(0)));
+        }
+        Ok(process)
     }
 
     async fn connect(&self, pod: &str, port: u16) -> Result<OwnedFd> {

@@ -50,11 +50,15 @@ struct Sinks {
     /// The log's file refuses lines; said once until it takes some again.
     is_log_broken: bool,
     attachers: Vec<Attacher>,
+    /// How many attachments there were.
+    attachments: u64,
 }
 
 /// One output of the process on its way to somebody.
 #[derive(Debug)]
 struct Attacher {
+    /// The attachment that it is one of the outputs of.
+    attachment: u64,
     stream: OutputStream,
     pieces: SyncSender<Arc<[u8]>>,
     /// The process waits for it.
@@ -134,8 +138,19 @@ impl ContainerStreams {
         let _ = ended.wait_for(|ended| *ended).await;
     }
 
-    /// Connects somebody's files, from now on.
-    pub(super) fn attach(&self, files: StdioFds, is_whole: bool) -> Result<(), StdioError> {
+    /// Connects somebody's files, from now on. Whom the process does not wait for, and whose end
+    /// of input is not the process's, has seen enough when he ends his own: so it is with other
+    /// runtimes, and kubectl waits for it.
+    pub(super) fn attach(
+        self: &Arc<Self>,
+        files: StdioFds,
+        is_whole: bool,
+    ) -> Result<(), StdioError> {
+        let attachment = {
+            let mut sinks = self.sinks();
+            sinks.attachments += 1;
+            sinks.attachments
+        };
         let outputs = [
             (OutputStream::Stdout, files.stdout),
             (OutputStream::Stderr, files.stderr),
@@ -148,6 +163,7 @@ impl ContainerStreams {
             // Under the lock, so that the last stream's end is either seen or closes this.
             if !*self.ended.borrow() || self.is_lasting.load(Ordering::Acquire) {
                 sinks.attachers.push(Attacher {
+                    attachment,
                     stream,
                     pieces,
                     is_whole,
@@ -156,9 +172,15 @@ impl ContainerStreams {
         }
         let input = self.input().clone();
         if let (Some(input), Some(file)) = (input, files.stdin) {
+            let this = Arc::clone(self);
             spawn("stdin", move || {
-                if input.guest.take_from(file.as_fd()) && input.once {
+                if !input.guest.take_from(file.as_fd()) {
+                    return;
+                }
+                if input.once {
                     input.guest.close();
+                } else if !is_whole {
+                    this.sinks().detach(attachment);
                 }
             })?;
         }
@@ -239,6 +261,12 @@ impl Sinks {
             }
         });
         waiting
+    }
+
+    /// Its threads write what they still have, and close the files.
+    fn detach(&mut self, attachment: u64) {
+        self.attachers
+            .retain(|attacher| attacher.attachment != attachment);
     }
 
     fn finish(&mut self, stream: OutputStream, is_lasting: bool) {

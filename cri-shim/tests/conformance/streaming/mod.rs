@@ -134,6 +134,30 @@ fn guest_clients_attach_to_the_containers_own_program() {
 }
 
 #[test]
+fn guest_a_client_that_ends_its_input_has_attached_and_its_program_goes_on() {
+    let container = Pod::shared().start("let-go", |config| {
+        config.stdin = true;
+        config.command = strings(&["cat"]);
+    });
+    for line in ["one\n", "two\n"] {
+        let mut client = spdy::Client::connect(&attach_url(&container), "v4.channel.k8s.io");
+        let [_, stdin, stdout, _] =
+            ["error", "stdin", "stdout", "stderr"].map(|kind| client.open(&[("streamtype", kind)]));
+        client.send(stdin, line.as_bytes());
+        while client.streams.get(&stdout).map(Vec::as_slice) != Some(line.as_bytes()) {
+            assert!(client.receive(), "{:?}", client.streams);
+        }
+        client.finish(stdin);
+        while client.receive() {}
+        assert!(client.ended.contains(&stdout));
+    }
+    assert_eq!(container.state(), ContainerState::ContainerRunning);
+    assert_eq!(crate::pod::stdout(&container.lines()), ["one", "two"]);
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
 fn guest_a_port_of_the_pods_loopback_is_forwarded() {
     let pod = Pod::shared();
     let container = pod.start("forwarded", |config| {
