@@ -117,10 +117,13 @@ impl ImageService for Images {
         let name = name(request.into_inner().image)?;
         self.with_store(move |node| {
             // By its id: all its names go, as the kubelet expects.
-            let Some(image) = found(node, &name)? else {
-                return Ok(());
+            let id = match node.store.resolve(&name) {
+                Ok(image) => image.id(),
+                Err(ImageError::Damaged { id }) => id,
+                Err(ImageError::NotFound { .. }) => return Ok(()),
+                Err(error) => return Err(error.into()),
             };
-            match node.store.remove(&image.id().to_string()) {
+            match node.store.remove(&id.to_string()) {
                 Ok(_) | Err(ImageError::NotFound { .. }) => Ok(()),
                 Err(error) => Err(error.into()),
             }
@@ -158,10 +161,11 @@ fn name(image: Option<ImageSpec>) -> Result<String> {
     }
 }
 
+/// A damaged image counts as none: so the kubelet pulls it again, which repairs it.
 fn found(node: &Node, name: &str) -> Result<Option<Image>> {
     match node.store.resolve(name) {
         Ok(image) => Ok(Some(image)),
-        Err(ImageError::NotFound { .. }) => Ok(None),
+        Err(ImageError::NotFound { .. } | ImageError::Damaged { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
