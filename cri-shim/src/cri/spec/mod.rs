@@ -124,6 +124,7 @@ pub(super) fn container_spec(request: &SpecRequest<'_>) -> Result<ContainerSpec,
     let security = security.unwrap_or(&empty);
     namespaces::check_container(security)?;
     resources::check_devices(&request.container.devices)?;
+    security::no_apparmor(security)?;
     let user = process::user(security, request.image)?;
     let process: Process = process::process(request, security)?;
     let resources = linux.and_then(|linux| linux.resources.as_ref());

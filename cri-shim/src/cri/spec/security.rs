@@ -51,6 +51,27 @@ pub(super) fn seccomp(
     }
 }
 
+/// AppArmor is the host's: in a guest there is none, and a profile of the node would confine
+/// nothing.
+pub(super) fn no_apparmor(security: &LinuxContainerSecurityContext) -> Result<(), SpecFault> {
+    if security.privileged {
+        return Ok(());
+    }
+    let profile = security.apparmor.as_ref();
+    let is_localhost =
+        profile.is_some_and(|profile| profile.profile_type == i32::from(ProfileType::Localhost));
+    // The older field, which newer kubelets fill in, too.
+    #[expect(deprecated, reason = "older kubelets know no other")]
+    let is_named = security.apparmor_profile.starts_with("localhost/");
+    if is_localhost || is_named {
+        return Err(SpecFault::Refused {
+            field: "security_context.apparmor",
+            reason: "a guest has no AppArmor; take RuntimeDefault or Unconfined",
+        });
+    }
+    Ok(())
+}
+
 /// A profile of the node, by its absolute path.
 fn localhost(path: &str) -> Result<LinuxSeccomp, SpecFault> {
     use std::io::Read as _;
