@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_cri::v1::{
-    ContainerEventResponse, ContainerEventType, LinuxPodSandboxStatus, Namespace, PodIp,
-    PodSandbox, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus,
-    PodSandboxStatusResponse,
+    ContainerEventResponse, ContainerEventType, ContainerStatus, LinuxPodSandboxStatus, Namespace,
+    PodIp, PodSandbox, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState,
+    PodSandboxStatus, PodSandboxStatusResponse,
 };
 
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node, Pod, now};
-use crate::cri::state::{PodPhase, PodRecord};
+use crate::cri::state::{ContainerPhase, PodPhase, PodRecord};
 
 /// Whether `labels` has all of `selector`.
 pub(in crate::cri) fn matches_labels(
@@ -83,13 +83,20 @@ impl Node {
             });
             info.insert("info".to_owned(), details.to_string());
         }
-        let containers = self.containers_of(&pod.id);
+        let containers = self.shown_of(&pod.id);
         Ok(PodSandboxStatusResponse {
             status: Some(status(&record)),
             info,
-            containers_statuses: containers.iter().map(|c| self.status_of(c)).collect(),
+            containers_statuses: containers,
             timestamp: now(),
         })
+    }
+
+    /// What is told of a pod's containers; one that is being made may not come to be.
+    fn shown_of(&self, pod: &str) -> Vec<ContainerStatus> {
+        let containers = self.containers_of(pod).into_iter();
+        let made = containers.filter(|container| container.phase() != ContainerPhase::Creating);
+        made.map(|container| self.status_of(&container)).collect()
     }
 
     /// ListPodSandbox.
@@ -131,13 +138,13 @@ impl Node {
         if !self.events.are_wanted() {
             return;
         }
-        let containers = self.containers_of(&pod.id);
+        let containers = self.shown_of(&pod.id);
         self.events.send(&ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind.into(),
             created_at: now(),
             pod_sandbox_status: Some(status(&pod.record())),
-            containers_statuses: containers.iter().map(|c| self.status_of(c)).collect(),
+            containers_statuses: containers,
         });
     }
 }
