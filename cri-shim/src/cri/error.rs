@@ -103,6 +103,14 @@ pub(crate) enum CriError {
         /// The caller's limit.
         seconds: i64,
     },
+    /// Its command is not in its image, or cannot be run.
+    #[error("container {id} cannot be started: {message}")]
+    NoCommand {
+        /// The container.
+        id: String,
+        /// What the guest found.
+        message: String,
+    },
     /// The guest does not do what it is told.
     #[error("container {id} does not end after SIGKILL; stop its pod sandbox")]
     Unkillable {
@@ -198,6 +206,7 @@ impl CriError {
         match self {
             Self::Invalid { .. }
             | Self::Refused { .. }
+            | Self::NoCommand { .. }
             | Self::Ambiguous { .. }
             | Self::Spec(_) => Code::InvalidArgument,
             Self::NotFound { .. } | Self::NoImage { .. } => Code::NotFound,

@@ -189,6 +189,32 @@ fn guest_exit_codes_and_the_reasons_for_them_are_told() {
 }
 
 #[test]
+fn guest_a_command_that_cannot_be_run_is_told_when_it_is_to_start() {
+    let pod = Pod::shared();
+    for command in ["no-such-command", "/etc"] {
+        let container = pod.create("no-command", |config| {
+            config.command = strings(&[command]);
+        });
+        assert_eq!(container.state(), ContainerState::ContainerCreated);
+        let refused = ask!(start_container(StartContainerRequest {
+            container_id: container.id.clone(),
+        }))
+        .unwrap_err();
+        assert!(refused.message().contains(command), "{refused}");
+        // It has ended, so that the pod's restart policy applies.
+        let status = container.status();
+        assert_eq!(status.state(), ContainerState::ContainerExited);
+        assert_eq!(
+            (status.exit_code, status.reason.as_str()),
+            (128, "StartError")
+        );
+        assert!(status.message.contains(command), "{status:?}");
+        container.stop(0);
+        container.remove();
+    }
+}
+
+#[test]
 fn guest_a_container_that_takes_too_much_memory_is_told_as_such() {
     let (status, _) = Pod::shared().script(
         "exec dd if=/dev/zero of=/dev/null bs=100M count=1",
@@ -354,6 +380,18 @@ fn guest_an_image_that_is_not_there_is_refused() {
     }
 }
 
+/// What a kubelet limits without being told to: on a node with swap it lets no container have any.
+fn kubelets_own() -> LinuxContainerResources {
+    LinuxContainerResources {
+        unified: [("memory.swap.max".to_owned(), "0".to_owned())].into(),
+        hugepage_limits: vec![HugepageLimit {
+            page_size: "2MB".to_owned(),
+            limit: 0,
+        }],
+        ..Default::default()
+    }
+}
+
 #[test]
 fn guest_limits_can_be_changed_while_a_container_runs() {
     let container = Pod::shared().start("limits", |config| {
@@ -361,7 +399,7 @@ fn guest_limits_can_be_changed_while_a_container_runs() {
             memory_limit_in_bytes: 32 << 20,
             cpu_period: 100_000,
             cpu_quota: 20_000,
-            ..Default::default()
+            ..kubelets_own()
         });
     });
     ask!(update_container_resources(
@@ -371,7 +409,7 @@ fn guest_limits_can_be_changed_while_a_container_runs() {
                 memory_limit_in_bytes: 512 << 20,
                 cpu_period: 100_000,
                 cpu_quota: 40_000,
-                ..Default::default()
+                ..kubelets_own()
             }),
             ..Default::default()
         }

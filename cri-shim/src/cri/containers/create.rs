@@ -17,7 +17,9 @@ use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
 use crate::cri::{resolver, volumes};
-use crate::sandbox::{CreateContainer, ImageVolume, random_id};
+use crate::sandbox::{
+    CreateContainer, ImageVolume, RefusalKind, SandboxClient, SandboxError, random_id,
+};
 use crate::signal;
 
 /// Signal that asks a process to end: SIGTERM.
@@ -132,6 +134,7 @@ impl Node {
                 .filter_map(|volume| volume.name().map(str::to_owned))
                 .collect(),
             identity: None,
+            start_error: None,
             process: spec.process().clone().unwrap_or_default(),
             user: user.clone(),
             groups,
@@ -151,7 +154,7 @@ impl Node {
             log: open_log(&record.log_path)?,
             tty: record.config.tty,
             stdin: record.config.stdin,
-            stdin_once: record.config.stdin_once,
+            stdin_once: record.config.stdin && record.config.stdin_once,
             restart: crate::sandbox::RestartPolicy::Never,
             etc_hosts: cni::resolver::hosts(&hostname, &pod_record.addresses),
             etc_resolv_conf: resolver::resolv_conf(
@@ -166,16 +169,24 @@ impl Node {
         let make = async {
             self.database.put(&container.record())?;
             self.make_room(pod, None).await?;
-            let user = client.create_container(create).await?;
+            let (identity, start_error) = match client.create_container(create).await {
+                Ok(user) => (Some(user), None),
+                // That there is no such command is told when it is to run, as by other runtimes:
+                // then the pod's restart policy decides what comes of it.
+                Err(error) if is_of_command(&error) => {
+                    self.undo_in_guest(&client, id).await;
+                    (None, Some(error.to_string()))
+                }
+                Err(error) => return Err(error.into()),
+            };
             container.update(&self.database, |record| {
                 record.phase = ContainerPhase::Created;
-                record.identity = Some(user);
+                record.identity = identity;
+                record.start_error = start_error;
             })
         };
         if let Err(error) = make.await {
-            if let Err(error) = client.delete_container(id).await {
-                debug!(container = id, %error, "nothing of the container to delete in the guest");
-            }
+            self.undo_in_guest(&client, id).await;
             self.forget_container(id)?;
             self.give_back(pod).await;
             return Err(error);
@@ -185,6 +196,13 @@ impl Node {
         }
         self.emit(&container, ContainerEventType::ContainerCreatedEvent);
         Ok(())
+    }
+
+    /// Removes what there is in the guest of a container that was not made.
+    async fn undo_in_guest(&self, client: &SandboxClient, id: &str) {
+        if let Err(error) = client.delete_container(id).await {
+            debug!(container = id, %error, "nothing of the container to delete in the guest");
+        }
     }
 
     /// The images that a container mounts as volumes.
@@ -270,9 +288,6 @@ fn check(config: &ContainerConfig) -> Result<()> {
     {
         return Err(CriError::invalid("config.image", "it names no image"));
     }
-    if config.stdin_once && !config.stdin {
-        return Err(CriError::invalid("config.stdin_once", "it needs stdin"));
-    }
     if !config.cdi_devices.is_empty() {
         return Err(CriError::Refused {
             field: "config.cdi_devices",
@@ -280,6 +295,14 @@ fn check(config: &ContainerConfig) -> Result<()> {
         });
     }
     Ok(spec::mounts::check(&config.mounts)?)
+}
+
+/// Whether a container was not made because its command cannot be run.
+fn is_of_command(error: &SandboxError) -> bool {
+    matches!(
+        error.kind(),
+        Some(RefusalKind::CommandNotFound | RefusalKind::CommandNotExecutable)
+    )
 }
 
 /// What the kubelet shows as the image that a container was made of.

@@ -47,7 +47,15 @@ impl Node {
             });
         }
         let client = container.pod.client()?;
-        match client.start_container(&container.id).await {
+        let started = match container.record().start_error {
+            None => client.start_container(&container.id).await,
+            Some(message) => {
+                self.note_start_error(container, &message)?;
+                let id = container.id.clone();
+                return Err(CriError::NoCommand { id, message });
+            }
+        };
+        match started {
             Ok(started) => {
                 let started_at = i64::try_from(started.started_at_ns).unwrap_or_else(|_| now());
                 container.update(&self.database, |record| {
@@ -59,20 +67,24 @@ impl Node {
                 Ok(())
             }
             Err(error) => {
-                let message = error.to_string();
-                container.update(&self.database, |record| {
-                    record.phase = ContainerPhase::Exited(ContainerExit {
-                        started_at: 0,
-                        finished_at: now(),
-                        code: NOT_STARTED,
-                        reason: "StartError".to_owned(),
-                        message,
-                    });
-                })?;
-                self.emit(container, ContainerEventType::ContainerStoppedEvent);
+                self.note_start_error(container, &error.to_string())?;
                 Err(error.into())
             }
         }
+    }
+
+    fn note_start_error(&self, container: &Arc<Container>, message: &str) -> Result<()> {
+        container.update(&self.database, |record| {
+            record.phase = ContainerPhase::Exited(ContainerExit {
+                started_at: 0,
+                finished_at: now(),
+                code: NOT_STARTED,
+                reason: "StartError".to_owned(),
+                message: message.to_owned(),
+            });
+        })?;
+        self.emit(container, ContainerEventType::ContainerStoppedEvent);
+        Ok(())
     }
 
     /// Notes the end of a running container when it comes.

@@ -215,6 +215,7 @@ mod tests {
             ..Default::default()
         };
         ContainerRecord {
+            start_error: None,
             id: id.to_owned(),
             pod: "pod".to_owned(),
             config: ContainerConfig {

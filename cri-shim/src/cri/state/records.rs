@@ -106,6 +106,9 @@ pub(crate) struct ContainerRecord {
     /// Who its process is, once the guest has made it.
     #[serde(default)]
     pub(crate) identity: Option<ContainerUser>,
+    /// Why it cannot be started: its command is not there, or cannot be run. It is in no guest.
+    #[serde(default)]
+    pub(crate) start_error: Option<String>,
     /// Nanoseconds since 1970.
     pub(crate) created_at: i64,
     /// Where it is in its life.
