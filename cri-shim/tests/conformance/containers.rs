@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_cri::v1::*;
 use tonic::Code;
 
-use crate::client::ask;
+use crate::client::{ask, ask_images};
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, image, labels, stdout, strings};
 
@@ -212,6 +212,26 @@ fn guest_a_command_that_cannot_be_run_is_told_when_it_is_to_start() {
         container.stop(0);
         container.remove();
     }
+}
+
+#[test]
+fn guest_a_container_is_shown_with_its_images_tag_though_it_was_asked_for_by_id() {
+    let named = image("plain").image;
+    let container = Pod::shared().start("by-id", |config| {
+        let found = ask_images!(image_status(ImageStatusRequest {
+            image: config.image.clone(),
+            verbose: false,
+        }));
+        config.image = Some(ImageSpec {
+            image: found.unwrap().image.unwrap().id,
+            user_specified_image: named.clone(),
+            ..Default::default()
+        });
+    });
+    let status = container.status();
+    assert_eq!(status.image.unwrap().image, named);
+    container.stop(0);
+    container.remove();
 }
 
 #[test]

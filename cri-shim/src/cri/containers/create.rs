@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use k8s_cri::v1::{ContainerConfig, ContainerEventType, CreateContainerRequest, NamespaceMode};
-use podvisor_images::{Error as ImageError, Image};
+use podvisor_images::{Error as ImageError, Image, Reference};
 use tracing::{debug, info, warn};
 
 use crate::cni;
@@ -134,6 +134,7 @@ impl Node {
                 .filter_map(|volume| volume.name().map(str::to_owned))
                 .collect(),
             identity: None,
+            image_tag: image_tag(image, &config),
             start_error: None,
             process: spec.process().clone().unwrap_or_default(),
             user: user.clone(),
@@ -303,6 +304,17 @@ fn is_of_command(error: &SandboxError) -> bool {
         error.kind(),
         Some(RefusalKind::CommandNotFound | RefusalKind::CommandNotExecutable)
     )
+}
+
+/// The name that is shown for the image of a container: the tag that the user wrote, if the image
+/// has it, or else its first one. The kubelet asks by the image's id.
+fn image_tag(image: &Image, config: &ContainerConfig) -> String {
+    let named = config.image.as_ref();
+    let named = named.and_then(|image| image.user_specified_image.parse::<Reference>().ok());
+    let named = named.map(|reference| reference.to_string());
+    let tags = image.tags();
+    let tag = tags.iter().find(|tag| Some(*tag) == named.as_ref());
+    tag.or_else(|| tags.first()).cloned().unwrap_or_default()
 }
 
 /// What the kubelet shows as the image that a container was made of.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use k8s_cri::v1::{
     Container as Shown, ContainerFilter, ContainerResources, ContainerState, ContainerStatus,
-    ContainerStatusResponse, ContainerUser, LinuxContainerUser,
+    ContainerStatusResponse, ContainerUser, ImageSpec, LinuxContainerUser,
 };
 
 use crate::cri::error::Result;
@@ -19,6 +19,15 @@ fn state(record: &ContainerRecord) -> ContainerState {
         ContainerPhase::Exited(_) => ContainerState::ContainerExited,
         ContainerPhase::Removing => ContainerState::ContainerUnknown,
     }
+}
+
+/// The image of a request by its tag, where it has one.
+fn image_named(image: Option<ImageSpec>, tag: String) -> Option<ImageSpec> {
+    let mut image = image?;
+    if !tag.is_empty() {
+        image.image = tag;
+    }
+    Some(image)
 }
 
 fn user(user: crate::sandbox::ContainerUser) -> ContainerUser {
@@ -67,7 +76,7 @@ impl Node {
             metadata: record.config.metadata,
             state,
             created_at: record.created_at,
-            image: record.config.image,
+            image: image_named(record.config.image, record.image_tag),
             image_ref: record.image_ref,
             image_id: record.image,
             labels: record.config.labels,

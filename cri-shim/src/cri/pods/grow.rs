@@ -215,6 +215,7 @@ mod tests {
             ..Default::default()
         };
         ContainerRecord {
+            image_tag: String::new(),
             start_error: None,
             id: id.to_owned(),
             pod: "pod".to_owned(),

@@ -106,6 +106,9 @@ pub(crate) struct ContainerRecord {
     /// Who its process is, once the guest has made it.
     #[serde(default)]
     pub(crate) identity: Option<ContainerUser>,
+    /// The tag that its image is told by; empty where it has none.
+    #[serde(default)]
+    pub(crate) image_tag: String,
     /// Why it cannot be started: its command is not there, or cannot be run. It is in no guest.
     #[serde(default)]
     pub(crate) start_error: Option<String>,
