@@ -4,6 +4,7 @@
 //! Errors keep the name of the ioctl. Nothing here knows memory, devices or vCPU threads.
 
 mod signal_mask;
+mod tsc_offset;
 
 use std::io;
 
@@ -11,6 +12,7 @@ use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 pub(crate) use signal_mask::set_signal_mask;
+pub(crate) use tsc_offset::{set_tsc_offset, tsc_offset};
 
 use crate::layout;
 

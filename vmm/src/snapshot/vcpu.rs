@@ -9,7 +9,7 @@ use kvm_ioctls::VcpuFd;
 
 use super::SnapshotError;
 use super::format::{Reader, Writer};
-use crate::kvm::KvmError;
+use crate::kvm::{self, KvmError};
 
 /// Of the record.
 pub(super) const VERSION: u32 = 1;
@@ -67,6 +67,8 @@ impl VcpuState {
         let get = KvmError::ioctl;
         // KVM works off a pending INIT or SIPI here, which changes what follows.
         let mp_state = vcpu.get_mp_state().map_err(get("KVM_GET_MP_STATE"))?;
+        // It puts what a pending exception says into CR2 or DR6, which are read next.
+        vcpu.get_vcpu_events().map_err(get("KVM_GET_VCPU_EVENTS"))?;
         let mut state = Self {
             tsc_khz: vcpu.get_tsc_khz().unwrap_or(0),
             mp_state,
@@ -112,8 +114,13 @@ impl VcpuState {
         }
     }
 
-    /// Sets everything of a vCPU that has just been created, and has its CPUID.
-    pub(crate) fn apply(&self, vcpu: &VcpuFd) -> Result<(), SnapshotError> {
+    /// Sets everything of a vCPU that has just been created, and has its CPUID. `offset` is that
+    /// of the machine's time stamp counters, which the first vCPU sets for all.
+    pub(crate) fn apply(
+        &self,
+        vcpu: &VcpuFd,
+        offset: &mut Option<u64>,
+    ) -> Result<(), SnapshotError> {
         let set = KvmError::ioctl;
         self.set_frequency(vcpu)?;
         vcpu.set_mp_state(self.mp_state)
@@ -133,7 +140,8 @@ impl VcpuState {
             .map_err(set("KVM_SET_DEBUGREGS"))?;
         // After the APIC's base, which is one of the special registers, and before its deadline.
         vcpu.set_lapic(&self.lapic).map_err(set("KVM_SET_LAPIC"))?;
-        self.set_msrs(vcpu)?;
+        let has_time = self.set_time(vcpu, offset)?;
+        self.set_msrs(vcpu, has_time)?;
         vcpu.set_vcpu_events(&self.events)
             .map_err(set("KVM_SET_VCPU_EVENTS"))?;
         // Tells kvm-clock that the guest did not run, or its watchdogs fire. It is an error for
@@ -157,14 +165,43 @@ impl VcpuState {
             })
     }
 
-    /// Sets the MSRs that differ from a new vCPU's.
-    fn set_msrs(&self, vcpu: &VcpuFd) -> Result<(), SnapshotError> {
+    /// The time stamp counter goes on from where it was; false where KVM knows no offsets.
+    fn set_time(&self, vcpu: &VcpuFd, offset: &mut Option<u64>) -> Result<bool, SnapshotError> {
+        let Some(here) = kvm::tsc_offset(vcpu)? else {
+            return Ok(false);
+        };
+        let tsc = |msrs: &[(u32, u64)]| {
+            let found = msrs.iter().find(|(number, _)| *number == MSR_TSC);
+            found.map(|(_, value)| *value)
+        };
+        let (Some(saved), Some(now)) = (tsc(&self.msrs), tsc(&read_msrs(vcpu, &[MSR_TSC])?)) else {
+            return Ok(false);
+        };
+        let own = here.wrapping_add(saved).wrapping_sub(now);
+        // vCPUs were not saved at the same instant: less than a second apart, as KVM has it, they
+        // agreed, and shall agree to the cycle.
+        let second = u64::from(self.tsc_khz) * 1000;
+        let agreed = offset.filter(|first| {
+            let apart = own.wrapping_sub(*first);
+            apart.min(apart.wrapping_neg()) < second
+        });
+        let wanted = agreed.unwrap_or(own);
+        kvm::set_tsc_offset(vcpu, wanted)?;
+        offset.get_or_insert(wanted);
+        Ok(true)
+    }
+
+    /// Sets the MSRs that differ from a new vCPU's; the time stamp counter unless it is set.
+    fn set_msrs(&self, vcpu: &VcpuFd, has_time: bool) -> Result<(), SnapshotError> {
         let numbers: Vec<u32> = self.msrs.iter().map(|(number, _)| *number).collect();
         let fresh = read_msrs(vcpu, &numbers)?;
         let mut wanted: Vec<kvm_msr_entry> = self
             .msrs
             .iter()
-            .filter(|msr| msr.0 == MSR_TSC || !fresh.contains(msr))
+            .filter(|msr| match msr.0 {
+                MSR_TSC => !has_time,
+                _ => !fresh.contains(msr),
+            })
             .map(|(index, data)| kvm_msr_entry {
                 index: *index,
                 data: *data,
@@ -255,4 +292,56 @@ fn read_msrs(vcpu: &VcpuFd, numbers: &[u32]) -> Result<Vec<(u32, u64)>, KvmError
         rest = &rest[(read + usize::from(read < batch)).min(rest.len())..];
     }
     Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+    use kvm_ioctls::{Kvm, VmFd};
+
+    use super::*;
+
+    fn machine(kvm: &Kvm) -> (VmFd, [VcpuFd; 2]) {
+        let vm = kvm.create_vm().unwrap();
+        vm.create_irq_chip().unwrap();
+        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
+        let vcpus = [0, 1].map(|id| {
+            let vcpu = vm.create_vcpu(id).unwrap();
+            vcpu.set_cpuid2(&cpuid).unwrap();
+            vcpu
+        });
+        (vm, vcpus)
+    }
+
+    fn time(vcpu: &VcpuFd) -> u64 {
+        read_msrs(vcpu, &[MSR_TSC]).unwrap()[0].1
+    }
+
+    /// Its name has it run where KVM is a distribution's, which is older than it is here.
+    #[test]
+    fn guest_clocks_go_on_from_where_they_were_saved_and_agree() {
+        let kvm = kvm::open().unwrap();
+        let numbers = msr_numbers(&kvm).unwrap();
+        let (_vm, vcpus) = machine(&kvm);
+        let second = u64::from(vcpus[0].get_tsc_khz().unwrap()) * 1000;
+        while time(&vcpus[0]) < second / 2 {
+            std::hint::spin_loop();
+        }
+        let saved = vcpus.map(|vcpu| VcpuState::gather(&vcpu, &numbers).unwrap());
+        let before = saved[0].msrs.iter().find(|msr| msr.0 == MSR_TSC).unwrap().1;
+
+        let (_vm, vcpus) = machine(&kvm);
+        let mut offset = None;
+        for (vcpu, saved) in vcpus.iter().zip(&saved) {
+            saved.apply(vcpu, &mut offset).unwrap();
+        }
+        for vcpu in &vcpus {
+            let now = time(vcpu);
+            assert!(
+                now >= before && now - before < 10 * second,
+                "{before} {now}"
+            );
+            assert_eq!(kvm::tsc_offset(vcpu).unwrap(), offset);
+        }
+    }
 }

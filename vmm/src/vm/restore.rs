@@ -48,8 +48,9 @@ pub(super) fn device_states(
 
 /// Sets vCPUs, chips and the devices' registers.
 pub(super) fn machine(hardware: &Hardware, state: &MachineState) -> Result<(), SnapshotError> {
+    let mut offset = None;
     for (vcpu, saved) in hardware.vcpus.iter().zip(&state.vcpus) {
-        saved.apply(vcpu)?;
+        saved.apply(vcpu, &mut offset)?;
     }
     // I/O APIC and PIC may interrupt at once, which local APICs must be there for.
     state.chips.apply(&hardware.vm_fd)?;
