@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{Mode, OFlags};
 use tokio::process::Command;
 use tracing::{debug, warn};
 
@@ -204,7 +205,12 @@ impl Shape {
     /// The template of this shape, if there is one.
     pub(super) fn find(&self, program: &Path, templates: &Path) -> Option<Template> {
         let place = self.place(program, templates).ok()?;
-        let open = |name| File::open(place.join(name)).map(OwnedFd::from);
+        // Both are of one directory, though another one may take its place meanwhile.
+        let dir = File::open(&place).ok()?;
+        let open = |name| {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            rustix::fs::openat(&dir, name, flags, Mode::empty())
+        };
         let found = Template {
             state: open(STATE).ok()?,
             memory: open(MEMORY).ok()?,
@@ -212,7 +218,7 @@ impl Shape {
         debug!(template = %place.display(), "there is a template");
         // The one that was wanted last is the last to be removed.
         let now = SystemTime::now();
-        if let Err(error) = File::open(&place).and_then(|dir| dir.set_modified(now)) {
+        if let Err(error) = dir.set_modified(now) {
             debug!(%error, "the template stays as old as it was");
         }
         Some(found)
