@@ -130,26 +130,44 @@ pub(super) fn groups(groups: SupplementalGroups) -> api::SupplementalGroups {
 
 pub(super) fn stats(answer: &api::ContainerStatsResponse) -> ContainerStats {
     let (cpu, memory) = (&answer.cpu, &answer.memory);
-    let (pids, io) = (&answer.pids, &answer.io);
+    let (pids, io, writable) = (&answer.pids, &answer.io, &answer.writable);
     ContainerStats {
         timestamp_ns: answer.timestamp_ns,
         cpu_usage_us: cpu.usage_us,
         cpu_user_us: cpu.user_us,
         cpu_system_us: cpu.system_us,
         cpu_throttled_us: cpu.throttled_us,
+        cpu_periods: cpu.periods,
+        cpu_throttled_periods: cpu.throttled_periods,
         memory_usage_bytes: memory.usage_bytes,
         memory_working_set_bytes: memory.working_set_bytes,
         memory_limit_bytes: memory.limit_bytes,
         memory_anon_bytes: memory.anon_bytes,
         memory_file_bytes: memory.file_bytes,
+        memory_mapped_file_bytes: memory.mapped_file_bytes,
+        memory_kernel_bytes: memory.kernel_bytes,
+        memory_peak_bytes: memory.peak_bytes,
+        memory_limit_hits: memory.limit_hits,
         page_faults: memory.page_faults,
         major_page_faults: memory.major_page_faults,
         oom_kills: memory.oom_kills,
         pids_current: pids.current,
         pids_limit: pids.limit,
+        processes: pids.processes,
+        descriptors: pids.descriptors,
+        descriptor_limit: pids.descriptor_limit,
+        sockets: pids.sockets,
+        tasks_running: pids.running,
+        tasks_sleeping: pids.sleeping,
+        tasks_stopped: pids.stopped,
+        tasks_uninterruptible: pids.uninterruptible,
         io_read_bytes: io.read_bytes,
         io_write_bytes: io.write_bytes,
         io_read_operations: io.read_operations,
         io_write_operations: io.write_operations,
+        writable_bytes: writable.bytes,
+        writable_used_bytes: writable.bytes.saturating_sub(writable.free_bytes),
+        writable_inodes: writable.inodes,
+        writable_used_inodes: writable.inodes.saturating_sub(writable.free_inodes),
     }
 }

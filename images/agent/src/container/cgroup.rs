@@ -24,6 +24,8 @@ const PARENT: &str = "/podvisor";
 const FILE_BYTES: u64 = 256 << 10;
 /// Groups that a container may nest below its own and still be signalled in.
 const MAX_GROUPS: usize = 10_000;
+/// Groups whose processes are counted.
+const COUNTED_GROUPS: usize = 1000;
 /// Killed processes end at once, unless they are in a system call that cannot be broken off.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -117,15 +119,27 @@ impl Cgroup {
                     "too many nested groups",
                 ));
             }
-            let listed = read(&group.join("cgroup.procs"))?;
-            pids.extend(
-                listed
-                    .lines()
-                    .filter_map(|l| Pid::from_raw(l.parse().ok()?)),
-            );
+            pids.extend(listed(&group)?);
             groups.extend(subgroups(&group)?);
         }
         Ok(pids)
+    }
+
+    /// The processes in the group and below it, as far as they can be listed in a bounded time.
+    #[must_use]
+    pub fn countable(&self) -> Vec<Pid> {
+        let mut pids = Vec::new();
+        let mut groups = vec![self.path.clone()];
+        for _ in 0..COUNTED_GROUPS {
+            let Some(group) = groups.pop() else {
+                break;
+            };
+            // A group of threads lists none: its processes are those of a group above it. Others
+            // may go meanwhile.
+            pids.extend(listed(&group).into_iter().flatten());
+            groups.extend(subgroups(&group).unwrap_or_default());
+        }
+        pids
     }
 
     fn contains(&self, pid: Pid) -> bool {
@@ -189,6 +203,7 @@ impl Cgroup {
     pub fn stats(&self) -> ContainerStatsResponse {
         let cpu = self.file("cpu.stat").unwrap_or_default();
         let memory = self.file("memory.stat").unwrap_or_default();
+        let events = self.file("memory.events").unwrap_or_default();
         let figure = |text: &str, name| field(text, name).unwrap_or(0);
         let usage = self.number("memory.current");
         ContainerStatsResponse {
@@ -198,6 +213,8 @@ impl Cgroup {
                 user_us: figure(&cpu, "user_usec"),
                 system_us: figure(&cpu, "system_usec"),
                 throttled_us: figure(&cpu, "throttled_usec"),
+                periods: figure(&cpu, "nr_periods"),
+                throttled_periods: figure(&cpu, "nr_throttled"),
                 ..Default::default()
             }),
             memory: MessageField::some(MemoryStats {
@@ -208,7 +225,11 @@ impl Cgroup {
                 file_bytes: figure(&memory, "file"),
                 page_faults: figure(&memory, "pgfault"),
                 major_page_faults: figure(&memory, "pgmajfault"),
-                oom_kills: self.oom_kills(),
+                oom_kills: figure(&events, "oom_kill"),
+                peak_bytes: self.number("memory.peak"),
+                kernel_bytes: figure(&memory, "kernel"),
+                mapped_file_bytes: figure(&memory, "file_mapped"),
+                limit_hits: figure(&events, "max"),
                 ..Default::default()
             }),
             pids: MessageField::some(PidStats {
@@ -262,6 +283,15 @@ fn io_stats(text: &str) -> IoStats {
         *sum = sum.saturating_add(value);
     }
     total
+}
+
+/// The processes of one group.
+fn listed(group: &Path) -> io::Result<Vec<Pid>> {
+    let text = read(&group.join("cgroup.procs"))?;
+    let pids = text
+        .lines()
+        .filter_map(|line| Pid::from_raw(line.parse().ok()?));
+    Ok(pids.collect())
 }
 
 fn subgroups(group: &Path) -> io::Result<Vec<PathBuf>> {
@@ -320,6 +350,44 @@ mod tests {
         assert_eq!(field(text, "oom_kill"), Some(2));
         assert_eq!(field(text, "oom"), Some(3));
         assert_eq!(field(text, "kill"), None);
+    }
+
+    #[test]
+    fn figures_are_read_from_the_groups_files_and_processes_from_those_below_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = Cgroup {
+            relative: PathBuf::from("/x"),
+            path: dir.path().to_owned(),
+        };
+        let below = dir.path().join("below/further");
+        fs::create_dir_all(&below).unwrap();
+        for (name, text) in [
+            ("cpu.stat", "usage_usec 9\nnr_periods 7\nnr_throttled 2\n"),
+            ("memory.current", "500\n"),
+            ("memory.peak", "900\n"),
+            (
+                "memory.stat",
+                "file 3\nkernel 40\nkernel_stack 5\nfile_mapped 6\ninactive_file 100\n",
+            ),
+            ("memory.events", "low 0\nhigh 0\nmax 4\noom 1\noom_kill 1\n"),
+            ("pids.current", "5\n"),
+            ("cgroup.procs", "10\n11\n"),
+            ("below/further/cgroup.procs", "12\nodd\n0\n"),
+        ] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let stats = group.stats();
+        assert_eq!((stats.cpu.periods, stats.cpu.throttled_periods), (7, 2));
+        let memory = &stats.memory;
+        assert_eq!((memory.peak_bytes, memory.working_set_bytes), (900, 400));
+        assert_eq!((memory.kernel_bytes, memory.mapped_file_bytes), (40, 6));
+        assert_eq!((memory.limit_hits, memory.oom_kills), (4, 1));
+        assert_eq!(stats.pids.current, 5);
+        // `below` lists none, as a group of threads does.
+        let pids: Vec<_> = group.countable();
+        let pids: Vec<_> = pids.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+        assert_eq!(pids, [10, 11, 12]);
+        assert_eq!(Cgroup::new("no-such-group").countable(), []);
     }
 
     #[test]

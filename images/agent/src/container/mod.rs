@@ -25,6 +25,7 @@ mod folder;
 mod make;
 mod remove;
 mod restart;
+mod stats;
 mod status;
 
 use std::collections::HashMap;
@@ -311,15 +312,6 @@ impl Containers {
                 state: "without a terminal",
             })
         }
-    }
-
-    /// Figures of a container's control group.
-    ///
-    /// # Errors
-    ///
-    /// [`ContainerError`] of kind `NotFound`.
-    pub fn stats(&self, id: &str) -> Result<api::ContainerStatsResponse> {
-        Ok(self.get(id)?.cgroup.stats())
     }
 
     /// Changes the limits of a container.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use pathrs::Root;
+use podvisor_agent_protocol::api;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -174,7 +175,7 @@ impl Image {
 pub struct Rootfs {
     // Fields drop in order: the overlay goes before what it is made of.
     overlay: MountPoint,
-    _upper: MountPoint,
+    upper: MountPoint,
     _image: Arc<Image>,
 }
 
@@ -228,8 +229,27 @@ impl Rootfs {
             .map_err(RootfsError::mount("mount an overlay on", overlay.path()))?;
         Ok(Self {
             overlay: overlay.mounted(),
-            _upper: upper,
+            upper,
             _image: image,
+        })
+    }
+
+    /// How full the file system of its writable layer is.
+    ///
+    /// # Errors
+    ///
+    /// [`RootfsError::Mount`].
+    pub fn writable(&self) -> Result<api::FsStats, RootfsError> {
+        let path = self.upper.path();
+        let stat = rustix::fs::statvfs(path)
+            .map_err(io::Error::from)
+            .map_err(RootfsError::mount("ask for the use of", path))?;
+        Ok(api::FsStats {
+            bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
+            free_bytes: stat.f_bfree.saturating_mul(stat.f_frsize),
+            inodes: stat.f_files,
+            free_inodes: stat.f_ffree,
+            ..Default::default()
         })
     }
 
@@ -253,7 +273,7 @@ impl Rootfs {
     pub fn unmount(self) -> Arc<Image> {
         let Self {
             overlay,
-            _upper: upper,
+            upper,
             _image: image,
         } = self;
         drop(overlay);
