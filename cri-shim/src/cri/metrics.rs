@@ -1,8 +1,12 @@
 //! Metrics of pods and containers under the names that cAdvisor gave them, for a kubelet that
-//! takes them from the runtime. What a guest does not have, or nobody counts, is left out.
+//! takes them from the runtime.
+//!
+//! Each name that is described has a value for each container that runs: what a guest does not
+//! have (swap), or nobody counts (load), is 0. So critest wants it.
 
 use k8s_cri::v1::{
-    ContainerMetrics, Metric, MetricDescriptor, MetricType, PodSandboxMetrics, UInt64Value,
+    ContainerMetrics, LinuxContainerResources, Metric, MetricDescriptor, MetricType,
+    PodSandboxMetrics, UInt64Value,
 };
 
 use super::node::{Container, Node, now};
@@ -16,6 +20,7 @@ const BASE: [&str; 3] = ["id", "name", "image"];
 /// What a container's metric is made from.
 struct Source<'a> {
     figures: &'a Figures,
+    resources: &'a LinuxContainerResources,
     started_at_seconds: u64,
 }
 
@@ -36,6 +41,29 @@ struct OfInterface {
 }
 
 const SECOND_US: u64 = 1_000_000;
+
+/// What the kernel takes where nothing is said.
+const CPU_PERIOD_US: u64 = 100_000;
+const CPU_SHARES: u64 = 1024;
+
+/// Disks are the guest's, and none of the node's.
+const DISK: (&str, &str) = ("device", "");
+
+/// The file system that takes what containers write to their roots.
+const WRITABLE: (&str, &str) = ("device", "tmpfs");
+
+/// A limit as it was asked for; one that is not set, or lifted, is 0.
+fn limit(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
+/// A limit for which the kernel has a value when nothing is said.
+fn limit_or(value: i64, default: u64) -> u64 {
+    match limit(value) {
+        0 => default,
+        limit => limit,
+    }
+}
 
 const fn counter(
     name: &'static str,
@@ -69,6 +97,9 @@ const fn labelled(
     OfContainer { labels, ..metric }
 }
 
+const TASKS_HELP: &str = "Threads by what they do; waits for disks are among `uninterruptible`";
+const BLKIO_HELP: &str = "Bytes that disks moved, by direction";
+
 const OF_CONTAINERS: &[OfContainer] = &[
     labelled(
         &[("cpu", "total")],
@@ -87,6 +118,21 @@ const OF_CONTAINERS: &[OfContainer] = &[
         "container_cpu_system_seconds_total",
         "CPU time used by the kernel for programs, in seconds",
         |s| s.figures.cpu_system_us / SECOND_US,
+    ),
+    gauge(
+        "container_cpu_load_average_10s",
+        "CPU load of the last 10 seconds; 0, nobody counts it",
+        |_| 0,
+    ),
+    counter(
+        "container_cpu_cfs_periods_total",
+        "Periods of the CPU limit",
+        |s| s.figures.cpu_periods,
+    ),
+    counter(
+        "container_cpu_cfs_throttled_periods_total",
+        "Periods in which the CPU limit held programs up",
+        |s| s.figures.cpu_throttled_periods,
     ),
     counter(
         "container_cpu_cfs_throttled_seconds_total",
@@ -109,6 +155,31 @@ const OF_CONTAINERS: &[OfContainer] = &[
     gauge("container_memory_cache", "Memory of files in bytes", |s| {
         s.figures.memory_file_bytes
     }),
+    gauge(
+        "container_memory_mapped_file",
+        "Memory of files that programs have mapped, in bytes",
+        |s| s.figures.memory_mapped_file_bytes,
+    ),
+    gauge(
+        "container_memory_kernel_usage",
+        "Memory of the kernel for the container in bytes",
+        |s| s.figures.memory_kernel_bytes,
+    ),
+    gauge(
+        "container_memory_max_usage_bytes",
+        "Most memory that was in use at once",
+        |s| s.figures.memory_peak_bytes,
+    ),
+    gauge(
+        "container_memory_swap",
+        "Swap in use in bytes; 0, guests have none",
+        |_| 0,
+    ),
+    counter(
+        "container_memory_failcnt",
+        "Times that the use of memory came to its limit",
+        |s| s.figures.memory_limit_hits,
+    ),
     labelled(
         &[("failure_type", "pgfault"), ("scope", "container")],
         counter(
@@ -135,16 +206,131 @@ const OF_CONTAINERS: &[OfContainer] = &[
         "Memory limit; 0 is none",
         |s| s.figures.memory_limit_bytes,
     ),
-    gauge("container_processes", "Processes", |s| {
-        s.figures.pids_current
-    }),
+    gauge(
+        "container_spec_memory_swap_limit_bytes",
+        "Limit of memory and swap together, as it was asked for; 0 is none",
+        |s| limit(s.resources.memory_swap_limit_in_bytes),
+    ),
+    gauge(
+        "container_spec_memory_reservation_limit_bytes",
+        "Memory that the container keeps when there is little (memory.min); 0 is none",
+        |s| {
+            let reservation = s.resources.unified.get("memory.min");
+            reservation.and_then(|text| text.parse().ok()).unwrap_or(0)
+        },
+    ),
+    gauge(
+        "container_spec_cpu_period",
+        "Period of the CPU limit in microseconds",
+        |s| limit_or(s.resources.cpu_period, CPU_PERIOD_US),
+    ),
+    gauge(
+        "container_spec_cpu_quota",
+        "CPU time in each period, in microseconds; 0 is no limit",
+        |s| limit(s.resources.cpu_quota),
+    ),
+    gauge(
+        "container_spec_cpu_shares",
+        "Share of CPU time beside the pod's other containers",
+        |s| limit_or(s.resources.cpu_shares, CPU_SHARES),
+    ),
+    gauge("container_processes", "Processes", |s| s.figures.processes),
+    gauge("container_threads", "Threads", |s| s.figures.pids_current),
     gauge(
         "container_threads_max",
-        "Most processes and threads; 0 is no limit",
+        "Most threads; 0 is no limit",
         |s| s.figures.pids_limit,
     ),
     labelled(
-        &[("device", "")],
+        &[("state", "sleeping")],
+        gauge("container_tasks_state", TASKS_HELP, |s| {
+            s.figures.tasks_sleeping
+        }),
+    ),
+    labelled(
+        &[("state", "running")],
+        gauge("container_tasks_state", TASKS_HELP, |s| {
+            s.figures.tasks_running
+        }),
+    ),
+    labelled(
+        &[("state", "stopped")],
+        gauge("container_tasks_state", TASKS_HELP, |s| {
+            s.figures.tasks_stopped
+        }),
+    ),
+    labelled(
+        &[("state", "uninterruptible")],
+        gauge("container_tasks_state", TASKS_HELP, |s| {
+            s.figures.tasks_uninterruptible
+        }),
+    ),
+    labelled(
+        &[("state", "iowaiting")],
+        gauge("container_tasks_state", TASKS_HELP, |_| 0),
+    ),
+    gauge("container_file_descriptors", "Open descriptors", |s| {
+        s.figures.descriptors
+    }),
+    gauge("container_sockets", "Open sockets", |s| s.figures.sockets),
+    labelled(
+        &[("ulimit", "max_open_files")],
+        gauge(
+            "container_ulimits_soft",
+            "Soft limits of the container's own process",
+            |s| s.figures.descriptor_limit,
+        ),
+    ),
+    labelled(
+        &[WRITABLE],
+        gauge(
+            "container_fs_limit_bytes",
+            "Most that the container can write to its root, in bytes",
+            |s| s.figures.writable_bytes,
+        ),
+    ),
+    labelled(
+        &[WRITABLE],
+        gauge(
+            "container_fs_usage_bytes",
+            "What the container has written to its root, in bytes",
+            |s| s.figures.writable_used_bytes,
+        ),
+    ),
+    labelled(
+        &[WRITABLE],
+        gauge(
+            "container_fs_inodes_total",
+            "Most files that the container can make in its root",
+            |s| s.figures.writable_inodes,
+        ),
+    ),
+    labelled(
+        &[WRITABLE],
+        gauge(
+            "container_fs_inodes_free",
+            "Files that the container can still make in its root",
+            |s| {
+                let figures = s.figures;
+                let free = figures.writable_inodes;
+                free.saturating_sub(figures.writable_used_inodes)
+            },
+        ),
+    ),
+    labelled(
+        &[DISK, ("major", ""), ("minor", ""), ("operation", "Read")],
+        counter("container_blkio_device_usage_total", BLKIO_HELP, |s| {
+            s.figures.io_read_bytes
+        }),
+    ),
+    labelled(
+        &[DISK, ("major", ""), ("minor", ""), ("operation", "Write")],
+        counter("container_blkio_device_usage_total", BLKIO_HELP, |s| {
+            s.figures.io_write_bytes
+        }),
+    ),
+    labelled(
+        &[DISK],
         counter(
             "container_fs_reads_bytes_total",
             "Bytes read from disks",
@@ -152,7 +338,7 @@ const OF_CONTAINERS: &[OfContainer] = &[
         ),
     ),
     labelled(
-        &[("device", "")],
+        &[DISK],
         counter(
             "container_fs_writes_bytes_total",
             "Bytes written to disks",
@@ -160,13 +346,13 @@ const OF_CONTAINERS: &[OfContainer] = &[
         ),
     ),
     labelled(
-        &[("device", "")],
+        &[DISK],
         counter("container_fs_reads_total", "Reads from disks", |s| {
             s.figures.io_read_operations
         }),
     ),
     labelled(
-        &[("device", "")],
+        &[DISK],
         counter("container_fs_writes_total", "Writes to disks", |s| {
             s.figures.io_write_operations
         }),
@@ -322,8 +508,10 @@ impl Node {
         let ContainerPhase::Running { started_at } = record.phase else {
             return None;
         };
+        let linux = record.config.linux.unwrap_or_default();
         let source = Source {
             figures: &figures,
+            resources: &linux.resources.unwrap_or_default(),
             started_at_seconds: u64::try_from(started_at / 1_000_000_000).unwrap_or(0),
         };
         let name = record.config.metadata.unwrap_or_default().name;
@@ -337,19 +525,15 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::cni::Direction;
 
-    #[test]
-    fn each_metric_has_one_descriptor_with_as_many_labels() {
-        let descriptors = descriptors();
-        let figures = Figures {
-            cpu_usage_us: 2_500_000,
-            pids_current: 3,
-            ..Figures::default()
-        };
+    fn metrics(figures: &Figures, resources: &LinuxContainerResources) -> Vec<Metric> {
         let source = Source {
-            figures: &figures,
+            figures,
+            resources,
             started_at_seconds: 7,
         };
         let counters = InterfaceCounters {
@@ -362,19 +546,104 @@ mod tests {
         };
         let mut metrics = of_container(["c", "web", "img"], &source);
         metrics.extend(of_interface(["p", "pod", ""], &counters, 1));
+        metrics
+    }
+
+    fn value(metrics: &[Metric], name: &str, label: &str) -> u64 {
+        let mut found = metrics.iter().filter(|metric| {
+            let has_label = metric.label_values.iter().any(|value| value == label);
+            metric.name == name && (label.is_empty() || has_label)
+        });
+        let metric = found.next().expect(name);
+        metric.value.unwrap().value
+    }
+
+    #[test]
+    fn each_metric_has_one_descriptor_with_as_many_labels_and_each_descriptor_a_metric() {
+        let descriptors = descriptors();
+        let metrics = metrics(&Figures::default(), &LinuxContainerResources::default());
         for metric in &metrics {
             let mut found = descriptors.iter().filter(|d| d.name == metric.name);
             let descriptor = found.next().expect(&metric.name);
             assert!(found.next().is_none(), "{}", metric.name);
             assert_eq!(descriptor.label_keys.len(), metric.label_values.len());
+            assert!(!descriptor.help.is_empty());
+            let type_of = |other: &&Metric| other.name == metric.name;
+            let mut types = metrics.iter().filter(type_of).map(|m| m.metric_type);
+            assert!(types.all(|of| of == metric.metric_type), "{}", metric.name);
         }
-        let value = |name: &str| {
-            let metric = metrics.iter().find(|metric| metric.name == name);
-            metric.unwrap().value.unwrap().value
+        let described: BTreeSet<_> = descriptors.iter().map(|d| &d.name).collect();
+        let measured: BTreeSet<_> = metrics.iter().map(|metric| &metric.name).collect();
+        assert_eq!(described, measured);
+        let series: BTreeSet<_> = metrics
+            .iter()
+            .map(|metric| (&metric.name, &metric.label_values))
+            .collect();
+        assert_eq!(series.len(), metrics.len());
+    }
+
+    #[test]
+    fn values_are_those_of_figures_and_limits() {
+        let figures = Figures {
+            cpu_usage_us: 2_500_000,
+            processes: 3,
+            pids_current: 8,
+            tasks_stopped: 1,
+            descriptors: 12,
+            io_write_bytes: 5,
+            memory_peak_bytes: 6,
+            writable_bytes: 100,
+            writable_used_bytes: 40,
+            writable_inodes: 10,
+            writable_used_inodes: 4,
+            ..Figures::default()
         };
-        assert_eq!(value("container_cpu_usage_seconds_total"), 2);
-        assert_eq!(value("container_processes"), 3);
-        assert_eq!(value("container_start_time_seconds"), 7);
-        assert_eq!(value("container_network_transmit_bytes_total"), 9);
+        let resources = LinuxContainerResources {
+            cpu_quota: 20_000,
+            memory_swap_limit_in_bytes: 64 << 20,
+            unified: [("memory.min".to_owned(), "4096".to_owned())].into(),
+            ..LinuxContainerResources::default()
+        };
+        let limited = metrics(&figures, &resources);
+        for (name, label, expected) in [
+            ("container_cpu_usage_seconds_total", "", 2),
+            ("container_processes", "", 3),
+            ("container_threads", "", 8),
+            ("container_tasks_state", "stopped", 1),
+            ("container_tasks_state", "running", 0),
+            ("container_file_descriptors", "", 12),
+            ("container_blkio_device_usage_total", "Read", 0),
+            ("container_blkio_device_usage_total", "Write", 5),
+            ("container_memory_max_usage_bytes", "", 6),
+            ("container_fs_limit_bytes", "tmpfs", 100),
+            ("container_fs_usage_bytes", "tmpfs", 40),
+            ("container_fs_inodes_total", "tmpfs", 10),
+            ("container_fs_inodes_free", "tmpfs", 6),
+            ("container_spec_cpu_quota", "", 20_000),
+            ("container_spec_cpu_period", "", 100_000),
+            ("container_spec_cpu_shares", "", 1024),
+            ("container_spec_memory_swap_limit_bytes", "", 64 << 20),
+            ("container_spec_memory_reservation_limit_bytes", "", 4096),
+            ("container_start_time_seconds", "", 7),
+            ("container_network_transmit_bytes_total", "eth0", 9),
+        ] {
+            assert_eq!(value(&limited, name, label), expected, "{name} {label}");
+        }
+        let lifted = LinuxContainerResources {
+            cpu_quota: -1,
+            cpu_shares: 2,
+            memory_swap_limit_in_bytes: -1,
+            unified: [("memory.min".to_owned(), "max".to_owned())].into(),
+            ..LinuxContainerResources::default()
+        };
+        let lifted = metrics(&figures, &lifted);
+        for (name, expected) in [
+            ("container_spec_cpu_quota", 0),
+            ("container_spec_cpu_shares", 2),
+            ("container_spec_memory_swap_limit_bytes", 0),
+            ("container_spec_memory_reservation_limit_bytes", 0),
+        ] {
+            assert_eq!(value(&lifted, name, ""), expected, "{name}");
+        }
     }
 }

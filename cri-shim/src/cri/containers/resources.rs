@@ -118,7 +118,7 @@ impl Node {
                 sum.memory_anon_bytes += figures.memory_anon_bytes;
                 sum.page_faults += figures.page_faults;
                 sum.major_page_faults += figures.major_page_faults;
-                sum.pids_current += figures.pids_current;
+                sum.processes += figures.processes;
                 containers.push(container_stats(&container, figures));
             }
         }
@@ -141,7 +141,7 @@ impl Node {
                 network: self.network_usage(&pod.id),
                 process: Some(ProcessUsage {
                     timestamp: timestamp(&sum),
-                    process_count: value(sum.pids_current),
+                    process_count: value(sum.processes),
                 }),
                 containers,
             }),
