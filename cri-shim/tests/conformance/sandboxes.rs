@@ -149,6 +149,26 @@ fn guest_statistics_of_a_sandbox_name_its_containers() {
     assert_eq!(stats.attributes.unwrap().id, container.id);
     assert!(stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value > 0);
     assert!(stats.memory.unwrap().working_set_bytes.unwrap().value > 0);
+    // Other runtimes look at disks now and then only.
+    if RUNTIME.is_vm {
+        let written = || {
+            let stats = ask!(container_stats(ContainerStatsRequest {
+                container_id: container.id.clone(),
+            }));
+            let layer = stats.unwrap().stats.unwrap().writable_layer.unwrap();
+            assert!(layer.timestamp > 0 && layer.fs_id.unwrap().mountpoint.starts_with('/'));
+            (
+                layer.used_bytes.unwrap().value,
+                layer.inodes_used.unwrap().value,
+            )
+        };
+        let before = written();
+        container.sh("head -c 1048576 /dev/zero > /one; : > /two");
+        let after = written();
+        assert!(after.0 >= before.0 + (1 << 20), "{before:?} {after:?}");
+        assert!(after.0 < before.0 + (2 << 20), "{before:?} {after:?}");
+        assert!(after.1 >= before.1 + 2, "{before:?} {after:?}");
+    }
     let all = ask!(list_container_stats(ListContainerStatsRequest {
         filter: Some(ContainerStatsFilter {
             pod_sandbox_id: pod.id.clone(),

@@ -3,10 +3,10 @@
 use std::sync::PoisonError;
 
 use k8s_cri::v1::{
-    ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, LinuxContainerResources,
-    LinuxPodSandboxStats, MemoryUsage, NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes,
-    PodSandboxStats, PodSandboxStatsFilter, ProcessUsage, UInt64Value,
-    UpdateContainerResourcesRequest,
+    ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, FilesystemIdentifier,
+    FilesystemUsage, LinuxContainerResources, LinuxPodSandboxStats, MemoryUsage,
+    NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes, PodSandboxStats,
+    PodSandboxStatsFilter, ProcessUsage, UInt64Value, UpdateContainerResourcesRequest,
 };
 
 use crate::cni::InterfaceCounters;
@@ -57,7 +57,7 @@ impl Node {
     pub(in crate::cri) async fn container_stats(&self, id: &str) -> Result<ContainerStats> {
         let container = self.container(id)?;
         let figures = self.figures(&container).await?;
-        Ok(container_stats(&container, figures))
+        Ok(self.shown_stats(&container, &figures))
     }
 
     /// ListContainerStats.
@@ -74,7 +74,7 @@ impl Node {
                 && matches_labels(&record.config.labels, &filter.label_selector);
             // One that ends meanwhile is left out.
             if is_wanted && let Ok(figures) = self.figures(&container).await {
-                stats.push(container_stats(&container, figures));
+                stats.push(self.shown_stats(&container, &figures));
             }
         }
         stats
@@ -119,7 +119,7 @@ impl Node {
                 sum.page_faults += figures.page_faults;
                 sum.major_page_faults += figures.major_page_faults;
                 sum.processes += figures.processes;
-                containers.push(container_stats(&container, figures));
+                containers.push(self.shown_stats(&container, &figures));
             }
         }
         let nano_cores = containers.iter().filter_map(|stats| {
@@ -167,6 +167,24 @@ impl Node {
         })
     }
 
+    fn shown_stats(&self, container: &Container, figures: &Figures) -> ContainerStats {
+        let record = container.record();
+        let nano_cores = nano_cores(container, figures);
+        let root = self.store.root().to_string_lossy().into_owned();
+        ContainerStats {
+            attributes: Some(ContainerAttributes {
+                id: record.id,
+                metadata: record.config.metadata,
+                labels: record.config.labels,
+                annotations: record.config.annotations,
+            }),
+            cpu: Some(cpu(figures, nano_cores)),
+            memory: Some(memory(figures)),
+            writable_layer: writable_layer(figures, root),
+            swap: None,
+        }
+    }
+
     pub(in crate::cri) async fn figures(&self, container: &Container) -> Result<Figures> {
         container.running()?;
         Ok(container.pod.client()?.stats(&container.id).await?)
@@ -212,22 +230,16 @@ fn timestamp(figures: &Figures) -> i64 {
     i64::try_from(figures.timestamp_ns).unwrap_or(i64::MAX)
 }
 
-fn container_stats(container: &Container, figures: Figures) -> ContainerStats {
-    let record = container.record();
-    let nano_cores = nano_cores(container, &figures);
-    ContainerStats {
-        attributes: Some(ContainerAttributes {
-            id: record.id,
-            metadata: record.config.metadata,
-            labels: record.config.labels,
-            annotations: record.config.annotations,
-        }),
-        cpu: Some(cpu(&figures, nano_cores)),
-        memory: Some(memory(&figures)),
-        // It is memory of the guest and counted as such.
-        writable_layer: None,
-        swap: None,
-    }
+/// What a container has written to its root. It is memory of the guest; a kubelet counts it to the
+/// file system that it finds at `root`, as ephemeral storage of the pod. `None` from a sandbox of
+/// an earlier version.
+fn writable_layer(figures: &Figures, root: String) -> Option<FilesystemUsage> {
+    (figures.writable_bytes > 0).then(|| FilesystemUsage {
+        timestamp: timestamp(figures),
+        fs_id: Some(FilesystemIdentifier { mountpoint: root }),
+        used_bytes: value(figures.writable_used_bytes),
+        inodes_used: value(figures.writable_used_inodes),
+    })
 }
 
 /// CPU time per second since the last time somebody asked.
@@ -274,6 +286,23 @@ mod tests {
     use k8s_cri::v1::HugepageLimit;
 
     use super::*;
+
+    #[test]
+    fn the_writable_layer_is_counted_to_the_stores_file_system() {
+        let figures = Figures {
+            timestamp_ns: 3,
+            writable_bytes: 100,
+            writable_used_bytes: 40,
+            writable_used_inodes: 2,
+            ..Figures::default()
+        };
+        let root = || "/store".to_owned();
+        assert_eq!(writable_layer(&Figures::default(), root()), None);
+        let usage = writable_layer(&figures, root()).unwrap();
+        assert_eq!(usage.fs_id.unwrap().mountpoint, "/store");
+        assert_eq!((usage.timestamp, usage.used_bytes), (3, value(40)));
+        assert_eq!(usage.inodes_used, value(2));
+    }
 
     #[test]
     fn an_update_leaves_what_it_does_not_name() {
