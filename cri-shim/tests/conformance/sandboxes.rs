@@ -197,6 +197,7 @@ fn guest_statistics_of_a_sandbox_have_its_network() {
     .unwrap();
     assert_eq!(stats.attributes.unwrap().id, pod.id);
     let linux = stats.linux.unwrap();
+    assert!(linux.cpu.unwrap().timestamp > 0 && linux.memory.unwrap().timestamp > 0);
     let network = linux.network.unwrap().default_interface.unwrap();
     assert_eq!(network.name, "eth0");
     assert!(network.rx_bytes.is_some() && network.tx_bytes.is_some());

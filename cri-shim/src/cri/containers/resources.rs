@@ -108,17 +108,14 @@ impl Node {
 
     async fn stats_of(&self, pod: &Pod) -> PodSandboxStats {
         let mut containers = Vec::new();
-        let mut sum = Figures::default();
+        // A pod whose containers do not run has figures of this time, too.
+        let mut sum = Figures {
+            timestamp_ns: u64::try_from(now()).unwrap_or(0),
+            ..Figures::default()
+        };
         for container in self.containers_of(&pod.id) {
             if let Ok(figures) = self.figures(&container).await {
-                sum.timestamp_ns = sum.timestamp_ns.max(figures.timestamp_ns);
-                sum.cpu_usage_us += figures.cpu_usage_us;
-                sum.memory_usage_bytes += figures.memory_usage_bytes;
-                sum.memory_working_set_bytes += figures.memory_working_set_bytes;
-                sum.memory_anon_bytes += figures.memory_anon_bytes;
-                sum.page_faults += figures.page_faults;
-                sum.major_page_faults += figures.major_page_faults;
-                sum.processes += figures.processes;
+                add(&mut sum, &figures);
                 containers.push(self.shown_stats(&container, &figures));
             }
         }
@@ -126,7 +123,7 @@ impl Node {
             let cpu = stats.cpu.as_ref()?;
             Some(cpu.usage_nano_cores.as_ref()?.value)
         });
-        let nano_cores = nano_cores.sum();
+        let nano_cores = nano_cores.fold(0, u64::saturating_add);
         let record = pod.record();
         PodSandboxStats {
             attributes: Some(PodSandboxAttributes {
@@ -151,20 +148,7 @@ impl Node {
 
     fn network_usage(&self, pod: &str) -> Option<NetworkUsage> {
         // A pod that ends meanwhile has no namespace any more.
-        let counters = self.cni.counters(pod).ok()?;
-        let usage = |counters: InterfaceCounters| NetworkInterfaceUsage {
-            name: counters.name,
-            rx_bytes: value(counters.received.bytes),
-            rx_errors: value(counters.received.errors),
-            tx_bytes: value(counters.sent.bytes),
-            tx_errors: value(counters.sent.errors),
-        };
-        let mut interfaces = counters.into_iter().map(usage);
-        Some(NetworkUsage {
-            timestamp: now(),
-            default_interface: interfaces.next(),
-            interfaces: interfaces.collect(),
-        })
+        network(self.cni.counters(pod).ok()?)
     }
 
     fn shown_stats(&self, container: &Container, figures: &Figures) -> ContainerStats {
@@ -230,6 +214,42 @@ fn timestamp(figures: &Figures) -> i64 {
     i64::try_from(figures.timestamp_ns).unwrap_or(i64::MAX)
 }
 
+/// Adds a container's figures to its pod's. They are the guest's word, however great.
+fn add(sum: &mut Figures, figures: &Figures) {
+    sum.timestamp_ns = sum.timestamp_ns.max(figures.timestamp_ns);
+    for (sum, value) in [
+        (&mut sum.cpu_usage_us, figures.cpu_usage_us),
+        (&mut sum.memory_usage_bytes, figures.memory_usage_bytes),
+        (
+            &mut sum.memory_working_set_bytes,
+            figures.memory_working_set_bytes,
+        ),
+        (&mut sum.memory_anon_bytes, figures.memory_anon_bytes),
+        (&mut sum.page_faults, figures.page_faults),
+        (&mut sum.major_page_faults, figures.major_page_faults),
+        (&mut sum.processes, figures.processes),
+    ] {
+        *sum = sum.saturating_add(value);
+    }
+}
+
+/// `None` for a pod without an interface: a kubelet takes it that there is a first one.
+fn network(counters: Vec<InterfaceCounters>) -> Option<NetworkUsage> {
+    let usage = |counters: InterfaceCounters| NetworkInterfaceUsage {
+        name: counters.name,
+        rx_bytes: value(counters.received.bytes),
+        rx_errors: value(counters.received.errors),
+        tx_bytes: value(counters.sent.bytes),
+        tx_errors: value(counters.sent.errors),
+    };
+    let mut interfaces = counters.into_iter().map(usage);
+    Some(NetworkUsage {
+        timestamp: now(),
+        default_interface: Some(interfaces.next()?),
+        interfaces: interfaces.collect(),
+    })
+}
+
 /// What a container has written to its root. It is memory of the guest; a kubelet counts it to the
 /// file system that it finds at `root`, as ephemeral storage of the pod. `None` from a sandbox of
 /// an earlier version.
@@ -286,6 +306,38 @@ mod tests {
     use k8s_cri::v1::HugepageLimit;
 
     use super::*;
+
+    #[test]
+    fn a_pod_without_an_interface_has_no_network_to_report() {
+        assert_eq!(network(Vec::new()), None);
+        let named = |name: &str| InterfaceCounters {
+            name: name.to_owned(),
+            ..InterfaceCounters::default()
+        };
+        let usage = network(vec![named("eth0"), named("net1")]).unwrap();
+        assert_eq!(usage.default_interface.unwrap().name, "eth0");
+        assert_eq!(usage.interfaces.len(), 1);
+        assert!(usage.timestamp > 0);
+    }
+
+    #[test]
+    fn figures_of_containers_are_summed_however_great_they_are() {
+        let mut sum = Figures {
+            timestamp_ns: 7,
+            ..Figures::default()
+        };
+        let figures = Figures {
+            timestamp_ns: 5,
+            cpu_usage_us: u64::MAX,
+            processes: 2,
+            pids_current: 9,
+            ..Figures::default()
+        };
+        add(&mut sum, &figures);
+        add(&mut sum, &figures);
+        assert_eq!((sum.timestamp_ns, sum.cpu_usage_us), (7, u64::MAX));
+        assert_eq!(sum.processes, 4);
+    }
 
     #[test]
     fn the_writable_layer_is_counted_to_the_stores_file_system() {
