@@ -144,14 +144,14 @@ pub(super) fn mounts(
             VolumeSource::Shared(name) => mount
                 .source(Path::new(SHARED_DIR).join(name))
                 .options(options(&["rbind", propagation, access])),
-            // Programs in it are not run, as Kubernetes has it.
+            // Programs in it may be run, as Kubernetes has it, but not with the rights of others.
             VolumeSource::Image(digest) => {
                 let source = image_source(digest).ok_or_else(|| {
                     SpecFault::invalid("mounts.image", format!("{digest:?} is not a digest"))
                 })?;
                 mount
                     .source(source)
-                    .options(options(&["bind", "ro", "nosuid", "nodev", "noexec"]))
+                    .options(options(&["bind", "ro", "nosuid", "nodev"]))
             }
         };
         mounts.push(mount.build()?);

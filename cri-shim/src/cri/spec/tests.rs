@@ -421,10 +421,7 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
             ("/data".to_owned(), "rbind,rprivate,ro".to_owned()),
             ("/data/inner".to_owned(), "rbind,rprivate,rw".to_owned()),
             ("/dev/shm".to_owned(), "rbind,rprivate,rw".to_owned()),
-            (
-                "/data/model".to_owned(),
-                "bind,ro,nosuid,nodev,noexec".to_owned()
-            ),
+            ("/data/model".to_owned(), "bind,ro,nosuid,nodev".to_owned()),
         ]
     );
     let shm = mounts
