@@ -29,6 +29,7 @@ impl Containers {
             reaper,
             hub,
             images,
+            memory,
             pids,
             launches,
             ..
@@ -66,6 +67,7 @@ impl Containers {
             let image = volumes.iter().find(|image| image.serial() == serial);
             image.map(|image| image.path().to_owned())
         });
+        let bound = memory.place(spec.mounts_mut().as_mut(), base, &folder.path)?;
         spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
         spec::show_files(
             &mut spec,
@@ -134,6 +136,7 @@ impl Containers {
                 user,
                 rootfs: Mutex::new(Some(rootfs)),
                 volumes: Mutex::new(volumes),
+                bound: Mutex::new(bound),
                 folder: Arc::new(folder),
                 name,
             }),

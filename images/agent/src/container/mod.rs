@@ -2,7 +2,7 @@
 //!
 //! A request enters through [`Containers`]. A container is put together in this order, and
 //! taken down in the opposite one: image and overlay ([`rootfs`], [`disk`]), user ([`user`]),
-//! specification ([`spec`], [`devices`]), process with its streams ([`launch`], [`process`]), all in `make`; its
+//! specification ([`spec`], [`devices`], [`memory`]), process with its streams ([`launch`], [`process`]), all in `make`; its
 //! processes live in one control group ([`cgroup`]).
 //!
 //! Within the guest a container has a short name of the agent's own (`c1`), so that paths
@@ -13,6 +13,7 @@ pub mod cgroup;
 pub mod devices;
 pub mod disk;
 pub mod launch;
+pub mod memory;
 pub mod pidns;
 pub mod process;
 pub mod resources;
@@ -45,9 +46,10 @@ use cgroup::Cgroup;
 pub use error::{ContainerError, Result};
 use folder::{Folder, remove_folder};
 use launch::Launches;
+use memory::Memory;
 use pidns::SharedPids;
 use process::Process;
-use rootfs::{Image, Images, Rootfs};
+use rootfs::{Image, Images, MountPoint, Rootfs};
 pub use status::{ContainerExit, Created, Started};
 
 /// Where the agent keeps what containers need.
@@ -65,6 +67,7 @@ struct Shared {
     reaper: Reaper,
     hub: Hub,
     images: Images,
+    memory: Memory,
     pids: SharedPids,
     launches: Launches,
     table: Mutex<Table>,
@@ -105,6 +108,8 @@ struct Container {
     rootfs: Mutex<Option<Rootfs>>,
     /// Images that are mounted beside the root.
     volumes: Mutex<Vec<Arc<Image>>>,
+    /// What is bound from volumes in memory.
+    bound: Mutex<Vec<MountPoint>>,
     folder: Arc<Folder>,
 }
 
@@ -118,6 +123,7 @@ impl Containers {
                 reaper,
                 hub,
                 images: Images::default(),
+                memory: Memory::default(),
                 pids: SharedPids::default(),
                 launches: Launches::default(),
                 table: Mutex::default(),

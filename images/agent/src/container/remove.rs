@@ -34,6 +34,7 @@ impl Containers {
                 });
             }
             // Taken out of the container, which others may hold for another moment.
+            drop(std::mem::take(&mut *lock(&container.bound)));
             let rootfs = lock(&container.rootfs).take();
             let mut images = std::mem::take(&mut *lock(&container.volumes));
             images.extend(rootfs.map(Rootfs::unmount));

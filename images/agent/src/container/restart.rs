@@ -101,6 +101,7 @@ impl Container {
             user: self.user.clone(),
             rootfs: Mutex::new(lock(&self.rootfs).take()),
             volumes: Mutex::new(std::mem::take(&mut *lock(&self.volumes))),
+            bound: Mutex::new(std::mem::take(&mut *lock(&self.bound))),
             folder: Arc::clone(&self.folder),
         }
     }

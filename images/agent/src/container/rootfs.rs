@@ -55,7 +55,7 @@ pub enum RootfsError {
 }
 
 impl RootfsError {
-    fn mount(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(super) fn mount(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Mount {
             action,
             path: path.to_owned(),
@@ -296,28 +296,40 @@ fn copy_root_attributes(image: &Path, upper: &Path) -> io::Result<()> {
     fs::set_permissions(upper, attributes.permissions())
 }
 
-/// A folder that was made to mount on.
+/// A folder or file that was made to mount on.
 #[derive(Debug)]
-struct MountPoint {
+pub(super) struct MountPoint {
     path: PathBuf,
+    is_file: bool,
     mounted: bool,
 }
 
 impl MountPoint {
-    fn create(path: PathBuf) -> Result<Self, RootfsError> {
+    pub(super) fn create(path: PathBuf) -> Result<Self, RootfsError> {
         fs::create_dir_all(&path).map_err(RootfsError::mount("create", &path))?;
         Ok(Self {
             path,
+            is_file: false,
             mounted: false,
         })
     }
 
-    fn mounted(mut self) -> Self {
+    /// One for a file, in a folder that is there.
+    pub(super) fn create_file(path: PathBuf) -> Result<Self, RootfsError> {
+        fs::File::create_new(&path).map_err(RootfsError::mount("create", &path))?;
+        Ok(Self {
+            path,
+            is_file: true,
+            mounted: false,
+        })
+    }
+
+    pub(super) fn mounted(mut self) -> Self {
         self.mounted = true;
         self
     }
 
-    fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -330,11 +342,15 @@ impl Drop for MountPoint {
             unmount(&self.path, UnmountFlags::NOFOLLOW)
                 .or_else(|_| unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW))
         };
+        let removed = || match self.is_file {
+            true => fs::remove_file(&self.path),
+            false => fs::remove_dir(&self.path),
+        };
         if self.mounted
             && let Err(error) = unmounted()
         {
             tracing::warn!(path = ?self.path, %error, "cannot unmount");
-        } else if let Err(error) = fs::remove_dir(&self.path) {
+        } else if let Err(error) = removed() {
             tracing::warn!(path = ?self.path, %error, "cannot remove a mount point");
         }
     }

@@ -83,7 +83,7 @@ impl Share {
 }
 
 /// Whether something may be mounted at this path: not over what the agent keeps beside it, whose
-/// names are `images`, `state` and those of containers, which have digits.
+/// names are `images`, `memory`, `state` and those of containers, which have digits.
 fn is_place(path: &str) -> bool {
     let name = path
         .strip_prefix(BASE)
@@ -93,7 +93,7 @@ fn is_place(path: &str) -> bool {
             && name
                 .bytes()
                 .all(|byte| byte.is_ascii_lowercase() || byte == b'-')
-            && !matches!(name, "images" | "state")
+            && !matches!(name, "images" | "memory" | "state")
     })
 }
 
@@ -167,6 +167,7 @@ mod tests {
             "/run/podvisor/..",
             "/run/podvisor/a/b",
             "/run/podvisor/images",
+            "/run/podvisor/memory",
             "/run/podvisor/state",
             "/run/podvisor/c1",
             "/run/podvisorx",
@@ -199,6 +200,7 @@ mod tests {
         for other in [
             "/run/podvisor/shared",
             "/run/podvisor/images/vda",
+            "/run/podvisor/memory/0",
             "/proc",
             "/",
         ] {

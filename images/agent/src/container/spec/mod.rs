@@ -7,6 +7,7 @@ use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Mount, Process, Root
 use podvisor_agent_protocol::limits;
 
 use super::cgroup::Cgroup;
+use super::memory::Wanted;
 use super::user::User;
 use super::{disk, pidns};
 use crate::guest::shares::is_below_share;
@@ -106,8 +107,8 @@ pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
     Ok(spec)
 }
 
-/// Bind mounts take from the shares of the host, from images, and /dev/shm, which is the guest's:
-/// nothing else of the guest is a container's.
+/// Bind mounts take from the shares of the host, from images, from volumes in memory, and /dev/shm,
+/// which is the guest's: nothing else of the guest is a container's.
 fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     let is_bind = |mount: &&Mount| {
         mount.typ().as_deref() == Some("bind")
@@ -122,13 +123,16 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
         if serial_of(from).is_some_and(|serial| disk::validate_serial(serial).is_ok()) {
             continue;
         }
+        if Wanted::of(mount)?.is_some() {
+            continue;
+        }
         let plain = from
             .components()
             .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         if !plain || !(is_below_share(from) || from == Path::new(GUEST_SHM)) {
             return Err(SpecError::Refused(
-                "a bind mount's source lies below a share (/run/podvisor/shared/NAME), is /dev/shm, or \
-                 is image:SERIAL",
+                "a bind mount's source lies below a share (/run/podvisor/shared/NAME), is /dev/shm, \
+                 image:SERIAL or memory:KEY",
             ));
         }
     }
