@@ -3,9 +3,9 @@
 //! gRPC requests come in through [`server`] to `runtime` and `images`, which pass them to the
 //! [`node`]: what it knows of pods and containers, kept in the database of [`state`]. `pods`
 //! and `containers` do the work, each step noted before and after it, by the sandbox's
-//! process (`crate::sandbox`), the network (`crate::cni`), `volumes` and the OCI specification
-//! of `spec`. Work that a caller asked for goes on when the caller goes away, and what was
-//! half made is undone. Nothing here knows virtual machines or the command line.
+//! process (`crate::sandbox`), the network (`crate::cni`), `volumes`, `memory` and the OCI
+//! specification of `spec`. Work that a caller asked for goes on when the caller goes away, and
+//! what was half made is undone. Nothing here knows virtual machines or the command line.
 
 mod calls;
 mod config;
@@ -15,6 +15,7 @@ mod events;
 mod flights;
 mod health;
 mod images;
+mod memory;
 mod metrics;
 mod newer;
 mod node;

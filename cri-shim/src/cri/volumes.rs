@@ -1,6 +1,7 @@
 //! Volumes of a pod: each is bind-mounted to a name of its own in the directory that the
 //! guest shares, when a container needs it, and unmounted with the container.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -18,18 +19,33 @@ use tracing::warn;
 
 use super::error::{CriError, Result};
 use super::spec::mounts::image_of;
-use super::spec::{Volume, VolumeSource};
+use super::spec::{MemorySource, Volume, VolumeSource};
 
 /// Directory of a pod's volumes within its own.
 pub(super) const SHARED: &str = "shared";
 
-/// Mounts `mounts` for a container, but for those of images; nothing of them stays when one fails.
-pub(super) fn mount(shared: &Path, container: &str, mounts: &[Mount]) -> Result<Vec<Volume>> {
+/// Mounts `mounts` for a container, but for those of images and, by their numbers, those that are
+/// in the guest's `memory`; nothing of them stays when one fails.
+pub(super) fn mount(
+    shared: &Path,
+    container: &str,
+    mounts: &[Mount],
+    mut memory: BTreeMap<usize, MemorySource>,
+) -> Result<Vec<Volume>> {
     let mut volumes = Vec::new();
     for (number, wanted) in mounts.iter().enumerate() {
         let short: String = container.chars().take(16).collect();
         let name = format!("{short}-{number}");
         if image_of(wanted).is_some() {
+            continue;
+        }
+        if let Some(source) = memory.remove(&number) {
+            volumes.push(Volume {
+                source: VolumeSource::Memory(source),
+                destination: wanted.container_path.clone(),
+                readonly: wanted.readonly,
+                is_slave: is_slave(wanted),
+            });
             continue;
         }
         match mount_one(&shared.join(&name), wanted) {
@@ -118,20 +134,22 @@ fn kept_flags(point: &Path) -> io::Result<MountFlags> {
 /// Opens what is to be mounted; a path that is not there becomes a directory, as other
 /// runtimes have it.
 fn open_source(path: &Path) -> Result<File> {
-    let open = || {
-        let flags = (OFlags::PATH | OFlags::CLOEXEC).bits().cast_signed();
-        OpenOptions::new().read(true).custom_flags(flags).open(path)
-    };
     let failed = || CriError::io("open the volume", path);
-    match open() {
+    match open_path(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let mut builder = fs::DirBuilder::new();
             let made = builder.recursive(true).mode(0o755).create(path);
             made.map_err(CriError::io("create the volume", path))?;
-            open().map_err(failed())
+            open_path(path).map_err(failed())
         }
         opened => opened.map_err(failed()),
     }
+}
+
+/// Opens what is at a path, only to name it.
+pub(super) fn open_path(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::PATH | OFlags::CLOEXEC).bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 /// Unmounts volumes and removes their names; what is gone is no error.
@@ -211,7 +229,7 @@ fn mount_points(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The kernel writes blanks and backslashes in octal.
-fn unescape(text: &[u8]) -> PathBuf {
+pub(super) fn unescape(text: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStringExt as _;
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -248,6 +266,10 @@ mod tests {
         }
     }
 
+    fn none() -> BTreeMap<usize, MemorySource> {
+        BTreeMap::new()
+    }
+
     #[test]
     fn files_and_directories_are_mounted_and_nothing_stays() {
         let dir = tempfile::tempdir().unwrap();
@@ -260,7 +282,7 @@ mod tests {
         let mut readonly = wanted(&data);
         readonly.readonly = true;
         let mounts = [wanted(&data.join("file")), readonly, wanted(&missing)];
-        let volumes = mount(&shared, "0123456789abcdef0", &mounts).unwrap();
+        let volumes = mount(&shared, "0123456789abcdef0", &mounts, none()).unwrap();
         assert_eq!(volumes[1].name(), Some("0123456789abcdef-1"));
         let at = |n: usize| shared.join(volumes[n].name().unwrap());
         assert_eq!(fs::read_to_string(at(0)).unwrap(), "x");
@@ -293,7 +315,7 @@ mod tests {
         let shared = dir.path().join("shared");
         fs::create_dir(&shared).unwrap();
         let mounts = [wanted(&file), wanted(&file.join("below"))];
-        assert!(mount(&shared, "c", &mounts).is_err());
+        assert!(mount(&shared, "c", &mounts, none()).is_err());
         assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
     }
 
@@ -307,7 +329,7 @@ mod tests {
         fs::create_dir_all(&shared).unwrap();
         make_private(&dir.path().join("pod")).unwrap();
         make_private(&dir.path().join("pod")).unwrap();
-        mount(&shared, "c", &[wanted(&data)]).unwrap();
+        mount(&shared, "c", &[wanted(&data)], none()).unwrap();
         remove_dir(&dir.path().join("pod")).unwrap();
         assert!(!dir.path().join("pod").exists());
         assert!(data.join("file").exists());

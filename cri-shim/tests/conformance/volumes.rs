@@ -1,11 +1,14 @@
 //! Directories and files of the host in a container.
 
+use std::ffi::CStr;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::*;
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_change, unmount};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount,
+};
 use tonic::Code;
 
 use crate::fixture::RUNTIME;
@@ -98,8 +101,17 @@ struct Mounted(PathBuf);
 
 impl Mounted {
     fn at(path: PathBuf) -> Self {
-        let mount = rustix::mount::mount("tmpfs", &path, "tmpfs", MountFlags::empty(), None);
+        Self::with(path, c"")
+    }
+
+    fn with(path: PathBuf, options: &CStr) -> Self {
+        let mount = rustix::mount::mount("tmpfs", &path, "tmpfs", MountFlags::empty(), options);
         mount.unwrap();
+        Self(path)
+    }
+
+    fn bound(from: &Path, path: PathBuf) -> Self {
+        mount_bind(from, &path).unwrap();
         Self(path)
     }
 }
@@ -169,6 +181,86 @@ fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
         let refused = Pod::shared().try_create(bidirectional).err().unwrap();
         assert!(refused.message().contains("Bidirectional"), "{refused}");
     }
+    container.stop(0);
+    container.remove();
+}
+
+/// A directory of the host as a kubelet has that of an emptyDir of the medium Memory.
+fn memory_volume(name: &str, options: &CStr) -> Mounted {
+    let dir = RUNTIME.directory(name);
+    let volume = dir.join("volumes/kubernetes.io~empty-dir/cache");
+    fs::create_dir_all(&volume).unwrap();
+    Mounted::with(volume, options)
+}
+
+#[test]
+fn guest_volumes_in_memory_are_one_tmpfs_for_all_containers() {
+    let volume = memory_volume("memory", c"size=2m,mode=2777,gid=4321");
+    let with_all = |config: &mut ContainerConfig| {
+        config.mounts = vec![
+            mount(&volume.0, "/cache"),
+            Mount {
+                readonly: true,
+                ..mount(&volume.0, "/fixed")
+            },
+        ];
+    };
+    let pod = Pod::shared();
+    let first = pod.start("memory-first", with_all);
+    let second = pod.start("memory-second", with_all);
+    assert_eq!(first.sh("stat -f -c %T /cache"), "tmpfs\n");
+    assert_eq!(first.sh("stat -c '%a %u %g' /cache"), "2777 0 4321\n");
+    first.sh("echo one >/cache/file && ! touch /fixed/new 2>/dev/null");
+    assert_eq!(second.sh("cat /cache/file /fixed/file"), "one\none\n");
+    second.sh("echo two >>/cache/file");
+    // No more than the host's has room for.
+    let written = first.try_exec(&["sh", "-c", "head -c 3000000 /dev/zero >/cache/much"], 0);
+    assert_ne!(written.unwrap().code, 0);
+    assert_eq!(
+        first.sh("rm /cache/much; stat -f -c '%b %S' /cache"),
+        "512 4096\n"
+    );
+
+    // A container that comes anew sees what the last one left.
+    first.stop(0);
+    first.remove();
+    let first = pod.start("memory-again", with_all);
+    assert_eq!(first.sh("cat /cache/file"), "one\ntwo\n");
+
+    // A part of it, as a kubelet makes one for a subPath.
+    fs::create_dir_all(volume.0.join("part/inner")).unwrap();
+    let subpath = RUNTIME.directory("memory-subpath");
+    let part = Mounted::bound(&volume.0.join("part/inner"), subpath);
+    let of_part = pod.start("memory-part", |config| {
+        config.mounts = vec![mount(&part.0, "/part")];
+    });
+    assert_eq!(
+        of_part.sh("stat -f -c %T /part && touch /part/x"),
+        "tmpfs\n"
+    );
+    assert_eq!(second.sh("ls /cache/part/inner"), "x\n");
+    // The host's is not empty any more, and a container still sees what the others do.
+    let last = pod.start("memory-last", with_all);
+    assert_eq!(
+        last.sh("cat /cache/file; ls /cache/part/inner"),
+        "one\ntwo\nx\n"
+    );
+    for container in [first, second, of_part, last] {
+        container.stop(0);
+        container.remove();
+    }
+}
+
+#[test]
+fn guest_what_the_host_has_put_into_a_volume_in_memory_is_seen() {
+    let volume = memory_volume("memory-held", c"mode=0777");
+    fs::write(volume.0.join("file"), "from the host").unwrap();
+    let container = Pod::shared().start("memory-held", |config| {
+        config.mounts = vec![mount(&volume.0, "/cache")];
+    });
+    assert_eq!(container.sh("cat /cache/file"), "from the host");
+    container.sh("rm /cache/file && echo back >/cache/new");
+    assert_eq!(fs::read_to_string(volume.0.join("new")).unwrap(), "back\n");
     container.stop(0);
     container.remove();
 }

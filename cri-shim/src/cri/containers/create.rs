@@ -1,6 +1,7 @@
 //! A new container: its record, volumes, specification and log, then the container in the
 //! guest; nothing of it when one of them fails.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -14,9 +15,9 @@ use tracing::{debug, info, warn};
 use crate::cni;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Container, Node, Pod, now};
-use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
+use crate::cri::spec::{self, ContainerSpec, MemorySource, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
-use crate::cri::{resolver, volumes};
+use crate::cri::{memory, resolver, volumes};
 use crate::sandbox::{
     CreateContainer, ImageVolume, RefusalKind, SandboxClient, SandboxError, random_id,
 };
@@ -73,7 +74,8 @@ impl Node {
         let rootfs = image.open_rootfs()?;
         let shared = self.dir(&pod.id).join(volumes::SHARED);
         let (of_images, images) = self.image_volumes(&config)?;
-        let mut mounted = volumes::mount(&shared, &id, &config.mounts)?;
+        let in_memory = self.memory_volumes(pod, &config)?;
+        let mut mounted = volumes::mount(&shared, &id, &config.mounts, in_memory)?;
         mounted.extend(of_images);
         let image = Images {
             root: &image,
@@ -204,6 +206,21 @@ impl Node {
         if let Err(error) = client.delete_container(id).await {
             debug!(container = id, %error, "nothing of the container to delete in the guest");
         }
+    }
+
+    /// The mounts of a container, by their numbers, that are in its guest's memory.
+    fn memory_volumes(
+        &self,
+        pod: &Pod,
+        config: &ContainerConfig,
+    ) -> Result<BTreeMap<usize, MemorySource>> {
+        let Some(mut known) = pod.record().memory_volumes else {
+            return Ok(BTreeMap::new());
+        };
+        let sources = memory::sources(&config.mounts, &mut known)?;
+        // Before there is a container that may write to one.
+        pod.update(&self.database, |record| record.memory_volumes = Some(known))?;
+        Ok(sources)
     }
 
     /// The images that a container mounts as volumes.

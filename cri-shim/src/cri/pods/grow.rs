@@ -308,6 +308,7 @@ mod tests {
                 growth: 1 << 30,
                 ..GuestSize::default()
             },
+            memory_volumes: None,
         };
         let grown = |memory: u64| growth(&record, memory);
         assert_eq!(grown(100 << 20), 0);

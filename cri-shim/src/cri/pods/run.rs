@@ -35,6 +35,7 @@ impl Node {
             phase: PodPhase::Creating,
             addresses: Vec::new(),
             size: GuestSize::default(),
+            memory_volumes: Some(Vec::new()),
         };
         let name = crate::cri::node::pod_name(&record);
         let node = Arc::clone(self);

@@ -78,6 +78,22 @@ pub(super) enum VolumeSource {
     Shared(String),
     /// The image of this digest.
     Image(String),
+    /// In the guest's memory.
+    Memory(MemorySource),
+}
+
+/// A volume in the guest's memory, as the agent makes it where it is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MemorySource {
+    /// Which of the pod's.
+    pub(super) key: usize,
+    /// A path in it; all of it without one.
+    pub(super) below: Option<String>,
+    /// In bytes; by the guest's memory without one.
+    pub(super) size: Option<u64>,
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
 }
 
 impl Volume {
@@ -85,7 +101,7 @@ impl Volume {
     pub(super) fn name(&self) -> Option<&str> {
         match &self.source {
             VolumeSource::Shared(name) => Some(name),
-            VolumeSource::Image(_) => None,
+            VolumeSource::Image(_) | VolumeSource::Memory(_) => None,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use k8s_cri::v1::{Mount as CriMount, MountPropagation};
 use oci_spec::runtime::{Mount, MountBuilder};
 
-use super::{SpecFault, SpecRequest, Volume, VolumeSource};
+use super::{MemorySource, SpecFault, SpecRequest, Volume, VolumeSource};
 use crate::sandbox::{default_mounts, image_source};
 
 /// Where the guest has the pod's shared directory.
@@ -144,6 +144,11 @@ pub(super) fn mounts(
             VolumeSource::Shared(name) => mount
                 .source(Path::new(SHARED_DIR).join(name))
                 .options(options(&["rbind", propagation, access])),
+            VolumeSource::Memory(memory) => {
+                let mut all = options(&["rbind", propagation, access]);
+                all.extend(memory_options(memory));
+                mount.source(memory_source(memory)).options(all)
+            }
             // Programs in it may be run, as Kubernetes has it, but not with the rights of others.
             VolumeSource::Image(digest) => {
                 let source = image_source(digest).ok_or_else(|| {
@@ -157,6 +162,22 @@ pub(super) fn mounts(
         mounts.push(mount.build()?);
     }
     Ok(mounts)
+}
+
+/// What the agent takes as a volume in memory.
+fn memory_source(memory: &MemorySource) -> String {
+    match &memory.below {
+        Some(below) => format!("memory:{}/{below}", memory.key),
+        None => format!("memory:{}", memory.key),
+    }
+}
+
+/// What it makes the volume by.
+fn memory_options(memory: &MemorySource) -> impl Iterator<Item = String> {
+    let size = memory.size.map(|size| format!("size={size}"));
+    let mode = format!("mode={:o}", memory.mode);
+    let owner = [format!("uid={}", memory.uid), format!("gid={}", memory.gid)];
+    size.into_iter().chain([mode]).chain(owner)
 }
 
 fn options(list: &[&str]) -> Vec<String> {

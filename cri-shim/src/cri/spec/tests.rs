@@ -399,6 +399,34 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
             ..volume("", "/data/model", true)
         },
     ];
+    let volumes = {
+        let memory = MemorySource {
+            key: 3,
+            below: Some("in it".to_owned()),
+            size: Some(4096),
+            mode: 0o2777,
+            uid: 0,
+            gid: 7,
+        };
+        let of_memory = |memory, destination| Volume {
+            source: VolumeSource::Memory(memory),
+            ..volume("", destination, false)
+        };
+        let whole = MemorySource {
+            below: None,
+            size: None,
+            ..memory.clone()
+        };
+        let [a, b, c, d] = volumes;
+        [
+            a,
+            b,
+            c,
+            d,
+            of_memory(memory, "/a/b/c"),
+            of_memory(whole, "/a/b/c/d"),
+        ]
+    };
     const IMAGE: &str = "image:abababababababababab";
     let built = build_with(&container(), &volumes).unwrap();
     let mounts = built.spec.mounts().clone().unwrap();
@@ -408,7 +436,8 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
             mount
                 .source()
                 .as_ref()
-                .is_some_and(|s| s.starts_with("/run") || s.as_os_str() == IMAGE)
+                .and_then(|s| s.to_str())
+                .is_some_and(|s| s.starts_with("/run") || s.starts_with("memory:") || s == IMAGE)
         })
         .map(|mount| {
             let options = mount.options().clone().unwrap().join(",");
@@ -422,8 +451,19 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
             ("/data/inner".to_owned(), "rbind,rprivate,rw".to_owned()),
             ("/dev/shm".to_owned(), "rbind,rprivate,rw".to_owned()),
             ("/data/model".to_owned(), "bind,ro,nosuid,nodev".to_owned()),
+            (
+                "/a/b/c".to_owned(),
+                "rbind,rprivate,rw,size=4096,mode=2777,uid=0,gid=7".to_owned()
+            ),
+            (
+                "/a/b/c/d".to_owned(),
+                "rbind,rprivate,rw,mode=2777,uid=0,gid=7".to_owned()
+            ),
         ]
     );
+    let mut sources = mounts.iter().filter_map(|mount| mount.source().as_deref());
+    assert!(sources.any(|source| source == "memory:3/in it"));
+    assert!(sources.any(|source| source == "memory:3"));
     let shm = mounts
         .iter()
         .filter(|mount| mount.destination().to_str() == Some("/dev/shm"));

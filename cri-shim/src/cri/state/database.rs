@@ -190,6 +190,7 @@ mod tests {
                 vcpus: 1,
                 max_vcpus: 8,
             },
+            memory_volumes: None,
         }
     }
 

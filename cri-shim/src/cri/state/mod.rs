@@ -7,5 +7,6 @@ mod records;
 
 pub(crate) use database::{Database, StateError};
 pub(crate) use records::{
-    ContainerExit, ContainerPhase, ContainerRecord, GuestSize, PodPhase, PodRecord, Record,
+    ContainerExit, ContainerPhase, ContainerRecord, GuestSize, MemoryVolume, PodPhase, PodRecord,
+    Record,
 };

@@ -38,6 +38,19 @@ pub(crate) struct PodRecord {
     /// What its guest was made with.
     #[serde(default)]
     pub(crate) size: GuestSize,
+    /// Its volumes in memory, by their keys; none where an older daemon made its guest, which knows
+    /// of no such volumes.
+    #[serde(default)]
+    pub(crate) memory_volumes: Option<Vec<MemoryVolume>>,
+}
+
+/// A volume that is in memory on the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemoryVolume {
+    /// Where the host has it.
+    pub(crate) path: String,
+    /// Whether the pod has one of its guest in its place; otherwise it sees the host's.
+    pub(crate) in_guest: bool,
 }
 
 /// The memory of a pod's guest, in bytes, and its vCPUs.
