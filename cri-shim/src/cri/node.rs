@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use k8s_cri::v1::{CreateContainerRequest, RunPodSandboxRequest};
+use k8s_cri::v1::RunPodSandboxRequest;
 use podvisor_images::Store;
 use tokio::sync::watch;
 
 use super::config::ServeConfig;
+use super::containers::CreateRequest;
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::Flights;
@@ -38,7 +39,7 @@ pub(crate) struct Node {
     pub(super) database: Database,
     pub(super) events: Events,
     pub(super) pod_flights: Flights<RunPodSandboxRequest>,
-    pub(super) container_flights: Flights<CreateContainerRequest>,
+    pub(super) container_flights: Flights<CreateRequest>,
     /// Of pods that begin.
     pub(super) starts: Turns,
     known: Mutex<Known>,

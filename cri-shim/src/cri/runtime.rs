@@ -10,6 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::config::HANDLER;
+use super::containers::CreateRequest;
 use super::error::CriError;
 use super::metrics;
 use super::node::Node;
@@ -185,7 +186,11 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<CreateContainerRequest>,
     ) -> Answer<CreateContainerResponse> {
-        let container_id = self.node.create_container(request.into_inner()).await?;
+        let request = CreateRequest {
+            request: request.into_inner(),
+            ..CreateRequest::default()
+        };
+        let container_id = self.node.create_container(request).await?;
         Ok(Response::new(CreateContainerResponse { container_id }))
     }
 

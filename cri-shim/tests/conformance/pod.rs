@@ -184,16 +184,19 @@ impl Pod {
     }
 
     pub(crate) fn try_create(&self, config: ContainerConfig) -> Result<Container, tonic::Status> {
-        let log = self.logs.join(&config.log_path);
+        let log_path = config.log_path.clone();
         let response = ask!(create_container(CreateContainerRequest {
             pod_sandbox_id: self.id.clone(),
             config: Some(config),
             sandbox_config: Some(self.config.clone()),
         }))?;
-        Ok(Container {
-            id: response.container_id,
-            log,
-        })
+        Ok(self.container(response.container_id, &log_path))
+    }
+
+    /// A container that was created.
+    pub(crate) fn container(&self, id: String, log_path: &str) -> Container {
+        let log = self.logs.join(log_path);
+        Container { id, log }
     }
 
     pub(crate) fn create(

@@ -6,13 +6,15 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::*;
+use prost::Message as _;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount,
 };
 use tonic::Code;
 
+use crate::client::raw;
 use crate::fixture::RUNTIME;
-use crate::pod::{Pod, image, security, stdout, strings};
+use crate::pod::{Container, Pod, image, security, stdout, strings};
 
 fn mount(host: &Path, container: &str) -> Mount {
     Mount {
@@ -295,6 +297,69 @@ fn guest_an_image_is_mounted_as_a_volume() {
     });
     let refused = Pod::shared().try_create(missing).err().unwrap();
     assert_eq!(refused.code(), Code::NotFound);
+}
+
+/// CreateContainer with fields of mounts that the crate of messages does not have: the encodings
+/// of what it has and of what it lacks, one behind the other, are one message.
+#[derive(Clone, PartialEq, prost::Message)]
+struct RawCreate {
+    #[prost(string, tag = "1")]
+    pod_sandbox_id: String,
+    #[prost(bytes = "vec", tag = "2")]
+    config: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct PartOfImage {
+    #[prost(message, repeated, tag = "7")]
+    mounts: Vec<MountOfPart>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct MountOfPart {
+    #[prost(string, tag = "1")]
+    container_path: String,
+    #[prost(message, optional, tag = "9")]
+    image: Option<ImageSpec>,
+    #[prost(string, tag = "10")]
+    image_sub_path: String,
+}
+
+fn create_with_part(sub_path: &str) -> Result<Container, tonic::Status> {
+    let config = Pod::shared().container_config("image-part", |config| {
+        config.command = strings(&["cat", "/etc-of-it/plain"]);
+    });
+    let part = PartOfImage {
+        mounts: vec![MountOfPart {
+            container_path: "/etc-of-it".to_owned(),
+            image: Some(image("user")),
+            image_sub_path: sub_path.to_owned(),
+        }],
+    };
+    let request = RawCreate {
+        pod_sandbox_id: Pod::shared().id.clone(),
+        config: [config.encode_to_vec(), part.encode_to_vec()].concat(),
+    };
+    let path = "/runtime.v1.RuntimeService/CreateContainer";
+    let response: CreateContainerResponse = raw(path, request)?;
+    Ok(Pod::shared().container(response.container_id, &config.log_path))
+}
+
+#[test]
+fn guest_a_part_of_an_image_is_mounted_as_a_volume() {
+    if !RUNTIME.is_vm {
+        return;
+    }
+    let container = create_with_part("etc").unwrap();
+    container.start();
+    assert_eq!(container.ended().exit_code, 0);
+    assert_eq!(stdout(&container.lines()), ["no program"]);
+    container.remove();
+    for bad in ["../etc", "/etc", "no/such"] {
+        let refused = create_with_part(bad).err().unwrap();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains(bad), "{refused}");
+    }
 }
 
 #[test]

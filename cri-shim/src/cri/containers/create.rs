@@ -26,19 +26,29 @@ use crate::signal;
 /// Signal that asks a process to end: SIGTERM.
 const SIGTERM: u32 = 15;
 
+/// A call of CreateContainer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(in crate::cri) struct CreateRequest {
+    pub(in crate::cri) request: CreateContainerRequest,
+    /// `image_sub_path` of each of its mounts, as far as there are any.
+    pub(in crate::cri) image_sub_paths: Vec<String>,
+}
+
 impl Node {
     /// CreateContainer.
     pub(in crate::cri) async fn create_container(
         self: &Arc<Self>,
-        request: CreateContainerRequest,
+        request: CreateRequest,
     ) -> Result<String> {
-        let pod = self.pod(&request.pod_sandbox_id)?;
-        let config = request.config.clone().unwrap_or_default();
+        let pod = self.pod(&request.request.pod_sandbox_id)?;
+        let config = request.request.config.clone().unwrap_or_default();
+        let image_sub_paths = request.image_sub_paths.clone();
         check(&config)?;
+        spec::mounts::check_sub_paths(&image_sub_paths)?;
         let metadata = config.metadata.clone().unwrap_or_default();
         let name = format!("{}_{}_{}", pod.id, metadata.name, metadata.attempt);
         let node = Arc::clone(self);
-        let work = || async move { node.make_container(&pod, config).await };
+        let work = || async move { node.make_container(&pod, config, &image_sub_paths).await };
         match self.container_flights.join(&name, request, work).await {
             Some(made) => made,
             None => Err(CriError::NameTaken {
@@ -53,6 +63,7 @@ impl Node {
         self: &Arc<Self>,
         pod: &Arc<Pod>,
         mut config: ContainerConfig,
+        image_sub_paths: &[String],
     ) -> Result<String> {
         // The pod cannot be stopped in the middle.
         let _turn = pod.turn.lock().await;
@@ -73,7 +84,7 @@ impl Node {
         let image = self.image_named(wanted)?;
         let rootfs = image.open_rootfs()?;
         let shared = self.dir(&pod.id).join(volumes::SHARED);
-        let (of_images, images) = self.image_volumes(&config)?;
+        let (of_images, images) = self.image_volumes(&config, image_sub_paths)?;
         let in_memory = self.memory_volumes(pod, &config)?;
         let mut mounted = volumes::mount(&shared, &id, &config.mounts, in_memory)?;
         mounted.extend(of_images);
@@ -224,10 +235,14 @@ impl Node {
     }
 
     /// The images that a container mounts as volumes.
-    fn image_volumes(&self, config: &ContainerConfig) -> Result<(Vec<Volume>, Vec<ImageVolume>)> {
+    fn image_volumes(
+        &self,
+        config: &ContainerConfig,
+        sub_paths: &[String],
+    ) -> Result<(Vec<Volume>, Vec<ImageVolume>)> {
         let mut volumes = Vec::new();
         let mut images: Vec<ImageVolume> = Vec::new();
-        for mount in &config.mounts {
+        for (number, mount) in config.mounts.iter().enumerate() {
             let Some(name) = spec::mounts::image_of(mount) else {
                 continue;
             };
@@ -240,7 +255,10 @@ impl Node {
                 });
             }
             volumes.push(Volume {
-                source: VolumeSource::Image(digest),
+                source: VolumeSource::Image {
+                    digest,
+                    below: sub_paths.get(number).cloned().unwrap_or_default(),
+                },
                 destination: mount.container_path.clone(),
                 readonly: true,
                 is_slave: false,

@@ -6,3 +6,5 @@ mod exec;
 mod resources;
 mod start;
 mod view;
+
+pub(super) use create::CreateRequest;

@@ -76,8 +76,13 @@ pub(super) struct Volume {
 pub(super) enum VolumeSource {
     /// Under a name in the pod's shared directory.
     Shared(String),
-    /// The image of this digest.
-    Image(String),
+    /// An image, or a part of one.
+    Image {
+        /// The image's.
+        digest: String,
+        /// A path in it; empty for all of it.
+        below: String,
+    },
     /// In the guest's memory.
     Memory(MemorySource),
 }
@@ -101,7 +106,7 @@ impl Volume {
     pub(super) fn name(&self) -> Option<&str> {
         match &self.source {
             VolumeSource::Shared(name) => Some(name),
-            VolumeSource::Image(_) | VolumeSource::Memory(_) => None,
+            VolumeSource::Image { .. } | VolumeSource::Memory(_) => None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Mounts of a container: the file systems that every program expects, the pod's shared
 //! memory, then its volumes, each before those below it.
 
-use std::path::Path;
+use std::path::{Component, Path};
 
 use k8s_cri::v1::{Mount as CriMount, MountPropagation};
 use oci_spec::runtime::{Mount, MountBuilder};
@@ -11,6 +11,9 @@ use crate::sandbox::{default_mounts, image_source};
 
 /// Where the guest has the pod's shared directory.
 const SHARED_DIR: &str = "/run/podvisor/shared";
+
+/// Longest path in an image, as the kernel has it.
+const SUB_PATH_BYTES: usize = 4095;
 
 /// Most volumes of one container.
 const VOLUMES: usize = 512;
@@ -23,6 +26,24 @@ pub(in crate::cri) fn check(mounts: &[CriMount]) -> Result<(), SpecFault> {
     }
     for mount in mounts {
         check_one(mount)?;
+    }
+    Ok(())
+}
+
+/// Checks the paths in images that mounts are to show.
+pub(in crate::cri) fn check_sub_paths(paths: &[String]) -> Result<(), SpecFault> {
+    for path in paths {
+        let mut parts = Path::new(path).components();
+        let is_inside = parts.all(|part| matches!(part, Component::Normal(_)));
+        if !is_inside || path.contains('\0') || path.len() > SUB_PATH_BYTES {
+            return Err(SpecFault::invalid(
+                "mounts.image_sub_path",
+                format!(
+                    "{:?} is not a path inside an image",
+                    path.chars().take(256).collect::<String>()
+                ),
+            ));
+        }
     }
     Ok(())
 }
@@ -150,10 +171,13 @@ pub(super) fn mounts(
                 mount.source(memory_source(memory)).options(all)
             }
             // Programs in it may be run, as Kubernetes has it, but not with the rights of others.
-            VolumeSource::Image(digest) => {
-                let source = image_source(digest).ok_or_else(|| {
+            VolumeSource::Image { digest, below } => {
+                let mut source = image_source(digest).ok_or_else(|| {
                     SpecFault::invalid("mounts.image", format!("{digest:?} is not a digest"))
                 })?;
+                if !below.is_empty() {
+                    source = format!("{source}/{below}");
+                }
                 mount
                     .source(source)
                     .options(options(&["bind", "ro", "nosuid", "nodev"]))

@@ -395,7 +395,10 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
         volume("v1", "/data", true),
         volume("v2", "dev/shm", false),
         Volume {
-            source: VolumeSource::Image(format!("sha256:{}", "ab".repeat(32))),
+            source: VolumeSource::Image {
+                digest: format!("sha256:{}", "ab".repeat(32)),
+                below: "a/b".to_owned(),
+            },
             ..volume("", "/data/model", true)
         },
     ];
@@ -427,7 +430,7 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
             of_memory(whole, "/a/b/c/d"),
         ]
     };
-    const IMAGE: &str = "image:abababababababababab";
+    const IMAGE: &str = "image:abababababababababab/a/b";
     let built = build_with(&container(), &volumes).unwrap();
     let mounts = built.spec.mounts().clone().unwrap();
     let found: Vec<(String, String)> = mounts

@@ -101,6 +101,7 @@ impl ContainerError {
                 SpecError::TooLarge { .. }
                 | SpecError::Malformed { .. }
                 | SpecError::Refused(_)
+                | SpecError::InImage { .. }
                 | SpecError::Seccomp(_),
             )
             | Self::User(UserError::Malformed(_))

@@ -66,7 +66,7 @@ impl Containers {
         spec::place_images(&mut spec, |serial| {
             let image = volumes.iter().find(|image| image.serial() == serial);
             image.map(|image| image.path().to_owned())
-        });
+        })?;
         let bound = memory.place(spec.mounts_mut().as_mut(), base, &folder.path)?;
         spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
         spec::show_files(

@@ -1,10 +1,13 @@
 //! Completes the host's OCI runtime specification by what only the guest knows.
 
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec};
 use podvisor_agent_protocol::limits;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::cgroup::Cgroup;
 use super::memory::Wanted;
@@ -40,6 +43,15 @@ pub enum SpecError {
     /// It breaks a rule of the agent.
     #[error("OCI runtime specification: {0}")]
     Refused(&'static str),
+    /// A volume that is part of an image.
+    #[error("the image of a volume has no {path:?} that can be mounted")]
+    InImage {
+        /// The path in the image.
+        path: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// Its seccomp profile cannot be a filter.
     #[error(transparent)]
     Seccomp(#[from] ProfileError),
@@ -120,7 +132,10 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     };
     for mount in spec.mounts().iter().flatten().filter(is_bind) {
         let from = mount.source().as_deref().unwrap_or(Path::new(""));
-        if serial_of(from).is_some_and(|serial| disk::validate_serial(serial).is_ok()) {
+        if let Some((serial, below)) = image_of(from)
+            && disk::validate_serial(serial).is_ok()
+            && is_plain(Path::new(below))
+        {
             continue;
         }
         if Wanted::of(mount)?.is_some() {
@@ -132,14 +147,15 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
         if !plain || !(is_below_share(from) || from == Path::new(GUEST_SHM)) {
             return Err(SpecError::Refused(
                 "a bind mount's source lies below a share (/run/podvisor/shared/NAME), is /dev/shm, \
-                 image:SERIAL or memory:KEY",
+                 image:SERIAL[/PATH] or memory:KEY",
             ));
         }
     }
     Ok(())
 }
 
-/// A bind mount's source that is an image: this, and the serial number of the image's disk.
+/// A bind mount's source that is an image: this, the serial number of the image's disk, and a path
+/// in the image where not all of it is wanted.
 const IMAGE_SOURCE: &str = "image:";
 
 /// The path of a pid namespace that is another container's: this, and the container's id.
@@ -181,25 +197,58 @@ pub fn join_pids<E>(
 pub fn mounted_images(spec: &Spec) -> Vec<String> {
     let sources = spec.mounts().iter().flatten();
     let mut serials: Vec<String> = sources
-        .filter_map(|mount| Some(serial_of(mount.source().as_deref()?)?.to_owned()))
+        .filter_map(|mount| Some(image_of(mount.source().as_deref()?)?.0.to_owned()))
         .collect();
     serials.sort_unstable();
     serials.dedup();
     serials
 }
 
-/// Replaces the sources that are images by where those are mounted.
-pub fn place_images(spec: &mut Spec, path_of: impl Fn(&str) -> Option<PathBuf>) {
+/// Replaces the sources that are in images by where those are mounted.
+///
+/// # Errors
+///
+/// [`SpecError::InImage`] for a path that an image does not have.
+pub fn place_images(
+    spec: &mut Spec,
+    path_of: impl Fn(&str) -> Option<PathBuf>,
+) -> Result<(), SpecError> {
     for mount in spec.mounts_mut().iter_mut().flatten() {
         let source = mount.source().clone().unwrap_or_default();
-        if let Some(path) = serial_of(&source).and_then(&path_of) {
+        if let Some((serial, below)) = image_of(&source)
+            && let Some(root) = path_of(serial)
+        {
+            let path = path_in(&root, below).map_err(|source| SpecError::InImage {
+                path: below.to_owned(),
+                source,
+            })?;
             mount.set_source(Some(path));
         }
     }
+    Ok(())
 }
 
-fn serial_of(source: &Path) -> Option<&str> {
-    source.to_str()?.strip_prefix(IMAGE_SOURCE)
+/// The serial number of the disk whose image a source is, and the path in the image.
+fn image_of(source: &Path) -> Option<(&str, &str)> {
+    let text = source.to_str()?.strip_prefix(IMAGE_SOURCE)?;
+    Some(text.split_once('/').unwrap_or((text, "")))
+}
+
+fn is_plain(path: &Path) -> bool {
+    let mut parts = path.components();
+    parts.all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// What a path in an image leads to: links in the image stay in it.
+fn path_in(image: &Path, below: &str) -> io::Result<PathBuf> {
+    if below.is_empty() {
+        return Ok(image.to_owned());
+    }
+    let image = File::open(image)?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let confined = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let found = rustix::fs::openat2(&image, below, flags, Mode::empty(), confined)?;
+    fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }
 
 /// Reads the process of an exec.

@@ -242,13 +242,48 @@ fn an_image_is_mounted_by_the_serial_number_of_its_disk() {
     value["mounts"] = mount("image:0123456789abcdef0123");
     let mut asked = parsed(&value).unwrap();
     assert_eq!(mounted_images(&asked), ["0123456789abcdef0123"]);
-    place_images(&mut asked, |serial| Some(Path::new("/images").join(serial)));
+    place_images(&mut asked, |serial| Some(Path::new("/images").join(serial))).unwrap();
     let placed = asked.mounts().as_ref().unwrap()[0].source().clone();
     assert_eq!(placed.unwrap(), Path::new("/images/0123456789abcdef0123"));
-    for bad in ["image:", "images:0123", "image:more-than-twenty-bytes"] {
+    for bad in [
+        "image:",
+        "images:0123",
+        "image:more-than-twenty-bytes",
+        "image:0123/../x",
+        "image:0123//x",
+        "image:/x",
+    ] {
         value["mounts"] = mount(bad);
         assert!(parsed(&value).is_err(), "{bad}");
     }
+}
+
+#[test]
+fn a_part_of_an_image_is_mounted_and_links_in_it_stay_in_it() {
+    let image = tempfile::tempdir().unwrap();
+    let root = image.path().canonicalize().unwrap();
+    fs::create_dir_all(root.join("models/small")).unwrap();
+    for (link, to) in [
+        ("absolute", "/models/small"),
+        ("models/up", "../../../models/small"),
+    ] {
+        std::os::unix::fs::symlink(to, root.join(link)).unwrap();
+    }
+    let placed = |below: &str| {
+        let mut value = spec();
+        value["mounts"] = json!([{ "destination": "/data", "type": "bind",
+            "source": format!("image:0123/{below}"), "options": ["bind", "ro"] }]);
+        let mut asked = parsed(&value).unwrap();
+        assert_eq!(mounted_images(&asked), ["0123"]);
+        place_images(&mut asked, |_| Some(root.clone()))?;
+        let source = asked.mounts().as_ref().unwrap()[0].source().clone();
+        Ok::<_, SpecError>(source.unwrap())
+    };
+    for below in ["models/small", "absolute", "models/up"] {
+        assert_eq!(placed(below).unwrap(), root.join("models/small"), "{below}");
+    }
+    let error = placed("etc/passwd").unwrap_err();
+    assert!(error.to_string().contains("etc/passwd"), "{error}");
 }
 
 proptest! {
