@@ -1,13 +1,13 @@
 //! Completes the host's OCI runtime specification by what only the guest knows.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec};
+use pathrs::Root;
 use podvisor_agent_protocol::limits;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::cgroup::Cgroup;
 use super::memory::Wanted;
@@ -146,8 +146,8 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
             .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         if !plain || !(is_below_share(from) || from == Path::new(GUEST_SHM)) {
             return Err(SpecError::Refused(
-                "a bind mount's source lies below a share (/run/podvisor/shared/NAME), is /dev/shm, \
-                 image:SERIAL[/PATH] or memory:KEY",
+                "a bind mount's source lies below a share (/run/podvisor/shared/NAME), is \
+                 /dev/shm, image:SERIAL[/PATH] or memory:KEY",
             ));
         }
     }
@@ -234,7 +234,8 @@ fn image_of(source: &Path) -> Option<(&str, &str)> {
     Some(text.split_once('/').unwrap_or((text, "")))
 }
 
-fn is_plain(path: &Path) -> bool {
+/// Whether a path leads down only.
+pub(super) fn is_plain(path: &Path) -> bool {
     let mut parts = path.components();
     parts.all(|part| matches!(part, Component::Normal(_)))
 }
@@ -244,11 +245,9 @@ fn path_in(image: &Path, below: &str) -> io::Result<PathBuf> {
     if below.is_empty() {
         return Ok(image.to_owned());
     }
-    let image = File::open(image)?;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let confined = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let found = rustix::fs::openat2(&image, below, flags, Mode::empty(), confined)?;
-    fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))
+    let found = Root::open(image).and_then(|root| root.resolve(below));
+    let found = found.map_err(io::Error::other)?;
+    fs::read_link(format!("/proc/self/fd/{}", found.as_fd().as_raw_fd()))
 }
 
 /// Reads the process of an exec.
