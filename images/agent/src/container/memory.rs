@@ -7,7 +7,7 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use oci_spec::runtime::Mount;
@@ -18,7 +18,7 @@ use rustix::mount::{MountFlags, mount, mount_bind};
 
 use super::ContainerError;
 use super::rootfs::{MountPoint, RootfsError};
-use super::spec::SpecError;
+use super::spec::{SpecError, is_plain};
 
 /// A bind mount's source that is a volume in memory: this, its key, and perhaps a path in it.
 const SOURCE: &str = "memory:";
@@ -66,10 +66,9 @@ impl Wanted {
                 "the key of a volume in memory is 1 to 32 letters and digits (memory:KEY)",
             ));
         }
-        let is_below = below.as_deref().is_none_or(|below| {
-            let mut parts = below.components();
-            !below.as_os_str().is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
-        });
+        let is_below = below
+            .as_deref()
+            .is_none_or(|below| !below.as_os_str().is_empty() && is_plain(below));
         if !is_below {
             return Err(SpecError::Refused(
                 "a path in a volume in memory is relative, without `..` (memory:KEY/PATH)",
@@ -197,7 +196,7 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Makes sure that a container's volumes in memory are there, and gives its mounts their
-    /// sources. What is bound for this container only is mounted in `folder`, until the value is
+    /// sources. What is bound for this container only is mounted in `directory`, until the value is
     /// dropped.
     ///
     /// # Errors
@@ -207,7 +206,7 @@ impl Memory {
         &self,
         mounts: Option<&mut Vec<Mount>>,
         base: &Path,
-        folder: &Path,
+        directory: &Path,
     ) -> Result<Vec<MountPoint>, ContainerError> {
         let mut bound = Vec::new();
         for mount in mounts.into_iter().flatten() {
@@ -218,7 +217,7 @@ impl Memory {
             let path = match &wanted.below {
                 None => root,
                 Some(below) => {
-                    let target = folder.join(format!("{NAME}-{}", bound.len()));
+                    let target = directory.join(format!("{NAME}-{}", bound.len()));
                     let target = wanted.bind(&root, below, target)?;
                     let path = target.path().to_owned();
                     bound.push(target);

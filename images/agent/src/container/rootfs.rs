@@ -296,7 +296,7 @@ fn copy_root_attributes(image: &Path, upper: &Path) -> io::Result<()> {
     fs::set_permissions(upper, attributes.permissions())
 }
 
-/// A folder or file that was made to mount on.
+/// A directory or file that was made to mount on.
 #[derive(Debug)]
 pub(super) struct MountPoint {
     path: PathBuf,
@@ -314,7 +314,7 @@ impl MountPoint {
         })
     }
 
-    /// One for a file, in a folder that is there.
+    /// One for a file, in a directory that is there.
     pub(super) fn create_file(path: PathBuf) -> Result<Self, RootfsError> {
         fs::File::create_new(&path).map_err(RootfsError::mount("create", &path))?;
         Ok(Self {

@@ -141,7 +141,8 @@ fn a_home_that_is_given_stays_and_an_empty_one_does_not() {
 fn files_are_shown_unless_the_specification_mounts_there() {
     let folder = tempfile::tempdir().unwrap();
     let mut value = spec();
-    value["mounts"] = json!([{"destination": "/etc/hosts", "type": "bind", "source": "/run/podvisor/shared/hosts"}]);
+    let source = "/run/podvisor/shared/hosts";
+    value["mounts"] = json!([{"destination": "/etc/hosts", "type": "bind", "source": source}]);
     let mut spec = parsed(&value).unwrap();
     let file = |destination, contents| EtcFile {
         destination,
