@@ -55,7 +55,7 @@ fn source(path: &Path, known: &mut Vec<MemoryVolume>) -> Result<Option<MemorySou
     };
     // A single file of the host stays the host's.
     let meta = opened.metadata().map_err(CriError::io("look at", path))?;
-    if !meta.is_dir() {
+    if !meta.is_dir() || !is_tmpfs(&opened).map_err(CriError::io("look at", path))? {
         return Ok(None);
     }
     let text = fs::read(MOUNTS).map_err(CriError::io("read", MOUNTS))?;
@@ -107,6 +107,10 @@ fn source(path: &Path, known: &mut Vec<MemoryVolume>) -> Result<Option<MemorySou
     }))
 }
 
+fn is_tmpfs(opened: &File) -> io::Result<bool> {
+    Ok(rustix::fs::fstatfs(opened)?.f_type == libc::TMPFS_MAGIC)
+}
+
 /// In bytes; none when there is no bound.
 fn size_of(volume: &Path) -> io::Result<Option<u64>> {
     let stat = rustix::fs::statvfs(volume)?;
@@ -136,7 +140,7 @@ fn find(opened: &File, mounts: &[u8]) -> io::Result<Option<Found>> {
 fn find_in(mounts: &[u8], id: &str, path: &Path) -> Option<Found> {
     let lines = || mounts.split(|byte| *byte == b'\n').filter_map(Line::parse);
     let own = lines().find(|line| line.id == id.as_bytes())?;
-    if own.kind != b"tmpfs" || own.root.as_os_str().as_bytes().ends_with(b"//deleted") {
+    if own.root.as_os_str().as_bytes().ends_with(b"//deleted") {
         return None;
     }
     let below = own.root.join(path.strip_prefix(&own.point).ok()?);
@@ -162,7 +166,6 @@ struct Line<'a> {
     root: PathBuf,
     /// Where.
     point: PathBuf,
-    kind: &'a [u8],
     /// Those of the file system.
     options: &'a [u8],
 }
@@ -175,14 +178,12 @@ impl<'a> Line<'a> {
         let root = unescape(fields.next()?);
         let point = unescape(fields.next()?);
         fields.find(|field| *field == b"-")?;
-        let kind = fields.next()?;
-        let options = fields.nth(1)?;
+        let options = fields.nth(2)?;
         Some(Self {
             id,
             device,
             root,
             point,
-            kind,
             options,
         })
     }
@@ -325,9 +326,9 @@ mod tests {
 
     #[test]
     fn mounts_of_which_nothing_is_known_are_none() {
-        let line = b"36 35 0:40 /sub /x/sub\\040dir rw,noatime shared:1 - tmpfs tmpfs rw,size=4k\n\
-                     37 35 0:40 / /p/volumes/kubernetes.io~empty-dir/v rw - tmpfs tmpfs rw,size=4k\n\
-                     38 35 0:40 /sub//deleted /gone rw - tmpfs tmpfs rw,size=4k\n\
+        let line = b"36 35 0:40 /sub /x/sub\\040dir rw,noatime shared:1 - tmpfs t rw,size=4k\n\
+                     37 35 0:40 / /p/volumes/kubernetes.io~empty-dir/v rw - tmpfs t rw,size=4k\n\
+                     38 35 0:40 /sub//deleted /gone rw - tmpfs t rw,size=4k\n\
                      39 35 0:40";
         let find = |id, path: &str| find_in(line, id, Path::new(path));
         assert_eq!(
