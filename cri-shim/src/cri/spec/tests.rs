@@ -190,6 +190,26 @@ fn capabilities_are_added_to_and_dropped_from_the_default() {
 }
 
 #[test]
+fn apparmor_profiles_of_the_node_are_refused_unless_the_container_is_privileged() {
+    let with = |profile_type: ProfileType, privileged| {
+        let security = LinuxContainerSecurityContext {
+            apparmor: Some(SecurityProfile {
+                profile_type: profile_type.into(),
+                localhost_ref: "mine".to_owned(),
+            }),
+            privileged,
+            ..LinuxContainerSecurityContext::default()
+        };
+        build_with(&with_security(security), &[]).err()
+    };
+    assert!(with(ProfileType::RuntimeDefault, false).is_none());
+    assert!(with(ProfileType::Unconfined, false).is_none());
+    assert!(with(ProfileType::Localhost, true).is_none());
+    let refused = with(ProfileType::Localhost, false).unwrap();
+    assert!(refused.to_string().contains("AppArmor"), "{refused}");
+}
+
+#[test]
 fn privileged_sees_and_may_do_everything_in_its_guest() {
     let built = build(&with_security(LinuxContainerSecurityContext {
         privileged: true,
