@@ -2,8 +2,8 @@
 //! 5.16).
 //!
 //! To write the counter's MSR is not the same: what is within a second of what KVM expects counts
-//! as an attempt to make counters agree, and before Linux 6.7 KVM expects a new vCPU's to have
-//! begun at 0 when it was made. A guest that was saved in its first second went back in time.
+//! as an attempt to make counters agree, and older kernels (seen with 6.1) expect a new vCPU's to
+//! have begun at 0 when it was made. A guest that was saved in its first second went back in time.
 #![allow(unsafe_code)] // ioctls that kvm-ioctls does not wrap for vCPUs of this architecture
 
 use std::io;

@@ -143,7 +143,8 @@ fn script(programs: &[&Listed]) -> String {
         } = listed;
         let directory = quote(&program.folder.display().to_string());
         text.push_str(&format!(
-            "\necho {}\ncd {directory} && CARGO_MANIFEST_DIR={directory} {} --test-threads=1 --exact",
+            "\necho {}\ncd {directory} && \
+             CARGO_MANIFEST_DIR={directory} {} --test-threads=1 --exact",
             quote(&format!("{BEGINS}{name}")),
             quote(&program.path.display().to_string()),
         ));
