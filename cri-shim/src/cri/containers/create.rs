@@ -225,12 +225,15 @@ impl Node {
         pod: &Pod,
         config: &ContainerConfig,
     ) -> Result<BTreeMap<usize, MemorySource>> {
-        let Some(mut known) = pod.record().memory_volumes else {
+        let Some(before) = pod.record().memory_volumes else {
             return Ok(BTreeMap::new());
         };
+        let mut known = before.clone();
         let sources = memory::sources(&config.mounts, &mut known)?;
-        // Before there is a container that may write to one.
-        pod.update(&self.database, |record| record.memory_volumes = Some(known))?;
+        if known != before {
+            // Before there is a container that may write to one.
+            pod.update(&self.database, |record| record.memory_volumes = Some(known))?;
+        }
         Ok(sources)
     }
 
