@@ -35,6 +35,9 @@ const NAMES: [(&str, u8); 31] = [
     ("SYS", 31),
 ];
 
+/// Further names of some of them.
+const ALIASES: [(&str, u8); 3] = [("IOT", 6), ("CLD", 17), ("POLL", 29)];
+
 /// The first and the last real-time signal, as the C library counts them.
 const REAL_TIME: (u8, u8) = (34, 64);
 
@@ -42,7 +45,8 @@ const REAL_TIME: (u8, u8) = (34, 64);
 pub(crate) fn parse(text: &str) -> Result<u8, String> {
     let upper = text.to_ascii_uppercase();
     let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-    if let Some((_, number)) = NAMES.iter().find(|(known, _)| *known == name) {
+    let mut known = NAMES.iter().chain(&ALIASES);
+    if let Some((_, number)) = known.find(|(known, _)| *known == name) {
         return Ok(*number);
     }
     let (first, last) = REAL_TIME;
@@ -72,6 +76,7 @@ mod tests {
         for (text, number) in [
             ("TERM", 15),
             ("SIGKILL", 9),
+            ("SIGPOLL", 29),
             ("sighup", 1),
             ("10", 10),
             ("RTMIN", 34),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_cri::v1::*;
 use tonic::Code;
 
-use crate::client::{ask, ask_images};
+use crate::client::{ask, ask_images, raw};
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, image, labels, stdout, strings};
 
@@ -264,6 +264,66 @@ fn guest_stop_gives_a_container_its_time_to_end_by_itself() {
     assert_eq!(container.status().exit_code, 7);
     assert_eq!(stdout(&container.lines()), ["ready", "bye"]);
     container.remove();
+}
+
+/// What the crate of messages does not have of a container's configuration.
+#[derive(Clone, PartialEq, prost::Message)]
+struct StopSignalConfig {
+    #[prost(int32, tag = "18")]
+    stop_signal: i32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct StopSignalStatusResponse {
+    #[prost(message, optional, tag = "1")]
+    status: Option<StopSignalStatus>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct StopSignalStatus {
+    #[prost(int32, tag = "19")]
+    stop_signal: i32,
+}
+
+/// What a container's status tells of its stop signal, by the interface's number.
+fn told_stop_signal(container: &Container) -> i32 {
+    let request = ContainerStatusRequest {
+        container_id: container.id.clone(),
+        verbose: false,
+    };
+    let path = "/runtime.v1.RuntimeService/ContainerStatus";
+    let response: StopSignalStatusResponse = raw(path, request).unwrap();
+    response.status.unwrap().stop_signal
+}
+
+#[test]
+fn guest_stop_sends_the_signal_that_was_asked_for() {
+    const SIGTERM: i32 = 23;
+    const SIGUSR1: i32 = 29;
+    if !RUNTIME.is_vm {
+        return;
+    }
+    let pod = Pod::shared();
+    let script = "trap 'exit 9' USR1; trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done";
+    let config = pod.container_config("stop-signal", |config| {
+        config.command = strings(&["sh", "-c", script]);
+    });
+    let wanted = |stop_signal| StopSignalConfig { stop_signal };
+    let refused = pod.try_create_newer(config.clone(), &wanted(66));
+    assert_eq!(refused.err().unwrap().code(), Code::InvalidArgument);
+    let container = pod.try_create_newer(config, &wanted(SIGUSR1)).unwrap();
+    assert_eq!(told_stop_signal(&container), SIGUSR1);
+    container.start();
+    // The traps must be set.
+    while container.lines().is_empty() {
+        std::thread::yield_now();
+    }
+    container.stop(60);
+    assert_eq!(container.status().exit_code, 9);
+    container.remove();
+    let usual = pod.start("usual-signal", |_| {});
+    assert_eq!(told_stop_signal(&usual), SIGTERM);
+    usual.remove();
 }
 
 #[test]

@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use k8s_cri::v1::*;
+use prost::Message;
 
-use crate::client::{ask, ask_images};
+use crate::client::{ask, ask_images, raw};
 use crate::fixture::RUNTIME;
 
 /// Most tests need a container in some pod: this one lives until the program ends.
@@ -35,6 +36,14 @@ extern "C" fn remove_shared() {
     });
     // The tests have said what they had to say.
     let _ = removed.join();
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct RawCreate {
+    #[prost(string, tag = "1")]
+    pod_sandbox_id: String,
+    #[prost(bytes = "vec", tag = "2")]
+    config: Vec<u8>,
 }
 
 /// Names must differ as long as their pods exist.
@@ -193,8 +202,24 @@ impl Pod {
         Ok(self.container(response.container_id, &log_path))
     }
 
+    /// CreateContainer with fields that the crate of messages does not have: the encodings of what
+    /// it has and of what it lacks, one behind the other, are one message.
+    pub(crate) fn try_create_newer(
+        &self,
+        config: ContainerConfig,
+        newer: &impl Message,
+    ) -> Result<Container, tonic::Status> {
+        let request = RawCreate {
+            pod_sandbox_id: self.id.clone(),
+            config: [config.encode_to_vec(), newer.encode_to_vec()].concat(),
+        };
+        let path = "/runtime.v1.RuntimeService/CreateContainer";
+        let response: CreateContainerResponse = raw(path, request)?;
+        Ok(self.container(response.container_id, &config.log_path))
+    }
+
     /// A container that was created.
-    pub(crate) fn container(&self, id: String, log_path: &str) -> Container {
+    fn container(&self, id: String, log_path: &str) -> Container {
         let log = self.logs.join(log_path);
         Container { id, log }
     }

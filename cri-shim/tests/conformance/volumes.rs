@@ -6,13 +6,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::*;
-use prost::Message as _;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount,
 };
 use tonic::Code;
 
-use crate::client::raw;
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, image, security, stdout, strings};
 
@@ -299,16 +297,6 @@ fn guest_an_image_is_mounted_as_a_volume() {
     assert_eq!(refused.code(), Code::NotFound);
 }
 
-/// CreateContainer with fields of mounts that the crate of messages does not have: the encodings
-/// of what it has and of what it lacks, one behind the other, are one message.
-#[derive(Clone, PartialEq, prost::Message)]
-struct RawCreate {
-    #[prost(string, tag = "1")]
-    pod_sandbox_id: String,
-    #[prost(bytes = "vec", tag = "2")]
-    config: Vec<u8>,
-}
-
 #[derive(Clone, PartialEq, prost::Message)]
 struct PartOfImage {
     #[prost(message, repeated, tag = "7")]
@@ -336,13 +324,7 @@ fn create_with_part(sub_path: &str) -> Result<Container, tonic::Status> {
             image_sub_path: sub_path.to_owned(),
         }],
     };
-    let request = RawCreate {
-        pod_sandbox_id: Pod::shared().id.clone(),
-        config: [config.encode_to_vec(), part.encode_to_vec()].concat(),
-    };
-    let path = "/runtime.v1.RuntimeService/CreateContainer";
-    let response: CreateContainerResponse = raw(path, request)?;
-    Ok(Pod::shared().container(response.container_id, &config.log_path))
+    Pod::shared().try_create_newer(config, &part)
 }
 
 #[test]

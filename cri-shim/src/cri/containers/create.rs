@@ -14,6 +14,7 @@ use tracing::{debug, info, warn};
 
 use crate::cni;
 use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::newer::stop_signal_from_cri;
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, MemorySource, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
@@ -32,6 +33,22 @@ pub(in crate::cri) struct CreateRequest {
     pub(in crate::cri) request: CreateContainerRequest,
     /// `image_sub_path` of each of its mounts, as far as there are any.
     pub(in crate::cri) image_sub_paths: Vec<String>,
+    /// `stop_signal` of its configuration, by the interface's number.
+    pub(in crate::cri) stop_signal: i32,
+}
+
+/// Of a container's configuration, what the crate of messages does not know.
+struct NewerSettings {
+    image_sub_paths: Vec<String>,
+    /// Linux' number; none: as its image says.
+    stop_signal: Option<u32>,
+}
+
+fn stop_signal(number: i32) -> Result<Option<u32>> {
+    stop_signal_from_cri(number).map_err(|reason| CriError::Invalid {
+        field: "stop_signal",
+        reason,
+    })
 }
 
 impl Node {
@@ -42,13 +59,16 @@ impl Node {
     ) -> Result<String> {
         let pod = self.pod(&request.request.pod_sandbox_id)?;
         let config = request.request.config.clone().unwrap_or_default();
-        let image_sub_paths = request.image_sub_paths.clone();
         check(&config)?;
-        spec::mounts::check_sub_paths(&image_sub_paths)?;
+        spec::mounts::check_sub_paths(&request.image_sub_paths)?;
+        let newer = NewerSettings {
+            image_sub_paths: request.image_sub_paths.clone(),
+            stop_signal: stop_signal(request.stop_signal)?,
+        };
         let metadata = config.metadata.clone().unwrap_or_default();
         let name = format!("{}_{}_{}", pod.id, metadata.name, metadata.attempt);
         let node = Arc::clone(self);
-        let work = || async move { node.make_container(&pod, config, &image_sub_paths).await };
+        let work = || async move { node.make_container(&pod, config, newer).await };
         match self.container_flights.join(&name, request, work).await {
             Some(made) => made,
             None => Err(CriError::NameTaken {
@@ -63,7 +83,7 @@ impl Node {
         self: &Arc<Self>,
         pod: &Arc<Pod>,
         mut config: ContainerConfig,
-        image_sub_paths: &[String],
+        newer: NewerSettings,
     ) -> Result<String> {
         // The pod cannot be stopped in the middle.
         let _turn = pod.turn.lock().await;
@@ -84,7 +104,7 @@ impl Node {
         let image = self.image_named(wanted)?;
         let rootfs = image.open_rootfs()?;
         let shared = self.dir(&pod.id).join(volumes::SHARED);
-        let (of_images, images) = self.image_volumes(&config, image_sub_paths)?;
+        let (of_images, images) = self.image_volumes(&config, &newer.image_sub_paths)?;
         let in_memory = self.memory_volumes(pod, &config)?;
         let mut mounted = volumes::mount(&shared, &id, &config.mounts, in_memory)?;
         mounted.extend(of_images);
@@ -93,7 +113,8 @@ impl Node {
             rootfs,
             volumes: images,
         };
-        let made = self.with_volumes(pod, &id, config, image, &mounted).await;
+        let made = self.with_volumes(pod, &id, config, image, &mounted, newer.stop_signal);
+        let made = made.await;
         if made.is_err() {
             let names = mounted.iter().filter_map(Volume::name);
             if let Err(error) = volumes::remove(&shared, names) {
@@ -113,6 +134,7 @@ impl Node {
         config: ContainerConfig,
         images: Images<'_>,
         mounted: &[Volume],
+        stop_signal: Option<u32>,
     ) -> Result<()> {
         let image = images.root;
         let pod_record = pod.record();
@@ -132,15 +154,14 @@ impl Node {
             readonly_rootfs,
         } = spec::container_spec(&request)?;
         let log_path = log_path(&pod_record.config.log_directory, &config.log_path)?;
-        let stop_signal = settings.and_then(|settings| settings.stop_signal().as_deref());
+        let of_image = settings.and_then(|settings| settings.stop_signal().as_deref());
+        let of_image = of_image.and_then(|text| signal::parse(text).ok());
         let record = ContainerRecord {
             id: id.to_owned(),
             pod: pod.id.clone(),
             image: image.id().to_string(),
             image_ref: image_ref(image),
-            stop_signal: stop_signal
-                .and_then(|text| signal::parse(text).ok())
-                .map_or(SIGTERM, u32::from),
+            stop_signal: stop_signal.unwrap_or(of_image.map_or(SIGTERM, u32::from)),
             log_path,
             volumes: mounted
                 .iter()

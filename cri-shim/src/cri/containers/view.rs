@@ -67,6 +67,11 @@ impl Node {
         })
     }
 
+    /// What a container is asked to end with.
+    pub(in crate::cri) fn stop_signal(&self, id: &str) -> Result<u32> {
+        Ok(self.container(id)?.record().stop_signal)
+    }
+
     pub(in crate::cri) fn status_of(&self, container: &Container) -> ContainerStatus {
         let record = container.record();
         let state = state(&record).into();

@@ -1,0 +1,102 @@
+//! Calls of RuntimeService that are newer than the crate of messages, or have fields that are:
+//! they are taken out before the service that it generates.
+
+mod create;
+mod pod_resources;
+mod status;
+mod stop_signal;
+
+pub(super) use pod_resources::UpdatePodSandboxResourcesRequest;
+pub(super) use stop_signal::from_cri as stop_signal_from_cri;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tonic::body::Body;
+use tonic::codec::Codec;
+use tonic::codegen::http::{Request, Response};
+use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic_prost::ProstCodec;
+use tower_service::Service;
+
+use self::create::{CreateCall, CreateCodec};
+use self::pod_resources::UpdatePod;
+use self::status::{StatusCall, StatusCodec};
+use super::node::Node;
+
+/// Since Kubernetes 1.33.
+const UPDATE_POD: &str = "/runtime.v1.RuntimeService/UpdatePodSandboxResources";
+
+/// Has further fields since there are image volumes and stop signals.
+const CREATE_CONTAINER: &str = "/runtime.v1.RuntimeService/CreateContainer";
+
+/// Has further fields since there are stop signals.
+const CONTAINER_STATUS: &str = "/runtime.v1.RuntimeService/ContainerStatus";
+
+/// RuntimeService with these calls.
+#[derive(Debug, Clone)]
+pub(super) struct Newer<S> {
+    inner: S,
+    node: Arc<Node>,
+    message_bytes: usize,
+}
+
+impl<S> Newer<S> {
+    /// Messages have at most `message_bytes`.
+    pub(super) fn new(inner: S, node: Arc<Node>, message_bytes: usize) -> Self {
+        Self {
+            inner,
+            node,
+            message_bytes,
+        }
+    }
+}
+
+impl<S: NamedService> NamedService for Newer<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+type Answered = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+impl<S> Service<Request<Body>> for Newer<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answered;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Answered {
+        let node = Arc::clone(&self.node);
+        match request.uri().path() {
+            UPDATE_POD => answer(
+                ProstCodec::default(),
+                self.message_bytes,
+                UpdatePod(node),
+                request,
+            ),
+            CREATE_CONTAINER => answer(CreateCodec, self.message_bytes, CreateCall(node), request),
+            CONTAINER_STATUS => answer(StatusCodec, self.message_bytes, StatusCall(node), request),
+            _ => Box::pin(self.inner.call(request)),
+        }
+    }
+}
+
+fn answer<C, S>(codec: C, message_bytes: usize, service: S, request: Request<Body>) -> Answered
+where
+    C: Codec + Send + 'static,
+    C::Encode: Sync,
+    S: UnaryService<C::Decode, Response = C::Encode> + Send + 'static,
+    S::Future: Send,
+{
+    let mut grpc = Grpc::new(codec).max_decoding_message_size(message_bytes);
+    Box::pin(async move { Ok(grpc.unary(service, request).await) })
+}
