@@ -276,3 +276,22 @@ fn guest_namespaces_are_the_pods_or_the_containers_own() {
     }
     assert_eq!(one.sh("cat /proc/sys/kernel/shm_rmid_forced"), "1\n");
 }
+
+#[test]
+fn guest_a_user_may_open_the_streams_of_its_program_anew() {
+    let script = "echo one > /dev/stdout && echo two > /dev/stderr && echo as $(id -u)";
+    for (name, terminal) in [("user-pipes", false), ("user-terminal", true)] {
+        let container = Pod::shared().start(name, |config| {
+            config.tty = terminal;
+            config.command = strings(&["sh", "-c", script]);
+            security(config).run_as_user = value(1234);
+        });
+        assert_eq!(container.ended().exit_code, 0, "{:?}", container.lines());
+        container.remove();
+    }
+    let container = Pod::shared().start("user-exec", |config| {
+        security(config).run_as_user = value(1234);
+    });
+    assert_eq!(container.sh(script), "one\nas 1234\n");
+    container.remove();
+}

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use podvisor_agent_protocol::{StreamId, api};
+use rustix::fs::{Uid, fchown};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinSet;
@@ -193,6 +195,8 @@ pub struct Launcher<'a> {
     pub state: PathBuf,
     /// Where a console socket may be made; short enough for a socket's name.
     pub folder: PathBuf,
+    /// The process's user, who gets its streams: it may open them anew, as /dev/stdout.
+    pub uid: u32,
     /// What libcontainer is not told of, for a process with a seccomp filter.
     pub confinement: Option<Confinement>,
 }
@@ -223,9 +227,9 @@ impl Launcher<'_> {
     ) -> Result<Process, LaunchError> {
         let claim = |id: Option<StreamId>| id.map(|id| self.hub.claim(id)).transpose();
         let (stdin, stdout, stderr) = (claim(stdin)?, claim(stdout)?, claim(stderr)?);
-        let (input, child_input) = pipe(stdin, Direction::ToProcess)?;
-        let (output, child_output) = pipe(stdout, Direction::FromProcess)?;
-        let (error, child_error) = pipe(stderr, Direction::FromProcess)?;
+        let (input, child_input) = self.pipe(stdin, Direction::ToProcess)?;
+        let (output, child_output) = self.pipe(stdout, Direction::FromProcess)?;
+        let (error, child_error) = self.pipe(stderr, Direction::FromProcess)?;
         let mut command = Command::new("/proc/self/exe");
         command
             .stdin(child_input)
@@ -248,6 +252,27 @@ impl Launcher<'_> {
         Ok(Process::new(pid, child, None, relays))
     }
 
+    /// A pipe for a stream, or /dev/null without one: our end and the process's.
+    fn pipe(
+        &self,
+        claim: Option<Claim>,
+        direction: Direction,
+    ) -> Result<(OurEnd, ChildStdio), LaunchError> {
+        let Some(claim) = claim else {
+            return Ok((None, ChildStdio::null()));
+        };
+        let (reader, writer) =
+            pipe_with(PipeFlags::CLOEXEC).map_err(|e| io_error("create a pipe")(e.into()))?;
+        let (ours, theirs) = match direction {
+            Direction::ToProcess => (writer, reader),
+            Direction::FromProcess => (reader, writer),
+        };
+        fchown(&theirs, Some(Uid::from_raw(self.uid)), None)
+            .map_err(|e| io_error("change the owner of a pipe")(e.into()))?;
+        let ours = Endpoint::new(ours).map_err(io_error("watch a pipe"))?;
+        Ok((Some((ours, claim)), theirs.into()))
+    }
+
     async fn with_terminal(
         &self,
         kind: Kind,
@@ -267,6 +292,7 @@ impl Launcher<'_> {
             .await
             .map_err(io_error("receive the terminal"))?;
         resize(&master, size).map_err(io_error("set the size of the terminal"))?;
+        give(&master, self.uid).map_err(io_error("change the owner of the terminal"))?;
 
         let mut relays = JoinSet::new();
         if let Some(claim) = claim {
@@ -388,19 +414,11 @@ enum Direction {
 
 type OurEnd = Option<(Endpoint, Claim)>;
 
-/// A pipe for a stream, or /dev/null without one: our end and the process's.
-fn pipe(claim: Option<Claim>, direction: Direction) -> Result<(OurEnd, ChildStdio), LaunchError> {
-    let Some(claim) = claim else {
-        return Ok((None, ChildStdio::null()));
-    };
-    let (reader, writer) =
-        pipe_with(PipeFlags::CLOEXEC).map_err(|e| io_error("create a pipe")(e.into()))?;
-    let (ours, theirs) = match direction {
-        Direction::ToProcess => (writer, reader),
-        Direction::FromProcess => (reader, writer),
-    };
-    let ours = Endpoint::new(ours).map_err(io_error("watch a pipe"))?;
-    Ok((Some((ours, claim)), theirs.into()))
+/// Makes a user the owner of a terminal, by its master.
+fn give(master: &Endpoint, uid: u32) -> io::Result<()> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let slave = ioctl_tiocgptpeer(master, flags)?;
+    Ok(fchown(slave, Some(Uid::from_raw(uid)), None)?)
 }
 
 /// The socket through which libcontainer sends a terminal's master.

@@ -106,6 +106,7 @@ impl Containers {
             name: &name,
             state: base.join("state"),
             folder: folder.path.clone(),
+            uid: user.uid(),
             confinement: confinement.clone(),
         };
         let made = async {
@@ -206,6 +207,7 @@ impl Containers {
             state: self.shared.base.join("state"),
             // Not the exec's own folder, whose name can be too long for a socket.
             folder: container.folder.path.clone(),
+            uid: process.user().uid(),
             confinement,
         };
         let kind = Kind::Exec { process: path };

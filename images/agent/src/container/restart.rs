@@ -76,6 +76,7 @@ impl Containers {
             name: &container.name,
             state: self.shared.base.join("state"),
             folder: container.folder.path.clone(),
+            uid: container.user.uid(),
             confinement: container.confinement.clone(),
         };
         let kind = Kind::Create {
