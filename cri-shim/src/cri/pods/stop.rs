@@ -131,15 +131,14 @@ impl Node {
         Ok(())
     }
 
-    /// Marks what ran in a machine that is gone.
+    /// Marks what ran in a machine that is gone. A container that never ran stays created: it has
+    /// no end to tell of.
     fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>, message: &str) -> Result<()> {
         for container in self.containers_of(&pod.id) {
             let mut is_lost = false;
             container.update(&self.database, |record| {
-                let started_at = match record.phase {
-                    ContainerPhase::Running { started_at } => started_at,
-                    ContainerPhase::Created => 0,
-                    _ => return,
+                let ContainerPhase::Running { started_at } = record.phase else {
+                    return;
                 };
                 is_lost = true;
                 record.phase = ContainerPhase::Exited(ContainerExit {
