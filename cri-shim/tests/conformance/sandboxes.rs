@@ -77,6 +77,7 @@ fn guest_a_sandbox_lives_and_every_end_may_be_asked_for_twice() {
     assert!(with_state(PodSandboxState::SandboxNotready).is_empty());
 
     let container = pod.start("main", |_| {});
+    let unstarted = pod.create("unstarted", |_| {});
     pod.stop();
     pod.stop();
     assert_eq!(
@@ -84,6 +85,8 @@ fn guest_a_sandbox_lives_and_every_end_may_be_asked_for_twice() {
         PodSandboxState::SandboxNotready
     );
     assert_eq!(container.state(), ContainerState::ContainerExited);
+    // It never ran, so it has not failed.
+    assert_eq!(unstarted.state(), ContainerState::ContainerCreated);
     assert_eq!(with_state(PodSandboxState::SandboxNotready).len(), 1);
 
     pod.remove();
@@ -298,8 +301,15 @@ fn guest_metrics_fit_their_descriptors() {
         .metrics;
     for metric in metrics.iter().chain(&found.metrics) {
         let descriptor = descriptors.iter().find(|d| d.name == metric.name);
-        let keys = descriptor.map(|descriptor| descriptor.label_keys.len());
-        assert_eq!(keys, Some(metric.label_values.len()), "{}", metric.name);
+        let keys = &descriptor.expect(&metric.name).label_keys;
+        assert_eq!(keys.len(), metric.label_values.len(), "{}", metric.name);
+        if RUNTIME.is_vm {
+            // By these a kubelet's metrics are told apart.
+            for key in ["namespace", "pod", "container"] {
+                let index = keys.iter().position(|found| found == key);
+                assert!(!metric.label_values[index.expect(key)].is_empty());
+            }
+        }
     }
     // Of others, critest says what is missing.
     if RUNTIME.is_vm {

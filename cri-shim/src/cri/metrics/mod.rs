@@ -6,7 +6,7 @@
 
 use k8s_cri::v1::{
     ContainerMetrics, LinuxContainerResources, Metric, MetricDescriptor, MetricType,
-    PodSandboxMetrics, UInt64Value,
+    PodSandboxMetadata, PodSandboxMetrics, UInt64Value,
 };
 
 use super::node::{Container, Node, now};
@@ -15,7 +15,10 @@ use crate::cni::InterfaceCounters;
 use crate::sandbox::ContainerStats as Figures;
 
 /// Labels that each metric begins with.
-const BASE: [&str; 3] = ["id", "name", "image"];
+const BASE: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
+
+/// What a pod's own metrics have as their container.
+const NO_CONTAINER: &str = "POD";
 
 /// What a container's metric is made from.
 struct Source<'a> {
@@ -438,7 +441,7 @@ pub(super) fn descriptors() -> Vec<MetricDescriptor> {
     descriptors
 }
 
-fn of_container(base: [&str; 3], source: &Source<'_>) -> Vec<Metric> {
+fn of_container(base: [&str; BASE.len()], source: &Source<'_>) -> Vec<Metric> {
     let timestamp = i64::try_from(source.figures.timestamp_ns).unwrap_or(i64::MAX);
     let metrics = OF_CONTAINERS.iter().map(|metric| {
         let further = metric.labels.iter().map(|(_, value)| *value);
@@ -456,7 +459,11 @@ fn of_container(base: [&str; 3], source: &Source<'_>) -> Vec<Metric> {
     metrics.collect()
 }
 
-fn of_interface(base: [&str; 3], counters: &InterfaceCounters, timestamp: i64) -> Vec<Metric> {
+fn of_interface(
+    base: [&str; BASE.len()],
+    counters: &InterfaceCounters,
+    timestamp: i64,
+) -> Vec<Metric> {
     let metrics = OF_INTERFACES.iter().map(|metric| {
         let labels = base.into_iter().chain([counters.name.as_str()]);
         Metric {
@@ -481,16 +488,19 @@ impl Node {
             if record.phase != PodPhase::Ready {
                 continue;
             }
-            let name = record.config.metadata.unwrap_or_default().name;
+            let PodSandboxMetadata {
+                name, namespace, ..
+            } = record.config.metadata.unwrap_or_default();
             // A pod that ends meanwhile has no interfaces any more.
             let counters = self.cni.counters(&pod.id).unwrap_or_default();
-            let base = [pod.id.as_str(), name.as_str(), ""];
+            let base = [&*pod.id, &*name, "", &*namespace, &*name, NO_CONTAINER];
             let metrics = counters
                 .iter()
                 .flat_map(|counters| of_interface(base, counters, now()));
             let mut containers = Vec::new();
             for container in self.containers_of(&pod.id) {
-                containers.extend(self.metrics_of(&container).await);
+                let metrics = self.metrics_of(&container, &namespace, &name).await;
+                containers.extend(metrics);
             }
             pods.push(PodSandboxMetrics {
                 pod_sandbox_id: pod.id.clone(),
@@ -502,7 +512,12 @@ impl Node {
     }
 
     /// Nothing of a container that does not run, or ends meanwhile.
-    async fn metrics_of(&self, container: &Container) -> Option<ContainerMetrics> {
+    async fn metrics_of(
+        &self,
+        container: &Container,
+        namespace: &str,
+        pod: &str,
+    ) -> Option<ContainerMetrics> {
         let figures = self.figures(container).await.ok()?;
         let record = container.record();
         let ContainerPhase::Running { started_at } = record.phase else {
@@ -515,7 +530,8 @@ impl Node {
             started_at_seconds: u64::try_from(started_at / 1_000_000_000).unwrap_or(0),
         };
         let name = record.config.metadata.unwrap_or_default().name;
-        let base = [record.id.as_str(), name.as_str(), record.image_ref.as_str()];
+        let image = record.image_ref.as_str();
+        let base = [&*record.id, &*name, image, namespace, pod, &*name];
         Some(ContainerMetrics {
             container_id: record.id.clone(),
             metrics: of_container(base, &source),

@@ -17,8 +17,12 @@ fn metrics(figures: &Figures, resources: &LinuxContainerResources) -> Vec<Metric
         },
         ..InterfaceCounters::default()
     };
-    let mut metrics = of_container(["c", "web", "img"], &source);
-    metrics.extend(of_interface(["p", "pod", ""], &counters, 1));
+    let mut metrics = of_container(["c", "web", "img", "ns", "pod", "web"], &source);
+    metrics.extend(of_interface(
+        ["p", "pod", "", "ns", "pod", "POD"],
+        &counters,
+        1,
+    ));
     metrics
 }
 
