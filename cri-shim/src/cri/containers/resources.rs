@@ -113,9 +113,13 @@ impl Node {
             timestamp_ns: u64::try_from(now()).unwrap_or(0),
             ..Figures::default()
         };
+        // What is not limited in one of them is not limited in all.
+        let mut limit = Some(0_u64);
         for container in self.containers_of(&pod.id) {
             if let Ok(figures) = self.figures(&container).await {
                 add(&mut sum, &figures);
+                let of_it = memory_limit(&figures);
+                limit = limit.and_then(|limit| limit.checked_add(of_it?));
                 containers.push(self.shown_stats(&container, &figures));
             }
         }
@@ -124,6 +128,7 @@ impl Node {
             Some(cpu.usage_nano_cores.as_ref()?.value)
         });
         let nano_cores = nano_cores.fold(0, u64::saturating_add);
+        sum.memory_limit_bytes = limit.unwrap_or(0);
         let record = pod.record();
         PodSandboxStats {
             attributes: Some(PodSandboxAttributes {
@@ -286,10 +291,14 @@ fn cpu(figures: &Figures, nano_cores: Option<u64>) -> CpuUsage {
     }
 }
 
+/// No limit is the greatest number there, or none.
+fn memory_limit(figures: &Figures) -> Option<u64> {
+    Some(figures.memory_limit_bytes).filter(|limit| (1..1 << 62).contains(limit))
+}
+
 fn memory(figures: &Figures) -> MemoryUsage {
-    // No limit is the greatest number there, or none.
-    let limit = Some(figures.memory_limit_bytes).filter(|limit| (1..1 << 62).contains(limit));
-    let available = limit.map(|limit| limit.saturating_sub(figures.memory_working_set_bytes));
+    let available =
+        memory_limit(figures).map(|limit| limit.saturating_sub(figures.memory_working_set_bytes));
     MemoryUsage {
         timestamp: timestamp(figures),
         working_set_bytes: value(figures.memory_working_set_bytes),
