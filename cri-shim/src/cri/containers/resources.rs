@@ -31,8 +31,17 @@ impl Node {
         let resources = spec::resources(&wanted)?;
         let linux = container.record().config.linux.unwrap_or_default();
         let limits = merged(linux.resources.unwrap_or_default(), wanted);
-        if !matches!(container.phase(), ContainerPhase::Created) {
-            container.running()?;
+        let note = |limits: LinuxContainerResources| {
+            container.update(&self.database, |record| {
+                let linux = record.config.linux.get_or_insert_default();
+                linux.resources = Some(limits);
+            })
+        };
+        let record = container.record();
+        let has_ended = matches!(record.phase, ContainerPhase::Exited(_));
+        if has_ended || record.start_error.is_some() {
+            // Nothing of it is there to be limited.
+            return note(limits);
         }
         let client = container.pod.client()?;
         let new = NewLimits {
@@ -42,10 +51,7 @@ impl Node {
         let change = async {
             self.make_room(&container.pod, Some(new)).await?;
             client.update_resources(&container.id, &resources).await?;
-            container.update(&self.database, |record| {
-                let linux = record.config.linux.get_or_insert_default();
-                linux.resources = Some(limits.clone());
-            })
+            note(limits.clone())
         };
         let changed = change.await;
         // Less is wanted than before, or as much as before because it failed.
