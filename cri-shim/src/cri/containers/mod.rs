@@ -8,3 +8,4 @@ mod start;
 mod view;
 
 pub(super) use create::CreateRequest;
+pub(super) use resources::in_time;

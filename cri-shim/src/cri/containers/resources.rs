@@ -1,13 +1,16 @@
 //! What containers may use, and what they do use.
 
 use std::sync::PoisonError;
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use k8s_cri::v1::{
     ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, FilesystemIdentifier,
     FilesystemUsage, LinuxContainerResources, LinuxPodSandboxStats, MemoryUsage,
     NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes, PodSandboxStats,
     PodSandboxStatsFilter, ProcessUsage, UInt64Value, UpdateContainerResourcesRequest,
 };
+use tokio::time::timeout;
 
 use crate::cni::InterfaceCounters;
 use crate::cri::error::Result;
@@ -16,6 +19,9 @@ use crate::cri::pods::{NewLimits, matches_labels};
 use crate::cri::spec;
 use crate::cri::state::{ContainerPhase, PodPhase};
 use crate::sandbox::ContainerStats as Figures;
+
+/// How long a call that lists figures waits for a guest's. A kubelet asks every 10 s.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Node {
     /// UpdateContainerResources.
@@ -72,18 +78,19 @@ impl Node {
         filter: Option<ContainerStatsFilter>,
     ) -> Vec<ContainerStats> {
         let filter = filter.unwrap_or_default();
-        let mut stats = Vec::new();
-        for container in self.containers() {
+        let mut wanted = self.containers();
+        wanted.retain(|container| {
             let record = container.record();
-            let is_wanted = record.id.starts_with(&filter.id)
+            record.id.starts_with(&filter.id)
                 && record.pod.starts_with(&filter.pod_sandbox_id)
-                && matches_labels(&record.config.labels, &filter.label_selector);
-            // One that ends meanwhile is left out.
-            if is_wanted && let Ok(figures) = self.figures(&container).await {
-                stats.push(self.shown_stats(&container, &figures));
-            }
-        }
-        stats
+                && matches_labels(&record.config.labels, &filter.label_selector)
+        });
+        let stats = in_time(wanted.iter().map(|container| async {
+            let figures = self.figures(container).await.ok()?;
+            Some(self.shown_stats(container, &figures))
+        }));
+        // One that ends meanwhile is left out.
+        stats.await.into_iter().flatten().collect()
     }
 
     /// PodSandboxStats.
@@ -99,17 +106,14 @@ impl Node {
         filter: Option<PodSandboxStatsFilter>,
     ) -> Vec<PodSandboxStats> {
         let filter = filter.unwrap_or_default();
-        let mut stats = Vec::new();
-        for pod in self.pods() {
+        let mut wanted = self.pods();
+        wanted.retain(|pod| {
             let record = pod.record();
-            let is_wanted = record.phase == PodPhase::Ready
+            record.phase == PodPhase::Ready
                 && record.id.starts_with(&filter.id)
-                && matches_labels(&record.config.labels, &filter.label_selector);
-            if is_wanted {
-                stats.push(self.stats_of(&pod).await);
-            }
-        }
-        stats
+                && matches_labels(&record.config.labels, &filter.label_selector)
+        });
+        in_time(wanted.iter().map(|pod| self.stats_of(pod))).await
     }
 
     async fn stats_of(&self, pod: &Pod) -> PodSandboxStats {
@@ -219,6 +223,13 @@ fn merged(old: LinuxContainerResources, new: LinuxContainerResources) -> LinuxCo
 #[allow(clippy::unnecessary_wraps, reason = "the API's messages have options")]
 fn value(value: u64) -> Option<UInt64Value> {
     Some(UInt64Value { value })
+}
+
+/// Waits for figures of all at once, and leaves those out that do not come in time: what one guest
+/// does must not keep a kubelet from seeing the others.
+pub(in crate::cri) async fn in_time<F: Future>(figures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let answers = join_all(figures.map(|figures| timeout(PATIENCE, figures))).await;
+    answers.into_iter().filter_map(Result::ok).collect()
 }
 
 fn timestamp(figures: &Figures) -> i64 {
@@ -333,6 +344,15 @@ mod tests {
         assert_eq!(usage.default_interface.unwrap().name, "eth0");
         assert_eq!(usage.interfaces.len(), 1);
         assert!(usage.timestamp > 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_answer_in_time_is_left_out() {
+        let figures = [Some(1), None, Some(3)].map(async |answer| match answer {
+            Some(number) => number,
+            None => std::future::pending().await,
+        });
+        assert_eq!(in_time(figures.into_iter()).await, [1, 3]);
     }
 
     #[test]

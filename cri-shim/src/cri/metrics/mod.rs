@@ -9,7 +9,8 @@ use k8s_cri::v1::{
     PodSandboxMetadata, PodSandboxMetrics, UInt64Value,
 };
 
-use super::node::{Container, Node, now};
+use super::containers::in_time;
+use super::node::{Container, Node, Pod, now};
 use super::state::{ContainerPhase, PodPhase};
 use crate::cni::InterfaceCounters;
 use crate::sandbox::ContainerStats as Figures;
@@ -482,33 +483,31 @@ fn of_interface(
 impl Node {
     /// ListPodSandboxMetrics: of pods that run.
     pub(super) async fn list_metrics(&self) -> Vec<PodSandboxMetrics> {
-        let mut pods = Vec::new();
-        for pod in self.pods() {
-            let record = pod.record();
-            if record.phase != PodPhase::Ready {
-                continue;
-            }
-            let PodSandboxMetadata {
-                name, namespace, ..
-            } = record.config.metadata.unwrap_or_default();
-            // A pod that ends meanwhile has no interfaces any more.
-            let counters = self.cni.counters(&pod.id).unwrap_or_default();
-            let base = [&*pod.id, &*name, "", &*namespace, &*name, NO_CONTAINER];
-            let metrics = counters
-                .iter()
-                .flat_map(|counters| of_interface(base, counters, now()));
-            let mut containers = Vec::new();
-            for container in self.containers_of(&pod.id) {
-                let metrics = self.metrics_of(&container, &namespace, &name).await;
-                containers.extend(metrics);
-            }
-            pods.push(PodSandboxMetrics {
-                pod_sandbox_id: pod.id.clone(),
-                metrics: metrics.collect(),
-                container_metrics: containers,
-            });
+        let mut pods = self.pods();
+        pods.retain(|pod| pod.phase() == PodPhase::Ready);
+        in_time(pods.iter().map(|pod| self.metrics_of_pod(pod))).await
+    }
+
+    async fn metrics_of_pod(&self, pod: &Pod) -> PodSandboxMetrics {
+        let PodSandboxMetadata {
+            name, namespace, ..
+        } = pod.record().config.metadata.unwrap_or_default();
+        // A pod that ends meanwhile has no interfaces any more.
+        let counters = self.cni.counters(&pod.id).unwrap_or_default();
+        let base = [&*pod.id, &*name, "", &*namespace, &*name, NO_CONTAINER];
+        let metrics = counters
+            .iter()
+            .flat_map(|counters| of_interface(base, counters, now()));
+        let mut containers = Vec::new();
+        for container in self.containers_of(&pod.id) {
+            let metrics = self.metrics_of(&container, &namespace, &name).await;
+            containers.extend(metrics);
         }
-        pods
+        PodSandboxMetrics {
+            pod_sandbox_id: pod.id.clone(),
+            metrics: metrics.collect(),
+            container_metrics: containers,
+        }
     }
 
     /// Nothing of a container that does not run, or ends meanwhile.
