@@ -140,7 +140,7 @@ impl Sizes {
     pub(super) fn vcpus(&self, pod: &k8s_cri::v1::PodSandboxConfig, containers: u64) -> u8 {
         let linux = pod.linux.as_ref();
         let own = linux.and_then(|linux| linux.resources.as_ref());
-        let own = own.map_or(0, milli_cpus).max(containers);
+        let own = own.map_or(0, |own| self.milli_cpus(own)).max(containers);
         // The overhead is for the process around them.
         let cpus = match own {
             0 => u64::from(self.vcpus),
@@ -148,6 +148,23 @@ impl Sizes {
         };
         let cpus = u8::try_from(cpus).unwrap_or(u8::MAX);
         cpus.clamp(1, self.max_vcpus.max(1))
+    }
+
+    /// What a limit comes to, in thousandths of a CPU; 0 where there is none. Where there is none,
+    /// what is asked for counts, if it is more than a guest has anyway: pods with CPUs of their own
+    /// have no quota.
+    pub(super) fn milli_cpus(&self, resources: &k8s_cri::v1::LinuxContainerResources) -> u64 {
+        let positive = |number: i64| u64::try_from(number).ok().filter(|number| *number > 0);
+        let quota = positive(resources.cpu_quota);
+        match quota.zip(positive(resources.cpu_period)) {
+            Some((quota, period)) => quota.saturating_mul(1000).div_ceil(period),
+            None => {
+                let shares = positive(resources.cpu_shares).unwrap_or(0);
+                let asked = shares.saturating_mul(1000).div_ceil(1024);
+                let usual = u64::from(self.vcpus) * 1000;
+                if asked > usual { asked } else { 0 }
+            }
+        }
     }
 
     /// The most vCPUs of a guest that begins with `vcpus`.
@@ -159,17 +176,6 @@ impl Sizes {
     /// Virtual CPUs and bytes of memory for a pod of such limits and overhead.
     pub(super) fn of_pod(&self, pod: &k8s_cri::v1::PodSandboxConfig) -> (u8, u64) {
         (self.vcpus(pod, 0), self.memory(pod, 0))
-    }
-}
-
-/// What a limit comes to, in thousandths of a CPU; 0 where there is none.
-pub(super) fn milli_cpus(resources: &k8s_cri::v1::LinuxContainerResources) -> u64 {
-    match (
-        u64::try_from(resources.cpu_quota),
-        u64::try_from(resources.cpu_period),
-    ) {
-        (Ok(quota), Ok(period @ 1..)) => quota.saturating_mul(1000).div_ceil(period),
-        _ => 0,
     }
 }
 
@@ -216,6 +222,25 @@ mod tests {
         assert_eq!(sizes.vcpus(&pod(100_000, 0), 1001), 2);
         assert_eq!(sizes.vcpus(&pod(300_000, 0), 1001), 3);
         assert_eq!(sizes.vcpus(&pod(300_000, 0), u64::MAX), 6);
+    }
+
+    #[test]
+    fn a_guest_gets_the_cpus_that_are_promised_where_none_are_a_limit() {
+        let sizes = Sizes {
+            vcpus: 2,
+            ..Sizes::default()
+        };
+        let with_shares = |quota: i64, shares: i64| {
+            let mut pod = pod(quota, 0);
+            let linux = pod.linux.as_mut().unwrap();
+            linux.resources.as_mut().unwrap().cpu_shares = shares;
+            sizes.vcpus(&pod, 0)
+        };
+        assert_eq!(with_shares(-1, 8 * 1024), 8);
+        assert_eq!(with_shares(0, 2 * 1024 + 1), 3);
+        assert_eq!(with_shares(0, 2), 2);
+        assert_eq!(with_shares(50_000, 8 * 1024), 1);
+        assert_eq!(with_shares(0, i64::MAX), 64);
     }
 
     #[test]

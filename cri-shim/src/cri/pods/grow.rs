@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_cri::v1::LinuxContainerResources;
 use tracing::{debug, info, warn};
 
-use crate::cri::config::milli_cpus;
+use crate::cri::config::Sizes;
 use crate::cri::error::{CriError, Result};
 use crate::cri::newer::UpdatePodSandboxResourcesRequest;
 use crate::cri::node::{Node, Pod};
@@ -140,7 +140,7 @@ impl Node {
         let sizes = self.config.guest(&record.handler)?.sizes;
         let containers = self.containers_of(&pod.id);
         let records = containers.iter().map(|container| container.record());
-        let limits = limits(records, new);
+        let limits = limits(sizes, records, new);
         Some(Wanted {
             memory: growth(&record, sizes.memory(&record.config, limits.memory)),
             vcpus: vcpus(record.size, sizes.vcpus(&record.config, limits.milli_cpus)),
@@ -157,7 +157,11 @@ struct Limits {
 }
 
 /// The limits of all containers that use memory and CPUs, or will.
-fn limits(records: impl Iterator<Item = ContainerRecord>, new: Option<NewLimits<'_>>) -> Limits {
+fn limits(
+    sizes: Sizes,
+    records: impl Iterator<Item = ContainerRecord>,
+    new: Option<NewLimits<'_>>,
+) -> Limits {
     let is_there = |record: &ContainerRecord| {
         !matches!(
             record.phase,
@@ -175,7 +179,7 @@ fn limits(records: impl Iterator<Item = ContainerRecord>, new: Option<NewLimits<
         memory: u64::try_from(resources.memory_limit_in_bytes)
             .unwrap_or(0)
             .saturating_add(sum.memory),
-        milli_cpus: milli_cpus(&resources).saturating_add(sum.milli_cpus),
+        milli_cpus: sizes.milli_cpus(&resources).saturating_add(sum.milli_cpus),
     })
 }
 
@@ -260,7 +264,7 @@ mod tests {
             .into_iter()
         };
         let sum = |new: Option<NewLimits<'_>>| {
-            let limits = limits(all(), new);
+            let limits = limits(Sizes::default(), all(), new);
             (limits.memory, limits.milli_cpus)
         };
         assert_eq!(sum(None), (120, 120));
