@@ -109,13 +109,17 @@ impl Node {
     /// UpdatePodSandboxResources: the guest gets what the pod may use from now on.
     pub(in crate::cri) async fn update_pod_resources(
         &self,
-        request: UpdatePodSandboxResourcesRequest,
+        mut request: UpdatePodSandboxResourcesRequest,
     ) -> Result<()> {
         let pod = self.pod(&request.pod_sandbox_id)?;
         let _turn = pod.turn.lock().await;
         pod.client()?;
-        for resources in [&request.overhead, &request.resources] {
-            spec::resources(&resources.clone().unwrap_or_default())?;
+        for resources in [&mut request.overhead, &mut request.resources] {
+            let Some(resources) = resources else { continue };
+            // Some kubelets take an overhead away from what has no limit.
+            resources.cpu_quota = resources.cpu_quota.max(-1);
+            resources.memory_limit_in_bytes = resources.memory_limit_in_bytes.max(-1);
+            spec::resources(resources)?;
         }
         pod.update(&self.database, |record| {
             let linux = record.config.linux.get_or_insert_default();
