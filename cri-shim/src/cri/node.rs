@@ -5,6 +5,7 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -81,6 +82,8 @@ pub(super) struct Container {
     pub(super) turn: tokio::sync::Mutex<()>,
     /// Turns true when it has ended.
     pub(super) ended: watch::Sender<bool>,
+    /// It was sent its stop signal: some programs take a second one as a wish for haste.
+    pub(super) was_signaled: AtomicBool,
     /// CPU time in nanoseconds at a time, when it was last asked for.
     pub(super) last_cpu: Mutex<Option<(u64, u64)>>,
     record: Mutex<ContainerRecord>,
@@ -148,6 +151,7 @@ impl Container {
             pod,
             turn: tokio::sync::Mutex::new(()),
             ended: watch::Sender::new(matches!(record.phase, ContainerPhase::Exited(_))),
+            was_signaled: AtomicBool::new(false),
             last_cpu: Mutex::new(None),
             record: Mutex::new(record),
         })

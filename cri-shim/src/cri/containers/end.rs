@@ -1,6 +1,7 @@
 //! The end of a container: stopped, or removed.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use k8s_cri::v1::ContainerEventType;
@@ -46,8 +47,14 @@ impl Node {
         if let Ok(seconds) = u64::try_from(seconds)
             && seconds > 0
         {
-            let signal = container.record().stop_signal;
-            passing(client.signal(&container.id, None, signal, false).await)?;
+            if !container.was_signaled.swap(true, Ordering::Relaxed) {
+                let signal = container.record().stop_signal;
+                let sent = passing(client.signal(&container.id, None, signal, false).await);
+                if sent.is_err() {
+                    container.was_signaled.store(false, Ordering::Relaxed);
+                }
+                sent?;
+            }
             if has_ended(container, Duration::from_secs(seconds)).await {
                 return Ok(());
             }
