@@ -1,13 +1,15 @@
 //! Another program in a container, run to its end with its output collected (ExecSync).
 
-use std::fs::File;
-use std::io::Read as _;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use k8s_cri::v1::{ExecSyncRequest, ExecSyncResponse};
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::debug;
 
@@ -20,6 +22,13 @@ use crate::sandbox::{Exec, ProcessExit, SandboxClient, SandboxError, StdioFds, r
 /// Bytes kept of each stream. The kubelet takes messages of 16 MiB; what a probe prints
 /// beyond that is read and dropped.
 const OUTPUT_BYTES: usize = (16 << 20) / 2 - (64 << 10);
+
+/// What is read at once: what a pipe holds.
+const PIPE_BYTES: usize = 64 << 10;
+
+/// How long output may pause after the command has ended. What still holds its streams then is a
+/// process that it left behind, which may live for ever.
+const PAUSE: Duration = Duration::from_secs(5);
 
 const SIGKILL: u32 = 9;
 
@@ -37,7 +46,15 @@ impl Node {
         let exec_id = random_id().map_err(CriError::host("make up an id"))?;
         let (stdout, stdout_end) = pipe()?;
         let (stderr, stderr_end) = pipe()?;
-        let (stdout, stderr) = (collect(stdout), collect(stderr));
+        let (ended, has_ended) = watch::channel(false);
+        // Together: neither must stop the command by a pipe that is full.
+        let output = async {
+            let collected = tokio::try_join!(
+                collect(stdout, has_ended.clone()),
+                collect(stderr, has_ended.clone())
+            );
+            collected.map_err(CriError::host("read the output of the command"))
+        };
         let exec = Exec {
             exec_id: exec_id.clone(),
             process,
@@ -52,20 +69,25 @@ impl Node {
         };
         let mut command = Command::start(client, container.id.clone(), exec_id, exec);
         let seconds = u64::try_from(request.timeout).unwrap_or(0);
-        let exit = match seconds {
-            0 => command.exit().await?,
-            seconds => {
-                let limit = Duration::from_secs(seconds);
-                let late = |_| CriError::Deadline {
-                    what: "the command",
-                    seconds: request.timeout,
-                };
-                timeout(limit, command.exit()).await.map_err(late)??
-            }
+        let exit = async {
+            let exit = match seconds {
+                0 => command.exit().await?,
+                seconds => {
+                    let limit = Duration::from_secs(seconds);
+                    let late = |_| CriError::Deadline {
+                        what: "the command",
+                        seconds: request.timeout,
+                    };
+                    timeout(limit, command.exit()).await.map_err(late)??
+                }
+            };
+            ended.send_replace(true);
+            Ok(exit)
         };
+        let (exit, (stdout, stderr)) = tokio::try_join!(exit, output)?;
         Ok(ExecSyncResponse {
-            stdout: collected(stdout).await?,
-            stderr: collected(stderr).await?,
+            stdout,
+            stderr,
             exit_code: exit.code,
         })
     }
@@ -142,20 +164,55 @@ fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     made.map_err(|error| CriError::host("make a pipe")(error.into()))
 }
 
-/// Reads all of a pipe and keeps its beginning.
-fn collect(pipe: OwnedFd) -> JoinHandle<std::io::Result<Vec<u8>>> {
-    spawn_blocking(move || {
-        let mut pipe = File::from(pipe);
-        let mut kept = Vec::new();
-        (&mut pipe)
-            .take(OUTPUT_BYTES as u64)
-            .read_to_end(&mut kept)?;
-        std::io::copy(&mut pipe, &mut std::io::sink())?;
-        Ok(kept)
-    })
+/// Reads a pipe to its end and keeps the beginning.
+async fn collect(pipe: OwnedFd, mut has_ended: watch::Receiver<bool>) -> io::Result<Vec<u8>> {
+    let mut pipe = Receiver::from_owned_fd(pipe)?;
+    let mut kept = Vec::new();
+    let mut buffer = vec![0; PIPE_BYTES];
+    loop {
+        let is_over = *has_ended.borrow_and_update();
+        let count = tokio::select! {
+            count = pipe.read(&mut buffer) => count?,
+            () = tokio::time::sleep(PAUSE), if is_over => 0,
+            // The sender lives as long as this is waited for.
+            _ = has_ended.changed(), if !is_over => continue,
+        };
+        if count == 0 {
+            return Ok(kept);
+        }
+        let room = OUTPUT_BYTES.saturating_sub(kept.len());
+        kept.extend(buffer.iter().take(count.min(room)));
+    }
 }
 
-async fn collected(output: JoinHandle<std::io::Result<Vec<u8>>>) -> Result<Vec<u8>> {
-    let read = output.await.unwrap_or_else(|error| Err(error.into()));
-    read.map_err(CriError::host("read the output of the command"))
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn output_is_read_to_its_end_and_its_beginning_kept() {
+        let (reader, writer) = pipe().unwrap();
+        let (_ended, has_ended) = watch::channel(false);
+        let writer = std::thread::spawn(move || {
+            let mut writer = std::fs::File::from(writer);
+            writer.write_all(&vec![7; OUTPUT_BYTES + 5]).unwrap();
+        });
+        let kept = collect(reader, has_ended).await.unwrap();
+        writer.join().unwrap();
+        assert_eq!(kept.len(), OUTPUT_BYTES);
+        assert!(kept.iter().all(|byte| *byte == 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_holds_the_output_of_a_command_that_ended_is_not_waited_for() {
+        let (reader, writer) = pipe().unwrap();
+        let (ended, has_ended) = watch::channel(false);
+        let mut held = std::fs::File::from(writer);
+        held.write_all(b"said").unwrap();
+        ended.send_replace(true);
+        assert_eq!(collect(reader, has_ended).await.unwrap(), b"said");
+        held.write_all(b"on").unwrap_err();
+    }
 }
