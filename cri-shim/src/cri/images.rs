@@ -14,7 +14,7 @@ use k8s_cri::v1::{
 };
 use podvisor_images::{Credentials, Error as ImageError, Image, PullOptions, Reference};
 use tokio::task::spawn_blocking;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use tracing::info;
 
 use super::error::{CriError, Result};
@@ -103,7 +103,7 @@ impl ImageService for Images {
             .store
             .pull(&name, &options)
             .await
-            .map_err(CriError::from)?;
+            .map_err(pull_failed)?;
         info!(image = name, id = %image.id(), "pulled");
         Ok(Response::new(PullImageResponse {
             image_ref: image.id().to_string(),
@@ -197,6 +197,17 @@ fn shown(image: &Image) -> Shown {
         spec: None,
         pinned: image.pinned(),
     }
+}
+
+/// A kubelet tells these reasons by how a message of the code UNKNOWN begins.
+fn pull_failed(error: ImageError) -> Status {
+    let status = Status::from(CriError::from(error));
+    let reason = match status.code() {
+        Code::Unavailable => "RegistryUnavailable",
+        Code::PermissionDenied => "SignatureValidationFailed",
+        _ => return status,
+    };
+    Status::unknown(format!("{reason}: {}", status.message()))
 }
 
 /// Who pulls, as the request says; credentials of another registry are not for this one.
