@@ -2,6 +2,7 @@
 
 mod cgroup;
 mod grow;
+mod quantity;
 mod recover;
 mod run;
 mod stop;

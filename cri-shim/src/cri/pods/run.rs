@@ -8,7 +8,7 @@ use k8s_cri::v1::{PodSandboxConfig, Protocol, RunPodSandboxRequest};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::cgroup;
+use super::{cgroup, quantity};
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::GuestSettings;
 use crate::cri::error::{CriError, Kind, Result};
@@ -180,6 +180,14 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
             "it is not an absolute path",
         ));
     }
+    for direction in DIRECTIONS {
+        let text = config.annotations.get(&bandwidth_annotation(direction));
+        if let Some(text) = text.filter(|text| quantity::parse(text).is_none()) {
+            let text: String = text.chars().take(64).collect();
+            let reason = format!("{text:?} is no bandwidth; write bits per second, such as 10M");
+            return Err(CriError::invalid("config.annotations", reason));
+        }
+    }
     resolver::hostname(config)?;
     resolver::resolv_conf(config.dns_config.as_ref(), &crate::cni::Dns::default())?;
     spec::check_sandbox(config)?;
@@ -199,6 +207,13 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Ways of a pod's traffic that can be limited.
+const DIRECTIONS: [&str; 2] = ["ingress", "egress"];
+
+fn bandwidth_annotation(direction: &str) -> String {
+    format!("kubernetes.io/{direction}-bandwidth")
 }
 
 /// What CNI's plugins may ask for.
@@ -224,13 +239,11 @@ fn capabilities(config: &PodSandboxConfig) -> Capabilities {
         capabilities.insert("dns".to_owned(), dns);
     }
     let mut bandwidth = serde_json::Map::new();
-    for direction in ["ingress", "egress"] {
-        let annotation = format!("kubernetes.io/{direction}-bandwidth");
-        let rate = config
-            .annotations
-            .get(&annotation)
-            .and_then(|text| quantity(text));
-        if let Some(rate) = rate {
+    for direction in DIRECTIONS {
+        let annotation = bandwidth_annotation(direction);
+        // What is no rate was refused.
+        let text = config.annotations.get(&annotation);
+        if let Some(rate) = text.and_then(|text| quantity::parse(text)) {
             bandwidth.insert(format!("{direction}Rate"), rate.into());
             bandwidth.insert(
                 format!("{direction}Burst"),
@@ -242,25 +255,6 @@ fn capabilities(config: &PodSandboxConfig) -> Capabilities {
         capabilities.insert("bandwidth".to_owned(), Value::Object(bandwidth));
     }
     capabilities
-}
-
-/// A Kubernetes quantity of whole units: `10M`, `1Gi`, `5000`.
-fn quantity(text: &str) -> Option<u64> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let factor: u64 = match unit {
-        "" => 1,
-        "k" => 1000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        "Ki" => 1 << 10,
-        "Mi" => 1 << 20,
-        "Gi" => 1 << 30,
-        _ => return None,
-    };
-    number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
 fn sysctls(config: &PodSandboxConfig) -> BTreeMap<String, String> {
@@ -297,6 +291,11 @@ mod tests {
         let mut relative = config();
         relative.log_directory = "logs".to_owned();
         assert!(check(&relative).is_err());
+        let mut no_rate = config();
+        no_rate
+            .annotations
+            .insert(bandwidth_annotation("ingress"), "fast".to_owned());
+        assert!(check(&no_rate).is_err());
     }
 
     #[test]
@@ -330,14 +329,5 @@ mod tests {
                 "bandwidth": {"egressRate": 10_000_000, "egressBurst": i32::MAX},
             })
         );
-    }
-
-    #[test]
-    fn quantities_are_kubernetes_own() {
-        assert_eq!(quantity("1Gi"), Some(1 << 30));
-        assert_eq!(quantity("5000"), Some(5000));
-        for bad in ["", "M", "1.5M", "10X", "99999999999999999999", "-1"] {
-            assert_eq!(quantity(bad), None, "{bad}");
-        }
     }
 }
