@@ -7,7 +7,7 @@ use super::SpecFault;
 use crate::sandbox::{ALL_CAPABILITIES, DEFAULT_CAPABILITIES};
 
 /// What a container's root may do: the default, less what is dropped, with what is added.
-/// `ALL` is every one; added wins over dropped.
+/// `ALL` is every one, and goes before those that are named; dropped wins over added.
 pub(super) fn capabilities(
     security: &LinuxContainerSecurityContext,
 ) -> Result<Capabilities, SpecFault> {
@@ -18,25 +18,20 @@ pub(super) fn capabilities(
     let Some(wanted) = &security.capabilities else {
         return Ok(set);
     };
-    for name in &wanted.drop_capabilities {
-        match parse(name, "capabilities.drop_capabilities")? {
-            None => set.clear(),
-            Some(capability) => drop(set.remove(&capability)),
-        }
+    let parsed = |names: &[String], field| -> Result<Vec<Option<Capability>>, SpecFault> {
+        names.iter().map(|name| parse(name, field)).collect()
+    };
+    let added = parsed(&wanted.add_capabilities, "capabilities.add_capabilities")?;
+    let dropped = parsed(&wanted.drop_capabilities, "capabilities.drop_capabilities")?;
+    if added.contains(&None) {
+        set.extend(ALL_CAPABILITIES);
     }
-    for name in &wanted.add_capabilities {
-        match parse(name, "capabilities.add_capabilities")? {
-            None => set.extend(ALL_CAPABILITIES),
-            Some(capability) => drop(set.insert(capability)),
-        }
+    if dropped.contains(&None) {
+        set.clear();
     }
-    // Dropping one by name from ALL that is added is what `add: [ALL], drop: [X]` means.
-    if has_all(&wanted.add_capabilities) && !has_all(&wanted.drop_capabilities) {
-        for name in &wanted.drop_capabilities {
-            if let Some(capability) = parse(name, "capabilities.drop_capabilities")? {
-                set.remove(&capability);
-            }
-        }
+    set.extend(added.into_iter().flatten());
+    for capability in dropped.into_iter().flatten() {
+        set.remove(&capability);
     }
     for capability in ambient(security)? {
         set.insert(capability);
@@ -56,10 +51,6 @@ pub(super) fn ambient(security: &LinuxContainerSecurityContext) -> Result<Capabi
         }
     }
     Ok(set)
-}
-
-fn has_all(names: &[String]) -> bool {
-    names.iter().any(|name| name.eq_ignore_ascii_case("ALL"))
 }
 
 /// `None` for `ALL`.

@@ -179,6 +179,8 @@ fn capabilities_are_added_to_and_dropped_from_the_default() {
     assert_eq!(capabilities_of(&["KILL"], &["ALL"]), ["KILL"]);
     let all = capabilities_of(&["ALL"], &["SYS_ADMIN"]);
     assert!(has(&all, "SYS_MODULE") && !has(&all, "SYS_ADMIN"));
+    assert_eq!(capabilities_of(&["ALL"], &["ALL"]), [""; 0]);
+    assert_eq!(capabilities_of(&["KILL"], &["ALL", "KILL"]), [""; 0]);
     let bad = LinuxContainerSecurityContext {
         capabilities: Some(CapabilityWishes {
             add_capabilities: vec!["MAGIC".to_owned()],
