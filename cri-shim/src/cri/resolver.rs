@@ -56,7 +56,7 @@ pub(super) fn resolv_conf(config: Option<&DnsConfig>, network: &Dns) -> Result<V
         options: options.clone(),
     };
     let text = text.to_resolv_conf();
-    if text.is_empty() && config.is_none() {
+    if text.is_empty() {
         // A node without one has no name servers either.
         return Ok(std::fs::read("/etc/resolv.conf").unwrap_or_default());
     }
@@ -93,7 +93,7 @@ mod tests {
         );
         assert_eq!(
             resolv_conf(Some(&DnsConfig::default()), &network).unwrap(),
-            b""
+            std::fs::read("/etc/resolv.conf").unwrap_or_default()
         );
     }
 
