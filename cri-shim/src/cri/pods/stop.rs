@@ -83,12 +83,11 @@ impl Node {
                 record.phase = PodPhase::Stopped { reason: None };
             }
         })?;
-        self.cni.detach(&pod.id).await?;
         if was_ready {
             self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
             info!(pod = pod.id, "the pod sandbox is stopped");
         }
-        Ok(())
+        Ok(self.cni.detach(&pod.id).await?)
     }
 
     /// Undoes all that was made for a pod, in whichever state.
