@@ -64,6 +64,8 @@ impl Node {
         verbose: bool,
     ) -> Result<PodSandboxStatusResponse> {
         let pod = self.pod(id)?;
+        // A kubelet keeps the newer of two: what changes while this is read counts as later.
+        let timestamp = now();
         let record = pod.record();
         let mut info = HashMap::new();
         if verbose {
@@ -88,7 +90,7 @@ impl Node {
             status: Some(status(&record)),
             info,
             containers_statuses: containers,
-            timestamp: now(),
+            timestamp,
         })
     }
 
@@ -135,16 +137,13 @@ impl Node {
     }
 
     fn send_event(&self, id: &str, pod: &Arc<Pod>, kind: ContainerEventType) {
-        if !self.events.are_wanted() {
-            return;
-        }
-        let containers = self.shown_of(&pod.id);
-        self.events.send(&ContainerEventResponse {
+        // In the order in which they were read.
+        self.events.send(|| ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind.into(),
             created_at: now(),
             pod_sandbox_status: Some(status(&pod.record())),
-            containers_statuses: containers,
+            containers_statuses: self.shown_of(&pod.id),
         });
     }
 }
