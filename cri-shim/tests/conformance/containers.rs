@@ -462,12 +462,19 @@ fn guest_an_image_that_is_not_there_is_refused() {
 
 /// What a kubelet limits without being told to: on a node with swap it lets no container have any.
 fn kubelets_own() -> LinuxContainerResources {
+    // The node has pages of 1 GiB; a machine on it may not.
+    let sizes = if RUNTIME.is_vm {
+        &["2MB", "1GB"][..]
+    } else {
+        &["2MB"]
+    };
+    let none_of = |size: &&str| HugepageLimit {
+        page_size: (*size).to_owned(),
+        limit: 0,
+    };
     LinuxContainerResources {
         unified: [("memory.swap.max".to_owned(), "0".to_owned())].into(),
-        hugepage_limits: vec![HugepageLimit {
-            page_size: "2MB".to_owned(),
-            limit: 0,
-        }],
+        hugepage_limits: sizes.iter().map(none_of).collect(),
         ..Default::default()
     }
 }
@@ -499,6 +506,7 @@ fn guest_limits_can_be_changed_while_a_container_runs() {
     if let Some(linux) = resources.and_then(|resources| resources.linux) {
         assert_eq!(linux.memory_limit_in_bytes, 512 << 20);
     }
+    assert_eq!(container.sh("cat /sys/fs/cgroup/memory.swap.max"), "0\n");
     // More than a small machine has altogether.
     let words = ["dd", "if=/dev/zero", "of=/dev/null", "bs=300M", "count=1"];
     let used = container.try_exec(&words, 0).unwrap();

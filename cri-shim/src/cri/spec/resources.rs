@@ -71,7 +71,6 @@ fn build(
     if has_cpu {
         resources = resources.cpu(cpu.build()?);
     }
-    // A guest swaps nothing out: it has no swap, so each limit of it holds.
     let field = "linux.resources.memory_limit_in_bytes";
     if positive(field, wanted.memory_limit_in_bytes)?.is_some() {
         let memory = LinuxMemoryBuilder::default().limit(wanted.memory_limit_in_bytes);
@@ -87,12 +86,11 @@ fn build(
         resources = resources.hugepage_limits(hugepages(wanted)?);
     }
     if !wanted.unified.is_empty() {
-        let mut unified: HashMap<String, String> = wanted.unified.clone();
+        let unified: HashMap<String, String> = wanted.unified.clone();
         if let Some(name) = unified.keys().find(|name| !is_cgroup_file(name)) {
             let reason = format!("{name:?} is not a file of a control group");
             return Err(SpecFault::invalid("linux.resources.unified", reason));
         }
-        unified.retain(|name, _| !name.starts_with("memory.swap."));
         resources = resources.unified(unified);
     }
     Ok(resources.build()?)

@@ -14,7 +14,7 @@ use super::process::Process;
 use super::rootfs::Rootfs;
 use super::spec::{self, EtcFile};
 use super::user::Databases;
-use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, rootfs};
+use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, resources, rootfs};
 use crate::launcher::{Confinement, Kind};
 
 impl Containers {
@@ -37,6 +37,10 @@ impl Containers {
         let default_stdio = api::Stdio::default();
         let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
         let mut spec = spec::parse(&request.spec_json)?;
+        let linux = spec.linux_mut().as_mut();
+        if let Some(resources) = linux.and_then(|linux| linux.resources_mut().as_mut()) {
+            resources::keep_what_is_there(resources);
+        }
         let devices = spec.linux().as_ref().map(DeviceFilter::new).transpose()?;
         disk::validate_serial(&request.image_serial).map_err(rootfs::RootfsError::from)?;
 

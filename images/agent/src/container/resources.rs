@@ -11,6 +11,38 @@ use super::cgroup::Cgroup;
 use super::spec::SpecError;
 use crate::init::mounts::CGROUP_ROOT;
 
+/// Leaves out limits of what this guest does not have: whatever they are, they hold.
+pub fn keep_what_is_there(resources: &mut LinuxResources) {
+    keep(resources, |path| Path::new(path).exists());
+}
+
+fn keep(resources: &mut LinuxResources, is_there: impl Fn(&str) -> bool) {
+    // Not each kernel can swap; the file is there also while there is no swap.
+    if !is_there("/proc/swaps")
+        && let Some(unified) = resources.unified_mut()
+    {
+        unified.retain(|name, _| !name.starts_with("memory.swap."));
+    }
+    if let Some(limits) = resources.hugepage_limits_mut() {
+        limits.retain(|limit| {
+            let kib = kib(limit.page_size());
+            kib.is_none_or(|kib| is_there(&format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB")))
+        });
+    }
+}
+
+/// Size of a page in KiB from the name that control groups give it: `2MB`, `1GB`.
+fn kib(size: &str) -> Option<u64> {
+    let (number, factor) = match size.strip_suffix("KB") {
+        Some(number) => (number, 1),
+        None => match size.strip_suffix("MB") {
+            Some(number) => (number, 1 << 10),
+            None => (size.strip_suffix("GB")?, 1 << 20),
+        },
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
 /// Reads the limits of a request.
 ///
 /// # Errors
@@ -24,7 +56,7 @@ pub fn parse(json: &[u8]) -> Result<LinuxResources, SpecError> {
             limit: SPEC_BYTES,
         });
     }
-    let resources: LinuxResources = serde_json::from_slice(json)
+    let mut resources: LinuxResources = serde_json::from_slice(json)
         .map_err(|source| SpecError::Malformed { what: WHAT, source })?;
     if resources
         .devices()
@@ -35,6 +67,7 @@ pub fn parse(json: &[u8]) -> Result<LinuxResources, SpecError> {
             "rules for devices cannot be changed while a container lives",
         ));
     }
+    keep_what_is_there(&mut resources);
     Ok(resources)
 }
 
@@ -58,7 +91,34 @@ pub fn apply(resources: &LinuxResources, cgroup: &Cgroup) -> Result<(), V2Manage
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn limits_of_what_is_not_there_are_left_out() {
+        let json = json!({
+            "unified": {"memory.swap.max": "0", "memory.min": "1"},
+            "hugepageLimits": [
+                {"pageSize": "2MB", "limit": 0},
+                {"pageSize": "1GB", "limit": 0},
+                {"pageSize": "strange", "limit": 0},
+            ],
+        });
+        let kept = |is_there: fn(&str) -> bool| {
+            let mut resources: LinuxResources = serde_json::from_value(json.clone()).unwrap();
+            keep(&mut resources, is_there);
+            let limits = resources.hugepage_limits().iter().flatten();
+            let sizes: Vec<_> = limits.map(|limit| limit.page_size().clone()).collect();
+            (resources.unified().as_ref().unwrap().len(), sizes.join(" "))
+        };
+        assert_eq!(kept(|_| true), (2, "2MB 1GB strange".to_owned()));
+        let small = |path: &str| path == "/sys/kernel/mm/hugepages/hugepages-2048kB";
+        assert_eq!(kept(small), (1, "2MB strange".to_owned()));
+        for (size, in_kib) in [("64KB", Some(64)), ("16GB", Some(16 << 20)), ("GB", None)] {
+            assert_eq!(kib(size), in_kib, "{size}");
+        }
+    }
 
     #[test]
     fn limits_are_read_and_rules_for_devices_refused() {
