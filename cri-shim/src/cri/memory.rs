@@ -3,7 +3,8 @@
 //!
 //! Which it is, the guest's or the host's by virtio-fs, is decided when the first container of the
 //! pod mounts the volume or a part of it, and noted with the pod: containers that come later see
-//! the same. A volume that holds something by then stays the host's, so that nothing is hidden.
+//! the same. A volume that holds a file by then stays the host's, so that nothing is hidden; one
+//! with directories alone does not, since the kubelet makes them for subPaths.
 //!
 //! The kubelet makes a subPath in the host's tmpfs and mounts it elsewhere. It is the same file
 //! system, and the kernel says which directory of it: that is looked for in the guest's.
@@ -26,6 +27,9 @@ use super::volumes::{open_path, unescape};
 
 /// What the path of such a volume holds, as a kubelet has it.
 const EMPTY_DIR: &str = "/volumes/kubernetes.io~empty-dir/";
+
+/// Directories of a volume that are looked through.
+const DIRECTORIES: usize = 256;
 
 const MOUNTS: &str = "/proc/self/mountinfo";
 
@@ -81,10 +85,10 @@ fn source(path: &Path, known: &mut Vec<MemoryVolume>) -> Result<Option<MemorySou
     let key = match known.iter().position(|volume| volume.path == name) {
         Some(key) => key,
         None => {
-            let mut entries = fs::read_dir(&volume).map_err(CriError::io("list", &volume))?;
+            let holds_nothing = has_only_directories(&volume);
             known.push(MemoryVolume {
                 path: name,
-                in_guest: entries.next().is_none(),
+                in_guest: holds_nothing.map_err(CriError::io("list", &volume))?,
             });
             known.len() - 1
         }
@@ -105,6 +109,30 @@ fn source(path: &Path, known: &mut Vec<MemoryVolume>) -> Result<Option<MemorySou
         uid: stat.uid(),
         gid: stat.gid(),
     }))
+}
+
+/// Whether there is nothing in a volume but directories, and few of them.
+fn has_only_directories(volume: &Path) -> io::Result<bool> {
+    let mut found = vec![volume.to_owned()];
+    let mut listed = 0;
+    while let Some(directory) = found.pop() {
+        listed += 1;
+        if listed > DIRECTORIES {
+            return Ok(false);
+        }
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            // Of a link it is the link's.
+            if !entry.file_type()?.is_dir() {
+                return Ok(false);
+            }
+            found.push(entry.path());
+            if found.len() > DIRECTORIES {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 fn is_tmpfs(opened: &File) -> io::Result<bool> {
@@ -273,10 +301,25 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_holds_something_stays_the_hosts() {
+    fn a_volume_with_directories_alone_is_the_guests() {
+        let mut dir = Dir::new();
+        let volume = dir.tmpfs(VOLUME, "size=1m,mode=0777");
+        fs::create_dir_all(volume.join("x/y")).unwrap();
+        let sub = dir.bind(&volume.join("x/y"), SUB);
+        let found = source(&sub, &mut Vec::new()).unwrap().unwrap();
+        assert_eq!(found.below.as_deref(), Some("x/y"));
+        for number in 0..DIRECTORIES {
+            fs::create_dir(volume.join(number.to_string())).unwrap();
+        }
+        assert_eq!(source(&sub, &mut Vec::new()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_volume_that_holds_a_file_stays_the_hosts() {
         let mut dir = Dir::new();
         let volume = dir.tmpfs(VOLUME, "mode=0777");
         fs::create_dir(volume.join("x")).unwrap();
+        std::os::unix::fs::symlink("/", volume.join("x/link")).unwrap();
         let sub = dir.bind(&volume.join("x"), SUB);
         let mut known = Vec::new();
         assert_eq!(source(&sub, &mut known).unwrap(), None);
@@ -286,7 +329,7 @@ mod tests {
         };
         assert_eq!(known, [noted]);
         // Also when a container has emptied it.
-        fs::remove_dir(volume.join("x")).unwrap();
+        fs::remove_dir_all(volume.join("x")).unwrap();
         assert_eq!(source(&volume, &mut known).unwrap(), None);
         assert_eq!(known.len(), 1);
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::*;
@@ -249,6 +249,23 @@ fn guest_volumes_in_memory_are_one_tmpfs_for_all_containers() {
         container.stop(0);
         container.remove();
     }
+}
+
+#[test]
+fn guest_a_part_of_a_volume_in_memory_may_be_mounted_before_the_whole() {
+    let volume = memory_volume("memory-by-part", c"size=2m,mode=3777,gid=123");
+    let directory = volume.0.join("part");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o3777)).unwrap();
+    let part = Mounted::bound(&directory, RUNTIME.directory("memory-by-part-subpath"));
+    let container = Pod::shared().start("memory-by-part", |config| {
+        config.mounts = vec![mount(&part.0, "/part"), mount(&volume.0, "/whole")];
+    });
+    assert_eq!(container.sh("stat -f -c %T /part"), "tmpfs\n");
+    assert_eq!(container.sh("stat -c '%a %u %g' /part"), "3777 0 123\n");
+    container.sh("touch /part/new && stat /whole/part/new");
+    container.stop(0);
+    container.remove();
 }
 
 #[test]
