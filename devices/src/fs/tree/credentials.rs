@@ -11,6 +11,8 @@ use rustix::thread::{
 
 thread_local! {
     static PREPARED: Cell<bool> = const { Cell::new(false) };
+    /// What the thread has where the guest's kernel has checked permissions, if it may have that.
+    static TRUSTING: Cell<Option<CapabilitySets>> = const { Cell::new(None) };
 }
 
 /// Whether this process may make objects for other users.
@@ -30,6 +32,10 @@ pub(super) fn prepare_thread(switch: bool) -> io::Result<()> {
     umask(rustix::fs::Mode::empty());
     if switch {
         set_thread_groups(&[])?;
+        let sets = capabilities(None)?;
+        let effective = CapabilitySet::DAC_OVERRIDE;
+        let may = sets.permitted.contains(effective);
+        TRUSTING.set(may.then_some(CapabilitySets { effective, ..sets }));
     }
     PREPARED.set(true);
     Ok(())
@@ -53,6 +59,7 @@ pub(super) struct Acting {
 }
 
 impl Acting {
+    /// With no capability, unless the user is root.
     pub(super) fn as_user(switch: bool, uid: u32, gid: u32) -> io::Result<Self> {
         let mut acting = Self {
             group: false,
@@ -76,10 +83,23 @@ impl Acting {
         }
         Ok(acting)
     }
+
+    /// The guest's kernel has checked permissions, with all groups of the user. The host's, which
+    /// is told of one, does not check them again: `CAP_DAC_OVERRIDE` and nothing else is
+    /// effective. Objects of a group that is not the user's lose their set-group-ID bits still.
+    pub(super) fn trusting_the_guest(self) -> io::Result<Self> {
+        if self.user
+            && let Some(sets) = TRUSTING.get()
+        {
+            set_capabilities(None, sets)?;
+        }
+        Ok(self)
+    }
 }
 
 impl Drop for Acting {
     fn drop(&mut self) {
+        // To become root makes effective what is permitted.
         let user = if self.user {
             set_thread_res_uid(None, Uid::ROOT, None)
         } else {

@@ -147,8 +147,14 @@ impl Tree {
         }
     }
 
+    /// To open what is there already: only as this user may.
     fn acting(&self, context: &Context) -> io::Result<Acting> {
         Acting::as_user(self.switch_users, context.uid, context.gid)
+    }
+
+    /// To make something new in a directory.
+    fn making(&self, context: &Context) -> io::Result<Acting> {
+        self.acting(context)?.trusting_the_guest()
     }
 
     /// Finds `name` in `parent` and tells the client of it.

@@ -178,7 +178,7 @@ impl FileSystem for Tree {
         self.check_writable()?;
         let name = component(name)?;
         {
-            let _acting = self.acting(context)?;
+            let _acting = self.making(context)?;
             symlinkat(target, &parent.fd, name)?;
         }
         self.entry(&parent, name)
@@ -205,7 +205,7 @@ impl FileSystem for Tree {
             _ => return Err(Errno::PERM.into()),
         }
         {
-            let _acting = self.acting(context)?;
+            let _acting = self.making(context)?;
             mknodat(&parent.fd, name, kind, bits(mode, umask), 0)?;
         }
         self.entry(&parent, name)
@@ -223,7 +223,7 @@ impl FileSystem for Tree {
         self.check_writable()?;
         let name = component(name)?;
         {
-            let _acting = self.acting(context)?;
+            let _acting = self.making(context)?;
             mkdirat(&parent.fd, name, bits(mode, umask))?;
         }
         self.entry(&parent, name)
@@ -302,7 +302,7 @@ impl FileSystem for Tree {
         let flags = self.client_flags(args.flags)?;
         let exclusive = OFlags::from_bits_retain(args.flags).contains(OFlags::EXCL);
         let made = {
-            let _acting = self.acting(context)?;
+            let _acting = self.making(context)?;
             let always = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             openat(
                 &parent.fd,
@@ -321,6 +321,7 @@ impl FileSystem for Tree {
                 let opened = self.object(entry.inode).and_then(|object| {
                     let kill = args.fuse_flags & FOPEN_IN_KILL_SUIDGID != 0;
                     let _ordinary = Ordinary::when(kill)?;
+                    // The client takes it for new, and checks no permissions of it.
                     let _acting = self.acting(context)?;
                     self.open_file(&object, args.flags)
                 });

@@ -5,6 +5,9 @@ use std::ffi::CString;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
+#[path = "credentials_tests.rs"]
+mod credentials_tests;
+
 struct Rig {
     dir: tempfile::TempDir,
     tree: Tree,
@@ -340,76 +343,6 @@ fn files_are_made_with_the_mode_that_the_guest_asks_for() {
         code(tree.create(&context, ROOT, c"file", new)),
         Some(Errno::EXIST)
     );
-}
-
-#[test]
-fn objects_belong_to_the_guests_user_and_keep_no_group_that_is_not_its() {
-    if !credentials::may_switch() {
-        return;
-    }
-    let rig = rig();
-    let user = Context {
-        uid: 1234,
-        gid: 5678,
-        pid: 1,
-    };
-    rustix::fs::chmod(rig.dir.path(), Mode::from_raw_mode(0o2777)).unwrap();
-    let (context, tree) = (user, &rig.tree);
-    tree.mkdir(&context, ROOT, c"dir", 0o755, 0).unwrap();
-    tree.symlink(&context, c"x", ROOT, c"link").unwrap();
-    let make = creation(libc::O_RDWR, 0o10_2777);
-    tree.create(&context, ROOT, c"file", make).unwrap();
-    for text in ["dir", "link", "file"] {
-        assert_eq!(
-            rig.path(text).symlink_metadata().unwrap().uid(),
-            1234,
-            "{text}"
-        );
-    }
-    // The directory's group is root's, of which the user is no member: the file has the group
-    // and not the bit that would lend it.
-    let meta = rig.path("file").metadata().unwrap();
-    assert_eq!((meta.gid(), meta.mode() & 0o2000), (0, 0));
-    assert!(rustix::process::geteuid().is_root());
-    assert_eq!(rustix::process::getegid(), rustix::process::getgid());
-    for (uid, gid) in [(u32::MAX, 0), (0, u32::MAX)] {
-        let context = Context { uid, gid, pid: 1 };
-        assert_eq!(
-            code(tree.mkdir(&context, ROOT, c"no", 0o755, 0)),
-            Some(Errno::INVAL)
-        );
-    }
-}
-
-#[test]
-fn bits_that_lend_an_identity_go_where_the_guest_asks_for_it() {
-    use fuse_backend_rs::abi::fuse_abi::FOPEN_IN_KILL_SUIDGID;
-    let rig = rig();
-    let truncate = (libc::O_RDWR | libc::O_TRUNC).cast_unsigned();
-    let path = rig.path("file");
-    std::fs::write(&path, "text").unwrap();
-    let object = rig.look_up(ROOT, "file").unwrap().inode;
-    let mut size = libc_stat();
-    size.st_size = 1;
-    for ask in [true, false] {
-        let lend = std::fs::Permissions::from_mode(0o6777);
-        let left = || path.metadata().unwrap().permissions().mode() & 0o6000;
-        // An unprivileged process loses them whatever it asks for.
-        let kept = if credentials::may_switch() && !ask {
-            0o6000
-        } else {
-            0
-        };
-        std::fs::set_permissions(&path, lend.clone()).unwrap();
-        let flags = if ask { FOPEN_IN_KILL_SUIDGID } else { 0 };
-        rig.tree.open(&me(), object, truncate, flags).unwrap();
-        assert_eq!(left(), kept);
-        std::fs::set_permissions(&path, lend).unwrap();
-        let mut valid = SetattrValid::SIZE;
-        valid.set(SetattrValid::KILL_SUIDGID, ask);
-        rig.tree.setattr(&me(), object, size, None, valid).unwrap();
-        assert_eq!(left(), kept);
-    }
 }
 
 #[test]

@@ -1,0 +1,179 @@
+use super::*;
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use std::os::unix::fs::chown;
+
+const USER: Context = Context {
+    uid: 1234,
+    gid: 5678,
+    pid: 1,
+};
+
+/// A group that the guest's user is in besides its own.
+const GROUP: u32 = 5000;
+
+/// A share that this group alone may write to, as the volumes of a pod with `fsGroup` are.
+fn rig_of_group() -> Rig {
+    let rig = rig();
+    of_group(rig.dir.path());
+    rig
+}
+
+fn of_group(path: &Path) {
+    chown(path, None, Some(GROUP)).unwrap();
+    rustix::fs::chmod(path, Mode::from_raw_mode(0o2775)).unwrap();
+}
+
+#[test]
+fn objects_belong_to_the_guests_user_and_keep_no_group_that_is_not_its() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let rig = rig();
+    rustix::fs::chmod(rig.dir.path(), Mode::from_raw_mode(0o2777)).unwrap();
+    let (context, tree) = (USER, &rig.tree);
+    tree.mkdir(&context, ROOT, c"dir", 0o755, 0).unwrap();
+    tree.symlink(&context, c"x", ROOT, c"link").unwrap();
+    let make = creation(libc::O_RDWR, 0o10_2777);
+    tree.create(&context, ROOT, c"file", make).unwrap();
+    for text in ["dir", "link", "file"] {
+        assert_eq!(
+            rig.path(text).symlink_metadata().unwrap().uid(),
+            USER.uid,
+            "{text}"
+        );
+    }
+    // The directory's group is root's, of which the user is no member: the file has the group
+    // and not the bit that would lend it.
+    let meta = rig.path("file").metadata().unwrap();
+    assert_eq!((meta.gid(), meta.mode() & 0o2000), (0, 0));
+    assert!(rustix::process::geteuid().is_root());
+    assert_eq!(rustix::process::getegid(), rustix::process::getgid());
+    for (uid, gid) in [(u32::MAX, 0), (0, u32::MAX)] {
+        let context = Context { uid, gid, pid: 1 };
+        assert_eq!(
+            code(tree.mkdir(&context, ROOT, c"no", 0o755, 0)),
+            Some(Errno::INVAL)
+        );
+    }
+}
+
+#[test]
+fn bits_that_lend_an_identity_go_where_the_guest_asks_for_it() {
+    use fuse_backend_rs::abi::fuse_abi::FOPEN_IN_KILL_SUIDGID;
+    let rig = rig();
+    let truncate = (libc::O_RDWR | libc::O_TRUNC).cast_unsigned();
+    let path = rig.path("file");
+    std::fs::write(&path, "text").unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    let mut size = libc_stat();
+    size.st_size = 1;
+    for ask in [true, false] {
+        let lend = std::fs::Permissions::from_mode(0o6777);
+        let left = || path.metadata().unwrap().permissions().mode() & 0o6000;
+        // An unprivileged process loses them whatever it asks for.
+        let kept = if credentials::may_switch() && !ask {
+            0o6000
+        } else {
+            0
+        };
+        std::fs::set_permissions(&path, lend.clone()).unwrap();
+        let flags = if ask { FOPEN_IN_KILL_SUIDGID } else { 0 };
+        rig.tree.open(&me(), object, truncate, flags).unwrap();
+        assert_eq!(left(), kept);
+        std::fs::set_permissions(&path, lend).unwrap();
+        let mut valid = SetattrValid::SIZE;
+        valid.set(SetattrValid::KILL_SUIDGID, ask);
+        rig.tree.setattr(&me(), object, size, None, valid).unwrap();
+        assert_eq!(left(), kept);
+    }
+}
+
+#[test]
+fn what_another_group_of_the_guests_user_may_write_to_it_can_fill() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let rig = rig_of_group();
+    let tree = &rig.tree;
+    let before = capabilities(None).unwrap();
+    let make = creation(libc::O_RDWR | libc::O_EXCL, 0o10_2777);
+    let (file, ..) = tree.create(&USER, ROOT, c"file", make).unwrap();
+    let dir = tree.mkdir(&USER, ROOT, c"dir", 0o775, 0).unwrap();
+    tree.mknod(&USER, ROOT, c"pipe", libc::S_IFIFO | 0o600, 0, 0)
+        .unwrap();
+    tree.symlink(&USER, c"x", ROOT, c"link").unwrap();
+    tree.link(&USER, file.inode, ROOT, c"hard").unwrap();
+    tree.rename(&USER, ROOT, c"hard", dir.inode, c"moved", 0)
+        .unwrap();
+    for text in ["file", "dir", "pipe", "link", "dir/moved"] {
+        let meta = rig.path(text).symlink_metadata().unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (USER.uid, GROUP), "{text}");
+    }
+    // The group is handed down, and no program is lent to it.
+    assert_eq!(dir.attr.st_mode, 0o4_2775);
+    assert_eq!(file.attr.st_mode, 0o10_0777);
+    assert_eq!(capabilities(None).unwrap(), before);
+}
+
+#[test]
+fn files_that_are_there_when_the_guest_makes_them_open_to_who_may() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let rig = rig_of_group();
+    let path = rig.path("file");
+    std::fs::write(&path, "text").unwrap();
+    let make = || {
+        let flags = creation(libc::O_RDWR | libc::O_TRUNC, 0o10_0666);
+        rig.tree.create(&USER, ROOT, c"file", flags).map(drop)
+    };
+    rustix::fs::chmod(&path, Mode::from_raw_mode(0o644)).unwrap();
+    assert_eq!(code(make()), Some(Errno::ACCESS));
+    assert_eq!(std::fs::read(&path).unwrap(), b"text");
+    rustix::fs::chmod(&path, Mode::from_raw_mode(0o666)).unwrap();
+    assert_eq!(code(make()), None);
+    assert_eq!(std::fs::read(&path).unwrap(), b"");
+}
+
+#[test]
+fn a_thread_takes_no_capability_along_but_the_one_that_the_guest_answers_for() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let rig = rig();
+    let effective = || capabilities(None).unwrap().effective;
+    let before = effective();
+    assert!(before.contains(CapabilitySet::FSETID | CapabilitySet::DAC_OVERRIDE));
+    {
+        let _acting = rig.tree.making(&USER).unwrap();
+        assert_eq!(effective(), CapabilitySet::DAC_OVERRIDE);
+    }
+    assert_eq!(effective(), before);
+    {
+        let _acting = rig.tree.acting(&USER).unwrap();
+        assert_eq!(effective(), CapabilitySet::empty());
+    }
+    assert_eq!(effective(), before);
+}
+
+#[test]
+fn a_process_that_was_not_given_the_capability_leaves_permissions_to_the_host() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let thread = std::thread::spawn(|| {
+        let sets = capabilities(None).unwrap();
+        let kept = sets.permitted - CapabilitySet::DAC_OVERRIDE;
+        let less = CapabilitySets {
+            effective: kept,
+            permitted: kept,
+            ..sets
+        };
+        set_capabilities(None, less).unwrap();
+        let rig = rig_of_group();
+        let made = rig.tree.mkdir(&USER, ROOT, c"dir", 0o775, 0);
+        assert_eq!(code(made), Some(Errno::ACCESS));
+        assert_eq!(capabilities(None).unwrap(), less);
+    });
+    thread.join().unwrap();
+}
