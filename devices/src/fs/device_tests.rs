@@ -202,6 +202,28 @@ fn a_client_begins_looks_up_reads_and_writes() {
 }
 
 #[test]
+fn files_of_proc_have_contents() {
+    let mut rig = rig_with(|_| FsDevice::open("share", "/proc").unwrap());
+    rig.begin();
+    let entry = rig.look_up(b"version\0");
+    assert_eq!(entry.attr.size, 0);
+    let open = OpenIn::default();
+    let opened: OpenOut = rig
+        .call(Opcode::Open, entry.nodeid, open.as_slice())
+        .object();
+    // FOPEN_DIRECT_IO
+    assert_eq!(opened.open_flags, 1);
+    let read = ReadIn {
+        fh: opened.fh,
+        offset: 6,
+        size: 7,
+        ..ReadIn::default()
+    };
+    let reply = rig.call(Opcode::Read, entry.nodeid, read.as_slice());
+    assert_eq!(reply.body, b"version");
+}
+
+#[test]
 fn a_read_beyond_the_room_for_it_is_cut_off_there() {
     let mut rig = rig();
     std::fs::write(rig.dir.path().join("file"), vec![7; 5000]).unwrap();

@@ -4,9 +4,33 @@ use std::io;
 use std::os::fd::AsFd;
 
 use fuse_backend_rs::abi::fuse_abi::Attr;
-use rustix::fs::{AtFlags, FileType, StatVfs, Statx, StatxFlags, statx};
+use rustix::fs::{AtFlags, FileType, StatVfs, Statx, StatxFlags, fstatfs, statx};
 
 use super::table::Id;
+
+/// File systems of the kernel's own state, by their numbers in linux/magic.h.
+const GENERATED: [u32; 12] = [
+    0x0000_9fa0, // proc
+    0x6265_6572, // sysfs
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+    0x6265_6570, // configfs
+    0x4249_4e4d, // binfmt_misc
+    0xf97c_ff8c, // selinuxfs
+    0xcafe_4a11, // bpf
+    0x0765_5821, // resctrl
+];
+
+/// Whether an object's file system makes up contents as they are read, and has 0 or a page for
+/// the size of any file.
+pub(super) fn is_generated(fd: impl AsFd) -> bool {
+    // What cannot say is not one of these.
+    let kind = fstatfs(fd).ok().map(|about| u32::try_from(about.f_type));
+    matches!(kind, Some(Ok(kind)) if GENERATED.contains(&kind))
+}
 
 /// An object's attributes and identity.
 pub(super) struct Attributes(Statx);

@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use rustix::path::DecInt;
 
 use crate::virtio::Count;
-use attributes::Attributes;
+use attributes::{Attributes, is_generated};
 use credentials::Acting;
 use table::{Handle, Object, Table};
 
@@ -80,6 +80,7 @@ impl Tree {
         let root = Object {
             id: attributes.id(),
             kind: attributes.kind(),
+            generated: is_generated(&fd),
             fd,
         };
         let proc_fds = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;
@@ -169,8 +170,20 @@ impl Tree {
     fn entry_of(&self, parent: &Object, fd: OwnedFd) -> io::Result<Entry> {
         let attributes = Attributes::of(&fd)?;
         let (id, kind) = (attributes.id(), attributes.kind());
-        let inode = self.with_table(|table| table.look_up(id, kind, fd))?;
-        let is_mount = kind == FileType::Directory && id.mount != parent.id.mount;
+        // All objects of a mount are of one file system, and the parent's is not unmounted yet.
+        let crosses = id.mount != parent.id.mount;
+        let object = Object {
+            id,
+            kind,
+            generated: if crosses {
+                is_generated(&fd)
+            } else {
+                parent.generated
+            },
+            fd,
+        };
+        let inode = self.with_table(|table| table.look_up(object))?;
+        let is_mount = kind == FileType::Directory && crosses;
         Ok(Entry {
             inode,
             generation: 0,
@@ -194,7 +207,11 @@ impl Tree {
 
     /// Opens a regular file with the client's flags.
     fn open_file(&self, object: &Object, flags: u32) -> io::Result<File> {
-        let flags = self.client_flags(flags)?;
+        let mut flags = self.client_flags(flags)?;
+        // Some have nothing to read until something happens (`trace_pipe`): all other requests
+        // would wait for that. Of writes it would change what some mean (`memory.max`).
+        let reads = flags & OFlags::ACCMODE != OFlags::WRONLY;
+        flags.set(OFlags::NONBLOCK, object.generated && reads);
         if object.kind == FileType::Directory {
             return Err(Errno::ISDIR.into());
         }

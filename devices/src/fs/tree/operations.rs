@@ -24,7 +24,7 @@ use rustix::path::DecInt;
 
 use super::attributes::{Attributes, statvfs};
 use super::credentials::Ordinary;
-use super::{KEEP, Tree, component, file};
+use super::{KEEP, Object, Tree, component, file};
 
 /// Mode bits that a client may set.
 const MODE_BITS: u32 = 0o7777;
@@ -286,7 +286,7 @@ impl FileSystem for Tree {
             self.open_file(&object, flags)?
         };
         let handle = self.keep(inode, opened)?;
-        Ok((Some(handle), OpenOptions::empty(), None))
+        Ok((Some(handle), options(&object), None))
     }
 
     fn create(
@@ -335,8 +335,11 @@ impl FileSystem for Tree {
             }
             Err(error) => return Err(error.into()),
         };
-        match self.keep(entry.inode, made) {
-            Ok(handle) => Ok((entry, Some(handle), OpenOptions::empty(), None)),
+        let kept = self
+            .object(entry.inode)
+            .and_then(|object| Ok((self.keep(entry.inode, made)?, options(&object))));
+        match kept {
+            Ok((handle, options)) => Ok((entry, Some(handle), options, None)),
             Err(error) => {
                 self.with_table(|table| table.forget(entry.inode, 1));
                 Err(error)
@@ -513,6 +516,16 @@ impl FileSystem for Tree {
         };
         let handle = self.handle(handle, inode)?;
         Ok(seek(&*file(&handle), to)?)
+    }
+}
+
+/// How the client treats an open file. What is made up while it is read has a size of 0, at which
+/// reads by way of the client's cache end.
+fn options(file: &Object) -> OpenOptions {
+    if file.generated {
+        OpenOptions::DIRECT_IO
+    } else {
+        OpenOptions::empty()
     }
 }
 

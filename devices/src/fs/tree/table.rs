@@ -26,6 +26,8 @@ pub(super) struct Id {
 pub(super) struct Object {
     pub(super) id: Id,
     pub(super) kind: FileType,
+    /// Its file system makes up contents as they are read: sizes say nothing of them.
+    pub(super) generated: bool,
     /// Opened with `O_PATH`.
     pub(super) fd: OwnedFd,
 }
@@ -94,7 +96,8 @@ impl Table {
     }
 
     /// The client is told of an object: finds or makes its number.
-    pub(super) fn look_up(&mut self, id: Id, kind: FileType, fd: OwnedFd) -> io::Result<u64> {
+    pub(super) fn look_up(&mut self, object: Object) -> io::Result<u64> {
+        let id = object.id;
         if id == self.root.id {
             return Ok(ROOT);
         }
@@ -106,7 +109,6 @@ impl Table {
         }
         self.check_limit()?;
         let number = self.number();
-        let object = Object { id, kind, fd };
         let known = Known {
             object: Arc::new(object),
             lookups: 1,
@@ -200,13 +202,19 @@ mod tests {
         let root = Object {
             id: id(0),
             kind: FileType::Directory,
+            generated: false,
             fd: fd(),
         };
         Table::new(root, limit)
     }
 
     fn add(table: &mut Table, inode: u64) -> io::Result<u64> {
-        table.look_up(id(inode), FileType::RegularFile, fd())
+        table.look_up(Object {
+            id: id(inode),
+            kind: FileType::RegularFile,
+            generated: false,
+            fd: fd(),
+        })
     }
 
     #[test]

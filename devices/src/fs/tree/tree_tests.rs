@@ -1,6 +1,6 @@
 use super::*;
 use fuse_backend_rs::abi::fuse_abi::CreateIn;
-use fuse_backend_rs::api::filesystem::{FileSystem, FsOptions, SetattrValid};
+use fuse_backend_rs::api::filesystem::{FileSystem, FsOptions, OpenOptions, SetattrValid};
 use std::ffi::CString;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -502,6 +502,56 @@ fn names_of_objects_change_on_the_host_and_the_client_sees_the_new_ones() {
     std::fs::rename(rig.path("..new"), rig.path("..data")).unwrap();
     assert_ne!(read(&rig), before);
     assert_eq!(read(&rig), rig.path("v2/key").metadata().unwrap().ino());
+}
+
+#[test]
+fn files_without_a_size_are_read_past_the_clients_cache_and_never_waited_for() {
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let ordinary = dir.path().join("file");
+    std::fs::write(&ordinary, "").unwrap();
+    let root: OwnedFd = File::open("/").unwrap().into();
+    let tree = Tree::new(&root, Access::ReadWrite, 100).unwrap();
+    tree.prepare_thread().unwrap();
+    let generated = [
+        "/proc/version",
+        "/sys/kernel/uevent_seqnum",
+        "/sys/fs/cgroup/cgroup.procs",
+        "/sys/fs/cgroup/unified/cgroup.procs",
+        "/sys/fs/cgroup/memory/cgroup.procs",
+        "/sys/kernel/tracing/available_tracers",
+        "/sys/kernel/security/lsm",
+    ];
+    for path in generated.map(Path::new).iter().chain([&&*ordinary]) {
+        // Not every host has them all.
+        if !path.exists() && !path.starts_with("/proc") {
+            continue;
+        }
+        let (mut parent, mut object) = (ROOT, ROOT);
+        for part in path.iter().skip(1) {
+            parent = object;
+            let part = name(part.to_str().unwrap());
+            object = tree.lookup(&me(), parent, &part).unwrap().inode;
+        }
+        let (handle, opened, _) = tree.open(&me(), object, 0, 0).unwrap();
+        let last = name(path.file_name().unwrap().to_str().unwrap());
+        let (.., made, _) = tree
+            .create(&me(), parent, &last, creation(0, 0o644))
+            .unwrap();
+        let waits = |handle: Option<u64>| {
+            let handle = tree.handle(handle.unwrap(), object).unwrap();
+            let flags = rustix::fs::fcntl_getfl(&*file(&handle)).unwrap();
+            !flags.contains(OFlags::NONBLOCK)
+        };
+        let direct = **path != *ordinary;
+        for options in [opened, made] {
+            assert_eq!(options.contains(OpenOptions::DIRECT_IO), direct, "{path:?}");
+        }
+        assert_eq!(waits(handle), !direct, "{path:?}");
+        // Some are for reading only.
+        if let Ok((handle, ..)) = tree.open(&me(), object, 1, 0) {
+            assert!(waits(handle), "{path:?}");
+        }
+    }
 }
 
 #[test]
