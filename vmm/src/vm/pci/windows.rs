@@ -62,10 +62,14 @@ impl Windows {
         }
     }
 
-    /// Registers notification addresses of a BAR at `address`, which is yet to be enabled.
+    /// Registers notification addresses of a BAR at `address`, which is yet to be enabled. Those of
+    /// a BAR that answers there stay.
     pub(super) fn prepare(&self, slot: u8, address: u64) {
         let mut windows = self.lock();
-        self.ring_at(&mut windows, slot, address);
+        let mut others = windows.iter().filter(|(other, _)| **other != slot);
+        if others.all(|(_, other)| other.mapped != Some(address)) {
+            self.ring_at(&mut windows, slot, address);
+        }
     }
 
     /// The guest wants the BAR of `slot` to be at `wanted`, or nowhere.

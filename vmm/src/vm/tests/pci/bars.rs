@@ -1,6 +1,7 @@
 //! What a guest finds on the bus, and where it puts it.
 
 use podvisor_devices::blk::BlockDevice;
+use podvisor_devices::rng::RngDevice;
 
 use super::*;
 
@@ -107,6 +108,35 @@ fn of_bars_that_overlap_the_first_one_answers_until_it_goes() {
     guest.set_config(2, COMMAND, ENABLED);
     fill(two, &mut second, 8);
     assert_eq!(guest.counter("rng1", "requests"), 2);
+}
+
+#[test]
+fn a_bar_that_is_not_enabled_takes_no_notifications_of_one_in_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("snapshot");
+    let guest = on_pci(VmBuilder::rng);
+    let mut rng = guest.function(1);
+    let mut queue = rng.start(RINGS, NO_VECTOR);
+    let (first, second) = (rng.bar, rng.bar + u64::from(BAR_SIZE));
+    // Where the device that is plugged in would be.
+    rng.move_to(second);
+    guest.vm.plug(RngDevice::new()).unwrap();
+    assert_eq!(u64::from(guest.config(2, BAR)), second);
+    fill(rng, &mut queue, 8);
+    guest.set_config(2, BAR, u32::try_from(first).unwrap());
+    let plugged = guest.function(2);
+    let mut other = plugged.start(RINGS + 0x10_0000, NO_VECTOR);
+    fill(plugged, &mut other, 8);
+    fill(rng, &mut queue, 8);
+    // The same in a guest that goes on from a snapshot.
+    guest.set_config(2, COMMAND, 0);
+    guest.set_config(2, BAR, u32::try_from(second).unwrap());
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let snapshot = Snapshot::open(&place).unwrap();
+    let clone = Guest::restore(&snapshot, |vm| vm.rng().rng());
+    let mut queue = queue.clone_in(&clone.mem);
+    fill(rng.of(&clone), &mut queue, 8);
 }
 
 #[test]
