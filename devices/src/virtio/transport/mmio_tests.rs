@@ -345,6 +345,18 @@ fn queue_registers_are_frozen_after_driver_ok() {
 }
 
 #[test]
+fn a_driver_that_gives_up_again_and_again_stops_its_device_once() {
+    let mut rig = Rig::started();
+    rig.slow.store(true, Ordering::SeqCst);
+    for _ in 0..100 {
+        rig.w(reg::STATUS, 0x8f);
+        rig.w(reg::STATUS, 0x80);
+    }
+    assert_eq!(rig.r(reg::STATUS), 0x8f);
+    assert_eq!(rig.waiting.lock().unwrap().len(), 1);
+}
+
+#[test]
 fn a_notification_reaches_its_queue_only_and_none_before_driver_ok() {
     let mut rig = rig();
     rig.w(reg::QUEUE_NOTIFY, 0);

@@ -64,7 +64,11 @@ impl Status {
             return Step::Reset;
         }
         if value & Self::FAILED != 0 {
-            return Step::Fail;
+            return if self.failed() {
+                Step::Stay
+            } else {
+                Step::Fail
+            };
         }
         // NEEDS_RESET is the device's: what the driver writes there says nothing.
         let next = value & !Self::DEVICE_NEEDS_RESET;
@@ -134,5 +138,6 @@ mod tests {
         assert_eq!(Status(15).step(0), Step::Reset);
         assert_eq!(Status(15).step(15 | 64), Step::Stay);
         assert_eq!(Status(1).step(129), Step::Fail);
+        assert_eq!(Status(129).step(129), Step::Stay);
     }
 }
