@@ -308,8 +308,8 @@ impl TransportCore {
         if saved.queues.len() != self.queues.len() {
             return invalid("a number of queues that this device does not have");
         }
-        if !running.is_empty() && !status.live() {
-            return invalid("queues that run without DRIVER_OK");
+        if !running.is_empty() && (!status.live() || status.failed()) {
+            return invalid("queues that run without DRIVER_OK, or after FAILED");
         }
         let mut queues = Vec::with_capacity(running.len());
         for (index, state) in running {

@@ -357,6 +357,24 @@ fn a_driver_that_gives_up_again_and_again_stops_its_device_once() {
 }
 
 #[test]
+fn a_driver_that_gave_up_begins_again_by_a_reset() {
+    let mut rig = rig();
+    rig.negotiate(features::VERSION_1);
+    let config = rig.driver.config();
+    rig.set_queue(0, config);
+    rig.w(reg::STATUS, 0x8b);
+    rig.w(reg::STATUS, 11);
+    rig.w(reg::STATUS, 15);
+    assert_eq!(rig.r(reg::STATUS), 0x8b);
+    assert_eq!(rig.seen.lock().unwrap().starts, 0);
+    rig.w(reg::STATUS, 0);
+    rig.negotiate(features::VERSION_1);
+    rig.set_queue(0, config);
+    rig.w(reg::STATUS, 15);
+    assert_eq!(rig.seen.lock().unwrap().starts, 1);
+}
+
+#[test]
 fn a_notification_reaches_its_queue_only_and_none_before_driver_ok() {
     let mut rig = rig();
     rig.w(reg::QUEUE_NOTIFY, 0);
@@ -440,8 +458,9 @@ fn a_saved_transport_that_lies_is_refused_and_changes_nothing() {
     let saved = first.mmio.save();
     let states = [(0, QueueState::default())];
     type Lie = fn(&mut SavedMmio);
-    let lies: [Lie; 8] = [
+    let lies: [Lie; 9] = [
         |saved| saved.transport.status = 7,
+        |saved| saved.transport.status = 0x8f,
         |saved| saved.transport.status = 11,
         |saved| saved.transport.features |= 1 << 6,
         |saved| saved.transport.features = 0,

@@ -63,12 +63,12 @@ impl Status {
         if value == 0 {
             return Step::Reset;
         }
-        if value & Self::FAILED != 0 {
-            return if self.failed() {
-                Step::Stay
-            } else {
-                Step::Fail
-            };
+        match (self.failed(), value & Self::FAILED != 0) {
+            (true, true) => return Step::Stay,
+            // §2.1.1: after FAILED a driver resets the device before it tries again.
+            (true, false) => return Step::Illegal,
+            (false, true) => return Step::Fail,
+            (false, false) => {}
         }
         // NEEDS_RESET is the device's: what the driver writes there says nothing.
         let next = value & !Self::DEVICE_NEEDS_RESET;
@@ -139,5 +139,10 @@ mod tests {
         assert_eq!(Status(15).step(15 | 64), Step::Stay);
         assert_eq!(Status(1).step(129), Step::Fail);
         assert_eq!(Status(129).step(129), Step::Stay);
+        for value in [1, 3, 11, 15, 64] {
+            assert_eq!(Status(129).step(value), Step::Illegal);
+            assert_eq!(Status(139).step(value), Step::Illegal);
+        }
+        assert_eq!(Status(139).step(0), Step::Reset);
     }
 }
