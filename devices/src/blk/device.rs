@@ -387,6 +387,17 @@ impl VirtioDevice for BlockDevice {
         self.lane(index).is_none()
     }
 
+    fn negotiated(&mut self, features: u64) {
+        // §5.2.6.2: what a driver that does not flush has written is durable once it is completed.
+        let write_through = features & feature::FLUSH == 0;
+        self.server.engine.write_through = write_through;
+        for lane in &self.lanes {
+            if let Some(server) = lane.halt().server() {
+                server.engine.write_through = write_through;
+            }
+        }
+    }
+
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
         match self.lane(queue.index()) {
             Some(lane) => lane.halt().start(queue),

@@ -103,6 +103,8 @@ struct Flight {
     done: usize,
     /// Bytes that the disk works on now.
     piece: usize,
+    /// All is done, and is being made durable.
+    flushing: bool,
 }
 
 impl Flight {
@@ -119,6 +121,25 @@ impl Flight {
             _ => 0,
         }
     }
+
+    /// Whether it changes the disk.
+    fn changes(&self) -> bool {
+        matches!(
+            self.request,
+            Request::Write { .. } | Request::Discard { .. } | Request::WriteZeroes { .. }
+        )
+    }
+}
+
+/// What became of a request whose piece is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It is answered.
+    Over,
+    /// It waits for its next piece.
+    Piece,
+    /// The disk begins to make it durable at its next commit.
+    Queued,
 }
 
 /// A disk and the requests that it works on.
@@ -128,6 +149,8 @@ pub(super) struct Engine {
     pub(super) sectors: u64,
     pub(super) read_only: bool,
     pub(super) id: [u8; ID_LEN],
+    /// Requests are answered when what they changed is durable: the driver does not flush.
+    pub(super) write_through: bool,
     /// Rates that requests are begun at.
     pace: Option<Pace>,
     /// Requests that the disk works on, by [`Flight::token`].
@@ -150,6 +173,7 @@ impl Engine {
             sectors,
             read_only: false,
             id: [0; ID_LEN],
+            write_through: false,
             pace: None,
             in_flight: HashMap::new(),
             partial: VecDeque::new(),
@@ -165,6 +189,7 @@ impl Engine {
         let mut engine = Self::new(disk);
         engine.read_only = self.read_only;
         engine.id = self.id;
+        engine.write_through = self.write_through;
         engine.counters = self.counters.clone();
         if let Some(pace) = &self.pace {
             engine.keep(pace.another()?)?;
@@ -245,6 +270,7 @@ impl Engine {
             since: Instant::now(),
             done: 0,
             piece: 0,
+            flushing: false,
         };
         if let Some(pace) = &mut self.pace {
             pace.charge(flight.len());
@@ -290,14 +316,16 @@ impl Engine {
             _ => flight.len().saturating_sub(flight.done).min(PIECE),
         };
         flight.piece = cost;
+        let flush = match self.write_through && flight.changes() {
+            true => FLUSH_COST,
+            false => 0,
+        };
+        let cost = cost.saturating_add(flush);
         match self.submit(queue.memory(), &flight)? {
-            Submitted::Done(result) => {
-                if self.settle(queue, flight, &result)? {
-                    Ok(usize::MAX)
-                } else {
-                    Ok(cost)
-                }
-            }
+            Submitted::Done(result) => Ok(match self.settle(queue, flight, &result)? {
+                Next::Piece => usize::MAX,
+                Next::Over | Next::Queued => cost,
+            }),
             Submitted::Queued => {
                 self.in_flight.insert(flight.token(), flight);
                 Ok(cost)
@@ -337,31 +365,48 @@ impl Engine {
         Ok(submitted)
     }
 
-    /// A piece is done. `true` when more follow.
+    /// A piece is done, or what the request changed is durable.
     fn settle(
         &mut self,
         queue: &mut Queue,
         mut flight: Flight,
         result: &io::Result<()>,
-    ) -> Result<bool, Fault> {
+    ) -> Result<Next, Fault> {
         if let Err(error) = result {
-            if is_unsupported(error) {
+            if is_unsupported(error) && !flight.flushing {
                 self.finish(queue, flight, Status::Unsupported)?;
-                return Ok(false);
+                return Ok(Next::Over);
             }
             if let Some(suppressed) = self.log.permit() {
                 tracing::warn!(request = ?flight.request, %error, suppressed, "disk: request failed");
             }
             self.finish(queue, flight, Status::IoError)?;
-            return Ok(false);
+            return Ok(Next::Over);
         }
         flight.done = flight.done.saturating_add(flight.piece);
         if flight.done < flight.len() {
             self.partial.push_back(flight);
-            return Ok(true);
+            return Ok(Next::Piece);
+        }
+        if self.write_through && flight.changes() && !flight.flushing {
+            return self.make_durable(queue, flight);
         }
         self.finish(queue, flight, Status::Ok)?;
-        Ok(false)
+        Ok(Next::Over)
+    }
+
+    /// Flushes what a request changed, before its driver hears that it is done.
+    fn make_durable(&mut self, queue: &mut Queue, mut flight: Flight) -> Result<Next, Fault> {
+        flight.flushing = true;
+        flight.piece = 0;
+        let (mem, token) = (queue.memory(), flight.token());
+        match self.disk.submit(mem, token, Operation::Flush) {
+            Submitted::Done(result) => self.settle(queue, flight, &result),
+            Submitted::Queued => {
+                self.in_flight.insert(token, flight);
+                Ok(Next::Queued)
+            }
+        }
     }
 
     fn finish(&mut self, queue: &mut Queue, flight: Flight, status: Status) -> Result<(), Fault> {
@@ -403,14 +448,17 @@ impl Engine {
     /// Has the disk begin what it was asked for, and takes what it has finished.
     /// Drivers are interrupted.
     pub(super) fn commit(&mut self, queues: &mut Queues) -> Result<(), Fault> {
-        self.disk
-            .commit()
-            .map_err(|error| Fault::host("starting requests of a disk", error))?;
+        self.start()?;
         self.take_completions(queues)?;
         for queue in queues.running() {
             queue.notify()?;
         }
         Ok(())
+    }
+
+    fn start(&mut self) -> Result<(), Fault> {
+        let started = self.disk.commit();
+        started.map_err(|error| Fault::host("starting requests of a disk", error))
     }
 
     /// Whether requests wait for their next piece.
@@ -420,14 +468,20 @@ impl Engine {
 
     /// Takes what the disk has finished.
     pub(super) fn take_completions(&mut self, queues: &mut Queues) -> Result<(), Fault> {
-        while let Some(Completion { token, result }) = self.disk.completed() {
-            if let Some(flight) = self.in_flight.remove(&token)
-                && let Some(queue) = queues.get(flight.queue)
-            {
-                self.settle(queue, flight, &result)?;
+        loop {
+            let mut queued = false;
+            while let Some(Completion { token, result }) = self.disk.completed() {
+                if let Some(flight) = self.in_flight.remove(&token)
+                    && let Some(queue) = queues.get(flight.queue)
+                {
+                    queued |= self.settle(queue, flight, &result)? == Next::Queued;
+                }
             }
+            if !queued {
+                return Ok(());
+            }
+            self.start()?;
         }
-        Ok(())
     }
 
     /// Leaves nothing of a queue in flight: waits for the disk, and puts back a request that has

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use super::*;
 use vmm_sys_util::eventfd::EventFd;
 
-const QUEUES: u16 = 4;
+pub(super) const QUEUES: u16 = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A device whose queues but the first have threads, and its driver.
-struct Rig {
+pub(super) struct Rig {
     mem: GuestRam,
     drivers: Vec<DriverQueue>,
     kicks: Vec<EventFd>,
@@ -22,6 +22,10 @@ struct Rig {
 
 impl Rig {
     fn over(device: BlockDevice) -> Self {
+        Self::with_features(device, FLUSH)
+    }
+
+    pub(super) fn with_features(device: BlockDevice, features: u64) -> Self {
         let mem = memory(4 << 20);
         let at = |queue: u16| 0x10_0000 + u64::from(queue) * 0x1_0000;
         let mut rig = Self {
@@ -37,6 +41,7 @@ impl Rig {
         for server in rig.device().queue_servers() {
             rig.threads.push(std::thread::spawn(move || server.run()));
         }
+        rig.device().negotiated(features);
         for index in 0..QUEUES {
             let queue = rig.drivers[usize::from(index)].device_queue(index, rig.irq.clone());
             rig.kicks.push(queue.kick().try_clone().unwrap());
@@ -58,7 +63,7 @@ impl Rig {
     }
 
     /// Makes a request of one sector available.
-    fn add(&mut self, queue: u16, kind: u32, sector: u64) {
+    pub(super) fn add(&mut self, queue: u16, kind: u32, sector: u64) {
         let status = Self::status_at(queue);
         let header = status - 16;
         self.mem.write_obj(kind, GuestAddress(header)).unwrap();
@@ -75,7 +80,7 @@ impl Rig {
     }
 
     /// As the driver and the device's event loop do.
-    fn notify(&mut self, queue: u16) {
+    pub(super) fn notify(&mut self, queue: u16) {
         self.kicks[usize::from(queue)].write(1).unwrap();
         if self.device().watches(queue) {
             while self.device().on_queue(queue).unwrap() == Progress::More {}
@@ -83,7 +88,7 @@ impl Rig {
     }
 
     /// Waits until a request of the queue is answered.
-    fn answered(&mut self, queue: u16) -> u8 {
+    pub(super) fn answered(&mut self, queue: u16) -> u8 {
         let deadline = Instant::now() + PATIENCE;
         while self.drivers[usize::from(queue)].take_used().is_none() {
             assert!(Instant::now() < deadline, "queue {queue} is not answered");
@@ -105,7 +110,7 @@ impl Rig {
     }
 
     /// The device goes, and its threads with it.
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
         drop(self.device.take());
         for thread in self.threads {
             thread.join().unwrap();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{Bytes, GuestAddress, VolatileSlice};
 
+mod durable;
 mod files;
 mod lanes;
 mod rates;
@@ -24,12 +25,19 @@ struct Rig {
     irq: Arc<CountingInterrupt>,
 }
 
+/// `VIRTIO_BLK_F_FLUSH`.
+const FLUSH: u64 = 1 << 9;
+
 impl Rig {
-    fn over(mut device: BlockDevice) -> Self {
+    fn over(device: BlockDevice) -> Self {
+        Self::with_features(device, FLUSH)
+    }
+
+    fn with_features(mut device: BlockDevice, features: u64) -> Self {
         let mem = memory(1 << 20);
         let driver = DriverQueue::new(&mem, 0x10000, 16);
         let irq = Arc::new(CountingInterrupt::default());
-        start(&mut device, &[&driver], &irq, 0);
+        start(&mut device, &[&driver], &irq, features);
         Self {
             mem,
             driver,
