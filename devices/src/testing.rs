@@ -35,6 +35,18 @@ pub fn memory(len: usize) -> GuestRam {
     GuestMemoryMmap::from_ranges(&[(GuestAddress(0), len)]).unwrap()
 }
 
+/// Guest memory from address 0 that is a region for each of these lengths, one behind the other.
+#[must_use]
+pub fn memory_in_pieces(lens: &[usize]) -> GuestRam {
+    let mut at = 0;
+    let ranges = lens.iter().map(|len| {
+        let start = GuestAddress(at);
+        at += *len as u64;
+        (start, *len)
+    });
+    GuestMemoryMmap::from_ranges(&ranges.collect::<Vec<_>>()).unwrap()
+}
+
 /// `mem` and the first `len` bytes of `file`, or of zeroes, at `at`, where nobody may write.
 #[must_use]
 pub fn with_image(mem: &GuestRam, at: u64, len: usize, file: Option<Arc<File>>) -> GuestRam {

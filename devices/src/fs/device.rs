@@ -310,7 +310,7 @@ fn fault(error: ExchangeError) -> Fault {
     match error {
         ExchangeError::Chain(error) => error.into(),
         ExchangeError::Present(_) => {
-            Fault::protocol("a file system request with a buffer across memory regions")
+            Fault::protocol("a file system request whose buffers cannot be used")
         }
         other => Fault::host(
             "the private ring of a file system device",

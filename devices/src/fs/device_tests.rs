@@ -1,5 +1,7 @@
 use super::*;
-use crate::testing::{CountingInterrupt, DriverQueue, counter, memory, start, stop};
+use crate::testing::{
+    CountingInterrupt, DriverQueue, counter, memory, memory_in_pieces, start, stop,
+};
 use fuse_backend_rs::abi::fuse_abi::{
     EntryOut, ForgetIn, InHeader, InitIn, InitOut, OpenIn, OpenOut, ReadIn, ReleaseIn, WriteIn,
 };
@@ -21,7 +23,10 @@ struct Rig {
 }
 
 fn rig_with(make: impl FnOnce(FsDevice) -> FsDevice) -> Rig {
-    let mem = memory(4 << 20);
+    rig_in(memory(4 << 20), make)
+}
+
+fn rig_in(mem: GuestRam, make: impl FnOnce(FsDevice) -> FsDevice) -> Rig {
     let urgent = DriverQueue::new(&mem, 0x1_0000, 128);
     let requests = DriverQueue::new(&mem, 0x2_0000, 512);
     let irq = Arc::new(CountingInterrupt::default());
@@ -71,6 +76,14 @@ impl Reply {
         object.as_mut_slice().copy_from_slice(&self.body[..len]);
         object
     }
+}
+
+#[test]
+fn buffers_across_regions_of_memory_are_served() {
+    let pieces = [IN as usize + 50, OUT as usize - IN as usize, 1 << 20];
+    let mut rig = rig_in(memory_in_pieces(&pieces), |device| device);
+    let reply = rig.call(Opcode::Getattr, ROOT, &[0; 16]);
+    assert_eq!((reply.error, reply.body.len()), (0, 104));
 }
 
 impl Rig {

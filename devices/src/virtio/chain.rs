@@ -1,6 +1,9 @@
 //! A descriptor chain, walked once and bounded when it is taken from the ring.
 
-use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemory, GuestMemoryError, VolatileSlice};
+use vm_memory::{
+    ByteValued, Bytes, GuestAddress, GuestMemory, GuestMemoryError, GuestMemoryRegion,
+    VolatileSlice,
+};
 
 use crate::GuestRam;
 
@@ -11,7 +14,8 @@ pub const MAX_SEGMENTS: usize = 1024;
 /// What a descriptor counts for in a budget of bytes: walking it is not free either.
 const DESCRIPTOR_COST: usize = 64;
 
-/// One buffer of a chain: guest physical address and length in bytes, never zero.
+/// One buffer of a chain, or the part of it that lies in one region of guest memory: guest physical
+/// address and length in bytes, never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Where it starts.
@@ -68,6 +72,31 @@ pub struct Chain {
 }
 
 impl Chain {
+    /// Adds a buffer, all of which was found to lie in `mem`: a segment for each region of memory
+    /// that it has a part in.
+    pub(super) fn push(&mut self, mem: &GuestRam, addr: GuestAddress, len: u32, writable: bool) {
+        let (mut addr, mut left) = (addr, len);
+        while left > 0 {
+            let rest = mem
+                .find_region(addr)
+                .map(|region| region.last_addr().0.saturating_sub(addr.0));
+            // Regions are never empty: this is at least one byte.
+            let there = rest.map_or(u64::MAX, |rest| rest.saturating_add(1));
+            let len = u32::try_from(there).unwrap_or(u32::MAX).min(left);
+            self.segments.push(Segment { addr, len });
+            if !writable {
+                self.readable = self.readable.saturating_add(1);
+            }
+            addr = GuestAddress(addr.0.saturating_add(len.into()));
+            left = left.saturating_sub(len);
+        }
+        let total = match writable {
+            true => &mut self.writable_len,
+            false => &mut self.readable_len,
+        };
+        *total = total.saturating_add(len as usize);
+    }
+
     /// The head descriptor's index.
     #[must_use]
     pub fn head(&self) -> u16 {

@@ -380,15 +380,13 @@ impl Queue {
             if !is_ram && (descriptor.is_write_only() || !is_readable(&self.mem, addr, len)) {
                 return Err(QueueFault::SegmentMemory { head, addr: addr.0 });
             }
-            if descriptor.is_write_only() {
-                chain.writable_len = chain.writable_len.saturating_add(len as usize);
-            } else if chain.writable_len > 0 {
+            if !descriptor.is_write_only() && chain.writable_len > 0 {
                 return Err(QueueFault::SegmentOrder { head });
-            } else {
-                chain.readable = chain.readable.saturating_add(1);
-                chain.readable_len = chain.readable_len.saturating_add(len as usize);
             }
-            chain.segments.push(Segment { addr, len });
+            chain.push(&self.mem, addr, len, descriptor.is_write_only());
+            if chain.segments.len() > MAX_SEGMENTS {
+                return Err(QueueFault::ChainTooLong { head });
+            }
         }
         if !ended {
             return Err(QueueFault::ChainBroken { head });

@@ -1,6 +1,7 @@
 use super::*;
 use crate::testing::{
-    CountingInterrupt, DriverQueue, F_INDIRECT, F_NEXT, F_WRITE, memory, queue_resources,
+    CountingInterrupt, DriverQueue, F_INDIRECT, F_NEXT, F_WRITE, memory, memory_in_pieces,
+    queue_resources,
 };
 use proptest::prelude::*;
 use std::sync::atomic::Ordering::SeqCst;
@@ -38,6 +39,42 @@ fn a_chain_comes_out_once_and_goes_back_once() {
     let used = driver.take_used().unwrap();
     assert_eq!((used.id, used.len), (u32::from(head), 7));
     assert!(driver.take_used().is_none());
+}
+
+#[test]
+fn a_buffer_across_regions_of_memory_is_a_segment_in_each() {
+    let mem = memory_in_pieces(&[0x10_0000, 0x1000, 0x10_0000]);
+    let mut driver = DriverQueue::new(&mem, BASE, 16);
+    let mut queue = driver.device_queue(0, Arc::new(CountingInterrupt::default()));
+    let (border, other) = (0x10_0000, 0x10_1000);
+    driver.add(
+        &[(BUF, 4), (border - 4, 8)],
+        &[(border - 10, 0x1000 + 20), (other, 6)],
+    );
+    mem.write_slice(b"abcdefgh", GuestAddress(border - 4))
+        .unwrap();
+    let chain = queue.next().unwrap().unwrap();
+    assert_eq!((chain.readable_len(), chain.writable_len()), (12, 4122));
+    assert_eq!((chain.descriptors(), chain.segments.len()), (4, 7));
+    let mut slices = Vec::new();
+    chain.readable_slices(&mem, 4, 8, &mut slices).unwrap();
+    let mut read = [0; 8];
+    slices[0].copy_to(&mut read[..4]);
+    slices[1].copy_to(&mut read[4..]);
+    assert_eq!((&read, slices.len()), (b"abcdefgh", 2));
+    chain.writable_slices(&mem, 0, 4122, &mut slices).unwrap();
+    let lens: Vec<_> = slices.iter().map(|slice| slice.len()).collect();
+    assert_eq!(lens, [10, 4096, 10, 6]);
+    queue.complete(chain, 0).unwrap();
+    // The same with more pieces than one call of the host's takes.
+    let tiny = memory_in_pieces(&[&[0x10_0000][..], &[8; MAX_SEGMENTS]].concat());
+    let mut driver = DriverQueue::new(&tiny, BASE, 16);
+    let mut queue = driver.device_queue(0, Arc::new(CountingInterrupt::default()));
+    driver.add(&[], &[(0x10_0000, 8 * 1024)]);
+    assert_eq!(queue.next().unwrap().unwrap().segments.len(), MAX_SEGMENTS);
+    driver.add(&[], &[(0x10_0000 - 1, 8 * 1024)]);
+    let fault = queue.next().unwrap_err();
+    assert!(matches!(fault, QueueFault::ChainTooLong { .. }), "{fault}");
 }
 
 #[test]

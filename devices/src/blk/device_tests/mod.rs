@@ -1,7 +1,9 @@
 use super::*;
 use crate::GuestRam;
 use crate::blk::{Completion, FileDisk, Operation, Submitted};
-use crate::testing::{CountingInterrupt, DriverQueue, backend_readable, memory, start, stop};
+use crate::testing::{
+    CountingInterrupt, DriverQueue, backend_readable, memory, memory_in_pieces, start, stop,
+};
 use crate::virtio::Counter;
 use proptest::prelude::*;
 use std::io::Write;
@@ -33,8 +35,11 @@ impl Rig {
         Self::with_features(device, FLUSH)
     }
 
-    fn with_features(mut device: BlockDevice, features: u64) -> Self {
-        let mem = memory(1 << 20);
+    fn with_features(device: BlockDevice, features: u64) -> Self {
+        Self::in_memory(memory(1 << 20), device, features)
+    }
+
+    fn in_memory(mem: GuestRam, mut device: BlockDevice, features: u64) -> Self {
         let driver = DriverQueue::new(&mem, 0x10000, 16);
         let irq = Arc::new(CountingInterrupt::default());
         start(&mut device, &[&driver], &irq, features);
@@ -117,6 +122,18 @@ fn a_write_lands_on_the_disk() {
         name: "write_bytes",
         value: 512
     }));
+}
+
+#[test]
+fn data_across_regions_of_memory_are_read_and_written() {
+    let mem = memory_in_pieces(&[DATA as usize + 256, 0x10_0000]);
+    let mut rig = Rig::in_memory(mem, disk_of_8_sectors(), FLUSH);
+    assert_eq!((rig.read(3, 512), rig.write(5, 512)), (0, 0));
+    rig.mem.write_slice(&[0; 512], GuestAddress(DATA)).unwrap();
+    assert_eq!(rig.read(5, 512), 0);
+    let mut bytes = [0; 512];
+    rig.mem.read_slice(&mut bytes, GuestAddress(DATA)).unwrap();
+    assert_eq!(bytes, [3; 512]);
 }
 
 #[test]
