@@ -440,7 +440,10 @@ impl Engine {
         // The status is the last writable byte, wherever the data ended.
         let status_at = chain.writable_len().saturating_sub(1);
         chain.write(queue.memory(), status_at, &[status as u8])?;
-        let written = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
+        // §2.7.8.2: it counts when all that precedes it was written.
+        let gap = usize::from(written != status_at);
+        let written = written.saturating_add(1).saturating_sub(gap);
+        let written = u32::try_from(written).unwrap_or(u32::MAX);
         queue.complete(chain, written)?;
         Ok(())
     }

@@ -105,6 +105,22 @@ fn a_read_fills_the_buffer_and_counts_what_was_written() {
 }
 
 #[test]
+fn the_length_that_was_written_ends_before_what_was_not() {
+    let mut rig = Rig::new();
+    assert_eq!((rig.read(0, 512), rig.read(8, 512)), (0, 1));
+    assert_eq!(rig.write(0, 512), 0);
+    // 20 bytes of serial number, in as much room and in more.
+    for room in [20, 100] {
+        rig.header(8, 0);
+        rig.driver
+            .add(&[(HEADER, 16)], &[(DATA, room), (STATUS, 1)]);
+        assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+    }
+    let used = std::iter::from_fn(|| rig.driver.take_used()).map(|used| used.len);
+    assert_eq!(used.collect::<Vec<_>>(), [513, 0, 1, 21, 20]);
+}
+
+#[test]
 fn a_write_lands_on_the_disk() {
     let mut rig = Rig::new();
     rig.mem
