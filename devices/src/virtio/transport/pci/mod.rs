@@ -92,37 +92,40 @@ impl PciTransport {
 
     /// The driver reads configuration space.
     pub fn read_config(&mut self, offset: u64, data: &mut [u8]) {
-        if let Some(access) = self.data_window(offset, data.len()) {
-            // §4.1.4.9: the access is to the BAR.
-            self.read_bar(access, data);
-            return;
-        }
         self.config.read(offset, data);
+        // §4.1.4.9: the access is to the BAR.
+        if let Some((at, len)) = self.data_window(offset)
+            && let Some(data) = data.get_mut(..len)
+        {
+            self.read_bar(at, data);
+        }
     }
 
     /// The driver writes configuration space. [`Self::window`] may differ afterwards.
     pub fn write_config(&mut self, offset: u64, data: &[u8]) {
-        if let Some(access) = self.data_window(offset, data.len()) {
-            self.write_bar(access, data);
+        if let Some((at, len)) = self.data_window(offset)
+            && let Some(data) = data.get(..len)
+        {
+            self.write_bar(at, data);
             return;
         }
         self.config.write(offset, data);
         self.irq.set_control(self.config.u16(self.at.msix_control));
     }
 
-    /// The offset in the BAR that an access to `pci_cfg_data` means (§4.1.4.9): what the driver
-    /// wrote into that capability before.
-    fn data_window(&self, offset: u64, len: usize) -> Option<u64> {
+    /// The access to the BAR, as offset and length, that an access to `pci_cfg_data` is (§4.1.4.9):
+    /// what the driver wrote into that capability before. It is the first bytes of a longer one.
+    fn data_window(&self, offset: u64) -> Option<(u64, usize)> {
         let access = self.at.access?;
         if offset != access.data {
             return None;
         }
         let mut bar = [0];
         self.config.read(access.bar, &mut bar);
-        let length = usize::try_from(self.config.u32(access.length)).ok()?;
+        let length = self.config.u32(access.length);
         let bar_offset = self.config.u32(access.offset);
-        let valid = bar == [0] && length == len && matches!(len, 1 | 2 | 4);
-        (valid && bar_offset.is_multiple_of(u32::try_from(len).ok()?)).then_some(bar_offset.into())
+        let valid = bar == [0] && matches!(length, 1 | 2 | 4) && bar_offset.is_multiple_of(length);
+        valid.then_some((bar_offset.into(), usize::try_from(length).ok()?))
     }
 
     /// The driver reads `data.len()` bytes at `offset` of the BAR. Where nothing is, or of a width

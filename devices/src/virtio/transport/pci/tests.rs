@@ -259,9 +259,18 @@ fn the_bar_is_reached_through_configuration_space() {
     let mut byte = [0];
     rig.pci.read_config(start + 16, &mut byte);
     assert_eq!(byte, [3]);
-    // Another width, another BAR, misaligned, beyond the end: memory that says nothing.
+    // The first bytes of a longer access.
+    let mut word = [0xee; 4];
+    rig.pci.read_config(start + 16, &mut word);
+    assert_eq!(word, [3, 0, 0, 0]);
+    rig.pci.write_config(start + 16, &[0, 1, 1, 1]);
+    assert_eq!(rig.pci.status(), 0);
+    rig.pci.write_config(start + 16, &[1, 0]);
+    rig.pci.write_config(start + 16, &[3, 0]);
+    assert_eq!(rig.pci.status(), 3);
+    // Shorter than the access, another BAR, misaligned, beyond the end: memory that says nothing.
     for (offset, length, bar) in [
-        (0x14, 2, 0),
+        (0x14, 4, 0),
         (0x14, 1, 1),
         (0x11, 2, 0),
         (u32::MAX, 1, 0),
