@@ -147,13 +147,15 @@ impl PciTransport {
     }
 
     fn write_queue_register(&mut self, offset: u64, value: u32) {
+        let max = self.core.queue_max(self.select.queue.into());
         let queue = self.core.queue_mut(self.select.queue.into());
         let Some(queue) = queue.filter(|queue| !queue.ready) else {
             self.log_guest_error("register written at the wrong time, or of no queue", offset);
             return;
         };
         match offset {
-            reg::QUEUE_SIZE => queue.size = value,
+            reg::QUEUE_SIZE if can_be_size(value, max) => queue.size = value,
+            reg::QUEUE_SIZE => self.log_guest_error("queue size that cannot be", offset),
             // §4.1.4.3.2: a driver writes nothing but 1.
             reg::QUEUE_ENABLE => queue.ready = value == 1,
             reg::QUEUE_DESC..reg::QUEUE_DEVICE_END => {
@@ -163,6 +165,11 @@ impl PciTransport {
             _ => self.log_guest_error("write of a register that is read-only", offset),
         }
     }
+}
+
+/// Whether a driver may set this size of a queue (§4.1.4.3.2).
+pub(super) fn can_be_size(size: u32, max: u16) -> bool {
+    size.is_power_of_two() && size <= u32::from(max)
 }
 
 /// The three addresses of a queue.

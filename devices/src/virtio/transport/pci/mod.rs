@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::core::{SavedTransport, TransportCore, TransportInterrupt, TransportParts};
 use crate::pci::{PciConfig, SavedMsix};
 use crate::virtio::{QueueState, RestoreError};
-use common::Selectors;
+use common::{Selectors, can_be_size};
 use layout::{Capabilities, Room};
 
 pub use interrupt::PciInterrupt;
@@ -188,6 +188,13 @@ impl PciTransport {
         let mut config = self.config.clone();
         config.restore(&saved.config)?;
         self.irq.check(saved)?;
+        let sizes = &self.core.info().queue_sizes;
+        let mut queues = saved.transport.queues.iter().zip(sizes);
+        if !queues.all(|(queue, max)| can_be_size(queue.size, *max)) {
+            return Err(RestoreError::Invalid {
+                what: "a queue size that no driver can have set",
+            });
+        }
         self.core.restore(&saved.transport, running)?;
         self.config = config;
         self.select = Selectors::restored(saved.selectors);

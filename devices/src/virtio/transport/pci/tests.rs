@@ -195,6 +195,27 @@ fn a_fault_is_a_change_of_configuration_and_a_reset_forgets_vectors() {
 }
 
 #[test]
+fn queue_sizes_that_cannot_be_are_not_taken() {
+    let mut rig = rig();
+    for value in [1, 3, 11] {
+        rig.w(0x14, 1, value);
+        rig.w(0x08, 4, 1);
+        rig.w(0x0c, 4, 1);
+    }
+    for size in [0, 3, 63, 65, 128, 0xffff] {
+        rig.w(0x18, 2, size);
+        assert_eq!(rig.r(0x18, 2), 64, "{size}");
+    }
+    rig.w(0x18, 2, 1);
+    assert_eq!(rig.r(0x18, 2), 1);
+    let mut state = rig.pci.save();
+    for size in [0, 3, 128, 1 << 16] {
+        state.transport.queues[0].size = size;
+        assert!(super::tests::rig().pci.restore(&state, &[]).is_err());
+    }
+}
+
+#[test]
 fn registers_answer_to_their_own_width_alone() {
     let mut rig = rig();
     rig.start();
