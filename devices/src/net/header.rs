@@ -122,6 +122,19 @@ impl Header {
         Ok(clean)
     }
 
+    /// Whether a driver that accepts these offloads may get a frame with this header (§5.1.6.4.1).
+    pub(super) fn is_accepted(self, accepted: Offloads) -> bool {
+        let segments = match self.gso_type & !GSO_ECN {
+            GSO_NONE => true,
+            GSO_TCPV4 => accepted.tso4,
+            GSO_TCPV6 => accepted.tso6,
+            _ => false,
+        };
+        let ecn = accepted.ecn || self.gso_type & GSO_ECN == 0;
+        let checksum = accepted.checksum || self.flags & F_NEEDS_CSUM == 0;
+        segments && ecn && checksum
+    }
+
     /// What a backend wrote, as the driver gets it: spread over `buffers` chains.
     pub(super) fn for_driver(self, accepted: Offloads, buffers: u16) -> Self {
         let mut header = Self {
@@ -280,6 +293,52 @@ mod tests {
         assert_eq!(header.for_driver(Offloads::default(), 3).flags, 0);
         assert_eq!(header.for_driver(ALL, 3).flags, F_DATA_VALID);
         assert_eq!(header.for_driver(ALL, 3).num_buffers, 3);
+    }
+
+    #[test]
+    fn a_driver_gets_what_it_accepts() {
+        let header = |flags, gso_type| Header {
+            flags,
+            gso_type,
+            ..Header::default()
+        };
+        let only = |checksum, tso4, tso6, ecn| Offloads {
+            checksum,
+            tso4,
+            tso6,
+            ecn,
+        };
+        assert!(header(F_DATA_VALID, 0).is_accepted(Offloads::NONE));
+        assert!(!header(F_NEEDS_CSUM, 0).is_accepted(Offloads::NONE));
+        for (gso_type, needed, others) in [
+            (
+                1,
+                only(true, true, false, false),
+                only(true, false, true, true),
+            ),
+            (
+                4,
+                only(true, false, true, false),
+                only(true, true, false, true),
+            ),
+            (
+                0x81,
+                only(true, true, false, true),
+                only(true, true, true, false),
+            ),
+            (
+                0x80,
+                only(true, false, false, true),
+                only(true, true, true, false),
+            ),
+        ] {
+            let header = header(F_NEEDS_CSUM, gso_type);
+            assert!(header.is_accepted(needed) && header.is_accepted(ALL));
+            assert!(!header.is_accepted(others), "{gso_type:#x}");
+        }
+        for gso_type in [2, 3, 5, 0x7f] {
+            assert!(!header(F_NEEDS_CSUM, gso_type).is_accepted(ALL));
+        }
     }
 
     proptest! {

@@ -188,11 +188,22 @@ impl Receiver {
         if !(MIN_FRAME..=MAX_FRAME).contains(&len) {
             counters.rx_errors.one();
         } else if direct {
-            self.finish(header, len, counters, mem)?;
+            if self.takes(header, counters) {
+                self.finish(header, len, counters, mem)?;
+            }
         } else {
             inbound.held = Some(Held { header, len });
         }
         Ok(true)
+    }
+
+    /// Whether the driver may get this frame, which is dropped otherwise.
+    fn takes(&self, header: Header, counters: &Counters) -> bool {
+        let takes = header.is_accepted(self.accepted);
+        if !takes {
+            counters.rx_dropped.one();
+        }
+        takes
     }
 
     /// The memory behind the header in the chains, for a frame of any length; `false` when it
@@ -220,6 +231,10 @@ impl Receiver {
         counters: &Counters,
         mem: &GuestRam,
     ) -> Result<bool, Fault> {
+        // It may have waited while the driver changed what it accepts.
+        if !self.takes(held.header, counters) {
+            return Ok(true);
+        }
         let need = held.len.saturating_add(HEADER_LEN);
         self.fill(need)?;
         if self.room < need {

@@ -13,6 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{Bytes, GuestAddress};
 
+mod accepted;
 mod control;
 
 /// Queues of a device with one pair.
@@ -243,13 +244,13 @@ fn offloads_reach_the_backend_as_they_were_negotiated() {
 fn a_frame_is_spread_over_mergeable_buffers_and_they_come_back_together() {
     let mut rig = rig(feature::MRG_RXBUF);
     rig.buffers(64, 1536);
-    let header = [2, 1, 1, 0, 2, 0, 3, 0, 4, 0, 99, 99];
+    let header = [2, 0, 1, 0, 2, 0, 3, 0, 4, 0, 99, 99];
     rig.wire.send_with(header, &frame(4000, 5));
     rig.work();
     let (got, bytes) = rig.received(1536).unwrap();
     assert_eq!(bytes, frame(4000, 5));
     // Without GUEST_CSUM the driver is not told that checksums are right.
-    assert_eq!(got, [0, 1, 1, 0, 2, 0, 3, 0, 4, 0, 3, 0]);
+    assert_eq!(got, [0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 3, 0]);
     assert_eq!(rig.irq.queue.load(SeqCst), 1);
     // The buffer behind those is untouched.
     assert_eq!(rig.bytes(BUF + 3 * 1536, 1536), [0; 1536]);
