@@ -1,6 +1,7 @@
 //! The control queue (§5.1.6.5): a class, a command and its data in, one byte of
 //! acknowledgement out.
 
+use super::feature;
 use super::nic::MacAddress;
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault};
@@ -10,7 +11,8 @@ const CLASS_MAC: u8 = 1;
 const CLASS_MQ: u8 = 4;
 const CLASS_GUEST_OFFLOADS: u8 = 5;
 
-const RX_LAST: u8 = 5;
+/// The last mode without `CTRL_RX_EXTRA`, which is not offered.
+const RX_ALLMULTI: u8 = 1;
 const MAC_TABLE_SET: u8 = 0;
 const MAC_ADDR_SET: u8 = 1;
 const MQ_PAIRS_SET: u8 = 0;
@@ -36,8 +38,8 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// Reads the command once.
-    pub(super) fn parse(chain: &Chain, mem: &GuestRam) -> Result<Self, Fault> {
+    /// Reads the command once. One whose feature is not among `features` does not exist.
+    pub(super) fn parse(chain: &Chain, mem: &GuestRam, features: u64) -> Result<Self, Fault> {
         if chain.writable_len() == 0 {
             return Err(Fault::protocol(
                 "a network control command without room for its acknowledgement",
@@ -45,9 +47,19 @@ impl Command {
         }
         let mut head = [0; 2];
         chain.read(mem, 0, &mut head)?;
+        let needed = match head {
+            [CLASS_RX, _] | [CLASS_MAC, MAC_TABLE_SET] => feature::CTRL_RX,
+            [CLASS_MAC, _] => feature::CTRL_MAC_ADDR,
+            [CLASS_MQ, _] => feature::MQ,
+            [CLASS_GUEST_OFFLOADS, _] => feature::CTRL_GUEST_OFFLOADS,
+            _ => return Ok(Self::Unknown),
+        };
+        if features & needed == 0 {
+            return Ok(Self::Unknown);
+        }
         let data = chain.readable_len().saturating_sub(head.len());
         Ok(match head {
-            [CLASS_RX, 0..=RX_LAST] if data == 1 => Self::Filter,
+            [CLASS_RX, 0..=RX_ALLMULTI] if data == 1 => Self::Filter,
             [CLASS_MAC, MAC_TABLE_SET] if tables_fit(chain, mem, data)? => Self::Filter,
             [CLASS_MAC, MAC_ADDR_SET] if data == 6 => {
                 let mut mac = [0; 6];

@@ -325,7 +325,7 @@ impl NetDevice {
             return Ok(Progress::Idle);
         };
         let progress = queue.serve(CONTROL_BUDGET, |queue, chain| {
-            let done = self.carry_out(Command::parse(&chain, queue.memory())?);
+            let done = self.carry_out(Command::parse(&chain, queue.memory(), self.features)?);
             self.counters.commands.one();
             if !done {
                 self.counters.commands_refused.one();

@@ -219,7 +219,8 @@ fn pairs_whose_queues_do_not_run_are_not_used() {
 
 #[test]
 fn a_driver_that_knows_of_one_pair_has_its_control_queue_behind_it() {
-    let mut rig = rig_with(4, feature::MRG_RXBUF, 3, |device| device);
+    let features = feature::MRG_RXBUF | feature::CTRL_RX;
+    let mut rig = rig_with(4, features, 3, |device| device);
     rig.buffers(0, 8);
     assert_eq!(rig.set_pairs(1), ERR, "was not negotiated");
     assert_eq!(rig.command(2, 0, &[1]), OK);
@@ -335,7 +336,8 @@ fn a_card_restored_receives_by_the_pairs_of_its_driver() {
 
 #[test]
 fn offloads_are_set_once_for_all_queues_of_the_backend() {
-    let features = FEATURES | feature::GUEST_CSUM | feature::GUEST_TSO4;
+    let control = feature::CTRL_GUEST_OFFLOADS;
+    let features = FEATURES | control | feature::GUEST_CSUM | feature::GUEST_TSO4;
     let mut rig = rig_with(2, features, 5, |device| device);
     let offloads = |rig: &Rig| [&rig.wires[0], &rig.wires[1]].map(MemoryWire::offloads);
     assert!(offloads(&rig)[0].tso4);

@@ -30,7 +30,10 @@ fn configuration_space_is_address_status_pairs_and_mtu() {
 
 #[test]
 fn the_driver_sets_its_address_until_it_resets_the_device() {
-    let mut rig = rig_with(0, |device| device.mac(MacAddress([2, 0, 0, 0, 0, 1])));
+    let features = feature::CTRL_MAC_ADDR;
+    let mut rig = rig_with(features, |device| {
+        device.mac(MacAddress([2, 0, 0, 0, 0, 1]))
+    });
     assert_eq!(rig.command(1, 1, &[2, 9, 9, 9, 9, 9]), 0);
     let mac = |rig: &Rig| {
         let mut mac = [0; 6];
@@ -45,10 +48,14 @@ fn the_driver_sets_its_address_until_it_resets_the_device() {
 
 #[test]
 fn filters_are_accepted_and_offloads_are_switched_as_far_as_they_were_negotiated() {
+    let control = feature::CTRL_RX | feature::CTRL_GUEST_OFFLOADS;
     let negotiated = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::MRG_RXBUF;
-    let mut rig = rig(negotiated);
-    for mode in 0..6 {
+    let mut rig = rig(negotiated | control);
+    for mode in 0..2 {
         assert_eq!(rig.command(0, mode, &[1]), 0);
+    }
+    for mode in 2..6 {
+        assert_eq!(rig.command(0, mode, &[1]), 1, "needs CTRL_RX_EXTRA");
     }
     let two_and_one = [vec![2, 0, 0, 0], vec![7; 12], vec![1, 0, 0, 0], vec![7; 6]].concat();
     assert_eq!(rig.command(1, 0, &two_and_one), 0);
@@ -65,8 +72,26 @@ fn filters_are_accepted_and_offloads_are_switched_as_far_as_they_were_negotiated
 }
 
 #[test]
+fn commands_whose_feature_was_not_negotiated_are_refused() {
+    let tables = vec![0; 8];
+    for (class, command, data, feature) in [
+        (0, 0, vec![1], feature::CTRL_RX),
+        (0, 1, vec![1], feature::CTRL_RX),
+        (1, 0, tables, feature::CTRL_RX),
+        (1, 1, vec![2; 6], feature::CTRL_MAC_ADDR),
+        (5, 0, vec![0; 8], feature::CTRL_GUEST_OFFLOADS),
+    ] {
+        let all = feature::CTRL_RX | feature::CTRL_MAC_ADDR | feature::CTRL_GUEST_OFFLOADS;
+        let mut with = rig(feature);
+        let mut without = rig(all & !feature);
+        assert_eq!(with.command(class, command, &data), 0, "{class} {command}");
+        assert_eq!(without.command(class, command, &data), 1);
+    }
+}
+
+#[test]
 fn commands_that_are_none_are_refused() {
-    let mut rig = rig(0);
+    let mut rig = rig(feature::CTRL_RX | feature::CTRL_MAC_ADDR | feature::CTRL_GUEST_OFFLOADS);
     let endless_table = [vec![0xff; 4], vec![0; 12]].concat();
     for (class, command, data) in [
         (0, 6, vec![1]),

@@ -387,7 +387,8 @@ fn a_flood_leaves_the_event_loop_its_turn() {
 
 #[test]
 fn a_card_restored_has_its_drivers_address_and_offloads() {
-    let features = feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
+    let control = feature::CTRL_MAC_ADDR | feature::CTRL_GUEST_OFFLOADS;
+    let features = control | feature::GUEST_CSUM | feature::GUEST_TSO4 | feature::GUEST_TSO6;
     let mut one = rig(features);
     assert_eq!(one.command(1, 1, &[2, 9, 9, 9, 9, 9]), 0);
     let bits = feature::GUEST_CSUM | feature::GUEST_TSO6;
