@@ -132,6 +132,14 @@ impl Worker {
         queues
     }
 
+    /// The driver takes one queue out of service, which stays so until a reset.
+    pub fn stop_queue(&mut self, index: u16) {
+        self.device.stop_queue(index);
+        if let Some(held) = &mut self.held {
+            held.retain(|queue| queue.index() != index);
+        }
+    }
+
     /// The driver resets the device.
     pub fn reset(&mut self) {
         self.stop();

@@ -69,6 +69,8 @@ pub(super) struct TransportCore {
     started: bool,
     /// Comes when the worker has carried out a reset.
     resetting: Option<Receiver<()>>,
+    /// Comes when the worker has let go of this queue.
+    stopping: Option<(usize, Receiver<()>)>,
     patience: Duration,
     log: RateLimit,
 }
@@ -83,6 +85,7 @@ impl TransportCore {
             queues: Vec::new(),
             started: false,
             resetting: None,
+            stopping: None,
             patience: RESET_PATIENCE,
             log: RateLimit::new(Duration::from_secs(10)),
         };
@@ -127,6 +130,46 @@ impl TransportCore {
             .and_then(|index| self.parts.info.queue_sizes.get(index))
             .copied()
             .unwrap_or(0)
+    }
+
+    /// The driver takes a queue that runs out of service: it reads as ready until the worker has let
+    /// go of it.
+    pub(super) fn stop_queue(&mut self, index: u32) {
+        self.poll_stop();
+        let at = usize::try_from(index).ok();
+        let at = at.filter(|at| self.queues.get(*at).is_some_and(|queue| queue.ready));
+        let (Some(at), Ok(number)) = (at, u16::try_from(index)) else {
+            return;
+        };
+        let runs = self.started && !self.status.failed();
+        if !runs || self.stopping.is_some() || self.resetting.is_some() {
+            self.log_guest_error("queue stopped at the wrong time", None);
+            return;
+        }
+        let (done, wait) = sync_channel(1);
+        self.parts.link.send(Box::new(move |worker| {
+            worker.stop_queue(number);
+            // Nobody listens when the VM has ended.
+            let _ = done.send(());
+        }));
+        // A worker that is gone serves nothing any more.
+        if wait.recv_timeout(self.patience) == Err(RecvTimeoutError::Timeout) {
+            self.stopping = Some((at, wait));
+        } else if let Some(queue) = self.queues.get_mut(at) {
+            queue.ready = false;
+        }
+    }
+
+    /// Notes that the worker has let go of a queue by now.
+    pub(super) fn poll_stop(&mut self) {
+        if let Some((at, wait)) = &self.stopping
+            && wait.try_recv() != Err(TryRecvError::Empty)
+        {
+            if let Some(queue) = self.queues.get_mut(*at) {
+                queue.ready = false;
+            }
+            self.stopping = None;
+        }
     }
 
     pub(super) fn queue(&self, index: u32) -> Option<&QueueConfig> {
@@ -246,6 +289,7 @@ impl TransportCore {
         self.status = Status::default();
         self.acked = 0;
         self.started = false;
+        self.stopping = None;
         let sizes = &self.parts.info.queue_sizes;
         self.queues = sizes
             .iter()
@@ -278,6 +322,7 @@ impl TransportCore {
     /// The state, of a device that is paused.
     pub(super) fn save(&mut self) -> SavedTransport {
         self.poll_reset();
+        self.poll_stop();
         SavedTransport {
             status: self.status.bits(),
             needs_reset: self.irq.needs_reset(),

@@ -234,6 +234,7 @@ impl MmioTransport {
     }
 
     fn read_register(&mut self, offset: u64) -> u32 {
+        self.core.poll_stop();
         let core = &self.core;
         match offset {
             reg::MAGIC_VALUE => MAGIC,
@@ -278,6 +279,8 @@ impl MmioTransport {
             },
             reg::QUEUE_READY => match self.core.queue_mut(self.queue_sel) {
                 Some(queue) => queue.ready = value == 1,
+                // §4.2.2.2: the driver reads it back until it is 0.
+                None if value == 0 => self.core.stop_queue(self.queue_sel),
                 None => self.log_guest_error("queue enabled at the wrong time", offset),
             },
             _ => self.write_queue_register(offset, value),

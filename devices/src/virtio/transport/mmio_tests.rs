@@ -375,6 +375,50 @@ fn a_driver_that_gave_up_begins_again_by_a_reset() {
 }
 
 #[test]
+fn a_queue_that_is_taken_out_of_service_stops_and_stays_so_until_a_reset() {
+    let mut rig = Rig::started();
+    rig.w(reg::QUEUE_SEL, 1);
+    rig.w(reg::QUEUE_READY, 0);
+    rig.w(reg::QUEUE_SEL, 0);
+    assert_eq!(rig.r(reg::QUEUE_READY), 1);
+    rig.w(reg::QUEUE_READY, 0);
+    assert_eq!(rig.r(reg::QUEUE_READY), 0);
+    assert_eq!(rig.seen.lock().unwrap().running, [false, false]);
+    for _ in 0..2 {
+        rig.w(reg::QUEUE_READY, 1);
+        rig.w(reg::QUEUE_READY, 0);
+    }
+    assert_eq!((rig.r(reg::QUEUE_READY), rig.r(reg::STATUS)), (0, 15));
+    rig.w(reg::STATUS, 0);
+    rig.negotiate(features::VERSION_1);
+    rig.set_queue(0, rig.driver.config());
+    rig.w(reg::STATUS, 15);
+    assert_eq!(rig.seen.lock().unwrap().running, [true, false]);
+    // Of a device that is paused.
+    rig.direct.with(|worker| worker.pause());
+    rig.w(reg::QUEUE_READY, 0);
+    assert!(rig.direct.with(|worker| worker.queue_states().is_empty()));
+}
+
+#[test]
+fn a_queue_of_a_worker_that_is_blocked_reads_as_ready_until_it_is_stopped() {
+    let mut rig = Rig::started();
+    rig.mmio.core.set_patience(Duration::from_millis(1));
+    rig.slow.store(true, Ordering::SeqCst);
+    for _ in 0..3 {
+        rig.w(reg::QUEUE_READY, 0);
+        assert_eq!(rig.r(reg::QUEUE_READY), 1);
+    }
+    let commands: Vec<_> = rig.waiting.lock().unwrap().drain(..).collect();
+    assert_eq!(commands.len(), 1);
+    for WaitingCommand(command) in commands {
+        rig.direct.send(command);
+    }
+    assert_eq!(rig.r(reg::QUEUE_READY), 0);
+    assert_eq!(rig.seen.lock().unwrap().running, [false, false]);
+}
+
+#[test]
 fn a_notification_reaches_its_queue_only_and_none_before_driver_ok() {
     let mut rig = rig();
     rig.w(reg::QUEUE_NOTIFY, 0);
