@@ -1,7 +1,7 @@
 //! Configuration space (§2.5): shared by transport and worker, never locked over I/O.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{RestoreError, SavedConfig};
@@ -12,10 +12,27 @@ use super::{RestoreError, SavedConfig};
 /// [`super::Worker`] sends the driver the interrupt for that.
 #[derive(Debug)]
 pub struct ConfigSpace {
-    bytes: Mutex<Vec<u8>>,
+    content: Mutex<Content>,
     writable: Option<Range<usize>>,
-    generation: AtomicU32,
     changed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Content {
+    bytes: Vec<u8>,
+    generation: u32,
+    /// The driver has read the generation since it changed.
+    told: bool,
+}
+
+impl Content {
+    /// The bytes are not those that a driver has seen. A generation that nobody has read need not
+    /// change again: a driver that reads but eight bits of it never meets the same one twice.
+    fn changes(&mut self) {
+        if std::mem::take(&mut self.told) {
+            self.generation = self.generation.wrapping_add(1);
+        }
+    }
 }
 
 impl ConfigSpace {
@@ -23,9 +40,12 @@ impl ConfigSpace {
     #[must_use]
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
         Self {
-            bytes: Mutex::new(bytes.into()),
+            content: Mutex::new(Content {
+                bytes: bytes.into(),
+                generation: 0,
+                told: true,
+            }),
             writable: None,
-            generation: AtomicU32::new(0),
             changed: AtomicBool::new(false),
         }
     }
@@ -40,7 +60,7 @@ impl ConfigSpace {
     /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().bytes.len()
     }
 
     /// Whether the device type has none.
@@ -52,11 +72,11 @@ impl ConfigSpace {
     /// Reads `data.len()` bytes at `offset`; what lies beyond the end, for any `offset`
     /// whatever, reads as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
-        let bytes = self.lock();
+        let content = self.lock();
         data.fill(0);
         let rest = usize::try_from(offset)
             .ok()
-            .and_then(|start| bytes.get(start..))
+            .and_then(|start| content.bytes.get(start..))
             .unwrap_or(&[]);
         for (to, from) in data.iter_mut().zip(rest) {
             *to = *from;
@@ -68,7 +88,7 @@ impl ConfigSpace {
         let (Some(writable), Ok(start)) = (&self.writable, usize::try_from(offset)) else {
             return;
         };
-        let mut bytes = self.lock();
+        let bytes = &mut self.lock().bytes;
         for (at, from) in (start..usize::MAX).zip(data) {
             if let Some(to) = bytes.get_mut(at).filter(|_| writable.contains(&at)) {
                 *to = *from;
@@ -87,15 +107,15 @@ impl ConfigSpace {
     /// As [`Self::update`], for what the driver knows already, or does not wait for: it gets no
     /// interrupt. Returns whether it differs.
     pub fn update_quietly(&self, offset: usize, data: &[u8]) -> bool {
-        let mut bytes = self.lock();
+        let mut content = self.lock();
         let mut differs = false;
-        for (to, from) in bytes.iter_mut().skip(offset).zip(data) {
+        for (to, from) in content.bytes.iter_mut().skip(offset).zip(data) {
             differs |= *to != *from;
             *to = *from;
         }
         if differs {
             // §2.5.1: the generation changes whenever the space may be read inconsistently.
-            self.generation.fetch_add(1, Ordering::SeqCst);
+            content.changes();
         }
         differs
     }
@@ -104,16 +124,18 @@ impl ConfigSpace {
     /// what was read belongs together.
     #[must_use]
     pub fn generation(&self) -> u32 {
-        self.generation.load(Ordering::SeqCst)
+        let mut content = self.lock();
+        content.told = true;
+        content.generation
     }
 
     /// What the driver has seen, for a snapshot.
     #[must_use]
     pub fn save(&self) -> SavedConfig {
-        let bytes = self.lock();
+        let content = self.lock();
         SavedConfig {
-            generation: self.generation(),
-            bytes: bytes.clone(),
+            generation: content.generation,
+            bytes: content.bytes.clone(),
         }
     }
 
@@ -123,14 +145,14 @@ impl ConfigSpace {
     /// # Errors
     /// When the space of this device has another size.
     pub fn restore(&self, saved: &SavedConfig) -> Result<(), RestoreError> {
-        let mut bytes = self.lock();
-        if bytes.len() != saved.bytes.len() {
+        let content = &mut *self.lock();
+        if content.bytes.len() != saved.bytes.len() {
             return Err(RestoreError::Invalid {
                 what: "configuration space of another size",
             });
         }
         let mut differs = false;
-        for (at, (to, from)) in bytes.iter_mut().zip(&saved.bytes).enumerate() {
+        for (at, (to, from)) in content.bytes.iter_mut().zip(&saved.bytes).enumerate() {
             if self
                 .writable
                 .as_ref()
@@ -140,8 +162,11 @@ impl ConfigSpace {
             }
             differs |= *to != *from;
         }
-        let generation = saved.generation.wrapping_add(u32::from(differs));
-        self.generation.store(generation, Ordering::SeqCst);
+        content.generation = saved.generation;
+        content.told = true;
+        if differs {
+            content.changes();
+        }
         self.changed.store(differs, Ordering::SeqCst);
         Ok(())
     }
@@ -151,8 +176,8 @@ impl ConfigSpace {
         self.changed.load(Ordering::Relaxed) && self.changed.swap(false, Ordering::SeqCst)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -200,6 +225,20 @@ mod tests {
         assert_eq!(other.save().bytes, [7, 2, 9]);
         assert!(other.generation() != saved.generation && other.take_changed());
         assert!(ConfigSpace::new([5, 2]).restore(&saved).is_err());
+    }
+
+    #[test]
+    fn a_driver_that_looks_again_never_meets_the_generation_that_it_had_read() {
+        let config = ConfigSpace::new([0, 0]);
+        let before = config.generation();
+        for round in 0..256u16 {
+            config.update(0, &round.wrapping_add(1).to_le_bytes());
+        }
+        assert_ne!(config.generation() & 0xff, before & 0xff);
+        let (saved, before) = (config.save(), config.generation());
+        config.restore(&saved).unwrap();
+        config.update(0, &[9, 9]);
+        assert_ne!(config.generation(), before);
     }
 
     #[test]
