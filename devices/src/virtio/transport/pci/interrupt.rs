@@ -102,6 +102,12 @@ impl PciInterrupt {
         self.isr.load(Ordering::SeqCst)
     }
 
+    /// Whether the PCI status register shows an interrupt (§4.1.4.5.1).
+    pub(super) fn shows_interrupt(&self) -> bool {
+        let state = self.lock();
+        !state.msix.is_enabled() && self.isr() != 0
+    }
+
     /// §4.1.4.5: reading clears it.
     pub(super) fn take_isr(&self) -> u8 {
         self.isr.swap(0, Ordering::SeqCst)
@@ -137,9 +143,11 @@ impl PciInterrupt {
 
     fn signal(&self, isr: u8, vector: impl FnOnce(&Vectors) -> Option<u16>) {
         let mut state = self.lock();
-        if !state.msix.is_enabled() {
-            // §4.1.4.5: for a driver that polls, since there is no INTx.
+        // §4.1.4.5.1: that of queues is for a driver that polls, since there is no INTx.
+        if isr == ISR_CONFIG || !state.msix.is_enabled() {
             self.isr.fetch_or(isr, Ordering::SeqCst);
+        }
+        if !state.msix.is_enabled() {
             return;
         }
         if let Some(vector) = vector(&state.vectors) {

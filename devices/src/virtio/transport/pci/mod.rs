@@ -22,6 +22,10 @@ use layout::{Capabilities, Room};
 pub use interrupt::PciInterrupt;
 pub use layout::{BAR_SIZE, COMMON, DEVICE, ISR, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER, PENDING};
 
+/// The low byte of the PCI status register, and its bit that says that an interrupt is pending.
+const STATUS: u64 = 0x06;
+const STATUS_INTERRUPT: u8 = 1 << 3;
+
 /// The state of this transport, for a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedPci {
@@ -93,6 +97,11 @@ impl PciTransport {
     /// The driver reads configuration space.
     pub fn read_config(&mut self, offset: u64, data: &mut [u8]) {
         self.config.read(offset, data);
+        for (at, byte) in (offset..).zip(data.iter_mut()) {
+            if at == STATUS && self.irq.shows_interrupt() {
+                *byte |= STATUS_INTERRUPT;
+            }
+        }
         // §4.1.4.9: the access is to the BAR.
         if let Some((at, len)) = self.data_window(offset)
             && let Some(data) = data.get_mut(..len)

@@ -135,10 +135,31 @@ fn a_driver_negotiates_reads_back_what_it_wrote_and_is_served() {
 fn a_driver_without_msix_polls_isr_status_which_reading_clears() {
     let mut rig = rig();
     rig.start();
+    let status = |rig: &mut Rig| {
+        let mut word = [0; 4];
+        rig.pci.read_config(4, &mut word);
+        word[2]
+    };
+    assert_eq!(status(&mut rig), 0x10);
     rig.irq.signal_queue(0);
+    assert_eq!(status(&mut rig), 0x18);
     rig.irq.signal_config();
     assert_eq!((rig.r(ISR, 1), rig.r(ISR, 1)), (3, 0));
+    assert_eq!(status(&mut rig), 0x10);
     assert!(rig.sent().is_empty());
+}
+
+#[test]
+fn a_change_of_configuration_shows_in_isr_status_with_msix_too() {
+    let mut rig = rig();
+    rig.vectors();
+    rig.start();
+    rig.irq.signal_queue(0);
+    rig.irq.signal_config();
+    let mut status = [0];
+    rig.pci.read_config(6, &mut status);
+    assert_eq!(status, [0x10], "no interrupt but messages");
+    assert_eq!((rig.r(ISR, 1), rig.r(ISR, 1)), (2, 0));
 }
 
 #[test]
