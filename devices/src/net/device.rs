@@ -449,7 +449,9 @@ impl VirtioDevice for NetDevice {
         match role {
             Some(Role::Receive(pair)) => {
                 let mergeable = self.features & feature::MRG_RXBUF != 0;
-                let receiver = Receiver::new(queue, mergeable, accepted(self.guest_offloads));
+                let mtu = self.mtu.filter(|_| self.features & feature::MTU != 0);
+                let accepted = accepted(self.guest_offloads);
+                let receiver = Receiver::new(queue, mergeable, accepted, mtu);
                 place(
                     self.pairs.get_mut(pair).map(|pair| &mut pair.rx),
                     receiver,

@@ -9,6 +9,9 @@ pub const HEADER_LEN: usize = 12;
 /// Ethernet header of 14, and a tag of 4 (802.1Q) as spare.
 pub const MAX_FRAME: usize = 65_535 + 14 + 4;
 
+/// What an Ethernet frame has beyond its MTU: its header, and a tag.
+pub(super) const BEYOND_MTU: usize = 14 + 4;
+
 /// An Ethernet header; a frame that is shorter is none.
 pub(super) const MIN_FRAME: usize = 14;
 
@@ -120,6 +123,11 @@ impl Header {
         clean.gso_size = self.gso_size;
         clean.hdr_len = self.hdr_len;
         Ok(clean)
+    }
+
+    /// Whether the frame is several segments, and not only marked by ECN.
+    pub(super) fn has_segments(self) -> bool {
+        self.gso_type & !GSO_ECN != GSO_NONE
     }
 
     /// Whether a driver that accepts these offloads may get a frame with this header (§5.1.6.4.1).

@@ -6,7 +6,7 @@ use std::time::Duration;
 use vm_memory::VolatileSlice;
 
 use super::counters::Counters;
-use super::header::{HEADER_LEN, Header, MAX_FRAME, MIN_FRAME};
+use super::header::{BEYOND_MTU, HEADER_LEN, Header, MAX_FRAME, MIN_FRAME};
 use super::host::Arrivals;
 use super::nic::Offloads;
 use crate::GuestRam;
@@ -66,6 +66,8 @@ pub(super) struct Receiver {
     queue: Queue,
     mergeable: bool,
     accepted: Offloads,
+    /// Bytes of a frame that is no segment.
+    longest: usize,
     /// Chains for the next frames, in order.
     chains: VecDeque<Chain>,
     /// Their bytes.
@@ -75,11 +77,13 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(queue: Queue, mergeable: bool, accepted: Offloads) -> Self {
+    /// `mtu` is what the driver was told, if it wanted to know.
+    pub(super) fn new(queue: Queue, mergeable: bool, accepted: Offloads, mtu: Option<u16>) -> Self {
         Self {
             queue,
             mergeable,
             accepted,
+            longest: mtu.map_or(MAX_FRAME, |mtu| BEYOND_MTU.saturating_add(mtu.into())),
             chains: VecDeque::new(),
             room: 0,
             spent: 0,
@@ -188,7 +192,7 @@ impl Receiver {
         if !(MIN_FRAME..=MAX_FRAME).contains(&len) {
             counters.rx_errors.one();
         } else if direct {
-            if self.takes(header, counters) {
+            if self.takes(header, len, counters) {
                 self.finish(header, len, counters, mem)?;
             }
         } else {
@@ -198,8 +202,10 @@ impl Receiver {
     }
 
     /// Whether the driver may get this frame, which is dropped otherwise.
-    fn takes(&self, header: Header, counters: &Counters) -> bool {
-        let takes = header.is_accepted(self.accepted);
+    fn takes(&self, header: Header, len: usize, counters: &Counters) -> bool {
+        // §5.1.4.1: what is to be cut is not measured by the MTU.
+        let fits = header.has_segments() || len <= self.longest;
+        let takes = fits && header.is_accepted(self.accepted);
         if !takes {
             counters.rx_dropped.one();
         }
@@ -232,7 +238,7 @@ impl Receiver {
         mem: &GuestRam,
     ) -> Result<bool, Fault> {
         // It may have waited while the driver changed what it accepts.
-        if !self.takes(held.header, counters) {
+        if !self.takes(held.header, held.len, counters) {
             return Ok(true);
         }
         let need = held.len.saturating_add(HEADER_LEN);

@@ -41,3 +41,26 @@ fn frames_that_the_driver_did_not_accept_are_dropped() {
         (1, 0)
     );
 }
+
+#[test]
+fn frames_that_exceed_the_mtu_are_dropped_but_for_those_that_are_to_be_cut() {
+    let segments = feature::GUEST_CSUM | feature::GUEST_TSO4;
+    for (features, len, delivered) in [
+        (feature::MTU, 1518, 4),
+        (feature::MTU, 1519, 1),
+        (0, 1519, 4),
+    ] {
+        for room in [0x1_1000, 0x1000] {
+            let mut rig = rig_with(features | segments, |device| device.mtu(1500));
+            rig.buffers(8, room);
+            for _ in 0..3 {
+                rig.wire.send(&frame(len, 1));
+            }
+            let header = [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            rig.wire.send_with(header, &frame(3000, 2));
+            rig.work();
+            assert_eq!(rig.counter("rx_frames"), delivered, "{features:#x} {len}");
+            assert_eq!(rig.counter("rx_dropped"), 4 - delivered);
+        }
+    }
+}
