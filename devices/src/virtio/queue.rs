@@ -15,6 +15,8 @@ use crate::GuestRam;
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` (§2.7.6).
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
 
+const AVAILABLE_RING: &str = "available ring";
+
 /// How many spent segment lists a queue keeps for its next chains.
 const SPARE_LISTS: usize = 64;
 
@@ -206,7 +208,7 @@ impl Queue {
                 n.saturating_mul(16),
             ),
             (
-                "available ring",
+                AVAILABLE_RING,
                 config.avail_ring,
                 2,
                 n.saturating_mul(2).saturating_add(6),
@@ -222,7 +224,9 @@ impl Queue {
             if !addr.is_multiple_of(align) {
                 return Err(QueueConfigError::Alignment { part, addr, align });
             }
-            if addr == 0 || !ram.check_range(GuestAddress(addr), len) {
+            // An available ring at 0 is none to `virtio_queue`.
+            let none = addr == 0 && part == AVAILABLE_RING;
+            if none || !ram.check_range(GuestAddress(addr), len) {
                 return Err(QueueConfigError::Memory { part, addr, len });
             }
         }

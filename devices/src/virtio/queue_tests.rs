@@ -277,6 +277,38 @@ fn a_driver_that_wants_no_interrupts_gets_none() {
 }
 
 #[test]
+fn the_descriptor_table_and_the_used_ring_may_lie_at_address_0() {
+    let mem = memory(1 << 20);
+    for part in 0..3 {
+        let mut config = DriverQueue::new(&mem, BASE, 16).config();
+        match part {
+            0 => config.desc_table = 0,
+            1 => config.used_ring = 0,
+            _ => config.avail_ring = 0,
+        }
+        // One chain of one byte, in whatever place.
+        let descriptor = [BUF, 1 | u64::from(F_WRITE) << 32];
+        let table = config.desc_table;
+        mem.write_obj(descriptor, GuestAddress(table)).unwrap();
+        let avail = [0u16, 1, 0];
+        mem.write_obj(avail, GuestAddress(config.avail_ring))
+            .unwrap();
+        let resources = queue_resources(&mem, Arc::new(CountingInterrupt::default()));
+        let queue = Queue::new(0, 16, &config, resources);
+        if part == 2 {
+            assert!(matches!(queue, Err(QueueConfigError::Memory { .. })));
+            continue;
+        }
+        let mut queue = queue.unwrap();
+        let chain = queue.next().unwrap().unwrap();
+        assert_eq!(chain.writable_len(), 1);
+        queue.complete(chain, 1).unwrap();
+        let used: u16 = mem.read_obj(GuestAddress(config.used_ring + 2)).unwrap();
+        assert_eq!(used, 1);
+    }
+}
+
+#[test]
 fn bad_configurations_are_refused() {
     let mem = memory(1 << 20);
     let driver = DriverQueue::new(&mem, BASE, 16);
@@ -312,7 +344,7 @@ fn bad_configurations_are_refused() {
     }
     let bad = [
         QueueConfig {
-            desc_table: 0,
+            avail_ring: 0,
             ..good
         },
         QueueConfig {
