@@ -50,7 +50,7 @@ impl Function {
     ) -> Result<(), RestoreError> {
         let mut transport = self.lock();
         transport.restore(saved, running)?;
-        self.windows.set(self.slot, transport.window());
+        self.windows.set(self, transport.window());
         Ok(())
     }
 
@@ -74,7 +74,7 @@ impl PciFunction for Function {
         let after = transport.window();
         if before != after {
             // Under the lock, so that of two vCPUs' moves the last one counts.
-            self.windows.set(self.slot, after);
+            self.windows.set(self, after);
         }
     }
 }

@@ -5,6 +5,7 @@
 //! free. A BAR over guest memory, or over an APIC, does not answer: KVM finds those first.
 
 use std::collections::BTreeMap;
+use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
@@ -54,11 +55,17 @@ impl Windows {
         self.lock().insert(slot, window);
     }
 
-    /// The function in `slot` goes.
+    /// The function in `slot` goes. A vCPU that still writes its configuration space finds nothing
+    /// to move then.
     pub(super) fn remove(&self, slot: u8) {
-        self.set(slot, None);
-        if let Some(mut window) = self.lock().remove(&slot) {
-            window.doorbells.remove(&self.vm);
+        let mut windows = self.lock();
+        let Some(mut window) = windows.remove(&slot) else {
+            return;
+        };
+        window.doorbells.remove(&self.vm);
+        if let (Some(mmio), Some(mapped)) = (self.mmio.upgrade(), window.mapped) {
+            mmio.remove(mapped);
+            self.map_waiting(&mut windows, &mmio);
         }
     }
 
@@ -72,13 +79,16 @@ impl Windows {
         }
     }
 
-    /// The guest wants the BAR of `slot` to be at `wanted`, or nowhere.
-    pub(super) fn set(&self, slot: u8, wanted: Option<u64>) {
+    /// The guest wants the BAR of `function` to be at `wanted`, or nowhere. In the function's slot
+    /// there may be another one by now.
+    pub(super) fn set(&self, function: &Function, wanted: Option<u64>) {
         let mut windows = self.lock();
         let Some(mmio) = self.mmio.upgrade() else {
             return;
         };
-        let Some(window) = windows.get_mut(&slot) else {
+        let window = windows.get_mut(&function.slot());
+        let Some(window) = window.filter(|window| ptr::eq(window.function.as_ptr(), function))
+        else {
             return;
         };
         window.wanted = wanted;
@@ -87,7 +97,11 @@ impl Windows {
         {
             mmio.remove(mapped);
         }
-        // One that had no place may have it now.
+        self.map_waiting(&mut windows, &mmio);
+    }
+
+    /// Has those answer that had no place and may have it now.
+    fn map_waiting(&self, windows: &mut BTreeMap<u8, Window>, mmio: &AddressMap) {
         let waiting: Vec<(u8, u64)> = windows
             .iter()
             .filter(|(_, window)| window.mapped.is_none())
@@ -102,7 +116,7 @@ impl Windows {
             };
             if mmio.insert(address, BAR_SIZE.into(), function).is_ok() {
                 window.mapped = Some(address);
-                self.ring_at(&mut windows, slot, address);
+                self.ring_at(windows, slot, address);
             } else {
                 tracing::debug!(slot, address, "a BAR lies over another one");
             }

@@ -1,13 +1,14 @@
 //! Devices that come and go while a guest runs.
 
 use podvisor_devices::blk::{BlockDevice, FileDisk};
-use podvisor_devices::pci::NO_VECTOR;
+use podvisor_devices::pci::{NO_VECTOR, PciFunction};
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::vsock::VsockDevice;
 
 use super::devices::{BUFFER, RINGS, bytes, fill, request};
 use super::pci::on_pci;
 use super::*;
+use crate::vm::attach::Registers;
 use crate::vm::{HandleError, PlugError};
 use crate::{PciAddress, Transport};
 
@@ -113,6 +114,31 @@ fn a_device_that_is_unplugged_under_its_driver_is_gone_and_the_guest_runs_on() {
     }
     one.notify();
     fill(two, &mut second, 8);
+}
+
+#[test]
+fn a_late_write_of_a_device_that_is_gone_does_not_move_the_next_one_in_its_slot() {
+    let guest = on_pci(VmBuilder::rng);
+    guest.function(1);
+    let Registers::Pci(old) = crate::vm::lock(&guest.vm.devices)[0].registers.clone() else {
+        panic!("it is on PCI");
+    };
+    guest.vm.unplug("rng0").unwrap();
+    // As by a vCPU that was on its way.
+    old.write_config(4, &[0]);
+    guest.vm.plug(RngDevice::new()).unwrap();
+    let rng = guest.function(1);
+    let mut queue = rng.start(RINGS, NO_VECTOR);
+    fill(rng, &mut queue, 8);
+    for command in [6, 0] {
+        old.write_config(4, &[command]);
+        fill(rng, &mut queue, 8);
+        assert_eq!(
+            rng.read(8),
+            1,
+            "its registers answer: what the driver selected"
+        );
+    }
 }
 
 #[test]
