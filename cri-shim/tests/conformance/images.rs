@@ -38,7 +38,10 @@ fn guest_images_are_pulled_listed_and_known_by_each_of_their_names() {
         filter: Some(ImageFilter { image: spec(&name) }),
     }))
     .unwrap();
-    assert_eq!(listed.images.len(), 1);
+    let is_it = |image: &Image| image.id == found.id;
+    assert!(listed.images.iter().any(is_it));
+    // Containerd 1.6 lists all whatever is asked for.
+    assert!(listed.images.iter().all(is_it) || !RUNTIME.is_vm);
     let all = ask_images!(list_images(ListImagesRequest { filter: None })).unwrap();
     assert!(all.images.iter().any(|image| image.id == found.id));
 }

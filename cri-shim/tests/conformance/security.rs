@@ -182,10 +182,21 @@ fn guest_privileges_are_given_and_withheld() {
     assert!(first_line(no_new, |_| {}).ends_with('0'));
     let mount = "busybox mount -t tmpfs none /tmp 2>/dev/null && echo yes || echo no";
     assert_eq!(first_line(mount, |_| {}), "no");
-    assert_eq!(
-        first_line(mount, |config| security(config).privileged = true),
-        "yes"
-    );
+    let privileged = |pod: &Pod| {
+        let (_, lines) = pod.script(mount, |config| security(config).privileged = true);
+        assert_eq!(stdout(&lines), ["yes"]);
+    };
+    if RUNTIME.is_vm {
+        return privileged(Pod::shared());
+    }
+    // Containerd wants the pod to be it, too.
+    let pod = Pod::run("privileged", |config| {
+        let linux = config.linux.get_or_insert_default();
+        linux.security_context.get_or_insert_default().privileged = true;
+    });
+    privileged(&pod);
+    pod.stop();
+    pod.remove();
 }
 
 #[test]
