@@ -38,7 +38,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         shared_dir: None,
         console: None,
         events: None,
-        network: GuestNetwork::default(),
         sysctls: Default::default(),
         jail: JailMode::Enforced,
         pci: false,
@@ -46,7 +45,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         snapshot: None,
         cgroup_parent: Some(DEFAULT_CGROUP_PARENT.into()),
     };
-    let sandbox = SandboxClient::launch_program(Path::new(podvisor), config).await?;
+    let sandbox =
+        SandboxClient::launch_program(Path::new(podvisor), config, GuestNetwork::default()).await?;
     let options = ContainerOptions {
         command: ["sh", "-c", SCRIPT].map(str::to_owned).to_vec(),
         env: vec!["PATH=/bin".to_owned()],

@@ -26,7 +26,6 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         shared_dir: None,
         console: None,
         events: None,
-        network: Default::default(),
         sysctls: Default::default(),
         jail: Default::default(),
         pci: false,
@@ -85,7 +84,7 @@ async fn ids_and_directories_that_cannot_be_used_are_refused() {
 async fn a_program_that_is_not_podvisor_fails_the_launch() {
     let (root, pod) = (Root::default(), Pod::default());
     let program = Path::new("/bin/true");
-    match SandboxClient::launch_program(program, config(&root, &pod)).await {
+    match SandboxClient::launch_program(program, config(&root, &pod), Default::default()).await {
         Err(SandboxError::Launch(why)) => assert!(why.contains("it said nothing"), "{why}"),
         other => panic!("{other:?}"),
     }

@@ -29,7 +29,11 @@ mod tap;
 #[cfg(test)]
 mod tests;
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -143,6 +147,23 @@ pub(crate) struct Cni {
     options: CniOptions,
     /// Of pods whose plugins run.
     turns: Turns,
+    /// As many interfaces as the last pod got.
+    interfaces: AtomicUsize,
+}
+
+/// A pod's place on a network: its namespace, with taps for interfaces that are not there yet.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    list: Arc<List>,
+    netns: PathBuf,
+    taps: Vec<OwnedFd>,
+}
+
+impl Prepared {
+    /// The taps, for a machine that starts meanwhile.
+    pub(crate) fn taps(&self) -> io::Result<Vec<OwnedFd>> {
+        self.taps.iter().map(OwnedFd::try_clone).collect()
+    }
 }
 
 impl Cni {
@@ -153,6 +174,7 @@ impl Cni {
             cache: Cache::open(&options.cache_dir)?,
             options,
             turns: Turns::default(),
+            interfaces: AtomicUsize::new(1),
         })
     }
 
@@ -175,25 +197,51 @@ impl Cni {
         self.configurations.named(name)
     }
 
-    /// Attaches the pod to the node's network: see [`Self::attach_to`].
+    /// Makes the place of the pod `id` on the node's network, with as many taps as pods of this
+    /// node usually need. [`Self::detach`] undoes it.
+    pub(crate) fn prepare(&self, id: &str) -> Result<Prepared, CniError> {
+        let count = self.interfaces.load(Ordering::Relaxed);
+        self.prepare_for(self.configurations.current()?, id, count)
+    }
+
+    fn prepare_for(&self, list: Arc<List>, id: &str, taps: usize) -> Result<Prepared, CniError> {
+        let netns = self.netns(id);
+        netns::create(&netns)?;
+        let taps = match taps {
+            0 => Ok(Vec::new()),
+            count => netns::enter(&netns, || tap::open_taps(count)),
+        };
+        if taps.is_err() {
+            // What stays is removed with what earlier lives left.
+            let _ = netns::remove(&netns);
+        }
+        Ok(Prepared {
+            list,
+            netns,
+            taps: taps?,
+        })
+    }
+
+    /// As [`Self::attach`], to a network that the caller chooses.
+    pub(crate) async fn attach_to(
+        &self,
+        list: List,
+        pod: &PodIdentity,
+        capabilities: Capabilities,
+    ) -> Result<Attachment, CniError> {
+        let prepared = self.prepare_for(Arc::new(list), &pod.id, 0)?;
+        self.attach(pod, capabilities, prepared).await
+    }
+
+    /// Runs the network's plugins in the pod's network namespace and joins a tap to each
+    /// interface that they made. Nothing of it, nor of what was prepared, stays when that fails.
     pub(crate) async fn attach(
         &self,
         pod: &PodIdentity,
         capabilities: Capabilities,
+        prepared: Prepared,
     ) -> Result<Attachment, CniError> {
-        let list = self.configurations.current()?;
-        self.attach_to(&list, pod, capabilities).await
-    }
-
-    /// Makes the pod's network namespace, runs the network's plugins in it and joins a tap to
-    /// each interface that they made. Nothing of it stays when that fails.
-    pub(crate) async fn attach_to(
-        &self,
-        list: &List,
-        pod: &PodIdentity,
-        capabilities: Capabilities,
-    ) -> Result<Attachment, CniError> {
-        let attached = self.try_attach(list, pod, capabilities).await;
+        let attached = self.try_attach(pod, capabilities, prepared).await;
         if let Err(error) = &attached {
             debug!(pod = pod.id, %error, "the pod gets no network");
             if let Err(error) = self.detach(&pod.id).await {
@@ -207,13 +255,11 @@ impl Cni {
 
     async fn try_attach(
         &self,
-        list: &List,
         pod: &PodIdentity,
         capabilities: Capabilities,
+        Prepared { list, netns, taps }: Prepared,
     ) -> Result<Attachment, CniError> {
-        let netns = self.netns(&pod.id);
-        netns::create(&netns)?;
-        let mut cached = Cached::new(pod.clone(), list, netns.clone(), capabilities);
+        let mut cached = Cached::new(pod.clone(), &list, netns.clone(), capabilities);
         cached.check()?;
         // Kept before the first plugin runs: a crash in the middle is undone by it.
         self.cache.put(&cached)?;
@@ -227,8 +273,12 @@ impl Cni {
         drop(turn);
         cached.result = Some(raw);
         self.cache.put(&cached)?;
-        let mut attachment = netns::enter(&netns, tap::join)?;
-        attachment.take_result(&result, INTERFACE)?;
+        let prepared = taps.len();
+        let mut attachment = netns::enter(&netns, || tap::join(INTERFACE, taps))?;
+        attachment.take_result(&result);
+        attachment.is_as_prepared = attachment.nics.len() == prepared;
+        self.interfaces
+            .store(attachment.nics.len(), Ordering::Relaxed);
         Ok(attachment)
     }
 

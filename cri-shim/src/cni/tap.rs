@@ -67,6 +67,8 @@ pub(crate) struct Attachment {
     pub(crate) addresses: Vec<IpAddr>,
     /// What the network says of name servers.
     pub(crate) dns: Dns,
+    /// Whether the cards are as many as taps were prepared, and theirs.
+    pub(crate) is_as_prepared: bool,
 }
 
 /// A card of the guest's.
@@ -97,21 +99,15 @@ pub(crate) struct Route {
 
 impl Attachment {
     /// Completes what the kernel tells by what the plugins do.
-    pub(super) fn take_result(&mut self, result: &CniResult, first: &str) -> Result<(), CniError> {
+    pub(super) fn take_result(&mut self, result: &CniResult) {
         self.addresses = result.addresses();
         self.dns = result.dns().clone();
-        let position = self.nics.iter().position(|nic| nic.name == first);
-        let position = position.ok_or_else(|| CniError::NoInterface {
-            name: first.to_owned(),
-        })?;
-        let nic = self.nics.remove(position);
-        self.nics.insert(0, nic);
-        Ok(())
     }
 }
 
 /// Joins a tap to each interface of this thread's network namespace.
-pub(super) fn join() -> Result<Attachment, CniError> {
+/// The one called `first` is the first, and the taps in `taps` are those of the first ones.
+pub(super) fn join(first: &str, taps: Vec<OwnedFd>) -> Result<Attachment, CniError> {
     let path = "/proc/thread-self/ns/net";
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -121,7 +117,7 @@ pub(super) fn join() -> Result<Attachment, CniError> {
         let (connection, handle, _) =
             rtnetlink::new_connection().map_err(CniError::io("open netlink in", path))?;
         let connection = tokio::spawn(connection);
-        let joined = join_all(&handle).await;
+        let joined = join_all(&handle, first, taps).await;
         connection.abort();
         joined
     })
@@ -136,8 +132,20 @@ struct Link {
     mtu: u32,
 }
 
-async fn join_all(handle: &Handle) -> Result<Attachment, CniError> {
-    let (loopback, links) = links(handle).await?;
+async fn join_all(
+    handle: &Handle,
+    first: &str,
+    taps: Vec<OwnedFd>,
+) -> Result<Attachment, CniError> {
+    let (loopback, mut links) = links(handle).await?;
+    links.sort_by_key(|link| link.name != first);
+    match links.first() {
+        Some(link) if link.name == first => {}
+        _ => {
+            let name = first.to_owned();
+            return Err(CniError::NoInterface { name });
+        }
+    }
     if let Some(index) = loopback {
         let up = LinkUnspec::new_with_index(index).up().build();
         let up = handle.link().set(up).execute().await;
@@ -149,8 +157,13 @@ async fn join_all(handle: &Handle) -> Result<Attachment, CniError> {
         routes,
         ..Attachment::default()
     };
+    let mut taps = taps.into_iter();
     for (number, link) in links.into_iter().enumerate() {
-        let tap = join_one(handle, number, &link).await?;
+        let tap = match taps.next() {
+            Some(tap) => tap,
+            None => open_tap(number)?,
+        };
+        join_one(handle, &tap_name(number), &link).await?;
         let addresses = addresses.remove(&link.index).unwrap_or_default();
         let own = addresses.into_iter().map(|address| {
             // A plugin that took away the route to the address's network (as ptp does) has
@@ -174,10 +187,9 @@ async fn join_all(handle: &Handle) -> Result<Attachment, CniError> {
     Ok(attachment)
 }
 
-/// Makes the tap of one interface and the redirects between both.
-async fn join_one(handle: &Handle, number: usize, link: &Link) -> Result<OwnedFd, CniError> {
-    let (tap, name) = open_tap(number)?;
-    let mut found = handle.link().get().match_name(name).execute();
+/// Makes the redirects between one interface and its tap.
+async fn join_one(handle: &Handle, tap: &str, link: &Link) -> Result<(), CniError> {
+    let mut found = handle.link().get().match_name(tap.to_owned()).execute();
     let message = first(&mut found, "find the tap").await?;
     let index = message.map(|message| message.header.index);
     let index = index.ok_or_else(|| CniError::NoInterface {
@@ -189,7 +201,7 @@ async fn join_one(handle: &Handle, number: usize, link: &Link) -> Result<OwnedFd
     for (from, to) in [(link.index, index), (index, link.index)] {
         redirect(handle, from, to).await?;
     }
-    Ok(tap)
+    Ok(())
 }
 
 async fn redirect(handle: &Handle, from: u32, to: u32) -> Result<(), CniError> {
@@ -208,15 +220,24 @@ async fn redirect(handle: &Handle, from: u32, to: u32) -> Result<(), CniError> {
     filter.execute().await.map_err(CniError::netlink(action))
 }
 
+fn tap_name(number: usize) -> String {
+    format!("{TAP_NAME}{number}")
+}
+
+/// Opens so many taps in this thread's network namespace, for interfaces to come.
+pub(super) fn open_taps(count: usize) -> Result<Vec<OwnedFd>, CniError> {
+    (0..count.min(NICS)).map(open_tap).collect()
+}
+
 /// Opens a tap in this thread's network namespace; it is gone when its descriptor is closed.
-fn open_tap(number: usize) -> Result<(OwnedFd, String), CniError> {
+fn open_tap(number: usize) -> Result<OwnedFd, CniError> {
     let path = "/dev/net/tun";
     let file: File = OpenOptions::new()
         .read(true)
         .write(true)
         .open(path)
         .map_err(CniError::io("open", path))?;
-    let name = format!("{TAP_NAME}{number}");
+    let name = tap_name(number);
     let mut request = InterfaceRequest {
         name: [0; 16],
         flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
@@ -229,7 +250,7 @@ fn open_tap(number: usize) -> Result<(OwnedFd, String), CniError> {
     // `InterfaceRequest` is laid out as.
     let made = unsafe { ioctl(file.as_fd(), Updater::<TUNSETIFF, _>::new(&mut request)) };
     made.map_err(|error| CniError::io("make a tap by", path)(error.into()))?;
-    Ok((file.into(), name))
+    Ok(file.into())
 }
 
 /// Opens taps in a network namespace of their own, to which this thread goes for good.
@@ -240,8 +261,7 @@ pub(crate) fn taps_apart(count: u8) -> io::Result<Vec<OwnedFd>> {
     // SAFETY: the network namespace alone changes, of this thread.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
     let taps = (0..usize::from(count)).map(open_tap);
-    taps.map(|tap| tap.map(|(tap, _)| tap).map_err(io::Error::other))
-        .collect()
+    taps.map(|tap| tap.map_err(io::Error::other)).collect()
 }
 
 /// The loopback interface, and those that a guest can have a card for.
@@ -255,7 +275,7 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
         if header.flags.contains(LinkFlags::Loopback) {
             loopback = Some(header.index);
         }
-        // Tunnels that each namespace has by itself are down.
+        // Tunnels that each namespace has by itself are down, and taps until they are joined.
         let usable =
             header.link_layer_type == LinkLayerType::Ether && header.flags.contains(LinkFlags::Up);
         if !usable {
@@ -276,6 +296,10 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
                 }
                 _ => {}
             }
+        }
+        if link.name.starts_with(TAP_NAME) {
+            // Brought up by a plugin that does so with all that it finds.
+            continue;
         }
         if !MTU.contains(&link.mtu) || links.len() == NICS {
             return Err(CniError::InvalidResult {

@@ -5,7 +5,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -45,6 +45,11 @@ impl World {
         fs::write(file, list.to_string()).unwrap();
         let cni = Cni::open(options).unwrap();
         Self { dir, cni }
+    }
+
+    async fn attach(&self, capabilities: Capabilities) -> Result<Attachment, CniError> {
+        let prepared = self.cni.prepare("pod0")?;
+        self.cni.attach(&pod(), capabilities, prepared).await
     }
 
     fn script(&self, name: &str, script: &str) {
@@ -154,7 +159,7 @@ fn a_bridge_and_a_guest_exchange_frames_and_nothing_stays_after_it() {
         let list = bridge(data.path().to_str().unwrap(), &ranges);
         let world = World::new(&list);
         assert_eq!(world.cni.ready().unwrap(), "test");
-        let mut attachment = world.cni.attach(&pod(), Capabilities::new()).await.unwrap();
+        let mut attachment = world.attach(Capabilities::new()).await.unwrap();
 
         let addresses: Vec<String> = attachment
             .addresses
@@ -215,7 +220,7 @@ fn a_point_to_point_network_gives_the_guest_the_routes_that_it_needs() {
                 },
             }],
         }));
-        let attachment = world.cni.attach(&pod(), Capabilities::new()).await.unwrap();
+        let attachment = world.attach(Capabilities::new()).await.unwrap();
         let nic = &attachment.nics[0];
         let own: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
         // Not /24: the neighbours are behind the gateway, not on the wire.
@@ -265,7 +270,7 @@ fn plugins_are_told_the_pod_and_the_capabilities_that_they_ask_for() {
         let mut capabilities = Capabilities::new();
         capabilities.insert("portMappings".to_owned(), json!([{"hostPort": 80}]));
         capabilities.insert("dns".to_owned(), json!({"servers": ["1.1.1.1"]}));
-        let error = world.cni.attach(&pod(), capabilities).await.unwrap_err();
+        let error = world.attach(capabilities).await.unwrap_err();
         assert!(matches!(error, CniError::Failed { .. }), "{error}");
         let config: Value = serde_json::from_str(&world.read("ADD")).unwrap();
         assert_eq!(
@@ -309,7 +314,7 @@ fn a_plugin_that_failed_is_undone_by_what_the_one_before_it_answered() {
             "second",
             &format!("cat >{dir}/second-$CNI_COMMAND; [ $CNI_COMMAND = DEL ]"),
         );
-        let attached = world.cni.attach(&pod(), Capabilities::new()).await;
+        let attached = world.attach(Capabilities::new()).await;
         assert!(attached.is_err());
         for told in ["second-ADD", "second-DEL", "first-DEL"] {
             let config: Value = serde_json::from_str(&world.read(told)).unwrap();
@@ -330,15 +335,51 @@ fn a_plugins_own_words_are_told() {
                echo '{"cniVersion":"1.0.0","code":11,"msg":"try\u001b again","details":"later"}'
                exit 1"#,
         );
-        let error = world
-            .cni
-            .attach(&pod(), Capabilities::new())
-            .await
-            .unwrap_err();
+        let error = world.attach(Capabilities::new()).await.unwrap_err();
         let message = error.to_string();
         assert!(message.contains("try  again: later (code 11)"), "{message}");
         assert!(world.is_clean());
     });
+}
+
+#[test]
+fn a_pod_with_more_interfaces_than_prepared_is_told_and_the_next_one_is_prepared_for_them() {
+    in_host(async || {
+        let world = World::new(&scripted());
+        // It brings up all that it finds, which is no reason to take a tap for an interface.
+        world.script(
+            "script",
+            r#"[ $CNI_COMMAND = DEL ] && exit 0
+               in_pod="nsenter --net=$CNI_NETNS"
+               $in_pod ip link add eth0 type veth peer name net1
+               $in_pod ip link set group default up
+               $in_pod ip address add 10.0.0.7/8 dev eth0
+               echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/8"}]}'"#,
+        );
+        for is_as_prepared in [false, true, true] {
+            let prepared = world.cni.prepare("pod0").unwrap();
+            let early = prepared.taps().unwrap();
+            let pod = pod();
+            let attached = world.cni.attach(&pod, Capabilities::new(), prepared);
+            let attached = attached.await.unwrap();
+            assert_eq!(attached.is_as_prepared, is_as_prepared);
+            let names: Vec<&str> = attached.nics.iter().map(|nic| nic.name.as_str()).collect();
+            assert_eq!(names, ["eth0", "net1"]);
+            // Those of before are those of now, in their order.
+            for (early, nic) in early.iter().zip(&attached.nics) {
+                assert_eq!(tap_of(early), tap_of(&nic.tap));
+            }
+            world.cni.detach("pod0").await.unwrap();
+            assert!(world.is_clean());
+        }
+    });
+}
+
+/// What the kernel says of the file of a tap: its interface's name.
+fn tap_of(tap: &OwnedFd) -> String {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", tap.as_raw_fd())).unwrap();
+    let name = info.lines().find_map(|line| line.strip_prefix("iff:\t"));
+    name.unwrap_or_default().to_owned()
 }
 
 #[test]
@@ -357,7 +398,7 @@ fn nonsense_and_results_for_nobody_are_refused_and_undone() {
                 "script",
                 &format!("[ $CNI_COMMAND = DEL ] || echo '{printed}'"),
             );
-            let attached = world.cni.attach(&pod(), Capabilities::new()).await;
+            let attached = world.attach(Capabilities::new()).await;
             assert!(attached.is_err(), "{printed}");
             assert!(world.is_clean(), "{printed}");
         }
@@ -372,11 +413,7 @@ fn a_plugin_that_hangs_or_floods_is_killed_with_all_that_it_started() {
         let hang = format!("[ $CNI_COMMAND = DEL ] && exit; echo $$ >{dir}/pid; sleep 1000; exit");
         world.script("script", &hang);
         world.cni.options.plugin_timeout = Duration::from_secs(1);
-        let error = world
-            .cni
-            .attach(&pod(), Capabilities::new())
-            .await
-            .unwrap_err();
+        let error = world.attach(Capabilities::new()).await.unwrap_err();
         assert!(
             matches!(error, CniError::Hangs { command: "ADD", .. }),
             "{error}"
@@ -386,11 +423,7 @@ fn a_plugin_that_hangs_or_floods_is_killed_with_all_that_it_started() {
 
         world.cni.options.plugin_timeout = Duration::from_secs(60);
         world.script("script", "[ $CNI_COMMAND = DEL ] || exec yes");
-        let error = world
-            .cni
-            .attach(&pod(), Capabilities::new())
-            .await
-            .unwrap_err();
+        let error = world.attach(Capabilities::new()).await.unwrap_err();
         assert!(matches!(error, CniError::TooMuchOutput { .. }), "{error}");
         assert!(world.is_clean());
     });
@@ -402,7 +435,7 @@ fn a_network_is_undone_by_what_was_kept_though_its_configuration_is_gone() {
         let data = tempfile::tempdir().unwrap();
         let ranges = json!([[{"subnet": "10.88.9.0/24"}]]);
         let world = World::new(&bridge(data.path().to_str().unwrap(), &ranges));
-        world.cni.attach(&pod(), Capabilities::new()).await.unwrap();
+        world.attach(Capabilities::new()).await.unwrap();
         fs::remove_file(world.dir.path().join("net.d/10-test.conflist")).unwrap();
         assert!(world.cni.ready().is_err());
         world.cni.detach("pod0").await.unwrap();
@@ -416,11 +449,9 @@ async fn names_that_would_be_taken_for_more_arguments_are_refused() {
     let world = World::new(&scripted());
     let mut pod = pod();
     pod.name = "a;K8S_POD_UID=0".to_owned();
-    let error = world
-        .cni
-        .attach(&pod, Capabilities::new())
-        .await
-        .unwrap_err();
+    let prepared = world.cni.prepare("pod0").unwrap();
+    let attached = world.cni.attach(&pod, Capabilities::new(), prepared);
+    let error = attached.await.unwrap_err();
     assert!(
         matches!(error, CniError::InvalidIdentity { field: "name", .. }),
         "{error}"

@@ -1,5 +1,5 @@
 //! Starting the process of a sandbox: this executable again, detached, with its files given
-//! over a socket that is its stdin.
+//! over a socket that is its stdin, and the guest's network after them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -12,6 +12,7 @@ use std::sync::{Arc, Once};
 
 use podvisor_agent_protocol::validate_id;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
@@ -20,12 +21,13 @@ use tracing::{debug, info};
 use super::cgroup::{Cgroup, CgroupError, MachineLimits};
 use super::error::SandboxError;
 use super::jail;
-use super::template::{Shape, Template};
-use super::types::{JailMode, LaunchConfig};
+use super::template::{Shape, THIS_PROGRAM, Template};
+use super::types::{GuestNetwork, JailMode, LaunchConfig};
 use super::wire::{
-    CONTROL_VERSION, FrameReader, FrameWriter, LaunchHeader, LaunchReply, MAX_FDS, NicHeader,
+    FrameError, FrameReader, FrameWriter, LAUNCH_VERSION, LaunchHeader, LaunchReply, MAX_FDS,
+    NicHeader,
 };
-use super::{BOOT_TIMEOUT_VARIABLE, cgroup, record};
+use super::{BOOT_TIMEOUT_VARIABLE, SandboxClient, cgroup, record};
 use crate::machine::causes;
 use crate::request;
 
@@ -43,14 +45,14 @@ const LAST_WORDS: usize = 1000;
 
 /// A process that is killed with this, unless it is kept.
 #[derive(Debug)]
-pub(super) struct Launched {
+struct Launched {
     child: Option<Child>,
     cgroup: Option<Cgroup>,
 }
 
 impl Launched {
     /// Lets the process live on. It is reaped when it ends, if this one still lives.
-    pub(super) fn keep(mut self) {
+    fn keep(mut self) {
         if let Some(mut child) = self.child.take() {
             tokio::spawn(async move { child.wait().await });
         }
@@ -69,26 +71,166 @@ impl Drop for Launched {
     }
 }
 
-/// Starts the process and waits until its guest is configured.
-pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launched, SandboxError> {
-    let dir = config.dir.clone();
-    let cgroup_parent = config.cgroup_parent.clone();
-    let templates = match config.snapshot {
-        Some(_) => None,
-        None => config.templates.clone(),
-    };
-    let wanted = templates.and_then(|dir| Some((Shape::of(&config)?, dir)));
-    let template = match (&config.snapshot, &wanted) {
-        (Some(snapshot), _) => Some(Template::of_snapshot(snapshot)?),
-        (None, Some((shape, dir))) => shape.find(program, dir),
-        (None, None) => None,
-    };
-    let (header, fds) = prepare(config, template)?;
-    let spawn_error = |source| SandboxError::Spawn {
-        program: program.to_owned(),
-        source,
-    };
-    let log = dir.join(LOG);
+/// A sandbox whose machine starts while its network is still made. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Launching {
+    program: PathBuf,
+    id: String,
+    dir: PathBuf,
+    launched: Launched,
+    stream: Arc<UnixStream>,
+    /// What its template must be like, and where it is looked for.
+    wanted: Option<(Shape, PathBuf)>,
+    has_template: bool,
+}
+
+impl Launching {
+    /// Starts a sandbox's process: this executable again. Its guest begins to run.
+    ///
+    /// # Errors
+    /// [`SandboxError`]; nothing runs then.
+    pub async fn begin(config: LaunchConfig) -> Result<Self, SandboxError> {
+        Self::begin_program(Path::new(THIS_PROGRAM), config).await
+    }
+
+    /// As [`Self::begin`], with another executable of podvisor.
+    ///
+    /// # Errors
+    /// [`SandboxError`]; nothing runs then.
+    pub async fn begin_program(program: &Path, config: LaunchConfig) -> Result<Self, SandboxError> {
+        let dir = config.dir.clone();
+        let cgroup_parent = config.cgroup_parent.clone();
+        let templates = match config.snapshot {
+            Some(_) => None,
+            None => config.templates.clone(),
+        };
+        let wanted = templates.and_then(|dir| Some((Shape::of(&config)?, dir)));
+        let template = match (&config.snapshot, &wanted) {
+            (Some(snapshot), _) => Some(Template::of_snapshot(snapshot)?),
+            (None, Some((shape, dir))) => shape.find(program, dir),
+            (None, None) => None,
+        };
+        let (header, fds) = prepare(config, template)?;
+        let spawn_error = |source| SandboxError::Spawn {
+            program: program.to_owned(),
+            source,
+        };
+        let (ours, theirs) = StdUnixStream::pair().map_err(spawn_error)?;
+        ours.set_nonblocking(true).map_err(spawn_error)?;
+        let child = spawn(program, &header, theirs)?;
+        let cgroup = match (&cgroup_parent, child.id()) {
+            (Some(parent), Some(pid)) => {
+                let limits = MachineLimits {
+                    vcpus: header.vcpus,
+                    memory: header.memory,
+                };
+                // It has not begun: it waits for its configuration.
+                let made = Cgroup::create(parent, &header.id, limits, pid, &dir);
+                made.inspect_err(|error| no_cgroup(error, &header.id)).ok()
+            }
+            _ => None,
+        };
+        let launched = Launched {
+            child: Some(child),
+            cgroup,
+        };
+        let stream = Arc::new(UnixStream::from_std(ours).map_err(spawn_error)?);
+        let launching = Self {
+            program: program.to_owned(),
+            id: header.id.clone(),
+            dir,
+            launched,
+            stream,
+            wanted,
+            has_template: header.has_template,
+        };
+        match launching.send(&header, &fds).await {
+            Ok(()) => Ok(launching),
+            Err(FrameError::Json(error)) => Err(launching.control(error.into())),
+            // It is gone.
+            Err(_) => Err(launching.failed().await),
+        }
+    }
+
+    /// Tells the guest its network, and returns when it is configured. When the future is dropped
+    /// before, nothing is left of the sandbox but files in its directory.
+    ///
+    /// # Errors
+    /// [`SandboxError`]; nothing runs then.
+    pub async fn finish(self, network: GuestNetwork) -> Result<SandboxClient, SandboxError> {
+        let reply = match self.send(&network, &[]).await {
+            Ok(()) => FrameReader::new(Arc::clone(&self.stream)).next().await,
+            Err(error) => Err(error),
+        };
+        let reply: Option<LaunchReply> = match reply {
+            Ok(Some(frame)) => {
+                let reply = serde_json::from_slice(&frame.body);
+                Some(reply.map_err(|error| self.control(error.into()))?)
+            }
+            Ok(None) | Err(_) => None,
+        };
+        let is_clone = reply.as_ref().is_some_and(|reply| reply.is_clone);
+        if let Some((shape, templates)) = &self.wanted
+            && !is_clone
+        {
+            if self.has_template {
+                // It does not suit this host, or no guest comes of it.
+                shape.discard(&self.program, templates);
+            }
+            if matches!(&reply, Some(reply) if reply.failed.is_none()) {
+                shape.make_later(&self.program, templates);
+            }
+        }
+        match reply {
+            Some(LaunchReply { failed: None, .. }) => {
+                info!(id = self.id, is_clone, "the sandbox runs");
+                let client = SandboxClient::connect(&self.dir).await?;
+                self.launched.keep();
+                Ok(client)
+            }
+            Some(LaunchReply {
+                failed: Some(why), ..
+            }) => Err(SandboxError::Launch(why)),
+            None => Err(self.failed().await),
+        }
+    }
+
+    /// Kills what has begun; returns when it is gone.
+    pub async fn cancel(mut self) {
+        if let Some(child) = &mut self.launched.child
+            && let Err(error) = child.kill().await
+        {
+            debug!(id = self.id, %error, "the sandbox's process was gone already");
+        }
+    }
+
+    async fn send<T: Serialize>(&self, message: &T, fds: &[OwnedFd]) -> Result<(), FrameError> {
+        let body = serde_json::to_vec(message)?;
+        let mut writer = FrameWriter::new(Arc::clone(&self.stream));
+        writer.send(&body, fds).await
+    }
+
+    /// Why a process is gone that has not answered.
+    async fn failed(self) -> SandboxError {
+        let log = self.dir.join(LOG);
+        SandboxError::Launch(last_words(self.launched, &log).await)
+    }
+
+    fn control(&self, source: FrameError) -> SandboxError {
+        SandboxError::Control {
+            dir: self.dir.clone(),
+            source,
+        }
+    }
+}
+
+/// Starts the process, which waits for its configuration on `stdin`.
+fn spawn(
+    program: &Path,
+    header: &LaunchHeader,
+    stdin: StdUnixStream,
+) -> Result<Child, SandboxError> {
+    let log = header.dir.join(LOG);
     let stderr = OpenOptions::new()
         .create(true)
         .append(true)
@@ -96,18 +238,16 @@ pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launc
         .open(&log)
         .map_err(|source| SandboxError::File {
             action: "open",
-            path: log.clone(),
+            path: log,
             source,
         })?;
-    let (ours, theirs) = StdUnixStream::pair().map_err(spawn_error)?;
-    ours.set_nonblocking(true).map_err(spawn_error)?;
     let mut command = Command::new(program);
     command
         .arg0("podvisor")
         .args(["sandbox", &header.id])
         .current_dir("/")
         .env_clear()
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdin(Stdio::from(OwnedFd::from(stdin)))
         .stdout(Stdio::null())
         .stderr(stderr);
     for name in [BOOT_TIMEOUT_VARIABLE, "RUST_BACKTRACE"] {
@@ -124,69 +264,10 @@ pub(super) async fn launch(program: &Path, config: LaunchConfig) -> Result<Launc
         JailMode::Enforced => jail::spawn(start),
         JailMode::Disabled => start(),
     };
-    let child = child.map_err(spawn_error)?;
-    // Holds the other end of the socket.
-    drop(command);
-    let cgroup = match (&cgroup_parent, child.id()) {
-        (Some(parent), Some(pid)) => {
-            let limits = MachineLimits {
-                vcpus: header.vcpus,
-                memory: header.memory,
-            };
-            // It has not begun: it waits for its configuration.
-            let made = Cgroup::create(parent, &header.id, limits, pid, &dir);
-            made.inspect_err(|error| no_cgroup(error, &header.id)).ok()
-        }
-        _ => None,
-    };
-    let launched = Launched {
-        child: Some(child),
-        cgroup,
-    };
-
-    let stream = Arc::new(UnixStream::from_std(ours).map_err(spawn_error)?);
-    let control = |source| SandboxError::Control {
-        dir: dir.clone(),
+    child.map_err(|source| SandboxError::Spawn {
+        program: program.to_owned(),
         source,
-    };
-    let body = serde_json::to_vec(&header).map_err(|error| control(error.into()))?;
-    let sent = FrameWriter::new(Arc::clone(&stream))
-        .send(&body, &fds)
-        .await;
-    // Open here, they would keep the control socket and the network alive without the process.
-    drop(fds);
-    let reply = match sent {
-        Ok(()) => FrameReader::new(stream).next().await,
-        Err(error) => Err(error),
-    };
-    let reply: Option<LaunchReply> = match reply {
-        Ok(Some(frame)) => {
-            Some(serde_json::from_slice(&frame.body).map_err(|error| control(error.into()))?)
-        }
-        Ok(None) | Err(_) => None,
-    };
-    let is_clone = reply.as_ref().is_some_and(|reply| reply.is_clone);
-    if let Some((shape, templates)) = wanted
-        && !is_clone
-    {
-        if header.has_template {
-            // It does not suit this host, or no guest comes of it.
-            shape.discard(program, &templates);
-        }
-        if matches!(&reply, Some(reply) if reply.failed.is_none()) {
-            shape.make_later(program, &templates);
-        }
-    }
-    match reply {
-        Some(LaunchReply { failed: None, .. }) => {
-            info!(id = header.id, is_clone, "the sandbox runs");
-            Ok(launched)
-        }
-        Some(LaunchReply {
-            failed: Some(why), ..
-        }) => Err(SandboxError::Launch(why)),
-        None => Err(SandboxError::Launch(last_words(launched, &log).await)),
-    }
+    })
 }
 
 /// Checks what can be checked here and opens what is opened by path.
@@ -256,7 +337,7 @@ fn prepare(
     let has_events = config.events.is_some();
     fds.extend(config.events.map(OwnedFd::from));
     let header = LaunchHeader {
-        version: CONTROL_VERSION,
+        version: LAUNCH_VERSION,
         request: request::current(),
         id: config.id,
         hostname: config.hostname,
@@ -270,7 +351,6 @@ fn prepare(
         has_shared_dir: config.shared_dir.is_some(),
         has_console: config.console.is_some(),
         has_events,
-        network: config.network,
         sysctls: config.sysctls,
         pci: config.pci,
         must_clone: config.snapshot.is_some(),

@@ -20,6 +20,7 @@ mod events;
 pub mod jail;
 mod launch;
 mod process;
+mod provisional;
 mod record;
 mod run;
 mod seccomp;
@@ -46,8 +47,10 @@ pub use cgroup::{
 pub use client::SandboxClient;
 pub use error::{RefusalKind, SandboxError};
 pub use events::{Event, EventAction, EventLog};
+pub use launch::Launching;
 pub(crate) use process::image_source;
 pub use process::{ProcessError, run as run_process};
+pub use provisional::{STREAM_MTU, provisional_nics};
 pub use record::{ExitRecord, read as exit_record};
 pub use run::ContainerRun;
 pub(crate) use seccomp::default_profile as default_seccomp_profile;
@@ -57,7 +60,7 @@ pub use spec::{
 };
 pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
 pub use template::{
-    STREAM_MTU, Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
+    Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
 };
 pub use types::{
     ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer, Exec,
@@ -102,6 +105,8 @@ pub struct BuiltSandbox {
     /// A guest that boots says when it is there; a clone's is.
     ready: Option<Ready>,
     guest: GuestConfig,
+    /// What its cards are known by until it is configured.
+    macs: Vec<[u8; 6]>,
 }
 
 impl BuiltSandbox {
@@ -114,11 +119,16 @@ impl BuiltSandbox {
             Boot::Cold(_) => Some(Ready::listen()).unzip(),
             Boot::Warm(_) => (None, None),
         };
+        let macs = match ready {
+            Some(_) => config.machine.nics.iter().map(|nic| nic.mac).collect(),
+            None => provisional::macs().collect(),
+        };
         let machine = BuiltMachine::new(config.machine, port.into_iter().collect())?;
         Ok(Self {
             machine,
             ready,
             guest: config.guest,
+            macs,
         })
     }
 
@@ -133,14 +143,26 @@ impl BuiltSandbox {
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
     pub async fn start(mut self) -> Result<Sandbox, SandboxError> {
-        let guest = std::mem::take(&mut self.guest);
-        let present_macs = match self.ready {
-            None => template::macs(),
-            Some(_) => Vec::new(),
-        };
+        let network = std::mem::take(&mut self.guest.network);
+        self.start_with(async { Ok(network) }).await
+    }
+
+    /// As [`Self::start`], with a network that is known only when `network` is done: the guest
+    /// runs meanwhile.
+    async fn start_with(
+        mut self,
+        network: impl Future<Output = Result<GuestNetwork, SandboxError>>,
+    ) -> Result<Sandbox, SandboxError> {
+        let mut guest = std::mem::take(&mut self.guest);
+        let macs = std::mem::take(&mut self.macs);
         let sandbox = self.answering().await?;
-        let configured = sandbox.agent.configure(&guest, &present_macs);
+        let configured = async {
+            guest.network = network.await?;
+            sandbox.agent.configure(&guest, &macs).await?;
+            Ok::<_, SandboxError>(())
+        };
         sandbox.unless_ended(configured).await?;
+        debug!("the guest is configured");
         Ok(sandbox)
     }
 

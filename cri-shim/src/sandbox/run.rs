@@ -150,7 +150,6 @@ impl ContainerRun {
                 shared_dir: None,
                 console: None,
                 events: None,
-                network: GuestNetwork::default(),
                 sysctls: Default::default(),
                 pci: false,
                 jail: JailMode::Enforced,
@@ -158,6 +157,7 @@ impl ContainerRun {
                 snapshot: None,
                 cgroup_parent: None,
             },
+            GuestNetwork::default(),
         );
         let sandbox = launched.await?;
         let work = async {

@@ -48,8 +48,6 @@ pub struct LaunchConfig {
     /// Where starts and ends of containers are noted, opened for appending: lines that
     /// [`Event::parse`](super::Event::parse) reads.
     pub events: Option<File>,
-    /// Interfaces and routes, as the guest gets them.
-    pub network: GuestNetwork,
     /// The guest's kernel parameters by their dotted names.
     pub sysctls: BTreeMap<String, String>,
     /// Whether the guest's devices are on PCI, where no sandbox is a clone, and not on MMIO.

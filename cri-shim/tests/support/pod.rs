@@ -70,7 +70,6 @@ impl Pod {
             shared_dir: None,
             console: None,
             events: None,
-            network: GuestNetwork::default(),
             sysctls: Default::default(),
             jail: JailMode::Enforced,
             pci: false,
@@ -148,7 +147,7 @@ pub(crate) fn busybox(root: &Path) {
 /// Launches a sandbox by the real binary.
 pub(crate) async fn launch(config: LaunchConfig) -> Result<SandboxClient, SandboxError> {
     let program = Path::new(env!("CARGO_BIN_EXE_podvisor"));
-    SandboxClient::launch_program(program, config).await
+    SandboxClient::launch_program(program, config, GuestNetwork::default()).await
 }
 
 /// The process of a script, confined as a container's own.

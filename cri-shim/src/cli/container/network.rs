@@ -258,7 +258,7 @@ impl NetworkArgs {
         let mappings: Vec<_> = record.ports.iter().map(mapping).collect();
         let mut capabilities = Capabilities::new();
         capabilities.extend(port_mappings(&mappings));
-        let attached = cni.attach_to(&list, &identity, capabilities).await;
+        let attached = cni.attach_to(list, &identity, capabilities).await;
         let attachment = attached
             .with_context(|| format!("cannot make the network {} ({WITHOUT})", record.network))?;
         Ok(Attached {

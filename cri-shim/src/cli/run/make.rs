@@ -139,7 +139,7 @@ pub(in crate::cli) async fn launch_machine(
     options: MachineOptions,
 ) -> anyhow::Result<SandboxClient> {
     let record = &entry.record;
-    let launched = SandboxClient::launch(LaunchConfig {
+    let config = LaunchConfig {
         id: record.id.clone(),
         hostname: record.hostname.clone(),
         dir: entry.dir.clone(),
@@ -158,7 +158,6 @@ pub(in crate::cli) async fn launch_machine(
         },
         console: options.console,
         events: Events::of_container(&entry.dir).open(),
-        network: std::mem::take(&mut attached.network),
         sysctls: Default::default(),
         templates: guest.templates.clone(),
         snapshot: guest.snapshot.clone(),
@@ -167,8 +166,9 @@ pub(in crate::cli) async fn launch_machine(
             false => JailMode::Disabled,
         },
         cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
-    });
-    Ok(launched.await?)
+    };
+    let network = std::mem::take(&mut attached.network);
+    Ok(SandboxClient::launch(config, network).await?)
 }
 
 /// Starts the sandbox, unless the container is for a pod's, and makes the container.

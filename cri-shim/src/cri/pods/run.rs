@@ -1,12 +1,12 @@
-//! A new pod sandbox: its record, directory, network and virtual machine, in this order, and
-//! nothing of it when one of them fails.
+//! A new pod sandbox: its record, its directory, then its network and virtual machine at the same
+//! time, and nothing of it when one of them fails.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_cri::v1::{PodSandboxConfig, Protocol, RunPodSandboxRequest};
 use serde_json::{Value, json};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{cgroup, quantity};
 use crate::cni::{self, Capabilities, PodIdentity};
@@ -15,7 +15,7 @@ use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
-use crate::sandbox::{LaunchConfig, MachineLimits, SandboxClient, random_id};
+use crate::sandbox::{LaunchConfig, Launching, MachineLimits, provisional_nics, random_id};
 
 impl Node {
     /// RunPodSandbox.
@@ -93,44 +93,65 @@ impl Node {
             namespace: metadata.namespace,
             uid: metadata.uid,
         };
-        // A node that comes back begins all of its pods at once.
-        let _turn = self.starts.take().await;
-        let attachment = self.cni.attach(&identity, capabilities(config)).await?;
-        let addresses = attachment.addresses.clone();
-        let (nics, network) = attachment.into_guest();
         let guest = self.guest(&record.handler)?;
         let (vcpus, memory) = guest.sizes.of_pod(config);
-        let launch = LaunchConfig {
-            id: pod.id.clone(),
-            hostname: resolver::hostname(config)?,
-            dir,
-            kernel: guest.kernel.clone(),
-            initramfs: self.config.initramfs.clone(),
-            vcpus,
-            max_vcpus: guest.sizes.most_vcpus(vcpus),
-            memory,
-            growth: guest.sizes.growth,
-            image_slots: guest.sizes.image_slots,
-            nics,
-            shared_dir: Some(shared),
-            console: self.config.console(&pod.id),
-            events: None,
-            network,
-            sysctls: sysctls(config),
-            jail: self.config.jail,
-            // Clones do not pay for what PCI costs a boot.
-            pci: self.config.templates.is_some(),
-            templates: self.config.templates.clone(),
-            snapshot: None,
-            cgroup_parent: Some(cgroup::parent(config, MachineLimits { vcpus, memory })),
-        };
         let size = GuestSize {
             memory,
-            growth: launch.growth,
+            growth: guest.sizes.growth,
             vcpus,
-            max_vcpus: launch.max_vcpus,
+            max_vcpus: guest.sizes.most_vcpus(vcpus),
         };
-        let client = SandboxClient::launch(launch).await?;
+        let launch = |nics| -> Result<LaunchConfig> {
+            Ok(LaunchConfig {
+                id: pod.id.clone(),
+                hostname: resolver::hostname(config)?,
+                dir: dir.clone(),
+                kernel: guest.kernel.clone(),
+                initramfs: self.config.initramfs.clone(),
+                vcpus,
+                max_vcpus: size.max_vcpus,
+                memory,
+                growth: size.growth,
+                image_slots: guest.sizes.image_slots,
+                nics,
+                shared_dir: Some(shared.clone()),
+                console: self.config.console(&pod.id),
+                events: None,
+                sysctls: sysctls(config),
+                jail: self.config.jail,
+                // Clones do not pay for what PCI costs a boot.
+                pci: self.config.templates.is_some(),
+                templates: self.config.templates.clone(),
+                snapshot: None,
+                cgroup_parent: Some(cgroup::parent(config, MachineLimits { vcpus, memory })),
+            })
+        };
+        // A node that comes back begins all of its pods at once.
+        let _turn = self.starts.take().await;
+        let prepared = self.cni.prepare(&pod.id)?;
+        let taps = prepared.taps().map_err(CriError::host("keep taps open"))?;
+        // The guest begins to run while the plugins do.
+        let launching = Launching::begin(launch(provisional_nics(taps))?).await?;
+        let attached = self.cni.attach(&identity, capabilities(config), prepared);
+        let attachment = match attached.await {
+            Ok(attachment) => attachment,
+            Err(error) => {
+                launching.cancel().await;
+                return Err(error.into());
+            }
+        };
+        let addresses = attachment.addresses.clone();
+        let is_as_prepared = attachment.is_as_prepared;
+        let (nics, network) = attachment.into_guest();
+        let launching = match is_as_prepared {
+            true => launching,
+            false => {
+                debug!(pod = pod.id, cards = nics.len(), "the machine starts anew");
+                launching.cancel().await;
+                Launching::begin(launch(nics)?).await?
+            }
+        };
+        let client = launching.finish(network).await?;
         pod.given.lock().await.vcpus = Some(vcpus);
         pod.set_client(Some(client.clone()));
         pod.update(&self.database, |record| {

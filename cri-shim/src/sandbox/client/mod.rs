@@ -21,10 +21,9 @@ use tracing::debug;
 
 use super::cgroup;
 use super::error::{RefusalKind, SandboxError};
-use super::launch::{self, CONTROL_SOCKET};
+use super::launch::{CONTROL_SOCKET, Launching};
 use super::record;
-use super::template;
-use super::types::{LaunchConfig, SandboxExit};
+use super::types::{GuestNetwork, LaunchConfig, SandboxExit};
 use super::watch as watch_fd;
 use super::wire::{
     Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, MAX_FRAME, Reply, Request,
@@ -101,13 +100,14 @@ impl Waiting {
 impl SandboxClient {
     /// Starts a sandbox: a process of its own (this executable again, as `podvisor sandbox`),
     /// detached, that outlives this one. Returns when the agent has answered and the guest is
-    /// configured. When the future is dropped before, nothing is left of the sandbox but files
-    /// in its directory.
+    /// configured, with `network` as its interfaces and routes. When the future is dropped
+    /// before, nothing is left of the sandbox but files in its directory. [`Launching`] is for
+    /// networks that are not known yet.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
-    pub async fn launch(config: LaunchConfig) -> Result<Self, SandboxError> {
-        Self::launch_program(Path::new(template::THIS_PROGRAM), config).await
+    pub async fn launch(config: LaunchConfig, network: GuestNetwork) -> Result<Self, SandboxError> {
+        Launching::begin(config).await?.finish(network).await
     }
 
     /// As [`Self::launch`], with another executable of podvisor.
@@ -117,12 +117,10 @@ impl SandboxClient {
     pub async fn launch_program(
         program: &Path,
         config: LaunchConfig,
+        network: GuestNetwork,
     ) -> Result<Self, SandboxError> {
-        let dir = config.dir.clone();
-        let launched = launch::launch(program, config).await?;
-        let client = Self::connect(&dir).await?;
-        launched.keep();
-        Ok(client)
+        let launching = Launching::begin_program(program, config).await?;
+        launching.finish(network).await
     }
 
     /// Finds a running sandbox again by its directory.

@@ -1,8 +1,8 @@
 //! The process of one sandbox: `podvisor sandbox`.
 //!
-//! It is started by [`SandboxClient::launch`](super::SandboxClient::launch), which sends it a
-//! frame with its configuration and open files on its stdin. It leaves its parent's session,
-//! boots the machine, waits for the agent and answers. From then on it serves its control
+//! It is started by [`Launching::begin`](super::Launching::begin), which sends it a frame with its
+//! configuration and open files on its stdin. It leaves its parent's session, boots the machine,
+//! waits for the agent and for a frame with the guest's network, and answers. From then on it serves its control
 //! socket: it holds the containers' exit codes and writes their logs, whether or not somebody
 //! is connected. It ends when its machine ends, and its machine when it does.
 //!
@@ -33,7 +33,7 @@ use std::time::Duration;
 use rustix::process::Resource;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
@@ -42,9 +42,9 @@ use super::events::EventLog;
 use super::jail::{self, CallFilter};
 use super::record::{self, ExitRecord};
 use super::template::Template;
-use super::types::{JailMode, SandboxExit};
+use super::types::{GuestNetwork, JailMode, SandboxExit};
 use super::wire::{
-    CONTROL_VERSION, FrameError, FrameReader, FrameWriter, LaunchHeader, LaunchReply,
+    FrameError, FrameReader, FrameWriter, LAUNCH_VERSION, LaunchHeader, LaunchReply,
 };
 use super::{BuiltSandbox, Sandbox, SandboxConfig, SandboxError};
 use crate::machine::{Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, Transport, causes};
@@ -120,8 +120,9 @@ pub fn run() -> Result<(), ProcessError> {
         .map_err(set_up("start the event loop"))?;
     let done = runtime.block_on(async {
         let launcher = take_stdin()?;
-        let (launch, fds) = receive(&launcher).await?;
-        live(launcher, launch, fds).await
+        let mut frames = FrameReader::new(Arc::clone(&launcher));
+        let (launch, fds) = receive(&mut frames).await?;
+        live(launcher, frames, launch, fds).await
     });
     // Threads may sit in writes to somebody who does not read.
     runtime.shutdown_background();
@@ -171,9 +172,9 @@ struct Begun {
 }
 
 async fn receive(
-    launcher: &Arc<UnixStream>,
+    frames: &mut FrameReader,
 ) -> Result<(LaunchHeader, std::vec::IntoIter<OwnedFd>), ProcessError> {
-    let frame = FrameReader::new(Arc::clone(launcher)).next().await;
+    let frame = frames.next().await;
     let frame = frame.and_then(|frame| frame.ok_or(FrameError::Cut));
     let frame = frame.map_err(ProcessError::NotLaunched)?;
     let launch: LaunchHeader = serde_json::from_slice(&frame.body)
@@ -185,11 +186,11 @@ fn files(
     launch: &LaunchHeader,
     mut fds: std::vec::IntoIter<OwnedFd>,
 ) -> Result<LaunchFiles, SandboxError> {
-    if launch.version != CONTROL_VERSION {
+    if launch.version != LAUNCH_VERSION {
         return Err(SandboxError::Version {
             dir: launch.dir.clone(),
             theirs: launch.version,
-            ours: CONTROL_VERSION,
+            ours: LAUNCH_VERSION,
         });
     }
     let control = |source: FrameError| SandboxError::Control {
@@ -235,6 +236,7 @@ fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
 
 async fn live(
     launcher: Arc<UnixStream>,
+    frames: FrameReader,
     launch: LaunchHeader,
     fds: std::vec::IntoIter<OwnedFd>,
 ) -> Result<(), ProcessError> {
@@ -243,13 +245,22 @@ async fn live(
     let image_slots = launch.image_slots;
     // Its disks are not written, so all that it wrote goes with it.
     let leaves_nothing = !launch.has_shared_dir && !launch.has_console;
+    let (told, network) = oneshot::channel();
+    let dir = launch.dir.clone();
+    let network = async {
+        let cut = |_| SandboxError::Control {
+            dir,
+            source: FrameError::Cut,
+        };
+        network.await.map_err(cut)
+    };
     let begun = request::on_behalf(launch.request, async {
         let files = files(&launch, fds)?;
-        boot(launch, files).await
+        boot(launch, files, network).await
     });
     let begun = tokio::select! {
         begun = begun => begun,
-        () = hung_up(&launcher) => {
+        () = hung_up(frames, told) => {
             info!("whoever launched the sandbox is gone");
             return Ok(());
         }
@@ -313,8 +324,12 @@ async fn live(
 }
 
 /// Starts the machine, as a clone when there is a template that suits this host, and configures
-/// its guest.
-async fn boot(launch: LaunchHeader, files: LaunchFiles) -> Result<Begun, SandboxError> {
+/// its guest once its network is known.
+async fn boot(
+    launch: LaunchHeader,
+    files: LaunchFiles,
+    network: impl Future<Output = Result<GuestNetwork, SandboxError>>,
+) -> Result<Begun, SandboxError> {
     let kept = |source| SandboxError::File {
         action: "keep open the files of",
         path: launch.dir.clone(),
@@ -326,9 +341,9 @@ async fn boot(launch: LaunchHeader, files: LaunchFiles) -> Result<Begun, Sandbox
     });
     let guest = GuestConfig {
         hostname: launch.hostname,
-        network: launch.network,
         shares: share.into_iter().collect(),
         sysctls: launch.sysctls,
+        ..GuestConfig::default()
     };
     let config = |boot| -> io::Result<SandboxConfig> {
         let nics = files.nics.iter().zip(&launch.nics);
@@ -386,7 +401,7 @@ async fn boot(launch: LaunchHeader, files: LaunchFiles) -> Result<Begun, Sandbox
         let adds_vcpus = built.may_grow_cpus();
         jail::close(served, CallFilter::Enforced { adds_vcpus })?;
     }
-    let sandbox = built.start().await?;
+    let sandbox = built.start_with(network).await?;
     info!(is_clone, "the sandbox is ready");
     Ok(Begun {
         sandbox,
@@ -397,18 +412,18 @@ async fn boot(launch: LaunchHeader, files: LaunchFiles) -> Result<Begun, Sandbox
     })
 }
 
-/// Waits until the other side of the launcher's socket is closed.
-async fn hung_up(launcher: &UnixStream) {
-    let mut byte = [0];
-    loop {
-        if launcher.readable().await.is_err() {
-            return;
-        }
-        match launcher.try_read(&mut byte) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            _ => return,
-        }
+/// Passes on the guest's network when the launcher says it, and waits until that is gone.
+async fn hung_up(mut launcher: FrameReader, told: oneshot::Sender<GuestNetwork>) {
+    let Ok(Some(frame)) = launcher.next().await else {
+        return;
+    };
+    match serde_json::from_slice(&frame.body) {
+        // Nobody listens any more when the boot has failed, which is about to be answered.
+        Ok(network) => drop(told.send(network)),
+        Err(error) => return warn!(%error, "the launcher's word of the network"),
     }
+    // There is nothing else to be said.
+    let _ = launcher.next().await;
 }
 
 async fn reply(launcher: &Arc<UnixStream>, reply: LaunchReply) {

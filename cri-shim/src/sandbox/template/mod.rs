@@ -32,26 +32,13 @@ use tracing::{debug, warn};
 pub use clean::remove_abandoned_templates;
 use clean::{remove_oldest, remove_partial};
 
+use super::provisional::{CARDS, macs, mtu};
 use super::types::LaunchConfig;
 use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError};
 use crate::cni;
 use crate::machine::{
     Boot, GuestFiles, MachineConfig, MachineError, Nic, NicKind, Snapshot, Transport, causes,
 };
-
-/// Largest packet of a template's cards. Their drivers take no larger one later.
-const fn mtu(kind: NicKind) -> u16 {
-    match kind {
-        NicKind::Tap => 1500,
-        NicKind::Stream => STREAM_MTU,
-    }
-}
-
-/// The largest packet of a network in user space: so large that few calls carry much.
-pub const STREAM_MTU: u16 = 65_520;
-
-/// Cards that a machine may have at most.
-const CARDS: u8 = 16;
 
 /// How long nobody tries again when a template could not be made.
 const RETRY: Duration = Duration::from_secs(600);
@@ -123,13 +110,6 @@ fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error
         path,
         source,
     }
-}
-
-/// The addresses of a template's cards, which no card of a sandbox's has by chance: locally
-/// administered ones.
-pub(super) fn macs() -> Vec<[u8; 6]> {
-    let mac = |card| [2, b'p', b'o', b'd', b'v', card];
-    (0..CARDS).map(mac).collect()
 }
 
 /// A template's files, open.

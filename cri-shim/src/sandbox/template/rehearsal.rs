@@ -7,14 +7,17 @@ use std::path::Path;
 
 use rustix::fs::MemfdFlags;
 
-use super::{HostEnds, Shape, Template, TemplateError, macs, mtu};
-use crate::machine::{Boot, Disk, MachineError, SHARE_TAG, Snapshot};
+use super::{HostEnds, Shape, Template, TemplateError, macs};
+use crate::machine::{Boot, Disk, MachineError, NicKind, SHARE_TAG, Snapshot};
 use crate::sandbox::agent::{GuestConfig, Share};
 use crate::sandbox::process::SHARE_PATH;
 use crate::sandbox::run::{NAME, run_once};
 use crate::sandbox::spec::{ContainerOptions, container_spec};
 use crate::sandbox::types::{GuestNetwork, Interface, Route, StdioFds};
-use crate::sandbox::{BuiltSandbox, SandboxConfig, SandboxError};
+use crate::sandbox::{BuiltSandbox, STREAM_MTU, SandboxConfig, SandboxError};
+
+/// What the packets of most pods' networks are at most.
+const ETHERNET_MTU: u16 = 1500;
 
 /// The program of the rehearsal's container.
 const PROGRAM: &str = "exit";
@@ -90,7 +93,10 @@ fn guest(shape: &Shape) -> GuestConfig {
     let interface = |(card, mac)| Interface {
         name: format!("eth{card}"),
         mac,
-        mtu: mtu(shape.nic_kind),
+        mtu: match shape.nic_kind {
+            NicKind::Tap => ETHERNET_MTU,
+            NicKind::Stream => STREAM_MTU,
+        },
         addresses: vec![format!("192.0.2.{}/24", card + 2)],
     };
     let cards = (0..shape.nics).zip(macs());

@@ -9,12 +9,15 @@ use serde::{Deserialize, Serialize};
 use crate::machine::NicKind;
 use crate::sandbox::error::RefusalKind;
 use crate::sandbox::types::{
-    ContainerInfo, ContainerStats, ContainerUser, GuestNetwork, JailMode, ProcessExit,
-    RestartPolicy, SandboxExit, Started, SupplementalGroups, TerminalSize,
+    ContainerInfo, ContainerStats, ContainerUser, JailMode, ProcessExit, RestartPolicy,
+    SandboxExit, Started, SupplementalGroups, TerminalSize,
 };
 
 /// Version of what is spoken here.
 pub(in crate::sandbox) const CONTROL_VERSION: u32 = 2;
+
+/// Version of the frames of a launch, whose two ends are mostly of one executable.
+pub(in crate::sandbox) const LAUNCH_VERSION: u32 = 3;
 
 /// A request, with a number of the asker's choice that comes back with the answer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -200,7 +203,7 @@ pub(in crate::sandbox) struct Refusal {
 
 /// The first frame of a sandbox's process, on its stdin. With it come: the control socket, the
 /// file for the record of its exit, kernel, initramfs, network cards, then the shared directory, the
-/// console and the log of events where there are such.
+/// console and the log of events where there are such. The second frame is a `GuestNetwork`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) version: u32,
@@ -218,7 +221,6 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) has_shared_dir: bool,
     pub(in crate::sandbox) has_console: bool,
     pub(in crate::sandbox) has_events: bool,
-    pub(in crate::sandbox) network: GuestNetwork,
     pub(in crate::sandbox) sysctls: BTreeMap<String, String>,
     pub(in crate::sandbox) jail: JailMode,
     /// The guest's devices are on PCI.
@@ -237,7 +239,7 @@ pub(in crate::sandbox) struct NicHeader {
     pub(in crate::sandbox) mtu: u16,
 }
 
-/// The answer to it: that the guest is configured, or why it is not.
+/// The answer to both: that the guest is configured, or why it is not.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchReply {
     pub(in crate::sandbox) failed: Option<String>,
