@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: builds podvisor as a user would and the harness, and runs the harness
 //! where KVM is sound. benches/ measures; nothing here does.
 
+mod args;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -11,172 +13,11 @@ use anyhow::{Context, Result};
 use crate::host::{self, Request};
 use crate::report::{self, Step};
 use crate::{cargo, cpio, guest, images, kernel, paths, process, setup};
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    subject: Subject,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum Subject {
-    /// Requests to a disk, one at a time: podvisor over MMIO and over PCI, and QEMU's microvm and
-    /// q35
-    Blk(BlkArgs),
-    /// From starting the program to the guest's init: podvisor and QEMU's microvm side by side
-    Boot(BootArgs),
-    /// Each call of a pod's life over the Container Runtime Interface: podvisor, by booting and as
-    /// clones, and containerd with runc beside it
-    Cri(CriArgs),
-    /// An image as a disk and as memory: what a guest pays until it reads, and the memory of many
-    Image(ImageArgs),
-    /// A line's interrupt, by ioctl and by irqfd
-    Interrupt(InterruptArgs),
-    /// TCP both ways and a byte there and back over a tap: podvisor over MMIO and over PCI, and
-    /// QEMU's microvm and q35
-    Net(NetArgs),
-    /// From a registry to a root file system: podvisor, containerd, and skopeo with umoci side by side (as root)
-    Pull(PullArgs),
-    /// From starting the program to the first answer of the guest's agent: a clone beside the cold boot
-    Restore(RestoreArgs),
-    /// From `podvisor run` to its program's end, by booting and as a clone, and runc beside it
-    Start(StartArgs),
-}
-
-#[derive(Debug, clap::Args)]
-struct BootArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    icount: bool,
-    /// Boots of each monitor
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    runs: usize,
-    /// Compare with this Firecracker too
-    #[arg(long, value_name = "FILE")]
-    firecracker: Option<PathBuf>,
-    /// Compare with this Cloud Hypervisor too
-    #[arg(long, value_name = "FILE")]
-    cloud_hypervisor: Option<PathBuf>,
-    /// Boot this kernel instead of target/guest/vmlinux
-    #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
-    /// The kernel's command line, with `console=ttyS0`
-    #[arg(long, value_name = "TEXT")]
-    cmdline: Option<String>,
-    /// The guest's memory in MiB
-    #[arg(long, value_name = "MIB")]
-    memory: Option<u64>,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-struct BlkArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    icount: bool,
-    /// Runs of each [default: 3, and 1 where instructions are counted, which repeat]
-    #[arg(long, value_name = "N")]
-    runs: Option<usize>,
-}
-
-#[derive(Debug, clap::Args)]
-struct ImageArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    icount: bool,
-    /// Look at the memory of many machines with their image as this: blk or pmem
-    #[arg(long, value_name = "WAY")]
-    memory_of: Option<String>,
-    /// How many machines
-    #[arg(long, value_name = "N", default_value_t = 20, requires = "memory_of")]
-    machines: u32,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-struct NetArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    icount: bool,
-    /// Rounds, in which each runs once [default: 3, and 1 where instructions are counted]
-    #[arg(long, value_name = "N")]
-    runs: Option<usize>,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-struct RestoreArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    icount: bool,
-    /// Runs of each [default: 20, and 3 where instructions are counted]
-    #[arg(long, value_name = "N")]
-    runs: Option<usize>,
-    /// The bus of podvisor's devices: mmio or pci
-    #[arg(long, value_name = "BUS", default_value = "pci")]
-    transport: String,
-    /// Clones that run at once, for the memory that is each one's own
-    #[arg(long, value_name = "N", default_value_t = 50)]
-    clones: usize,
-    /// Compare with this Firecracker too
-    #[arg(long, value_name = "FILE")]
-    firecracker: Option<PathBuf>,
-    /// The guest's memory in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 128)]
-    memory: u64,
-}
-
-#[derive(Debug, clap::Args)]
-struct StartArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    icount: bool,
-    /// Runs of each [default: 20, and 5 where instructions are counted]
-    #[arg(long, value_name = "N")]
-    runs: Option<usize>,
-    /// Containers that are started at once
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    at_once: usize,
-    /// Idle containers whose memory is looked at
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    idle: usize,
-}
-
-#[derive(Debug, clap::Args)]
-struct CriArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    icount: bool,
-    /// Pods of each [default: 20, and 5 where instructions are counted]
-    #[arg(long, value_name = "N")]
-    runs: Option<usize>,
-    /// Pods for throughput and memory
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    pods: usize,
-}
-
-#[derive(Debug, clap::Args)]
-struct InterruptArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    icount: bool,
-}
-
-#[derive(Debug, clap::Args)]
-struct PullArgs {
-    /// Pulls of each image by each program
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    runs: usize,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
+pub(crate) use args::Args;
+use args::{
+    BlkArgs, BootArgs, CriArgs, ImageArgs, InterruptArgs, NetArgs, PullArgs, RestoreArgs,
+    StartArgs, Subject,
+};
 
 /// Hosts that count instructions, of which one in three stands still while QEMU's guest waits for
 /// its device.
