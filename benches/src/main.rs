@@ -1,8 +1,9 @@
 //! Side-by-side measurements of podvisor and its peers, run by `cargo xtask bench`.
 //!
-//! One folder per subject, and `output` for what all of them print. A measurement goes in as the paths of the programs to compare and
-//! comes out as a table and as JSON. Product code is never here: podvisor is measured from
-//! outside, like every other program.
+//! One directory per subject, `output` for what all of them print, and `plot` for pictures of it.
+//! A measurement goes in as the paths of the programs to compare and comes out as a table, as JSON
+//! and as SVG. Product code is never here: podvisor is measured from outside, like every other
+//! program.
 
 mod blk;
 mod boot;
@@ -11,6 +12,7 @@ mod image;
 mod interrupt;
 mod net;
 mod output;
+mod plot;
 mod pull;
 mod restore;
 mod start;

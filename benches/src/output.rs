@@ -1,4 +1,4 @@
-//! What every measurement ends with: criteria, a table on stdout, and JSON.
+//! What every measurement ends with: criteria, a table on stdout, JSON, and a picture.
 
 use std::fmt::{self, Display};
 use std::fs;
@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
+
+use crate::plot::Plot;
 
 /// A figure and what it may be at most.
 #[derive(Debug, Serialize)]
@@ -38,6 +40,56 @@ impl Display for Criterion {
     }
 }
 
+/// The figures of several runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    /// The lower one of two in the middle.
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
+}
+
+impl Spread {
+    /// Of `values` in any order; 0 of none.
+    pub(crate) fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        Self {
+            median: percentile(&values, 50),
+            least: values.first().copied().unwrap_or(0.0),
+            most: values.last().copied().unwrap_or(0.0),
+        }
+    }
+}
+
+impl Display for Spread {
+    /// The median, and the range in parentheses where there is one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [median, least, most] = [self.median, self.least, self.most].map(figure);
+        let text = match least == most {
+            true => median,
+            false => format!("{median} ({least}–{most})"),
+        };
+        f.pad(&text)
+    }
+}
+
+/// A figure with as many digits as mean something.
+fn figure(value: f64) -> String {
+    match value.abs() < 1000.0 {
+        true => format!("{value:.1}"),
+        false => format!("{value:.0}"),
+    }
+}
+
+/// So many runs, in words.
+pub(crate) fn runs(count: usize) -> String {
+    match count {
+        1 => "1 run".to_owned(),
+        _ => format!("{count} runs"),
+    }
+}
+
 /// In milliseconds.
 pub(crate) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
@@ -49,7 +101,8 @@ pub(crate) fn percentile(values: &[f64], percent: usize) -> f64 {
     values.get(rank - 1).copied().unwrap_or(0.0)
 }
 
-/// Prints the table, and writes JSON to the file `json`. With `-` that goes to stdout and the table to stderr.
+/// Prints the table, and writes JSON to the file `json`. With `-` that goes to stdout and the table
+/// to stderr.
 pub(crate) fn print<R: Display + Serialize>(report: &R, json: Option<&Path>) -> Result<()> {
     if json == Some(Path::new("-")) {
         eprint!("{report}");
@@ -64,9 +117,30 @@ pub(crate) fn print<R: Display + Serialize>(report: &R, json: Option<&Path>) -> 
     Ok(())
 }
 
+/// Writes a picture to the file `path`, if there is one.
+pub(crate) fn draw(plot: &Plot, path: Option<&Path>) -> Result<()> {
+    let Some(path) = path else {
+        return Ok(());
+    };
+    fs::write(path, plot.to_string())
+        .with_context(|| format!("{} cannot be written", path.display()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_spread_is_of_figures_that_occurred_and_shows_its_range_where_there_is_one() {
+        let spread = Spread::of([30.0, 10.0, 2000.4, 20.0].into_iter());
+        assert_eq!(
+            [spread.least, spread.median, spread.most],
+            [10.0, 20.0, 2000.4]
+        );
+        assert_eq!(spread.to_string(), "20.0 (10.0–2000)");
+        assert_eq!(Spread::of([7.25].into_iter()).to_string(), "7.2");
+        assert_eq!(Spread::of(std::iter::empty()).median, 0.0);
+    }
 
     #[test]
     fn percentiles_are_values_that_occurred() {

@@ -71,7 +71,7 @@ fn boot(args: &BootArgs) -> Result<ExitCode> {
     if args.icount {
         add(&["--icount"]);
     }
-    let shares = json(args.json.as_deref(), &mut command)?;
+    let shares = outputs(args.json.as_deref(), None, &mut command)?;
     let request = Request {
         command,
         shares,
@@ -130,7 +130,7 @@ fn image(args: &ImageArgs) -> Result<ExitCode> {
     if args.icount {
         add(&["--icount"]);
     }
-    let shares = json(args.json.as_deref(), &mut command)?;
+    let shares = outputs(args.json.as_deref(), None, &mut command)?;
     let request = Request {
         command,
         shares,
@@ -158,7 +158,7 @@ fn net(args: &NetArgs) -> Result<ExitCode> {
     if args.icount {
         add(&["--icount"]);
     }
-    let shares = json(args.json.as_deref(), &mut command)?;
+    let shares = outputs(args.json.as_deref(), args.plot.as_deref(), &mut command)?;
     let request = Request {
         command,
         shares,
@@ -184,20 +184,35 @@ fn in_hosts(request: &Request) -> Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-/// Has `command` write JSON to `path`, which is in a folder that the host may write to then.
-fn json(path: Option<&Path>, command: &mut Vec<String>) -> Result<Vec<PathBuf>> {
-    let Some(path) = path else {
-        return Ok(Vec::new());
-    };
-    command.push("--json".to_owned());
-    if path == Path::new("-") {
-        command.push("-".to_owned());
-        return Ok(Vec::new());
+/// Has `command` write JSON to the file `json` and a picture to the file `plot`; gives their
+/// directories, to which the host may write then.
+fn outputs(
+    json: Option<&Path>,
+    plot: Option<&Path>,
+    command: &mut Vec<String>,
+) -> Result<Vec<PathBuf>> {
+    let mut shares = Vec::new();
+    for (option, path) in [("--json", json), ("--plot", plot)] {
+        let Some(path) = path else {
+            continue;
+        };
+        command.push(option.to_owned());
+        if option == "--json" && path == Path::new("-") {
+            command.push("-".to_owned());
+            continue;
+        }
+        let path = std::path::absolute(path)?;
+        let directory = path
+            .parent()
+            .filter(|_| !path.is_dir())
+            .with_context(|| format!("{option} {} names no file", path.display()))?;
+        let directory = absolute(directory)?;
+        command.push(path.display().to_string());
+        if !shares.contains(&directory) {
+            shares.push(directory);
+        }
     }
-    let path = std::path::absolute(path)?;
-    let folder = path.parent().context("--json names no file")?;
-    command.push(path.display().to_string());
-    Ok(vec![absolute(folder)?])
+    Ok(shares)
 }
 
 fn restore(args: &RestoreArgs) -> Result<ExitCode> {
@@ -363,4 +378,35 @@ fn initramfs(source: &str, flags: &[&str]) -> Result<PathBuf> {
     fs::write(&path, archive.finish()?)
         .with_context(|| format!("{} cannot be written", path.display()))?;
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_written_to_directories_that_the_host_shares_once() {
+        let here = std::env::current_dir().unwrap();
+        let given = |json: &str, plot: Option<&str>| {
+            let mut command = Vec::new();
+            let shares = outputs(Some(Path::new(json)), plot.map(Path::new), &mut command);
+            (command, shares.unwrap())
+        };
+        let at = |name: &str| here.join(name).display().to_string();
+        let (command, shares) = given("a.json", Some("./a.svg"));
+        assert_eq!(command, ["--json", &at("a.json"), "--plot", &at("a.svg")]);
+        assert_eq!(shares, [here.canonicalize().unwrap()]);
+        let (command, shares) = given("-", Some("src/a.svg"));
+        assert_eq!(command, ["--json", "-", "--plot", &at("src/a.svg")]);
+        assert_eq!(shares, [here.join("src").canonicalize().unwrap()]);
+        assert!(given("-", None).1.is_empty());
+    }
+
+    #[test]
+    fn a_directory_that_is_missing_is_named_before_anything_runs() {
+        let path = Path::new("missing/a.svg");
+        let error = outputs(None, Some(path), &mut Vec::new()).unwrap_err();
+        assert!(error.to_string().contains("missing"));
+        assert!(outputs(None, Some(Path::new("src")), &mut Vec::new()).is_err());
+    }
 }

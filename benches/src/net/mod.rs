@@ -61,6 +61,9 @@ pub(crate) struct Args {
     /// Write the results as JSON to this file, or to stdout (`-`)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draw the medians as SVG in this file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 pub(crate) fn command(args: &Args) -> Result<()> {
@@ -97,5 +100,6 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     }
     let names = subjects.iter().map(|subject| subject.name);
     let report = Report::new(args.icount, names.zip(&costs));
-    output::print(&report, args.json.as_deref())
+    output::print(&report, args.json.as_deref())?;
+    output::draw(&report.plot(), args.plot.as_deref())
 }

@@ -1,4 +1,4 @@
-//! Medians, the table and the JSON.
+//! Medians, the table, the JSON and the picture.
 
 use std::fmt;
 
@@ -6,6 +6,8 @@ use serde::Serialize;
 
 use super::run::{Cost, Costs};
 use super::{SIZE, Size};
+use crate::output::{self, Spread};
+use crate::plot::{Bar, Better, Panel, Plot};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
@@ -16,7 +18,7 @@ pub(super) struct Report {
     ratios: Vec<Ratio>,
 }
 
-/// Medians of one monitor on one transport.
+/// One monitor on one transport.
 #[derive(Debug, Serialize)]
 struct Row {
     name: &'static str,
@@ -28,20 +30,20 @@ struct Row {
 /// A direction. CPU is per MiB.
 #[derive(Debug, Serialize)]
 struct Flow {
-    mb_per_second: f64,
-    own: f64,
-    vcpu: f64,
+    mb_per_second: Spread,
+    own: Spread,
+    vcpu: Spread,
 }
 
 /// A byte there and back. CPU is for one.
 #[derive(Debug, Serialize)]
 struct RoundTrip {
-    microseconds: f64,
-    own: f64,
-    vcpu: f64,
+    microseconds: Spread,
+    own: Spread,
+    vcpu: Spread,
 }
 
-/// podvisor to QEMU on the same transport. Of throughputs the larger one is better, of the others
+/// Medians of podvisor to those of QEMU on the same transport. Of throughputs the larger one is better, of the others
 /// the smaller one.
 #[derive(Debug, Serialize)]
 struct Ratio {
@@ -81,17 +83,64 @@ impl Report {
             ratios,
         }
     }
+
+    pub(super) fn plot(&self) -> Plot {
+        use Better::{Less, More};
+        let unit = self.unit;
+        let [to, from, trip] = ["to the guest", "from the guest", "round trip"];
+        let panel = |title: String, better, of: fn(&Row) -> Spread| Panel {
+            title,
+            better,
+            bars: self
+                .rows
+                .iter()
+                .map(|row| Bar {
+                    name: row.name,
+                    spread: of(row),
+                })
+                .collect(),
+        };
+        Plot {
+            title: format!(
+                "TCP over a tap, medians and ranges of {}; CPU in {unit}, per MiB and per round \
+                 trip",
+                output::runs(self.runs)
+            ),
+            columns: 3,
+            panels: vec![
+                panel(format!("{to}: MB/s"), More, |row| {
+                    row.to_guest.mb_per_second
+                }),
+                panel(format!("{from}: MB/s"), More, |row| {
+                    row.from_guest.mb_per_second
+                }),
+                panel(format!("{trip}: µs"), Less, |row| {
+                    row.round_trip.microseconds
+                }),
+                panel(format!("{to}: CPU, own"), Less, |row| row.to_guest.own),
+                panel(format!("{from}: CPU, own"), Less, |row| row.from_guest.own),
+                panel(format!("{trip}: CPU, own"), Less, |row| row.round_trip.own),
+                panel(format!("{to}: CPU, vCPU"), Less, |row| row.to_guest.vcpu),
+                panel(format!("{from}: CPU, vCPU"), Less, |row| {
+                    row.from_guest.vcpu
+                }),
+                panel(format!("{trip}: CPU, vCPU"), Less, |row| {
+                    row.round_trip.vcpu
+                }),
+            ],
+        }
+    }
 }
 
 impl Row {
     fn new(name: &'static str, costs: &[Costs], size: Size) -> Self {
         let mib = size.bytes as f64 / f64::from(1 << 20);
         let flow = |of: fn(&Costs) -> Cost| Flow {
-            mb_per_second: median(costs, |costs| {
+            mb_per_second: spread(costs, |costs| {
                 size.bytes as f64 / 1e6 / of(costs).time.as_secs_f64()
             }),
-            own: median(costs, |costs| of(costs).own as f64 / 1e3 / mib),
-            vcpu: median(costs, |costs| of(costs).vcpu as f64 / 1e3 / mib),
+            own: spread(costs, |costs| of(costs).own as f64 / 1e3 / mib),
+            vcpu: spread(costs, |costs| of(costs).vcpu as f64 / 1e3 / mib),
         };
         let trips = f64::from(size.round_trips);
         let of = |costs: &Costs| costs.round_trips;
@@ -100,9 +149,9 @@ impl Row {
             to_guest: flow(|costs| costs.to_guest),
             from_guest: flow(|costs| costs.from_guest),
             round_trip: RoundTrip {
-                microseconds: median(costs, |costs| of(costs).time.as_secs_f64() * 1e6 / trips),
-                own: median(costs, |costs| of(costs).own as f64 / 1e3 / trips),
-                vcpu: median(costs, |costs| of(costs).vcpu as f64 / 1e3 / trips),
+                microseconds: spread(costs, |costs| of(costs).time.as_secs_f64() * 1e6 / trips),
+                own: spread(costs, |costs| of(costs).own as f64 / 1e3 / trips),
+                vcpu: spread(costs, |costs| of(costs).vcpu as f64 / 1e3 / trips),
             },
         }
     }
@@ -110,13 +159,13 @@ impl Row {
 
 impl Flow {
     fn cpu(&self) -> f64 {
-        self.own + self.vcpu
+        self.own.median + self.vcpu.median
     }
 }
 
 impl RoundTrip {
     fn cpu(&self) -> f64 {
-        self.own + self.vcpu
+        self.own.median + self.vcpu.median
     }
 }
 
@@ -125,7 +174,7 @@ impl Ratio {
         let flow = |of: fn(&Row) -> &Flow| {
             let [ours, theirs] = [of(podvisor), of(qemu)];
             (
-                ours.mb_per_second / theirs.mb_per_second,
+                ours.mb_per_second.median / theirs.mb_per_second.median,
                 ours.cpu() / theirs.cpu(),
             )
         };
@@ -139,25 +188,23 @@ impl Ratio {
             to_guest_cpu,
             from_guest,
             from_guest_cpu,
-            round_trip: ours.microseconds / theirs.microseconds,
+            round_trip: ours.microseconds.median / theirs.microseconds.median,
             round_trip_cpu: ours.cpu() / theirs.cpu(),
         }
     }
 }
 
-fn median(costs: &[Costs], of: impl Fn(&Costs) -> f64) -> f64 {
-    let mut values: Vec<f64> = costs.iter().map(of).collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len().saturating_sub(1) / 2;
-    values.get(middle).copied().unwrap_or(0.0)
+fn spread(costs: &[Costs], of: impl Fn(&Costs) -> f64) -> Spread {
+    Spread::of(costs.iter().map(of))
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { unit, runs, .. } = self;
+        let unit = self.unit;
+        let runs = output::runs(self.runs);
         writeln!(
             f,
-            "TCP over a tap, medians of {runs} runs; CPU in {unit}, per MiB and per round trip"
+            "TCP over a tap, medians of {runs}; CPU in {unit}, per MiB and per round trip"
         )?;
         writeln!(
             f,
@@ -172,18 +219,13 @@ impl fmt::Display for Report {
         for row in &self.rows {
             write!(f, "{:20}", row.name)?;
             for flow in [&row.to_guest, &row.from_guest] {
-                let Flow {
-                    mb_per_second,
-                    own,
-                    vcpu,
-                } = flow;
+                let [mb_per_second, own, vcpu] =
+                    [flow.mb_per_second, flow.own, flow.vcpu].map(|spread| spread.median);
                 write!(f, " {mb_per_second:7.1} {own:7.0} {vcpu:7.0}")?;
             }
-            let RoundTrip {
-                microseconds,
-                own,
-                vcpu,
-            } = &row.round_trip;
+            let trip = &row.round_trip;
+            let [microseconds, own, vcpu] =
+                [trip.microseconds, trip.own, trip.vcpu].map(|spread| spread.median);
             writeln!(f, " {microseconds:7.1} {own:7.1} {vcpu:7.1}")?;
         }
         for ratio in &self.ratios {
@@ -240,12 +282,21 @@ mod tests {
         ];
         let report = Report::new(true, results.into_iter());
         let row = &report.rows[0];
-        assert!((row.to_guest.own - 2000.0).abs() < 0.1);
-        assert!((row.to_guest.mb_per_second - 67.1).abs() < 0.1);
-        assert!((row.round_trip.microseconds - 500.0).abs() < 0.1);
+        assert!((row.to_guest.own.median - 2000.0).abs() < 0.1);
+        assert!((row.to_guest.mb_per_second.median - 67.1).abs() < 0.1);
+        assert!((row.round_trip.microseconds.median - 500.0).abs() < 0.1);
         assert!((report.ratios[0].from_guest - 4.0).abs() < 0.01);
         assert!((report.ratios[0].round_trip_cpu - 0.5).abs() < 0.01);
         assert!((report.ratios[1].to_guest - 1.0).abs() < 0.01);
         assert!(report.to_string().contains("ours to theirs"));
+    }
+
+    #[test]
+    fn the_picture_has_a_panel_for_each_column_with_the_range_of_its_figures() {
+        let one = vec![costs(64_000_000, 1000), costs(128_000_000, 2000)];
+        let report = Report::new(false, [("one", &one)].into_iter());
+        let plot = report.plot();
+        assert_eq!(plot.panels.len(), 9);
+        assert!(plot.to_string().contains(">500.0 (500.0–1000)</text>"));
     }
 }

@@ -100,6 +100,9 @@ pub(super) struct NetArgs {
     /// Write the results as JSON to this file, or to stdout (`-`)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+    /// Draw the medians as SVG in this file
+    #[arg(long, value_name = "FILE")]
+    pub(super) plot: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
