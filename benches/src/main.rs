@@ -29,7 +29,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Subject {
-    /// Requests to a disk, over MMIO and over PCI
+    /// Reads of a disk in three ways, over MMIO and over PCI
     Blk(blk::Args),
     /// From starting the program to the guest's init
     Boot(boot::Args),

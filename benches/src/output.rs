@@ -10,22 +10,42 @@ use serde::Serialize;
 
 use crate::plot::Plot;
 
-/// A figure and what it may be at most.
+/// A figure and what it may be at most or at least.
 #[derive(Debug, Serialize)]
 pub(crate) struct Criterion {
     pub(crate) what: &'static str,
+    pub(crate) bound: Bound,
     pub(crate) limit: f64,
     pub(crate) value: f64,
     pub(crate) holds: bool,
+}
+
+/// On which side of its limit a figure holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Bound {
+    AtMost,
+    AtLeast,
 }
 
 impl Criterion {
     pub(crate) fn at_most(what: &'static str, limit: f64, value: f64) -> Self {
         Self {
             what,
+            bound: Bound::AtMost,
             limit,
             value,
             holds: value <= limit,
+        }
+    }
+
+    pub(crate) fn at_least(what: &'static str, limit: f64, value: f64) -> Self {
+        Self {
+            what,
+            bound: Bound::AtLeast,
+            limit,
+            value,
+            holds: value >= limit,
         }
     }
 }
@@ -33,10 +53,14 @@ impl Criterion {
 impl Display for Criterion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = if self.holds { "holds" } else { "DOES NOT HOLD" };
+        let bound = match self.bound {
+            Bound::AtMost => "at most",
+            Bound::AtLeast => "at least",
+        };
         let Self {
             what, value, limit, ..
         } = self;
-        write!(f, "{what}: {value:.2}, at most {limit}: {verdict}")
+        write!(f, "{what}: {value:.2}, {bound} {limit}: {verdict}")
     }
 }
 
@@ -129,6 +153,17 @@ pub(crate) fn draw(plot: &Plot, path: Option<&Path>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn criteria_hold_up_to_their_limit_and_say_on_which_side_it_is() {
+        assert!(Criterion::at_most("a", 0.5, 0.5).holds);
+        assert!(!Criterion::at_most("a", 0.5, 0.51).holds);
+        assert!(Criterion::at_least("a", 2.5, 2.5).holds);
+        let missed = Criterion::at_least("eight to one", 2.5, 1.125);
+        let text = "eight to one: 1.12, at least 2.5: DOES NOT HOLD";
+        assert_eq!(missed.to_string(), text);
+        assert!(!Criterion::at_least("a", 1.0, f64::NAN).holds);
+    }
 
     #[test]
     fn a_spread_is_of_figures_that_occurred_and_shows_its_range_where_there_is_one() {

@@ -99,14 +99,12 @@ fn blk(args: &BlkArgs) -> Result<ExitCode> {
     if args.icount {
         add(&["--icount"]);
     }
-    let seconds = match args.icount {
-        true => 90 + 60 * runs as u64,
-        false => 600,
-    };
+    let shares = outputs(args.json.as_deref(), args.plot.as_deref(), &mut command)?;
     let request = Request {
         command,
+        shares,
         icount: args.icount,
-        limit: Some(Duration::from_secs(seconds)),
+        limit: Some(Duration::from_secs(90 + 60 * runs as u64)),
         ..Request::default()
     };
     in_hosts(&request)

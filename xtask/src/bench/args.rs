@@ -10,8 +10,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Subject {
-    /// Requests to a disk, one at a time: podvisor over MMIO and over PCI, and QEMU's microvm and
-    /// q35
+    /// Reads of a disk, one at a time, eight in flight and in order: podvisor over MMIO and over
+    /// PCI, and QEMU's microvm and q35
     Blk(BlkArgs),
     /// From starting the program to the guest's init: podvisor and QEMU's microvm side by side
     Boot(BootArgs),
@@ -68,9 +68,15 @@ pub(super) struct BlkArgs {
     /// Count instructions instead of time: in the emulated test host, the same on every machine
     #[arg(long)]
     pub(super) icount: bool,
-    /// Runs of each [default: 3, and 1 where instructions are counted, which repeat]
+    /// Rounds, in which each runs once [default: 3, and 1 where instructions are counted]
     #[arg(long, value_name = "N")]
     pub(super) runs: Option<usize>,
+    /// Write the results as JSON to this file, or to stdout (`-`)
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+    /// Draw the medians as SVG in this file
+    #[arg(long, value_name = "FILE")]
+    pub(super) plot: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
