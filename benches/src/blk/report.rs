@@ -230,7 +230,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "Reads around the guest's page cache: medians of {} (least–most); CPU in {}, for one",
+            "Reads around the guest's page cache: medians of {} (least–most); CPU in {}, per read",
             output::runs(self.runs),
             self.unit
         )?;
