@@ -158,16 +158,22 @@ impl Launching {
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
     pub async fn finish(self, network: GuestNetwork) -> Result<SandboxClient, SandboxError> {
-        let reply = match self.send(&network, &[]).await {
-            Ok(()) => FrameReader::new(Arc::clone(&self.stream)).next().await,
-            Err(error) => Err(error),
-        };
+        let sent = self.send(&network, &[]).await;
+        // One that has failed before does not listen, and has answered.
+        let reply = FrameReader::new(Arc::clone(&self.stream)).next().await;
         let reply: Option<LaunchReply> = match reply {
             Ok(Some(frame)) => {
                 let reply = serde_json::from_slice(&frame.body);
                 Some(reply.map_err(|error| self.control(error.into()))?)
             }
-            Ok(None) | Err(_) => None,
+            Ok(None) | Err(_) => {
+                debug!(
+                    id = self.id,
+                    ?sent,
+                    "the sandbox's process has not answered"
+                );
+                None
+            }
         };
         let is_clone = reply.as_ref().is_some_and(|reply| reply.is_clone);
         if let Some((shape, templates)) = &self.wanted
