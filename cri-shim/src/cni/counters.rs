@@ -59,7 +59,7 @@ fn parse(text: &str) -> Vec<InterfaceCounters> {
             sent: direction(8)?,
         })
     });
-    let is_guests = |name: &str| name != "lo" && !name.starts_with(super::tap::TAP_NAME);
+    let is_guests = |name: &str| name != "lo" && !super::tap::is_tap_name(name);
     interfaces.filter(|i| is_guests(&i.name)).collect()
 }
 

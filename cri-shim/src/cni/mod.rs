@@ -147,8 +147,34 @@ pub(crate) struct Cni {
     options: CniOptions,
     /// Of pods whose plugins run.
     turns: Turns,
-    /// As many interfaces as the last pod got.
-    interfaces: AtomicUsize,
+    interfaces: UsualInterfaces,
+}
+
+/// How many interfaces a pod of this node is likely to get: as many as the last two that got
+/// equally many, so that one that is unlike the others does not matter to the next one.
+#[derive(Debug)]
+struct UsualInterfaces {
+    count: AtomicUsize,
+    last: AtomicUsize,
+}
+
+impl UsualInterfaces {
+    fn new() -> Self {
+        Self {
+            count: AtomicUsize::new(1),
+            last: AtomicUsize::new(1),
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn note(&self, count: usize) {
+        if self.last.swap(count, Ordering::Relaxed) == count {
+            self.count.store(count, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A pod's place on a network: its namespace, with taps for interfaces that are not there yet.
@@ -174,7 +200,7 @@ impl Cni {
             cache: Cache::open(&options.cache_dir)?,
             options,
             turns: Turns::default(),
-            interfaces: AtomicUsize::new(1),
+            interfaces: UsualInterfaces::new(),
         })
     }
 
@@ -200,8 +226,8 @@ impl Cni {
     /// Makes the place of the pod `id` on the node's network, with as many taps as pods of this
     /// node usually need. [`Self::detach`] undoes it.
     pub(crate) fn prepare(&self, id: &str) -> Result<Prepared, CniError> {
-        let count = self.interfaces.load(Ordering::Relaxed);
-        self.prepare_for(self.configurations.current()?, id, count)
+        let list = self.configurations.current()?;
+        self.prepare_for(list, id, self.interfaces.count())
     }
 
     fn prepare_for(&self, list: Arc<List>, id: &str, taps: usize) -> Result<Prepared, CniError> {
@@ -234,7 +260,8 @@ impl Cni {
     }
 
     /// Runs the network's plugins in the pod's network namespace and joins a tap to each
-    /// interface that they made. Nothing of it, nor of what was prepared, stays when that fails.
+    /// interface that they made. When that fails nothing of it, nor of what was prepared, stays
+    /// but for what holds the taps.
     pub(crate) async fn attach(
         &self,
         pod: &PodIdentity,
@@ -277,8 +304,7 @@ impl Cni {
         let mut attachment = netns::enter(&netns, || tap::join(INTERFACE, taps))?;
         attachment.take_result(&result);
         attachment.is_as_prepared = attachment.nics.len() == prepared;
-        self.interfaces
-            .store(attachment.nics.len(), Ordering::Relaxed);
+        self.interfaces.note(attachment.nics.len());
         Ok(attachment)
     }
 

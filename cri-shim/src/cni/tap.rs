@@ -43,7 +43,7 @@ const IFF_NO_PI: c_short = 0x1000;
 const IFF_VNET_HDR: c_short = 0x4000;
 
 /// Taps are called so, with a number.
-pub(super) const TAP_NAME: &str = "podvisor";
+const TAP_NAME: &str = "podvisor";
 
 /// ETH_P_ALL, in network byte order as traffic control wants it.
 const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
@@ -224,6 +224,12 @@ fn tap_name(number: usize) -> String {
     format!("{TAP_NAME}{number}")
 }
 
+/// Whether a tap of ours may be called so.
+pub(super) fn is_tap_name(name: &str) -> bool {
+    let number = name.strip_prefix(TAP_NAME);
+    number.is_some_and(|number| number.parse().is_ok_and(|number: usize| number < NICS))
+}
+
 /// Opens so many taps in this thread's network namespace, for interfaces to come.
 pub(super) fn open_taps(count: usize) -> Result<Vec<OwnedFd>, CniError> {
     (0..count.min(NICS)).map(open_tap).collect()
@@ -297,7 +303,7 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
                 _ => {}
             }
         }
-        if link.name.starts_with(TAP_NAME) {
+        if is_tap_name(&link.name) {
             // Brought up by a plugin that does so with all that it finds.
             continue;
         }

@@ -343,7 +343,7 @@ fn a_plugins_own_words_are_told() {
 }
 
 #[test]
-fn a_pod_with_more_interfaces_than_prepared_is_told_and_the_next_one_is_prepared_for_them() {
+fn pods_with_more_interfaces_than_prepared_are_told_and_others_are_prepared_for_them() {
     in_host(async || {
         let world = World::new(&scripted());
         // It brings up all that it finds, which is no reason to take a tap for an interface.
@@ -356,7 +356,7 @@ fn a_pod_with_more_interfaces_than_prepared_is_told_and_the_next_one_is_prepared
                $in_pod ip address add 10.0.0.7/8 dev eth0
                echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/8"}]}'"#,
         );
-        for is_as_prepared in [false, true, true] {
+        for is_as_prepared in [false, false, true] {
             let prepared = world.cni.prepare("pod0").unwrap();
             let early = prepared.taps().unwrap();
             let pod = pod();
