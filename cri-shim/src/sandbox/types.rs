@@ -93,7 +93,8 @@ pub struct NicConfig {
 /// The guest's network configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestNetwork {
-    /// The interfaces, each found by its hardware address.
+    /// The interfaces, in the order of the cards: each is found by its hardware address, and where
+    /// no card has that yet, is the card at its place.
     pub interfaces: Vec<Interface>,
     /// The routes, in the order in which they are added.
     pub routes: Vec<Route>,

@@ -167,7 +167,7 @@ async fn find(netlink: &mut Netlink, wanted: &Interface) -> Result<Link, Network
         };
         // A bridge or VLAN that a container made can have its card's address, and a later index.
         let with_mac = links.into_iter().filter(is_wanted);
-        Ok(with_mac.min_by_key(|link| link.index))
+        Ok(with_mac.min_by_key(|link| (link.mac != wanted.mac, link.index)))
     };
     if let Some(card) = look()? {
         return Ok(card);
