@@ -90,7 +90,11 @@ fn guest_in_which_everything_goes_wrong_is_alone_with_it() {
     assert!(events.contains("oom_kill 0\n"), "{events}");
     // CPU time: its vCPU and what its devices may take.
     let used = || -> u64 {
-        let text = fs::read_to_string(group.join("cpu.stat")).unwrap();
+        let text = fs::read_to_string(group.join("cpu.stat"));
+        let text = text.unwrap_or_else(|error| {
+            let state: Value = host.json(&["inspect", "bad"]);
+            panic!("{error}: {}", state[0]["State"])
+        });
         let line = text
             .lines()
             .find_map(|line| line.strip_prefix("usage_usec "));
