@@ -9,7 +9,7 @@ mod tsc_offset;
 use std::io;
 
 use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 pub(crate) use signal_mask::set_signal_mask;
 pub(crate) use tsc_offset::{set_tsc_offset, tsc_offset};
@@ -70,6 +70,17 @@ pub(crate) fn open() -> Result<Kvm, KvmError> {
         Some((_, name)) => Err(KvmError::MissingCapability { name }),
         None => Ok(kvm),
     }
+}
+
+/// Has the time stamp counter of a new vCPU run like the host's, as it should by itself.
+///
+/// Where the kernel measures the host's frequency anew after KVM was loaded and finds it more than
+/// 250 parts per million away, KVM takes a new vCPU for one that wants the old frequency. On a
+/// processor that cannot scale the counter it then reads 0 for ever to KVM (seen with Linux 6.1): a
+/// guest's first timer interrupt, and with it all of its ticks, comes as late as the host has run.
+pub(crate) fn count_as_the_host(vcpu: &VcpuFd) {
+    // 0 is the host's own. A KVM that refuses has the counter as it was made.
+    let _ = vcpu.set_tsc_khz(0);
 }
 
 /// The most vCPUs of one VM: what the host's KVM takes, and what an MP table can name.

@@ -317,6 +317,16 @@ mod tests {
         read_msrs(vcpu, &[MSR_TSC]).unwrap()[0].1
     }
 
+    #[test]
+    fn a_new_vcpus_counter_runs_as_the_hosts_does() {
+        let kvm = kvm::open().unwrap();
+        let (_vm, [vcpu, _]) = machine(&kvm);
+        kvm::count_as_the_host(&vcpu);
+        let begin = time(&vcpu);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(time(&vcpu) > begin);
+    }
+
     /// Its name has it run where KVM is a distribution's, which is older than it is here.
     #[test]
     fn guest_clocks_go_on_from_where_they_were_saved_and_agree() {

@@ -140,6 +140,7 @@ fn create_vcpus(
         let vcpu = vm
             .create_vcpu(u64::from(id))
             .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
+        kvm::count_as_the_host(&vcpu);
         created.push(vcpu);
     }
     let tsc_khz = created.first().and_then(|vcpu| vcpu.get_tsc_khz().ok());
