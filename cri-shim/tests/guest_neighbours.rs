@@ -16,14 +16,16 @@ const ASKED: usize = 3;
 /// How long the bad guest has for each of its deeds.
 const DEEDS: Duration = Duration::from_secs(120);
 
-/// Programs without end: one that takes the CPU, one that starts more of itself than there may be,
-/// one that writes as much as there is room for, and one that takes all memory, again and again.
+/// Programs without end: one that takes all memory, again and again, one that takes the CPU, one
+/// that writes as much as there is room for, and one that starts more of itself than there may be.
+/// The container's own process starts none after that: a shell that cannot is at its end.
 const BAD: &str = "\
+    (while :; do tail /dev/zero >/dev/null; done) &
     (while :; do :; done) &
-    bomb() { bomb & bomb; }; (bomb 2>/dev/null) &
     (while :; do dd if=/dev/zero of=/big bs=1M 2>/dev/null; done) &
+    bomb() { bomb & bomb; }; (bomb 2>/dev/null) &
     echo begun
-    while :; do tail /dev/zero >/dev/null; done";
+    exec sleep 1000000";
 
 impl Host {
     /// What a container answers, and the median of how long it takes.

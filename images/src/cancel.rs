@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Error, Result};
 
-/// Ends blocking work from another thread: the work then fails with [`Error::Cancelled`] and leaves the store as it was.
-/// Clones are one.
+/// Ends blocking work from another thread: the work then fails with [`Error::Cancelled`] and leaves
+/// the store as it was. Clones are one.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 

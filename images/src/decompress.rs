@@ -1,5 +1,6 @@
-//! Decompression by what the first bytes say. Media types and file names are not asked: servers are known to be wrong
-//! about them, and the digest decides in the end. Memory is bounded whatever a stream asks for.
+//! Decompression by what the first bytes say. Media types and file names are not asked: servers are
+//! known to be wrong about them, and the digest decides in the end. Memory is bounded whatever a
+//! stream asks for.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

@@ -7,7 +7,8 @@ use sha2::{Digest as _, Sha256};
 
 /// A SHA-256 content digest, written `sha256:<64 lower-case hex digits>`.
 ///
-/// Other registered algorithms are refused: every registry in use addresses its content with SHA-256.
+/// Other registered algorithms are refused: every registry in use addresses its content with
+/// SHA-256.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 

@@ -11,7 +11,8 @@ use crate::{
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation on images failed. `Display` gives one or two lines that say what to do; the cause is the source.
+/// Why an operation on images failed. `Display` gives one or two lines that say what to do; the
+/// cause is the source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -98,7 +99,7 @@ pub enum Error {
         source: Box<redb::Error>,
     },
     /// [`Cancel`](crate::Cancel) was asked for.
-    #[error("the work was given up")]
+    #[error("the work was cancelled")]
     Cancelled,
     /// The disk under the store is full.
     #[error("no space left for the image store at {}; free some, or remove images by `podvisor rmi`", .path.display())]
@@ -125,10 +126,10 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed later: nothing is wrong with the image itself.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Registry(error) => error.may_pass(),
-            Self::Disk(error) => error.may_pass(),
+            Self::Registry(error) => error.is_retryable(),
+            Self::Disk(error) => error.is_retryable(),
             Self::DiskFull { .. } | Self::Io { .. } => true,
             _ => false,
         }
@@ -149,7 +150,8 @@ impl Error {
     }
 }
 
-/// Parses a reference, docker's short forms included (`busybox` is `docker.io/library/busybox:latest`).
+/// Parses a reference, docker's short forms included (`busybox` is
+/// `docker.io/library/busybox:latest`).
 pub(crate) fn parse_reference(input: &str) -> Result<Reference> {
     crate::reference::parse(input).map_err(|source| Error::Reference {
         input: input.chars().take(300).collect(),

@@ -10,7 +10,8 @@ use crate::registry::{Challenge, Parsed};
 use crate::signature::{bundle_of, bundles_of, simple_of};
 use crate::{Checksum, Digest, Limits, SignaturePolicy, disk, erofs, rfc3339};
 
-/// Applies layers, whatever they are, under tight limits. An image that comes out must be a sound one.
+/// Applies layers, whatever they are, under tight limits. An image that comes out must be a sound
+/// one.
 ///
 /// # Panics
 /// When it is not, or no temporary file can be made.
@@ -74,7 +75,8 @@ pub fn documents(bytes: &[u8]) {
     }
 }
 
-/// Takes a document for everything that has to do with signatures: a policy, an index of signatures, a signature. None is valid.
+/// Takes a document for everything that has to do with signatures: a policy, an index of
+/// signatures, a signature. None is valid.
 ///
 /// # Panics
 /// When one is.
@@ -96,8 +98,8 @@ pub fn signatures(bytes: &[u8]) {
     }
 }
 
-/// Converts a file, whatever it is, to a disk, under tight limits. A disk that comes out has the length that it says, and is
-/// the same however the file comes in pieces.
+/// Converts a file, whatever it is, to a disk, under tight limits. A disk that comes out has the
+/// length that it says, and is the same however the file comes in pieces.
 ///
 /// # Panics
 /// When it is not, or no temporary file can be made.
@@ -153,8 +155,8 @@ fn content(file: &mut File) -> Vec<u8> {
     bytes
 }
 
-/// Takes text for the name of an image, the address of a disk image and a checksum. What is understood is understood the
-/// same way when it is written out.
+/// Takes text for the name of an image, the address of a disk image and a checksum. What is
+/// understood is understood the same way when it is written out.
 ///
 /// # Panics
 /// When it is not.
@@ -213,7 +215,7 @@ mod tests {
         ]
     }
 
-    /// A few names in folders of a few names, so that steps meet.
+    /// A few names in directories of a few names, so that steps meet.
     fn path(at: u8, prefix: &str) -> String {
         let parts = [at >> 6, at >> 3 & 3, at & 3];
         let depth = usize::from(at >> 5 & 1) + 1 + usize::from(at >> 2 & 1);

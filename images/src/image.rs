@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use oci_spec::image::ImageConfiguration;
 
+use crate::pin::pin;
 use crate::{Digest, Error, Result};
 
 /// An image of the store, as it was when it was looked up.
@@ -44,7 +45,8 @@ impl Image {
         &self.tags
     }
 
-    /// Full names with digests, sorted (`docker.io/library/busybox@sha256:…`); the CRI's `RepoDigests`.
+    /// Full names with digests, sorted (`docker.io/library/busybox@sha256:…`); the CRI's
+    /// `RepoDigests`.
     #[must_use]
     pub fn digests(&self) -> &[String] {
         &self.digests
@@ -80,14 +82,14 @@ impl Image {
         self.pinned
     }
 
-    /// Id of the disk image in it, when the image is a containerDisk: pulling or loading finds a single disk
-    /// image in `/disk`.
+    /// Id of the disk image in it, when the image is a containerDisk: pulling or loading finds a
+    /// single disk image in `/disk`.
     #[must_use]
     pub fn disk(&self) -> Option<Digest> {
         self.disk
     }
 
-    /// The OCI image configuration: entrypoint, environment, user, working folder, …
+    /// The OCI image configuration: entrypoint, environment, user, working directory, …
     #[must_use]
     pub fn config(&self) -> &ImageConfiguration {
         &self.config
@@ -99,8 +101,8 @@ impl Image {
         &self.rootfs
     }
 
-    /// Opens the root file system for reading. While the returned file, or a duplicate of it in another
-    /// process, is open, the image can be neither removed nor pruned.
+    /// Opens the root file system for reading. While the returned file, or a duplicate of it in
+    /// another process, is open, the image can be neither removed nor pruned.
     ///
     /// # Errors
     /// [`Error::NotFound`] when the image has been removed since it was looked up; [`Error::Io`].
@@ -111,8 +113,7 @@ impl Image {
             },
             _ => Error::io("open", &self.rootfs, source),
         })?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared)
-            .map_err(|source| Error::io("lock", &self.rootfs, source.into()))?;
+        pin(&file).map_err(|source| Error::io("lock", &self.rootfs, source))?;
         Ok(file)
     }
 }

@@ -1,8 +1,9 @@
 //! OCI images: from a registry to one read-only EROFS file per image.
 //!
-//! What comes in are references (`busybox`, `registry.example/app@sha256:…`), manifests, configs and layer
-//! tars; all of it is hostile until verified. What leaves is an [`Image`]: its ids and names, its OCI
-//! configuration, and the path of a file that a guest mounts as its root, the same bytes every time.
+//! What comes in are references (`busybox`, `registry.example/app@sha256:…`), manifests, configs
+//! and layer tars; all of it is hostile until verified. What leaves is an [`Image`]: its ids and
+//! names, its OCI configuration, and the path of a file that a guest mounts as its root, the same
+//! bytes every time.
 //!
 //! ```no_run
 //! # async fn pull() -> Result<(), podvisor_images::Error> {
@@ -17,9 +18,10 @@
 //! # }
 //! ```
 //!
-//! The rooms: `registry` fetches and verifies bytes, `signature` says whose word an image needs, `layer` turns a verified layer into entries of a tree,
-//! `erofs` writes that tree, `store` keeps the results. Nothing here knows virtual machines, and
-//! no name that a layer carries ever becomes a path of the host.
+//! The rooms: `registry` fetches and verifies bytes, `signature` says whose word an image needs,
+//! `layer` turns a verified layer into entries of a tree, `erofs` writes that tree, `store` keeps
+//! the results. Nothing here knows virtual machines, and no name that a layer carries ever becomes
+//! a path of the host.
 
 mod archive;
 mod cancel;
@@ -35,6 +37,7 @@ mod image;
 mod import;
 mod layer;
 mod limits;
+mod pin;
 mod program;
 mod progress;
 mod reference;
@@ -47,10 +50,12 @@ mod tree;
 pub use archive::{ArchiveError, ArchiveFormat};
 pub use cancel::Cancel;
 pub use digest::{Digest, DigestError};
-pub use disk::{Checksum, ChecksumError, ConvertError, Disk, DiskError, Format, Qcow2Error};
+pub use disk::{Checksum, ChecksumError, ConvertError, Disk, DiskError, DiskFormat, Qcow2Error};
 pub use erofs::WriteError;
 pub use error::{Error, Result};
-pub use http::{ClientCertificate, Host, HostsError, Mirror, Protocol, RegistryConfig};
+pub use http::{
+    ClientCertificate, HostsError, Mirror, RegistryConfig, RegistryHost, RegistryProtocol,
+};
 pub use image::Image;
 pub use import::{ImportError, ImportSource};
 pub use layer::{LayerError, PathFault, TarError};
@@ -62,8 +67,8 @@ pub use progress::{PullEvent, PullEvents};
 pub use registry::{Credentials, ManifestError, RegistryError};
 pub use signature::{PolicyError, SignatureError, SignaturePolicy};
 pub use store::{
-    Details, HistoryEntry, Layer, Prune, PullOptions, PullPolicy, Removed, Store, StoreOptions,
-    Usage,
+    HistoryEntry, ImageDetails, Layer, Prune, PullOptions, PullPolicy, Removed, Store,
+    StoreOptions, StoreUsage,
 };
 pub use tree::TreeError;
 

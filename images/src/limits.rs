@@ -16,14 +16,17 @@ pub struct Limits {
     pub layer_bytes: u64,
     /// Bytes that all layers of an image have together when decompressed.
     pub unpacked_bytes: u64,
-    /// Files, folders and other entries in all layers of an image together.
+    /// Files, directories and other entries in all layers of an image together.
     pub entries: u64,
     /// Bytes of a path inside the image (Linux's `PATH_MAX` is 4096).
     pub path_bytes: usize,
-    /// Folders above an entry.
+    /// Directories above an entry.
     pub path_depth: usize,
     /// Bytes of all extended attributes of one file.
     pub xattr_bytes: usize,
+    /// Bytes of memory that an image may take while it is unpacked or an archive is read: for
+    /// names, link targets, attributes, manifests and configurations, in all layers together.
+    pub metadata_bytes: u64,
     /// Whether images may contain device nodes.
     pub devices: bool,
     /// Manifests that an index may nest before the image's own.
@@ -48,6 +51,7 @@ impl Default for Limits {
             path_bytes: 4095,
             path_depth: 1024,
             xattr_bytes: 64 << 10,
+            metadata_bytes: 1 << 30,
             devices: true,
             index_depth: 4,
             disk_file_bytes: 256 << 30,

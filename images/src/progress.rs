@@ -68,8 +68,8 @@ pub enum PullEvent {
     },
     /// Another pull, of this or another process, fetches this disk image; this one waits for it.
     DiskWaiting,
-    /// So many bytes of a disk image's file have arrived, and were converted or wait for it. A retry that cannot resume
-    /// starts at 0 again.
+    /// So many bytes of a disk image's file have arrived, and were converted or wait for it. A
+    /// retry that cannot resume starts at 0 again.
     DiskBytes {
         /// Bytes so far.
         done: u64,

@@ -1,10 +1,10 @@
-//! Parsing of image references, docker's short forms included (distribution-spec, "Pulling manifests"; the grammar is
-//! that of github.com/distribution/reference).
+//! Parsing of image references, docker's short forms included (distribution-spec, "Pulling
+//! manifests"; the grammar is that of github.com/distribution/reference).
 //!
-//! `oci-spec` parses by a regular expression whose compilation takes longer than all else that finding an image needs.
-//! This parser walks the text once and is held to the same results by a property test, but for tags, which are ASCII
-//! here as the grammar says, and for capital letters in the first part of a repository's name (`Team/app`), which are refused as in
-//! all others.
+//! `oci-spec` parses by a regular expression whose compilation takes longer than all else that
+//! finding an image needs. This parser walks the text once and is held to the same results by a
+//! property test, but for tags, which are ASCII here as the grammar says, and for capital letters
+//! in the first part of a repository's name (`Team/app`), which are refused as in all others.
 
 use oci_spec::distribution::{ParseError, Reference};
 

@@ -44,7 +44,8 @@ fn offset(zone: &str) -> Option<i64> {
     Some(sign * (digits(hours)? * 3600 + digits(minutes)? * 60))
 }
 
-/// Days from 1970-01-01 in the Gregorian calendar, with years that begin in March so that leap days come last.
+/// Days from 1970-01-01 in the Gregorian calendar, with years that begin in March so that leap days
+/// come last.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));

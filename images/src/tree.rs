@@ -1,8 +1,9 @@
 //! The merged file tree of an image, in memory: names and metadata, no file data.
 //!
-//! Layers are applied base first. Each operation is one that applying a layer to an empty folder would do, so the
-//! result is what an unpacking tool would leave on a disk; but a name is only ever a key of a map here. Data that
-//! nothing names any longer is handed back for reuse ([`Tree::take_freed`]).
+//! Layers are applied base first. Each operation is one that applying a layer to an empty directory
+//! would do, so the result is what an unpacking tool would leave on a disk; but a name is only ever
+//! a key of a map here. Data that nothing names any longer is handed back for reuse
+//! ([`Tree::take_freed`]).
 
 use std::collections::BTreeMap;
 
@@ -53,7 +54,7 @@ pub(crate) struct Extent {
     pub blocks: u32,
 }
 
-/// A file that is no folder.
+/// A file that is no directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Leaf {
     /// Regular file.
@@ -78,7 +79,7 @@ pub(crate) enum Leaf {
     Fifo,
 }
 
-/// A folder's entry.
+/// A directory's entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) node: NodeId,
@@ -105,23 +106,23 @@ pub(crate) struct Node {
 #[non_exhaustive]
 pub enum TreeError {
     /// A parent of the entry is a file or a symbolic link.
-    #[error("its parent {0:?} is not a folder but a file or symbolic link")]
-    ParentNotFolder(String),
+    #[error("its parent {0:?} is not a directory but a file or symbolic link")]
+    ParentNotDirectory(String),
     /// A hard link's target is missing.
     #[error("hard link to {0:?}, which does not exist")]
     LinkTargetMissing(String),
-    /// A hard link's target is a folder.
-    #[error("hard link to {0:?}, which is a folder")]
-    LinkToFolder(String),
-    /// The root was given as something else than a folder.
-    #[error("the root must be a folder")]
-    RootNotFolder,
+    /// A hard link's target is a directory.
+    #[error("hard link to {0:?}, which is a directory")]
+    LinkToDirectory(String),
+    /// The root was given as something else than a directory.
+    #[error("the root must be a directory")]
+    RootNotDirectory,
     /// More nodes than an image can have.
     #[error("too many files")]
     Full,
 }
 
-/// A tree of files; node 0 is the root folder.
+/// A tree of files; node 0 is the root directory.
 #[derive(Debug)]
 pub(crate) struct Tree {
     nodes: Vec<Option<Node>>,
@@ -130,8 +131,8 @@ pub(crate) struct Tree {
     layer: u32,
 }
 
-/// What a folder gets that no layer describes, only contains files in.
-fn implied_folder() -> Node {
+/// What a directory gets that no layer describes, only contains files in.
+fn implied_directory() -> Node {
     let meta = Meta {
         mode: 0o755,
         ..Meta::default()
@@ -153,11 +154,11 @@ impl Tree {
     /// The root of a tree.
     pub(crate) const ROOT: NodeId = NodeId(0);
 
-    /// An empty root folder, mode 0755, owner 0:0.
+    /// An empty root directory, mode 0755, owner 0:0.
     #[must_use]
     pub(crate) fn new() -> Self {
         Self {
-            nodes: vec![Some(implied_folder())],
+            nodes: vec![Some(implied_directory())],
             vacant: Vec::new(),
             freed: Vec::new(),
             layer: 0,
@@ -180,11 +181,11 @@ impl Tree {
         std::mem::take(&mut self.freed)
     }
 
-    /// Makes the folder at `path`, or gives an existing one new metadata. Missing parents are made with mode 0755, owner
-    /// 0:0 and time 0. A file of that name is replaced.
+    /// Makes the directory at `path`, or gives an existing one new metadata. Missing parents are
+    /// made with mode 0755, owner 0:0 and time 0. A file of that name is replaced.
     ///
     /// # Errors
-    /// [`TreeError::ParentNotFolder`], [`TreeError::Full`].
+    /// [`TreeError::ParentNotDirectory`], [`TreeError::Full`].
     pub(crate) fn put_dir(&mut self, path: &[&[u8]], meta: Meta) -> Result<(), TreeError> {
         let dir = self.make_dirs(path, true)?;
         self.node_mut(dir).meta = meta;
@@ -194,8 +195,8 @@ impl Tree {
     /// Puts a file at `path`; what had that name is replaced.
     ///
     /// # Errors
-    /// As [`Tree::put_dir`], and [`TreeError::RootNotFolder`] for the empty path. The content of a file that did not
-    /// fit is freed.
+    /// As [`Tree::put_dir`], and [`TreeError::RootNotDirectory`] for the empty path. The content of
+    /// a file that did not fit is freed.
     pub(crate) fn put_leaf(
         &mut self,
         path: &[&[u8]],
@@ -203,7 +204,7 @@ impl Tree {
         leaf: Leaf,
     ) -> Result<(), TreeError> {
         let placed = match path.split_last() {
-            None => Err(TreeError::RootNotFolder),
+            None => Err(TreeError::RootNotDirectory),
             Some((name, parents)) => self.make_dirs(parents, false).map(|dir| (*name, dir)),
         };
         let placed = placed.and_then(|(name, dir)| Ok((name, dir, self.check_room()?)));
@@ -229,15 +230,15 @@ impl Tree {
     /// Gives the file at `target` a second name.
     ///
     /// # Errors
-    /// As [`Tree::put_leaf`], and when the target is missing or a folder.
+    /// As [`Tree::put_leaf`], and when the target is missing or a directory.
     pub(crate) fn put_link(&mut self, path: &[&[u8]], target: &[&[u8]]) -> Result<(), TreeError> {
         let node = self
             .find(target)
             .ok_or_else(|| TreeError::LinkTargetMissing(show(target)))?;
         if matches!(self.node(node).kind, Kind::Dir(_)) {
-            return Err(TreeError::LinkToFolder(show(target)));
+            return Err(TreeError::LinkToDirectory(show(target)));
         }
-        let (name, parents) = path.split_last().ok_or(TreeError::RootNotFolder)?;
+        let (name, parents) = path.split_last().ok_or(TreeError::RootNotDirectory)?;
         let dir = self.make_dirs(parents, false)?;
         // Before the old name goes: it may be the target's last one.
         self.node_mut(node).links += 1;
@@ -245,7 +246,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Hides `path` of the layers below; what this layer put there stays (OCI image-spec, layer.md, "Whiteouts").
+    /// Hides `path` of the layers below; what this layer put there stays (OCI image-spec, layer.md,
+    /// "Whiteouts").
     pub(crate) fn whiteout(&mut self, path: &[&[u8]]) {
         let Some((name, parents)) = path.split_last() else {
             return;
@@ -269,7 +271,7 @@ impl Tree {
         }
     }
 
-    /// Hides everything in the folder at `path` that the layers below put there.
+    /// Hides everything in the directory at `path` that the layers below put there.
     pub(crate) fn opaque(&mut self, path: &[&[u8]]) {
         if let Some(dir) = self.find(path) {
             self.hide_lower(dir);
@@ -311,7 +313,7 @@ impl Tree {
     fn children_mut(&mut self, id: NodeId) -> &mut BTreeMap<Box<[u8]>, Entry> {
         match &mut self.node_mut(id).kind {
             Kind::Dir(children) => children,
-            Kind::Leaf(_) => unreachable!("callers pass folders"),
+            Kind::Leaf(_) => unreachable!("callers pass directories"),
         }
     }
 
@@ -333,8 +335,8 @@ impl Tree {
         id
     }
 
-    /// Walks to a folder and marks the way as this layer's; what is missing is made. `replace` says whether a
-    /// file at the very end gives way.
+    /// Walks to a directory and marks the way as this layer's; what is missing is made. `replace`
+    /// says whether a file at the very end gives way.
     fn make_dirs(&mut self, path: &[&[u8]], replace: bool) -> Result<NodeId, TreeError> {
         let layer = self.layer;
         let mut dir = Self::ROOT;
@@ -347,11 +349,11 @@ impl Tree {
             dir = match found {
                 Some(node) if matches!(self.node(node).kind, Kind::Dir(_)) => node,
                 Some(_) if !(last && replace) => {
-                    return Err(TreeError::ParentNotFolder(show(&path[..=depth])));
+                    return Err(TreeError::ParentNotDirectory(show(&path[..=depth])));
                 }
                 _ => {
                     self.check_room()?;
-                    let node = self.insert_node(implied_folder());
+                    let node = self.insert_node(implied_directory());
                     self.bind(dir, name, node);
                     node
                 }

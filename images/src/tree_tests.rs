@@ -34,7 +34,7 @@ impl Sketch {
         self.0.begin_layer();
         self
     }
-    /// All paths, folders with a slash, in order.
+    /// All paths, directories with a slash, in order.
     fn list(&self) -> String {
         fn walk(tree: &Tree, dir: NodeId, prefix: &str, out: &mut Vec<String>) {
             for (name, entry) in tree.children(dir).unwrap() {
@@ -90,7 +90,7 @@ fn a_whiteout_spares_its_own_layer_in_either_order() {
 }
 
 #[test]
-fn an_opaque_folder_hides_what_is_below_it_only() {
+fn an_opaque_directory_hides_what_is_below_it_only() {
     let mut s = Sketch::new();
     s.file("a/old/x", 1).file("a/both", 2).file("b", 3).layer();
     s.file("a/both", 4).file("a/sub/new", 5);
@@ -135,16 +135,16 @@ fn a_link_to_itself_changes_nothing() {
 }
 
 #[test]
-fn links_to_folders_and_to_nothing_are_refused() {
+fn links_to_directories_and_to_nothing_are_refused() {
     let mut s = Sketch::new();
     s.file("d/f", 1);
     assert_eq!(
         s.0.put_link(&path("x"), &path("d")),
-        Err(TreeError::LinkToFolder("d".into()))
+        Err(TreeError::LinkToDirectory("d".into()))
     );
     assert_eq!(
         s.0.put_link(&path("x"), &path("")),
-        Err(TreeError::LinkToFolder("".into()))
+        Err(TreeError::LinkToDirectory("".into()))
     );
     assert_eq!(
         s.0.put_link(&path("x"), &path("n/o")),
@@ -162,7 +162,7 @@ fn nothing_is_put_below_a_symbolic_link_or_a_file() {
         Leaf::Symlink((*b"/etc").into()),
     )
     .unwrap();
-    let refused = Err(TreeError::ParentNotFolder("l".into()));
+    let refused = Err(TreeError::ParentNotDirectory("l".into()));
     assert_eq!(
         s.0.put_leaf(&path("l/passwd"), Meta::default(), file(7)),
         refused
@@ -193,7 +193,7 @@ fn the_last_of_duplicate_entries_wins_whatever_the_kinds() {
 }
 
 #[test]
-fn a_folder_that_comes_again_keeps_its_children_and_gets_new_metadata() {
+fn a_directory_that_comes_again_keeps_its_children_and_gets_new_metadata() {
     let mut s = Sketch::new();
     s.file("d/f", 1).layer();
     s.0.put_dir(

@@ -7,7 +7,7 @@ use support::disk::{content, qcow2, raw};
 use support::image::{Layer, Packing};
 use support::{Tarball, TestImage, TestStore, explain, options};
 
-/// Loads an image of one layer from an OCI layout folder.
+/// Loads an image of one layer from an OCI layout directory.
 fn load(test: &TestStore, name: &str, tar: Tarball) -> podvisor_images::Image {
     let image = TestImage::new(vec![Layer::new(&tar.finish(), Packing::Gzip)]);
     let dir = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ fn a_container_disk_is_recognised_and_goes_with_its_image() {
 }
 
 #[test]
-fn an_image_with_other_files_than_one_in_its_disk_folder_has_no_disk() {
+fn an_image_with_other_files_than_one_in_its_disk_directory_has_no_disk() {
     let test = TestStore::new();
     let two = Tarball::new()
         .dir("disk", 0o755)
@@ -55,7 +55,7 @@ fn an_image_with_other_files_than_one_in_its_disk_folder_has_no_disk() {
     assert_eq!(load(&test, "two", two).disk(), None);
     let message = explain(&test.store.container_disk("two").unwrap_err());
     assert!(
-        message.contains("has 2 files in its folder /disk instead of one: a.img, b.img"),
+        message.contains("has 2 files in its directory /disk instead of one: a.img, b.img"),
         "{message}"
     );
     assert_eq!(
@@ -69,7 +69,8 @@ fn an_image_with_other_files_than_one_in_its_disk_folder_has_no_disk() {
     );
     let message = explain(&test.store.container_disk("none").unwrap_err());
     assert!(
-        message.contains("library/none:latest has no disk: there is no file in its folder /disk"),
+        message
+            .contains("library/none:latest has no disk: there is no file in its directory /disk"),
         "{message}"
     );
     // What is there for other reasons is no disk until somebody says so.

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use podvisor_images::{
-    Checksum, Digest, Disk, DiskError, Error, Format, Host, Protocol, Prune, PullEvent, PullPolicy,
-    Store, StoreOptions,
+    Checksum, Digest, Disk, DiskError, DiskFormat, Error, Prune, PullEvent, PullPolicy,
+    RegistryHost, RegistryProtocol, Store, StoreOptions,
 };
 use sha2::{Digest as _, Sha512};
 use support::disk::{content, qcow2, qemu_img, raw};
@@ -93,7 +93,7 @@ async fn a_disk_image_is_fetched_once_and_kept_as_a_sparse_raw_file() {
     let disk = pull(&test, &server).await.unwrap();
     assert!(content(&disk) == raw);
     assert_eq!(disk.id(), Digest::of(&bytes));
-    assert_eq!(disk.source_format(), Some(Format::Qcow2));
+    assert_eq!(disk.source_format(), Some(DiskFormat::Qcow2));
     assert_eq!(disk.virtual_size(), raw.len() as u64);
     assert!(disk.size() < disk.virtual_size() * 3 / 4, "{}", disk.size());
     assert_eq!(disk.urls(), [url(&server)]);
@@ -522,7 +522,7 @@ async fn addresses_status_and_redirects_are_told_in_words() {
         .pull_disk("ftp://host/x", None, &options())
         .await
         .unwrap_err();
-    assert!(message(bad).contains("is not the address of a disk image"));
+    assert!(message(bad).contains("is not the URL of a disk image"));
     for (reply, words) in [
         (404, "there is no http://"),
         (403, "does not allow to fetch http://"),
@@ -548,7 +548,10 @@ async fn addresses_status_and_redirects_are_told_in_words() {
             .await,
         Err(Error::Disk(DiskError::Unreachable { .. }))
     ));
-    let tls = registries().host("127.0.0.1:1", Host::default().protocol(Protocol::Https));
+    let tls = registries().host(
+        "127.0.0.1:1",
+        RegistryHost::default().protocol(RegistryProtocol::Https),
+    );
     let options = options().registries(tls);
     let error = store
         .pull_disk("http://127.0.0.1:1/x", None, &options)

@@ -1,4 +1,5 @@
-//! Registries that lie, stall and break off. Whatever they do, the store is afterwards as it was before.
+//! Registries that lie, stall and break off. Whatever they do, the store is afterwards as it was
+//! before.
 
 mod support;
 
@@ -309,6 +310,37 @@ async fn tokens_come_from_the_server_that_the_challenge_names_and_bad_ones_are_r
 }
 
 #[tokio::test]
+async fn only_the_registry_itself_says_who_makes_its_tokens() {
+    for bearer in [true, false] {
+        let thief = Faulty::serve(TestImage::small(), |_| {
+            Some(Reply::new(200, r#"{"token":"t"}"#))
+        });
+        let challenge = match bearer {
+            true => format!("Bearer realm=\"http://{}/token\",service=\"s\"", thief.host),
+            false => "Basic realm=\"r\"".to_owned(),
+        };
+        let elsewhere = Faulty::serve(TestImage::small(), move |_| {
+            Some(Reply::new(401, "").header("WWW-Authenticate", challenge.clone()))
+        });
+        let target = elsewhere.host.clone();
+        let server = Faulty::serve(TestImage::small(), move |request| {
+            let there = format!("http://{target}{}", request.path);
+            Some(Reply::new(307, "").header("Location", there))
+        });
+        let test = TestStore::new();
+        let credentials = podvisor_images::Credentials::IdentityToken("secret".into());
+        let error = test
+            .store
+            .pull(&server.name(), &options().credentials(credentials))
+            .await
+            .unwrap_err();
+        assert!(!elsewhere.paths().is_empty(), "{}", explain(&error));
+        assert!(thief.paths().is_empty(), "{:?}", thief.paths());
+        assert!(explain(&error).contains("log in"), "{}", explain(&error));
+    }
+}
+
+#[tokio::test]
 async fn who_may_not_pull_is_told_to_log_in() {
     let server = Faulty::serve(TestImage::small(), |_| {
         Some(Reply::new(401, "").header("WWW-Authenticate", "Basic realm=\"r\""))
@@ -331,7 +363,7 @@ async fn a_mirror_is_asked_first_and_a_bad_one_passed_over() {
     let registry = Faulty::serve(image, |_| None);
     for (mirror, asked) in [(&good, 0), (&lying, 3)] {
         registry.requests.lock().unwrap().clear();
-        let host = podvisor_images::Host::default().mirror(mirror.host.clone());
+        let host = podvisor_images::RegistryHost::default().mirror(mirror.host.clone());
         let registries = registries().host(registry.host.clone(), host);
         let test = TestStore::new();
         test.store

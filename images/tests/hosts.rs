@@ -1,4 +1,4 @@
-//! Registries as a folder of settings describes them.
+//! Registries as a directory of settings describes them.
 
 mod support;
 
@@ -8,7 +8,7 @@ use podvisor_images::{HostsError, PullOptions, RegistryConfig};
 use support::faulty::honest;
 use support::{Faulty, Reply, TestImage, TestStore, options, registries};
 
-fn folder(files: &[(&str, String)]) -> tempfile::TempDir {
+fn directory(files: &[(&str, String)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let path = dir.path().join(name);
@@ -19,15 +19,15 @@ fn folder(files: &[(&str, String)]) -> tempfile::TempDir {
 }
 
 fn with(dir: &Path) -> Result<PullOptions, HostsError> {
-    let config: RegistryConfig = registries().hosts_folder(dir)?;
+    let config: RegistryConfig = registries().hosts_directory(dir)?;
     Ok(options().registries(config))
 }
 
 #[tokio::test]
-async fn a_registry_is_found_where_the_folder_says() {
+async fn a_registry_is_found_where_the_directory_says() {
     let server = Faulty::serve(TestImage::small(), |_| None);
     let toml = format!("server = \"http://{}\"", server.host);
-    let dir = folder(&[("registry.example/hosts.toml", toml)]);
+    let dir = directory(&[("registry.example/hosts.toml", toml)]);
     let test = TestStore::new();
     let image = test
         .store
@@ -54,7 +54,7 @@ async fn mirrors_below_a_path_serve_every_registry() {
         "[host.\"http://{}/v2/proxy\"]\noverride_path = true",
         mirror.host
     );
-    let dir = folder(&[("_default/hosts.toml", toml)]);
+    let dir = directory(&[("_default/hosts.toml", toml)]);
     let test = TestStore::new();
     test.store
         .pull("nowhere.invalid/app:v1", &with(dir.path()).unwrap())
@@ -79,7 +79,7 @@ async fn a_mirror_that_may_only_serve_digests_is_not_asked_for_tags() {
         "server = \"http://{}\"\n[host.\"http://{}\"]\ncapabilities = [\"pull\"]",
         registry.host, mirror.host
     );
-    let dir = folder(&[("registry.example/hosts.toml", toml)]);
+    let dir = directory(&[("registry.example/hosts.toml", toml)]);
     let test = TestStore::new();
     test.store
         .pull("registry.example/app:v1", &with(dir.path()).unwrap())

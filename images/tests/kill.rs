@@ -1,4 +1,5 @@
-//! A process that is killed in the middle of a pull loses nothing that was there and leaves nothing half.
+//! A process that is killed in the middle of a pull loses nothing that was there and leaves nothing
+//! half.
 
 mod support;
 
@@ -38,8 +39,8 @@ async fn pulls_as_a_process_of_its_own() {
         let (root, source) = job.split_once(' ').unwrap();
         let store = Store::open(root).unwrap();
         let done = match source.split_once(':') {
-            Some(("import", folder)) => {
-                let source = ImportSource::Folder(folder.into());
+            Some(("import", directory)) => {
+                let source = ImportSource::Directory(directory.into());
                 store.import(source, Some(LOADED), &options()).map(|_| ())
             }
             _ if source.starts_with('/') => {
@@ -64,7 +65,8 @@ async fn pulls_as_a_process_of_its_own() {
     );
 }
 
-/// Pulls, or loads from a path, in a process of its own, to some system calls of which something happens.
+/// Pulls, or loads from a path, in a process of its own, to some system calls of which something
+/// happens.
 fn pull_with(test: &TestStore, source: &str, calls: &str, fate: &str) -> ExitStatus {
     Command::new("strace")
         .args(["-f", "-qq", "-o", "/dev/null"])
@@ -101,14 +103,14 @@ fn killed_at_every_write_of_a_load_the_store_is_whole() {
 
 #[test]
 fn killed_at_every_write_of_an_import_the_store_is_whole() {
-    let folder = folder();
-    let source = format!("import:{}", folder.path().display());
+    let directory = directory();
+    let source = format!("import:{}", directory.path().display());
     kill_at_every_write(&source, LOADED, 25);
 }
 
 #[test]
 fn an_import_that_fills_the_disk_leaves_the_store_as_it_was() {
-    let folder = folder();
+    let directory = directory();
     let test = TestStore::new();
     let layout = tempfile::tempdir().unwrap();
     TestImage::small().write_layout(layout.path(), "x");
@@ -116,7 +118,7 @@ fn an_import_that_fills_the_disk_leaves_the_store_as_it_was() {
         .load(layout.path(), Some("old"), &options())
         .unwrap();
     let before = test.files();
-    let source = format!("import:{}", folder.path().display());
+    let source = format!("import:{}", directory.path().display());
     let mut failures = 0;
     for call in 1.. {
         assert!(call < 1000, "the import does not end");
@@ -137,12 +139,12 @@ fn an_import_that_fills_the_disk_leaves_the_store_as_it_was() {
     assert!(test.store.resolve(LOADED).is_ok());
 }
 
-fn folder() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("large"), [7; 300_000]).unwrap();
-    std::fs::create_dir(folder.path().join("etc")).unwrap();
-    std::fs::write(folder.path().join("etc/name"), "x").unwrap();
-    folder
+fn directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("large"), [7; 300_000]).unwrap();
+    std::fs::create_dir(directory.path().join("etc")).unwrap();
+    std::fs::write(directory.path().join("etc/name"), "x").unwrap();
+    directory
 }
 
 fn two_layers() -> TestImage {

@@ -30,7 +30,7 @@ fn check(image: &podvisor_images::Image) {
 }
 
 #[test]
-fn a_layout_folder_and_what_skopeo_makes_of_it_are_the_same_image() {
+fn a_layout_directory_and_what_skopeo_makes_of_it_are_the_same_image() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let image = TestImage::small();

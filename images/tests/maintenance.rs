@@ -9,7 +9,7 @@ use podvisor_images::{Error, Image, Prune};
 use support::image::{Layer, Packing};
 use support::{Tarball, TestImage, TestStore, options};
 
-/// Loads an image of its own from an OCI layout folder.
+/// Loads an image of its own from an OCI layout directory.
 fn load(test: &TestStore, name: &str) -> Image {
     let tar = Tarball::new().file("name", 0o644, name.as_bytes()).finish();
     let image = TestImage::new(vec![Layer::new(&tar, Packing::Plain)]);

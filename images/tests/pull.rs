@@ -182,7 +182,7 @@ async fn two_pulls_at_once_share_the_work() {
     let name = registry.name("app:v1");
     let (events, mut received) = mpsc::unbounded_channel();
     let options = options().events(events);
-    // Another process has a store of its own on the same folder.
+    // Another process has a store of its own on the same directory.
     let other = Store::open(test.dir.path()).unwrap();
     let (a, b, c) = tokio::join!(
         test.store.pull(&name, &options),

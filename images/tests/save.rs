@@ -76,7 +76,7 @@ fn skopeo_reads_what_is_saved() {
                 image.id(),
                 "{from}"
             );
-            let (folder, to) = (path("copy"), format!("dir:{}", path("copy")));
+            let (directory, to) = (path("copy"), format!("dir:{}", path("copy")));
             run("skopeo", &["--insecure-policy", "copy", &from, &to]);
             let copied = run("skopeo", &["inspect", "--config", "--raw", &to]);
             assert_eq!(
@@ -88,7 +88,7 @@ fn skopeo_reads_what_is_saved() {
                 let manifest = run("skopeo", &["inspect", "--raw", &to]);
                 assert_eq!(Digest::of(manifest.as_bytes()), image.digest(), "{from}");
             }
-            std::fs::remove_dir_all(folder).unwrap();
+            std::fs::remove_dir_all(directory).unwrap();
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Signatures of images: made by OpenSSL in the forms that cosign gives them, kept in a real registry, wanted by a policy.
+//! Signatures of images: made by OpenSSL in the forms that cosign gives them, kept in a real
+//! registry, wanted by a policy.
 
 mod support;
 

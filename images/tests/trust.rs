@@ -5,7 +5,8 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use podvisor_images::{
-    ClientCertificate, Credentials, Error, Host, Protocol, PullOptions, RegistryError,
+    ClientCertificate, Credentials, Error, PullOptions, RegistryError, RegistryHost,
+    RegistryProtocol,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use support::{Registry, TestImage, TestStore, explain, options, registries};
@@ -55,8 +56,8 @@ impl Authority {
     }
 }
 
-fn with(registry: &Registry, host: Host) -> PullOptions {
-    options().registries(registries().host(registry.host(), host.protocol(Protocol::Https)))
+fn with(registry: &Registry, host: RegistryHost) -> PullOptions {
+    options().registries(registries().host(registry.host(), host.protocol(RegistryProtocol::Https)))
 }
 
 #[tokio::test]
@@ -69,7 +70,7 @@ async fn a_registry_is_trusted_by_its_authority_alone() {
 
     let error = test
         .store
-        .pull(&name, &with(&registry, Host::default()))
+        .pull(&name, &with(&registry, RegistryHost::default()))
         .await
         .unwrap_err();
     assert!(
@@ -77,7 +78,7 @@ async fn a_registry_is_trusted_by_its_authority_alone() {
         "{error:?}"
     );
     assert!(explain(&error).contains("update-ca-certificates"));
-    let other = Host::default().authority(Authority::new().file());
+    let other = RegistryHost::default().authority(Authority::new().file());
     let error = test
         .store
         .pull(&name, &with(&registry, other))
@@ -89,7 +90,7 @@ async fn a_registry_is_trusted_by_its_authority_alone() {
     );
     assert_eq!(test.files(), [""; 0]);
 
-    let trusted = Host::default().authority(authority.file());
+    let trusted = RegistryHost::default().authority(authority.file());
     test.store
         .pull(&name, &with(&registry, trusted))
         .await
@@ -102,7 +103,7 @@ async fn a_registry_that_asks_for_a_certificate_gets_the_configured_one() {
     let registry = authority.registry(Some(&clients.file()));
     let test = TestStore::new();
     let name = registry.name("nothing:v1");
-    let trusted = Host::default().authority(authority.file());
+    let trusted = RegistryHost::default().authority(authority.file());
     let error = test
         .store
         .pull(&name, &with(&registry, trusted.clone()))
@@ -131,7 +132,10 @@ async fn https_spoken_to_a_plain_registry_is_told_as_such() {
     let test = TestStore::new();
     let error = test
         .store
-        .pull(&registry.name("app"), &with(&registry, Host::default()))
+        .pull(
+            &registry.name("app"),
+            &with(&registry, RegistryHost::default()),
+        )
         .await
         .unwrap_err();
     assert!(

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Archive, ArchiveError, Found};
+use super::{Archive, ArchiveError, Found, Held, Member};
 use crate::{Limits, ManifestError};
 
 #[derive(Deserialize)]
@@ -20,6 +20,7 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
     let entries: Vec<Entry> =
         serde_json::from_slice(&document).map_err(|source| ArchiveError::Json { name, source })?;
     let mut found = Vec::new();
+    let mut held = Held::new(limits);
     for entry in entries {
         let (count, limit) = (entry.layers.len(), limits.layers);
         if count == 0 {
@@ -35,6 +36,7 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
             .member(&entry.config)
             .ok_or_else(|| missing(&entry.config))?;
         let config = archive.document("the configuration", &config, limits.config_bytes)?;
+        held.add(config.len() + count * size_of::<Member>())?;
         let layers = entry
             .layers
             .iter()

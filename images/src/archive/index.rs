@@ -8,10 +8,13 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::{ArchiveError, Member, Place};
+use super::{ArchiveError, Held, Member, Place};
 use crate::Limits;
 use crate::decompress::Compression;
 use crate::layer::{EntryKind, TarError, TarReader, components};
+
+/// Bytes of memory that a member takes beside its names.
+const MEMBER: usize = 96;
 
 /// Links that are followed from one member to another.
 const LINKS: usize = 4;
@@ -45,6 +48,7 @@ impl TarIndex {
         let mut tar = TarReader::new(Counting { input, count: 0 });
         let mut index = Self::default();
         let mut entries = 0;
+        let mut held = Held::new(limits);
         while let Some(entry) = tar.next_entry()? {
             entries += 1;
             if entries > limits.entries {
@@ -57,6 +61,7 @@ impl TarIndex {
                 continue;
             };
             let name = parts.join(&b'/');
+            held.add(name.len() + entry.link.len() + MEMBER)?;
             match entry.kind {
                 EntryKind::File => {
                     index.files.insert(name, (tar.input().count, entry.size));

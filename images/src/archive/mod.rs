@@ -1,8 +1,9 @@
-//! Images from files and to files: OCI image layouts, as a folder or as a tar, and what `docker save` writes.
+//! Images from files and to files: OCI image layouts, as a directory or as a tar, and what `docker
+//! save` writes.
 //!
-//! A tar is indexed once, by name, and read in place; nothing of it is unpacked. A compressed one is decompressed into a
-//! nameless temporary file first. Names within are only compared, never used as paths of the host, but for the blobs of a
-//! layout folder, whose names are digests.
+//! A tar is indexed once, by name, and read in place; nothing of it is unpacked. A compressed one
+//! is decompressed into a nameless temporary file first. Names within are only compared, never used
+//! as paths of the host, but for the blobs of a layout directory, whose names are digests.
 
 mod docker;
 mod error;
@@ -22,12 +23,39 @@ use crate::{Digest, Limits};
 /// What kind of file images are saved to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ArchiveFormat {
-    /// What `docker save` writes now: an OCI layout with a `manifest.json` that older tools look for. All of Docker,
-    /// Podman, containerd and Skopeo load it.
+    /// What `docker save` writes now: an OCI layout with a `manifest.json` that older tools look
+    /// for. All of Docker, Podman, containerd and Skopeo load it.
     #[default]
     Docker,
     /// The OCI image layout alone.
     Oci,
+}
+
+/// Bytes of an archive that are held in memory.
+#[derive(Debug)]
+struct Held {
+    bytes: u64,
+    limit: u64,
+}
+
+impl Held {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            bytes: 0,
+            limit: limits.metadata_bytes,
+        }
+    }
+
+    fn add(&mut self, bytes: usize) -> Result<(), ArchiveError> {
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+        match self.bytes <= self.limit {
+            true => Ok(()),
+            false => Err(ArchiveError::Limit {
+                what: "bytes of names, links, manifests and configurations",
+                limit: self.limit,
+            }),
+        }
+    }
 }
 
 /// An image found in an archive.
@@ -52,28 +80,28 @@ pub(crate) struct Member {
 
 #[derive(Clone, Debug)]
 enum Place {
-    /// A blob of a layout folder.
+    /// A blob of a layout directory.
     Blob(Digest),
     /// A range of the tar.
     Range(u64),
 }
 
-/// An archive or a layout folder.
+/// An archive or a layout directory.
 #[derive(Debug)]
 pub(crate) enum Archive {
-    Folder(std::path::PathBuf),
+    Directory(std::path::PathBuf),
     Tar { file: File, index: TarIndex },
 }
 
 impl Archive {
-    /// Opens what is at `path`; `scratch` is a folder for a temporary file.
+    /// Opens what is at `path`; `scratch` is a directory for a temporary file.
     pub(crate) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Self, ArchiveError> {
         let fault = |source| ArchiveError::Open {
             path: path.to_owned(),
             source,
         };
         if std::fs::metadata(path).map_err(fault)?.is_dir() {
-            return Ok(Self::Folder(path.to_owned()));
+            return Ok(Self::Directory(path.to_owned()));
         }
         Self::read(File::open(path).map_err(fault)?, scratch, limits)
     }
@@ -99,7 +127,7 @@ impl Archive {
     /// Reads a member from its beginning.
     pub(crate) fn reader(&self, member: &Member) -> io::Result<Box<dyn Read + '_>> {
         match (self, &member.place) {
-            (Self::Folder(root), Place::Blob(digest)) => Ok(Box::new(
+            (Self::Directory(root), Place::Blob(digest)) => Ok(Box::new(
                 File::open(blob_path(root, digest))?.take(member.size),
             )),
             (Self::Tar { file, .. }, Place::Range(start)) => {
@@ -111,8 +139,8 @@ impl Archive {
 
     fn member(&self, name: &str) -> Option<Member> {
         match self {
-            // Of a folder only these two are asked for by name.
-            Self::Folder(root) => {
+            // Of a directory only these two are asked for by name.
+            Self::Directory(root) => {
                 let size = std::fs::metadata(root.join(name)).ok()?.len();
                 Some(Member {
                     place: Place::Range(0),
@@ -126,7 +154,7 @@ impl Archive {
 
     fn blob(&self, digest: &Digest) -> Result<Member, ArchiveError> {
         let found = match self {
-            Self::Folder(root) => std::fs::metadata(blob_path(root, digest))
+            Self::Directory(root) => std::fs::metadata(blob_path(root, digest))
                 .ok()
                 .map(|found| Member {
                     place: Place::Blob(*digest),
@@ -161,7 +189,7 @@ impl Archive {
         };
         let mut bytes = Vec::new();
         match (self, &member.place) {
-            (Self::Folder(root), Place::Range(_)) => File::open(root.join(name))
+            (Self::Directory(root), Place::Range(_)) => File::open(root.join(name))
                 .map_err(fault)?
                 .take(limit)
                 .read_to_end(&mut bytes),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::{Archive, ArchiveError, Found};
+use super::{Archive, ArchiveError, Found, Held, Member};
 use crate::registry::{Manifest, Parsed};
 use crate::{Digest, Limits, ManifestError};
 
@@ -37,6 +37,7 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
         });
     }
     let mut found: Vec<Found> = Vec::new();
+    let mut held = Held::new(limits);
     let mut places: HashMap<Digest, usize> = HashMap::new();
     for entry in index.manifests.iter().take(limits.layers) {
         let full = entry.annotations.get(FULL_NAME);
@@ -59,6 +60,7 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
         }
         let config = archive.blob(&manifest.config.digest)?;
         let config = archive.document("the configuration", &config, limits.config_bytes)?;
+        held.add(bytes.len() + config.len() + layers.len() * size_of::<Member>())?;
         found.push(Found {
             names: name.into_iter().cloned().collect(),
             manifest: Some(bytes),

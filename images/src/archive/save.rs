@@ -1,4 +1,5 @@
-//! Writing images to a tar, as an OCI image layout, for Docker with what `docker load` looks for beside it.
+//! Writing images to a tar, as an OCI image layout, for Docker with what `docker load` looks for
+//! beside it.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -44,8 +45,8 @@ pub(crate) fn write(
     cancel: &Cancel,
 ) -> Result<()> {
     let mut out = BufWriter::with_capacity(CHUNK, out);
-    for folder in ["blobs/", "blobs/sha256/"] {
-        entry(&mut out, EntryType::Directory, folder, 0)?;
+    for directory in ["blobs/", "blobs/sha256/"] {
+        entry(&mut out, EntryType::Directory, directory, 0)?;
     }
     let layout = json!({"imageLayoutVersion": "1.0.0"});
     document(&mut out, "oci-layout", &layout)?;

@@ -7,7 +7,8 @@ use sha2::{Digest as _, Sha256, Sha512};
 
 use crate::Digest;
 
-/// The digest that a file must have as it is served, before any decompression: `sha256:…` or `sha512:…`.
+/// The digest that a file must have as it is served, before any decompression: `sha256:…` or
+/// `sha512:…`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checksum(Kind);
 

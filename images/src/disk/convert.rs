@@ -20,14 +20,14 @@ const SECTOR: u64 = 512;
 /// The format that a disk image has where it comes from. Here all are raw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Format {
+pub enum DiskFormat {
     /// The disk's bytes.
     Raw,
     /// QEMU's copy-on-write format.
     Qcow2,
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for DiskFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Raw => "raw",
@@ -36,7 +36,7 @@ impl fmt::Display for Format {
     }
 }
 
-impl FromStr for Format {
+impl FromStr for DiskFormat {
     type Err = ();
 
     fn from_str(name: &str) -> Result<Self, ()> {
@@ -53,7 +53,7 @@ impl FromStr for Format {
 pub(crate) struct Converted {
     /// Of the file as it came.
     pub(crate) digest: Digest,
-    pub(crate) format: Format,
+    pub(crate) format: DiskFormat,
     /// Bytes of the disk.
     pub(crate) size: u64,
 }
@@ -71,8 +71,8 @@ impl From<ConvertError> for Failure {
     }
 }
 
-/// Reads `input` to its end and writes the disk into `out`, which must be empty. With a checksum, the input must have it;
-/// a wrong one is told rather than what else is wrong with the file.
+/// Reads `input` to its end and writes the disk into `out`, which must be empty. With a checksum,
+/// the input must have it; a wrong one is told rather than what else is wrong with the file.
 pub(crate) fn convert(
     input: impl Read + Send,
     checksum: Option<&Checksum>,
@@ -121,7 +121,7 @@ fn write_disk(
     input: &mut (impl Read + Send),
     out: File,
     job: &Job<'_>,
-) -> Result<(Format, u64), ConvertError> {
+) -> Result<(DiskFormat, u64), ConvertError> {
     let (head, input) = peek(input)?;
     let input = BufReader::with_capacity(CHUNK, input);
     let mut plain = Compression::detect(&head).reader(input);
@@ -129,8 +129,8 @@ fn write_disk(
     let format = recognise(&head)?;
     let mut out = SparseFile::new(out, job.limits.disk_data_bytes);
     let size = match format {
-        Format::Raw => raw(&mut plain, &mut out, job)?,
-        Format::Qcow2 => qcow2::convert(&mut plain, &mut out, job)?,
+        DiskFormat::Raw => raw(&mut plain, &mut out, job)?,
+        DiskFormat::Qcow2 => qcow2::convert(&mut plain, &mut out, job)?,
     };
     if size == 0 {
         return Err(ConvertError::Empty);
@@ -151,9 +151,9 @@ fn peek<R: Read>(mut input: R) -> Result<(Vec<u8>, impl Read), ConvertError> {
 }
 
 /// Tells the format. What is in no known one is raw.
-fn recognise(head: &[u8]) -> Result<Format, ConvertError> {
+fn recognise(head: &[u8]) -> Result<DiskFormat, ConvertError> {
     match head {
-        _ if head.starts_with(&qcow2::MAGIC) => Ok(Format::Qcow2),
+        _ if head.starts_with(&qcow2::MAGIC) => Ok(DiskFormat::Qcow2),
         [b'K', b'D', b'M', b'V', ..] => Err(ConvertError::Format("VMDK")),
         [b'v', b'h', b'd', b'x', b'f', b'i', b'l', b'e', ..] => Err(ConvertError::Format("VHDX")),
         [b'c', b'o', b'n', b'e', b'c', b't', b'i', b'x', ..] => Err(ConvertError::Format("VHD")),
@@ -161,7 +161,7 @@ fn recognise(head: &[u8]) -> Result<Format, ConvertError> {
         _ if head.get(0x40..0x44) == Some(&[0x7f, 0x10, 0xda, 0xbe]) => {
             Err(ConvertError::Format("VDI"))
         }
-        _ => Ok(Format::Raw),
+        _ => Ok(DiskFormat::Raw),
     }
 }
 

@@ -49,7 +49,7 @@ fn both_formats_are_read_in_every_packing() {
         &["xz", "-c"],
         &["zstd", "-c", "--long=27"],
     ];
-    for (format, file) in [(Format::Raw, &raw), (Format::Qcow2, &qcow2)] {
+    for (format, file) in [(DiskFormat::Raw, &raw), (DiskFormat::Qcow2, &qcow2)] {
         for packing in packings {
             let bytes = packed(packing, file);
             let (done, disk, _) = converted(&bytes[..], &Limits::default()).unwrap();
@@ -171,6 +171,9 @@ fn what_trickles_in_is_recognised_all_the_same() {
     ] {
         let bytes = packed(packing, &qcow2);
         let (done, disk, _) = converted(Trickle(&bytes), &Limits::default()).unwrap();
-        assert!(disk == raw && done.format == Format::Qcow2, "{packing:?}");
+        assert!(
+            disk == raw && done.format == DiskFormat::Qcow2,
+            "{packing:?}"
+        );
     }
 }

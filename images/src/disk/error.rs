@@ -10,8 +10,8 @@ use super::{Checksum, ConvertError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// The string is no address of a disk image.
-    #[error("{input:?} is not the address of a disk image: {why}; write https://HOST/PATH")]
+    /// The string is not the URL of a disk image.
+    #[error("{input:?} is not the URL of a disk image: {why}; write https://HOST/PATH")]
     Url {
         /// What was given.
         input: String,
@@ -23,7 +23,7 @@ pub enum DiskError {
         "{url} is plain HTTP, by which anybody on the way can change the image; use HTTPS, or give the file's checksum (--checksum sha256:…)"
     )]
     Insecure {
-        /// The address.
+        /// The URL.
         url: String,
     },
     /// No connection.
@@ -86,9 +86,9 @@ pub enum DiskError {
     #[error("cannot set up HTTP")]
     Setup(#[source] reqwest::Error),
     /// No such file.
-    #[error("there is no {url}; check the address")]
+    #[error("there is no {url}; check the URL")]
     NotFound {
-        /// The address.
+        /// The URL.
         url: String,
     },
     /// Not allowed.
@@ -96,13 +96,13 @@ pub enum DiskError {
         "the server does not allow to fetch {url}; put credentials into it: https://USER:PASSWORD@HOST/…"
     )]
     Unauthorized {
-        /// The address.
+        /// The URL.
         url: String,
     },
     /// The server has a problem.
     #[error("the server answered {status} for {url}; try again later")]
     Status {
-        /// The address.
+        /// The URL.
         url: String,
         /// HTTP status.
         status: u16,
@@ -114,7 +114,7 @@ pub enum DiskError {
         "the server does not tell how long {url} is, so that a part of it cannot be told from all of it; give the file's checksum (--checksum sha256:…)"
     )]
     NoLength {
-        /// The address.
+        /// The URL.
         url: String,
     },
     /// Another file than expected.
@@ -122,7 +122,7 @@ pub enum DiskError {
         "{url} has the checksum {actual} instead of {expected}; it is damaged, forged or newer than the checksum, and was discarded"
     )]
     Checksum {
-        /// The address.
+        /// The URL.
         url: String,
         /// Asked for.
         expected: Box<Checksum>,
@@ -139,13 +139,13 @@ pub enum DiskError {
         source: ConvertError,
     },
     /// An image without a disk.
-    #[error("image {image} has no disk: there is no file in its folder /disk")]
+    #[error("image {image} has no disk: there is no file in its directory /disk")]
     NoDisk {
         /// The image.
         image: String,
     },
     /// An image with several files where a disk should be.
-    #[error("image {image} has {count} files in its folder /disk instead of one: {names}")]
+    #[error("image {image} has {count} files in its directory /disk instead of one: {names}")]
     SeveralDisks {
         /// The image.
         image: String,
@@ -167,7 +167,7 @@ pub enum DiskError {
 
 impl DiskError {
     /// Whether the same request may succeed later: nothing is wrong with the disk image itself.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Transfer { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status >= 500,

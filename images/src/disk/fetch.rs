@@ -108,8 +108,8 @@ impl Fetcher {
         })
     }
 
-    /// Fetches the file, unless it still is the one of `known`, and writes its disk into `out`. When it returns, nothing is
-    /// written any longer.
+    /// Fetches the file, unless it still is the one of `known`, and writes its disk into `out`.
+    /// When it returns, nothing is written any longer.
     pub(crate) async fn fetch(
         &self,
         known: Option<&Validators>,
@@ -143,7 +143,7 @@ impl Fetcher {
         loop {
             let before = transfer.done;
             let error = match transfer.run(known).await {
-                Err(FetchError::Disk(error)) if error.may_pass() => error,
+                Err(FetchError::Disk(error)) if error.is_retryable() => error,
                 outcome => return outcome,
             };
             if transfer.done >= before.saturating_add(STEP) {

@@ -34,7 +34,7 @@ pub enum ConvertError {
         limit: u64,
     },
     /// Nobody wants it any longer.
-    #[error("the conversion was given up")]
+    #[error("the conversion was cancelled")]
     Cancelled,
 }
 

@@ -6,7 +6,7 @@ use reqwest::Url;
 use reqwest::header::HeaderValue;
 
 use super::DiskError;
-use crate::http::{self, Protocol, RegistryConfig};
+use crate::http::{self, RegistryConfig, RegistryProtocol};
 
 /// Bytes of an address.
 const LONGEST: usize = 2048;
@@ -79,7 +79,8 @@ impl Source {
         }
     }
 
-    /// Refuses plain HTTP except to this machine, to configured hosts and for content that is known by its checksum.
+    /// Refuses plain HTTP except to this machine, to configured hosts and for content that is known
+    /// by its checksum.
     pub(super) fn check_protocol(
         &self,
         config: &RegistryConfig,
@@ -89,12 +90,12 @@ impl Source {
         let protocol = config
             .hosts
             .get(&host)
-            .map_or(Protocol::Auto, |host| host.protocol);
+            .map_or(RegistryProtocol::Auto, |host| host.protocol);
         let allowed = match protocol {
             _ if self.url.scheme() == "https" => true,
-            Protocol::Auto => has_checksum || http::is_loopback(&host),
-            Protocol::Http => true,
-            Protocol::Https => false,
+            RegistryProtocol::Auto => has_checksum || http::is_loopback(&host),
+            RegistryProtocol::Http => true,
+            RegistryProtocol::Https => false,
         };
         if allowed {
             Ok(())
@@ -160,7 +161,7 @@ fn shown(input: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Host;
+    use crate::RegistryHost;
 
     #[test]
     fn secrets_are_neither_in_names_nor_in_messages() {
@@ -205,8 +206,14 @@ mod tests {
     #[test]
     fn plain_http_needs_a_reason() {
         let config = RegistryConfig::default()
-            .host("lan.example:8080", Host::default().protocol(Protocol::Http))
-            .host("localhost", Host::default().protocol(Protocol::Https));
+            .host(
+                "lan.example:8080",
+                RegistryHost::default().protocol(RegistryProtocol::Http),
+            )
+            .host(
+                "localhost",
+                RegistryHost::default().protocol(RegistryProtocol::Https),
+            );
         let allowed = |url: &str, checksum| {
             let source = Source::parse(url).unwrap();
             source.check_protocol(&config, checksum).is_ok()

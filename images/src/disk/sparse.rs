@@ -14,7 +14,8 @@ const BLOCK: usize = 4096;
 
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
-/// A file that takes data anywhere. Blocks of zeros are left out, so what is written must not have been before.
+/// A file that takes data anywhere. Blocks of zeros are left out, so what is written must not have
+/// been before.
 #[derive(Debug)]
 pub(super) struct SparseFile {
     file: File,
@@ -76,7 +77,8 @@ impl SparseFile {
     pub(super) fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match fallocate(&self.file, mode, offset, length) {
-            // A file system without holes; the space comes back when the file gets its final length.
+            // A file system without holes; the space comes back when the file gets its final
+            // length.
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -4,15 +4,17 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{Format, Source};
+use super::{DiskFormat, Source};
+use crate::pin::pin;
 use crate::{Digest, Error, Result};
 
-/// A disk image of the store, as it was when it was looked up: a sparse raw file, whatever it came from.
+/// A disk image of the store, as it was when it was looked up: a sparse raw file, whatever it came
+/// from.
 #[derive(Clone, Debug)]
 pub struct Disk {
     pub(crate) id: Digest,
     pub(crate) urls: Vec<String>,
-    pub(crate) format: Option<Format>,
+    pub(crate) format: Option<DiskFormat>,
     pub(crate) virtual_size: u64,
     pub(crate) size: u64,
     pub(crate) fetched: SystemTime,
@@ -21,7 +23,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Whether a name is meant to be the address of a disk image (`https://…`, `http://…`) and not an OCI image's.
+    /// Whether a name is meant to be the address of a disk image (`https://…`, `http://…`) and not
+    /// an OCI image's.
     #[must_use]
     pub fn is_address(name: &str) -> bool {
         Source::is_meant(name)
@@ -33,7 +36,8 @@ impl Disk {
         self.id
     }
 
-    /// Addresses that it was fetched from, sorted; none when it came out of an OCI image or its address has a newer one.
+    /// Addresses that it was fetched from, sorted; none when it came out of an OCI image or its
+    /// address has a newer one.
     #[must_use]
     pub fn urls(&self) -> &[String] {
         &self.urls
@@ -41,7 +45,7 @@ impl Disk {
 
     /// Format of the file that it came from, when that is one that is known here.
     #[must_use]
-    pub fn source_format(&self) -> Option<Format> {
+    pub fn source_format(&self) -> Option<DiskFormat> {
         self.format
     }
 
@@ -75,8 +79,8 @@ impl Disk {
         &self.path
     }
 
-    /// Opens the raw file for reading. While the returned file, or a duplicate of it in another process, is open, the disk
-    /// image can be neither removed nor pruned.
+    /// Opens the raw file for reading. While the returned file, or a duplicate of it in another
+    /// process, is open, the disk image can be neither removed nor pruned.
     ///
     /// # Errors
     /// [`Error::NotFound`] when it has been removed since it was looked up; [`Error::Io`].
@@ -87,8 +91,7 @@ impl Disk {
             },
             _ => Error::io("open", &self.path, source),
         })?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared)
-            .map_err(|source| Error::io("lock", &self.path, source.into()))?;
+        pin(&file).map_err(|source| Error::io("lock", &self.path, source))?;
         Ok(file)
     }
 }

@@ -1,9 +1,10 @@
-//! Folder data: blocks of entries sorted by name, each block with its entries first and their names after.
+//! Directory data: blocks of entries sorted by name, each block with its entries first and their
+//! names after.
 
 use super::BLOCK;
 use super::layout::DIRENT;
 
-/// A folder's entry: name, inode number, file type.
+/// A directory's entry: name, inode number, file type.
 pub(super) type DirEntry<'a> = (&'a [u8], u64, u8);
 
 /// How many entries go into each block, and the length of the whole in bytes.

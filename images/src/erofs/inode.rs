@@ -1,4 +1,5 @@
-//! Plans where each inode goes and encodes what stands behind it: extended attributes and the tail of its data.
+//! Plans where each inode goes and encodes what stands behind it: extended attributes and the tail
+//! of its data.
 
 use super::BLOCK;
 use super::layout::{SLOT, XATTR_ENTRY, XATTR_HEADER, inode_bytes};
@@ -67,13 +68,14 @@ pub(super) fn encode_xattrs(meta: &Meta, out: &mut Vec<u8>) {
 
 /// Whether `tail` bytes may stand behind an inode with so many bytes of attributes.
 ///
-/// Half a block is the bound for data: longer tails would leave as much of the inode area unused as they save.
+/// Half a block is the bound for data: longer tails would leave as much of the inode area unused as
+/// they save.
 pub(super) fn may_inline(tail: usize, xattr_bytes: usize) -> bool {
     tail <= BLOCK / 2 && inode_bytes(false) + xattr_bytes + tail <= BLOCK
 }
 
-/// Finds the slot of an inode that may begin at byte `from` of the inode area: the inode itself and its tail must
-/// not cross a block's end.
+/// Finds the slot of an inode that may begin at byte `from` of the inode area: the inode itself and
+/// its tail must not cross a block's end.
 pub(super) fn place(from: u64, compact: bool, xattr_bytes: usize, tail: usize) -> u64 {
     let at = from.next_multiple_of(SLOT);
     let block = BLOCK as u64;

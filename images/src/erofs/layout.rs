@@ -13,7 +13,7 @@ pub(super) const DIRENT: usize = 12;
 pub(super) const XATTR_HEADER: usize = 12;
 pub(super) const XATTR_ENTRY: usize = 4;
 
-/// File types in folder entries.
+/// File types in directory entries.
 pub(super) mod file_type {
     pub(crate) const REGULAR: u8 = 1;
     pub(crate) const DIR: u8 = 2;

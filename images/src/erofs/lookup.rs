@@ -1,5 +1,5 @@
-//! Reads single files out of an image that [`Writer`](super::Writer) wrote. A damaged image gives errors or wrong data, never
-//! a panic.
+//! Reads single files out of an image that [`Writer`](super::Writer) wrote. A damaged image gives
+//! errors or wrong data, never a panic.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 
 use super::BLOCK;
 
-/// Bytes of a folder that is looked into; some 100,000 names.
-const FOLDER: u64 = 4 << 20;
+/// Bytes of a directory that is looked into; some 100,000 names.
+const DIRECTORY: u64 = 4 << 20;
 
 /// An image's file system.
 #[derive(Debug)]
@@ -74,10 +74,10 @@ impl FileSystem {
         })
     }
 
-    /// Names in the root folder, or in a folder in it; none when there is no such folder.
-    pub(crate) fn list(&self, folder: Option<&[u8]>) -> io::Result<Vec<(Vec<u8>, Inode)>> {
+    /// Names in the root directory, or in a directory in it; none when there is no such directory.
+    pub(crate) fn list(&self, directory: Option<&[u8]>) -> io::Result<Vec<(Vec<u8>, Inode)>> {
         let root = self.entries(self.inode(self.root)?)?;
-        let Some(wanted) = folder else {
+        let Some(wanted) = directory else {
             return Ok(root);
         };
         match root.into_iter().find(|(name, _)| name == wanted) {
@@ -132,10 +132,12 @@ impl FileSystem {
         })
     }
 
-    fn entries(&self, folder: Inode) -> io::Result<Vec<(Vec<u8>, Inode)>> {
+    fn entries(&self, directory: Inode) -> io::Result<Vec<(Vec<u8>, Inode)>> {
         let mut data = Vec::new();
-        self.open(&folder)?.take(FOLDER).read_to_end(&mut data)?;
-        if folder.size > FOLDER {
+        self.open(&directory)?
+            .take(DIRECTORY)
+            .read_to_end(&mut data)?;
+        if directory.size > DIRECTORY {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let mut found = Vec::new();
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_folder_are_found_and_read() {
+    fn files_of_a_directory_are_found_and_read() {
         let contents: Vec<Vec<u8>> = [0usize, 1, 4095, 4096, 4097, 20_000]
             .map(|length| (0..length).map(|i| (i % 251) as u8).collect())
             .into();

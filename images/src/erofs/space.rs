@@ -26,8 +26,8 @@ impl Space {
         self.end
     }
 
-    /// The smallest hole that fits, else the end of the file. `None` when block numbers run out (16 TiB).
-    /// The flag says whether the blocks held other data before.
+    /// The smallest hole that fits, else the end of the file. `None` when block numbers run out (16
+    /// TiB). The flag says whether the blocks held other data before.
     pub(super) fn take(&mut self, blocks: u32) -> Option<(Extent, bool)> {
         let hole = self.by_length.range((blocks, 0)..).next().copied();
         if let Some((length, start)) = hole {

@@ -22,7 +22,7 @@ pub enum WriteError {
     /// The file could not be written.
     #[error("cannot write the file system image")]
     Io(#[from] io::Error),
-    /// More than EROFS can address (16 TiB), or a folder of more than 2³² bytes.
+    /// More than EROFS can address (16 TiB), or a directory of more than 2³² bytes.
     #[error("the file system would be larger than EROFS allows")]
     TooLarge,
     /// A file's data did not have the length that was announced.
@@ -94,8 +94,8 @@ impl Writer {
         }
     }
 
-    /// Writes the tree, whose contents came from this writer, and returns the image's length in bytes.
-    /// Nothing is synchronised to the disk.
+    /// Writes the tree, whose contents came from this writer, and returns the image's length in
+    /// bytes. Nothing is synchronised to the disk.
     ///
     /// # Errors
     /// When the file cannot be written or the image would be too large.
@@ -293,7 +293,7 @@ impl FileWriter<'_> {
 #[derive(Debug)]
 struct Planned {
     node: NodeId,
-    /// Index of the folder that it was found in, for `..`.
+    /// Index of the directory that it was found in, for `..`.
     parent: usize,
     compact: bool,
     layout: DataLayout,
@@ -304,7 +304,8 @@ struct Planned {
     at: u64,
 }
 
-/// All inodes in their final order: folder by folder, so that what is listed together lies together.
+/// All inodes in their final order: directory by directory, so that what is listed together lies
+/// together.
 #[derive(Debug)]
 struct Plan {
     nodes: Vec<Planned>,
@@ -382,7 +383,8 @@ impl Plan {
                 planned.location = encode_device(*major, *minor);
                 0
             }
-            // The kernel reads short links from the inode's block at once, so these have no other bound.
+            // The kernel reads short links from the inode's block at once, so these have no other
+            // bound.
             Kind::Leaf(Leaf::Symlink(_))
                 if inode_bytes(false) + planned.xattr_bytes + rest <= BLOCK =>
             {
@@ -456,7 +458,7 @@ impl Plan {
     }
 }
 
-/// A folder's names in the order of their bytes, `.` and `..` (no node) among them.
+/// A directory's names in the order of their bytes, `.` and `..` (no node) among them.
 fn dir_names(tree: &Tree, dir: NodeId) -> impl Iterator<Item = (&[u8], Option<NodeId>)> {
     let mut dots = [b".".as_slice(), b"..".as_slice()].into_iter().peekable();
     let mut names = tree.children(dir).into_iter().flatten().peekable();

@@ -1,4 +1,5 @@
-//! Which addresses are whose: loopback gets plain HTTP, and public servers may not point at private ones.
+//! Which addresses are whose: loopback gets plain HTTP, and public servers may not point at private
+//! ones.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

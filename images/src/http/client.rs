@@ -8,7 +8,7 @@ use reqwest::header::{
 use reqwest::{Response, Url, redirect};
 
 use super::address::{self, PublicOnly};
-use super::{Host, HttpError, RegistryConfig, tls};
+use super::{HttpError, RegistryConfig, RegistryHost, tls};
 
 /// Redirects followed for one request.
 const HOPS: usize = 5;
@@ -35,7 +35,7 @@ impl Http {
     /// Prepares for `host[:port]`. Reads certificates: call it where blocking is allowed.
     pub(crate) fn new(
         host: &str,
-        settings: &Host,
+        settings: &RegistryHost,
         config: &RegistryConfig,
     ) -> Result<Self, HttpError> {
         let tls = tls::config(settings)?;

@@ -8,10 +8,11 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RegistryConfig {
-    /// Settings by registry host, with the port when it is not the usual one (`docker.io`, `localhost:5000`).
-    pub hosts: BTreeMap<String, Host>,
+    /// Settings by registry host, with the port when it is not the usual one (`docker.io`,
+    /// `localhost:5000`).
+    pub hosts: BTreeMap<String, RegistryHost>,
     /// Settings of registries that `hosts` does not have. Mirrors that it does not have get none.
-    pub other_hosts: Host,
+    pub other_hosts: RegistryHost,
     /// Docker's configuration file with credentials. Default: `$DOCKER_CONFIG/config.json`, else
     /// `~/.docker/config.json`; a missing file is no error.
     pub docker_config: Option<PathBuf>,
@@ -27,13 +28,13 @@ pub struct RegistryConfig {
 
 impl Default for RegistryConfig {
     fn default() -> Self {
-        let folder = std::env::var_os("DOCKER_CONFIG")
+        let directory = std::env::var_os("DOCKER_CONFIG")
             .map(PathBuf::from)
             .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".docker")));
         Self {
             hosts: BTreeMap::new(),
-            other_hosts: Host::default(),
-            docker_config: folder.map(|folder| folder.join("config.json")),
+            other_hosts: RegistryHost::default(),
+            docker_config: directory.map(|directory| directory.join("config.json")),
             connect_timeout: Duration::from_secs(15),
             stall_timeout: Duration::from_secs(30),
             attempts: 5,
@@ -45,13 +46,13 @@ impl Default for RegistryConfig {
 impl RegistryConfig {
     /// Sets what is special about one registry host.
     #[must_use]
-    pub fn host(mut self, name: impl Into<String>, host: Host) -> Self {
+    pub fn host(mut self, name: impl Into<String>, host: RegistryHost) -> Self {
         self.hosts.insert(name.into(), host);
         self
     }
 
     /// The settings of a registry.
-    pub(crate) fn of(&self, name: &str) -> &Host {
+    pub(crate) fn of(&self, name: &str) -> &RegistryHost {
         self.hosts.get(name).unwrap_or(&self.other_hosts)
     }
 }
@@ -59,10 +60,11 @@ impl RegistryConfig {
 /// Settings of one registry.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Host {
+pub struct RegistryHost {
     /// HTTPS or HTTP.
-    pub protocol: Protocol,
-    /// Servers that are asked before the registry itself, in order; each may have settings of its own.
+    pub protocol: RegistryProtocol,
+    /// Servers that are asked before the registry itself, in order; each may have settings of its
+    /// own.
     pub mirrors: Vec<Mirror>,
     /// Where the registry really is, when that is not its name: as [`Mirror::address`].
     pub server: Option<String>,
@@ -72,10 +74,10 @@ pub struct Host {
     pub client_certificate: Option<ClientCertificate>,
 }
 
-impl Host {
+impl RegistryHost {
     /// Sets the protocol.
     #[must_use]
-    pub fn protocol(mut self, protocol: Protocol) -> Self {
+    pub fn protocol(mut self, protocol: RegistryProtocol) -> Self {
         self.protocol = protocol;
         self
     }
@@ -106,9 +108,11 @@ impl Host {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mirror {
-    /// `HOST[:PORT]`, or `HOST[:PORT]/PATH` when the server's interface is elsewhere than under `/v2`.
+    /// `HOST[:PORT]`, or `HOST[:PORT]/PATH` when the server's interface is elsewhere than under
+    /// `/v2`.
     pub address: String,
-    /// Whether it is asked what a tag stands for; without that it only serves what is named by digest, which nobody can forge.
+    /// Whether it is asked what a tag stands for; without that it only serves what is named by
+    /// digest, which nobody can forge.
     pub resolves_tags: bool,
 }
 
@@ -132,7 +136,7 @@ pub struct ClientCertificate {
 
 /// How a registry speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Protocol {
+pub enum RegistryProtocol {
     /// HTTP for loopback addresses and `localhost`, else HTTPS.
     #[default]
     Auto,

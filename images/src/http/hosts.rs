@@ -1,5 +1,5 @@
-//! Settings of registries from a folder: that of containerd (`hosts.toml`) and Docker (certificates alone), one folder per
-//! registry, `_default` for all that have none.
+//! Settings of registries from a directory: that of containerd (`hosts.toml`) and Docker
+//! (certificates alone), one directory per registry, `_default` for all that have none.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::config::{ClientCertificate, Host, Mirror, Protocol, RegistryConfig};
+use super::config::{ClientCertificate, Mirror, RegistryConfig, RegistryHost, RegistryProtocol};
 
 /// Bytes of a `hosts.toml`.
 const FILE: u64 = 1 << 20;
-/// The folder of what is true for all registries.
+/// The directory of what is true for all registries.
 const DEFAULT: &str = "_default";
 
-/// Why a folder with settings of registries cannot be used.
+/// Why a directory with settings of registries cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostsError {
     /// It cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
         /// Why.
         #[source]
@@ -47,15 +47,16 @@ pub enum HostsError {
 }
 
 impl RegistryConfig {
-    /// Adds what `folder` says of registries: `folder/HOST[:PORT]/hosts.toml` as containerd has it, or certificates as Docker has
-    /// them (`*.crt` to trust, `NAME.cert` with `NAME.key` to show).
+    /// Adds what `directory` says of registries: `directory/HOST[:PORT]/hosts.toml` as containerd
+    /// has it, or certificates as Docker has them (`*.crt` to trust, `NAME.cert` with `NAME.key` to
+    /// show).
     ///
     /// # Errors
-    /// A folder or file that cannot be read, or says what makes no sense or is not supported.
-    pub fn hosts_folder(mut self, folder: &Path) -> Result<Self, HostsError> {
-        let mut folders = list(folder)?;
-        folders.retain(|path| path.is_dir());
-        for path in folders {
+    /// A directory or file that cannot be read, or says what makes no sense or is not supported.
+    pub fn hosts_directory(mut self, directory: &Path) -> Result<Self, HostsError> {
+        let mut directories = list(directory)?;
+        directories.retain(|path| path.is_dir());
+        for path in directories {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 continue;
             };
@@ -68,7 +69,7 @@ impl RegistryConfig {
             if name == DEFAULT {
                 self.other_hosts = host;
             } else {
-                // Where names of folders may hold no colon, containerd writes it so.
+                // Where names of directories may hold no colon, containerd writes it so.
                 let host_name = match name
                     .strip_suffix('_')
                     .and_then(|name| name.rsplit_once('_'))
@@ -86,7 +87,7 @@ impl RegistryConfig {
     }
 
     /// Reads a `hosts.toml`. What it says of mirrors' own servers is kept under their names.
-    fn take_toml(&mut self, text: &str, file: &Path) -> Result<Host, HostsError> {
+    fn take_toml(&mut self, text: &str, file: &Path) -> Result<RegistryHost, HostsError> {
         let table: Table = toml::from_str(text).map_err(|source| HostsError::Toml {
             path: file.to_owned(),
             source: Box::new(source),
@@ -95,7 +96,7 @@ impl RegistryConfig {
             path: file.to_owned(),
             what,
         };
-        let folder = file.parent().unwrap_or(Path::new(""));
+        let directory = file.parent().unwrap_or(Path::new(""));
         let (mut own, mut mirrors) = (Table::new(), Table::new());
         let mut server = None;
         for (key, value) in table {
@@ -105,8 +106,8 @@ impl RegistryConfig {
                 (_, value) => drop(own.insert(key, value)),
             }
         }
-        let own = Settings::of(&own, folder).map_err(at)?;
-        let mut host = Host::default();
+        let own = Settings::of(&own, directory).map_err(at)?;
+        let mut host = RegistryHost::default();
         if let Some(server) = server {
             let (protocol, address) = address_of(&server, own.override_path).map_err(at)?;
             host.protocol = protocol;
@@ -117,7 +118,7 @@ impl RegistryConfig {
             let Value::Table(table) = value else {
                 return Err(at(format!("[host.{url:?}] is no table")));
             };
-            let settings = Settings::of(&table, folder)
+            let settings = Settings::of(&table, directory)
                 .map_err(|what| at(format!("[host.{url:?}]: {what}")))?;
             let (protocol, address) = address_of(&url, settings.override_path).map_err(at)?;
             if !settings.pulls {
@@ -137,14 +138,14 @@ impl RegistryConfig {
     }
 }
 
-impl Host {
+impl RegistryHost {
     fn add(
         &mut self,
-        protocol: Protocol,
+        protocol: RegistryProtocol,
         authorities: Vec<PathBuf>,
         client: Option<ClientCertificate>,
     ) {
-        if protocol != Protocol::Auto {
+        if protocol != RegistryProtocol::Auto {
             self.protocol = protocol;
         }
         for authority in authorities {
@@ -166,7 +167,7 @@ struct Settings {
 }
 
 impl Settings {
-    fn of(table: &Table, folder: &Path) -> Result<Self, String> {
+    fn of(table: &Table, directory: &Path) -> Result<Self, String> {
         let mut settings = Self {
             pulls: true,
             resolves: true,
@@ -184,9 +185,9 @@ impl Settings {
                 }
                 "ca" => {
                     let files = strings(value).ok_or_else(wrong)?;
-                    settings.authorities = files.iter().map(|file| folder.join(file)).collect();
+                    settings.authorities = files.iter().map(|file| directory.join(file)).collect();
                 }
-                "client" => settings.client = client(value, folder).ok_or_else(wrong)?,
+                "client" => settings.client = client(value, directory).ok_or_else(wrong)?,
                 "override_path" => settings.override_path = value.as_bool().ok_or_else(wrong)?,
                 "skip_verify" if value.as_bool() == Some(false) => {}
                 "skip_verify" => {
@@ -209,11 +210,12 @@ fn strings(value: &Value) -> Option<Vec<&str>> {
     }
 }
 
-/// A file with certificate and key, a pair of files, or a list of these, of which the first is taken.
-fn client(value: &Value, folder: &Path) -> Option<Option<ClientCertificate>> {
+/// A file with certificate and key, a pair of files, or a list of these, of which the first is
+/// taken.
+fn client(value: &Value, directory: &Path) -> Option<Option<ClientCertificate>> {
     let pair = |chain: &str, key: &str| ClientCertificate {
-        chain: folder.join(chain),
-        key: folder.join(key),
+        chain: directory.join(chain),
+        key: directory.join(key),
     };
     let both = |file: &str| Some(pair(file, file));
     match value {
@@ -233,13 +235,13 @@ fn client(value: &Value, folder: &Path) -> Option<Option<ClientCertificate>> {
 }
 
 /// `http://HOST[:PORT][/PATH]` as a protocol and what [`Mirror`] takes for an address.
-fn address_of(url: &str, is_whole_path: bool) -> Result<(Protocol, String), String> {
+fn address_of(url: &str, is_whole_path: bool) -> Result<(RegistryProtocol, String), String> {
     let wrong = || format!("{url:?} is no address of a server; write https://HOST[:PORT]");
     let (protocol, rest) = match url.split_once("://") {
-        Some(("https", rest)) => (Protocol::Https, rest),
-        Some(("http", rest)) => (Protocol::Http, rest),
+        Some(("https", rest)) => (RegistryProtocol::Https, rest),
+        Some(("http", rest)) => (RegistryProtocol::Http, rest),
         Some(_) => return Err(wrong()),
-        None => (Protocol::Auto, url),
+        None => (RegistryProtocol::Auto, url),
     };
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     let path = path.trim_end_matches('/');
@@ -259,10 +261,10 @@ fn address_of(url: &str, is_whole_path: bool) -> Result<(Protocol, String), Stri
     Ok((protocol, address))
 }
 
-/// Docker's way: certificates in the registry's folder.
-fn certificates_in(folder: &Path) -> Result<Host, HostsError> {
-    let mut host = Host::default();
-    for path in list(folder)? {
+/// Docker's way: certificates in the registry's directory.
+fn certificates_in(directory: &Path) -> Result<RegistryHost, HostsError> {
+    let mut host = RegistryHost::default();
+    for path in list(directory)? {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("crt") => host.authorities.push(path),
             Some("cert") => {
@@ -283,14 +285,14 @@ fn certificates_in(folder: &Path) -> Result<Host, HostsError> {
 }
 
 /// Sorted.
-fn list(folder: &Path) -> Result<Vec<PathBuf>, HostsError> {
+fn list(directory: &Path) -> Result<Vec<PathBuf>, HostsError> {
     let entries = || -> io::Result<Vec<PathBuf>> {
-        fs::read_dir(folder)?
+        fs::read_dir(directory)?
             .map(|entry| Ok(entry?.path()))
             .collect()
     };
     let mut entries = entries().map_err(|source| HostsError::Read {
-        path: folder.to_owned(),
+        path: directory.to_owned(),
         source,
     })?;
     entries.sort();
@@ -319,7 +321,7 @@ fn read(file: &Path) -> Result<String, HostsError> {
 mod tests {
     use super::*;
 
-    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let path = dir.path().join(name);
@@ -330,12 +332,12 @@ mod tests {
     }
 
     fn config(dir: &tempfile::TempDir) -> Result<RegistryConfig, HostsError> {
-        RegistryConfig::default().hosts_folder(dir.path())
+        RegistryConfig::default().hosts_directory(dir.path())
     }
 
     #[test]
     fn containerds_hosts_toml_is_understood() {
-        let dir = folder(&[(
+        let dir = directory(&[(
             "docker.io/hosts.toml",
             r#"
             server = "https://registry-1.docker.io"
@@ -371,18 +373,18 @@ mod tests {
             ]
         );
         let z = config.of("z.example:5000");
-        assert_eq!(z.protocol, Protocol::Https);
+        assert_eq!(z.protocol, RegistryProtocol::Https);
         assert_eq!(z.authorities, [dir.path().join("docker.io/z.crt")]);
         let client = z.client_certificate.as_ref().unwrap();
         assert_eq!(client.key, Path::new("/keys/z.key"));
-        assert_eq!(config.of("a.example").protocol, Protocol::Http);
+        assert_eq!(config.of("a.example").protocol, RegistryProtocol::Http);
         let deep = [dir.path().join("docker.io/1.crt"), "/2.crt".into()];
         assert_eq!(config.of("deep.example").authorities, deep);
     }
 
     #[test]
     fn dockers_certificates_and_a_default_are_understood() {
-        let dir = folder(&[
+        let dir = directory(&[
             ("one.example:5000/ca.crt", ""),
             ("one.example:5000/me.cert", ""),
             ("one.example:5000/me.key", ""),
@@ -424,19 +426,24 @@ mod tests {
             ),
             ("host = {\"https://a\" = 1}", "is no table"),
         ] {
-            let dir = folder(&[("x.example/hosts.toml", text)]);
+            let dir = directory(&[("x.example/hosts.toml", text)]);
             let error = config(&dir).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
             assert!(error.contains("x.example/hosts.toml"), "{error}");
         }
         let endless = "#".repeat(2 << 20);
-        let dir = folder(&[("x.example/hosts.toml", &endless)]);
+        let dir = directory(&[("x.example/hosts.toml", &endless)]);
         let error = config(&dir).unwrap_err().to_string();
         assert!(error.contains("more than 1048576 bytes"), "{error}");
-        let dir = folder(&[("x.example/me.cert", "")]);
+        let dir = directory(&[("x.example/me.cert", "")]);
         let error = config(&dir).unwrap_err().to_string();
         assert!(error.contains("me.key beside it"), "{error}");
-        let error = RegistryConfig::default().hosts_folder(Path::new("/no/such/folder"));
-        assert!(error.unwrap_err().to_string().contains("/no/such/folder"));
+        let error = RegistryConfig::default().hosts_directory(Path::new("/no/such/directory"));
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("/no/such/directory")
+        );
     }
 }

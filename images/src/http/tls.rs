@@ -7,12 +7,13 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::{Host, HttpError};
+use super::{HttpError, RegistryHost};
 
 /// The system's authorities and the host's own; its client certificate if it has one.
-pub(super) fn config(host: &Host) -> Result<ClientConfig, HttpError> {
+pub(super) fn config(host: &RegistryHost) -> Result<ClientConfig, HttpError> {
     let mut roots = RootCertStore::empty();
-    // Of the system's certificates some are often unusable; a registry that needs one of those fails by itself.
+    // Of the system's certificates some are often unusable; a registry that needs one of those
+    // fails by itself.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     for path in &host.authorities {
         for certificate in certificates(path)? {

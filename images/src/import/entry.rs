@@ -15,7 +15,7 @@ const TIME: i64 = 1 << 33;
 #[derive(Debug)]
 pub(super) struct Entry<'a> {
     pub(super) kind: EntryType,
-    /// Relative; a folder's ends with a slash.
+    /// Relative; a directory's ends with a slash.
     pub(super) path: &'a [u8],
     /// Target of a symbolic or hard link.
     pub(super) link: &'a [u8],
@@ -33,7 +33,8 @@ pub(super) struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Writes everything in front of the data, of which as much as this returns has to follow, and [`pad`].
+    /// Writes everything in front of the data, of which as much as this returns has to follow, and
+    /// [`pad`].
     pub(super) fn write(&self, out: &mut impl Write) -> io::Result<u64> {
         let map = self.sparse.map(map);
         let data = match self.sparse {
@@ -167,7 +168,7 @@ mod tests {
     fn name() -> impl Strategy<Value = Vec<u8>> {
         let bytes = prop::collection::vec(1..=255u8, 1..400);
         bytes.prop_map(|mut bytes| {
-            // A slash at the end would make a folder of it.
+            // A slash at the end would make a directory of it.
             bytes.push(b'x');
             bytes
         })

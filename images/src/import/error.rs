@@ -19,7 +19,7 @@ pub enum ImportError {
     /// Somebody is writing to it.
     #[error("{} changed while it was read; stop what writes to it and import it again", .path.display())]
     Changed {
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
     },
     /// A file that no image can hold.

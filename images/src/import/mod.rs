@@ -1,12 +1,13 @@
-//! Root file systems that are no images yet: a folder, or a tar of one.
+//! Root file systems that are no images yet: a directory, or a tar of one.
 //!
-//! A folder becomes a tar ([`folder`]), the same bytes as long as the folder is the same, and from there on goes the way of
-//! every layer. Names are read relative to the folder and no symbolic link in it is followed, so nothing outside of it is
-//! read, whoever changes it meanwhile. A tar is only looked through ([`survey()`]): what is in it is checked when it is unpacked.
+//! A directory becomes a tar ([`directory`]), the same bytes as long as the directory is the same,
+//! and from there on goes the way of every layer. Names are read relative to the directory and no
+//! symbolic link in it is followed, so nothing outside of it is read, whoever changes it meanwhile.
+//! A tar is only looked through ([`survey()`]): what is in it is checked when it is unpacked.
 
+pub(crate) mod directory;
 mod entry;
 mod error;
-pub(crate) mod folder;
 mod survey;
 mod walk;
 
@@ -20,8 +21,8 @@ use std::path::PathBuf;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ImportSource {
-    /// The content of a folder.
-    Folder(PathBuf),
+    /// The content of a directory.
+    Directory(PathBuf),
     /// A tar, also compressed; the file may be a pipe.
     Tar(File),
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
-use super::{ImportError, ImportSource, folder};
+use super::{ImportError, ImportSource, directory};
 use crate::erofs::reader;
 use crate::{Cancel, Error, Image, Limits, PullOptions, Store, StoreOptions};
 
@@ -18,7 +18,7 @@ fn store() -> (tempfile::TempDir, Store) {
 }
 
 fn import(store: &Store, path: &Path) -> crate::Result<Image> {
-    let source = ImportSource::Folder(path.to_owned());
+    let source = ImportSource::Directory(path.to_owned());
     store.import(source, None, &PullOptions::default())
 }
 
@@ -38,7 +38,7 @@ fn set_time(path: &Path, seconds: i64, nanos: u32) {
     rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
-/// A folder with one of everything.
+/// A directory with one of everything.
 fn full() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
@@ -70,15 +70,15 @@ fn full() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_folder_becomes_an_image_of_all_that_is_in_it() {
+fn a_directory_becomes_an_image_of_all_that_is_in_it() {
     let source = full();
     let (_dir, store) = store();
     let image = import(&store, source.path()).unwrap();
     let found = read(&image);
     let mut expected = vec![Vec::new()];
-    let mut folders = vec![source.path().to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
+    let mut directories = vec![source.path().to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             let metadata = fs::symlink_metadata(&path).unwrap();
             let name = path.strip_prefix(source.path()).unwrap();
@@ -94,7 +94,7 @@ fn a_folder_becomes_an_image_of_all_that_is_in_it() {
             let mtime = (metadata.mtime(), metadata.mtime_nsec() as u32);
             assert_eq!(inside.mtime, mtime, "{path:?}");
             if metadata.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else {
                 assert_eq!(u64::from(inside.links), metadata.nlink(), "{path:?}");
                 let data = match metadata.is_symlink() {
@@ -124,13 +124,13 @@ fn a_folder_becomes_an_image_of_all_that_is_in_it() {
 }
 
 #[test]
-fn the_same_folder_is_the_same_image_and_may_have_names() {
+fn the_same_directory_is_the_same_image_and_may_have_names() {
     let source = full();
     let (_dir, store) = store();
     let first = import(&store, source.path()).unwrap();
     assert_eq!(first.tags(), [""; 0]);
     assert!(first.config().config().as_ref().unwrap().cmd().is_none());
-    let named = ImportSource::Folder(source.path().to_owned());
+    let named = ImportSource::Directory(source.path().to_owned());
     let options = PullOptions::default();
     let second = store.import(named, Some("app:1"), &options).unwrap();
     assert_eq!(second.id(), first.id());
@@ -138,7 +138,7 @@ fn the_same_folder_is_the_same_image_and_may_have_names() {
     assert_eq!(store.list().unwrap().len(), 1);
     let newest = fs::metadata(source.path().join("etc/deep")).unwrap();
     assert_eq!(second.created(), newest.modified().ok());
-    let named = ImportSource::Folder(source.path().to_owned());
+    let named = ImportSource::Directory(source.path().to_owned());
     assert!(matches!(
         store.import(named, Some("Not A Name"), &options),
         Err(Error::Reference { .. })
@@ -195,8 +195,8 @@ fn what_makes_no_image_is_refused_and_leaves_nothing() {
         refused(import(&store, empty.path())),
         ImportError::Unfit { .. }
     ));
-    let missing = refused(import(&store, Path::new("/no/such/folder")));
-    assert!(missing.to_string().contains("/no/such/folder"));
+    let missing = refused(import(&store, Path::new("/no/such/directory")));
+    assert!(missing.to_string().contains("/no/such/directory"));
     let file = empty.path().join("file");
     fs::write(&file, "").unwrap();
     assert!(matches!(
@@ -226,14 +226,14 @@ fn what_makes_no_image_is_refused_and_leaves_nothing() {
         assert!(matches!(outcome, Err(Error::Layer { .. })), "{outcome:?}");
     }
     assert!(store.list().unwrap().is_empty());
-    for folder in ["blobs/sha256", "images", "tmp"] {
-        let left = fs::read_dir(dir.path().join(folder)).unwrap().count();
-        assert_eq!(left, 0, "{folder}");
+    for directory in ["blobs/sha256", "images", "tmp"] {
+        let left = fs::read_dir(dir.path().join(directory)).unwrap().count();
+        assert_eq!(left, 0, "{directory}");
     }
 }
 
 #[test]
-fn bounds_hold_for_folders_and_tars() {
+fn bounds_hold_for_directories_and_tars() {
     let source = full();
     let refused_with = |limits: Limits| {
         let dir = tempfile::tempdir().unwrap();
@@ -276,7 +276,8 @@ impl<F: FnOnce()> Write for Meddler<F> {
     }
 }
 
-/// Returns when a change gets another time than one from before: the clock of files ticks in milliseconds.
+/// Returns when a change gets another time than one from before: the clock of files ticks in
+/// milliseconds.
 fn tick() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let time = || {
@@ -287,18 +288,19 @@ fn tick() {
     while time() == before {}
 }
 
-/// Reads a folder in which something happens when the file of bytes `at` is read: 1 before the inner folder, 3 in it.
+/// Reads a directory in which something happens when the file of bytes `at` is read: 1 before the
+/// inner directory, 3 in it.
 fn meddled(at: u8, meddle: impl Fn(&Path)) -> Option<ImportError> {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     fs::write(path("a"), [1; 1000]).unwrap();
-    fs::create_dir(path("folder")).unwrap();
-    fs::write(path("folder/b"), [2; 1000]).unwrap();
-    fs::write(path("folder/c"), [3; 1000]).unwrap();
+    fs::create_dir(path("directory")).unwrap();
+    fs::write(path("directory/b"), [2; 1000]).unwrap();
+    fs::write(path("directory/c"), [3; 1000]).unwrap();
     tick();
     let mut out = Meddler(at, Some(|| meddle(dir.path())));
     let limits = Limits::default();
-    let written = folder::write(dir.path(), &mut out, &limits, &Cancel::default());
+    let written = directory::write(dir.path(), &mut out, &limits, &Cancel::default());
     assert!(out.1.is_none(), "nothing happened");
     match written {
         Ok(_) => None,
@@ -308,28 +310,34 @@ fn meddled(at: u8, meddle: impl Fn(&Path)) -> Option<ImportError> {
 }
 
 #[test]
-fn a_folder_that_changes_meanwhile_is_refused() {
+fn a_directory_that_changes_meanwhile_is_refused() {
     assert!(meddled(3, |_| ()).is_none());
     type Case<'a> = (u8, &'a dyn Fn(&Path));
     let cases: [Case<'_>; 11] = [
         (3, &|root| fs::write(root.join("a"), "other").unwrap()),
         (3, &|root| {
-            fs::write(root.join("folder/b"), [9; 1000]).unwrap()
+            fs::write(root.join("directory/b"), [9; 1000]).unwrap()
         }),
         (3, &|root| {
-            fs::write(root.join("folder/c"), [9; 1000]).unwrap()
+            fs::write(root.join("directory/c"), [9; 1000]).unwrap()
         }),
         (3, &|root| {
-            fs::write(root.join("folder/c"), "short").unwrap()
+            fs::write(root.join("directory/c"), "short").unwrap()
         }),
         (1, &|root| fs::write(root.join("a"), [9; 2000]).unwrap()),
-        (3, &|root| fs::write(root.join("folder/new"), "").unwrap()),
+        (3, &|root| {
+            fs::write(root.join("directory/new"), "").unwrap()
+        }),
         (1, &|root| fs::write(root.join("new"), "").unwrap()),
-        (3, &|root| fs::remove_file(root.join("folder/c")).unwrap()),
-        (1, &|root| fs::remove_dir_all(root.join("folder")).unwrap()),
+        (3, &|root| {
+            fs::remove_file(root.join("directory/c")).unwrap()
+        }),
         (1, &|root| {
-            fs::remove_dir_all(root.join("folder")).unwrap();
-            symlink("/etc", root.join("folder")).unwrap();
+            fs::remove_dir_all(root.join("directory")).unwrap()
+        }),
+        (1, &|root| {
+            fs::remove_dir_all(root.join("directory")).unwrap();
+            symlink("/etc", root.join("directory")).unwrap();
         }),
         (3, &|root| {
             fs::set_permissions(root.join("a"), fs::Permissions::from_mode(0o777)).unwrap();

@@ -1,4 +1,4 @@
-//! Going through a folder, without ever leaving it.
+//! Going through a directory, without ever leaving it.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -14,11 +14,11 @@ use sha2::{Digest as _, Sha256};
 use super::ImportError;
 use crate::{Cancel, Limits, Result};
 
-/// How often a folder is opened again that is moved about meanwhile.
+/// How often a directory is opened again that is moved about meanwhile.
 const TRIES: usize = 100;
 
-/// Types of file systems whose content is the kernel's: proc, sysfs, cgroup, cgroup2, devpts, debugfs, tracefs, securityfs,
-/// bpf, pstore, efivarfs, mqueue, configfs, binfmt_misc, fusectl.
+/// Types of file systems whose content is the kernel's: proc, sysfs, cgroup, cgroup2, devpts,
+/// debugfs, tracefs, securityfs, bpf, pstore, efivarfs, mqueue, configfs, binfmt_misc, fusectl.
 const KERNEL: [u32; 15] = [
     0x9fa0,
     0x6265_6572,
@@ -37,18 +37,19 @@ const KERNEL: [u32; 15] = [
     0x6573_5543,
 ];
 
-/// A file or folder that a walk has come to.
+/// A file or directory that a walk has come to.
 pub(super) struct Found<'a> {
-    /// The folder that it is in, or the folder itself.
-    pub(super) folder: &'a OwnedFd,
-    /// Its name in there; `.` for the folder itself.
+    /// The directory that it is in, or the directory itself.
+    pub(super) directory: &'a OwnedFd,
+    /// Its name in there; `.` for the directory itself.
     pub(super) name: &'a [u8],
     /// Its path below the root; empty for the root.
     pub(super) path: &'a [u8],
     pub(super) stat: Stat,
 }
 
-/// Goes through a folder, each time in the same order: a folder, its files by name, then its folders.
+/// Goes through a directory, each time in the same order: a directory, its files by name, then its
+/// directories.
 pub(super) struct Walk<'a> {
     root: &'a Path,
     fd: OwnedFd,
@@ -80,37 +81,38 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Shows everything to `see`, which returns what it found a file to be when it was done with it.
+    /// Shows everything to `see`, which returns what it found a file to be when it was done with
+    /// it.
     pub(super) fn run(
         &mut self,
         mut see: impl FnMut(&Self, &Found<'_>) -> Result<Stat>,
     ) -> Result<()> {
-        let mut folders = vec![Vec::new()];
-        while let Some(path) = folders.pop() {
-            let folder = self.open(&path)?;
-            let stat = fstat(&folder).map_err(|error| self.unreadable(&path, error))?;
-            self.show(&mut see, &folder, b".", &path, stat)?;
-            if self.is_kernels(&folder, &path)? {
+        let mut directories = vec![Vec::new()];
+        while let Some(path) = directories.pop() {
+            let directory = self.open(&path)?;
+            let stat = fstat(&directory).map_err(|error| self.unreadable(&path, error))?;
+            self.show(&mut see, &directory, b".", &path, stat)?;
+            if self.is_kernels(&directory, &path)? {
                 continue;
             }
-            let names = self.names(&folder, &path)?;
+            let names = self.names(&directory, &path)?;
             let mut below = Vec::new();
             for name in names {
                 let inner = match path.as_slice() {
                     b"" => name.clone(),
                     path => [path, b"/", &name].concat(),
                 };
-                let stat = statat(&folder, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
+                let stat = statat(&directory, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
                     .map_err(|error| self.unreadable(&inner, error))?;
                 match FileType::from_raw_mode(stat.st_mode) {
                     FileType::Directory => below.push(inner),
                     FileType::Socket => {
                         tracing::debug!(path = %self.shown(&inner).display(), "a socket is left out");
                     }
-                    _ => self.show(&mut see, &folder, &name, &inner, stat)?,
+                    _ => self.show(&mut see, &directory, &name, &inner, stat)?,
                 }
             }
-            folders.extend(below.into_iter().rev());
+            directories.extend(below.into_iter().rev());
         }
         Ok(())
     }
@@ -118,7 +120,7 @@ impl<'a> Walk<'a> {
     fn show(
         &mut self,
         see: &mut impl FnMut(&Self, &Found<'_>) -> Result<Stat>,
-        folder: &OwnedFd,
+        directory: &OwnedFd,
         name: &[u8],
         path: &[u8],
         stat: Stat,
@@ -130,7 +132,7 @@ impl<'a> Walk<'a> {
             return Err(ImportError::Limit { what, limit }.into());
         }
         let found = Found {
-            folder,
+            directory,
             name,
             path,
             stat,
@@ -153,7 +155,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Opens a folder below the root, through folders alone.
+    /// Opens a directory below the root, through directories alone.
     fn open(&self, path: &[u8]) -> Result<OwnedFd, ImportError> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve =
@@ -165,8 +167,8 @@ impl<'a> Walk<'a> {
         };
         for _ in 0..TRIES {
             match openat2(&self.fd, name, flags, Mode::empty(), resolve) {
-                Ok(folder) => return Ok(folder),
-                // A folder was moved on the way.
+                Ok(directory) => return Ok(directory),
+                // A directory was moved on the way.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(Errno::NAMETOOLONG) => return Err(self.unfit(path, "has too long a path")),
                 Err(error) => return Err(self.unreadable(path, error)),
@@ -176,18 +178,18 @@ impl<'a> Walk<'a> {
         Err(ImportError::Changed { path })
     }
 
-    /// Names in a folder, sorted.
-    fn names(&self, folder: &OwnedFd, path: &[u8]) -> Result<Vec<Vec<u8>>, ImportError> {
+    /// Names in a directory, sorted.
+    fn names(&self, directory: &OwnedFd, path: &[u8]) -> Result<Vec<Vec<u8>>, ImportError> {
         let fault = |error| self.unreadable(path, error);
         let mut names = Vec::new();
-        for entry in Dir::read_from(folder).map_err(fault)? {
+        for entry in Dir::read_from(directory).map_err(fault)? {
             let entry = entry.map_err(fault)?;
             let name = entry.file_name().to_bytes();
             if matches!(name, b"." | b"..") {
                 continue;
             }
             names.push(name.to_vec());
-            // One folder's names are all that is kept in memory.
+            // One directory's names are all that is kept in memory.
             if names.len() as u64 > self.limits.entries {
                 let (what, limit) = ("entries", self.limits.entries);
                 return Err(ImportError::Limit { what, limit });
@@ -197,8 +199,8 @@ impl<'a> Walk<'a> {
         Ok(names)
     }
 
-    fn is_kernels(&self, folder: &OwnedFd, path: &[u8]) -> Result<bool, ImportError> {
-        let found = fstatfs(folder).map_err(|error| self.unreadable(path, error))?;
+    fn is_kernels(&self, directory: &OwnedFd, path: &[u8]) -> Result<bool, ImportError> {
+        let found = fstatfs(directory).map_err(|error| self.unreadable(path, error))?;
         // The type is 32 bits, whatever the field is.
         Ok(KERNEL.contains(&(found.f_type as u32)))
     }
@@ -210,7 +212,7 @@ impl<'a> Walk<'a> {
     pub(super) fn unreadable(&self, path: &[u8], error: Errno) -> ImportError {
         let path = self.shown(path);
         match error {
-            // It was there when its folder was listed.
+            // It was there when its directory was listed.
             Errno::NOENT | Errno::NOTDIR | Errno::LOOP => ImportError::Changed { path },
             error => ImportError::Read {
                 path,

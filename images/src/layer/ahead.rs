@@ -1,4 +1,5 @@
-//! Reads a stream ahead on a thread of its own, so that decompression runs beside what is done with its result.
+//! Reads a stream ahead on a thread of its own, so that decompression runs beside what is done with
+//! its result.
 
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

@@ -19,6 +19,12 @@ use crate::{Digest, Limits};
 
 const CHUNK: usize = 128 << 10;
 
+/// Bytes of memory that a file or directory takes beside its name.
+const NODE: u64 = 160;
+
+/// Bytes of memory that an attribute takes beside its name and value.
+const XATTR: usize = 64;
+
 /// Why a layer cannot be part of an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -63,6 +69,15 @@ pub enum LayerError {
         /// The bound.
         limit: u64,
     },
+    /// Too much of what is not data.
+    #[error(
+        "the names, links and attributes of the image take more than {limit} bytes of memory; \
+         raise the limit if you trust it"
+    )]
+    Metadata {
+        /// The bound.
+        limit: u64,
+    },
     /// The unpacked layer is not the one that the configuration names.
     #[error(
         "the unpacked layer has the digest {actual}, but the image configuration says {expected}"
@@ -76,8 +91,8 @@ pub enum LayerError {
     /// The file system could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The pull was given up.
-    #[error("the work was given up")]
+    /// The pull was cancelled.
+    #[error("the pull was cancelled")]
     Cancelled,
 }
 
@@ -100,6 +115,8 @@ pub(crate) struct Unpacker {
     entries: u64,
     /// Bytes that may still be unpacked.
     budget: u64,
+    /// Bytes of memory that metadata took so far. What a later layer replaces counts, too.
+    metadata: u64,
     cancelled: Arc<AtomicBool>,
 }
 
@@ -113,6 +130,7 @@ impl Unpacker {
             limits,
             entries: 0,
             budget,
+            metadata: 0,
             cancelled,
         }
     }
@@ -167,7 +185,17 @@ impl Unpacker {
                 });
             }
             self.check_cancelled()?;
+            let said = metadata_bytes(&entry);
+            let before = self.tree.len();
             self.entry(tar, entry, &mut buffer)?;
+            // One entry may imply many directories.
+            let made = self.tree.len().saturating_sub(before) as u64;
+            self.metadata += said + made * NODE;
+            if self.metadata > self.limits.metadata_bytes {
+                return Err(LayerError::Metadata {
+                    limit: self.limits.metadata_bytes,
+                });
+            }
             for content in self.tree.take_freed() {
                 self.writer.release(content);
             }
@@ -294,6 +322,15 @@ impl Unpacker {
             Ok(())
         }
     }
+}
+
+/// What an entry says of itself that is kept: its last name, its link's target, its attributes.
+fn metadata_bytes(entry: &TarEntry) -> u64 {
+    let name = entry.path.rsplit(|byte| *byte == b'/');
+    let name = name.map(<[u8]>::len).find(|len| *len > 0).unwrap_or(0);
+    let xattrs = entry.xattrs.iter();
+    let xattrs = xattrs.map(|(name, value)| name.len() + value.len() + XATTR);
+    (name + entry.link.len() + xattrs.sum::<usize>()) as u64
 }
 
 fn meta(entry: &TarEntry, limits: &Limits) -> Result<Meta, &'static str> {

@@ -295,9 +295,9 @@ fn hostile_layers_are_refused_in_words() {
             "hard link to \"b\", which does not exist",
         ),
         (
-            "link to folder",
+            "link to directory",
             tar().dir("d", 0o755).hardlink("a", "d").finish(),
-            "which is a folder",
+            "which is a directory",
         ),
         (
             "below a link",
@@ -305,12 +305,12 @@ fn hostile_layers_are_refused_in_words() {
                 .symlink("l", "/etc")
                 .file("l/passwd", 0o644, b"x")
                 .finish(),
-            "its parent \"l\" is not a folder but a file or symbolic link",
+            "its parent \"l\" is not a directory but a file or symbolic link",
         ),
         (
             "below a file",
             tar().file("f", 0o644, b"").dir("f/d", 0o755).finish(),
-            "is not a folder",
+            "is not a directory",
         ),
         (
             "root as file",
@@ -318,7 +318,7 @@ fn hostile_layers_are_refused_in_words() {
                 .file("./", 0o644, b"")
                 .entry(b".", b'0', 0, b"", (0, 0), b"")
                 .finish(),
-            "the root must be a folder",
+            "the root must be a directory",
         ),
         (
             "long name",
@@ -455,6 +455,36 @@ fn limits_hold_over_all_layers_together() {
         .file("bomb", 0o644, b"x")
         .finish();
     assert!(matches!(build(&[sparse]), Err(LayerError::Unpacked { .. })));
+}
+
+#[test]
+fn metadata_that_is_kept_in_memory_is_bounded_in_sum() {
+    let attributes = |name: &str| {
+        let value = [b'x'; 30_000];
+        let layer = Tarball::new().pax("SCHILY.xattr.user.a", &value);
+        layer.file(name, 0o644, b"").finish()
+    };
+    let deep = Tarball::new().file(&format!("{}f", "d/".repeat(600)), 0o644, b"");
+    let limits = Limits {
+        metadata_bytes: 70_000,
+        ..Limits::default()
+    };
+    let cases = [
+        (
+            "attributes",
+            vec![attributes("a"), attributes("a"), attributes("a")],
+        ),
+        ("directories that are implied", vec![deep.finish()]),
+    ];
+    for (name, layers) in cases {
+        let built = build_with(&layers, &limits);
+        let limit = 70_000;
+        assert!(
+            matches!(built, Err(LayerError::Metadata { limit: l }) if l == limit),
+            "{name}"
+        );
+    }
+    build_with(&[attributes("a"), attributes("b")], &limits).unwrap();
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub enum PathFault {
     LongPart,
     /// It has too many parts.
     Deep,
-    /// A whiteout that names nothing, or is used as a folder.
+    /// A whiteout that names nothing, or is used as a directory.
     Whiteout,
 }
 
@@ -38,11 +38,11 @@ impl fmt::Display for PathFault {
 /// What an entry is for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Target<'a> {
-    /// A file or folder of that name.
+    /// A file or directory of that name.
     Entry,
-    /// The folder's content in lower layers is hidden.
+    /// The directory's content in lower layers is hidden.
     Opaque(&'a [&'a [u8]]),
-    /// The name in the folder is hidden.
+    /// The name in the directory is hidden.
     Whiteout(&'a [&'a [u8]], &'a [u8]),
     /// Bookkeeping of AUFS.
     Ignored,

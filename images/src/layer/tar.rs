@@ -1,6 +1,7 @@
 //! Reads tar streams: ustar, GNU and PAX, all lengths bounded.
 //!
-//! An entry's data is read with [`TarReader::read_data`] or left; asking for the next entry skips what is left.
+//! An entry's data is read with [`TarReader::read_data`] or left; asking for the next entry skips
+//! what is left.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -160,7 +161,7 @@ impl<R: Read> TarReader<R> {
         let path = pax.sparse.name.take().or(pax.path.take()).or(long_name);
         let path = path.unwrap_or_else(|| header.name());
         let kind = match header.typeflag() {
-            // Before POSIX a trailing slash made a folder of an ordinary file.
+            // Before POSIX a trailing slash made a directory of an ordinary file.
             0 | b'0' | b'7' if path.ends_with(b"/") => EntryKind::Dir,
             0 | b'0' | b'7' | b'S' => EntryKind::File,
             b'1' => EntryKind::Hardlink,
@@ -232,7 +233,8 @@ impl<R: Read> TarReader<R> {
         Ok(size)
     }
 
-    /// GNU tar's first sparse format: the map is in the header and in blocks between it and the data.
+    /// GNU tar's first sparse format: the map is in the header and in blocks between it and the
+    /// data.
     fn old_sparse_map(&mut self, header: &Header) -> Result<(SparseMap, u64), TarError> {
         let mut map = SparseMap::default();
         map.push_table(&header.0[386..482])?;

@@ -93,7 +93,8 @@ impl Sink {
 }
 
 impl Client {
-    /// Fetches a blob into `file`, which must be empty, and verifies it. Nothing is synchronised to the disk.
+    /// Fetches a blob into `file`, which must be empty, and verifies it. Nothing is synchronised to
+    /// the disk.
     pub(crate) async fn blob(&self, descriptor: &Descriptor, file: File) -> Result<(), BlobError> {
         let sink = Sink::new(file);
         let fetched = self.blob_into(descriptor, &sink).await;
@@ -119,7 +120,7 @@ impl Client {
                     }
                 }
             };
-            if !error.may_pass() {
+            if !error.is_retryable() {
                 // What came is of no use; another source may have the real one.
                 done = 0;
                 sink.order(Order::Restart).await;

@@ -7,7 +7,7 @@ use reqwest::header::CONTENT_TYPE;
 
 use super::endpoint::{Endpoint, host_of};
 use super::{Credentials, Descriptor, Manifest, Parsed, RegistryError, docker_config};
-use crate::http::{self, Host, RegistryConfig};
+use crate::http::{self, RegistryConfig, RegistryHost};
 use crate::{Digest, Limits, PullEvent, PullEvents, Reference};
 
 /// What a reference stands for.
@@ -38,8 +38,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Prepares for `reference`. Reads certificates and Docker's configuration, and may run a credential helper: call it
-    /// where blocking is allowed.
+    /// Prepares for `reference`. Reads certificates and Docker's configuration, and may run a
+    /// credential helper: call it where blocking is allowed.
     pub(crate) fn new(
         reference: &Reference,
         config: &RegistryConfig,
@@ -53,7 +53,7 @@ impl Client {
         for mirror in &settings.mirrors {
             let host = host_of(&mirror.address);
             let credentials = stored_credentials(config.docker_config.as_ref(), host)?;
-            let none = Host::default();
+            let none = RegistryHost::default();
             let own = config.hosts.get(host).unwrap_or(&none);
             let mut endpoint = Endpoint::new(&mirror.address, own, config, credentials)?;
             endpoint.serve_for(registry, mirror.resolves_tags);
@@ -261,8 +261,8 @@ impl Client {
         &self.name
     }
 
-    /// Goes through the mirrors and then the registry, each as often as allowed. With `established` the registry was
-    /// reached before, so that one that cannot be reached is tried again as well.
+    /// Goes through the mirrors and then the registry, each as often as allowed. With `established`
+    /// the registry was reached before, so that one that cannot be reached is tried again as well.
     pub(super) fn tries(&self, established: bool) -> Tries<'_> {
         let mut endpoints = self.endpoints.iter();
         let now = endpoints
@@ -315,7 +315,7 @@ impl<'a> Tries<'a> {
     /// # Errors
     /// The failure, when nothing is left to try.
     pub(super) async fn after(&mut self, error: RegistryError) -> Result<(), RegistryError> {
-        let hopeless = !error.may_pass()
+        let hopeless = !error.is_retryable()
             || matches!(error, RegistryError::Unreachable { .. }) && !self.established;
         if !hopeless && self.attempt < self.client.attempts {
             self.attempt += 1;

@@ -39,8 +39,8 @@ struct HelperAnswer {
     secret: String,
 }
 
-/// Looks up a registry. A missing file, or one without the registry, means nobody. May run a helper program and wait
-/// for it.
+/// Looks up a registry. A missing file, or one without the registry, means nobody. May run a helper
+/// program and wait for it.
 pub(super) fn lookup(file: &Path, registry: &str) -> Result<Credentials, RegistryError> {
     let fault = |source: Box<dyn std::error::Error + Send + Sync>| RegistryError::DockerConfig {
         path: file.to_owned(),

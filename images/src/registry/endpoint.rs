@@ -6,7 +6,7 @@ use tokio::sync::Mutex;
 
 use super::challenge::Challenge;
 use super::{Credentials, RegistryError, auth};
-use crate::http::{self, Host, Http, HttpError, Origin, Protocol, RegistryConfig};
+use crate::http::{self, Http, HttpError, Origin, RegistryConfig, RegistryHost, RegistryProtocol};
 
 /// A registry or mirror.
 #[derive(Debug)]
@@ -30,15 +30,15 @@ impl Endpoint {
     /// `address` is `HOST[:PORT]`, perhaps with the path of the interface; that is `/v2` otherwise.
     pub(super) fn new(
         address: &str,
-        settings: &Host,
+        settings: &RegistryHost,
         config: &RegistryConfig,
         credentials: Credentials,
     ) -> Result<Self, RegistryError> {
         let host = host_of(address);
         let plain = match settings.protocol {
-            Protocol::Auto => http::is_loopback(host),
-            Protocol::Https => false,
-            Protocol::Http => true,
+            RegistryProtocol::Auto => http::is_loopback(host),
+            RegistryProtocol::Https => false,
+            RegistryProtocol::Http => true,
         };
         let scheme = if plain { "http" } else { "https" };
         let path = address.strip_prefix(host).filter(|path| !path.is_empty());
@@ -117,7 +117,9 @@ impl Endpoint {
         }
         let used = self.authorization.lock().await.clone();
         let response = self.send(&url, &headers, used.as_ref()).await?;
-        if response.status() != 401 {
+        // What somebody else asks for, to whom the registry has sent us, is not the registry's
+        // word.
+        if response.status() != 401 || response.url().origin() != url.origin() {
             return Ok(response);
         }
         let Some(challenge) = challenge_of(&response) else {

@@ -162,8 +162,9 @@ pub enum RegistryError {
 }
 
 impl RegistryError {
-    /// Whether the same request may succeed later or elsewhere: nothing is wrong with the image itself.
-    pub(crate) fn may_pass(&self) -> bool {
+    /// Whether the same request may succeed later or elsewhere: nothing is wrong with the image
+    /// itself.
+    pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Transfer { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status >= 500,

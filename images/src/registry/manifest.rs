@@ -90,7 +90,7 @@ pub enum ManifestError {
         diff_ids: usize,
     },
     /// The configuration's layer digest is none.
-    #[error("the configuration has a layer digest that is none")]
+    #[error("the configuration has an invalid layer digest")]
     DiffId(#[source] crate::DigestError),
 }
 
@@ -144,7 +144,8 @@ struct Raw {
 }
 
 impl Parsed {
-    /// Reads a manifest or index. `content_type` is what the server said, for want of a type in the document.
+    /// Reads a manifest or index. `content_type` is what the server said, for want of a type in the
+    /// document.
     pub(crate) fn parse(
         bytes: &[u8],
         content_type: &str,
@@ -154,7 +155,8 @@ impl Parsed {
         if raw.schema_version != 2 {
             return Err(ManifestError::Schema(raw.schema_version));
         }
-        // A document without a type is what its members say; a type in the document wins over the server's.
+        // A document without a type is what its members say; a type in the document wins over the
+        // server's.
         let media_type = match &raw.media_type {
             Some(media_type) => media_type.as_str(),
             None if raw.manifests.is_some() && raw.layers.is_none() => OCI_INDEX,

@@ -5,7 +5,8 @@ use crate::Digest;
 use crate::signature::{Attached, Form, Pointer, bundle_of, bundles_of, simple_of, tag_of};
 
 impl Client {
-    /// All that the registry calls signatures of a manifest or index, of one form; there may be none.
+    /// All that the registry calls signatures of a manifest or index, of one form; there may be
+    /// none.
     pub(crate) async fn signatures(
         &self,
         manifest: &Digest,
@@ -21,7 +22,8 @@ impl Client {
                 let referrers = self
                     .optional("referrers", &manifest.to_string(), None)
                     .await?;
-                // A registry without that list has it under a tag (distribution-spec, "Backwards compatibility").
+                // A registry without that list has it under a tag (distribution-spec, "Backwards
+                // compatibility").
                 let index = match referrers {
                     Some(index) => Some(index),
                     None => self.optional("manifests", &tag, None).await?,

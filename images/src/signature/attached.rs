@@ -1,7 +1,9 @@
 //! How registries keep the signatures of a manifest, and what is in them.
 //!
-//! - cosign's tag: `sha256-<hex>.sig` names a manifest of which each layer is a payload, its signature in an annotation.
-//! - OCI 1.1 referrers: an index of what refers to the manifest; a bundle is an artifact of one layer.
+//! - cosign's tag: `sha256-<hex>.sig` names a manifest of which each layer is a payload, its
+//!   signature in an annotation.
+//! - OCI 1.1 referrers: an index of what refers to the manifest; a bundle is an artifact of one
+//!   layer.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +36,8 @@ pub(crate) enum Form {
     Bundle,
 }
 
-/// The tag under which signatures of a manifest are found, or its referrers where the registry has no list of them.
+/// The tag under which signatures of a manifest are found, or its referrers where the registry has
+/// no list of them.
 pub(crate) fn tag_of(manifest: &Digest, form: Form) -> String {
     match form {
         Form::Simple => format!("sha256-{}.sig", manifest.hex()),

@@ -1,4 +1,5 @@
-//! Sigstore bundles (sigstore.dev/bundle, 0.3): a DSSE envelope around an in-toto statement whose subject is a manifest.
+//! Sigstore bundles (sigstore.dev/bundle, 0.3): a DSSE envelope around an in-toto statement whose
+//! subject is a manifest.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,7 +10,8 @@ use crate::Digest;
 
 const ENVELOPE: &str = "application/vnd.in-toto+json";
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
-/// The one predicate that is a signature. Others are attestations, by which nobody says that the image may run.
+/// The one predicate that is a signature. Others are attestations, by which nobody says that the
+/// image may run.
 const SIGNATURE: &str = "https://sigstore.dev/cosign/sign/v1";
 
 #[derive(Deserialize)]

@@ -9,7 +9,8 @@ use webpki::{RawPublicKeyEntity, ring};
 use super::error::KeyFault;
 use crate::Digest;
 
-/// How signatures are made: cosign hashes by SHA-256 whatever the key, newer releases by SHA-384 for P-384.
+/// How signatures are made: cosign hashes by SHA-256 whatever the key, newer releases by SHA-384
+/// for P-384.
 static ALGORITHMS: &[&dyn SignatureVerificationAlgorithm] = &[
     ring::ECDSA_P256_SHA256,
     ring::ECDSA_P384_SHA256,
@@ -33,7 +34,8 @@ impl Key {
             return Err(KeyFault::Pem);
         };
         let entity = RawPublicKeyEntity::try_from(&spki).map_err(|_| KeyFault::Kind)?;
-        // Of an algorithm that is none of the key's, the verification says so before it looks at the signature.
+        // Of an algorithm that is none of the key's, the verification says so before it looks at
+        // the signature.
         let is_of_use = ALGORITHMS.iter().any(|algorithm| {
             !matches!(
                 entity.verify_signature(*algorithm, &[], &[]),

@@ -18,8 +18,9 @@ use crate::Reference;
 /// Bytes of a policy or key file.
 const FILE: u64 = 1 << 20;
 
-/// Which signatures images need, by their names: the policy file of containers/image (containers-policy.json(5)), as far as it is
-/// about `sigstoreSigned` with keys, or one key for everything.
+/// Which signatures images need, by their names: the policy file of containers/image
+/// (containers-policy.json(5)), as far as it is about `sigstoreSigned` with keys, or one key for
+/// everything.
 ///
 /// ```
 /// use podvisor_images::SignaturePolicy;
@@ -50,8 +51,8 @@ enum Requirement {
 }
 
 impl SignaturePolicy {
-    /// Every image needs a signature by one of these keys, public keys in PEM, whatever the name that it was signed for:
-    /// what `cosign verify --key` asks for.
+    /// Every image needs a signature by one of these keys, public keys in PEM, whatever the name
+    /// that it was signed for: what `cosign verify --key` asks for.
     ///
     /// # Errors
     /// A file that cannot be read, or is no key; no file at all.
@@ -70,16 +71,18 @@ impl SignaturePolicy {
         })
     }
 
-    /// Reads a policy file. Key files that it names are read now, relative ones from the policy's folder.
+    /// Reads a policy file. Key files that it names are read now, relative ones from the policy's
+    /// directory.
     ///
     /// # Errors
     /// A file that cannot be read, or does not hold what it should.
     pub fn read(file: &Path) -> Result<Self, PolicyError> {
-        let folder = file.parent().unwrap_or(Path::new(""));
-        Self::parse_in(&read(file)?, folder)
+        let directory = file.parent().unwrap_or(Path::new(""));
+        Self::parse_in(&read(file)?, directory)
     }
 
-    /// As [`SignaturePolicy::read`] for a policy that is here already; relative files are the current folder's.
+    /// As [`SignaturePolicy::read`] for a policy that is here already; relative files are the
+    /// current directory's.
     ///
     /// # Errors
     /// As [`SignaturePolicy::read`].
@@ -87,7 +90,7 @@ impl SignaturePolicy {
         Self::parse_in(json, Path::new(""))
     }
 
-    fn parse_in(json: &[u8], folder: &Path) -> Result<Self, PolicyError> {
+    fn parse_in(json: &[u8], directory: &Path) -> Result<Self, PolicyError> {
         let raw: RawPolicy = serde_json::from_slice(json).map_err(PolicyError::Json)?;
         let requirements = |scope: &str, raw: Vec<Value>| {
             if raw.is_empty() {
@@ -95,7 +98,7 @@ impl SignaturePolicy {
                 return Err(PolicyError::Invalid(message));
             }
             raw.into_iter()
-                .map(|raw| requirement(raw, folder))
+                .map(|raw| requirement(raw, directory))
                 .collect::<Result<Vec<_>, _>>()
         };
         let mut transports = raw.transports;
@@ -144,8 +147,8 @@ impl SignaturePolicy {
         signature.verify(&keys)
     }
 
-    /// Decides whether an image may be used under that name. `claims` are about this very image; `signatures` were looked at
-    /// in all.
+    /// Decides whether an image may be used under that name. `claims` are about this very image;
+    /// `signatures` were looked at in all.
     ///
     /// # Errors
     /// The requirement that is not met.
@@ -235,7 +238,7 @@ const KEYLESS: &[(&str, &str)] = &[
     ("rekorPublicKeyDatas", "an entry in a transparency log"),
 ];
 
-fn requirement(raw: Value, folder: &Path) -> Result<Requirement, PolicyError> {
+fn requirement(raw: Value, directory: &Path) -> Result<Requirement, PolicyError> {
     let kind = raw.get("type").and_then(Value::as_str);
     match kind {
         Some("insecureAcceptAnything") => Ok(Requirement::Anything),
@@ -245,7 +248,7 @@ fn requirement(raw: Value, folder: &Path) -> Result<Requirement, PolicyError> {
             let keyless = KEYLESS.iter().find(|(member, _)| raw.get(member).is_some());
             match keyless {
                 Some((_, what)) => Ok(Requirement::Unsupported((*what).to_owned())),
-                None => signed(raw, folder),
+                None => signed(raw, directory),
             }
         }
         Some(other) => Err(PolicyError::Invalid(format!(
@@ -255,7 +258,7 @@ fn requirement(raw: Value, folder: &Path) -> Result<Requirement, PolicyError> {
     }
 }
 
-fn signed(raw: Value, folder: &Path) -> Result<Requirement, PolicyError> {
+fn signed(raw: Value, directory: &Path) -> Result<Requirement, PolicyError> {
     let raw: RawSigned = serde_json::from_value(raw).map_err(PolicyError::Json)?;
     raw.signed_identity.check().map_err(PolicyError::Invalid)?;
     let kinds = [
@@ -277,7 +280,7 @@ fn signed(raw: Value, folder: &Path) -> Result<Requirement, PolicyError> {
         .into_iter()
         .chain(raw.key_datas.unwrap_or_default());
     let keys = files
-        .map(|file| key_file(&folder.join(file)))
+        .map(|file| key_file(&directory.join(file)))
         .chain(texts.map(|text| {
             Key::from_base64(&text).map_err(|source| PolicyError::Key {
                 name: "the policy's keyData".to_owned(),

@@ -1,5 +1,5 @@
-//! Names as policies have them: the scopes that an image belongs to, and the names that a signature may be for
-//! (containers-policy.json(5)).
+//! Names as policies have them: the scopes that an image belongs to, and the names that a signature
+//! may be for (containers-policy.json(5)).
 
 use serde::Deserialize;
 
@@ -11,8 +11,9 @@ fn repository(reference: &Reference) -> String {
     format!("{}/{}", reference.registry(), reference.repository())
 }
 
-/// Scopes that `reference` belongs to, the most specific first: itself, its repository and what that is in, its registry, the
-/// registry's domains as `*.example.org`. The scope of everything, `""`, is not among them.
+/// Scopes that `reference` belongs to, the most specific first: itself, its repository and what
+/// that is in, its registry, the registry's domains as `*.example.org`. The scope of everything,
+/// `""`, is not among them.
 pub(super) fn scopes_of(reference: &Reference) -> Vec<String> {
     let repository = repository(reference);
     let mut scopes = vec![match (reference.digest(), reference.tag()) {
@@ -39,7 +40,8 @@ pub(super) fn scopes_of(reference: &Reference) -> Vec<String> {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", deny_unknown_fields)]
 pub(super) enum Identity {
-    /// Any, or none: the digest alone says what was signed, as `cosign verify` has it. An extension, and what bundles need.
+    /// Any, or none: the digest alone says what was signed, as `cosign verify` has it. An
+    /// extension, and what bundles need.
     #[serde(rename = "matchDigest")]
     Digest {},
     /// The image's own name and tag.
@@ -63,7 +65,8 @@ pub(super) enum Identity {
         #[serde(rename = "dockerRepository")]
         repository: String,
     },
-    /// As `RepoDigestOrExact`, with another beginning: an image of a mirror that is signed under its original name.
+    /// As `RepoDigestOrExact`, with another beginning: an image of a mirror that is signed under
+    /// its original name.
     #[serde(rename = "remapIdentity")]
     Remap {
         prefix: String,
@@ -189,7 +192,8 @@ fn named(image: &Reference, repository: String) -> String {
     }
 }
 
-/// A name with Docker's short forms written out, but no tag added: what was signed has the tag that it says.
+/// A name with Docker's short forms written out, but no tag added: what was signed has the tag that
+/// it says.
 fn normal(name: &str) -> String {
     let Ok(reference) = parse_reference(name) else {
         return name.to_owned();

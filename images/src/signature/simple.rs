@@ -1,5 +1,5 @@
-//! The "simple signing" payload (containers/image, atomic-signature(5), of which cosign took the form): JSON that names a
-//! manifest's digest and the name that it was signed for.
+//! The "simple signing" payload (containers/image, atomic-signature(5), of which cosign took the
+//! form): JSON that names a manifest's digest and the name that it was signed for.
 
 use serde::Deserialize;
 

@@ -1,4 +1,4 @@
-//! Disk images inside OCI images (KubeVirt's containerDisk: one file in the folder `/disk`).
+//! Disk images inside OCI images (KubeVirt's containerDisk: one file in the directory `/disk`).
 
 use std::fs::File;
 use std::sync::atomic::AtomicBool;
@@ -12,8 +12,8 @@ use crate::disk::{ConvertError, Failure, Job, convert};
 use crate::erofs::{FileSystem, Inode};
 use crate::{Digest, Disk, DiskError, Error, Image, Result};
 
-/// The folder of the disk image.
-const FOLDER: &[u8] = b"disk";
+/// The directory of the disk image.
+const DIRECTORY: &[u8] = b"disk";
 
 /// Names that a message lists.
 const LISTED: usize = 10;
@@ -28,11 +28,13 @@ struct Found {
 }
 
 impl Store {
-    /// The disk image in an OCI image: the one file in its folder `/disk`, whatever its name, raw or qcow2, as it is or
-    /// compressed. It is converted at the first call, unless the pull has done that.
+    /// The disk image in an OCI image: the one file in its directory `/disk`, whatever its name,
+    /// raw or qcow2, as it is or compressed. It is converted at the first call, unless the pull has
+    /// done that.
     ///
     /// # Errors
-    /// As [`Store::resolve`]; [`DiskError::NoDisk`], [`DiskError::SeveralDisks`], [`DiskError::Unusable`].
+    /// As [`Store::resolve`]; [`DiskError::NoDisk`], [`DiskError::SeveralDisks`],
+    /// [`DiskError::Unusable`].
     pub fn container_disk(&self, image: &str) -> Result<Disk> {
         let _stay = self.inner.hold_files()?;
         let image = self.resolve(image)?;
@@ -46,8 +48,9 @@ impl Store {
 }
 
 impl Inner {
-    /// Converts the disk image of an image that is evidently there for nothing else, so that what is wrong with it shows
-    /// before a machine needs it. An image that has one for other reasons is none the worse.
+    /// Converts the disk image of an image that is evidently there for nothing else, so that what
+    /// is wrong with it shows before a machine needs it. An image that has one for other reasons is
+    /// none the worse.
     pub(super) fn recognise_disk(&self, image: Image) -> Image {
         let contents = database::read(&self.layout);
         let known = image
@@ -86,7 +89,7 @@ impl Inner {
         };
         let files = FileSystem::new(file).map_err(read)?;
         let root = files.list(None).map_err(read)?;
-        let mut found = files.list(Some(FOLDER)).map_err(read)?;
+        let mut found = files.list(Some(DIRECTORY)).map_err(read)?;
         found.retain(|(_, inode)| inode.is_file());
         if found.len() > 1 {
             let names: Vec<String> = found

@@ -1,7 +1,8 @@
 //! The database: names, times of use, pins. All else follows from the files.
 //!
-//! A database can be open in one process at a time, and a store must serve several, so it is opened for each transaction
-//! under a lock of its own and closed again. A transaction is on the disk when it ends.
+//! A database can be open in one process at a time, and a store must serve several, so it is opened
+//! for each transaction under a lock of its own and closed again. A transaction is on the disk when
+//! it ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::disk_records::{self, DiskChange, Disks};
 use super::layout::Layout;
-use super::work::sync_folder_of;
+use super::work::sync_directory_of;
 use crate::signature::Claim;
 use crate::{Digest, Error, Result};
 
@@ -102,7 +103,8 @@ pub(super) fn time(seconds: u64) -> SystemTime {
         .unwrap_or(UNIX_EPOCH)
 }
 
-/// Reads everything; a missing database is empty. Nothing is written, unless a crash left something to repair.
+/// Reads everything; a missing database is empty. Nothing is written, unless a crash left something
+/// to repair.
 pub(super) fn read(layout: &Layout) -> Result<Contents> {
     let shared = lock(layout, FlockOperation::LockShared)?;
     let path = layout.database();
@@ -120,7 +122,8 @@ pub(super) fn read(layout: &Layout) -> Result<Contents> {
     update(layout, |_| Ok((Vec::new(), ()))).map(|(contents, ())| contents)
 }
 
-/// One transaction: `decide` sees what there is and says what to change. Returns the contents from after it.
+/// One transaction: `decide` sees what there is and says what to change. Returns the contents from
+/// after it.
 pub(super) fn update<T>(
     layout: &Layout,
     decide: impl FnOnce(&Contents) -> Result<(Vec<Change>, T)>,
@@ -146,8 +149,8 @@ pub(super) fn update<T>(
     Ok((contents, out))
 }
 
-/// Makes an empty database, which has its name only when it is complete: of one that was cut off in the making nothing could be
-/// repaired. Called under the lock.
+/// Makes an empty database, which has its name only when it is complete: of one that was cut off in
+/// the making nothing could be repaired. Called under the lock.
 fn create(layout: &Layout) -> Result<(), redb::Error> {
     let path = layout.new_database();
     let make = || -> Result<(), redb::Error> {
@@ -157,7 +160,7 @@ fn create(layout: &Layout) -> Result<(), redb::Error> {
         }
         File::open(&path)?.sync_all()?;
         fs::rename(&path, layout.database())?;
-        Ok(sync_folder_of(&path)?)
+        Ok(sync_directory_of(&path)?)
     };
     make().inspect_err(|_| {
         // What cannot be removed now goes at the next open.

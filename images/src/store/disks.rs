@@ -10,7 +10,7 @@ use super::database::{self, Change, Contents};
 use super::disk_records::{DiskChange, DiskName, DiskRecord};
 use super::gc::{check_unused, entries, remove_unused};
 use super::pull::{acquire, blocking};
-use super::work::{WorkFile, sync_folder_of};
+use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, Prune, PullOptions, PullPolicy, Removed, Store};
 use crate::disk::{Converted, FetchError, Fetched, Fetcher, Source, Validators};
 use crate::{Checksum, Digest, Disk, Error, PullEvent, Result};
@@ -19,16 +19,19 @@ use crate::{Checksum, Digest, Disk, Error, PullEvent, Result};
 const PREFIX: usize = 4;
 
 impl Store {
-    /// Fetches the disk image at an `https://` or `http://` address, raw or qcow2, as it is or compressed, and keeps it as a
-    /// sparse raw file under its address. With a checksum the file must have it; one that the store has by that
-    /// checksum is not fetched. A file that the server says has not changed is not fetched either. Fetches of one address, also
-    /// by different processes, share the work. Dropping the future stops the fetch and leaves the store as it was.
+    /// Fetches the disk image at an `https://` or `http://` address, raw or qcow2, as it is or
+    /// compressed, and keeps it as a sparse raw file under its address. With a checksum the file
+    /// must have it; one that the store has by that checksum is not fetched. A file that the server
+    /// says has not changed is not fetched either. Fetches of one address, also by different
+    /// processes, share the work. Dropping the future stops the fetch and leaves the store as it
+    /// was.
     ///
-    /// Of `options` the policy, the events and how hosts are reached are used. User and password may stand in the
-    /// address; they are not kept.
+    /// Of `options` the policy, the events and how hosts are reached are used. User and password
+    /// may stand in the address; they are not kept.
     ///
     /// # Errors
-    /// [`Error::Disk`] for whatever is wrong with address, server or file; the store is then as it was before.
+    /// [`Error::Disk`] for whatever is wrong with address, server or file; the store is then as it
+    /// was before.
     pub async fn pull_disk(
         &self,
         url: &str,
@@ -218,7 +221,8 @@ impl Inner {
         .await?;
         let contents = self.read_contents().await?;
         let now = contents.disks.name(&name).cloned();
-        // What another fetched while this one waited is new enough, unless a certain file is wanted.
+        // What another fetched while this one waited is new enough, unless a certain file is
+        // wanted.
         let shared = waited && now != before;
         if shared
             && checksum.is_none()
@@ -305,18 +309,19 @@ impl Inner {
     /// Gives a finished file its final place, unless there is one already.
     pub(super) fn keep_disk(&self, work: WorkFile, converted: &Converted) -> Result<()> {
         let id = converted.digest;
-        let (folder, target) = (self.layout.disk_folder(&id), self.layout.disk(&id));
+        let (directory, target) = (self.layout.disk_directory(&id), self.layout.disk(&id));
         if fs::metadata(&target).is_ok_and(|found| found.len() == converted.size) {
             return Ok(());
         }
-        fs::create_dir_all(&folder)
-            .and_then(|()| sync_folder_of(&folder))
-            .map_err(|source| Error::io("create the folder", &folder, source))?;
+        fs::create_dir_all(&directory)
+            .and_then(|()| sync_directory_of(&directory))
+            .map_err(|source| Error::io("create the directory", &directory, source))?;
         work.publish(&target)
             .map_err(|source| Error::io("store", &target, source))
     }
 
-    /// Remembers a disk image whose file is in its place: under an address, or as part of an OCI image.
+    /// Remembers a disk image whose file is in its place: under an address, or as part of an OCI
+    /// image.
     pub(super) fn commit_disk(
         &self,
         id: Digest,
@@ -395,8 +400,8 @@ impl Inner {
         Ok(removed)
     }
 
-    /// Removes disk images whose OCI image is gone, and files that are no disk image's; bytes freed. For
-    /// [`Inner::collect`], which has made sure that nobody is at work.
+    /// Removes disk images whose OCI image is gone, and files that are no disk image's; bytes
+    /// freed. For [`Inner::collect`], which has made sure that nobody is at work.
     pub(super) fn collect_disks(&self, contents: &Contents) -> Result<u64> {
         let orphans = orphans(contents);
         if !orphans.is_empty() {
@@ -406,16 +411,17 @@ impl Inner {
             })?;
         }
         let mut freed = 0;
-        for (id, folder) in entries(&self.layout.disks())? {
+        for (id, directory) in entries(&self.layout.disks())? {
             if contents.disks.record(&id).is_some() && !orphans.contains(&id) {
                 continue;
             }
-            freed += remove_unused(&self.layout.disk(&id), &folder)?;
+            freed += remove_unused(&self.layout.disk(&id), &directory)?;
         }
         Ok(freed)
     }
 
-    /// Removes disk images that nobody needs, longest unused first, by the rules for images: an address is a tag.
+    /// Removes disk images that nobody needs, longest unused first, by the rules for images: an
+    /// address is a tag.
     pub(super) fn prune_disks(&self, prune: &Prune, removed: &mut Vec<Removed>) -> Result<()> {
         let contents = database::read(&self.layout)?;
         let in_images: HashSet<Digest> = contents

@@ -79,7 +79,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes files that no image needs; bytes freed. `None` while somebody holds the files: a later call will.
+    /// Removes files that no image needs; bytes freed. `None` while somebody holds the files: a
+    /// later call will.
     pub(super) fn collect(&self) -> Result<Option<u64>> {
         let Some(_alone) = self.gc_lock(FlockOperation::NonBlockingLockExclusive)? else {
             return Ok(None);
@@ -92,9 +93,9 @@ impl Inner {
                 freed += remove_file(&path)?;
             }
         }
-        for (id, folder) in entries(&self.layout.images())? {
+        for (id, directory) in entries(&self.layout.images())? {
             if contents.record(&id).is_none() {
-                freed += remove_unused(&self.layout.rootfs(&id), &folder)?;
+                freed += remove_unused(&self.layout.rootfs(&id), &directory)?;
             }
         }
         freed += self.collect_disks(&contents)?;
@@ -119,7 +120,8 @@ impl Inner {
     }
 }
 
-/// Refuses what some sandbox runs from: `path` is the file of the image or disk image `id`. A file that is not there is unused.
+/// Refuses what some sandbox runs from: `path` is the file of the image or disk image `id`. A file
+/// that is not there is unused.
 pub(super) fn check_unused(path: &Path, id: Digest) -> Result<()> {
     match lock_unused(path) {
         Ok(Some(_)) => Ok(()),
@@ -129,15 +131,16 @@ pub(super) fn check_unused(path: &Path, id: Digest) -> Result<()> {
     }
 }
 
-/// Removes a file that may be missing and its folder, unless a sandbox runs from it; bytes freed.
-pub(super) fn remove_unused(path: &Path, folder: &Path) -> Result<u64> {
+/// Removes a file that may be missing and its directory, unless a sandbox runs from it; bytes
+/// freed.
+pub(super) fn remove_unused(path: &Path, directory: &Path) -> Result<u64> {
     let freed = match lock_unused(path) {
         Ok(Some(_lock)) => remove_file(path)?,
         Ok(None) => return Ok(0),
         Err(source) if source.kind() == io::ErrorKind::NotFound => 0,
         Err(source) => return Err(Error::io("lock", path, source)),
     };
-    fs::remove_dir(folder).map_err(|source| Error::io("remove", folder, source))?;
+    fs::remove_dir(directory).map_err(|source| Error::io("remove", directory, source))?;
     Ok(freed)
 }
 
@@ -151,11 +154,11 @@ fn lock_unused(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Entries of a folder whose names are digests.
-pub(super) fn entries(folder: &Path) -> Result<Vec<(Digest, PathBuf)>> {
+/// Entries of a directory whose names are digests.
+pub(super) fn entries(directory: &Path) -> Result<Vec<(Digest, PathBuf)>> {
     let read = || -> io::Result<Vec<_>> {
         let mut found = Vec::new();
-        for entry in fs::read_dir(folder)? {
+        for entry in fs::read_dir(directory)? {
             let entry = entry?;
             if let Some(digest) = entry
                 .file_name()
@@ -167,7 +170,7 @@ pub(super) fn entries(folder: &Path) -> Result<Vec<(Digest, PathBuf)>> {
         }
         Ok(found)
     };
-    read().map_err(|source| Error::io("list", folder, source))
+    read().map_err(|source| Error::io("list", directory, source))
 }
 
 pub(super) fn remove_file(path: &Path) -> Result<u64> {

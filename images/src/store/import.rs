@@ -20,13 +20,13 @@ const CHUNK: usize = 256 << 10;
 const LAST: i64 = 253_402_300_799;
 
 impl Store {
-    /// Makes an image of one layer of a root file system, with a configuration that names no command. The same files
-    /// give the same image. Without a name it can be found by its id. Blocks until done; of `options` the events and the
-    /// cancellation are used.
+    /// Makes an image of one layer of a root file system, with a configuration that names no
+    /// command. The same files give the same image. Without a name it can be found by its id.
+    /// Blocks until done; of `options` the events and the cancellation are used.
     ///
     /// # Errors
-    /// [`Error::Import`] and [`Error::Layer`] say what of the root file system cannot be in an image; a folder that
-    /// changes while it is read is refused. The store is then as it was.
+    /// [`Error::Import`] and [`Error::Layer`] say what of the root file system cannot be in an
+    /// image; a directory that changes while it is read is refused. The store is then as it was.
     pub fn import(
         &self,
         source: ImportSource,
@@ -50,7 +50,7 @@ impl Inner {
         options: &PullOptions,
     ) -> Result<Image> {
         let (layer, size, survey) = match source {
-            ImportSource::Folder(path) => self.import_folder(&path, &options.cancel)?,
+            ImportSource::Directory(path) => self.import_directory(&path, &options.cancel)?,
             ImportSource::Tar(file) => self.import_tar(file, &options.cancel)?,
         };
         let config = config(&survey);
@@ -68,18 +68,20 @@ impl Inner {
         Ok(image)
     }
 
-    /// Stores a folder as a layer; its digest, size and what is in it.
-    fn import_folder(&self, path: &Path, cancel: &Cancel) -> Result<(Digest, u64, Survey)> {
+    /// Stores a directory as a layer; its digest, size and what is in it.
+    fn import_directory(&self, path: &Path, cancel: &Cancel) -> Result<(Digest, u64, Survey)> {
         let work = self.unnamed_work()?;
         let fault = |source| Error::io("write", work.path(), source);
         let limits = &self.options.limits;
         let hashing = Hashing::new(work.handle().map_err(fault)?);
         let mut out = BufWriter::with_capacity(CHUNK, hashing);
         let newest =
-            import::folder::write(path, &mut out, limits, cancel).map_err(|error| match error {
-                Error::Import(ImportError::Write(source)) => fault(source),
-                error => error,
-            })?;
+            import::directory::write(path, &mut out, limits, cancel).map_err(
+                |error| match error {
+                    Error::Import(ImportError::Write(source)) => fault(source),
+                    error => error,
+                },
+            )?;
         let hashing = out
             .into_inner()
             .map_err(|error| fault(error.into_error()))?;

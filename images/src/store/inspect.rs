@@ -11,10 +11,11 @@ use crate::{Digest, Error, Image, ImageConfiguration, Result, rfc3339};
 /// An image with what only an inspection needs.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Details {
+pub struct ImageDetails {
     /// The image.
     pub image: Image,
-    /// Its configuration as it came: JSON, of which [`Image::config`] has what the OCI specification names.
+    /// Its configuration as it came: JSON, of which [`Image::config`] has what the OCI
+    /// specification names.
     pub config: Vec<u8>,
     /// Its layers, base first.
     pub layers: Vec<Layer>,
@@ -46,7 +47,8 @@ pub struct HistoryEntry {
     pub created_by: Option<String>,
     /// A remark.
     pub comment: Option<String>,
-    /// The layer that the step made, as an index into [`Details::layers`]; a step may make none.
+    /// The layer that the step made, as an index into [`ImageDetails::layers`]; a step may make
+    /// none.
     pub layer: Option<usize>,
 }
 
@@ -55,13 +57,13 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::resolve`]; [`Error::Damaged`] also when the manifest is.
-    pub fn inspect(&self, name: &str) -> Result<Details> {
+    pub fn inspect(&self, name: &str) -> Result<ImageDetails> {
         self.inner.inspect(name)
     }
 }
 
 impl Inner {
-    fn inspect(&self, name: &str) -> Result<Details> {
+    fn inspect(&self, name: &str) -> Result<ImageDetails> {
         let contents = database::read(&self.layout)?;
         let id = find(&contents, name)?.id();
         let damaged = || Error::Damaged { id };
@@ -80,7 +82,7 @@ impl Inner {
             })
         });
         let layers = layers.collect::<Result<Vec<_>>>()?;
-        Ok(Details {
+        Ok(ImageDetails {
             history: history(&image.config, layers.len()),
             image,
             config,
@@ -89,7 +91,8 @@ impl Inner {
     }
 }
 
-/// Joins the configuration's steps with the layers. Configurations need not have steps for all of them.
+/// Joins the configuration's steps with the layers. Configurations need not have steps for all of
+/// them.
 fn history(config: &ImageConfiguration, layers: usize) -> Vec<HistoryEntry> {
     let mut next = 0..layers;
     let steps = config.history().iter().flatten();

@@ -1,4 +1,4 @@
-//! Where everything is in the store's folder.
+//! Where everything is in the store's directory.
 
 use std::path::{Path, PathBuf};
 
@@ -21,8 +21,8 @@ impl Layout {
         &self.root
     }
 
-    /// Folders that must exist.
-    pub(super) fn folders(&self) -> [PathBuf; 4] {
+    /// Directories that must exist.
+    pub(super) fn directories(&self) -> [PathBuf; 4] {
         [self.blobs(), self.images(), self.disks(), self.temporary()]
     }
 
@@ -50,12 +50,12 @@ impl Layout {
         self.root.join("disks")
     }
 
-    pub(super) fn disk_folder(&self, id: &Digest) -> PathBuf {
+    pub(super) fn disk_directory(&self, id: &Digest) -> PathBuf {
         self.disks().join(id.hex())
     }
 
     pub(super) fn disk(&self, id: &Digest) -> PathBuf {
-        self.disk_folder(id).join("disk.raw")
+        self.disk_directory(id).join("disk.raw")
     }
 
     pub(super) fn temporary(&self) -> PathBuf {

@@ -1,4 +1,4 @@
-//! Loading images from archives and layout folders.
+//! Loading images from archives and layout directories.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,12 +18,13 @@ use crate::{Cancel, Digest, Error, Image, Limits, Result, TarError};
 const CHUNK: usize = 256 << 10;
 
 impl Store {
-    /// Loads all images of an archive (`docker save`, OCI layout as a tar, either also compressed) or of an OCI layout
-    /// folder. They get the names that they have in there, or `name` when there is one image. Blocks until done; of
-    /// `options` only the events are used.
+    /// Loads all images of an archive (`docker save`, OCI layout as a tar, either also compressed)
+    /// or of an OCI layout directory. They get the names that they have in there, or `name` when
+    /// there is one image. Blocks until done; of `options` only the events are used.
     ///
     /// # Errors
-    /// When the file is no archive of images, or one of them cannot be used; those before it are then loaded.
+    /// When the file is no archive of images, or one of them cannot be used; those before it are
+    /// then loaded.
     pub fn load(
         &self,
         path: impl AsRef<Path>,
@@ -35,7 +36,8 @@ impl Store {
         })
     }
 
-    /// As [`Store::load`], from an open file, which may also be a pipe: that is copied to the store's disk first.
+    /// As [`Store::load`], from an open file, which may also be a pipe: that is copied to the
+    /// store's disk first.
     ///
     /// # Errors
     /// As [`Store::load`].

@@ -66,7 +66,8 @@ pub(super) fn canonical(reference: &crate::Reference) -> String {
     }
 }
 
-/// The names that an image gets: what was asked for, and the repository with the digest; twice the same when that was asked for.
+/// The names that an image gets: what was asked for, and the repository with the digest; twice the
+/// same when that was asked for.
 pub(super) fn names_of(reference: &Reference, manifest: &Digest, id: Digest) -> [Name; 2] {
     let repository = format!("{}/{}", reference.registry(), reference.repository());
     let names = [canonical(reference), format!("{repository}@{manifest}")];

@@ -48,10 +48,10 @@ impl Prune {
 
 /// What a store takes of its disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct StoreUsage {
     /// Bytes on the disk.
     pub bytes: u64,
-    /// Files and folders.
+    /// Files and directories.
     pub inodes: u64,
 }
 
@@ -59,7 +59,8 @@ impl Store {
     /// Gives an image another name; what had the name loses it.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Reference`], also for a new name with a digest, which only a pull can give.
+    /// [`Error::NotFound`]; [`Error::Reference`], also for a new name with a digest, which only a
+    /// pull can give.
     pub fn tag(&self, image: &str, name: &str) -> Result<()> {
         let reference = parse_reference(name)?;
         if reference.digest().is_some() {
@@ -117,8 +118,9 @@ impl Store {
         Ok(())
     }
 
-    /// Removes images that nobody needs, longest unused first, and files that no image needs. While a pull, load or save
-    /// is under way the images go, but their files stay for the next call ([`Removed::deferred`]).
+    /// Removes images that nobody needs, longest unused first, and files that no image needs. While
+    /// a pull, load or save is under way the images go, but their files stay for the next call
+    /// ([`Removed::deferred`]).
     ///
     /// # Errors
     /// When the store cannot be read or written.
@@ -154,7 +156,7 @@ impl Store {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub fn usage(&self) -> Result<Usage> {
+    pub fn usage(&self) -> Result<StoreUsage> {
         self.inner.usage()
     }
 }
@@ -185,12 +187,12 @@ fn candidates(contents: &Contents, prune: &Prune) -> Vec<Digest> {
 }
 
 impl Inner {
-    pub(super) fn usage(&self) -> Result<Usage> {
-        let mut usage = Usage::default();
-        let mut folders = vec![self.layout.root().to_owned()];
-        while let Some(folder) = folders.pop() {
+    pub(super) fn usage(&self) -> Result<StoreUsage> {
+        let mut usage = StoreUsage::default();
+        let mut directories = vec![self.layout.root().to_owned()];
+        while let Some(directory) = directories.pop() {
             let entries =
-                fs::read_dir(&folder).map_err(|source| Error::io("list", &folder, source))?;
+                fs::read_dir(&directory).map_err(|source| Error::io("list", &directory, source))?;
             for entry in entries {
                 // What goes while we count does not count.
                 let Ok(entry) = entry else { continue };
@@ -200,7 +202,7 @@ impl Inner {
                 usage.bytes += metadata.blocks() * 512;
                 usage.inodes += 1;
                 if metadata.is_dir() {
-                    folders.push(entry.path());
+                    directories.push(entry.path());
                 }
             }
         }

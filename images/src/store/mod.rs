@@ -1,17 +1,18 @@
-//! The store: one folder with everything that was pulled.
+//! The store: one directory with everything that was pulled.
 //!
 //! ```text
 //! ROOT/store.redb                     what cannot be derived: names, times of use, pins
-//! ROOT/blobs/sha256/<hex>             manifests, configurations and layers, as the registry sent them, verified
-//! ROOT/images/<hex of id>/rootfs.erofs  the image's file system
-//! ROOT/disks/<hex of id>/disk.raw     a disk image, sparse; its id is the digest of the file that it came from
-//! ROOT/tmp/                           downloads and file systems in the making; a crash's rest goes at the next open
-//! ROOT/lock, ROOT/gc.lock             flock: short transactions; work that needs its blobs to stay
+//! ROOT/blobs/sha256/<hex> manifests, configurations and layers, as the registry sent them,
+//! verified ROOT/images/<hex of id>/rootfs.erofs the image's file system ROOT/disks/<hex of
+//! id>/disk.raw a disk image, sparse; its id is the digest of the file that it came from ROOT/tmp/
+//! downloads and file systems in the making; a crash's rest goes at the next open ROOT/lock,
+//! ROOT/gc.lock flock: short transactions; work that needs its blobs to stay
 //! ```
 //!
-//! Data enters through [`Store::pull`] and [`Store::load`], and leaves as [`Image`]s and through [`Store::save`]. A file gets its final name only when it is
-//! complete, verified and on the disk, and an image its record only when all its files have theirs, so that a crash at
-//! any moment leaves old state or new state. Several processes may use one store at the same time.
+//! Data enters through [`Store::pull`] and [`Store::load`], and leaves as [`Image`]s and through
+//! [`Store::save`]. A file gets its final name only when it is complete, verified and on the disk,
+//! and an image its record only when all its files have theirs, so that a crash at any moment
+//! leaves old state or new state. Several processes may use one store at the same time.
 
 mod container_disk;
 mod database;
@@ -35,8 +36,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub use inspect::{Details, HistoryEntry, Layer};
-pub use maintain::{Prune, Usage};
+pub use inspect::{HistoryEntry, ImageDetails, Layer};
+pub use maintain::{Prune, StoreUsage};
 pub use options::{PullOptions, PullPolicy, StoreOptions};
 
 use flights::Flights;
@@ -44,7 +45,7 @@ use layout::Layout;
 
 use crate::{Digest, Error, Image, Result};
 
-/// A folder of images. Cheap to clone; clones share their work.
+/// A directory of images. Cheap to clone; clones share their work.
 #[derive(Clone, Debug)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -68,16 +69,17 @@ pub struct Removed {
     pub image: Option<Digest>,
     /// Bytes of disk space freed.
     pub bytes: u64,
-    /// Files that nothing needs any longer were left: a pull, load or save is under way. The next removal takes them.
+    /// Files that nothing needs any longer were left: a pull, load or save is under way. The next
+    /// removal takes them.
     pub deferred: bool,
 }
 
 impl Store {
-    /// Opens the store at `root` with the default options; the folder is made when it is missing. What a crash
-    /// left behind is removed.
+    /// Opens the store at `root` with the default options; the directory is made when it is
+    /// missing. What a crash left behind is removed.
     ///
     /// # Errors
-    /// When the folder cannot be made or written.
+    /// When the directory cannot be made or written.
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(root, StoreOptions::default())
     }
@@ -88,9 +90,9 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_with(root: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
         let layout = Layout::new(root.as_ref());
-        for folder in layout.folders() {
-            std::fs::create_dir_all(&folder)
-                .map_err(|source| Error::io("create the folder", &folder, source))?;
+        for directory in layout.directories() {
+            std::fs::create_dir_all(&directory)
+                .map_err(|source| Error::io("create the directory", &directory, source))?;
         }
         let temporary = layout.temporary();
         work::clear(&temporary).map_err(|source| Error::io("clear", &temporary, source))?;
@@ -105,15 +107,15 @@ impl Store {
         })
     }
 
-    /// The store's folder.
+    /// The store's directory.
     #[must_use]
     pub fn root(&self) -> &Path {
         self.inner.layout.root()
     }
 
-    /// Pulls `reference` (short forms allowed), unpacks it into one EROFS file and gives it its name.
-    /// Two pulls of one image, also by different processes, share the work. Dropping the future stops the
-    /// pull and leaves the store as it was, but for complete layers.
+    /// Pulls `reference` (short forms allowed), unpacks it into one EROFS file and gives it its
+    /// name. Two pulls of one image, also by different processes, share the work. Dropping the
+    /// future stops the pull and leaves the store as it was, but for complete layers.
     ///
     /// # Errors
     /// Whatever the registry, the image or the disk did wrong; the store is then as it was before.
@@ -140,8 +142,8 @@ impl Store {
         Ok(images)
     }
 
-    /// Finds an image by name (short forms allowed, with tag or digest), by id (`sha256:…` or its digits), or by the
-    /// beginning of its id (at least 4 digits). A name wins over an id.
+    /// Finds an image by name (short forms allowed, with tag or digest), by id (`sha256:…` or its
+    /// digits), or by the beginning of its id (at least 4 digits). A name wins over an id.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Ambiguous`], or the store cannot be read.
@@ -152,7 +154,8 @@ impl Store {
         self.inner.image(&contents, id, record)
     }
 
-    /// Takes away a name, of a disk image too, or by id all of an image's names; the image goes with its last name.
+    /// Takes away a name, of a disk image too, or by id all of an image's names; the image goes
+    /// with its last name.
     ///
     /// # Errors
     /// As [`Store::resolve`], and [`Error::InUse`] when the image's file is open somewhere.

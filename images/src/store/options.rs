@@ -41,7 +41,8 @@ pub struct PullOptions {
     pub events: Option<PullEvents>,
     /// Layers fetched at the same time, at least 1.
     pub parallel_layers: usize,
-    /// Who pulls, as far as the registry itself is concerned; mirrors get what Docker's configuration has for them.
+    /// Who pulls, as far as the registry itself is concerned; mirrors get what Docker's
+    /// configuration has for them.
     pub credentials: Credentials,
     /// How registries are reached.
     pub registries: RegistryConfig,

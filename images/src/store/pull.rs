@@ -12,7 +12,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 use super::database::{self, Change, Name, Record};
 use super::lookup::names_of;
-use super::work::{WorkFile, sync_folder_of};
+use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, PullOptions, PullPolicy, Store, signatures};
 use crate::error::parse_reference;
 use crate::layer::{LayerError, Unpacker};
@@ -35,7 +35,8 @@ pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // Blocking work is only cancelled when the runtime itself ends, and this future with it.
+            // Blocking work is only cancelled when the runtime itself ends, and this future with
+            // it.
             Err(_) => std::future::pending().await,
         },
     }
@@ -67,9 +68,10 @@ impl Store {
             self.inner.clone().pull(&reference, options).await
         };
         if let Err(error) = &outcome
-            && !error.may_pass()
+            && !error.is_retryable()
         {
-            // Layers of an image that cannot be used serve nobody. Not removing them is no reason to hide the error.
+            // Layers of an image that cannot be used serve nobody. Not removing them is no reason
+            // to hide the error.
             let inner = Arc::clone(&self.inner);
             if let Err(error) = blocking(move || inner.collect()).await {
                 tracing::warn!(%error, "cannot clear the store after a failed pull");
@@ -227,8 +229,8 @@ impl Inner {
             .clone()
             .fetch_layers(client, layers, options, ready)
             .await;
-        // A fetch that failed has closed the queue, so the thread ends either way, and its own error comes first unless
-        // it only tells that the queue ended.
+        // A fetch that failed has closed the queue, so the thread ends either way, and its own
+        // error comes first unless it only tells that the queue ended.
         let unpacked = match unpacking.await {
             Ok(unpacked) => unpacked,
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
@@ -273,7 +275,8 @@ impl Inner {
         }
         let outcome = loop {
             let fetched = tokio::select! {
-                // The unpacking thread is gone, which is for an error: what is still under way is for nothing.
+                // The unpacking thread is gone, which is for an error: what is still under way is
+                // for nothing.
                 () = ready.closed() => break Ok(()),
                 fetched = fetches.join_next() => fetched,
             };
@@ -344,7 +347,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Turns layers into a file system, in order; `next` waits for the index of another layer that is there.
+    /// Turns layers into a file system, in order; `next` waits for the index of another layer that
+    /// is there.
     pub(super) fn unpack(
         &self,
         work: WorkFile,
@@ -384,11 +388,11 @@ impl Inner {
         unpacker
             .finish(uuid)
             .map_err(|error| layer_error(last, error, work.path()))?;
-        let folder = self.layout.image(&id);
+        let directory = self.layout.image(&id);
         let target = self.layout.rootfs(&id);
-        fs::create_dir_all(&folder)
-            .and_then(|()| sync_folder_of(&folder))
-            .map_err(|source| Error::io("create the folder", &folder, source))?;
+        fs::create_dir_all(&directory)
+            .and_then(|()| sync_directory_of(&directory))
+            .map_err(|source| Error::io("create the directory", &directory, source))?;
         work.publish(&target)
             .map_err(|source| Error::io("store", &target, source))
     }

@@ -12,12 +12,14 @@ use crate::registry::{Manifest, Parsed};
 use crate::{Cancel, Digest, Error, Result};
 
 impl Store {
-    /// Writes images to an archive that [`Store::load`] and other tools load again, with the same ids: manifests,
-    /// configurations and layers as they came. An image that is asked for by a name has that name in the archive,
-    /// one that is asked for by id or digest has none. Blocks until done; what is written is a stream.
+    /// Writes images to an archive that [`Store::load`] and other tools load again, with the same
+    /// ids: manifests, configurations and layers as they came. An image that is asked for by a name
+    /// has that name in the archive, one that is asked for by id or digest has none. Blocks until
+    /// done; what is written is a stream.
     ///
     /// # Errors
-    /// As [`Store::resolve`]; [`Error::Damaged`]; [`Error::Archive`] when `out` takes no more; [`Error::Cancelled`].
+    /// As [`Store::resolve`]; [`Error::Damaged`]; [`Error::Archive`] when `out` takes no more;
+    /// [`Error::Cancelled`].
     pub fn save(
         &self,
         images: &[impl AsRef<str>],

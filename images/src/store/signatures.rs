@@ -1,5 +1,5 @@
-//! Images under a signature policy: what must be verified before an image enters the store, and what of it is remembered, so
-//! that an image that is here can be used without its registry.
+//! Images under a signature policy: what must be verified before an image enters the store, and
+//! what of it is remembered, so that an image that is here can be used without its registry.
 
 use super::database::{self, Record};
 use super::lookup::{Found, find};
@@ -13,8 +13,9 @@ use crate::{Error, Image, PullEvent, Reference, Result, SignatureError, Signatur
 const MOST: usize = 32;
 
 impl Store {
-    /// Finds an image as [`Store::resolve`] does, and only if `policy` allows it by the signatures that were verified when it
-    /// was pulled. An image that is asked for by its id may be used under any of its names.
+    /// Finds an image as [`Store::resolve`] does, and only if `policy` allows it by the signatures
+    /// that were verified when it was pulled. An image that is asked for by its id may be used
+    /// under any of its names.
     ///
     /// # Errors
     /// As [`Store::resolve`]; [`Error::Signature`] when the policy refuses the image.
@@ -42,8 +43,8 @@ impl Store {
 }
 
 impl Inner {
-    /// Looks for the signatures that the options' policy wants of an image, in its manifest's and its indexes' surroundings, until
-    /// there are enough. Returns what was verified.
+    /// Looks for the signatures that the options' policy wants of an image, in its manifest's and
+    /// its indexes' surroundings, until there are enough. Returns what was verified.
     pub(super) async fn verify_signatures(
         &self,
         client: &Client,

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// A file in the store's folder for temporary files. Its name says what it will be, so whoever makes the same thing at
-/// the same time waits for the lock, and then finds the thing made.
+/// A file in the store's directory for temporary files. Its name says what it will be, so whoever
+/// makes the same thing at the same time waits for the lock, and then finds the thing made.
 #[derive(Debug)]
 pub(super) struct WorkFile {
     file: File,
@@ -73,32 +73,33 @@ impl WorkFile {
         self.file.sync_all()?;
         fs::rename(&self.path, target)?;
         self.published = true;
-        sync_folder_of(target)
+        sync_directory_of(target)
     }
 }
 
 impl Drop for WorkFile {
     fn drop(&mut self) {
         if !self.published {
-            // The lock is still held, so nobody else's file goes. What fails here the next open clears away.
+            // The lock is still held, so nobody else's file goes. What fails here the next open
+            // clears away.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Removes what dead processes left in the folder.
-pub(super) fn clear(folder: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
+/// Removes what dead processes left in the directory.
+pub(super) fn clear(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
         // Taking it and letting it go removes it; a living owner keeps it.
         drop(WorkFile::try_acquire(&entry?.path())?);
     }
     Ok(())
 }
 
-/// Makes the names in a file's folder permanent.
-pub(super) fn sync_folder_of(path: &Path) -> io::Result<()> {
+/// Makes the names in a file's directory permanent.
+pub(super) fn sync_directory_of(path: &Path) -> io::Result<()> {
     match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
+        Some(directory) => File::open(directory)?.sync_all(),
         None => Ok(()),
     }
 }

@@ -128,7 +128,7 @@ impl TestImage {
             .chain([self.config.as_slice()])
     }
 
-    /// Writes an OCI layout folder with this image alone.
+    /// Writes an OCI layout directory with this image alone.
     pub fn write_layout(&self, dir: &std::path::Path, name: &str) {
         let blobs = dir.join("blobs/sha256");
         std::fs::create_dir_all(&blobs).unwrap();

@@ -34,7 +34,7 @@ pub fn registries() -> RegistryConfig {
     registries
 }
 
-/// A store in a folder of its own.
+/// A store in a directory of its own.
 pub struct TestStore {
     pub dir: tempfile::TempDir,
     pub store: Store,
@@ -54,12 +54,12 @@ impl TestStore {
     /// All files but the database and locks, relative, sorted.
     pub fn files(&self) -> Vec<String> {
         let mut found = Vec::new();
-        let mut folders = vec![PathBuf::from(self.dir.path())];
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap() {
+        let mut directories = vec![PathBuf::from(self.dir.path())];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).unwrap() {
                 let path = entry.unwrap().path();
                 if path.is_dir() {
-                    folders.push(path);
+                    directories.push(path);
                 } else {
                     found.push(
                         path.strip_prefix(self.dir.path())

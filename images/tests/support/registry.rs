@@ -22,8 +22,8 @@ impl Registry {
         Self::with("", None)
     }
 
-    /// `extra` goes below `http:` in the configuration, `auth` asks for a user: name, password, and the
-    /// line of an htpasswd file for them.
+    /// `extra` goes below `http:` in the configuration, `auth` asks for a user: name, password, and
+    /// the line of an htpasswd file for them.
     pub fn with(extra: &str, auth: Option<(&str, &str, &str)>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for _ in 0..5 {

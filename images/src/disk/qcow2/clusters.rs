@@ -76,8 +76,8 @@ impl Unpacker {
         }
     }
 
-    /// The cluster that `data` begins with, and how many bytes of `data` it took, or some fewer; `None` when it is not a
-    /// whole one.
+    /// The cluster that `data` begins with, and how many bytes of `data` it took, or some fewer;
+    /// `None` when it is not a whole one.
     pub(super) fn unpack(&mut self, data: &[u8]) -> Option<(&[u8], u64)> {
         let used = match self.codec {
             Codec::Deflate => self.inflate(data)?,

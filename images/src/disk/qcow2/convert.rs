@@ -138,7 +138,8 @@ impl<'a> Conversion<'a> {
             if self.recent.is_empty() {
                 self.recent_start = offset;
             }
-            // Never more than three clusters: the longest compressed data and what comes with its end.
+            // Never more than three clusters: the longest compressed data and what comes with its
+            // end.
             self.recent.extend_from_slice(&data[..length as usize]);
         }
         if let Some(guest) = self.plan.take(offset >> self.header.cluster_bits) {
@@ -187,7 +188,8 @@ impl<'a> Conversion<'a> {
             .saturating_add(self.header.l1_entries * 8)
     }
 
-    /// Whether everything of the disk is either in its place or planned: what else comes is not needed.
+    /// Whether everything of the disk is either in its place or planned: what else comes is not
+    /// needed.
     fn is_known(&self) -> bool {
         self.l1_known && self.tables.is_empty() && self.later.is_empty()
     }

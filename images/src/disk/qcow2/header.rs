@@ -7,7 +7,8 @@ use crate::Limits;
 pub(in crate::disk) const MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Bytes of the longest header that is looked at.
 pub(super) const HEADER: usize = 112;
-/// Bytes of an L1 table. The largest virtual disk that qemu-img makes with its default cluster size needs 16 KiB for each TiB.
+/// Bytes of an L1 table. The largest virtual disk that qemu-img makes with its default cluster size
+/// needs 16 KiB for each TiB.
 const L1_BYTES: u64 = 8 << 20;
 
 /// How clusters are compressed.

@@ -1,14 +1,16 @@
 //! qcow2 to raw as the file comes, front to back (QEMU's docs/interop/qcow2.txt).
 //!
-//! The tables that say where a cluster belongs may stand anywhere in the file. While a table is not known yet, what comes
-//! is kept at the end of the output file itself, behind the disk, at its own offset in the qcow2 file; as soon as the table
-//! is known, clusters move from there to their place and their space is given back, and those still to come are planned for
-//! and go straight to their place. So no other file is needed, and hardly more space than the disk itself:
-//! what `qemu-img convert` writes has each table in front of its clusters, and nothing but tables is ever kept.
+//! The tables that say where a cluster belongs may stand anywhere in the file. While a table is not
+//! known yet, what comes is kept at the end of the output file itself, behind the disk, at its own
+//! offset in the qcow2 file; as soon as the table is known, clusters move from there to their place
+//! and their space is given back, and those still to come are planned for and go straight to their
+//! place. So no other file is needed, and hardly more space than the disk itself: what `qemu-img
+//! convert` writes has each table in front of its clusters, and nothing but tables is ever kept.
 //!
-//! Read are versions 2 and 3: cluster sizes from 512 bytes to 2 MiB, deflate and zstd, zero clusters. Refcounts are not
-//! read, so that they may be wrong (the dirty bit, lazy refcounts); neither are internal snapshots and bitmaps. Refused is
-//! whatever would need another file or a key, and what no sound file has: the variants of [`Qcow2Error`].
+//! Read are versions 2 and 3: cluster sizes from 512 bytes to 2 MiB, deflate and zstd, zero
+//! clusters. Refcounts are not read, so that they may be wrong (the dirty bit, lazy refcounts);
+//! neither are internal snapshots and bitmaps. Refused is whatever would need another file or a
+//! key, and what no sound file has: the variants of [`Qcow2Error`].
 
 #[cfg(test)]
 mod build;

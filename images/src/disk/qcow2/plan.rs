@@ -67,7 +67,8 @@ impl Plan {
         self.packed.first_key_value().map(|((start, _), _)| *start)
     }
 
-    /// Takes packed data that ends at or before `position`, or with `all` whatever begins before it.
+    /// Takes packed data that ends at or before `position`, or with `all` whatever begins before
+    /// it.
     pub(super) fn take_packed(&mut self, position: u64, all: bool) -> Vec<Packed> {
         let begun = (0, 0)..(position, 0);
         let found = self.packed.range(begun);

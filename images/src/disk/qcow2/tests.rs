@@ -1,4 +1,5 @@
-//! Files of `qemu-img` in all their variants, the same with their clusters shuffled, and hostile ones.
+//! Files of `qemu-img` in all their variants, the same with their clusters shuffled, and hostile
+//! ones.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -202,13 +203,15 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// The same disk with the clusters after the header in another order: what `order` says, as far as it goes.
+/// The same disk with the clusters after the header in another order: what `order` says, as far as
+/// it goes.
 fn shuffled(qcow2: &[u8], order: impl Fn(u64) -> u64) -> Vec<u8> {
     let cluster = 1u64 << u32::from_be_bytes(qcow2[20..24].try_into().unwrap());
     let mut file = qcow2.to_vec();
     file.resize(file.len().next_multiple_of(cluster as usize), 0);
     let count = file.len() as u64 / cluster;
-    // L1 tables of more than a cluster must stay in one piece, so they and what is before them stay.
+    // L1 tables of more than a cluster must stay in one piece, so they and what is before them
+    // stay.
     let l1 = u64_at(&file, 40);
     let l1_entries = u64::from(u32::from_be_bytes(file[36..40].try_into().unwrap()));
     let l1_clusters = (l1_entries * 8).div_ceil(cluster);

@@ -1,4 +1,4 @@
-//! Reading a folder as a tar.
+//! Reading a directory as a tar.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,8 +25,9 @@ const CHUNK: usize = 256 << 10;
 const HOLES: u64 = 64 << 10;
 const RANGES: usize = 1 << 16;
 
-/// Writes the folder at `root` to `out` as a tar; returns the newest modification time in it. What changes meanwhile is an
-/// error. Sockets and what the kernel shows in mounted file systems (proc, sysfs, …) are left out.
+/// Writes the directory at `root` to `out` as a tar; returns the newest modification time in it.
+/// What changes meanwhile is an error. Sockets and what the kernel shows in mounted file systems
+/// (proc, sysfs, …) are left out.
 pub(crate) fn write(
     root: &Path,
     out: &mut impl Write,
@@ -97,7 +98,7 @@ impl<W: Write> Writer<'_, W> {
             FileType::RegularFile => return self.file(walk, found, &xattrs),
             FileType::Directory => EntryType::Directory,
             FileType::Symlink => {
-                link = readlinkat(found.folder, found.name, Vec::new())
+                link = readlinkat(found.directory, found.name, Vec::new())
                     .map_err(|error| walk.unreadable(path, error))?
                     .into_bytes();
                 EntryType::Symlink
@@ -137,7 +138,7 @@ impl<W: Write> Writer<'_, W> {
         // What has become a pipe or device since must not block or do anything.
         let flags =
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = openat(found.folder, found.name, flags, Mode::empty()).map_err(unreadable)?;
+        let file = openat(found.directory, found.name, flags, Mode::empty()).map_err(unreadable)?;
         let stat = fstat(&file).map_err(unreadable)?;
         if !is_same(&stat, &found.stat) {
             return Err(changed().into());
@@ -232,7 +233,8 @@ fn new_entry<'a>(kind: EntryType, path: &'a [u8], link: &'a [u8], stat: &Stat) -
     }
 }
 
-/// Ranges of a file that are no holes; `None` when a map of them is not worth it or the file system has none.
+/// Ranges of a file that are no holes; `None` when a map of them is not worth it or the file system
+/// has none.
 fn data_ranges(file: impl AsFd, size: u64) -> Option<Vec<(u64, u64)>> {
     let mut ranges = Vec::new();
     let (mut at, mut data) = (0, 0);
@@ -266,9 +268,10 @@ fn data_ranges(file: impl AsFd, size: u64) -> Option<Vec<(u64, u64)>> {
 
 /// Extended attributes that an image keeps, sorted by name.
 fn xattrs(walk: &Walk<'_>, found: &Found<'_>) -> Result<Xattrs, ImportError> {
-    // The only way that also reaches those of symbolic links and devices without following or opening them.
-    let folder = format!("/proc/self/fd/{}/", found.folder.as_raw_fd());
-    let path = [folder.as_bytes(), found.name].concat();
+    // The only way that also reaches those of symbolic links and devices without following or
+    // opening them.
+    let directory = format!("/proc/self/fd/{}/", found.directory.as_raw_fd());
+    let path = [directory.as_bytes(), found.name].concat();
     let fault = |error| walk.unreadable(found.path, error);
     let mut list = Vec::with_capacity(64 << 10);
     match rustix::fs::llistxattr(path.as_slice(), rustix::buffer::spare_capacity(&mut list)) {
@@ -279,7 +282,8 @@ fn xattrs(walk: &Walk<'_>, found: &Found<'_>) -> Result<Xattrs, ImportError> {
     let mut xattrs = Xattrs::new();
     let mut bytes = 0;
     for name in list.split(|byte| *byte == 0) {
-        // Labels are of this machine's policy; overlayfs in the guest would obey its own attributes.
+        // Labels are of this machine's policy; overlayfs in the guest would obey its own
+        // attributes.
         let is_ours = name == b"security.selinux" || name.starts_with(b"trusted.overlay.");
         if is_ours || !storable_xattr(name) {
             continue;

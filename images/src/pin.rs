@@ -1,0 +1,51 @@
+//! Locks that keep the files of images where they are while machines run from them.
+
+use std::fs::File;
+use std::io;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+/// How often a lock is tried. Whoever removes images looks whether they are in use, and has each
+/// of them for a moment.
+const ATTEMPTS: usize = 20;
+
+/// How long between two attempts.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Takes a shared lock on a file that others may hold for themselves: not waited for any longer
+/// than a moment, as who holds it may be a machine's process that does so on purpose.
+pub(crate) fn pin(file: &File) -> io::Result<()> {
+    for _ in 1..ATTEMPTS {
+        match flock(file, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) => sleep(PAUSE),
+            done => return Ok(done?),
+        }
+    }
+    Ok(flock(file, FlockOperation::NonBlockingLockShared)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_lock_is_waited_for_no_longer_than_a_moment() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::open(file.path()).unwrap();
+        let holder = open();
+        flock(&holder, FlockOperation::LockExclusive).unwrap();
+        let error = pin(&open()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        let later = thread::spawn(move || {
+            sleep(PAUSE);
+            drop(holder);
+        });
+        pin(&open()).unwrap();
+        pin(&open()).unwrap();
+        later.join().unwrap();
+    }
+}
