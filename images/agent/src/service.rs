@@ -186,6 +186,18 @@ impl Agent for Service {
         })
     }
 
+    async fn release_container(
+        &self,
+        context: &TtrpcContext,
+        request: api::ReleaseContainerRequest,
+    ) -> ttrpc::Result<api::ReleaseContainerResponse> {
+        reply(
+            context,
+            self.containers.release(&request.container_id).await,
+        )?;
+        Ok(api::ReleaseContainerResponse::new())
+    }
+
     async fn list_containers(
         &self,
         _: &TtrpcContext,
@@ -235,6 +247,15 @@ impl Agent for Service {
         Ok(api::SetClockResponse::new())
     }
 
+    async fn await_pressure(
+        &self,
+        context: &TtrpcContext,
+        _: api::AwaitPressureRequest,
+    ) -> ttrpc::Result<api::AwaitPressureResponse> {
+        reply(context, self.containers.pressure().await)?;
+        Ok(api::AwaitPressureResponse::new())
+    }
+
     async fn scan_devices(
         &self,
         context: &TtrpcContext,
@@ -251,7 +272,9 @@ impl Agent for Service {
     ) -> ttrpc::Result<api::RemoveDevicesResponse> {
         reply(
             context,
-            pci::remove(&request.addresses).map_err(GuestError::from),
+            pci::remove(&request.addresses)
+                .await
+                .map_err(GuestError::from),
         )?;
         Ok(api::RemoveDevicesResponse::new())
     }

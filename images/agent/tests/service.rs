@@ -16,25 +16,25 @@ use ttrpc::context::{Context, with_timeout};
 
 struct Guest {
     agent: AgentClient,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Guest {
     async fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let listen = |name: &str| UnixListener::bind(folder.path().join(name)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let listen = |name: &str| UnixListener::bind(directory.path().join(name)).unwrap();
         let listeners = Listeners::unix(listen("rpc"), listen("stdio"));
         let (reaper, reaping) = reaper::start().unwrap();
         tokio::spawn(reaping);
         let hub = Hub::new();
         let service = Arc::new(Service::new(reaper, hub.clone()));
         tokio::spawn(server::serve(listeners, service, hub));
-        let stream = UnixStream::connect(folder.path().join("rpc"))
+        let stream = UnixStream::connect(directory.path().join("rpc"))
             .await
             .unwrap();
         Self {
             agent: AgentClient::new(Client::new(Socket::new(stream))),
-            folder,
+            directory,
         }
     }
 }
@@ -234,7 +234,7 @@ async fn noise_on_the_sockets_leaves_the_agent_serving() {
     let guest = Guest::new().await;
     for name in ["rpc", "stdio"] {
         for noise in [&[0u8; 64][..], &[0xff; 64], b"GET / HTTP/1.1\r\n\r\n"] {
-            let mut stream = UnixStream::connect(guest.folder.path().join(name))
+            let mut stream = UnixStream::connect(guest.directory.path().join(name))
                 .await
                 .unwrap();
             // The agent may hang up in the middle.
@@ -335,7 +335,7 @@ async fn a_port_is_forwarded_with_half_close_in_both_directions() {
             .await
             .unwrap();
         let (mut server, _) = listener.accept().await.unwrap();
-        let mut stream = UnixStream::connect(guest.folder.path().join("stdio"))
+        let mut stream = UnixStream::connect(guest.directory.path().join("stdio"))
             .await
             .unwrap();
         stream.write_all(&[9; 16]).await.unwrap();

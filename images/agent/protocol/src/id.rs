@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_could_leave_a_folder_are_refused() {
+    fn ids_that_could_leave_a_directory_are_refused() {
         for id in [
             "",
             ".",

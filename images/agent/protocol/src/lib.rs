@@ -60,7 +60,7 @@ pub mod limits {
     /// Longest virtio-blk serial, in bytes (virtio 1.3 §5.2.6.1).
     pub const SERIAL_BYTES: usize = 20;
     /// Largest OCI specification, in bytes of JSON.
-    pub const SPEC_BYTES: usize = 1 << 20;
+    pub const SPEC_BYTES: usize = 3 << 20;
     /// Largest generated file such as /etc/hosts, in bytes.
     pub const ETC_FILE_BYTES: usize = 64 << 10;
     /// Longest host name, in bytes (Linux `__NEW_UTS_LEN`).

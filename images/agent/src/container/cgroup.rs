@@ -52,12 +52,7 @@ impl Cgroup {
     ///
     /// What the kernel says.
     pub fn create(&self) -> io::Result<()> {
-        if let Some(parent) = self.path.parent()
-            && !parent.exists()
-        {
-            fs::create_dir(parent)?;
-            enable_controllers(parent)?;
-        }
+        parent()?;
         fs::create_dir(&self.path)
     }
 
@@ -198,6 +193,17 @@ impl Cgroup {
             .unwrap_or(0)
     }
 
+    /// Memory that the group uses and the kernel cannot take from it at once, in bytes: all but the
+    /// pages of files and what the kernel remembers of them.
+    #[must_use]
+    pub fn memory_in_use(&self) -> u64 {
+        let memory = self.file("memory.stat").unwrap_or_default();
+        let reclaimable = ["inactive_file", "active_file", "slab_reclaimable"];
+        let figures = reclaimable.map(|name| field(&memory, name).unwrap_or(0));
+        let used = self.number("memory.current");
+        figures.into_iter().fold(used, u64::saturating_sub)
+    }
+
     /// The group's figures; those that the kernel does not keep are 0.
     #[must_use]
     pub fn stats(&self) -> ContainerStatsResponse {
@@ -252,6 +258,20 @@ impl Cgroup {
             .and_then(|text| text.trim().parse().ok())
             .unwrap_or(0)
     }
+}
+
+/// The group that all containers' are below, which is made where it is missing.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn parent() -> io::Result<PathBuf> {
+    let parent = Path::new(CGROUP_ROOT).join(PARENT.trim_start_matches('/'));
+    if !parent.exists() {
+        fs::create_dir(&parent)?;
+        enable_controllers(&parent)?;
+    }
+    Ok(parent)
 }
 
 /// The value of `name` in a file of lines `name value`.
@@ -381,6 +401,7 @@ mod tests {
         let memory = &stats.memory;
         assert_eq!((memory.peak_bytes, memory.working_set_bytes), (900, 400));
         assert_eq!((memory.kernel_bytes, memory.mapped_file_bytes), (40, 6));
+        assert_eq!(group.memory_in_use(), 400);
         assert_eq!((memory.limit_hits, memory.oom_kills), (4, 1));
         assert_eq!(stats.pids.current, 5);
         // `below` lists none, as a group of threads does.

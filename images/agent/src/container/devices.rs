@@ -5,12 +5,17 @@
 //! last rule that matches decides, for reading, writing and mknod each on its own. The
 //! devices that every container has come after those rules; what no rule names is denied.
 
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use oci_spec::runtime::{Linux, LinuxDeviceCgroup, LinuxDeviceType};
 use rustix::fs::{Mode, OFlags, open};
+
+/// A group without processes, beside those of containers: no program above them decides for them.
+const NOBODYS: &str = "/sys/fs/cgroup/podvisor-devices";
 
 /// Rules that a specification may have; a pod's has a few dozen.
 const MAX_RULES: usize = 1024;
@@ -132,18 +137,19 @@ impl DeviceFilter {
         Ok(Self { rules })
     }
 
-    /// Puts the rules into force for the control group in this folder and all below it.
+    /// Puts the rules into force for the control group in this directory and all below it.
     ///
     /// # Errors
     ///
     /// [`DeviceError::Kernel`].
     pub fn attach(&self, cgroup: &Path) -> Result<(), DeviceError> {
-        let kernel = |error: io::Error| DeviceError::Kernel(error);
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder: OwnedFd =
-            open(cgroup, flags, Mode::empty()).map_err(|error| kernel(error.into()))?;
-        let program = crate::sys::load_device_program(&self.program()).map_err(kernel)?;
-        crate::sys::attach_device_program(&folder, &program).map_err(kernel)
+        static KEPT: OnceLock<()> = OnceLock::new();
+        KEPT.get_or_init(|| {
+            if let Err(error) = keep_programs_on() {
+                tracing::debug!(%error, "the kernel's code changes with each first container");
+            }
+        });
+        attach_to(cgroup, &self.program()).map_err(DeviceError::Kernel)
     }
 
     /// The program: the accesses that are still to be decided are in register 3; each rule,
@@ -193,6 +199,26 @@ impl DeviceFilter {
         program.extend([I::set(RESULT, 0), I::exit()]);
         program
     }
+}
+
+fn attach_to(cgroup: &Path, program: &[Instruction]) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory: OwnedFd = open(cgroup, flags, Mode::empty())?;
+    let program = crate::sys::load_device_program(program)?;
+    crate::sys::attach_device_program(&directory, &program)
+}
+
+/// Gives a program to a group that nobody is ever in, so that one is attached from now on. The
+/// kernel looks for programs behind a static key: it rewrites its own code with the first one that
+/// there is and with the last that goes. A clone would do that for its first container, in pages
+/// of the kernel that it shares with its template until then.
+fn keep_programs_on() -> io::Result<()> {
+    match fs::create_dir(NOBODYS) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let all = [Instruction::set(RESULT, 1), Instruction::exit()];
+    attach_to(Path::new(NOBODYS), &all)
 }
 
 impl TryFrom<&LinuxDeviceCgroup> for Rule {

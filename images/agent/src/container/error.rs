@@ -9,6 +9,7 @@ use podvisor_agent_protocol::{AgentError, ErrorKind, InvalidId};
 use super::devices::DeviceError;
 use super::disk::DiskError;
 use super::launch::LaunchError;
+use super::nodes::NodeError;
 use super::rootfs::RootfsError;
 use super::spec::SpecError;
 use super::user::UserError;
@@ -56,9 +57,12 @@ pub enum ContainerError {
     /// The specification.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// Its devices.
+    /// What its devices may be used for.
     #[error(transparent)]
     Devices(#[from] DeviceError),
+    /// Its devices.
+    #[error(transparent)]
+    Nodes(#[from] NodeError),
     /// The process.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -79,6 +83,16 @@ pub enum ContainerError {
         /// Why.
         #[source]
         source: Box<V2ManagerError>,
+    },
+    /// Put into force, the limit would have its processes killed.
+    #[error(
+        "memory limit ({limit}) below current usage ({used}), both in bytes: nothing was changed"
+    )]
+    MemoryInUse {
+        /// What is wanted, in bytes.
+        limit: u64,
+        /// What cannot be reclaimed, in bytes.
+        used: u64,
     },
     /// The guest lacks something.
     #[error("cannot {action}")]
@@ -107,10 +121,15 @@ impl ContainerError {
             | Self::User(UserError::Malformed(_))
             | Self::Rootfs(RootfsError::Disk(DiskError::InvalidSerial(_)))
             | Self::Devices(DeviceError::Rule { .. } | DeviceError::TooMany)
+            | Self::Nodes(
+                NodeError::TooMany
+                | NodeError::Invalid { .. }
+                | NodeError::Disk(DiskError::InvalidSerial(_)),
+            )
             | Self::Launch(LaunchError::Streams(_)) => ErrorKind::InvalidArgument,
             Self::NotFound(_) => ErrorKind::NotFound,
             Self::Exists(_) | Self::Launch(LaunchError::StreamInUse(_)) => ErrorKind::AlreadyExists,
-            Self::WrongState { .. } => ErrorKind::WrongState,
+            Self::WrongState { .. } | Self::MemoryInUse { .. } => ErrorKind::WrongState,
             Self::TooMany { .. } => ErrorKind::ResourceExhausted,
             Self::Rootfs(RootfsError::Disk(_) | RootfsError::Image { .. })
             | Self::User(UserError::Database { .. }) => ErrorKind::Image,
@@ -123,6 +142,7 @@ impl ContainerError {
                 Failure::Other => ErrorKind::Internal,
             },
             Self::Rootfs(RootfsError::Mount { .. })
+            | Self::Nodes(_)
             | Self::Spec(SpecError::Write { .. })
             | Self::Devices(DeviceError::Kernel(_))
             | Self::Launch(_)

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 use super::process::{Process, resize};
 use crate::init::reaper::{Reaper, ended};
-use crate::launcher::{self, Confinement, Failure, Kind, Order, Report};
+use crate::launcher::{self, Confinement, Failure, Kind, LaunchRequest, Report};
 use crate::stdio::fd::Endpoint;
 use crate::stdio::relay;
 use crate::stdio::{Claim, Hub, StreamInUse};
@@ -191,10 +191,10 @@ pub struct Launcher<'a> {
     pub hub: &'a Hub,
     /// libcontainer's name of the container.
     pub name: &'a str,
-    /// Folder of libcontainer's states.
+    /// Directory of libcontainer's states.
     pub state: PathBuf,
     /// Where a console socket may be made; short enough for a socket's name.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// The process's user, who gets its streams: it may open them anew, as /dev/stdout.
     pub uid: u32,
     /// What libcontainer is not told of, for a process with a seccomp filter.
@@ -280,7 +280,7 @@ impl Launcher<'_> {
         size: (u16, u16),
     ) -> Result<Process, LaunchError> {
         let claim = stream.map(|id| self.hub.claim(id)).transpose()?;
-        let console = Console::bind(self.folder.join(self.launches.console()))?;
+        let console = Console::bind(self.directory.join(self.launches.console()))?;
         let mut command = Command::new("/proc/self/exe");
         command
             .stdin(ChildStdio::null())
@@ -316,7 +316,7 @@ impl Launcher<'_> {
         // thread, and nothing is awaited until it is closed again.
         fcntl_setfd(&child_reports, FdFlags::empty())
             .map_err(|e| io_error("pass a pipe on")(e.into()))?;
-        let order = Order {
+        let request = LaunchRequest {
             name: self.name.to_owned(),
             state: self.state.clone(),
             console,
@@ -324,12 +324,12 @@ impl Launcher<'_> {
             confinement: self.confinement.clone(),
             kind,
         };
-        let order = serde_json::to_string(&order)
-            .map_err(|e| io_error("write an order for the launcher")(e.into()))?;
+        let request = serde_json::to_string(&request)
+            .map_err(|e| io_error("write a request for the launcher")(e.into()))?;
         let launch = self.reaper.launch();
         let child = command
             .arg(launcher::SUBCOMMAND)
-            .arg(order)
+            .arg(request)
             .env_clear()
             .envs(
                 std::env::var_os(crate::log::LEVEL_VARIABLE)
@@ -467,7 +467,7 @@ impl Console {
 
 impl Drop for Console {
     fn drop(&mut self) {
-        // It lies in the container's own folder, which goes with the container.
+        // It lies in the container's own directory, which goes with the container.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -1,15 +1,18 @@
-//! Putting containers and further processes together, in the order that the room's documentation gives.
+//! Putting containers and further processes together, in the order that the room's documentation
+//! gives.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use oci_spec::runtime::User;
 use podvisor_agent_protocol::api;
 
 use super::cgroup::Cgroup;
 use super::devices::DeviceFilter;
-use super::folder::{Folder, remove_folder};
+use super::directory::{Directory, remove_directory};
+use super::execs::Execs;
 use super::launch::{Launcher, Streams};
+use super::nodes::Nodes;
 use super::process::Process;
 use super::rootfs::Rootfs;
 use super::spec::{self, EtcFile};
@@ -30,6 +33,7 @@ impl Containers {
             hub,
             images,
             memory,
+            submounts,
             pids,
             launches,
             ..
@@ -41,15 +45,18 @@ impl Containers {
         if let Some(resources) = linux.and_then(|linux| linux.resources_mut().as_mut()) {
             resources::keep_what_is_there(resources);
         }
+        let mut nodes = Nodes::find(request).await?;
+        nodes.allow(&mut spec);
         let devices = spec.linux().as_ref().map(DeviceFilter::new).transpose()?;
+        nodes.show(&mut spec);
         disk::validate_serial(&request.image_serial).map_err(rootfs::RootfsError::from)?;
 
         let name = format!("c{order}");
-        let folder = Folder::create(base.join(&name))?;
+        let directory = Directory::create(base.join(&name))?;
         let image = images
             .get(&request.image_serial, &base.join("images"))
             .await?;
-        let rootfs = Rootfs::create(image, &folder.path)?;
+        let rootfs = Rootfs::create(image, &directory.path)?;
         let mut volumes = Vec::new();
         for serial in spec::mounted_images(&spec) {
             volumes.push(images.get(&serial, &base.join("images")).await?);
@@ -71,11 +78,12 @@ impl Containers {
             let image = volumes.iter().find(|image| image.serial() == serial);
             image.map(|image| image.path().to_owned())
         })?;
-        let bound = memory.place(spec.mounts_mut().as_mut(), base, &folder.path)?;
+        let held = submounts.hold(spec::shared_volumes(&spec)).await;
+        let bound = memory.place(spec.mounts_mut().as_mut(), base, &directory.path)?;
         spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
         spec::show_files(
             &mut spec,
-            &folder.path,
+            &directory.path,
             &[
                 EtcFile {
                     destination: "/etc/hosts",
@@ -91,7 +99,7 @@ impl Containers {
                 },
             ],
         )?;
-        let filter = spec::store_filter(spec::take_filter(&mut spec)?, &folder.path)?;
+        let filter = spec::store_filter(spec::take_filter(&mut spec)?, &directory.path)?;
         let mut confinement = None;
         if let Some(process) = spec.process_mut() {
             let home = |uid| databases.home_of(uid);
@@ -101,7 +109,7 @@ impl Containers {
         }
         let process = spec.process().as_ref();
         let user = process.map_or_else(User::default, |process| process.user().clone());
-        spec::store(&spec, folder.path.join("config.json"))?;
+        spec::store(&spec, directory.path.join("config.json"))?;
 
         let launcher = Launcher {
             launches,
@@ -109,7 +117,7 @@ impl Containers {
             hub,
             name: &name,
             state: base.join("state"),
-            folder: folder.path.clone(),
+            directory: directory.path.clone(),
             uid: user.uid(),
             confinement: confinement.clone(),
         };
@@ -124,7 +132,7 @@ impl Containers {
                 devices.attach(cgroup.path())?;
             }
             let kind = Kind::Create {
-                bundle: folder.path.clone(),
+                bundle: directory.path.clone(),
             };
             Ok::<_, ContainerError>(launcher.make(kind, streams).await?)
         };
@@ -133,16 +141,18 @@ impl Containers {
                 order,
                 cgroup,
                 oom_kills_before: 0,
+                was_oom_killed: OnceLock::new(),
                 init,
                 cleanup: Mutex::default(),
                 confinement,
                 started: Mutex::default(),
-                execs: Mutex::default(),
+                execs: Execs::default(),
                 user,
                 rootfs: Mutex::new(Some(rootfs)),
                 volumes: Mutex::new(volumes),
                 bound: Mutex::new(bound),
-                folder: Arc::new(folder),
+                held: Mutex::new(held),
+                directory: Arc::new(directory),
                 name,
             }),
             Err(error) => {
@@ -150,7 +160,7 @@ impl Containers {
                 if let Err(error) = cgroup.destroy().await {
                     tracing::warn!(%name, %error, "cannot remove a control group");
                 }
-                remove_folder(&base.join("state").join(&name));
+                remove_directory(&base.join("state").join(&name));
                 Err(error)
             }
         }
@@ -194,23 +204,23 @@ impl Containers {
             .transpose()?;
         let home = |uid| databases.home_of(uid);
         spec::complete_process(&mut process, user, home, streams.is_terminal());
-        let folder = Folder::create(
+        let directory = Directory::create(
             container
-                .folder
+                .directory
                 .path
                 .join(format!("exec-{}", request.exec_id)),
         )?;
-        let confinement = spec::stored_filter(&container.folder.path)
+        let confinement = spec::stored_filter(&container.directory.path)
             .map(|filter| Confinement::take(&mut process, filter));
-        let path = spec::store(&process, folder.path.join("process.json"))?;
+        let path = spec::store(&process, directory.path.join("process.json"))?;
         let launcher = Launcher {
             launches: &self.shared.launches,
             reaper: &self.shared.reaper,
             hub: &self.shared.hub,
             name: &container.name,
             state: self.shared.base.join("state"),
-            // Not the exec's own folder, whose name can be too long for a socket.
-            folder: container.folder.path.clone(),
+            // Not the exec's own directory, whose name can be too long for a socket.
+            directory: container.directory.path.clone(),
             uid: process.user().uid(),
             confinement,
         };

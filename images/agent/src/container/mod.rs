@@ -2,8 +2,8 @@
 //!
 //! A request enters through [`Containers`]. A container is put together in this order, and
 //! taken down in the opposite one: image and overlay ([`rootfs`], [`disk`]), user ([`user`]),
-//! specification ([`spec`], [`devices`], [`memory`]), process with its streams ([`launch`],
-//! [`process`]), all in `make`; its processes live in one control group ([`cgroup`]).
+//! specification ([`spec`], [`nodes`], [`devices`], [`memory`]), process with its streams
+//! ([`launch`], [`process`]), all in `make`; its processes live in one control group ([`cgroup`]).
 //!
 //! Within the guest a container has a short name of the agent's own (`c1`), so that paths
 //! stay short whatever the host calls it. Files are below [`BASE`]; none of them is visible
@@ -14,25 +14,29 @@ pub mod devices;
 pub mod disk;
 pub mod launch;
 pub mod memory;
+pub mod nodes;
 pub mod pidns;
+pub mod pressure;
 pub mod process;
 pub mod resources;
 pub mod rootfs;
 pub mod spec;
 pub mod user;
 
+mod directory;
 mod error;
-mod folder;
+mod execs;
 mod make;
 mod remove;
 mod restart;
 mod stats;
 mod status;
+mod submounts;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libcontainer::container::Container as LibContainer;
 use oci_spec::runtime::User;
@@ -43,14 +47,17 @@ use crate::init::reaper::{Reaper, ended, now_ns};
 use crate::launcher::Confinement;
 use crate::stdio::Hub;
 use cgroup::Cgroup;
+use directory::{Directory, remove_directory};
 pub use error::{ContainerError, Result};
-use folder::{Folder, remove_folder};
+use execs::Execs;
 use launch::Launches;
 use memory::Memory;
 use pidns::SharedPids;
+use pressure::Pressure;
 use process::Process;
 use rootfs::{Image, Images, MountPoint, Rootfs};
 pub use status::{ContainerExit, Created, Started};
+use submounts::{Held, Submounts};
 
 /// Where the agent keeps what containers need.
 pub const BASE: &str = "/run/podvisor";
@@ -68,8 +75,10 @@ struct Shared {
     hub: Hub,
     images: Images,
     memory: Memory,
+    submounts: Submounts,
     pids: SharedPids,
     launches: Launches,
+    pressure: Pressure,
     table: Mutex<Table>,
 }
 
@@ -95,22 +104,26 @@ struct Container {
     cgroup: Cgroup,
     /// Times that the OOM killer struck before the present process was made.
     oom_kills_before: u64,
+    /// Whether it struck after that, once the control group is gone that counted it.
+    was_oom_killed: OnceLock<bool>,
     init: Process,
     /// Kills what the process leaves behind when it ends.
     cleanup: Mutex<Option<JoinHandle<()>>>,
     /// What its own process submits to, as far as libcontainer does not see to it.
     confinement: Option<Confinement>,
     started: Mutex<Option<u64>>,
-    execs: Mutex<HashMap<String, Option<Arc<Process>>>>,
+    execs: Execs,
     user: User,
-    // Fields drop in order: what is mounted in the folder goes before the folder. Nothing is
-    // mounted any more while the container is being deleted.
+    // Fields drop in order: what is mounted in the directory goes before the directory. Nothing is
+    // mounted any more while the container is being deleted, or once it was released.
     rootfs: Mutex<Option<Rootfs>>,
     /// Images that are mounted beside the root.
     volumes: Mutex<Vec<Arc<Image>>>,
     /// What is bound from volumes in memory.
     bound: Mutex<Vec<MountPoint>>,
-    folder: Arc<Folder>,
+    /// Volumes of the host's.
+    held: Mutex<Held>,
+    directory: Arc<Directory>,
 }
 
 impl Containers {
@@ -124,8 +137,10 @@ impl Containers {
                 hub,
                 images: Images::default(),
                 memory: Memory::default(),
+                submounts: Submounts::default(),
                 pids: SharedPids::default(),
                 launches: Launches::default(),
+                pressure: Pressure::default(),
                 table: Mutex::default(),
             }),
         }
@@ -222,19 +237,18 @@ impl Containers {
                 state: "not running",
             });
         }
-        container.reserve_exec(&request.exec_id)?;
+        container.execs.reserve(&request.exec_id)?;
         let this = self.clone();
         run_to_end(async move {
             let made = this.make_exec(&container, &request).await;
-            let mut execs = lock(&container.execs);
             match made {
                 Ok(process) => {
                     let pid = process.pid();
-                    execs.insert(request.exec_id, Some(Arc::new(process)));
+                    container.execs.made(request.exec_id, process);
                     Ok(pid)
                 }
                 Err(error) => {
-                    execs.remove(&request.exec_id);
+                    container.execs.failed(&request.exec_id);
                     // libcontainer's own words for that are of no use to the host.
                     if container.init.has_ended() {
                         return Err(ContainerError::WrongState {
@@ -294,6 +308,7 @@ impl Containers {
         let exit = ended(&mut exit)
             .await
             .map_err(|_| ContainerError::NotFound(id.to_owned()))?;
+        container.execs.told(exec_id);
         Ok(ContainerExit {
             exit,
             oom_killed: container.is_oom_killed(),
@@ -328,9 +343,29 @@ impl Containers {
     pub fn update(&self, id: &str, resources_json: &[u8]) -> Result<()> {
         let resources = resources::parse(resources_json)?;
         let container = self.get(id)?;
+        let limit = resources.memory().and_then(|memory| memory.limit());
+        if let Some(limit) = limit.and_then(|limit| u64::try_from(limit).ok()) {
+            let used = container.cgroup.memory_in_use();
+            if limit < used {
+                return Err(ContainerError::MemoryInUse { limit, used });
+            }
+        }
         resources::apply(&resources, &container.cgroup).map_err(|source| ContainerError::Limits {
             id: id.to_owned(),
             source: Box::new(source),
+        })
+    }
+
+    /// Waits until the containers run short of memory; see [`Pressure::wait`].
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError::Io`].
+    pub async fn pressure(&self) -> Result<()> {
+        let waited = self.shared.pressure.wait().await;
+        waited.map_err(|source| ContainerError::Io {
+            action: "wait for a shortage of memory",
+            source,
         })
     }
 
@@ -344,10 +379,7 @@ impl Containers {
         if exec_id.is_empty() {
             return Ok(look(&container.init));
         }
-        let process = lock(&container.execs).get(exec_id).cloned().flatten();
-        Ok(look(&*process.ok_or_else(|| {
-            ContainerError::NotFound(exec_id.to_owned())
-        })?))
+        Ok(look(&*container.execs.get(exec_id)?))
     }
 
     fn get(&self, id: &str) -> Result<Arc<Container>> {
@@ -383,25 +415,6 @@ impl Container {
             }
         });
         *lock(&self.cleanup) = Some(cleanup);
-    }
-
-    /// Keeps a place for an exec. Ended ones make room when all places are taken.
-    fn reserve_exec(&self, exec_id: &str) -> Result<()> {
-        let mut execs = lock(&self.execs);
-        if execs.contains_key(exec_id) {
-            return Err(ContainerError::Exists(exec_id.to_owned()));
-        }
-        if execs.len() >= limits::EXECS {
-            execs.retain(|_, process| process.as_ref().is_none_or(|p| !p.has_ended()));
-        }
-        if execs.len() >= limits::EXECS {
-            return Err(ContainerError::TooMany {
-                what: "execs",
-                limit: limits::EXECS,
-            });
-        }
-        execs.insert(exec_id.to_owned(), None);
-        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::process::Pid;
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -17,7 +18,7 @@ pub struct Process {
     pidfd: Option<OwnedFd>,
     exit: ExitWatch,
     terminal: Option<Endpoint>,
-    _relays: JoinSet<()>,
+    relays: Mutex<JoinSet<()>>,
 }
 
 impl Process {
@@ -32,7 +33,7 @@ impl Process {
             pidfd: child.pidfd,
             exit: child.exit,
             terminal,
-            _relays: relays,
+            relays: Mutex::new(relays),
         }
     }
 
@@ -52,6 +53,14 @@ impl Process {
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.exit.borrow().is_some()
+    }
+
+    /// Whether nothing moves between it and the host any more: it has ended, and so have those
+    /// that it left its streams to.
+    pub(super) fn has_no_streams(&self) -> bool {
+        let mut relays = self.relays.lock().unwrap_or_else(PoisonError::into_inner);
+        while relays.try_join_next().is_some() {}
+        relays.is_empty()
     }
 
     /// Sends a signal, 1 to 64; gives `false` if the process has ended.

@@ -1,7 +1,9 @@
 //! The end of containers, with all that they held.
 
 use super::rootfs::Rootfs;
-use super::{ContainerError, Containers, Result, Slot, lock, remove_folder, run_to_end};
+use super::{
+    Container, ContainerError, Containers, Result, Slot, lock, remove_directory, run_to_end,
+};
 
 impl Containers {
     /// Kills what is left of a container and frees what it held. One that does not exist is
@@ -26,27 +28,66 @@ impl Containers {
         };
         let (this, id) = (self.clone(), id.to_owned());
         run_to_end(async move {
-            if let Err(source) = container.cgroup.destroy().await {
-                this.lock().slots.insert(id, Slot::Ready(container));
-                return Err(ContainerError::Io {
-                    action: "end the container's processes",
-                    source,
-                });
+            match this.free(&container).await {
+                Ok(released) => {
+                    this.lock().slots.remove(&id);
+                    Ok(released)
+                }
+                Err(error) => {
+                    this.lock().slots.insert(id, Slot::Ready(container));
+                    Err(error)
+                }
             }
-            // Taken out of the container, which others may hold for another moment.
-            drop(std::mem::take(&mut *lock(&container.bound)));
-            let rootfs = lock(&container.rootfs).take();
-            let mut images = std::mem::take(&mut *lock(&container.volumes));
-            images.extend(rootfs.map(Rootfs::unmount));
-            let mut released = Vec::new();
-            for image in images {
-                released.extend(this.shared.images.release(image).await);
-            }
-            remove_folder(&this.state_of(&container));
-            this.lock().slots.remove(&id);
-            Ok(released)
         })
         .await
+    }
+
+    /// Frees what a container holds whose process has ended; how it ended stays known. One that
+    /// does not exist, or was released before, is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`ContainerError`] of kind `WrongState` when its process has not ended; another one when
+    /// processes do not end that it left behind.
+    pub async fn release(&self, id: &str) -> Result<()> {
+        let container = match self.get(id) {
+            Err(ContainerError::NotFound(_)) => return Ok(()),
+            found => found?,
+        };
+        if !container.init.has_ended() {
+            return Err(ContainerError::WrongState {
+                id: id.to_owned(),
+                state: "running",
+            });
+        }
+        let this = self.clone();
+        run_to_end(async move {
+            container.keep_oom_kill();
+            this.free(&container).await.map(drop)
+        })
+        .await
+    }
+
+    /// Ends what is left of a container, and gives the serials of the images that nothing uses any
+    /// more. May be repeated.
+    async fn free(&self, container: &Container) -> Result<Vec<String>> {
+        let destroyed = container.cgroup.destroy().await;
+        destroyed.map_err(|source| ContainerError::Io {
+            action: "end the container's processes",
+            source,
+        })?;
+        // Taken out of the container, which others may hold for another moment.
+        drop(std::mem::take(&mut *lock(&container.bound)));
+        drop(std::mem::take(&mut *lock(&container.held)));
+        let rootfs = lock(&container.rootfs).take();
+        let mut images = std::mem::take(&mut *lock(&container.volumes));
+        images.extend(rootfs.map(Rootfs::unmount));
+        let mut released = Vec::new();
+        for image in images {
+            released.extend(self.shared.images.release(image).await);
+        }
+        remove_directory(&self.state_of(container));
+        Ok(released)
     }
 
     /// Deletes every container.

@@ -1,13 +1,16 @@
 //! The process of a container made anew, once it has ended. What was made for the container stays
 //! as the process left it: root filesystem, directory, control group with its limits and rules.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use podvisor_agent_protocol::api;
 
+use super::execs::Execs;
 use super::launch::{Launcher, Streams};
 use super::process::Process;
-use super::{Container, ContainerError, Containers, Result, Slot, lock, remove_folder, run_to_end};
+use super::{
+    Container, ContainerError, Containers, Result, Slot, lock, remove_directory, run_to_end,
+};
 use crate::launcher::Kind;
 
 impl Containers {
@@ -50,6 +53,12 @@ impl Containers {
                 state: "running",
             });
         }
+        if lock(&container.rootfs).is_none() {
+            return Err(ContainerError::WrongState {
+                id: id.to_owned(),
+                state: "released",
+            });
+        }
         self.lock().slots.insert(id.to_owned(), Slot::Busy);
         Ok(container)
     }
@@ -68,19 +77,19 @@ impl Containers {
                 action: "end the container's processes",
                 source,
             })?;
-        remove_folder(&self.state_of(container));
+        remove_directory(&self.state_of(container));
         let launcher = Launcher {
             launches: &self.shared.launches,
             reaper: &self.shared.reaper,
             hub: &self.shared.hub,
             name: &container.name,
             state: self.shared.base.join("state"),
-            folder: container.folder.path.clone(),
+            directory: container.directory.path.clone(),
             uid: container.user.uid(),
             confinement: container.confinement.clone(),
         };
         let kind = Kind::Create {
-            bundle: container.folder.path.clone(),
+            bundle: container.directory.path.clone(),
         };
         Ok(launcher.make(kind, streams).await?)
     }
@@ -94,16 +103,18 @@ impl Container {
             name: self.name.clone(),
             cgroup: self.cgroup.clone(),
             oom_kills_before: self.cgroup.oom_kills(),
+            was_oom_killed: OnceLock::new(),
             init,
             cleanup: Mutex::default(),
             confinement: self.confinement.clone(),
             started: Mutex::default(),
-            execs: Mutex::default(),
+            execs: Execs::default(),
             user: self.user.clone(),
             rootfs: Mutex::new(lock(&self.rootfs).take()),
             volumes: Mutex::new(std::mem::take(&mut *lock(&self.volumes))),
             bound: Mutex::new(std::mem::take(&mut *lock(&self.bound))),
-            folder: Arc::clone(&self.folder),
+            held: Mutex::new(std::mem::take(&mut *lock(&self.held))),
+            directory: Arc::clone(&self.directory),
         }
     }
 }

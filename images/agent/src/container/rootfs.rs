@@ -253,7 +253,7 @@ impl Rootfs {
         })
     }
 
-    /// Makes a folder in it, with its parents, unless it is there: images name working
+    /// Makes a directory in it, with its parents, unless it is there: images name working
     /// directories that no layer holds.
     ///
     /// # Errors
@@ -265,7 +265,7 @@ impl Rootfs {
             .and_then(|root| root.mkdir_all(path, &fs::Permissions::from_mode(0o755)))
             .map(drop)
             .map_err(io::Error::other)
-            .map_err(RootfsError::mount("create the container's folder", path))
+            .map_err(RootfsError::mount("create the container's directory", path))
     }
 
     /// Unmounts it; gives back what it was made of.

@@ -13,7 +13,7 @@ use podvisor_agent_protocol::api;
 use protobuf::MessageField;
 use rustix::process::Pid;
 
-use super::{Containers, Result, lock};
+use super::{ContainerError, Containers, Result, lock};
 
 /// Processes that are looked into; the others are in the number of processes alone.
 const PROCESSES: usize = 1024;
@@ -29,9 +29,15 @@ impl Containers {
     ///
     /// # Errors
     ///
-    /// [`ContainerError`](super::ContainerError) of kind `NotFound`.
+    /// [`ContainerError`] of kind `NotFound`; of kind `WrongState` for one that was released.
     pub fn stats(&self, id: &str) -> Result<api::ContainerStatsResponse> {
         let container = self.get(id)?;
+        if container.init.has_ended() && lock(&container.rootfs).is_none() {
+            return Err(ContainerError::WrongState {
+                id: id.to_owned(),
+                state: "not running any more",
+            });
+        }
         let mut stats = container.cgroup.stats();
         let pids = stats.pids.mut_or_insert_default();
         count(&container.cgroup.countable(), pids);

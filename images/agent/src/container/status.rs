@@ -83,7 +83,14 @@ impl Container {
     }
 
     pub(super) fn is_oom_killed(&self) -> bool {
-        self.cgroup.oom_kills() > self.oom_kills_before
+        let known = self.was_oom_killed.get().copied();
+        known.unwrap_or_else(|| self.cgroup.oom_kills() > self.oom_kills_before)
+    }
+
+    /// Notes whether the OOM killer struck, for when the control group is gone.
+    pub(super) fn keep_oom_kill(&self) {
+        let is_killed = self.is_oom_killed();
+        self.was_oom_killed.get_or_init(|| is_killed);
     }
 
     fn state(&self) -> api::ContainerState {

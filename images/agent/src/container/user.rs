@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_that_is_a_fifo_or_a_folder_or_huge_is_an_error_at_once() {
+    fn a_database_that_is_a_fifo_or_a_directory_or_huge_is_an_error_at_once() {
         let root = tempfile::tempdir().unwrap();
         let passwd = root.path().join("etc/passwd");
         fs::create_dir(root.path().join("etc")).unwrap();

@@ -3,6 +3,14 @@
 
 use std::fs;
 use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+const RELEASE_RETRY: Duration = Duration::from_millis(5);
 
 /// Where Linux has the bus.
 const BUS: &str = "/sys/bus/pci";
@@ -42,17 +50,22 @@ pub fn scan() -> Result<(), ScanError> {
     }
 }
 
-/// Lets go of the devices at these addresses.
+/// Lets go of the devices at these addresses; of a disk when no file system is on it any more,
+/// which is a moment after its last mount is gone.
 ///
 /// # Errors
 ///
 /// [`ScanError`]; nothing has been done if an address is none.
-pub fn remove(addresses: &[String]) -> Result<(), ScanError> {
+pub async fn remove(addresses: &[String]) -> Result<(), ScanError> {
     if let Some(wrong) = addresses.iter().find(|address| !is_address(address)) {
         return Err(ScanError::Address(wrong.clone()));
     }
     for address in addresses {
-        let path = format!("{BUS}/devices/{address}/remove");
+        let device = format!("{BUS}/devices/{address}");
+        for disk in disks(Path::new(&device)) {
+            unused(&disk).await;
+        }
+        let path = format!("{device}/remove");
         match fs::write(&path, "1") {
             // Gone already.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -61,6 +74,29 @@ pub fn remove(addresses: &[String]) -> Result<(), ScanError> {
         }
     }
     Ok(())
+}
+
+/// The nodes of the disks that a device is.
+fn disks(device: &Path) -> Vec<PathBuf> {
+    let below = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
+    below(device.to_owned())
+        .flat_map(|entry| below(entry.path().join("block")))
+        .map(|disk| Path::new("/dev").join(disk.file_name()))
+        .collect()
+}
+
+/// Waits until no file system claims a disk, but not for ever.
+async fn unused(disk: &Path) {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    let deadline = Instant::now() + RELEASE_TIMEOUT;
+    while let Err(Errno::BUSY) = rustix::fs::open(disk, flags, Mode::empty()) {
+        if Instant::now() > deadline {
+            tracing::warn!(?disk, "a disk is taken away that is still in use");
+            return;
+        }
+        // Nothing tells when the last use of a file system has ended.
+        tokio::time::sleep(RELEASE_RETRY).await;
+    }
 }
 
 /// `DDDD:BB:SS.F`, in hexadecimal digits.
@@ -78,7 +114,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_become_paths() {
+    fn the_disks_of_a_device_are_found() {
+        let device = tempfile::tempdir().unwrap();
+        fs::create_dir_all(device.path().join("virtio7/block/vdx")).unwrap();
+        fs::create_dir_all(device.path().join("power")).unwrap();
+        assert_eq!(disks(device.path()), [Path::new("/dev/vdx")]);
+        assert!(disks(Path::new("/nowhere")).is_empty());
+    }
+
+    #[tokio::test]
+    async fn only_addresses_become_paths() {
         assert!(is_address("0000:00:1f.0"));
         for wrong in [
             "",
@@ -90,7 +135,10 @@ mod tests {
         ] {
             assert!(!is_address(wrong), "{wrong}");
             let addresses = ["ffff:00:1f.0".to_owned(), wrong.to_owned()];
-            assert!(matches!(remove(&addresses), Err(ScanError::Address(_))));
+            assert!(matches!(
+                remove(&addresses).await,
+                Err(ScanError::Address(_))
+            ));
         }
     }
 }

@@ -91,25 +91,32 @@ impl Sysctl {
     }
 }
 
-/// What the kernel does several times a second for memory that nobody uses, it does seldom: each
-/// time costs the host of an idle guest an exit.
-const CALM: [(&str, &str); 2] = [
+/// Parameters of every guest, unless a request sets them.
+const USUAL: [(&str, &str); 5] = [
+    // Whoever a program runs as, it may listen on every port and send echo requests.
+    ("net.ipv4.ip_unprivileged_port_start", "0"),
+    ("net.ipv4.ping_group_range", "0 2147483647"),
+    // A program may reserve more than there is, as on each node that a kubelet has set up: a guest
+    // grows when memory is used, and what uses too much is ended for that.
+    ("vm.overcommit_memory", "1"),
+    // What the kernel does several times a second for memory that nobody uses, it does seldom:
+    // each time costs the host of an idle guest an exit.
     ("vm.compaction_proactiveness", "0"),
     ("vm.stat_interval", "10"),
 ];
 
-/// Has an idle guest sleep. Without that it only wakes more often.
-pub fn calm() {
-    let wanted = CALM.map(|(name, value)| (name.to_owned(), value.to_owned()));
+/// Sets the parameters of every guest. A kernel that lacks one of them runs containers, too.
+pub fn set_usual() {
+    let wanted = USUAL.map(|(name, value)| (name.to_owned(), value.to_owned()));
     for sysctl in Sysctl::all(&HashMap::from(wanted)).into_iter().flatten() {
         if let Err(error) = sysctl.set() {
-            tracing::warn!(%error, "the guest wakes more often than it has to");
+            tracing::warn!(%error, "a parameter of guests is as the kernel has it");
         }
     }
 }
 
-/// The file of a parameter: `a.b.c` is a/b/c, and `a/b.1/c` is too what it says, as sysctl(8) has it
-/// for interfaces with a dot in their names.
+/// The file of a parameter: `a.b.c` is a/b/c, and `a/b.1/c` is too what it says, as sysctl(8) has
+/// it for interfaces with a dot in their names.
 fn path_of(name: &str) -> Option<PathBuf> {
     let separator = name.chars().find(|c| matches!(c, '.' | '/'))?;
     let mut path = PathBuf::from(ROOT);

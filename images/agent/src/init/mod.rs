@@ -71,7 +71,7 @@ async fn serve() -> anyhow::Result<Infallible> {
     server::announce()
         .await
         .context("telling the host that the guest is ready")?;
-    sysctl::calm();
+    sysctl::set_usual();
     tokio::spawn(clock::follow_host());
     tokio::select! {
         error = serving => Err(error).context("serving the host"),

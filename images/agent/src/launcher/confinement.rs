@@ -60,7 +60,8 @@ impl LoadedConfinement {
     /// Submits this process. There is no way back, so it is called once, shortly before the
     /// command.
     pub(super) fn apply(&self) -> anyhow::Result<()> {
-        // As late as the right to install the filter allows: giving up capabilities takes calls that it may forbid.
+        // As late as the right to install the filter allows: giving up capabilities takes calls
+        // that it may forbid.
         if self.no_new_privileges {
             self.drop_capabilities()?;
             self.install_filter()

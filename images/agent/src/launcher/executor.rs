@@ -136,14 +136,14 @@ fn path_of(process: &Process) -> &str {
 }
 
 /// Looks for a command as execvp(3) does: a name with a slash is a path, any other is looked
-/// for in each folder of `path`, an empty one meaning the working directory.
+/// for in each directory of `path`, an empty one meaning the working directory.
 fn find(name: &str, path: &str) -> Result<PathBuf, Unusable> {
     if name.contains('/') {
         return usable(Path::new(name)).map(|()| PathBuf::from(name));
     }
     let mut worst = Unusable::NotFound;
-    for folder in path.split(':') {
-        let candidate = Path::new(if folder.is_empty() { "." } else { folder }).join(name);
+    for directory in path.split(':') {
+        let candidate = Path::new(if directory.is_empty() { "." } else { directory }).join(name);
         match usable(&candidate) {
             Ok(()) => return Ok(candidate),
             Err(Unusable::NotFound) => {}
@@ -179,37 +179,40 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn folder() -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
+    fn directory() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
         for (name, mode) in [("tool", 0o755), ("data", 0o644)] {
-            fs::write(folder.path().join(name), "").unwrap();
-            fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(mode))
-                .unwrap();
+            fs::write(directory.path().join(name), "").unwrap();
+            fs::set_permissions(
+                directory.path().join(name),
+                fs::Permissions::from_mode(mode),
+            )
+            .unwrap();
         }
-        fs::create_dir(folder.path().join("dir")).unwrap();
-        folder
+        fs::create_dir(directory.path().join("dir")).unwrap();
+        directory
     }
 
     #[test]
     fn a_command_is_found_in_the_path() {
-        let folder = folder();
-        let path = format!("/nonexistent:{}", folder.path().display());
-        assert_eq!(find("tool", &path), Ok(folder.path().join("tool")));
+        let directory = directory();
+        let path = format!("/nonexistent:{}", directory.path().display());
+        assert_eq!(find("tool", &path), Ok(directory.path().join("tool")));
         assert_eq!(find("nothing", &path), Err(Unusable::NotFound));
     }
 
     #[test]
     fn a_file_that_cannot_be_executed_is_told_from_one_that_is_missing() {
-        let folder = folder();
+        let directory = directory();
         let at = |name: &str| {
-            folder
+            directory
                 .path()
                 .join(name)
                 .into_os_string()
                 .into_string()
                 .unwrap()
         };
-        let path = folder.path().to_str().unwrap();
+        let path = directory.path().to_str().unwrap();
         assert_eq!(
             find("data", path),
             Err(Unusable::NotExecutable("permission denied"))
@@ -224,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_command_that_works_later_in_the_path_wins_over_one_that_does_not() {
-        let (first, second) = (folder(), folder());
+        let (first, second) = (directory(), directory());
         fs::set_permissions(first.path().join("tool"), fs::Permissions::from_mode(0o600)).unwrap();
         let path = format!("{}:{}", first.path().display(), second.path().display());
         assert_eq!(find("tool", &path), Ok(second.path().join("tool")));

@@ -2,7 +2,7 @@
 //!
 //! libcontainer forks and does much between fork and exec, which is only safe in a process
 //! with one thread and nothing else going on. So PID 1 executes itself with
-//! [`SUBCOMMAND`] and an [`Order`], the process's standard streams already in place (or a
+//! [`SUBCOMMAND`] and a [`LaunchRequest`], the process's standard streams already in place (or a
 //! console socket to send the terminal through), and a pipe on which exactly one [`Report`]
 //! line counts: the first. Processes are made as siblings of the launcher, so they are
 //! children of PID 1 from the start.
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use confinement::Confinement;
 use executor::Command;
 
-/// First argument of a launcher's command line; the second is an [`Order`] as JSON.
+/// First argument of a launcher's command line; the second is a [`LaunchRequest`] as JSON.
 pub const SUBCOMMAND: &str = "launch";
 
 /// Longest line of a report, in bytes.
@@ -37,10 +37,10 @@ pub const REPORT_BYTES: usize = limits::ERROR_BYTES + 1024;
 
 /// What PID 1 orders.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct LaunchRequest {
     /// libcontainer's name of the container, short and unique within the guest.
     pub name: String,
-    /// Folder of libcontainer's states.
+    /// Directory of libcontainer's states.
     pub state: PathBuf,
     /// Socket to which the terminal's master is sent, for a process with a terminal.
     pub console: Option<PathBuf>,
@@ -55,7 +55,7 @@ pub struct Order {
 /// Which process to make.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Kind {
-    /// A container's own, from the bundle in this folder; it waits to be started.
+    /// A container's own, from the bundle in this directory; it waits to be started.
     Create {
         /// Holds config.json.
         bundle: PathBuf,
@@ -111,26 +111,27 @@ impl Report {
     }
 }
 
-/// Runs the launcher with the order of its command line.
-pub fn main(order: Option<String>) -> ExitCode {
+/// Runs the launcher with the request of its command line.
+pub fn main(request: Option<String>) -> ExitCode {
     crate::log::init();
-    let prepared = order.context("no order was given").and_then(|json| {
-        let order: Order = serde_json::from_str(&json).context("the order is malformed")?;
+    let prepared = request.context("no request was given").and_then(|json| {
+        let request: LaunchRequest =
+            serde_json::from_str(&json).context("the request is malformed")?;
         // Opened anew rather than taken over: a number is all that is known of it.
         let pipe = File::options()
             .write(true)
-            .open(format!("/proc/self/fd/{}", order.report_fd))
+            .open(format!("/proc/self/fd/{}", request.report_fd))
             .context("cannot open the report pipe")?;
-        Ok((order, Arc::new(pipe)))
+        Ok((request, Arc::new(pipe)))
     });
-    let (order, pipe) = match prepared {
+    let (request, pipe) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             crate::log::emergency(&format!("launcher: {error:#}"));
             return ExitCode::FAILURE;
         }
     };
-    match make(order, &pipe) {
+    match make(request, &pipe) {
         Ok(pid) => {
             Report::Made { pid }.send(&pipe);
             ExitCode::SUCCESS
@@ -149,14 +150,14 @@ const OPEN_FILES: Rlimit = Rlimit {
     maximum: Some(524_288),
 };
 
-fn make(order: Order, pipe: &Arc<File>) -> anyhow::Result<i32> {
+fn make(request: LaunchRequest, pipe: &Arc<File>) -> anyhow::Result<i32> {
     setrlimit(Resource::Nofile, OPEN_FILES).context("cannot limit open files")?;
-    let confinement = order.confinement.map(Confinement::load).transpose()?;
-    let builder = ContainerBuilder::new(order.name.clone(), SyscallType::default())
+    let confinement = request.confinement.map(Confinement::load).transpose()?;
+    let builder = ContainerBuilder::new(request.name.clone(), SyscallType::default())
         .with_executor(Command::new(pipe.clone(), confinement))
-        .with_console_socket(order.console.clone())
-        .with_root_path(&order.state)?;
-    let made = match &order.kind {
+        .with_console_socket(request.console.clone())
+        .with_root_path(&request.state)?;
+    let made = match &request.kind {
         Kind::Create { bundle } => builder
             .as_init(bundle)
             .with_systemd(false)

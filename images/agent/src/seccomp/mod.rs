@@ -11,9 +11,9 @@
 //! # What a profile means
 //!
 //! A rule without conditions decides its system calls, whatever other rules say of them. Of
-//! the rules with conditions the first that holds decides, and all of a rule's conditions must hold.
-//! Names that an architecture does not have are skipped. A call of an architecture that the profile
-//! does not name kills the thread.
+//! the rules with conditions the first that holds decides, and all of a rule's conditions must
+//! hold. Names that an architecture does not have are skipped. A call of an architecture that the
+//! profile does not name kills the thread.
 
 mod calls;
 mod filter;

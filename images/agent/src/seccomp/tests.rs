@@ -295,8 +295,8 @@ proptest! {
 
     #[test]
     fn a_stored_filter_is_the_same(value in any_profile()) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("seccomp");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("seccomp");
         let filter = compile(&profile(&value)).unwrap();
         filter.store(&path).unwrap();
         prop_assert_eq!(Filter::load(&path).unwrap(), filter);
@@ -430,8 +430,8 @@ fn profiles_that_cannot_be_filters_are_refused() {
 
 #[test]
 fn a_damaged_file_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("seccomp");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("seccomp");
     for bytes in [&b""[..], b"abc", b"abcdefg"] {
         std::fs::write(&path, bytes).unwrap();
         assert!(Filter::load(&path).is_err());

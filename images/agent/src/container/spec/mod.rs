@@ -204,6 +204,15 @@ pub fn mounted_images(spec: &Spec) -> Vec<String> {
     serials
 }
 
+/// Where the host's volumes are that the specification mounts.
+#[must_use]
+pub fn shared_volumes(spec: &Spec) -> Vec<PathBuf> {
+    let sources = spec.mounts().iter().flatten();
+    let sources = sources.filter_map(|mount| mount.source().as_deref());
+    let shared = sources.filter(|source| is_below_share(source));
+    shared.map(Path::to_owned).collect()
+}
+
 /// Replaces the sources that are in images by where those are mounted.
 ///
 /// # Errors
@@ -413,13 +422,17 @@ pub fn complete_process(
     process.set_terminal(Some(terminal));
 }
 
-/// Writes the files to `folder` and mounts them over the image's, unless the specification
+/// Writes the files to `directory` and mounts them over the image's, unless the specification
 /// has mounts there.
 ///
 /// # Errors
 ///
 /// [`SpecError::TooLarge`] and [`SpecError::Write`].
-pub fn show_files(spec: &mut Spec, folder: &Path, files: &[EtcFile<'_>]) -> Result<(), SpecError> {
+pub fn show_files(
+    spec: &mut Spec,
+    directory: &Path,
+    files: &[EtcFile<'_>],
+) -> Result<(), SpecError> {
     for file in files {
         let limit = limits::ETC_FILE_BYTES;
         if file.contents.len() > limit {
@@ -433,7 +446,7 @@ pub fn show_files(spec: &mut Spec, folder: &Path, files: &[EtcFile<'_>]) -> Resu
         if file.contents.is_empty() || mounts.iter().any(|m| m.destination() == destination) {
             continue;
         }
-        let path = folder.join(destination.file_name().unwrap_or_default());
+        let path = directory.join(destination.file_name().unwrap_or_default());
         std::fs::write(&path, file.contents).map_err(|source| SpecError::Write {
             path: path.clone(),
             source,

@@ -139,7 +139,7 @@ fn a_home_that_is_given_stays_and_an_empty_one_does_not() {
 
 #[test]
 fn files_are_shown_unless_the_specification_mounts_there() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut value = spec();
     let source = "/run/podvisor/shared/hosts";
     value["mounts"] = json!([{"destination": "/etc/hosts", "type": "bind", "source": source}]);
@@ -150,7 +150,7 @@ fn files_are_shown_unless_the_specification_mounts_there() {
     };
     show_files(
         &mut spec,
-        folder.path(),
+        directory.path(),
         &[
             file("/etc/hosts", b"ours"),
             file("/etc/hostname", b""),
@@ -163,10 +163,10 @@ fn files_are_shown_unless_the_specification_mounts_there() {
     assert_eq!(mounts[1].destination(), Path::new("/etc/resolv.conf"));
     let shown = std::fs::read(mounts[1].source().as_ref().unwrap()).unwrap();
     assert_eq!(shown, b"nameserver 10.0.0.1\n");
-    assert!(!folder.path().join("hosts").exists());
+    assert!(!directory.path().join("hosts").exists());
 
     let huge = vec![0; limits::ETC_FILE_BYTES + 1];
-    let error = show_files(&mut spec, folder.path(), &[file("/etc/hostname", &huge)]);
+    let error = show_files(&mut spec, directory.path(), &[file("/etc/hostname", &huge)]);
     assert!(matches!(error, Err(SpecError::TooLarge { .. })));
 }
 

@@ -1,37 +1,37 @@
-//! Folders that containers need while they live.
+//! Directories that containers need while they live.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{ContainerError, Result};
 
-/// A folder that goes when its value goes.
+/// A directory that goes when its value goes.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct Directory {
     pub(super) path: PathBuf,
 }
 
-impl Folder {
+impl Directory {
     pub(super) fn create(path: PathBuf) -> Result<Self> {
         std::fs::create_dir_all(&path).map_err(|source| ContainerError::Io {
-            action: "create a folder",
+            action: "create a directory",
             source,
         })?;
         Ok(Self { path })
     }
 }
 
-impl Drop for Folder {
+impl Drop for Directory {
     fn drop(&mut self) {
-        remove_folder(&self.path);
+        remove_directory(&self.path);
     }
 }
 
-/// Removes a folder with all that is in it, if it is there.
-pub(super) fn remove_folder(path: &Path) {
+/// Removes a directory with all that is in it, if it is there.
+pub(super) fn remove_directory(path: &Path) {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(?path, %error, "cannot remove a folder");
+            tracing::warn!(?path, %error, "cannot remove a directory");
         }
         _ => {}
     }

@@ -1,0 +1,156 @@
+//! The further processes of a container, by the ids that the host gave them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use podvisor_agent_protocol::limits;
+
+use super::process::Process;
+use super::{ContainerError, Result, lock};
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct Execs(Mutex<HashMap<String, Exec>>);
+
+#[derive(Debug)]
+enum Exec {
+    /// Its place is taken; the process is being made.
+    Making,
+    Made {
+        process: Arc<Process>,
+        /// The host knows how it ended.
+        is_told: bool,
+    },
+}
+
+impl Exec {
+    /// Nobody asks for it any more.
+    fn is_told(&self) -> bool {
+        matches!(self, Self::Made { is_told: true, .. })
+    }
+
+    /// And its last output has been read.
+    fn is_over(&self) -> bool {
+        matches!(self, Self::Made { process, is_told: true } if process.has_no_streams())
+    }
+}
+
+impl Execs {
+    /// Keeps a place. When all are taken, those make room that have ended, of whose end the host
+    /// has been told; if possible none whose output is still on its way, which would be cut off.
+    pub(super) fn reserve(&self, id: &str) -> Result<()> {
+        let mut execs = lock(&self.0);
+        if execs.contains_key(id) {
+            return Err(ContainerError::Exists(id.to_owned()));
+        }
+        if execs.len() >= limits::EXECS {
+            execs.retain(|_, exec| !exec.is_over());
+        }
+        if execs.len() >= limits::EXECS {
+            execs.retain(|_, exec| !exec.is_told());
+        }
+        if execs.len() >= limits::EXECS {
+            return Err(ContainerError::TooMany {
+                what: "execs",
+                limit: limits::EXECS,
+            });
+        }
+        execs.insert(id.to_owned(), Exec::Making);
+        Ok(())
+    }
+
+    /// Puts a process into its place.
+    pub(super) fn made(&self, id: String, process: Process) {
+        let made = Exec::Made {
+            process: Arc::new(process),
+            is_told: false,
+        };
+        lock(&self.0).insert(id, made);
+    }
+
+    /// Frees the place of a process that could not be made.
+    pub(super) fn failed(&self, id: &str) {
+        lock(&self.0).remove(id);
+    }
+
+    pub(super) fn get(&self, id: &str) -> Result<Arc<Process>> {
+        match lock(&self.0).get(id) {
+            Some(Exec::Made { process, .. }) => Ok(Arc::clone(process)),
+            _ => Err(ContainerError::NotFound(id.to_owned())),
+        }
+    }
+
+    /// The host is told how this one ended.
+    pub(super) fn told(&self, id: &str) {
+        if let Some(Exec::Made { is_told, .. }) = lock(&self.0).get_mut(id) {
+            *is_told = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use podvisor_agent_protocol::ExitStatus;
+    use rustix::process::Pid;
+    use tokio::sync::watch;
+    use tokio::task::JoinSet;
+
+    use super::*;
+    use crate::init::reaper::{Child, ProcessExit};
+
+    fn process(relays: JoinSet<()>) -> Process {
+        let exit = ProcessExit {
+            status: ExitStatus::Code(0),
+            at_ns: 0,
+        };
+        let (_, exit) = watch::channel(Some(exit));
+        Process::new(Pid::INIT, Child { pidfd: None, exit }, None, relays)
+    }
+
+    fn is_there(execs: &Execs, id: &str) -> bool {
+        execs.get(id).is_ok()
+    }
+
+    #[tokio::test]
+    async fn only_those_make_room_whose_end_was_told() {
+        let execs = Execs::default();
+        for number in 0..limits::EXECS {
+            let id = number.to_string();
+            execs.reserve(&id).unwrap();
+            execs.made(id, process(JoinSet::new()));
+        }
+        assert!(matches!(
+            execs.reserve("more"),
+            Err(ContainerError::TooMany { .. })
+        ));
+        execs.told("7");
+        execs.reserve("more").unwrap();
+        assert!(!is_there(&execs, "7") && is_there(&execs, "8"));
+        assert!(matches!(
+            execs.reserve("more"),
+            Err(ContainerError::Exists(_))
+        ));
+        execs.failed("more");
+        execs.reserve("more").unwrap();
+    }
+
+    #[tokio::test]
+    async fn output_on_its_way_is_cut_off_only_for_want_of_room() {
+        let execs = Execs::default();
+        for number in 0..limits::EXECS {
+            let id = number.to_string();
+            execs.reserve(&id).unwrap();
+            let mut relays = JoinSet::new();
+            if number == 0 {
+                relays.spawn(std::future::pending());
+            }
+            execs.made(id, process(relays));
+        }
+        execs.told("0");
+        execs.told("1");
+        execs.reserve("a").unwrap();
+        assert!(is_there(&execs, "0") && !is_there(&execs, "1"));
+        execs.reserve("b").unwrap();
+        assert!(!is_there(&execs, "0"));
+    }
+}

@@ -1,0 +1,407 @@
+//! Devices that a container gets beside those that every one has: disks that the host has plugged
+//! in for it, character devices of the guest's kernel, and, for one that may use everything, all
+//! of the guest's.
+//!
+//! Numbers are the guest's own. What the container may do with a device goes into the rules of its
+//! specification, from which [`super::devices`] makes the program that the kernel asks.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Component, Path, PathBuf};
+
+use oci_spec::OciSpecError;
+use oci_spec::runtime::{
+    LinuxDevice, LinuxDeviceBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType,
+    Mount, MountBuilder, Spec,
+};
+use podvisor_agent_protocol::api;
+use podvisor_agent_protocol::api::device::Source;
+
+use super::disk::{self, DiskError};
+use crate::guest::shares::is_below_share;
+
+/// Devices of one container.
+const MAX_DEVICES: usize = 64;
+
+/// Where the guest has its own.
+const DEV: &str = "/dev";
+
+/// Character devices that may be given, with the permissions that udev gives them on a host.
+const CHARACTER: &[(&str, u32)] = &[
+    ("/dev/null", 0o666),
+    ("/dev/zero", 0o666),
+    ("/dev/full", 0o666),
+    ("/dev/random", 0o666),
+    ("/dev/urandom", 0o666),
+    ("/dev/tty", 0o666),
+    ("/dev/fuse", 0o666),
+    ("/dev/net/tun", 0o666),
+    ("/dev/kmsg", 0o644),
+    ("/dev/loop-control", 0o660),
+];
+
+/// What of the guest's `/dev` is not shown: other file systems, what the container has of its own,
+/// and the disks, most of which hold images.
+const HIDDEN: &[&str] = &["pts", "shm", "mqueue", "console", "ptmx", "fd"];
+const DISKS: [&str; 2] = ["vd", "pmem"];
+
+/// Levels of directories in the guest's `/dev` that are looked through.
+const LEVELS: usize = 3;
+
+/// A device cannot be given to a container.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// Over the bound.
+    #[error("more than {MAX_DEVICES} devices")]
+    TooMany,
+    /// The request makes no sense.
+    #[error("device {path:?}: {problem}")]
+    Invalid {
+        /// Where the container was to have it.
+        path: String,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// The disk is not there.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The guest does not have it, or its node cannot be changed.
+    #[error("cannot use the guest's device {path}")]
+    Guest {
+        /// Its path in the guest.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A part of the specification does not fit together.
+    #[error("cannot add a device to the specification")]
+    Build(#[from] OciSpecError),
+}
+
+/// What is to be added to a specification.
+#[derive(Debug, Default)]
+pub struct Nodes {
+    nodes: Vec<LinuxDevice>,
+    rules: Vec<LinuxDeviceCgroup>,
+    mounts: Vec<Mount>,
+}
+
+impl Nodes {
+    /// Finds the devices of a request; waits for disks to appear.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError`].
+    pub async fn find(request: &api::CreateContainerRequest) -> Result<Self, NodeError> {
+        let devices = &request.devices;
+        if devices.len() > MAX_DEVICES {
+            return Err(NodeError::TooMany);
+        }
+        let mut found = Self::default();
+        for device in devices {
+            check(device)?;
+            let (source, mode, owner) = match &device.source {
+                Some(Source::DiskSerial(serial)) => {
+                    disk::validate_serial(serial)?;
+                    let owner = (device.uid, device.gid);
+                    (disk::find(serial).await?, device.mode & 0o777, owner)
+                }
+                Some(Source::GuestPath(path)) => {
+                    let known = CHARACTER.iter().find(|(known, _)| known == path);
+                    let (path, mode) = known.ok_or_else(|| NodeError::Invalid {
+                        path: device.path.clone(),
+                        problem: "no character device that is given to containers",
+                    })?;
+                    (PathBuf::from(path), *mode, (0, 0))
+                }
+                Some(_) | None => {
+                    return Err(NodeError::Invalid {
+                        path: device.path.clone(),
+                        problem: "it is not said what it is",
+                    });
+                }
+            };
+            found.add(device, &source, mode, owner)?;
+        }
+        if request.guest_devices {
+            found.add_guests(Path::new(DEV))?;
+        }
+        Ok(found)
+    }
+
+    fn add(
+        &mut self,
+        device: &api::Device,
+        source: &Path,
+        mode: u32,
+        owner: (u32, u32),
+    ) -> Result<(), NodeError> {
+        let failed = |error| NodeError::Guest {
+            path: source.to_owned(),
+            source: error,
+        };
+        let meta = fs::metadata(source).map_err(failed)?;
+        let (typ, major, minor) = numbers(&meta).ok_or_else(|| failed(not_a_device()))?;
+        if !device.access.is_empty() {
+            let rule = LinuxDeviceCgroupBuilder::default()
+                .allow(true)
+                .typ(typ)
+                .major(major)
+                .minor(minor)
+                .access(&device.access);
+            self.rules.push(rule.build()?);
+        }
+        if Path::new(&device.path).starts_with(DEV) {
+            self.nodes.push(
+                LinuxDeviceBuilder::default()
+                    .path(&device.path)
+                    .typ(typ)
+                    .major(major)
+                    .minor(minor)
+                    .file_mode(mode)
+                    .uid(owner.0)
+                    .gid(owner.1)
+                    .build()?,
+            );
+            return Ok(());
+        }
+        // A node elsewhere in the root file system opens nothing: that is mounted `nodev`. The
+        // guest's own node is shown there; a disk's is nobody else's.
+        if typ == LinuxDeviceType::B {
+            fs::set_permissions(source, fs::Permissions::from_mode(mode)).map_err(failed)?;
+            std::os::unix::fs::chown(source, Some(owner.0), Some(owner.1)).map_err(failed)?;
+        }
+        let options = ["bind", "rprivate"].map(str::to_owned).to_vec();
+        self.mounts.push(
+            MountBuilder::default()
+                .destination(&device.path)
+                .source(source)
+                .typ("bind")
+                .options(options)
+                .build()?,
+        );
+        Ok(())
+    }
+
+    /// Adds the nodes below `dev` at the same paths, but for those that are there already.
+    fn add_guests(&mut self, dev: &Path) -> Result<(), NodeError> {
+        let mut directories = vec![(dev.to_owned(), 1)];
+        while let Some((directory, level)) = directories.pop() {
+            let failed = |source| NodeError::Guest {
+                path: directory.clone(),
+                source,
+            };
+            for entry in fs::read_dir(&directory).map_err(failed)? {
+                // One that goes meanwhile is not there.
+                let Ok(entry) = entry else { continue };
+                let Ok(meta) = entry.metadata() else { continue };
+                let (path, name) = (entry.path(), entry.file_name());
+                let name = name.to_str().unwrap_or_default();
+                let is_hidden = level == 1
+                    && (HIDDEN.contains(&name) || DISKS.iter().any(|disk| name.starts_with(disk)));
+                if is_hidden {
+                    continue;
+                }
+                if meta.is_dir() && level < LEVELS {
+                    directories.push((path, level + 1));
+                    continue;
+                }
+                let inside = path.strip_prefix(dev).unwrap_or(&path);
+                let shown = Path::new(DEV).join(inside);
+                let Some((typ, major, minor)) = numbers(&meta) else {
+                    continue;
+                };
+                if self.nodes.iter().any(|node| *node.path() == shown) {
+                    continue;
+                }
+                self.nodes.push(
+                    LinuxDeviceBuilder::default()
+                        .path(shown)
+                        .typ(typ)
+                        .major(major)
+                        .minor(minor)
+                        .file_mode(meta.mode() & 0o777)
+                        .uid(meta.uid())
+                        .gid(meta.gid())
+                        .build()?,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the rules, after those that there are: the last one that fits decides.
+    pub fn allow(&mut self, spec: &mut Spec) {
+        let rules = std::mem::take(&mut self.rules);
+        if rules.is_empty() {
+            return;
+        }
+        if let Some(linux) = spec.linux_mut() {
+            let resources = linux.resources_mut().get_or_insert_default();
+            resources
+                .devices_mut()
+                .get_or_insert_default()
+                .extend(rules);
+        }
+    }
+
+    /// Adds the nodes.
+    pub fn show(self, spec: &mut Spec) {
+        spec.mounts_mut()
+            .get_or_insert_default()
+            .extend(self.mounts);
+        let mut nodes = self.nodes;
+        // Nothing of the guest's is made in a directory that is the host's.
+        let is_hosts = |mount: &Mount| {
+            mount.destination() == Path::new(DEV)
+                && mount.source().as_deref().is_some_and(is_below_share)
+        };
+        if spec.mounts().iter().flatten().any(is_hosts) {
+            nodes.clear();
+        }
+        if let Some(linux) = spec.linux_mut()
+            && !nodes.is_empty()
+        {
+            linux.devices_mut().get_or_insert_default().extend(nodes);
+        }
+    }
+}
+
+fn check(device: &api::Device) -> Result<(), NodeError> {
+    let invalid = |problem| NodeError::Invalid {
+        path: device.path.chars().take(256).collect(),
+        problem,
+    };
+    let path = Path::new(&device.path);
+    let mut parts = path.components();
+    let is_plain = parts.next() == Some(Component::RootDir)
+        && parts.clone().next().is_some()
+        && parts.all(|part| matches!(part, Component::Normal(_)));
+    if !is_plain || device.path.contains('\0') {
+        return Err(invalid("its path is not an absolute one without `..`"));
+    }
+    match device.access.chars().all(|access| "rwm".contains(access)) {
+        true => Ok(()),
+        false => Err(invalid("access is some of `r`, `w` and `m`")),
+    }
+}
+
+/// Type and numbers of a device node.
+fn numbers(meta: &fs::Metadata) -> Option<(LinuxDeviceType, i64, i64)> {
+    let kind = meta.file_type();
+    let typ = match (kind.is_block_device(), kind.is_char_device()) {
+        (true, _) => LinuxDeviceType::B,
+        (_, true) => LinuxDeviceType::C,
+        _ => return None,
+    };
+    let device = meta.rdev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    Some((typ, major.into(), minor.into()))
+}
+
+fn not_a_device() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is not a device")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(path: &str, access: &str, source: Option<Source>) -> api::Device {
+        api::Device {
+            path: path.to_owned(),
+            access: access.to_owned(),
+            source,
+            ..Default::default()
+        }
+    }
+
+    fn guests(path: &str) -> Option<Source> {
+        Some(Source::GuestPath(path.to_owned()))
+    }
+
+    async fn found(devices: Vec<api::Device>) -> Result<Nodes, NodeError> {
+        let request = api::CreateContainerRequest {
+            devices,
+            ..Default::default()
+        };
+        Nodes::find(&request).await
+    }
+
+    #[tokio::test]
+    async fn a_character_device_has_the_guests_numbers_and_the_access_that_is_asked_for() {
+        let wanted = vec![
+            device("/dev/mine", "r", guests("/dev/zero")),
+            device("/srv/full", "rw", guests("/dev/full")),
+        ];
+        let mut nodes = found(wanted).await.unwrap();
+        let mut spec = Spec::default();
+        nodes.allow(&mut spec);
+        nodes.show(&mut spec);
+        let linux = spec.linux().as_ref().unwrap();
+        let [node] = linux.devices().as_deref().unwrap() else {
+            panic!("{:?}", linux.devices());
+        };
+        assert_eq!(node.path(), Path::new("/dev/mine"));
+        assert_eq!((node.major(), node.minor()), (1, 5));
+        assert_eq!(node.file_mode(), Some(0o666));
+        let rules = linux.resources().as_ref().unwrap().devices().clone();
+        let rules: Vec<_> = rules.unwrap().into_iter().rev().take(2).collect();
+        assert_eq!(rules[1].access().as_deref(), Some("r"));
+        assert_eq!((rules[0].major(), rules[0].minor()), (Some(1), Some(7)));
+        let mount = spec.mounts().as_ref().unwrap().last().unwrap();
+        assert_eq!(mount.destination(), Path::new("/srv/full"));
+        assert_eq!(mount.source().as_deref(), Some(Path::new("/dev/full")));
+    }
+
+    #[tokio::test]
+    async fn what_makes_no_sense_is_refused() {
+        for wanted in [
+            device("dev/x", "r", guests("/dev/zero")),
+            device("/", "r", guests("/dev/zero")),
+            device("/dev/../x", "r", guests("/dev/zero")),
+            device("/dev/x", "rx", guests("/dev/zero")),
+            device("/dev/x", "r", guests("/dev/mem")),
+            device("/dev/x", "r", guests("/dev/../etc/passwd")),
+            device("/dev/x", "r", None),
+            device("/dev/x", "r", Some(Source::DiskSerial(String::new()))),
+        ] {
+            assert!(found(vec![wanted.clone()]).await.is_err(), "{wanted:?}");
+        }
+        let many = vec![device("/dev/x", "r", guests("/dev/zero")); MAX_DEVICES + 1];
+        assert!(matches!(found(many).await, Err(NodeError::TooMany)));
+    }
+
+    #[test]
+    fn a_container_with_the_guests_devices_has_no_disk_and_no_terminal_of_others() {
+        let mut nodes = Nodes::default();
+        nodes.add_guests(Path::new(DEV)).unwrap();
+        let shown = |path: &str| {
+            nodes
+                .nodes
+                .iter()
+                .any(|node| *node.path() == Path::new(path))
+        };
+        assert!(shown("/dev/null") && shown("/dev/zero"));
+        for hidden in [
+            "/dev/console",
+            "/dev/ptmx",
+            "/dev/pts/0",
+            "/dev/vda",
+            "/dev/shm",
+        ] {
+            assert!(!shown(hidden), "{hidden}");
+        }
+        // The host's own directory stays as it is.
+        let mut spec = Spec::default();
+        let mut mount = Mount::default();
+        mount.set_destination(DEV.into());
+        mount.set_source(Some("/run/podvisor/shared/v0".into()));
+        spec.set_mounts(Some(vec![mount]));
+        nodes.show(&mut spec);
+        assert!(spec.linux().as_ref().unwrap().devices().is_none());
+    }
+}
