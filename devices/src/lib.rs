@@ -32,6 +32,7 @@
 pub mod balloon;
 pub mod blk;
 pub mod console;
+mod descriptors;
 pub mod fs;
 pub mod legacy;
 pub mod mem;

@@ -412,6 +412,11 @@ impl VirtioDevice for BlockDevice {
         }
     }
 
+    fn is_quiet(&self) -> bool {
+        let mut lanes = self.lanes.iter();
+        self.server.engine.is_quiet() && lanes.all(|lane| lane.halt().is_quiet())
+    }
+
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
         match self.lane(index) {
             Some(lane) => {

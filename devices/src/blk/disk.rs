@@ -128,7 +128,8 @@ pub trait Disk: Debug + Send {
     /// Starts what was queued since the last call: a backend may collect requests until then.
     ///
     /// # Errors
-    /// When nothing can be started; requests that were queued are lost then.
+    /// When not all can be started. Requests that were not come out of [`Self::completed`] with an
+    /// error then; those that were are finished as always.
     fn commit(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -141,7 +142,8 @@ pub trait Disk: Debug + Send {
     /// Waits until at least one request in flight has finished.
     ///
     /// # Errors
-    /// When waiting is impossible; requests in flight are lost then.
+    /// When waiting is impossible. Requests in flight are lost then, and the disk is not used any
+    /// more: nobody knows what of guest memory it still writes.
     fn wait(&mut self) -> io::Result<()> {
         Ok(())
     }

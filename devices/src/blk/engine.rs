@@ -1,7 +1,7 @@
 //! Requests at work: each is carried out in pieces, so that none holds up the device's loop for
 //! longer than a piece takes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use vm_memory::VolatileSlice;
 
+use super::counters::Counters;
 use super::disk::{Completion, Disk, Operation, Submitted};
+use super::flight::{Flight, InFlight};
 use super::pace::Pace;
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use crate::GuestRam;
-use crate::virtio::{Chain, Count, Counter, Fault, Queue, Queues, RateLimit, ReadCounters};
+use crate::virtio::{Chain, Fault, Queue, Queues, RateLimit};
 
 /// Bytes that a disk is asked for at once. Between pieces the loop may look at what else there is
 /// to do, and the driver is interrupted.
@@ -22,114 +24,12 @@ pub(super) const PIECE: usize = 1 << 20;
 /// Queues that a device may have.
 pub(super) const MAX_QUEUES: usize = 8;
 
-/// A timer's shortest time.
-const NOW: Duration = Duration::from_nanos(1);
+/// Bytes that requests which have begun may have yet to do when another one begins. A stop has to
+/// wait for as much: it can put back no request but the one that was taken last.
+pub(super) const MOST_LEFT: usize = 16 * PIECE;
 
 /// What a flush counts for in a budget of bytes.
-const FLUSH_COST: usize = PIECE / 4;
-
-/// What this device has done since it was made.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    reads: Count,
-    read_bytes: Count,
-    writes: Count,
-    write_bytes: Count,
-    flushes: Count,
-    discards: Count,
-    discard_bytes: Count,
-    zeroed_bytes: Count,
-    errors: Count,
-    limited: Count,
-    latency: Latency,
-}
-
-/// How many requests took how long, from the ring and back to it: the first whose limit in
-/// microseconds was not reached counts.
-#[derive(Debug, Default)]
-struct Latency([Count; LATENCIES.len()]);
-
-const LATENCIES: [(u64, &str); 8] = [
-    (16, "under_16us"),
-    (64, "under_64us"),
-    (256, "under_256us"),
-    (1 << 10, "under_1ms"),
-    (4 << 10, "under_4ms"),
-    (16 << 10, "under_16ms"),
-    (64 << 10, "under_65ms"),
-    (u64::MAX, "65ms_or_more"),
-];
-
-impl Latency {
-    fn add(&self, taken: Duration) {
-        let micros = u64::try_from(taken.as_micros()).unwrap_or(u64::MAX - 1);
-        let places = LATENCIES.iter().zip(&self.0);
-        let place = places.clone().find(|((limit, _), _)| micros < *limit);
-        if let Some((_, count)) = place.or(places.last()) {
-            count.one();
-        }
-    }
-}
-
-impl ReadCounters for Counters {
-    fn read(&self) -> Vec<Counter> {
-        let latencies = LATENCIES.iter().zip(&self.latency.0);
-        let mut all = vec![
-            self.reads.named("reads"),
-            self.read_bytes.named("read_bytes"),
-            self.writes.named("writes"),
-            self.write_bytes.named("write_bytes"),
-            self.flushes.named("flushes"),
-            self.discards.named("discards"),
-            self.discard_bytes.named("discard_bytes"),
-            self.zeroed_bytes.named("zeroed_bytes"),
-            self.errors.named("errors"),
-            self.limited.named("limited"),
-        ];
-        all.extend(latencies.map(|((_, name), count)| count.named(name)));
-        all
-    }
-}
-
-/// A request of which a part is done.
-#[derive(Debug)]
-struct Flight {
-    /// The index of its queue.
-    queue: u16,
-    chain: Chain,
-    request: Request,
-    since: Instant,
-    /// Bytes that are transferred.
-    done: usize,
-    /// Bytes that the disk works on now.
-    piece: usize,
-    /// All is done, and is being made durable.
-    flushing: bool,
-}
-
-impl Flight {
-    /// A number that no other request in flight has.
-    fn token(&self) -> u16 {
-        // Queues have no more than 256 descriptors, and there are fewer than 256 of them.
-        self.queue << 8 | self.chain.head() & 0xff
-    }
-
-    /// Bytes to transfer.
-    fn len(&self) -> usize {
-        match self.request {
-            Request::Read { len, .. } | Request::Write { len, .. } => len,
-            _ => 0,
-        }
-    }
-
-    /// Whether it changes the disk.
-    fn changes(&self) -> bool {
-        matches!(
-            self.request,
-            Request::Write { .. } | Request::Discard { .. } | Request::WriteZeroes { .. }
-        )
-    }
-}
+pub(super) const FLUSH_COST: usize = PIECE / 4;
 
 /// What became of a request whose piece is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,10 +53,14 @@ pub(super) struct Engine {
     pub(super) write_through: bool,
     /// Rates that requests are begun at.
     pace: Option<Pace>,
-    /// Requests that the disk works on, by [`Flight::token`].
-    in_flight: HashMap<u16, Flight>,
+    /// Requests that the disk works on.
+    in_flight: InFlight,
     /// Requests whose next piece has yet to be asked for.
     partial: VecDeque<Flight>,
+    /// The sum of [`Flight::left`] of all requests that have begun.
+    left: usize,
+    /// Requests are in flight that cannot be waited for.
+    lost: bool,
     /// The chain that was taken last from each queue, which alone can be put back.
     last_taken: [Option<u16>; MAX_QUEUES],
     /// An empty list that keeps its allocation.
@@ -175,8 +79,10 @@ impl Engine {
             id: [0; ID_LEN],
             write_through: false,
             pace: None,
-            in_flight: HashMap::new(),
+            in_flight: InFlight::default(),
             partial: VecDeque::new(),
+            left: 0,
+            lost: false,
             last_taken: [None; MAX_QUEUES],
             scratch: Vec::new(),
             counters: Arc::default(),
@@ -211,6 +117,7 @@ impl Engine {
     /// Puts another disk in the place of this one, on which nothing is in flight.
     pub(super) fn set_disk(&mut self, disk: Box<dyn Disk>) {
         self.sectors = super::sectors(&*disk);
+        self.lost = false;
         let old = std::mem::replace(&mut self.disk, disk);
         if let Some(pace) = &self.pace {
             pace.forget(old.fd());
@@ -218,6 +125,11 @@ impl Engine {
                 tracing::error!(%error, "a disk's completions are lost");
             }
         }
+    }
+
+    /// Whether nothing is in flight when all queues are stopped.
+    pub(super) fn is_quiet(&self) -> bool {
+        !self.lost
     }
 
     /// Begins requests at this pace from now on.
@@ -249,11 +161,9 @@ impl Engine {
         self.pace.as_ref().is_some_and(Pace::expired)
     }
 
-    /// Has [`Self::may_go_on`] say so again at once.
-    pub(super) fn go_on_soon(&self) {
-        if let Some(pace) = &self.pace {
-            pace.set(NOW);
-        }
+    /// Whether no other request may begin before some of those that have are done.
+    pub(super) fn is_full(&self) -> bool {
+        self.left >= MOST_LEFT
     }
 
     /// Begins the request of a chain. Returns what it cost: everything there is when the next one
@@ -275,8 +185,10 @@ impl Engine {
         if let Some(pace) = &mut self.pace {
             pace.charge(flight.len());
         }
+        self.left = self.left.saturating_add(flight.left());
         let cost = self.advance(queue, flight)?;
-        Ok(match self.pace.as_mut().is_some_and(Pace::is_over) {
+        let must_wait = self.pace.as_mut().is_some_and(Pace::is_over) || self.is_full();
+        Ok(match must_wait {
             true => usize::MAX,
             false => cost,
         })
@@ -312,6 +224,10 @@ impl Engine {
                 self.finish(queue, flight, status)?;
                 return Ok(0);
             }
+            _ if self.lost => {
+                self.finish(queue, flight, Status::IoError)?;
+                return Ok(0);
+            }
             Request::Flush | Request::Discard { .. } | Request::WriteZeroes { .. } => FLUSH_COST,
             _ => flight.len().saturating_sub(flight.done).min(PIECE),
         };
@@ -327,7 +243,7 @@ impl Engine {
                 Next::Over | Next::Queued => cost,
             }),
             Submitted::Queued => {
-                self.in_flight.insert(flight.token(), flight);
+                self.in_flight.insert(flight);
                 Ok(cost)
             }
         }
@@ -383,7 +299,10 @@ impl Engine {
             self.finish(queue, flight, Status::IoError)?;
             return Ok(Next::Over);
         }
+        let left = flight.left();
         flight.done = flight.done.saturating_add(flight.piece);
+        let now_done = left.saturating_sub(flight.left());
+        self.left = self.left.saturating_sub(now_done);
         if flight.done < flight.len() {
             self.partial.push_back(flight);
             return Ok(Next::Piece);
@@ -403,13 +322,14 @@ impl Engine {
         match self.disk.submit(mem, token, Operation::Flush) {
             Submitted::Done(result) => self.settle(queue, flight, &result),
             Submitted::Queued => {
-                self.in_flight.insert(token, flight);
+                self.in_flight.insert(flight);
                 Ok(Next::Queued)
             }
         }
     }
 
     fn finish(&mut self, queue: &mut Queue, flight: Flight, status: Status) -> Result<(), Fault> {
+        self.left = self.left.saturating_sub(flight.left());
         let counters = &self.counters;
         counters.latency.add(flight.since.elapsed());
         let mut written = 0usize;
@@ -474,7 +394,7 @@ impl Engine {
         loop {
             let mut queued = false;
             while let Some(Completion { token, result }) = self.disk.completed() {
-                if let Some(flight) = self.in_flight.remove(&token)
+                if let Some(flight) = self.in_flight.remove(token)
                     && let Some(queue) = queues.get(flight.queue)
                 {
                     queued |= self.settle(queue, flight, &result)? == Next::Queued;
@@ -487,18 +407,34 @@ impl Engine {
         }
     }
 
+    /// Waits for what the disk works on of a queue.
+    fn wait_for(&mut self, queues: &mut Queues, index: u16) {
+        loop {
+            let before = self.in_flight.of_queue(index);
+            if before == 0 {
+                return;
+            }
+            let waited = self.disk.commit().and_then(|()| self.disk.wait());
+            if self.take_completions(queues).is_err() {
+                // The others are waited for all the same.
+                self.log_lost();
+            }
+            if let Err(error) = waited
+                && self.in_flight.of_queue(index) == before
+            {
+                let lost = self.in_flight.len();
+                tracing::error!(%error, lost, "disk: requests in flight cannot be waited for");
+                self.in_flight.clear();
+                self.lost = true;
+            }
+        }
+    }
+
     /// Leaves nothing of a queue in flight: waits for the disk, and puts back a request that has
     /// only begun, which is as if it had not.
     pub(super) fn drain(&mut self, queues: &mut Queues, index: u16) {
         loop {
-            while self.in_flight.values().any(|flight| flight.queue == index) {
-                let result = self.disk.commit().and_then(|()| self.disk.wait());
-                if result.is_err() || self.take_completions(queues).is_err() {
-                    let lost = self.in_flight.len();
-                    tracing::warn!(lost, "disk: requests in flight were lost while stopping");
-                    self.in_flight.clear();
-                }
-            }
+            self.wait_for(queues, index);
             let first = self.partial.iter().position(|flight| flight.queue == index);
             let Some(flight) = first.and_then(|first| self.partial.remove(first)) else {
                 break;
@@ -508,17 +444,34 @@ impl Engine {
             };
             let last = self.last_taken.get(usize::from(index)).copied().flatten();
             if last == Some(flight.chain.head()) {
+                self.left = self.left.saturating_sub(flight.left());
                 queue.undo_pop(flight.chain);
             } else if self.advance(queue, flight).is_err() {
-                tracing::warn!("disk: a request was lost while stopping");
+                self.log_lost();
             }
         }
-        if let Err(error) = self.disk.settle() {
-            tracing::error!(%error, "disk: a part of what was written is only in memory");
+        if self.in_flight.len() == 0 && self.partial.is_empty() {
+            // Those that a fault met are gone, too.
+            self.left = 0;
+        }
+        if let Err(error) = self.disk.settle()
+            && let Some(suppressed) = self.log.permit()
+        {
+            tracing::error!(
+                %error,
+                suppressed,
+                "disk: a part of what was written is only in memory"
+            );
         }
         // The driver is told of completions when the queue runs again, or has reset it.
         if let Some(queue) = queues.get(index) {
             let _ = queue.notify();
+        }
+    }
+
+    fn log_lost(&mut self) {
+        if let Some(suppressed) = self.log.permit() {
+            tracing::warn!(suppressed, "disk: a request was lost while stopping");
         }
     }
 }
@@ -540,17 +493,6 @@ fn recycle<A, B>(mut list: Vec<A>) -> Vec<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_request_counts_in_one_class_of_latency() {
-        let counters = Counters::default();
-        for micros in [0, 15, 16, 255, 256, 1023, 65_535, 65_536, u64::MAX] {
-            counters.latency.add(Duration::from_micros(micros));
-        }
-        counters.latency.add(Duration::MAX);
-        let values: Vec<_> = counters.read().iter().map(|c| c.value).collect();
-        assert_eq!(values[values.len() - 8..], [2, 1, 1, 2, 0, 0, 1, 3]);
-    }
 
     #[test]
     fn a_recycled_list_keeps_its_allocation() {

@@ -20,7 +20,7 @@ const ZEROES: usize = 16 << 10;
 /// A file as a disk. Its length is taken when it is opened, and by [`Disk::refresh`].
 #[derive(Debug)]
 pub struct FileDisk {
-    file: File,
+    pub(super) file: File,
     len: u64,
 }
 

@@ -252,6 +252,11 @@ impl Halted<'_> {
         self.server.as_mut()
     }
 
+    pub(super) fn is_quiet(&self) -> bool {
+        let server = self.server.as_ref();
+        server.is_none_or(|server| server.engine.is_quiet())
+    }
+
     /// The thread serves the queue from now on.
     pub(super) fn start(&mut self, queue: Queue) -> Result<(), StartError> {
         let index = queue.index();

@@ -18,7 +18,8 @@ pub enum IoEngine {
     /// The device's thread, one after the other: the shortest way for one request at a time.
     #[default]
     Sync,
-    /// The kernel, many at a time (`io_uring`); the device's thread where the host does not permit that.
+    /// The kernel, many at a time (`io_uring`); the device's thread where the host does not permit
+    /// that.
     Uring,
 }
 

@@ -13,6 +13,8 @@ const BUDGET: usize = PIECE;
 pub(super) struct Server {
     pub(super) engine: Engine,
     queues: Queues,
+    /// Chains wait in a queue until the engine has room for them. Their driver does not notify.
+    waiting: bool,
 }
 
 impl Server {
@@ -21,6 +23,7 @@ impl Server {
         Self {
             engine,
             queues: Queues::new(queues),
+            waiting: false,
         }
     }
 
@@ -37,7 +40,12 @@ impl Server {
     pub(super) fn stop(&mut self, index: u16) -> Option<Queue> {
         self.queues.get(index)?;
         self.engine.drain(&mut self.queues, index);
-        self.queues.stop(index)
+        let stopped = self.queues.stop(index);
+        if self.waiting || self.engine.is_behind() {
+            // The disk may have nothing more to report that would bring the others their turn.
+            self.kick_all();
+        }
+        stopped
     }
 
     /// A queue that runs.
@@ -50,8 +58,13 @@ impl Server {
         for index in 0..self.queue_count() {
             self.engine.drain(&mut self.queues, index);
         }
+        // A request that was put back waits in the ring: it must not be forgotten.
+        self.kick_all();
+    }
+
+    fn kick_all(&mut self) {
         for queue in self.queues.running() {
-            // A request that was put back waits in the ring: it must not be forgotten.
+            // It fails only when 2^64 - 2 notifications were never taken.
             let _ = queue.kick().write(1);
         }
     }
@@ -66,6 +79,7 @@ impl Server {
         let spent = self.engine.resume(&mut self.queues, BUDGET)?;
         let progress = match BUDGET.checked_sub(spent) {
             None | Some(0) => Progress::More,
+            Some(_) if self.may_go_on() => self.serve_all()?,
             Some(rest) => self.serve(index, rest)?,
         };
         self.engine.commit(&mut self.queues)?;
@@ -76,15 +90,29 @@ impl Server {
     pub(super) fn on_backend(&mut self) -> Result<Progress, Fault> {
         self.engine.take_completions(&mut self.queues)?;
         self.engine.resume(&mut self.queues, BUDGET)?;
-        if self.engine.may_go_on() {
-            for index in 0..self.queue_count() {
-                if self.serve(index, BUDGET)? == Progress::More {
-                    self.engine.go_on_soon();
-                }
+        let progress = match self.engine.may_go_on() || self.may_go_on() {
+            true => self.serve_all()?,
+            false => Progress::Idle,
+        };
+        self.engine.commit(&mut self.queues)?;
+        Ok(self.unless_behind(progress))
+    }
+
+    /// Whether there is room for chains that waited for it.
+    fn may_go_on(&self) -> bool {
+        self.waiting && !self.engine.is_full()
+    }
+
+    fn serve_all(&mut self) -> Result<Progress, Fault> {
+        self.waiting = false;
+        let mut progress = Progress::Idle;
+        for index in 0..self.queue_count() {
+            if self.serve(index, BUDGET)? == Progress::More {
+                self.waiting = true;
+                progress = Progress::More;
             }
         }
-        self.engine.commit(&mut self.queues)?;
-        Ok(self.unless_behind(Progress::Idle))
+        Ok(progress)
     }
 
     /// Begins the requests of a queue that runs, as far as `budget` and the disk's rates go.
@@ -96,16 +124,25 @@ impl Server {
         if engine.is_held() {
             return Ok(Progress::Idle);
         }
+        if engine.is_full() {
+            self.waiting = true;
+            return Ok(Progress::Idle);
+        }
         let progress = queue.serve(budget, |queue, chain| engine.begin(queue, chain))?;
-        Ok(match engine.is_held() {
+        if engine.is_held() {
             // The timer calls again.
-            true => Progress::Idle,
-            false => progress,
-        })
+            return Ok(Progress::Idle);
+        }
+        if engine.is_full() {
+            // What the disk has done calls again.
+            self.waiting = true;
+            return Ok(Progress::Idle);
+        }
+        Ok(progress)
     }
 
     fn unless_behind(&self, progress: Progress) -> Progress {
-        match self.engine.is_behind() {
+        match self.engine.is_behind() || self.may_go_on() {
             true => Progress::More,
             false => progress,
         }

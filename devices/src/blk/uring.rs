@@ -2,15 +2,20 @@
 //! to which all requests of a turn go by one system call.
 #![allow(unsafe_code)] // requests of io_uring, which name guest memory that no Rust reference may cover
 
+use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use vm_memory::VolatileSlice;
 
 use super::disk::{Completion, Disk, Operation, Submitted};
-use super::file::write_zeroes;
+use super::file::{FileDisk, write_zeroes};
 use crate::GuestRam;
 
 /// Requests that are handed to the kernel at once.
@@ -21,6 +26,9 @@ const DEPTH: u32 = 2048;
 
 /// How often a kernel that is short of memory is asked again.
 const PATIENCE: u32 = 10_000;
+
+/// How often a part of a request is begun again that was interrupted, or could not be.
+const RETRIES: u32 = 100;
 
 /// The only registered file.
 const FILE: types::Fixed = types::Fixed(0);
@@ -52,16 +60,45 @@ struct Slot {
     /// Memory that is left, from `next` on.
     pieces: Vec<Piece>,
     next: usize,
+    /// How often it was begun again without having come further.
+    retries: u32,
+}
+
+/// A ring for requests on this file alone, of the kinds that a disk needs, once it is enabled.
+/// System calls that a thread may not make cannot be had by it.
+fn restricted_ring(file: &File) -> io::Result<IoUring> {
+    let mut ring = IoUring::builder();
+    let ring = ring.setup_r_disabled().setup_cqsize(DEPTH).build(BATCH)?;
+    let submitter = ring.submitter();
+    submitter.register_files(&[file.as_raw_fd()])?;
+    let codes = [
+        opcode::Readv::CODE,
+        opcode::Writev::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+    ];
+    let registered = squeue::Flags::FIXED_FILE.bits();
+    let mut rules: Vec<_> = codes.map(Restriction::sqe_op).into();
+    rules.push(Restriction::sqe_flags_required(registered));
+    submitter.register_restrictions(&mut rules)?;
+    Ok(ring)
 }
 
 /// A file as a disk, served by `io_uring`. Its length is taken when it is opened, and by
-/// [`Disk::refresh`].
+/// [`Disk::refresh`]. When the kernel does not take requests any more, those that it has are waited
+/// for, and the calling thread works on new ones.
 pub struct UringDisk {
-    file: File,
-    len: u64,
+    disk: FileDisk,
     ring: IoUring,
+    /// The kernel refused to begin what was queued. It is in the ring for good, so that this is
+    /// never handed to the kernel again.
+    broken: bool,
     slots: Vec<Slot>,
     in_flight: usize,
+    /// Those in flight that the kernel has not begun, in the order in which it will.
+    queued: VecDeque<u16>,
+    /// Those that it never will, and why.
+    refused: VecDeque<(u16, i32)>,
     /// Keeps the memory mapped that requests in flight point to.
     memory: Vec<GuestRam>,
 }
@@ -69,48 +106,95 @@ pub struct UringDisk {
 impl std::fmt::Debug for UringDisk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UringDisk")
-            .field("file", &self.file)
-            .field("len", &self.len)
+            .field("disk", &self.disk)
+            .field("broken", &self.broken)
             .field("in_flight", &self.in_flight)
             .finish_non_exhaustive()
     }
 }
 
 impl UringDisk {
-    /// Takes an open file.
+    /// Takes an open file. It becomes one whose requests wait (`O_NONBLOCK` is taken off), or the
+    /// kernel would not do all of them by itself.
     ///
     /// # Errors
     /// When its length cannot be found, or the host does not permit `io_uring`.
-    pub fn new(mut file: File) -> io::Result<Self> {
-        let len = file.seek(SeekFrom::End(0))?;
-        let ring = IoUring::builder().setup_cqsize(DEPTH).build(BATCH)?;
-        ring.submitter().register_files(&[file.as_raw_fd()])?;
-        Ok(Self {
-            file,
-            len,
+    pub fn new(file: File) -> io::Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&file)?;
+        if flags.contains(OFlags::NONBLOCK) {
+            rustix::fs::fcntl_setfl(&file, flags.difference(OFlags::NONBLOCK))?;
+        }
+        let disk = FileDisk::new(file)?;
+        let ring = restricted_ring(&disk.file)?;
+        ring.submitter().register_enable_rings()?;
+        Ok(Self::over(disk, ring))
+    }
+
+    fn over(disk: FileDisk, ring: IoUring) -> Self {
+        Self {
+            disk,
             ring,
+            broken: false,
             slots: Vec::new(),
             in_flight: 0,
+            queued: VecDeque::new(),
+            refused: VecDeque::new(),
             memory: Vec::new(),
-        })
+        }
     }
 
     /// Hands the kernel what is left of a request, at the next [`Disk::commit`].
     fn push(&mut self, token: u16) -> io::Result<()> {
+        if !self.has_room() {
+            // As many requests as the ring has places came in one turn.
+            self.commit()?;
+        }
         let Some(slot) = self.slots.get(usize::from(token)) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
+        if self.broken {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         let entry = slot.entry().user_data(token.into());
         // SAFETY: the entry names `slot.pieces`, which stay as they are while the request is in
-        // flight, and guest memory, which `self.memory` keeps mapped until then (`drop` waits).
-        if unsafe { self.ring.submission().push(&entry) }.is_ok() {
-            return Ok(());
-        }
-        // As many requests as the ring has places came in one turn.
-        self.commit()?;
-        // SAFETY: as above.
+        // flight, and guest memory, which `self.memory` keeps mapped until then (`drop` waits). Of
+        // a ring that is broken, nothing more is begun.
         unsafe { self.ring.submission().push(&entry) }
-            .map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))
+            .map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
+        self.queued.push_back(token);
+        Ok(())
+    }
+
+    fn has_room(&mut self) -> bool {
+        !self.ring.submission().is_full()
+    }
+
+    /// The kernel does not begin what is queued.
+    fn give_up(&mut self, error: &io::Error) {
+        tracing::error!(%error, "io_uring fails: a disk is read and written by its thread");
+        self.broken = true;
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        let left = self.ring.submission().len();
+        let begun = self.queued.len().saturating_sub(left);
+        let never = self.queued.drain(..).skip(begun);
+        self.refused.extend(never.map(|token| (token, errno)));
+    }
+
+    /// Has the kernel begin what is queued.
+    fn enter(&mut self) -> io::Result<()> {
+        let mut patience = PATIENCE;
+        while !self.ring.submission().is_empty() {
+            match self.ring.submit().map_err(|error| error.raw_os_error()) {
+                Ok(_) | Err(Some(libc::EINTR)) => {}
+                // The kernel is short of memory. Places for what is done there are enough.
+                Err(Some(libc::EAGAIN | libc::EBUSY)) if patience > 0 => {
+                    patience = patience.saturating_sub(1);
+                    std::thread::yield_now();
+                }
+                Err(code) => return Err(io::Error::from_raw_os_error(code.unwrap_or(libc::EIO))),
+            }
+        }
+        Ok(())
     }
 
     /// What the kernel said of a request; `None` when it goes on.
@@ -121,9 +205,12 @@ impl UringDisk {
             Err(_) => {
                 let error = io::Error::from_raw_os_error(answer.saturating_neg());
                 match (error.raw_os_error(), slot.kind) {
-                    (Some(libc::EINTR | libc::EAGAIN), _) => 0,
+                    (Some(libc::EINTR | libc::EAGAIN), _) if slot.retries < RETRIES => {
+                        slot.retries = slot.retries.saturating_add(1);
+                        0
+                    }
                     (Some(libc::EOPNOTSUPP), Kind::WriteZeroes { unmap }) => {
-                        return Some(write_zeroes(&self.file, slot.offset, slot.left, unmap));
+                        return Some(write_zeroes(&self.disk.file, slot.offset, slot.left, unmap));
                     }
                     _ => return Some(Err(error)),
                 }
@@ -141,10 +228,12 @@ impl UringDisk {
             return Some(Ok(()));
         }
         // A part is done, or nothing was begun.
-        match self.push(token).and_then(|()| self.commit()) {
-            Ok(()) => None,
-            Err(error) => Some(Err(error)),
+        if let Err(error) = self.push(token) {
+            return Some(Err(error));
         }
+        // When it fails, the request comes out as one that was refused.
+        let _ = self.commit();
+        None
     }
 
     /// Sees to it that `mem` stays mapped. The same memory costs nothing.
@@ -176,6 +265,7 @@ impl Slot {
             left: 0,
             pieces: Vec::new(),
             next: 0,
+            retries: 0,
         }
     }
 
@@ -211,6 +301,7 @@ impl Slot {
         self.kind = kind;
         self.offset = offset;
         self.next = 0;
+        self.retries = 0;
         self.pieces.clear();
         self.pieces.extend(slices.iter().map(|slice| Piece {
             at: slice.ptr_guard_mut().as_ptr().expose_provenance(),
@@ -225,6 +316,9 @@ impl Slot {
     fn advance(&mut self, done: u64) {
         self.offset = self.offset.saturating_add(done);
         self.left = self.left.saturating_sub(done);
+        if done > 0 {
+            self.retries = 0;
+        }
         let mut done = usize::try_from(done).unwrap_or(usize::MAX);
         while let Some(piece) = self.pieces.get_mut(self.next) {
             if done < piece.len {
@@ -240,21 +334,23 @@ impl Slot {
 
 impl Disk for UringDisk {
     fn len(&self) -> u64 {
-        self.len
+        self.disk.len()
     }
 
     fn refresh(&mut self) -> io::Result<()> {
-        self.len = self.file.seek(SeekFrom::End(0))?;
-        Ok(())
+        self.disk.refresh()
     }
 
     /// With a ring of its own. Where the host has no more of them, the device's thread does
     /// the work.
     fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
-        super::open_disk(self.file.try_clone()?, super::IoEngine::Uring).map(Some)
+        super::open_disk(self.disk.file.try_clone()?, super::IoEngine::Uring).map(Some)
     }
 
     fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
+        if self.broken {
+            return self.disk.submit(mem, token, operation);
+        }
         self.keep(mem);
         let index = usize::from(token);
         if self.slots.len() <= index {
@@ -290,28 +386,35 @@ impl Disk for UringDisk {
         }
     }
 
+    /// When it fails, what was queued comes out of [`Disk::completed`] with that error.
     fn commit(&mut self) -> io::Result<()> {
-        let mut patience = PATIENCE;
-        while !self.ring.submission().is_empty() {
-            match self.ring.submit().map_err(|error| error.raw_os_error()) {
-                Ok(_) | Err(Some(libc::EINTR)) => {}
-                // The kernel is short of memory. Places for what is done there are enough.
-                Err(Some(libc::EAGAIN | libc::EBUSY)) if patience > 0 => {
-                    patience = patience.saturating_sub(1);
-                    std::thread::yield_now();
-                }
-                Err(code) => return Err(io::Error::from_raw_os_error(code.unwrap_or(libc::EIO))),
-            }
+        if self.broken {
+            return Ok(());
         }
-        Ok(())
+        let result = self.enter();
+        match &result {
+            Ok(()) => self.queued.clear(),
+            Err(error) => self.give_up(error),
+        }
+        result
     }
 
     fn completed(&mut self) -> Option<Completion> {
         loop {
-            let answer = self.ring.completion().next()?;
-            // Tokens are what was given to `push`.
-            let token = u16::try_from(answer.user_data()).ok()?;
-            if let Some(result) = self.settle(token, answer.result()) {
+            // Bound first: the queue's end is told to the kernel when it is dropped.
+            let answer = self.ring.completion().next();
+            let (token, result) = match answer {
+                // Tokens are what was given to `push`.
+                Some(answer) => {
+                    let token = u16::try_from(answer.user_data()).ok()?;
+                    (token, self.settle(token, answer.result()))
+                }
+                None => {
+                    let (token, errno) = self.refused.pop_front()?;
+                    (token, Some(Err(io::Error::from_raw_os_error(errno))))
+                }
+            };
+            if let Some(result) = result {
                 self.in_flight = self.in_flight.saturating_sub(1);
                 return Some(Completion { token, result });
             }
@@ -319,13 +422,20 @@ impl Disk for UringDisk {
     }
 
     fn wait(&mut self) -> io::Result<()> {
-        if self.in_flight == 0 || !self.ring.completion().is_empty() {
+        let is_done =
+            |disk: &mut Self| !disk.refused.is_empty() || !disk.ring.completion().is_empty();
+        if self.in_flight == 0 || is_done(self) {
             return Ok(());
         }
+        // Without a call that begins anything: it is there for whoever has broken the ring, too.
+        let Some(ring) = self.fd() else {
+            return Ok(());
+        };
+        let mut fds = [PollFd::from_borrowed_fd(ring, PollFlags::IN)];
         loop {
-            match self.ring.submit_and_wait(1) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => return other.map(|_| ()),
+            match poll(&mut fds, None) {
+                Err(Errno::INTR) => {}
+                other => return Ok(other.map(drop)?),
             }
         }
     }
@@ -339,6 +449,8 @@ impl Disk for UringDisk {
 impl Drop for UringDisk {
     /// The kernel may write to guest memory until the last request is over.
     fn drop(&mut self) {
+        // What was queued is begun, or refused.
+        let _ = self.commit();
         while self.in_flight > 0 {
             if self.wait().is_err() {
                 // It stays mapped for ever then.

@@ -1,11 +1,11 @@
 use super::*;
 use crate::blk::BlockDevice;
 use crate::testing::{CountingInterrupt, DriverQueue, backend_readable, memory, start, stop};
-use crate::virtio::{Progress, VirtioDevice};
+use crate::virtio::{Fault, Progress, VirtioDevice};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
 const SECTORS: u64 = 4096;
 const HEADERS: u64 = 0x4_0000;
@@ -20,6 +20,10 @@ struct Rig {
 
 /// A disk whose sectors begin with their numbers.
 fn rig() -> Rig {
+    rig_over(|file| UringDisk::new(file).expect("io_uring on this machine"))
+}
+
+fn rig_over(open: impl FnOnce(File) -> UringDisk) -> Rig {
     let mut file = tempfile::tempfile().unwrap();
     let content: Vec<u8> = (0..SECTORS)
         .flat_map(|n| {
@@ -29,7 +33,7 @@ fn rig() -> Rig {
         })
         .collect();
     file.write_all(&content).unwrap();
-    let disk = UringDisk::new(file.try_clone().unwrap()).expect("io_uring on this machine");
+    let disk = open(file.try_clone().unwrap());
     let mut device = BlockDevice::new(Box::new(disk));
     let mem = memory(8 << 20);
     let driver = DriverQueue::new(&mem, 0x1_0000, 256);
@@ -204,6 +208,7 @@ fn a_request_that_stopped_half_way_goes_on_where_it_was() {
             .map(|(at, len)| Piece { at, len })
             .to_vec(),
         next: 0,
+        retries: 0,
     };
     slot.advance(4);
     assert_eq!(
@@ -214,6 +219,123 @@ fn a_request_that_stopped_half_way_goes_on_where_it_was() {
     assert_eq!((slot.next, slot.offset, slot.left), (2, 1020, 10));
     slot.advance(10);
     assert_eq!((slot.next, slot.left), (3, 0));
+}
+
+/// A disk for which the kernel begins nothing: its ring is not enabled.
+fn disabled(file: File) -> UringDisk {
+    let ring = restricted_ring(&file).unwrap();
+    UringDisk::over(FileDisk::new(file).unwrap(), ring)
+}
+
+#[test]
+fn requests_that_the_kernel_does_not_begin_fail_and_the_thread_works_on_later_ones() {
+    let mut rig = rig_over(disabled);
+    for place in 0..3 {
+        rig.add(place, 0, place, 1024);
+    }
+    assert!(matches!(rig.device.on_queue(0), Err(Fault::Host(_))));
+    let queue = stop(&mut rig.device).remove(0);
+    assert!(rig.device.is_quiet());
+    let state = queue.state();
+    assert_eq!((state.next_avail, state.next_used), (3, 3));
+    assert_eq!([0, 1, 2].map(|place| rig.status(place)), [1, 1, 1]);
+    assert_eq!(std::iter::from_fn(|| rig.driver.take_used()).count(), 3);
+    rig.device.start_queue(queue).unwrap();
+    // With the same descriptors again, and with others.
+    for place in 0..40 {
+        rig.add(place, 0, place, 1024);
+    }
+    rig.run(40);
+    for place in 0..40u64 {
+        let at = GuestAddress(DATA + place * 0x1_0000);
+        assert_eq!(rig.status(place), 0);
+        assert_eq!(rig.mem.read_obj::<u64>(at).unwrap(), place);
+    }
+}
+
+#[test]
+fn more_requests_than_the_ring_has_places_fail_one_by_one() {
+    let mem = memory(1 << 20);
+    let slices = [mem.get_slice(GuestAddress(0), 512).unwrap()];
+    let mut disk = disabled(tempfile::tempfile().unwrap());
+    let mut failed: Vec<u16> = Vec::new();
+    let count = u16::try_from(BATCH).unwrap() + 2;
+    for token in 0..count {
+        let read = Operation::Read {
+            offset: 0,
+            slices: &slices,
+        };
+        if let Submitted::Done(result) = disk.submit(&mem, token, read) {
+            assert!(result.is_err());
+            failed.push(token);
+        }
+    }
+    disk.commit().unwrap();
+    disk.wait().unwrap();
+    while let Some(Completion { token, result }) = disk.completed() {
+        assert!(result.is_err());
+        failed.push(token);
+    }
+    failed.sort_unstable();
+    assert!(failed.into_iter().eq(0..count));
+    assert_eq!(disk.in_flight, 0);
+}
+
+#[test]
+fn a_request_that_cannot_be_begun_again_and_again_is_an_error() {
+    let mem = memory(1 << 20);
+    let slices = [mem.get_slice(GuestAddress(0), 512).unwrap()];
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(512).unwrap();
+    let mut disk = UringDisk::new(file).unwrap();
+    let read = Operation::Read {
+        offset: 0,
+        slices: &slices,
+    };
+    let Submitted::Queued = disk.submit(&mem, 7, read) else {
+        panic!("it is not queued")
+    };
+    let again = (0..1000).find_map(|_| disk.settle(7, -libc::EAGAIN));
+    let error = again.expect("an end").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+}
+
+#[test]
+fn a_descriptor_that_does_not_wait_is_made_one_that_does() {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let file = tempfile::tempfile().unwrap();
+    fcntl_setfl(&file, OFlags::NONBLOCK | OFlags::APPEND).unwrap();
+    let _disk = UringDisk::new(file.try_clone().unwrap()).unwrap();
+    let flags = fcntl_getfl(&file).unwrap();
+    assert_eq!(flags & (OFlags::NONBLOCK | OFlags::APPEND), OFlags::APPEND);
+}
+
+#[test]
+fn a_ring_does_nothing_but_requests_on_its_file() {
+    let mut disk = UringDisk::new(tempfile::tempfile().unwrap()).unwrap();
+    let path = c"/dev/null".as_ptr();
+    let socket = types::Fd(disk.disk.file.as_raw_fd());
+    let other = [
+        opcode::Nop::new().build(),
+        opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path).build(),
+        opcode::Connect::new(socket, std::ptr::null(), 0).build(),
+        opcode::Fsync::new(socket).build(),
+        opcode::Read::new(FILE, std::ptr::null_mut(), 0).build(),
+    ];
+    for entry in other {
+        // SAFETY: the path is there for ever, and nothing else is pointed to.
+        unsafe { disk.ring.submission().push(&entry) }.unwrap();
+        disk.ring.submit_and_wait(1).unwrap();
+        let answer = disk.ring.completion().next().unwrap();
+        assert_eq!(answer.result(), -libc::EACCES);
+    }
+    let files = disk.ring.submitter().unregister_files();
+    assert_eq!(files.unwrap_err().raw_os_error(), Some(libc::EACCES));
+    let fsync = opcode::Fsync::new(FILE).build();
+    // SAFETY: nothing is pointed to.
+    unsafe { disk.ring.submission().push(&fsync) }.unwrap();
+    disk.ring.submit_and_wait(1).unwrap();
+    assert_eq!(disk.ring.completion().next().unwrap().result(), 0);
 }
 
 #[test]

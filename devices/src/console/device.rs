@@ -129,10 +129,15 @@ impl ConsoleDevice {
 
     /// Gives the driver what the input has, as far as it has buffers.
     fn receive(&mut self) -> Result<Progress, Fault> {
-        let (Some(rx), Some(input)) = (&mut self.rx, &mut self.input) else {
+        let Some(input) = &mut self.input else {
             return Ok(Progress::Idle);
         };
-        let mem = rx.memory().clone();
+        let Some(rx) = &mut self.rx else {
+            // The driver transmits alone, or has stopped this queue.
+            input.ignore();
+            return Ok(Progress::Idle);
+        };
+        let mem = rx.shared_memory();
         let mut spent = 0usize;
         let mut slices = Vec::new();
         while input.is_ready() && spent < BUDGET {
@@ -141,10 +146,12 @@ impl ConsoleDevice {
                 break;
             };
             let room = chain.writable_len().min(PIECE);
-            chain.writable_slices(&mem, 0, room, &mut slices)?;
             if room == 0 {
-                return Err(Fault::protocol("a console receive buffer without room"));
+                spent = spent.saturating_add(chain.cost());
+                rx.complete(chain, 0)?;
+                continue;
             }
+            chain.writable_slices(&mem, 0, room, &mut slices)?;
             let len = input.read(&slices).min(room);
             if len == 0 {
                 rx.undo_pop(chain);

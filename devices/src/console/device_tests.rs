@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{CountingInterrupt, DriverQueue, memory, start, stop};
+use crate::testing::{CountingInterrupt, DriverQueue, F_INDIRECT, F_NEXT, memory, start, stop};
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
@@ -140,6 +140,54 @@ fn input_waits_for_buffers_without_spinning() {
     assert!(rig.backend_readable());
     assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
     assert_eq!(rig.received(), b"!");
+}
+
+#[test]
+fn receive_buffers_without_room_are_given_back_and_the_next_one_is_filled() {
+    let (input, mut peer) = UnixStream::pair().unwrap();
+    let device = ConsoleDevice::new(Box::new(io::sink()));
+    let mut rig = rig(device.input(input.into()).unwrap());
+    peer.write_all(b"typed").unwrap();
+    rig.rx.add(&[(BUF, 8)], &[]);
+    rig.rx.add(&[], &[(RX_BUF, 0)]);
+    rig.rx.add(&[], &[(RX_BUF, 100)]);
+    assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::Idle);
+    assert_eq!(rig.received(), b"");
+    assert_eq!(rig.received(), b"");
+    assert_eq!(rig.received(), b"typed");
+    assert_eq!(rig.counter("rx_bytes"), 5);
+    // A flood of them leaves the event loop its turn.
+    peer.write_all(b"!").unwrap();
+    let (table, len) = (0x10_0000, 1024u16);
+    let chain = DriverQueue::new(&rig.mem, table, len);
+    for at in 0..len - 1 {
+        chain.descriptor(at, BUF, 1, F_NEXT, at + 1);
+    }
+    chain.descriptor(len - 1, BUF, 1, 0, 0);
+    for head in 0..8 {
+        rig.rx
+            .descriptor(head, table, u32::from(len) * 16, F_INDIRECT, 0);
+        rig.rx.make_available(head);
+    }
+    assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::More);
+    assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::More);
+    assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::Idle);
+}
+
+#[test]
+fn input_for_a_driver_that_only_transmits_does_not_spin() {
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let device = ConsoleDevice::new(Box::<Shared>::default());
+    let mut rig = rig(device.input(theirs.into()).unwrap());
+    let rx = rig.device.stop_queue(RX).unwrap();
+    ours.write_all(b"typed").unwrap();
+    assert!(rig.backend_readable());
+    assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
+    assert!(!rig.backend_readable(), "nobody takes it");
+    rig.rx.add(&[], &[(RX_BUF, 100)]);
+    rig.device.start_queue(rx).unwrap();
+    assert_eq!(rig.device.on_queue(RX).unwrap(), Progress::Idle);
+    assert_eq!(rig.received(), b"typed");
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub enum ConsoleError {
     #[error("the console's input cannot be waited for: give a terminal, pipe or socket")]
     NotPollable(#[source] io::Error),
     /// No epoll instance.
-    #[error("making an epoll instance for the console's input")]
+    #[error("failed to create an epoll instance for the console's input")]
     Epoll(#[source] io::Error),
 }
 

@@ -11,11 +11,11 @@ use fuse_backend_rs::abi::fuse_abi::{Opcode, OutHeader};
 use fuse_backend_rs::api::server::Server;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 
 use super::exchange::{Exchange, ExchangeError, Refused};
 use super::tree::{Access, Counters as TreeCounters, Tree};
 use crate::GuestRam;
+use crate::descriptors::Quota;
 use crate::virtio::{
     Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue,
     Queues, ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
@@ -33,10 +33,6 @@ const BUDGET: usize = 4 << 20;
 
 /// What a request counts for at least: a few system calls.
 const REQUEST_COST: usize = 16 << 10;
-
-/// Descriptors that are left to the rest of the process.
-const SPARE_DESCRIPTORS: u64 = 256;
-const LEAST_LIMIT: usize = 64;
 
 /// `struct fuse_out_header`.
 const REPLY_HEADER_LEN: usize = size_of::<OutHeader>();
@@ -74,7 +70,7 @@ pub struct FsDevice {
     tag: String,
     root: OwnedFd,
     access: Access,
-    limit: usize,
+    quota: Quota,
     tree: Arc<Tree>,
     server: Server<Arc<Tree>>,
     exchange: Option<Exchange>,
@@ -123,7 +119,7 @@ impl fmt::Debug for FsDevice {
             .field("tag", &self.tag)
             .field("root", &self.root)
             .field("access", &self.access)
-            .field("limit", &self.limit)
+            .field("quota", &self.quota)
             .field("queues", &self.queues)
             .finish_non_exhaustive()
     }
@@ -141,13 +137,13 @@ impl FsDevice {
         if bytes.is_empty() || bytes.len() > MAX_TAG_LEN || bytes.contains(&0) {
             return Err(FsDeviceError::Tag { tag: tag.into() });
         }
-        let (access, limit) = (Access::ReadWrite, default_limit());
-        let tree = tree(&root, access, limit)?;
+        let (access, quota) = (Access::ReadWrite, Quota::of_files());
+        let tree = tree(&root, access, &quota)?;
         Ok(Self {
             tag: tag.to_owned(),
             root,
             access,
-            limit,
+            quota,
             server: Server::new(tree.clone()),
             counters: Counters::of(&tree),
             tree,
@@ -181,19 +177,30 @@ impl FsDevice {
         self.rebuild()
     }
 
+    /// The guest may change what is mounted below the root, as those mounts allow, and nothing
+    /// else: the root and whatever is in the root's own mount are the host's. For a root that is
+    /// made of mount points alone, which the host mounts on while the guest runs.
+    ///
+    /// # Errors
+    /// When the root cannot be opened once more.
+    pub fn writable_below_mounts(mut self) -> Result<Self, FsDeviceError> {
+        self.access = Access::BelowMounts;
+        self.rebuild()
+    }
+
     /// How many objects and handles the guest may have open at once, each of which costs the
-    /// process a descriptor; beyond that it gets `ENFILE`. The soft limit of open files less
-    /// 256 unless said.
+    /// process a descriptor; beyond that it gets `ENFILE`. Unless said, all shared directories of
+    /// this process have half of its soft limit of open files together.
     ///
     /// # Errors
     /// When the root cannot be opened once more.
     pub fn max_open(mut self, limit: usize) -> Result<Self, FsDeviceError> {
-        self.limit = limit;
+        self.quota = Quota::own(limit);
         self.rebuild()
     }
 
     fn rebuild(mut self) -> Result<Self, FsDeviceError> {
-        self.tree = tree(&self.root, self.access, self.limit)?;
+        self.tree = tree(&self.root, self.access, &self.quota)?;
         self.counters = Counters::of(&self.tree);
         self.server = Server::new(self.tree.clone());
         Ok(self)
@@ -319,17 +326,10 @@ fn fault(error: ExchangeError) -> Fault {
     }
 }
 
-fn tree(root: &OwnedFd, access: Access, limit: usize) -> Result<Arc<Tree>, FsDeviceError> {
-    Tree::new(root, access, limit)
+fn tree(root: &OwnedFd, access: Access, quota: &Quota) -> Result<Arc<Tree>, FsDeviceError> {
+    Tree::new(root, access, quota.clone())
         .map(Arc::new)
         .map_err(FsDeviceError::Root)
-}
-
-fn default_limit() -> usize {
-    let soft = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(soft.saturating_sub(SPARE_DESCRIPTORS))
-        .unwrap_or(usize::MAX)
-        .max(LEAST_LIMIT)
 }
 
 impl VirtioDevice for FsDevice {

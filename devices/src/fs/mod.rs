@@ -16,7 +16,8 @@
 //!   handles of other objects, do not exist for it.
 //! * The number of objects and handles has a limit; nothing is kept of forgotten ones.
 //! * Mounts below the root are seen as mounts, at any time; one that is read-only on the host
-//!   is read-only.
+//!   is read-only. Where the root is made of mount points alone, the client can be kept from
+//!   changing it: the host mounts on names that nobody else moves.
 //!
 //! # What it must not know
 //!

@@ -1,4 +1,7 @@
-//! COM1: a 16550A by `vm-superio`, whose output goes to any writer.
+//! COM1: a 16550A, whose output goes to any writer.
+//!
+//! Registers and the receive FIFO are `vm-superio`'s. Which interrupts are enabled, and what causes
+//! them, is kept here: it gives several causes at once, and forgets those that it was asked for.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -20,14 +23,37 @@ pub const PORTS: u16 = 8;
 /// The interrupt line of COM1.
 pub const IRQ: u32 = 4;
 
-#[derive(Debug)]
-struct Line(Box<dyn InterruptLine>);
+/// Offsets of registers, the first two where the divisor latch is not accessed.
+const DATA: u8 = 0;
+const INTERRUPT_ENABLE: u8 = 1;
+/// Which interrupt it is, when it is read; FIFO control, when it is written.
+const INTERRUPT_ID: u8 = 2;
+const FIFO_CONTROL: u8 = 2;
+const LINE_CONTROL: u8 = 3;
+const LINE_STATUS: u8 = 5;
 
-impl Trigger for Line {
+/// Bits of registers.
+const ENABLE_RECEIVED: u8 = 1 << 0;
+const ENABLE_EMPTY: u8 = 1 << 1;
+const ENABLE_BITS: u8 = 0x0f;
+const CLEAR_RECEIVED: u8 = 1 << 1;
+const DIVISOR_LATCH: u8 = 1 << 7;
+const DATA_READY: u8 = 1 << 0;
+
+/// What the interrupt identification register says: FIFOs are there, and the cause.
+const FIFOS: u8 = 0xc0;
+const NO_CAUSE: u8 = 1;
+const TRANSMITTER_EMPTY: u8 = 2;
+const RECEIVED: u8 = 4;
+
+/// The registers that `vm-superio` keeps have no interrupt enabled.
+#[derive(Debug)]
+struct Never;
+
+impl Trigger for Never {
     type E = Infallible;
 
     fn trigger(&self) -> Result<(), Infallible> {
-        self.0.raise();
         Ok(())
     }
 }
@@ -51,7 +77,12 @@ impl SerialEvents for Drained {
 /// The serial port. Accesses come from vCPU threads; the writer is called on those, byte by
 /// byte: one that blocks holds up the guest, and one that fails loses the byte.
 pub struct SerialPort {
-    uart: vm_superio::Serial<Line, Arc<Drained>, Box<dyn Write + Send>>,
+    uart: vm_superio::Serial<Never, Arc<Drained>, Box<dyn Write + Send>>,
+    line: Box<dyn InterruptLine>,
+    /// The interrupt enable register.
+    enabled: u8,
+    /// The guest has yet to hear that the transmitter is empty.
+    emptied: bool,
     drained: Arc<Drained>,
 }
 
@@ -66,9 +97,11 @@ impl SerialPort {
     #[must_use]
     pub fn new(line: impl InterruptLine + 'static, out: Box<dyn Write + Send>) -> Self {
         let drained = Arc::<Drained>::default();
-        let line = Line(Box::new(line));
         Self {
-            uart: vm_superio::Serial::with_events(line, Arc::clone(&drained), out),
+            uart: vm_superio::Serial::with_events(Never, Arc::clone(&drained), out),
+            line: Box::new(line),
+            enabled: 0,
+            emptied: false,
             drained,
         }
     }
@@ -101,8 +134,8 @@ impl SerialPort {
         let state = SerialState {
             baud_divisor_low,
             baud_divisor_high,
-            interrupt_enable,
-            interrupt_identification,
+            interrupt_enable: 0,
+            interrupt_identification: NO_CAUSE,
             line_control,
             line_status,
             modem_control,
@@ -111,21 +144,30 @@ impl SerialPort {
             in_buffer: in_buffer.to_vec(),
         };
         let drained = Arc::<Drained>::default();
-        let (line, events) = (Line(Box::new(line)), Arc::clone(&drained));
-        let uart = vm_superio::Serial::from_state(&state, line, events, out)
+        let uart = vm_superio::Serial::from_state(&state, Never, Arc::clone(&drained), out)
             .map_err(|_| invalid("more input than the port holds"))?;
-        Ok(Self { uart, drained })
+        let mut port = Self {
+            uart,
+            line: Box::new(line),
+            enabled: interrupt_enable & ENABLE_BITS,
+            emptied: interrupt_identification & TRANSMITTER_EMPTY != 0,
+            drained,
+        };
+        // It may have been on its way when the state was saved.
+        port.raise_for(0);
+        Ok(port)
     }
 
     /// The registers and the receive FIFO, for a snapshot.
     #[must_use]
     pub fn save(&self) -> SavedDevice {
         let state = self.uart.state();
+        let causes = self.causes(state.line_status);
         let mut bytes = vec![
             state.baud_divisor_low,
             state.baud_divisor_high,
-            state.interrupt_enable,
-            state.interrupt_identification,
+            self.enabled,
+            if causes == 0 { NO_CAUSE } else { causes },
             state.line_control,
             state.line_status,
             state.modem_control,
@@ -141,13 +183,95 @@ impl SerialPort {
 
     /// The guest reads register `offset` (0 to 7).
     pub fn read(&mut self, offset: u8) -> u8 {
-        self.uart.read(offset)
+        match offset {
+            INTERRUPT_ENABLE if !self.latched() => self.enabled,
+            INTERRUPT_ID => self.identify(),
+            DATA if !self.latched() => {
+                let byte = self.uart.read(DATA);
+                // A driver that takes one byte per interrupt gets another one for the next.
+                self.raise_for(0);
+                byte
+            }
+            _ => self.uart.read(offset),
+        }
     }
 
     /// The guest writes register `offset` (0 to 7).
     pub fn write(&mut self, offset: u8, value: u8) {
-        // The guest's driver polls the line status; a byte that the writer refused is gone.
-        let _ = self.uart.write(offset, value);
+        let before = self.pending();
+        match offset {
+            INTERRUPT_ENABLE if !self.latched() => {
+                let value = value & ENABLE_BITS;
+                if (value ^ self.enabled) & ENABLE_EMPTY != 0 {
+                    // It is empty at all times, and the guest hears of it when it begins to listen.
+                    self.emptied = value & ENABLE_EMPTY != 0;
+                }
+                self.enabled = value;
+            }
+            FIFO_CONTROL => {
+                if value & CLEAR_RECEIVED != 0 {
+                    self.clear_received();
+                }
+            }
+            _ => {
+                self.emptied |= offset == DATA && !self.latched();
+                // The guest's driver polls the line status; a byte that the writer refused is gone.
+                let _ = self.uart.write(offset, value);
+            }
+        }
+        self.raise_for(before);
+    }
+
+    /// The cause that goes before all others. That the transmitter is empty is told once.
+    fn identify(&mut self) -> u8 {
+        let pending = self.pending();
+        let cause = if pending & RECEIVED != 0 {
+            RECEIVED
+        } else if pending != 0 {
+            self.emptied = false;
+            TRANSMITTER_EMPTY
+        } else {
+            NO_CAUSE
+        };
+        FIFOS | cause
+    }
+
+    /// The causes of an interrupt that are there and enabled.
+    fn pending(&mut self) -> u8 {
+        let status = self.uart.read(LINE_STATUS);
+        self.causes(status)
+    }
+
+    fn causes(&self, line_status: u8) -> u8 {
+        let mut causes = 0;
+        if line_status & DATA_READY != 0 && self.enabled & ENABLE_RECEIVED != 0 {
+            causes |= RECEIVED;
+        }
+        if self.emptied && self.enabled & ENABLE_EMPTY != 0 {
+            causes |= TRANSMITTER_EMPTY;
+        }
+        causes
+    }
+
+    /// Raises the line when there is a cause that was not there `before`.
+    fn raise_for(&mut self, before: u8) {
+        if self.pending() & !before != 0 {
+            self.line.raise();
+        }
+    }
+
+    /// The divisor lies where data and enabled interrupts do otherwise.
+    fn latched(&mut self) -> bool {
+        self.uart.read(LINE_CONTROL) & DIVISOR_LATCH != 0
+    }
+
+    fn clear_received(&mut self) {
+        let control = self.uart.read(LINE_CONTROL);
+        let _ = self.uart.write(LINE_CONTROL, control & !DIVISOR_LATCH);
+        while self.uart.read(LINE_STATUS) & DATA_READY != 0 {
+            self.uart.read(DATA);
+        }
+        let _ = self.uart.write(LINE_CONTROL, control);
     }
 
     /// Has `tell` called, on a vCPU's thread, each time that the guest has read all input: there is
@@ -160,9 +284,12 @@ impl SerialPort {
     /// Puts bytes into the receive FIFO, as far as there is room (64 bytes at most). Returns
     /// how many were taken.
     pub fn input(&mut self, bytes: &[u8]) -> usize {
+        let before = self.pending();
         let room = self.uart.fifo_capacity().min(bytes.len());
         let bytes = bytes.get(..room).unwrap_or(&[]);
-        self.uart.enqueue_raw_bytes(bytes).unwrap_or(0)
+        let taken = self.uart.enqueue_raw_bytes(bytes).unwrap_or(0);
+        self.raise_for(before);
+        taken
     }
 }
 
@@ -222,6 +349,104 @@ mod tests {
         }
         let version = 2;
         assert!(restore(&SavedDevice { version, ..saved }).is_err());
+    }
+
+    /// A port whose line the test reads.
+    fn wired() -> (SerialPort, EventFd) {
+        let line = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let port = SerialPort::new(line.try_clone().unwrap(), Box::new(io::sink()));
+        (port, line)
+    }
+
+    #[test]
+    fn the_cause_of_an_interrupt_is_one_and_what_was_received_goes_first() {
+        let (mut port, line) = wired();
+        port.write(1, 3);
+        port.input(b"ab");
+        assert_eq!(line.read().unwrap(), 2);
+        // Reading it ends no cause but an empty transmitter that it tells of.
+        assert_eq!((port.read(2), port.read(2)), (0xc4, 0xc4));
+        assert_eq!(port.read(0), b'a');
+        assert_eq!(line.read().unwrap(), 1, "there is more");
+        assert_eq!(port.read(2), 0xc4);
+        assert_eq!(port.read(0), b'b');
+        assert_eq!((port.read(2), port.read(2)), (0xc2, 0xc1));
+        let _ = line.read();
+        for _ in 0..2 {
+            port.write(0, b'x');
+        }
+        assert_eq!(line.read().unwrap(), 1);
+        assert_eq!((port.read(2), port.read(2)), (0xc2, 0xc1));
+    }
+
+    #[test]
+    fn a_cause_that_is_not_enabled_waits_until_it_is() {
+        let (mut port, line) = wired();
+        port.input(b"a");
+        port.write(0, b'x');
+        assert!(line.read().is_err());
+        assert_eq!(port.read(2), 0xc1);
+        // As Linux masks interrupts around a message.
+        for _ in 0..2 {
+            port.write(1, 5);
+            assert_eq!((port.read(1), port.read(2)), (5, 0xc4));
+            assert_eq!(line.read().unwrap(), 1);
+            port.write(1, 5);
+            assert!(line.read().is_err(), "nothing is new");
+            port.write(1, 0);
+            assert_eq!(port.read(2), 0xc1);
+        }
+        // The divisor lies where data and enabled interrupts do.
+        port.write(3, 0x83);
+        port.write(0, 1);
+        port.write(1, 0x0f);
+        assert_eq!((port.read(0), port.read(1)), (1, 0x0f));
+        assert_eq!(port.read(2), 0xc1);
+        port.write(3, 3);
+        assert_eq!((port.read(0), port.read(1)), (b'a', 0));
+        // As Linux looks for a transmitter that does not tell twice that it is empty.
+        for _ in 0..2 {
+            port.write(1, 2);
+            assert_eq!((port.read(2), port.read(2)), (0xc2, 0xc1));
+            port.write(1, 0);
+        }
+    }
+
+    #[test]
+    fn a_guest_that_clears_the_receive_fifo_reads_nothing_of_it() {
+        let (mut port, line) = wired();
+        let (told, times) = mpsc::channel();
+        port.on_drained(move || told.send(()).unwrap());
+        port.write(1, 1);
+        port.write(3, 0x83);
+        port.input(&[7; 64]);
+        port.write(2, 5);
+        assert_eq!(port.read(5) & 1, 1, "the other one was cleared");
+        port.write(2, 7);
+        assert_eq!(
+            (port.read(5) & 1, port.read(2), port.read(3)),
+            (0, 0xc1, 0x83)
+        );
+        assert!(times.try_recv().is_ok(), "there is room");
+        port.write(3, 3);
+        let _ = line.read();
+        assert_eq!(port.input(&[8; 100]), 64);
+        assert_eq!((line.read().unwrap(), port.read(0)), (1, 8));
+    }
+
+    #[test]
+    fn a_restored_port_interrupts_for_what_is_pending() {
+        let (mut port, _line) = wired();
+        port.write(1, 3);
+        port.input(b"a");
+        let saved = port.save();
+        let line = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let ours = line.try_clone().unwrap();
+        let mut again = SerialPort::restored(line, Box::new(io::sink()), &saved).unwrap();
+        assert_eq!(again.save(), saved);
+        assert!(ours.read().is_ok());
+        assert_eq!((again.read(2), again.read(0)), (0xc4, b'a'));
+        assert_eq!((again.read(2), again.read(2)), (0xc2, 0xc1));
     }
 
     #[test]

@@ -126,8 +126,8 @@ impl MemDevice {
         self.region
     }
 
-    /// Asks the driver to have `bytes` of the region plugged in, rounded up to blocks and at most all
-    /// of it. It gets there as far as its guest can: memory in use is not unplugged.
+    /// Asks the driver to have `bytes` of the region plugged in, rounded up to blocks and at most
+    /// all of it. It gets there as far as its guest can: memory in use is not unplugged.
     pub fn request(&mut self, bytes: u64) {
         let bytes = bytes.min(self.region.len);
         self.requested = bytes.next_multiple_of(BLOCK_SIZE);

@@ -46,6 +46,9 @@ impl Command {
             ));
         }
         let mut head = [0; 2];
+        if chain.readable_len() < head.len() {
+            return Ok(Self::Unknown);
+        }
         chain.read(mem, 0, &mut head)?;
         let needed = match head {
             [CLASS_RX, _] | [CLASS_MAC, MAC_TABLE_SET] => feature::CTRL_RX,

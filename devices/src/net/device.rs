@@ -1,24 +1,23 @@
 //! The network device: its queue pairs and its control queue.
 
+mod build;
+
 use std::fmt;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::{LinkState, MIN_MTU, STATUS_AT, config, status};
+use super::config::{LinkState, STATUS_AT, status};
 use super::control::{self, Command};
 use super::counters::Counters;
-use super::error::NetDeviceError;
 use super::events::{Direction, Events, Ready};
 use super::feature::{self, accepted, offered};
 use super::host::{Arrivals, HostQueue};
-use super::nic::{MacAddress, Nic, Offloads};
-use super::pair::{MAX_QUEUE_PAIRS, Pair, Role, queue_sizes};
+use super::nic::{MacAddress, Offloads};
+use super::pair::{Pair, Role, queue_sizes};
 use super::receive::{Receiver, Turn};
 use super::saved::DriverState;
-use super::stream::FrameStream;
-use super::tap::Tap;
 use super::transmit::Transmitter;
 use super::vhost::{RINGS, Report, Vhost};
 use crate::virtio::{
@@ -30,10 +29,17 @@ use crate::virtio::{
 /// again.
 const CONTROL_BUDGET: usize = 64 << 10;
 
+/// How often drivers may have the backend leave them more work than it does: each change has the
+/// host wait for a lock that all its network shares.
+const OFFLOAD_CHANGES: Rate = Rate {
+    per_second: 1,
+    burst: 16,
+};
+
 /// The shortest time that a timer knows.
 const NOW: Duration = Duration::from_nanos(1);
 
-/// A virtio network device over any [`Nic`].
+/// A virtio network device over any [`Nic`](super::Nic).
 pub struct NetDevice {
     /// The backend's queues, one for each pair.
     host: Vec<HostQueue>,
@@ -54,6 +60,9 @@ pub struct NetDevice {
     /// What driver and device agreed on, and which of [`feature::GUEST_OFFLOADS`] are on.
     features: u64,
     guest_offloads: u64,
+    /// What the backend leaves to drivers, as far as it was told.
+    left: Option<Offloads>,
+    changes: Limiter,
     /// What a driver had set when a snapshot was made.
     restored: Option<DriverState>,
     /// The backend refused what the driver negotiated.
@@ -78,154 +87,6 @@ impl fmt::Debug for NetDevice {
 }
 
 impl NetDevice {
-    /// A device over a tap that somebody else opened; see [`Tap::new`].
-    ///
-    /// # Errors
-    /// When `fd` is not such a tap, or descriptors run out.
-    pub fn tap(fd: OwnedFd) -> Result<Self, NetDeviceError> {
-        let tap = Tap::new(fd).map_err(NetDeviceError::Tap)?;
-        Self::new(Box::new(tap))
-    }
-
-    /// A device with several queue pairs over as many queues of one tap; see [`Tap::queues`].
-    ///
-    /// # Errors
-    /// When `fds` are not such queues, or descriptors run out; [`NetDeviceError::QueuePairs`] when
-    /// there are none, or more than [`MAX_QUEUE_PAIRS`].
-    pub fn tap_queues(fds: Vec<OwnedFd>) -> Result<Self, NetDeviceError> {
-        let taps = Tap::queues(fds).map_err(NetDeviceError::Tap)?;
-        let nic = |tap| -> Box<dyn Nic> { Box::new(tap) };
-        Self::over(taps.into_iter().map(nic).collect())
-    }
-
-    /// A device over a tap, see [`Tap::new`], whose frames the kernel moves: `vhost` is an open
-    /// `/dev/vhost-net`, one for each card. Frames cost this process nothing then but interrupts,
-    /// and are not counted. While the link is down, what the driver has made available stays where
-    /// it is. A card with a rate is served without `vhost`. Call it in the process that runs the
-    /// VM: the kernel works with that one's memory.
-    ///
-    /// Where `/dev/vhost-net` is missing or may not be opened, [`Self::tap`] does the same.
-    ///
-    /// # Errors
-    /// As [`Self::tap`]; [`NetDeviceError::Vhost`] when the kernel is too old, or `vhost` is
-    /// something else or another card's.
-    pub fn vhost(tap: OwnedFd, vhost: OwnedFd) -> Result<Self, NetDeviceError> {
-        let vhost = Vhost::new(vhost).map_err(NetDeviceError::Vhost)?;
-        Self::tap(tap)?.served_by(vhost)
-    }
-
-    /// Has `vhost` serve the only pair.
-    pub(super) fn served_by(mut self, vhost: Vhost) -> Result<Self, NetDeviceError> {
-        if let Some(queue) = self.host.first() {
-            self.events.watch_vhost(&vhost, &*queue.nic)?;
-        }
-        self.vhost = Some(vhost);
-        Ok(self)
-    }
-
-    /// A device over a connected stream socket with a length before each frame; see
-    /// [`FrameStream::new`].
-    ///
-    /// # Errors
-    /// When `fd` is not such a socket, or descriptors run out.
-    pub fn stream(fd: OwnedFd) -> Result<Self, NetDeviceError> {
-        let stream = FrameStream::new(fd).map_err(NetDeviceError::Stream)?;
-        Self::new(Box::new(stream))
-    }
-
-    /// A device over any backend, with a random address.
-    ///
-    /// # Errors
-    /// When descriptors or random numbers cannot be had.
-    pub fn new(nic: Box<dyn Nic>) -> Result<Self, NetDeviceError> {
-        Self::over(vec![nic])
-    }
-
-    /// A device with several queue pairs, over the queues of one backend: what is sent by any
-    /// of them goes to the same network, and a frame comes by one of them. What they offload is set
-    /// by the first one.
-    ///
-    /// # Errors
-    /// As [`Self::new`]; [`NetDeviceError::QueuePairs`] when there are none, or more than
-    /// [`MAX_QUEUE_PAIRS`].
-    pub fn over(queues: Vec<Box<dyn Nic>>) -> Result<Self, NetDeviceError> {
-        let count = queues.len();
-        let pairs = u16::try_from(count).ok();
-        let Some(pairs) = pairs.filter(|_| (1..=MAX_QUEUE_PAIRS).contains(&count)) else {
-            return Err(NetDeviceError::QueuePairs { count });
-        };
-        let mac = MacAddress::random().map_err(|source| NetDeviceError::Descriptor {
-            what: "a random address",
-            source,
-        })?;
-        let host: Vec<_> = queues.into_iter().map(HostQueue::new).collect();
-        let events = Events::new(&host)?;
-        Ok(Self {
-            mac,
-            mtu: None,
-            link: LinkState::Up,
-            events,
-            inbound: Limiter::default(),
-            outbound: Limiter::default(),
-            pairs: host.iter().map(|_| Pair::default()).collect(),
-            active: 1,
-            first: 0,
-            host,
-            control: None,
-            vhost: None,
-            features: 0,
-            guest_offloads: 0,
-            restored: None,
-            refused: None,
-            config: Arc::new(ConfigSpace::new(config(mac, LinkState::Up, pairs, None))),
-            counters: Arc::default(),
-        })
-    }
-
-    /// The hardware address that the driver reads; random and locally administered unless said.
-    #[must_use]
-    pub fn mac(mut self, mac: MacAddress) -> Self {
-        self.mac = mac;
-        self.reconfigured()
-    }
-
-    /// The MTU in bytes that the driver is told; less than [`MIN_MTU`] counts as that.
-    #[must_use]
-    pub fn mtu(mut self, mtu: u16) -> Self {
-        self.mtu = Some(mtu.max(MIN_MTU));
-        self.reconfigured()
-    }
-
-    fn reconfigured(mut self) -> Self {
-        let config = config(self.mac, self.link, self.pair_count(), self.mtu);
-        self.config = Arc::new(ConfigSpace::new(config));
-        self
-    }
-
-    /// Limits what the driver receives, in bytes and in frames. What exceeds the rate stays
-    /// with the backend.
-    #[must_use]
-    pub fn limit_receive(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
-        self.inbound = Limiter::new(bytes, frames);
-        self.without_vhost()
-    }
-
-    /// Limits what the driver sends, in bytes and in frames. What exceeds the rate stays in the
-    /// driver's queue.
-    #[must_use]
-    pub fn limit_transmit(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
-        self.outbound = Limiter::new(bytes, frames);
-        self.without_vhost()
-    }
-
-    /// The kernel keeps to no rates.
-    fn without_vhost(mut self) -> Self {
-        if let (Some(vhost), Some(queue)) = (self.vhost.take(), self.host.first()) {
-            self.events.forget_vhost(&vhost, &*queue.nic);
-        }
-        self
-    }
-
     /// Plugs the cable in or pulls it: the driver is told (§5.1.6.5.4).
     pub fn set_link(&mut self, link: LinkState) {
         if self.link == link {
@@ -342,7 +203,7 @@ impl NetDevice {
         match command {
             Command::Filter => true,
             Command::SetMac(mac) => {
-                self.config.update(0, &mac.0);
+                self.config.update_quietly(0, &mac.0);
                 true
             }
             Command::SetPairs(pairs) => self.activate(pairs.into()),
@@ -375,13 +236,31 @@ impl NetDevice {
     /// Has frames for the driver come with these offloads from now on.
     fn switch_offloads(&mut self, bits: u64) -> io::Result<()> {
         let offloads = accepted(bits);
-        if let Some(queue) = self.host.first_mut() {
-            queue.nic.set_offloads(offloads)?;
-        }
+        self.leave(offloads)?;
         self.guest_offloads = bits;
         for rx in self.pairs.iter_mut().filter_map(|pair| pair.rx.as_mut()) {
             rx.accept(offloads);
         }
+        Ok(())
+    }
+
+    /// Has the backend leave no more than this to the driver. It leaves less when drivers change
+    /// their minds too often: what they may take away is little, and comes back at the rate alone.
+    fn leave(&mut self, offloads: Offloads) -> io::Result<()> {
+        let Some(queue) = self.host.first_mut() else {
+            return Ok(());
+        };
+        let offloads = match self.left {
+            Some(left) if self.changes.wait().is_some() => left.and(offloads),
+            _ => offloads,
+        };
+        if self.left == Some(offloads) {
+            return Ok(());
+        }
+        self.left = None;
+        queue.nic.set_offloads(offloads)?;
+        self.changes.charge(0);
+        self.left = Some(offloads);
         Ok(())
     }
 
@@ -558,15 +437,17 @@ impl VirtioDevice for NetDevice {
             offloads: self.guest_offloads,
             // At most MAX_QUEUE_PAIRS.
             active: u16::try_from(self.active).unwrap_or(1),
+            link: self.link,
         };
         state.save(self.pair_count())
     }
 
-    /// The driver's address, offloads and queue pairs. Frames on their way are lost, as on any
-    /// wire.
+    /// The driver's address, offloads and queue pairs, and the link's state. Frames on their way
+    /// are lost, as on any wire.
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
         let state = DriverState::restore(saved, self.pair_count())?;
         self.config.update(0, &state.mac);
+        self.set_link(state.link);
         if self.features == 0 {
             self.restored = Some(state);
         } else {

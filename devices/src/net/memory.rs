@@ -20,6 +20,7 @@ struct Shared {
     to_driver: VecDeque<Frame>,
     from_driver: VecDeque<Frame>,
     offloads: Offloads,
+    switches: u64,
     refuses: Option<io::ErrorKind>,
     receives: u64,
 }
@@ -46,6 +47,7 @@ impl MemoryNic {
             to_driver: VecDeque::new(),
             from_driver: VecDeque::new(),
             offloads: Offloads::default(),
+            switches: 0,
             refuses: None,
             receives: 0,
         }));
@@ -81,6 +83,12 @@ impl MemoryWire {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.shared.lock().unwrap().to_driver.len()
+    }
+
+    /// How often it was told what to leave to the driver.
+    #[must_use]
+    pub fn switches(&self) -> u64 {
+        self.shared.lock().unwrap().switches
     }
 
     /// What the driver accepts.
@@ -145,7 +153,9 @@ impl Nic for MemoryNic {
     }
 
     fn set_offloads(&mut self, offloads: Offloads) -> io::Result<()> {
-        self.shared.lock().unwrap().offloads = offloads;
+        let mut shared = self.shared.lock().unwrap();
+        shared.offloads = offloads;
+        shared.switches = shared.switches.saturating_add(1);
         Ok(())
     }
 }

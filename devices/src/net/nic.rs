@@ -83,6 +83,16 @@ impl Offloads {
         ecn: true,
     };
 
+    /// What both leave.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            checksum: self.checksum && other.checksum,
+            tso4: self.tso4 && other.tso4,
+            tso6: self.tso6 && other.tso6,
+            ecn: self.ecn && other.ecn,
+        }
+    }
+
     /// Each side does its own work.
     pub const NONE: Self = Self {
         checksum: false,
@@ -134,7 +144,8 @@ pub trait Nic: fmt::Debug + Send {
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// Says what received frames may leave to the driver. Called before the first frame of each
-    /// driver; of a backend with several queues, on the first one, for all of them.
+    /// driver that does not accept what the one before did; of a backend with several queues, on
+    /// the first one, for all of them.
     ///
     /// # Errors
     /// When the backend cannot do so.

@@ -1,7 +1,10 @@
 //! Several queue pairs.
 
+use super::super::error::NetDeviceError;
 use super::super::header::HEADER_LEN;
 use super::super::memory::{MemoryNic, MemoryWire};
+use super::super::nic::Nic;
+use super::super::pair::MAX_QUEUE_PAIRS;
 use super::*;
 use crate::GuestRam;
 use crate::testing::{

@@ -21,6 +21,9 @@ pub(super) const FRAME_COST: usize = 1024;
 /// Room that takes any frame.
 const ROOM: usize = HEADER_LEN + MAX_FRAME;
 
+/// Frames in a row that fit one chain, after which the next one is expected to.
+const SHORT_FRAMES: u8 = 4;
+
 /// Segments that one vectored read takes, besides the header.
 const MAX_SLICES: usize = 1000;
 
@@ -72,6 +75,8 @@ pub(super) struct Receiver {
     chains: VecDeque<Chain>,
     /// Their bytes.
     room: usize,
+    /// Frames in a row that fitted one chain, counted up to [`SHORT_FRAMES`].
+    short_frames: u8,
     /// Of the budget, in this turn.
     spent: usize,
 }
@@ -86,6 +91,7 @@ impl Receiver {
             longest: mtu.map_or(MAX_FRAME, |mtu| BEYOND_MTU.saturating_add(mtu.into())),
             chains: VecDeque::new(),
             room: 0,
+            short_frames: 0,
             spent: 0,
         }
     }
@@ -110,7 +116,7 @@ impl Receiver {
         inbound: &mut Inbound,
         counters: &Counters,
     ) -> Result<Turn, Fault> {
-        let mem = self.queue.memory().clone();
+        let mem = self.queue.shared_memory();
         let mut lists = Lists::default();
         self.spent = 0;
         let turn = loop {
@@ -125,7 +131,8 @@ impl Receiver {
                     counters.rx_limited.one();
                     break Turn::Wait(wait);
                 }
-                self.fill(ROOM)?;
+                let room = if self.expects_short() { 1 } else { ROOM };
+                self.fill(room)?;
                 if self.chains.is_empty() {
                     counters.rx_starved.one();
                     break Turn::Idle;
@@ -164,6 +171,12 @@ impl Receiver {
         Ok(())
     }
 
+    /// Whether the next frame is likely to fit one chain, as acknowledgements do: the memory for
+    /// one of any length need not be looked up then.
+    fn expects_short(&self) -> bool {
+        self.mergeable && self.short_frames >= SHORT_FRAMES
+    }
+
     /// Reads one frame: straight into the chains when they take any, else into the scratch
     /// buffer, from where it is delivered when there is room. `false` without a frame.
     fn fetch<'m>(
@@ -175,30 +188,56 @@ impl Receiver {
         lists: &mut Lists<'m>,
     ) -> Result<bool, Fault> {
         let mut raw = [0; HEADER_LEN];
-        let direct = self.room >= ROOM && self.gather(mem, lists)?;
+        let expects_short = self.expects_short();
+        // What of it goes straight to the driver.
+        let direct = match expects_short {
+            true => self.gather_one(mem, lists)?,
+            false if self.room >= ROOM && self.gather(mem, lists)? => MAX_FRAME,
+            false => 0,
+        };
         let next = &mut inbound.next;
-        let got = if direct {
+        let got = if direct >= MAX_FRAME {
             arrivals.receive(next, &mut raw, &lists.all, counters)
         } else {
             inbound.scratch.resize(MAX_FRAME, 0);
-            let scratch = VolatileSlice::from(inbound.scratch.as_mut_slice());
-            arrivals.receive(next, &mut raw, &[scratch], counters)
+            let rest = inbound.scratch.get_mut(direct..).unwrap_or(&mut []);
+            let rest = VolatileSlice::from(rest);
+            match lists.all.as_slice() {
+                [one] if direct > 0 => arrivals.receive(next, &mut raw, &[*one, rest], counters),
+                _ => arrivals.receive(next, &mut raw, &[rest], counters),
+            }
         };
         let Some(len) = got else {
             return Ok(false);
         };
         arrivals.limiter.charge(len);
         let header = Header::decode(raw);
+        self.expect_like(len);
         if !(MIN_FRAME..=MAX_FRAME).contains(&len) {
             counters.rx_errors.one();
-        } else if direct {
+        } else if len <= direct {
             if self.takes(header, len, counters) {
                 self.finish(header, len, counters, mem)?;
             }
         } else {
+            // As a whole: it may have to wait for more chains than that one.
+            if let (Some(one), Some(scratch)) =
+                (lists.all.first(), inbound.scratch.get_mut(..direct))
+            {
+                one.copy_to(scratch);
+            }
             inbound.held = Some(Held { header, len });
         }
         Ok(true)
+    }
+
+    /// Expects the next frame to be as long as this one.
+    fn expect_like(&mut self, len: usize) {
+        let first = self.chains.front().map_or(0, Chain::writable_len);
+        self.short_frames = match len.saturating_add(HEADER_LEN) <= first {
+            true => self.short_frames.saturating_add(1).min(SHORT_FRAMES),
+            false => 0,
+        };
     }
 
     /// Whether the driver may get this frame, which is dropped otherwise.
@@ -226,6 +265,25 @@ impl Receiver {
             offset = 0;
         }
         Ok(missing == 0 && lists.all.len() <= MAX_SLICES)
+    }
+
+    /// The memory behind the header in the first chain; gives its bytes, none when they are in
+    /// several pieces.
+    fn gather_one<'m>(&self, mem: &'m GuestRam, lists: &mut Lists<'m>) -> Result<usize, Fault> {
+        lists.all.clear();
+        let Some(chain) = self.chains.front() else {
+            return Ok(0);
+        };
+        let len = chain.writable_len().saturating_sub(HEADER_LEN);
+        let len = len.min(MAX_FRAME);
+        chain.writable_slices(mem, HEADER_LEN, len, &mut lists.all)?;
+        match lists.all.as_slice() {
+            [one] => Ok(one.len()),
+            _ => {
+                lists.all.clear();
+                Ok(0)
+            }
+        }
     }
 
     /// Copies a frame from the scratch buffer. `false` when more buffers are needed; a frame

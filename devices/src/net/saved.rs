@@ -1,5 +1,6 @@
 //! What a snapshot keeps of the device.
 
+use super::config::LinkState;
 use super::feature;
 use crate::virtio::{RestoreError, SavedDevice};
 
@@ -7,6 +8,9 @@ use crate::virtio::{RestoreError, SavedDevice};
 const ONE_PAIR: u32 = 1;
 /// The format of one with several.
 const SEVERAL_PAIRS: u32 = 2;
+/// As these, of a device whose link is down.
+const ONE_PAIR_DOWN: u32 = 3;
+const SEVERAL_PAIRS_DOWN: u32 = 4;
 
 /// What a driver has set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +20,8 @@ pub(super) struct DriverState {
     pub(super) offloads: u64,
     /// Queue pairs in use.
     pub(super) active: u16,
+    /// This is its owner's, and the driver was told.
+    pub(super) link: LinkState,
 }
 
 impl DriverState {
@@ -26,14 +32,18 @@ impl DriverState {
             bytes.extend(self.active.to_le_bytes());
         }
         SavedDevice {
-            version: version(pairs),
+            version: version(pairs, self.link),
             bytes,
         }
     }
 
     /// Reads what a device with as many pairs wrote, or somebody else.
     pub(super) fn restore(saved: &SavedDevice, pairs: u16) -> Result<Self, RestoreError> {
-        let bytes = saved.of_version(version(pairs))?;
+        let link = match saved.version {
+            ONE_PAIR_DOWN | SEVERAL_PAIRS_DOWN => LinkState::Down,
+            _ => LinkState::Up,
+        };
+        let bytes = saved.of_version(version(pairs, link))?;
         let invalid = |what| RestoreError::Invalid { what };
         let wrong_length = invalid("a network card's state has another length");
         let Some((mac, rest)) = bytes.split_first_chunk() else {
@@ -60,14 +70,17 @@ impl DriverState {
             mac: *mac,
             offloads,
             active,
+            link,
         })
     }
 }
 
-fn version(pairs: u16) -> u32 {
-    match pairs {
-        ..=1 => ONE_PAIR,
-        _ => SEVERAL_PAIRS,
+fn version(pairs: u16, link: LinkState) -> u32 {
+    match (pairs, link) {
+        (..=1, LinkState::Up) => ONE_PAIR,
+        (_, LinkState::Up) => SEVERAL_PAIRS,
+        (..=1, LinkState::Down) => ONE_PAIR_DOWN,
+        (_, LinkState::Down) => SEVERAL_PAIRS_DOWN,
     }
 }
 
@@ -79,6 +92,7 @@ mod tests {
         mac: [2, 9, 9, 9, 9, 9],
         offloads: feature::GUEST_CSUM,
         active: 1,
+        link: LinkState::Up,
     };
 
     #[test]
@@ -87,6 +101,21 @@ mod tests {
         assert_eq!((saved.version, saved.bytes.len()), (1, 14));
         assert_eq!(DriverState::restore(&saved, 1).unwrap(), STATE);
         assert!(DriverState::restore(&saved, 2).is_err());
+    }
+
+    #[test]
+    fn a_link_that_is_down_is_down_again() {
+        for pairs in [1, 4] {
+            let down = DriverState {
+                link: LinkState::Down,
+                ..STATE
+            };
+            assert_eq!(
+                DriverState::restore(&down.save(pairs), pairs).unwrap(),
+                down
+            );
+            assert!(DriverState::restore(&down.save(pairs), 5 - pairs).is_err());
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Frames in guest memory as the kernel takes them: lists of segments.
 
 use std::io;
+use std::mem::MaybeUninit;
 
 use vm_memory::VolatileSlice;
 
@@ -51,13 +52,14 @@ pub(super) fn with_iovecs(
     let length =
         libc::c_int::try_from(count).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let all = std::iter::once(first).chain(guards.iovecs());
-    let mut on_stack = [first; SEGMENTS_ON_STACK];
+    let mut on_stack = [const { MaybeUninit::uninit() }; SEGMENTS_ON_STACK];
     let on_heap: Vec<libc::iovec>;
     let iovecs = if count <= SEGMENTS_ON_STACK {
         for (to, from) in on_stack.iter_mut().zip(all) {
-            *to = from;
+            to.write(from);
         }
-        on_stack.as_ptr()
+        // The first `count` are there.
+        on_stack.as_ptr().cast()
     } else {
         on_heap = all.collect();
         on_heap.as_ptr()

@@ -36,7 +36,7 @@ impl Transmitter {
         link: LinkState,
         counters: &Counters,
     ) -> Result<Turn, Fault> {
-        let mem = self.queue.memory().clone();
+        let mem = self.queue.shared_memory();
         let mut slices = Vec::new();
         let mut spent = 0usize;
         loop {

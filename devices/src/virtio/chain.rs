@@ -7,8 +7,8 @@ use vm_memory::{
 
 use crate::GuestRam;
 
-/// The most descriptors that a chain may have, direct or indirect, empty or not. It is what `preadv` and
-/// `pwritev` take in one call (`IOV_MAX`).
+/// The most descriptors that a chain may have, direct or indirect, empty or not. It is what
+/// `preadv` and `pwritev` take in one call (`IOV_MAX`).
 pub const MAX_SEGMENTS: usize = 1024;
 
 /// What a descriptor counts for in a budget of bytes: walking it is not free either.

@@ -139,8 +139,8 @@ impl ConfigSpace {
         }
     }
 
-    /// Goes on with a driver that has seen `saved`, which is not trusted: it keeps what it wrote, and
-    /// hears of what is different in this device.
+    /// Goes on with a driver that has seen `saved`, which is not trusted: it keeps what it wrote,
+    /// and hears of what is different in this device.
     ///
     /// # Errors
     /// When the space of this device has another size.

@@ -194,6 +194,12 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
     /// `None` when it does not run.
     fn stop_queue(&mut self, index: u16) -> Option<Queue>;
 
+    /// Whether nothing is in flight of queues that are stopped. `false` when the host's side has
+    /// failed so that it cannot be waited for: it may touch guest memory then though no queue runs.
+    fn is_quiet(&self) -> bool {
+        true
+    }
+
     /// The driver reset the device, whose queues are stopped: what it knows of that driver's
     /// doings (connections, say) is forgotten. Stopping queues alone, for a pause, keeps it.
     fn reset(&mut self) {}

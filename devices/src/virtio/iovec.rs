@@ -3,8 +3,8 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr;
 
 use vm_memory::VolatileSlice;
 
@@ -79,7 +79,7 @@ pub fn send(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<
     let mut iovecs = IoVecs::new(slices, 0);
     // SAFETY: a msghdr of zeroes is a valid one: no name, no data, no control.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = iovecs.list.as_mut_ptr();
+    message.msg_iov = iovecs.list.as_mut_ptr().cast();
     message.msg_iovlen = iovecs.count;
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     retry(|| {
@@ -91,27 +91,25 @@ pub fn send(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<
 
 /// The first slices of a list as the kernel takes them.
 struct IoVecs<'s> {
-    list: [libc::iovec; BATCH],
+    /// The first `count` of them are there; to set all of them would take longer than a short list.
+    list: [MaybeUninit<libc::iovec>; BATCH],
     count: usize,
-    /// The slices keep their memory mapped. (A `PtrGuard` of theirs does nothing but on Xen, for which
-    /// this crate is not built.)
+    /// The slices keep their memory mapped. (A `PtrGuard` of theirs does nothing but on Xen, for
+    /// which this crate is not built.)
     _slices: PhantomData<&'s [VolatileSlice<'s>]>,
 }
 
 impl<'s> IoVecs<'s> {
     fn new(slices: &'s [VolatileSlice<'_>], mut skip: usize) -> Self {
-        let mut list = [libc::iovec {
-            iov_base: ptr::null_mut(),
-            iov_len: 0,
-        }; BATCH];
+        let mut list = [const { MaybeUninit::uninit() }; BATCH];
         let mut count = 0usize;
         for (entry, slice) in list.iter_mut().zip(slices) {
             let skipped = std::mem::take(&mut skip).min(slice.len());
             let start = slice.ptr_guard_mut().as_ptr();
-            *entry = libc::iovec {
+            entry.write(libc::iovec {
                 iov_base: start.wrapping_add(skipped).cast(),
                 iov_len: slice.len().saturating_sub(skipped),
-            };
+            });
             count = count.saturating_add(1);
         }
         Self {
@@ -124,7 +122,10 @@ impl<'s> IoVecs<'s> {
     /// For system calls: where the list is, and how long.
     fn as_raw(&self) -> (*const libc::iovec, i32) {
         // At most BATCH.
-        (self.list.as_ptr(), i32::try_from(self.count).unwrap_or(0))
+        (
+            self.list.as_ptr().cast(),
+            i32::try_from(self.count).unwrap_or(0),
+        )
     }
 }
 

@@ -160,7 +160,7 @@ pub struct Queue {
     /// What devices may write, and rings lie in.
     ram: GuestRam,
     /// The same, and what they may only read.
-    mem: GuestRam,
+    mem: Arc<GuestRam>,
     irq: Arc<dyn Interrupt>,
     kick: Arc<EventFd>,
     /// One bit per descriptor: taken and not yet completed.
@@ -248,7 +248,7 @@ impl Queue {
             index,
             ring,
             ram,
-            mem,
+            mem: Arc::new(mem),
             irq,
             kick,
             in_use: vec![0; n.div_ceil(64)],
@@ -314,6 +314,12 @@ impl Queue {
     #[must_use]
     pub fn memory(&self) -> &GuestRam {
         &self.mem
+    }
+
+    /// As [`Self::memory`], to be kept for a turn in which the queue changes.
+    #[must_use]
+    pub(crate) fn shared_memory(&self) -> Arc<GuestRam> {
+        self.mem.clone()
     }
 
     /// The part of it that devices may write.

@@ -80,8 +80,8 @@ impl Bucket {
     }
 }
 
-/// The limits of a disk, or of one direction of a network: of bytes, and of the frames or operations
-/// that they come in.
+/// The limits of a disk, or of one direction of a network: of bytes, and of the frames or
+/// operations that they come in.
 #[derive(Debug, Default)]
 pub(crate) struct Limiter {
     bytes: Option<Bucket>,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    DeviceInfo, Fault, HostFault, Interrupt, Progress, Queue, QueueState, RateLimit, VirtioDevice,
+    Count, DeviceInfo, Fault, HostFault, Interrupt, Progress, Queue, QueueState, RateLimit,
+    VirtioDevice,
 };
 
 /// Something that others ask of a worker; carried out by the event loop that owns it.
@@ -34,6 +35,7 @@ pub struct Worker {
     serving: bool,
     /// Queues of a paused device.
     held: Option<Vec<Queue>>,
+    faults: Arc<Count>,
     log: RateLimit,
 }
 
@@ -51,6 +53,7 @@ impl Worker {
             live: false,
             serving: false,
             held: None,
+            faults: Arc::default(),
             log: RateLimit::new(Duration::from_secs(10)),
         }
     }
@@ -59,6 +62,12 @@ impl Worker {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// How often the device was parked until a reset, readable at any time.
+    #[must_use]
+    pub fn faults(&self) -> Arc<Count> {
+        self.faults.clone()
     }
 
     /// The device.
@@ -106,6 +115,7 @@ impl Worker {
         for queue in queues {
             if let Err(error) = self.device.start_queue(queue) {
                 self.stop();
+                self.faults.one();
                 self.irq.signal_needs_reset();
                 if let Some(suppressed) = self.log.permit() {
                     tracing::warn!(
@@ -150,12 +160,14 @@ impl Worker {
     }
 
     /// Stops all queues and holds them: nothing is in flight, and guest memory is not touched
-    /// until [`Self::resume`].
-    pub fn pause(&mut self) {
+    /// until [`Self::resume`]. `false` when the device cannot promise that
+    /// ([`VirtioDevice::is_quiet`]); its queues are held all the same.
+    pub fn pause(&mut self) -> bool {
         if self.held.is_none() {
             let queues = self.stop();
             self.held = Some(queues);
         }
+        self.device.is_quiet()
     }
 
     /// Goes on with the queues that [`Self::pause`] held. `true` when there are some, which the
@@ -215,6 +227,7 @@ impl Worker {
             Err(fault) => fault,
         };
         self.stop();
+        self.faults.one();
         self.irq.signal_needs_reset();
         if let Some(suppressed) = self.log.permit() {
             tracing::warn!(

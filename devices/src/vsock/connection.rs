@@ -41,7 +41,7 @@ pub(super) enum Step {
 /// What becomes of a connection after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(super) enum Fate {
+pub(super) enum Outcome {
     /// It goes on.
     Lives,
     /// It is over, and the guest must hear so.
@@ -216,7 +216,7 @@ pub(super) struct Connection {
     read_ended: bool,
     /// The host program does not read any more; what the guest sends is dropped.
     write_ended: bool,
-    /// The guest was asked for its credit, and has not said since.
+    /// The guest was asked for its credit, and has not given any since.
     asked: bool,
     /// The connection waits for its turn in the multiplexer's list.
     pub(super) queued: bool,
@@ -300,16 +300,16 @@ impl Connection {
     // ---- The host's side ----
 
     /// The socket became readable, writable, or its other end is gone.
-    pub(super) fn on_socket(&mut self, readable: bool, writable: bool, hung_up: bool) -> Fate {
+    pub(super) fn on_socket(&mut self, readable: bool, writable: bool, hung_up: bool) -> Outcome {
         self.readable |= readable || hung_up;
         if hung_up {
             self.hung_up = true;
             // A process does not wait for the guest's answer: it may have written all already.
             if self.phase == Phase::Requested && !self.silent {
                 return if self.due.request {
-                    Fate::Gone
+                    Outcome::Gone
                 } else {
-                    Fate::Reset
+                    Outcome::Reset
                 };
             }
             if self.read_ended {
@@ -320,7 +320,7 @@ impl Connection {
             self.outlet.set_writable();
             self.flush();
         }
-        Fate::Lives
+        Outcome::Lives
     }
 
     fn flush(&mut self) {
@@ -367,60 +367,63 @@ impl Connection {
     // ---- The guest's side ----
 
     /// A packet of the guest for this connection, other than data.
-    pub(super) fn on_control(&mut self, op: Op, header: &Header) -> Fate {
+    pub(super) fn on_control(&mut self, op: Op, header: &Header) -> Outcome {
         if op == Op::Reset {
-            return Fate::Gone;
+            return Outcome::Gone;
         }
         if !self.take_credit(header) {
-            return Fate::Reset;
+            return Outcome::Reset;
         }
         match (self.phase, op) {
             (Phase::Requested, Op::Response) if !self.due.request => self.established(),
-            (Phase::Established, Op::CreditUpdate) => Fate::Lives,
+            (Phase::Established, Op::CreditUpdate) => Outcome::Lives,
             (Phase::Established, Op::CreditRequest) => {
                 self.due.credit_update = true;
-                Fate::Lives
+                Outcome::Lives
             }
             (Phase::Established, Op::Shutdown) => self.on_shutdown(header.flags),
-            _ => Fate::Reset,
+            _ => Outcome::Reset,
         }
     }
 
     /// Takes the guest's word about its buffer; `false` when it cannot be true.
     pub(super) fn take_credit(&mut self, header: &Header) -> bool {
-        self.asked = false;
-        self.due.credit_request = false;
-        self.outbound
-            .update(header.buf_alloc, header.fwd_cnt)
-            .is_ok()
+        let update = self.outbound.update(header.buf_alloc, header.fwd_cnt);
+        // A guest answers that nothing has become free, too. It tells by itself when that changes
+        // (§5.10.6.3): asked again at once, it would answer so for as long as nobody reads.
+        if self.outbound.free() > 0 {
+            self.asked = false;
+            self.due.credit_request = false;
+        }
+        update.is_ok()
     }
 
-    fn established(&mut self) -> Fate {
+    fn established(&mut self) -> Outcome {
         self.phase = Phase::Established;
         if self.silent {
-            return Fate::Lives;
+            return Outcome::Lives;
         }
         let line = format!("OK {}\n", self.ports.host);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         // Nothing was written to this socket before: it takes the line whole, or is closed.
         match rustix::io::retry_on_intr(|| send(&self.outlet.socket, line.as_bytes(), flags)) {
-            Ok(sent) if sent == line.len() => Fate::Lives,
-            _ => Fate::Reset,
+            Ok(sent) if sent == line.len() => Outcome::Lives,
+            _ => Outcome::Reset,
         }
     }
 
-    fn on_shutdown(&mut self, flags: u32) -> Fate {
+    fn on_shutdown(&mut self, flags: u32) -> Outcome {
         self.guest_shutdown |= flags & SHUTDOWN_BOTH;
         if self.guest_shutdown == SHUTDOWN_BOTH {
             // §5.10.6.5: a reset is the answer to the end of both directions.
-            return Fate::Reset;
+            return Outcome::Reset;
         }
         if flags & SHUTDOWN_RECEIVE != 0 {
             self.read_ended = true;
             let _ = shutdown(&self.outlet.socket, Shutdown::Read);
         }
         self.finish_sending();
-        Fate::Lives
+        Outcome::Lives
     }
 
     /// Data of the guest: `len` bytes of the chain from `offset` on. Credit was taken already.
@@ -430,15 +433,15 @@ impl Connection {
         chain: &Chain,
         offset: usize,
         len: u32,
-    ) -> Result<Fate, Fault> {
+    ) -> Result<Outcome, Fault> {
         let ended = self.guest_shutdown & SHUTDOWN_SEND != 0;
         if self.phase != Phase::Established || ended || self.inbound.receive(len).is_err() {
-            return Ok(Fate::Reset);
+            return Ok(Outcome::Reset);
         }
         let len = len as usize;
         if self.write_ended || len == 0 {
             self.forwarded(len);
-            return Ok(Fate::Lives);
+            return Ok(Outcome::Lives);
         }
         match self.outlet.send_chain(mem, chain, offset, len)? {
             Ok(sent) => self.forwarded(sent),
@@ -447,7 +450,7 @@ impl Connection {
                 self.host_receives_no_more();
             }
         }
-        Ok(Fate::Lives)
+        Ok(Outcome::Lives)
     }
 
     // ---- Towards the guest ----

@@ -13,8 +13,8 @@ use super::listener::Listener;
 use super::mux::{Mux, Work, check_cid};
 use super::packet::{HEADER_LEN, Header, Op};
 use crate::virtio::{
-    Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_SEGMENTS, Progress, Queue, Queues,
-    RestoreError, SavedDevice, StartError, VirtioDevice,
+    Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_SEGMENTS, Placement, Progress, Queue,
+    Queues, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
 /// Number of the event queue; before it come those for receiving and transmitting (§5.10.2).
@@ -122,6 +122,12 @@ impl VsockDevice {
     /// See [`VsockError`].
     pub fn in_process(guest_cid: u64) -> Result<Self, VsockError> {
         Self::new(guest_cid, Box::new(Handed(None)))
+    }
+
+    /// Whether its host side makes sockets and uses paths ([`VsockHost::uses_paths`]).
+    #[must_use]
+    pub fn uses_paths(&self) -> bool {
+        self.mux.uses_paths()
     }
 
     /// A device for the guest with this CID over any host side.
@@ -340,7 +346,7 @@ impl Running<'_> {
         };
         let (quota, batch) = connection.read_quota();
         let batch = batch.min(*budget).clamp(1, MAX_BATCH);
-        let mem = self.rx.memory().clone();
+        let mem = self.rx.shared_memory();
         let mut chains = Vec::with_capacity(batch);
         let mut slices = Vec::new();
         let mut piece = Vec::new();
@@ -412,6 +418,15 @@ impl VirtioDevice for VsockDevice {
             features: F_STREAM,
             config: self.config.clone(),
             counters: self.mux.counters.clone(),
+        }
+    }
+
+    /// A host side that uses paths needs a thread that may make the calls for it, which others are
+    /// better without.
+    fn placement(&self) -> Placement {
+        match self.uses_paths() {
+            true => Placement::Own,
+            false => Placement::Shared,
         }
     }
 

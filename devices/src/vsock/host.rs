@@ -23,6 +23,12 @@ pub trait VsockHost: fmt::Debug + Send {
         Ok(None)
     }
 
+    /// Whether it makes sockets, connects them to paths and removes paths: all of that is refused
+    /// to threads that serve no such host side.
+    fn uses_paths(&self) -> bool {
+        true
+    }
+
     /// A stream to the host program that serves `port` for the guest. Never blocks.
     ///
     /// # Errors
@@ -54,6 +60,10 @@ impl VsockHost for Handed {
                 },
             }
         }
+    }
+
+    fn uses_paths(&self) -> bool {
+        false
     }
 
     fn connect(&mut self, _port: u32) -> io::Result<OwnedFd> {

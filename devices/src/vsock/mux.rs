@@ -20,24 +20,17 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 
-use super::connection::{Connection, Fate, Outlet, Step};
+use super::connection::{Connection, Outcome, Outlet, Step};
 use super::error::VsockError;
 use super::handshake::{self, Handshake};
 use super::host::VsockHost;
 use super::packet::{Header, Op, Ports};
 use super::{MAX_GUEST_CID, MIN_GUEST_CID};
+use crate::descriptors::{MAX_CONNECTIONS, Shares};
 use crate::virtio::{Fault, RateLimit};
 pub(super) use counters::Counters;
 
-/// Connections, including closed ones whose last bytes a host program has yet to take. Fewer where
-/// the process may not open many descriptors: see [`connection_limit`].
-pub(super) const MAX_CONNECTIONS: usize = 1024;
-/// Connections of one guest in any case.
-const MIN_CONNECTIONS: usize = 16;
-/// Host programs that have not sent their line. One more displaces the oldest.
-pub(super) const MAX_HANDSHAKES: usize = 256;
 /// Resets that wait for receive buffers; with so many, no packet of the guest is looked at.
 pub(super) const MAX_RESETS: usize = 256;
 
@@ -74,15 +67,6 @@ impl fmt::Debug for OnConnect {
     }
 }
 
-/// How many connections a guest gets of a process that may have so many descriptors: each takes one,
-/// and other guests and the program itself need some, too.
-fn connection_limit(descriptors: Option<u64>) -> usize {
-    let quarter = descriptors.map_or(u64::MAX, |limit| limit >> 2);
-    usize::try_from(quarter)
-        .unwrap_or(usize::MAX)
-        .clamp(MIN_CONNECTIONS, MAX_CONNECTIONS)
-}
-
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Mux {
@@ -95,7 +79,7 @@ pub(super) struct Mux {
     reminder: OwnedFd,
     /// The listener may have more, but there was no room.
     accept_pending: bool,
-    max_connections: usize,
+    shares: Shares,
     next_id: u64,
     next_host_port: u32,
     handshakes: BTreeMap<u64, OwnedFd>,
@@ -124,7 +108,7 @@ impl Mux {
             listeners: HashMap::new(),
             reminder,
             accept_pending: false,
-            max_connections: connection_limit(getrlimit(Resource::Nofile).current),
+            shares: Shares::now(),
             next_id: LISTENER,
             next_host_port: FIRST_HOST_PORT,
             handshakes: BTreeMap::new(),
@@ -150,6 +134,10 @@ impl Mux {
     pub(super) fn remind(&self) {
         // It fails only when 2^64 - 2 reminders were never taken.
         let _ = rustix::io::write(&self.reminder, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn uses_paths(&self) -> bool {
+        self.host.uses_paths()
     }
 
     pub(super) fn guest_cid(&self) -> u64 {
@@ -221,12 +209,12 @@ impl Mux {
             return;
         }
         if let Some(connection) = self.connections.get_mut(&id) {
-            let fate = connection.on_socket(
+            let outcome = connection.on_socket(
                 flags.intersects(E::IN | E::RDHUP),
                 flags.intersects(E::OUT | E::ERR | E::HUP),
                 flags.intersects(E::HUP | E::ERR),
             );
-            self.settle(id, fate);
+            self.settle(id, outcome);
         }
     }
 
@@ -246,7 +234,8 @@ impl Mux {
     }
 
     fn begin_handshake(&mut self, socket: OwnedFd) {
-        if self.handshakes.len() >= MAX_HANDSHAKES {
+        // One more displaces the oldest.
+        if self.handshakes.len() >= self.shares.handshakes {
             self.handshakes.pop_first();
             self.counters.handshakes_dropped.one();
         }
@@ -287,11 +276,11 @@ impl Mux {
 
     #[cfg(test)]
     pub(super) fn max_connections(&self) -> usize {
-        self.max_connections
+        self.shares.connections
     }
 
     fn has_room(&mut self) -> bool {
-        if self.occupied() < self.max_connections {
+        if self.occupied() < self.shares.connections {
             return true;
         }
         // A guest may hold on to connections that nobody on the host has any use for.
@@ -301,9 +290,9 @@ impl Mux {
             .find(|(_, connection)| connection.abandoned())
             .map(|(id, _)| *id);
         if let Some(id) = abandoned {
-            self.settle(id, Fate::Reset);
+            self.settle(id, Outcome::Reset);
         }
-        self.occupied() < self.max_connections
+        self.occupied() < self.shares.connections
     }
 
     fn occupied(&self) -> usize {
@@ -362,8 +351,8 @@ impl Mux {
     }
 
     /// Draws the consequences of something that happened to a connection.
-    fn settle(&mut self, id: u64, fate: Fate) {
-        if fate == Fate::Lives {
+    fn settle(&mut self, id: u64, outcome: Outcome) {
+        if outcome == Outcome::Lives {
             self.schedule(id);
             return;
         }
@@ -372,7 +361,7 @@ impl Mux {
         };
         let ports = connection.ports();
         self.by_ports.remove(&ports);
-        if fate == Fate::Reset && !connection.unknown_to_guest() {
+        if outcome == Outcome::Reset && !connection.unknown_to_guest() {
             self.resets
                 .push_back(Header::to_guest(self.guest_cid, ports, Op::Reset));
         }
@@ -464,7 +453,14 @@ impl Mux {
 
     /// The connection had its turn.
     pub(super) fn end_turn(&mut self, id: u64, failed: bool) {
-        self.settle(id, if failed { Fate::Reset } else { Fate::Lives });
+        self.settle(
+            id,
+            if failed {
+                Outcome::Reset
+            } else {
+                Outcome::Lives
+            },
+        );
     }
 
     // ---- This process ----
@@ -514,17 +510,3 @@ const NO_WAIT: rustix::time::Timespec = rustix::time::Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
-
-#[cfg(test)]
-mod tests {
-    use super::connection_limit;
-
-    #[test]
-    fn a_guest_gets_a_quarter_of_the_descriptors_at_most() {
-        assert_eq!(connection_limit(Some(300)), 75);
-        assert_eq!(connection_limit(Some(1024)), 256);
-        assert_eq!(connection_limit(Some(1 << 20)), 1024);
-        assert_eq!(connection_limit(None), 1024);
-        assert_eq!(connection_limit(Some(8)), 16);
-    }
-}

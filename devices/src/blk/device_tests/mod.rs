@@ -11,9 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{Bytes, GuestAddress, VolatileSlice};
 
+mod begun;
 mod durable;
 mod files;
 mod lanes;
+mod log;
 mod rates;
 
 const HEADER: u64 = 0x40000;

@@ -26,6 +26,7 @@ use rustix::fs::{FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::path::DecInt;
 
+use crate::descriptors::Quota;
 use crate::virtio::Count;
 use attributes::{Attributes, is_generated};
 use credentials::Acting;
@@ -57,6 +58,8 @@ pub(super) struct Counters {
 pub(super) enum Access {
     ReadOnly,
     ReadWrite,
+    /// What is mounted below the root; the root's own mount has the host's names alone.
+    BelowMounts,
 }
 
 /// A directory of the host and what the client knows of it.
@@ -66,14 +69,16 @@ pub(super) struct Tree {
     proc_fds: OwnedFd,
     table: Mutex<Table>,
     access: Access,
+    /// The mount that the root is in, which its descriptor holds.
+    root_mount: u64,
     /// Objects are made in the name of the guest's users.
     switch_users: bool,
     counters: Arc<Counters>,
 }
 
 impl Tree {
-    /// Serves `root`, with at most `limit` objects and handles open.
-    pub(super) fn new(root: &OwnedFd, access: Access, limit: usize) -> io::Result<Self> {
+    /// Serves `root`, with as many objects and handles open as `quota` has.
+    pub(super) fn new(root: &OwnedFd, access: Access, quota: Quota) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = openat(root, c".", flags, Mode::empty())?;
         let attributes = Attributes::of(&fd)?;
@@ -86,7 +91,8 @@ impl Tree {
         let proc_fds = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;
         Ok(Self {
             proc_fds,
-            table: Mutex::new(Table::new(root, limit)),
+            root_mount: root.id.mount,
+            table: Mutex::new(Table::new(root, quota)),
             access,
             switch_users: credentials::may_switch(),
             counters: Arc::default(),
@@ -141,10 +147,12 @@ impl Tree {
         self.table().handle(handle, object)
     }
 
-    fn check_writable(&self) -> io::Result<()> {
+    /// Whether the client may change an object, or what is in a directory.
+    fn check_writable(&self, object: &Object) -> io::Result<()> {
         match self.access {
             Access::ReadWrite => Ok(()),
-            Access::ReadOnly => Err(Errno::ROFS.into()),
+            Access::BelowMounts if object.id.mount != self.root_mount => Ok(()),
+            Access::BelowMounts | Access::ReadOnly => Err(Errno::ROFS.into()),
         }
     }
 
@@ -207,7 +215,7 @@ impl Tree {
 
     /// Opens a regular file with the client's flags.
     fn open_file(&self, object: &Object, flags: u32) -> io::Result<File> {
-        let mut flags = self.client_flags(flags)?;
+        let mut flags = self.client_flags(object, flags)?;
         // Some have nothing to read until something happens (`trace_pipe`): all other requests
         // would wait for that. Of writes it would change what some mean (`memory.max`).
         let reads = flags & OFlags::ACCMODE != OFlags::WRONLY;
@@ -218,15 +226,16 @@ impl Tree {
         self.reopen(object, flags)
     }
 
-    /// Those of the client's flags that are its affair, if it may use them.
-    fn client_flags(&self, flags: u32) -> io::Result<OFlags> {
+    /// Those of the client's flags that are its affair, if it may use them on an object, or on
+    /// what it makes in one.
+    fn client_flags(&self, object: &Object, flags: u32) -> io::Result<OFlags> {
         let flags = OFlags::from_bits_retain(flags) & CLIENT_FLAGS;
         let access = flags & OFlags::ACCMODE;
         if access == OFlags::ACCMODE {
             return Err(Errno::INVAL.into());
         }
         if access != OFlags::RDONLY || flags.contains(OFlags::TRUNC) {
-            self.check_writable()?;
+            self.check_writable(object)?;
         }
         Ok(flags)
     }

@@ -103,8 +103,8 @@ impl FileSystem for Tree {
         handle: Option<u64>,
         valid: SetattrValid,
     ) -> io::Result<(libc::stat64, Duration)> {
-        self.check_writable()?;
         let object = self.object(inode)?;
+        self.check_writable(&object)?;
         if valid.contains(SetattrValid::MODE) {
             let name = DecInt::from_fd(&object.fd);
             let mode = Mode::from_raw_mode(attr.st_mode & MODE_BITS);
@@ -175,7 +175,7 @@ impl FileSystem for Tree {
         name: &CStr,
     ) -> io::Result<Entry> {
         let parent = self.object(parent)?;
-        self.check_writable()?;
+        self.check_writable(&parent)?;
         let name = component(name)?;
         {
             let _acting = self.making(context)?;
@@ -194,7 +194,7 @@ impl FileSystem for Tree {
         umask: u32,
     ) -> io::Result<Entry> {
         let parent = self.object(parent)?;
-        self.check_writable()?;
+        self.check_writable(&parent)?;
         let name = component(name)?;
         let kind = FileType::from_raw_mode(mode);
         match kind {
@@ -220,7 +220,7 @@ impl FileSystem for Tree {
         umask: u32,
     ) -> io::Result<Entry> {
         let parent = self.object(parent)?;
-        self.check_writable()?;
+        self.check_writable(&parent)?;
         let name = component(name)?;
         {
             let _acting = self.making(context)?;
@@ -230,14 +230,14 @@ impl FileSystem for Tree {
     }
 
     fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<()> {
-        self.check_writable()?;
         let parent = self.object(parent)?;
+        self.check_writable(&parent)?;
         Ok(unlinkat(&parent.fd, component(name)?, AtFlags::empty())?)
     }
 
     fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<()> {
-        self.check_writable()?;
         let parent = self.object(parent)?;
+        self.check_writable(&parent)?;
         Ok(unlinkat(&parent.fd, component(name)?, AtFlags::REMOVEDIR)?)
     }
 
@@ -250,16 +250,17 @@ impl FileSystem for Tree {
         new_name: &CStr,
         flags: u32,
     ) -> io::Result<()> {
-        self.check_writable()?;
         let (old, new) = (self.object(old_parent)?, self.object(new_parent)?);
+        self.check_writable(&old)?;
+        self.check_writable(&new)?;
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         let (old_name, new_name) = (component(old_name)?, component(new_name)?);
         Ok(renameat_with(&old.fd, old_name, &new.fd, new_name, flags)?)
     }
 
     fn link(&self, _: &Context, inode: u64, parent: u64, name: &CStr) -> io::Result<Entry> {
-        self.check_writable()?;
         let (object, parent) = (self.object(inode)?, self.object(parent)?);
+        self.check_writable(&parent)?;
         let name = component(name)?;
         let from = DecInt::from_fd(&object.fd);
         // It follows the entry of /proc, not a link that the object may be.
@@ -297,9 +298,9 @@ impl FileSystem for Tree {
         args: CreateIn,
     ) -> io::Result<(Entry, Option<u64>, OpenOptions, Option<u32>)> {
         let parent = self.object(parent)?;
-        self.check_writable()?;
+        self.check_writable(&parent)?;
         let name = component(name)?;
-        let flags = self.client_flags(args.flags)?;
+        let flags = self.client_flags(&parent, args.flags)?;
         let exclusive = OFlags::from_bits_retain(args.flags).contains(OFlags::EXCL);
         let made = {
             let _acting = self.making(context)?;
@@ -378,7 +379,6 @@ impl FileSystem for Tree {
         _flags: u32,
         fuse_flags: u32,
     ) -> io::Result<usize> {
-        self.check_writable()?;
         let handle = self.handle(handle, inode)?;
         let _ordinary = Ordinary::when(fuse_flags & WRITE_KILL_PRIV != 0)?;
         let written = reader.read_to(&mut *file(&handle), size as usize, offset)?;
@@ -405,7 +405,7 @@ impl FileSystem for Tree {
         offset: u64,
         length: u64,
     ) -> io::Result<()> {
-        self.check_writable()?;
+        self.check_writable(&*self.object(inode)?)?;
         let mode = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
         let handle = self.handle(handle, inode)?;
         Ok(fallocate(&*file(&handle), mode, offset, length)?)

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
+use crate::descriptors::{Permit, Quota};
+
 /// The root's number (`FUSE_ROOT_ID`).
 pub(super) const ROOT: u64 = 1;
 
@@ -37,6 +39,7 @@ pub(super) struct Object {
 pub(super) struct Handle {
     object: u64,
     pub(super) file: Mutex<File>,
+    _permit: Permit,
 }
 
 #[derive(Debug)]
@@ -44,9 +47,10 @@ struct Known {
     object: Arc<Object>,
     /// How often the client was told of it, less how often it forgot.
     lookups: u64,
+    _permit: Permit,
 }
 
-/// Both tables, which together stay below a limit: each entry costs a descriptor.
+/// Both tables, which together keep to a quota: each entry costs a descriptor.
 #[derive(Debug)]
 pub(super) struct Table {
     root: Arc<Object>,
@@ -55,18 +59,18 @@ pub(super) struct Table {
     handles: HashMap<u64, Arc<Handle>>,
     /// Numbers are never given twice: the client may keep old ones as long as it likes.
     next: u64,
-    limit: usize,
+    quota: Quota,
 }
 
 impl Table {
-    pub(super) fn new(root: Object, limit: usize) -> Self {
+    pub(super) fn new(root: Object, quota: Quota) -> Self {
         Self {
             root: Arc::new(root),
             objects: HashMap::new(),
             by_id: HashMap::new(),
             handles: HashMap::new(),
             next: ROOT.saturating_add(1),
-            limit,
+            quota,
         }
     }
 
@@ -107,11 +111,12 @@ impl Table {
             known.lookups = known.lookups.saturating_add(1);
             return Ok(*number);
         }
-        self.check_limit()?;
+        let permit = self.permit()?;
         let number = self.number();
         let known = Known {
             object: Arc::new(object),
             lookups: 1,
+            _permit: permit,
         };
         self.objects.insert(number, known);
         self.by_id.insert(id, number);
@@ -132,11 +137,13 @@ impl Table {
     }
 
     pub(super) fn open(&mut self, object: u64, file: File) -> io::Result<u64> {
-        self.check_limit()?;
+        let handle = Handle {
+            object,
+            file: Mutex::new(file),
+            _permit: self.permit()?,
+        };
         let number = self.number();
-        let file = Mutex::new(file);
-        self.handles
-            .insert(number, Arc::new(Handle { object, file }));
+        self.handles.insert(number, Arc::new(handle));
         Ok(number)
     }
 
@@ -173,11 +180,8 @@ impl Table {
         number
     }
 
-    fn check_limit(&self) -> io::Result<()> {
-        if self.objects.len().saturating_add(self.handles.len()) >= self.limit {
-            return Err(Errno::NFILE.into());
-        }
-        Ok(())
+    fn permit(&self) -> io::Result<Permit> {
+        self.quota.take().ok_or_else(|| Errno::NFILE.into())
     }
 }
 
@@ -205,7 +209,7 @@ mod tests {
             generated: false,
             fd: fd(),
         };
-        Table::new(root, limit)
+        Table::new(root, Quota::own(limit))
     }
 
     fn add(table: &mut Table, inode: u64) -> io::Result<u64> {

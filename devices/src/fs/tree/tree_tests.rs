@@ -5,6 +5,8 @@ use std::ffi::CString;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
+#[path = "access_tests.rs"]
+mod access_tests;
 #[path = "credentials_tests.rs"]
 mod credentials_tests;
 
@@ -18,7 +20,7 @@ const ROOT: u64 = table::ROOT;
 fn rig_with(access: Access, limit: usize) -> Rig {
     let dir = tempfile::tempdir().unwrap();
     let root: OwnedFd = File::open(dir.path()).unwrap().into();
-    let tree = Tree::new(&root, access, limit).unwrap();
+    let tree = Tree::new(&root, access, Quota::own(limit)).unwrap();
     tree.prepare_thread().unwrap();
     Rig { dir, tree }
 }
@@ -248,57 +250,6 @@ fn libc_stat() -> libc::stat64 {
 }
 
 #[test]
-fn nothing_changes_through_a_read_only_tree() {
-    let rig = rig_with(Access::ReadOnly, 100);
-    std::fs::write(rig.path("file"), "text").unwrap();
-    std::fs::create_dir(rig.path("dir")).unwrap();
-    let object = rig.look_up(ROOT, "file").unwrap().inode;
-    let (tree, context, refused) = (&rig.tree, me(), Some(Errno::ROFS));
-    for flags in [
-        libc::O_WRONLY,
-        libc::O_RDWR,
-        libc::O_TRUNC,
-        libc::O_RDWR | libc::O_APPEND,
-    ] {
-        assert_eq!(
-            code(tree.open(&context, object, flags.cast_unsigned(), 0)),
-            refused
-        );
-        let create = tree.create(&context, ROOT, c"new", creation(flags, 0o644));
-        assert_eq!(code(create), refused);
-    }
-    let read = creation(libc::O_RDONLY, 0o644);
-    assert_eq!(code(tree.create(&context, ROOT, c"new", read)), refused);
-    assert_eq!(code(tree.mkdir(&context, ROOT, c"new", 0o755, 0)), refused);
-    assert_eq!(
-        code(tree.mknod(&context, ROOT, c"new", 0o10_0644, 0, 0)),
-        refused
-    );
-    assert_eq!(code(tree.symlink(&context, c"x", ROOT, c"new")), refused);
-    assert_eq!(code(tree.link(&context, object, ROOT, c"new")), refused);
-    assert_eq!(code(tree.unlink(&context, ROOT, c"file")), refused);
-    assert_eq!(code(tree.rmdir(&context, ROOT, c"dir")), refused);
-    assert_eq!(
-        code(tree.rename(&context, ROOT, c"file", ROOT, c"new", 0)),
-        refused
-    );
-    let set = tree.setattr(&context, object, libc_stat(), None, SetattrValid::all());
-    assert_eq!(code(set), refused);
-    assert_eq!(
-        code(tree.setxattr(&context, object, c"user.a", b"1", 0)),
-        refused
-    );
-    assert_eq!(code(tree.removexattr(&context, object, c"user.a")), refused);
-    let handle = tree.open(&context, object, 0, 0).unwrap().0.unwrap();
-    assert_eq!(
-        code(tree.fallocate(&context, object, handle, 0, 0, 10)),
-        refused
-    );
-    assert_eq!(std::fs::read(rig.path("file")).unwrap(), b"text");
-    assert_eq!(std::fs::read_dir(rig.dir.path()).unwrap().count(), 2);
-}
-
-#[test]
 fn flags_that_are_not_the_clients_affair_have_no_effect() {
     let rig = rig();
     std::fs::write(rig.path("file"), "text").unwrap();
@@ -510,7 +461,7 @@ fn files_without_a_size_are_read_past_the_clients_cache_and_never_waited_for() {
     let ordinary = dir.path().join("file");
     std::fs::write(&ordinary, "").unwrap();
     let root: OwnedFd = File::open("/").unwrap().into();
-    let tree = Tree::new(&root, Access::ReadWrite, 100).unwrap();
+    let tree = Tree::new(&root, Access::ReadWrite, Quota::own(100)).unwrap();
     tree.prepare_thread().unwrap();
     let generated = [
         "/proc/version",

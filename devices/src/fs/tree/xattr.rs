@@ -8,7 +8,7 @@ use fuse_backend_rs::api::filesystem::{GetxattrReply, ListxattrReply};
 use rustix::fs::{OFlags, XattrFlags, fgetxattr, flistxattr, fremovexattr, fsetxattr};
 use rustix::io::Errno;
 
-use super::Tree;
+use super::{Object, Tree};
 
 /// The longest value, and the longest list of names (`XATTR_SIZE_MAX`).
 const MAX_LEN: usize = 64 << 10;
@@ -23,8 +23,9 @@ impl Tree {
         value: &[u8],
         flags: u32,
     ) -> io::Result<()> {
-        self.check_writable()?;
-        let file = self.reopen_for_xattr(object, name)?;
+        let object = self.object(object)?;
+        self.check_writable(&object)?;
+        let file = self.reopen_for_xattr(&object, name)?;
         let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         Ok(fsetxattr(&file, name, value, flags)?)
     }
@@ -35,7 +36,7 @@ impl Tree {
         name: &CStr,
         size: u32,
     ) -> io::Result<GetxattrReply> {
-        let file = self.reopen_for_xattr(object, name)?;
+        let file = self.reopen_for_xattr(&*self.object(object)?, name)?;
         let mut value = vec![0; MAX_LEN];
         let len = fgetxattr(&file, name, &mut *value)?;
         value.truncate(len);
@@ -46,7 +47,7 @@ impl Tree {
     }
 
     pub(super) fn list_xattr(&self, object: u64, size: u32) -> io::Result<ListxattrReply> {
-        let file = self.reopen_for_xattr(object, c"user.")?;
+        let file = self.reopen_for_xattr(&*self.object(object)?, c"user.")?;
         let mut names = vec![0; MAX_LEN];
         let len = flistxattr(&file, &mut *names)?;
         names.truncate(len);
@@ -63,17 +64,17 @@ impl Tree {
     }
 
     pub(super) fn remove_xattr(&self, object: u64, name: &CStr) -> io::Result<()> {
-        self.check_writable()?;
-        let file = self.reopen_for_xattr(object, name)?;
+        let object = self.object(object)?;
+        self.check_writable(&object)?;
+        let file = self.reopen_for_xattr(&object, name)?;
         Ok(fremovexattr(&file, name)?)
     }
 
-    fn reopen_for_xattr(&self, object: u64, name: &CStr) -> io::Result<std::fs::File> {
+    fn reopen_for_xattr(&self, object: &Object, name: &CStr) -> io::Result<std::fs::File> {
         if !name.to_bytes().starts_with(PREFIX) {
             return Err(Errno::OPNOTSUPP.into());
         }
-        let object = self.object(object)?;
-        self.reopen(&object, OFlags::RDONLY | OFlags::NONBLOCK)
+        self.reopen(object, OFlags::RDONLY | OFlags::NONBLOCK)
             .map_err(|error| match Errno::from_io_error(&error) {
                 // The host's own file systems answer so for what is never opened here.
                 Some(Errno::NXIO) => Errno::OPNOTSUPP.into(),

@@ -41,6 +41,7 @@ fn the_driver_sets_its_address_until_it_resets_the_device() {
         mac
     };
     assert_eq!(mac(&rig), [2, 9, 9, 9, 9, 9]);
+    assert!(!rig.device.config.take_changed(), "it knows");
     stop(&mut rig.device);
     rig.device.reset();
     assert_eq!(mac(&rig), [2, 0, 0, 0, 0, 1]);
@@ -69,6 +70,39 @@ fn filters_are_accepted_and_offloads_are_switched_as_far_as_they_were_negotiated
         1
     );
     assert_eq!(rig.wire.offloads(), offloads);
+}
+
+#[test]
+fn a_driver_that_changes_its_mind_again_and_again_does_not_keep_the_host_busy() {
+    let [csum, tso4, tso6] = [
+        feature::GUEST_CSUM,
+        feature::GUEST_TSO4,
+        feature::GUEST_TSO6,
+    ];
+    let features = csum | tso4 | tso6 | feature::CTRL_GUEST_OFFLOADS | feature::MRG_RXBUF;
+    let mut rig = rig(features);
+    let first = rig.wire.switches();
+    for _ in 0..100 {
+        assert_eq!(rig.command(5, 0, &(csum | tso4 | tso6).to_le_bytes()), 0);
+    }
+    assert_eq!(rig.wire.switches(), first, "nothing is new");
+    // By commands, and by resets.
+    for round in 0..300 {
+        let wanted = csum | if round % 2 == 0 { tso4 } else { tso6 };
+        if round < 200 {
+            assert_eq!(rig.command(5, 0, &wanted.to_le_bytes()), 0);
+        } else {
+            stop(&mut rig.device);
+            rig.device.reset();
+            let queues = [&rig.rx, &rig.tx, &rig.control];
+            start(&mut rig.device, &queues, &rig.irq, wanted);
+        }
+        let (left, may) = (rig.wire.offloads(), accepted(wanted));
+        assert!(may.tso4 || !left.tso4);
+        assert!(may.tso6 || !left.tso6);
+    }
+    let switches = rig.wire.switches() - first;
+    assert!(switches < 60, "{switches}");
 }
 
 #[test]
@@ -113,6 +147,14 @@ fn commands_that_are_none_are_refused() {
         );
     }
     assert_eq!(rig.counter("commands_refused"), 11);
+    for head in [&[][..], &[(TX_BUF, 1)]] {
+        rig.mem.write_slice(&[9], GuestAddress(BUF)).unwrap();
+        rig.control.add(head, &[(BUF, 1)]);
+        rig.notify(CONTROL);
+        assert_eq!(rig.control.take_used().unwrap().len, 1);
+        assert_eq!(rig.bytes(BUF, 1), [1], "{head:?}");
+    }
+    assert_eq!(rig.counter("commands_refused"), 13);
     rig.control.add(&[(TX_BUF, 2)], &[]);
     assert!(matches!(rig.device.on_queue(CONTROL), Err(Fault::Guest(_))));
 }

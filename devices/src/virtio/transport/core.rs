@@ -69,8 +69,8 @@ pub(super) struct TransportCore {
     started: bool,
     /// Comes when the worker has carried out a reset.
     resetting: Option<Receiver<()>>,
-    /// Comes when the worker has let go of this queue.
-    stopping: Option<(usize, Receiver<()>)>,
+    /// Queues that the worker is to let go of, each once, and what comes when it has.
+    stopping: Vec<(usize, Receiver<()>)>,
     patience: Duration,
     log: RateLimit,
 }
@@ -85,7 +85,7 @@ impl TransportCore {
             queues: Vec::new(),
             started: false,
             resetting: None,
-            stopping: None,
+            stopping: Vec::new(),
             patience: RESET_PATIENCE,
             log: RateLimit::new(Duration::from_secs(10)),
         };
@@ -132,8 +132,8 @@ impl TransportCore {
             .unwrap_or(0)
     }
 
-    /// The driver takes a queue that runs out of service: it reads as ready until the worker has let
-    /// go of it.
+    /// The driver takes a queue that runs out of service: it reads as ready until the worker has
+    /// let go of it (§4.2.2.2), for which drivers wait.
     pub(super) fn stop_queue(&mut self, index: u32) {
         self.poll_stop();
         let at = usize::try_from(index).ok();
@@ -141,9 +141,14 @@ impl TransportCore {
         let (Some(at), Ok(number)) = (at, u16::try_from(index)) else {
             return;
         };
-        let runs = self.started && !self.status.failed();
-        if !runs || self.stopping.is_some() || self.resetting.is_some() {
+        let again = self.stopping.iter().any(|(stopping, _)| *stopping == at);
+        if self.status.failed() || again || self.resetting.is_some() {
             self.log_guest_error("queue stopped at the wrong time", None);
+            return;
+        }
+        if !self.started {
+            // A queue was refused at `DRIVER_OK`: the worker has none.
+            self.stopped(at);
             return;
         }
         let (done, wait) = sync_channel(1);
@@ -154,21 +159,26 @@ impl TransportCore {
         }));
         // A worker that is gone serves nothing any more.
         if wait.recv_timeout(self.patience) == Err(RecvTimeoutError::Timeout) {
-            self.stopping = Some((at, wait));
-        } else if let Some(queue) = self.queues.get_mut(at) {
-            queue.ready = false;
+            self.stopping.push((at, wait));
+        } else {
+            self.stopped(at);
         }
     }
 
-    /// Notes that the worker has let go of a queue by now.
+    /// Notes which queues the worker has let go of by now.
     pub(super) fn poll_stop(&mut self) {
-        if let Some((at, wait)) = &self.stopping
-            && wait.try_recv() != Err(TryRecvError::Empty)
-        {
-            if let Some(queue) = self.queues.get_mut(*at) {
-                queue.ready = false;
+        for (at, wait) in std::mem::take(&mut self.stopping) {
+            if wait.try_recv() == Err(TryRecvError::Empty) {
+                self.stopping.push((at, wait));
+            } else {
+                self.stopped(at);
             }
-            self.stopping = None;
+        }
+    }
+
+    fn stopped(&mut self, at: usize) {
+        if let Some(queue) = self.queues.get_mut(at) {
+            queue.ready = false;
         }
     }
 
@@ -289,7 +299,7 @@ impl TransportCore {
         self.status = Status::default();
         self.acked = 0;
         self.started = false;
-        self.stopping = None;
+        self.stopping.clear();
         let sizes = &self.parts.info.queue_sizes;
         self.queues = sizes
             .iter()

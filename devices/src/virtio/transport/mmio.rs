@@ -57,8 +57,9 @@ const INTERRUPT_CONFIG: u32 = 2;
 
 /// The interrupt of one device on this transport: a status register and a line.
 ///
-/// It is shared by the threads of the device and of the vCPUs, without a lock, so that a driver
-/// that reads the register never waits for the device.
+/// It is shared by the threads of the device and of the vCPUs without a lock: the device never
+/// waits for a vCPU. A vCPU that reads the register waits for another one's access to the same
+/// device, and thereby for a reset of it, up to [`RESET_PATIENCE`](super::RESET_PATIENCE).
 #[derive(Debug)]
 pub struct MmioInterrupt {
     line: Box<dyn InterruptLine>,
@@ -226,8 +227,8 @@ impl MmioTransport {
         self.driver_features_sel = saved.driver_features_sel;
         self.queue_sel = saved.queue_sel;
         if saved.interrupt_status != 0 {
-            // It may have been on its way when the state was saved. The driver's handler looks at the
-            // register, and one that finds nothing to do is harmless.
+            // It may have been on its way when the state was saved. The driver's handler looks at
+            // the register, and one that finds nothing to do is harmless.
             self.irq.line.raise();
         }
         Ok(())

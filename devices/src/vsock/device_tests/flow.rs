@@ -20,6 +20,10 @@ fn nothing_is_sent_beyond_the_guests_credit() {
     rig.expect(Op::CreditRequest);
     rig.expect_nothing();
     assert!(!rig.backend_readable());
+    // Nobody has read yet: it is not asked again.
+    rig.credit(ports, 10, 0);
+    rig.expect_nothing();
+    assert!(!rig.backend_readable());
     // It has consumed 4, then the rest.
     rig.credit(ports, 10, 4);
     assert_eq!(rig.expect(Op::Data).1, b"abcd");

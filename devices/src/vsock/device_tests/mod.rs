@@ -1,8 +1,9 @@
 use super::*;
 use crate::GuestRam;
+use crate::descriptors::{MAX_CONNECTIONS, MAX_HANDSHAKES, Shares};
 use crate::testing::{CountingInterrupt, DriverQueue, memory, start, stop};
 use crate::vsock::HOST_CID;
-use crate::vsock::mux::{MAX_CONNECTIONS, MAX_HANDSHAKES, MAX_RESETS};
+use crate::vsock::mux::MAX_RESETS;
 use crate::vsock::packet::{Ports, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM};
 use proptest::prelude::*;
 use std::collections::VecDeque;

@@ -61,7 +61,7 @@ fn a_file_that_replaced_the_socket_is_not_removed() {
 }
 
 #[test]
-fn a_missing_folder_and_a_long_path_are_named() {
+fn a_missing_directory_and_a_long_path_are_named() {
     let missing = VsockDevice::unix_mux(3, "/nonexistent/x/vsock").unwrap_err();
     assert!(missing.to_string().contains("/nonexistent/x/vsock"));
     let long = format!("/tmp/{}", "x".repeat(100));

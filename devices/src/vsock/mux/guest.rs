@@ -10,7 +10,7 @@ use super::Mux;
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault};
 use crate::vsock::HOST_CID;
-use crate::vsock::connection::{Connection, Fate};
+use crate::vsock::connection::{Connection, Outcome};
 use crate::vsock::packet::{Header, Op, TYPE_STREAM};
 
 impl Mux {
@@ -42,32 +42,32 @@ impl Mux {
                 let Some(connection) = self.connections.get_mut(&id) else {
                     return Ok(());
                 };
-                let fate = if connection.take_credit(header) {
+                let outcome = if connection.take_credit(header) {
                     connection.on_data(mem, chain, offset, header.len)?
                 } else {
-                    Fate::Reset
+                    Outcome::Reset
                 };
-                if fate == Fate::Reset {
+                if outcome == Outcome::Reset {
                     self.counters.protocol_errors.one();
                 }
-                self.settle(id, fate);
+                self.settle(id, outcome);
             }
             (Some(op), Some(id)) => {
                 if op == Op::Reset {
                     self.counters.resets_received.one();
                 }
                 if let Some(connection) = self.connections.get_mut(&id) {
-                    let fate = connection.on_control(op, header);
-                    if fate == Fate::Reset && op != Op::Shutdown {
+                    let outcome = connection.on_control(op, header);
+                    if outcome == Outcome::Reset && op != Op::Shutdown {
                         self.counters.protocol_errors.one();
                     }
-                    self.settle(id, fate);
+                    self.settle(id, outcome);
                 }
             }
             (op, None) => self.refuse(header, op),
             (None, Some(id)) => {
                 self.counters.protocol_errors.one();
-                self.settle(id, Fate::Reset);
+                self.settle(id, Outcome::Reset);
             }
         }
         Ok(())

@@ -73,6 +73,11 @@ pub(super) struct Access {
     pub(super) data: u64,
 }
 
+impl Access {
+    /// Bytes of `pci_cfg_data`.
+    pub(super) const DATA_LEN: u64 = 4;
+}
+
 /// Vendor-specific, as all of virtio's are.
 const VENDOR_CAPABILITY: u8 = 9;
 /// `cfg_type` (§4.1.4).
@@ -110,8 +115,8 @@ pub(super) fn configuration(info: &DeviceInfo, irq: &PciInterrupt) -> (PciConfig
         let room = at(NOTIFY.saturating_sub(DEVICE));
         let _ = add(DEVICE_CFG, DEVICE, length.min(room), &[], &[]);
     }
-    // The driver writes BAR, offset, length. The data are no memory: they are the access.
-    let mut writable = [0xff; 14];
+    // The driver writes BAR, offset, length and data; each access to the data is one to the BAR.
+    let mut writable = [0xff; 18];
     for (byte, mask) in writable.iter_mut().enumerate() {
         if matches!(byte, 0 | 1 | 3..=5) {
             *mask = 0;

@@ -17,7 +17,7 @@ use super::core::{SavedTransport, TransportCore, TransportInterrupt, TransportPa
 use crate::pci::{PciConfig, SavedMsix};
 use crate::virtio::{QueueState, RestoreError};
 use common::{Selectors, can_be_size};
-use layout::{Capabilities, Room};
+use layout::{Access, Capabilities, Room};
 
 pub use interrupt::PciInterrupt;
 pub use layout::{BAR_SIZE, COMMON, DEVICE, ISR, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER, PENDING};
@@ -55,6 +55,15 @@ pub struct PciTransport {
     config: PciConfig,
     at: Capabilities,
     select: Selectors,
+}
+
+/// An access to the BAR through configuration space.
+#[derive(Clone, Copy, Debug)]
+struct BarAccess {
+    /// Where its bytes are in configuration space.
+    data: u64,
+    bar_offset: u64,
+    len: usize,
 }
 
 impl PciTransport {
@@ -96,37 +105,41 @@ impl PciTransport {
 
     /// The driver reads configuration space.
     pub fn read_config(&mut self, offset: u64, data: &mut [u8]) {
+        if let Some(access) = self.bar_access(offset, data.len()) {
+            let mut bytes = [0; 4];
+            if let Some(bytes) = bytes.get_mut(..access.len) {
+                self.read_bar(access.bar_offset, bytes);
+                self.config.write(access.data, bytes);
+            }
+        }
         self.config.read(offset, data);
         for (at, byte) in (offset..).zip(data.iter_mut()) {
             if at == STATUS && self.irq.shows_interrupt() {
                 *byte |= STATUS_INTERRUPT;
             }
         }
-        // §4.1.4.9: the access is to the BAR.
-        if let Some((at, len)) = self.data_window(offset)
-            && let Some(data) = data.get_mut(..len)
-        {
-            self.read_bar(at, data);
-        }
     }
 
     /// The driver writes configuration space. [`Self::window`] may differ afterwards.
     pub fn write_config(&mut self, offset: u64, data: &[u8]) {
-        if let Some((at, len)) = self.data_window(offset)
-            && let Some(data) = data.get(..len)
-        {
-            self.write_bar(at, data);
-            return;
-        }
         self.config.write(offset, data);
         self.irq.set_control(self.config.u16(self.at.msix_control));
+        if let Some(access) = self.bar_access(offset, data.len()) {
+            let mut bytes = [0; 4];
+            if let Some(bytes) = bytes.get_mut(..access.len) {
+                self.config.read(access.data, bytes);
+                self.write_bar(access.bar_offset, bytes);
+            }
+        }
     }
 
-    /// The access to the BAR, as offset and length, that an access to `pci_cfg_data` is (§4.1.4.9):
-    /// what the driver wrote into that capability before. It is the first bytes of a longer one.
-    fn data_window(&self, offset: u64) -> Option<(u64, usize)> {
+    /// The access to the BAR that one to any part of `pci_cfg_data` is (§4.1.4.9.1): of the bytes
+    /// that the driver wrote into that capability before, whatever the width of this one.
+    fn bar_access(&self, offset: u64, len: usize) -> Option<BarAccess> {
         let access = self.at.access?;
-        if offset != access.data {
+        let len = u64::try_from(len).unwrap_or(u64::MAX);
+        let is_behind = offset >= access.data.saturating_add(Access::DATA_LEN);
+        if is_behind || offset.saturating_add(len) <= access.data {
             return None;
         }
         let mut bar = [0];
@@ -134,7 +147,11 @@ impl PciTransport {
         let length = self.config.u32(access.length);
         let bar_offset = self.config.u32(access.offset);
         let valid = bar == [0] && matches!(length, 1 | 2 | 4) && bar_offset.is_multiple_of(length);
-        valid.then_some((bar_offset.into(), usize::try_from(length).ok()?))
+        valid.then_some(BarAccess {
+            data: access.data,
+            bar_offset: bar_offset.into(),
+            len: usize::try_from(length).ok()?,
+        })
     }
 
     /// The driver reads `data.len()` bytes at `offset` of the BAR. Where nothing is, or of a width

@@ -310,7 +310,7 @@ fn the_bar_is_reached_through_configuration_space() {
     rig.pci.write_config(start + 16, &[1, 0]);
     rig.pci.write_config(start + 16, &[3, 0]);
     assert_eq!(rig.pci.status(), 3);
-    // Shorter than the access, another BAR, misaligned, beyond the end: memory that says nothing.
+    // Another BAR, misaligned, beyond the end, no width: memory that says nothing.
     for (offset, length, bar) in [
         (0x14, 4, 0),
         (0x14, 1, 1),
@@ -326,6 +326,25 @@ fn the_bar_is_reached_through_configuration_space() {
         rig.pci.read_config(start + 16, &mut [0; 4]);
         assert_eq!(u64::from(rig.pci.status()), 3, "{offset:#x} {length} {bar}");
     }
+    // Of the data any part: the access is as long as was said, and what it reads stays.
+    access(&mut rig, 0x08, 4);
+    rig.pci.write_config(start + 16, &[0x11, 0x22]);
+    rig.pci.write_config(start + 18, &[0x33]);
+    assert_eq!(rig.r(0x08, 4), 0x0033_2211);
+    rig.pci.write_config(start + 19, &[0x44]);
+    assert_eq!(rig.r(0x08, 4), 0x4433_2211);
+    rig.w(0x08, 4, 0x8877_6655);
+    let mut part = [0; 2];
+    rig.pci.read_config(start + 18, &mut part);
+    assert_eq!(part, [0x77, 0x88]);
+    access(&mut rig, 0x08, 0);
+    rig.pci.read_config(start + 16, &mut word);
+    assert_eq!(word, [0x55, 0x66, 0x77, 0x88]);
+    let state = rig.pci.save();
+    let mut other = super::tests::rig();
+    other.pci.restore(&state, &[]).unwrap();
+    other.pci.read_config(start + 16, &mut word);
+    assert_eq!(word, [0x55, 0x66, 0x77, 0x88]);
 }
 
 #[test]

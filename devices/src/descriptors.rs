@@ -1,0 +1,129 @@
+//! Descriptors that guests have this process hold: files of shared directories, and connections.
+//!
+//! What all devices of a guest may hold together is less than the process may have
+//! (`RLIMIT_NOFILE`, its soft limit when a device is made), so that no guest brings it to where it
+//! can open nothing any more. Of the limit, shared directories have a half, in all, and the socket
+//! device of a guest has a quarter for connections and a sixteenth for host programs that have not
+//! said what they want. A device that was told its own limit keeps to that one instead.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rustix::process::{Resource, getrlimit};
+
+/// Connections of a guest, however many descriptors there are. Each takes up to two: the device's
+/// end, and that of a program in this process.
+pub(crate) const MAX_CONNECTIONS: usize = 1024;
+const MIN_CONNECTIONS: usize = 8;
+
+/// Host programs that have not sent their line, however many descriptors there are.
+pub(crate) const MAX_HANDSHAKES: usize = 256;
+const MIN_HANDSHAKES: usize = 4;
+
+const MIN_FILES: usize = 32;
+
+/// How many there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// Objects and handles of all shared directories.
+    pub(crate) files: usize,
+    /// Connections of a socket device.
+    pub(crate) connections: usize,
+    /// Host programs that have not said what they want.
+    pub(crate) handshakes: usize,
+}
+
+impl Shares {
+    /// Those of this process.
+    pub(crate) fn now() -> Self {
+        Self::of(getrlimit(Resource::Nofile).current)
+    }
+
+    fn of(limit: Option<u64>) -> Self {
+        let limit = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+        Self {
+            files: (limit >> 1).max(MIN_FILES),
+            connections: (limit >> 3).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS),
+            handshakes: (limit >> 4).clamp(MIN_HANDSHAKES, MAX_HANDSHAKES),
+        }
+    }
+}
+
+/// A number of descriptors that one device has, or several have together.
+#[derive(Clone, Debug)]
+pub(crate) struct Quota {
+    most: usize,
+    taken: Arc<AtomicUsize>,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Permit(Arc<AtomicUsize>);
+
+impl Quota {
+    /// So many for one device alone.
+    pub(crate) fn own(most: usize) -> Self {
+        Self {
+            most,
+            taken: Arc::default(),
+        }
+    }
+
+    /// What all shared directories of this process have together.
+    pub(crate) fn of_files() -> Self {
+        static FILES: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+        Self {
+            most: Shares::now().files,
+            taken: FILES.get_or_init(Arc::default).clone(),
+        }
+    }
+
+    /// One more, if there may be.
+    pub(crate) fn take(&self) -> Option<Permit> {
+        let one_more = |taken: usize| taken.checked_add(1).filter(|taken| *taken <= self.most);
+        let order = Ordering::Relaxed;
+        self.taken
+            .fetch_update(order, order, one_more)
+            .ok()
+            .map(|_| Permit(self.taken.clone()))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guests_devices_have_less_than_the_process_may_have() {
+        for limit in [128, 256, 300, 1024, 4096, 65_536, 1 << 20, u64::MAX] {
+            let Shares {
+                files,
+                connections,
+                handshakes,
+            } = Shares::of(Some(limit));
+            let all = files as u64 + 2 * connections as u64 + handshakes as u64;
+            assert!(all <= limit / 8 * 7, "{all} of {limit}");
+        }
+        let most = Shares::of(None);
+        assert_eq!((most.connections, most.handshakes), (1024, 256));
+    }
+
+    #[test]
+    fn a_quota_is_given_out_once_and_again_when_it_comes_back() {
+        let quota = Quota::own(2);
+        let (one, two) = (quota.take().unwrap(), quota.clone().take());
+        assert!(two.is_some() && quota.take().is_none());
+        drop(one);
+        let _three = quota.take().unwrap();
+        assert!(quota.take().is_none());
+        assert!(Quota::own(0).take().is_none());
+        let all = Quota::of_files();
+        assert!(Arc::ptr_eq(&all.taken, &Quota::of_files().taken));
+    }
+}

@@ -1,0 +1,168 @@
+//! How a network device is made: over which backend, with which address, MTU and rates.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::{NetDevice, OFFLOAD_CHANGES};
+use crate::net::config::{LinkState, MIN_MTU, config};
+use crate::net::error::NetDeviceError;
+use crate::net::events::Events;
+use crate::net::host::HostQueue;
+use crate::net::nic::{MacAddress, Nic};
+use crate::net::pair::{MAX_QUEUE_PAIRS, Pair};
+use crate::net::stream::FrameStream;
+use crate::net::tap::Tap;
+use crate::net::vhost::Vhost;
+use crate::virtio::{ConfigSpace, Limiter, Rate};
+
+impl NetDevice {
+    /// A device over a tap that somebody else opened; see [`Tap::new`].
+    ///
+    /// # Errors
+    /// When `fd` is not such a tap, or descriptors run out.
+    pub fn tap(fd: OwnedFd) -> Result<Self, NetDeviceError> {
+        let tap = Tap::new(fd).map_err(NetDeviceError::Tap)?;
+        Self::new(Box::new(tap))
+    }
+
+    /// A device with several queue pairs over as many queues of one tap; see [`Tap::queues`].
+    ///
+    /// # Errors
+    /// When `fds` are not such queues, or descriptors run out; [`NetDeviceError::QueuePairs`] when
+    /// there are none, or more than [`MAX_QUEUE_PAIRS`].
+    pub fn tap_queues(fds: Vec<OwnedFd>) -> Result<Self, NetDeviceError> {
+        let taps = Tap::queues(fds).map_err(NetDeviceError::Tap)?;
+        let nic = |tap| -> Box<dyn Nic> { Box::new(tap) };
+        Self::over(taps.into_iter().map(nic).collect())
+    }
+
+    /// A device over a tap, see [`Tap::new`], whose frames the kernel moves: `vhost` is an open
+    /// `/dev/vhost-net`, one for each card. Frames cost this process nothing then but interrupts,
+    /// and are not counted. While the link is down, what the driver has made available stays where
+    /// it is. A card with a rate is served without `vhost`. Call it in the process that runs the
+    /// VM: the kernel works with that one's memory.
+    ///
+    /// Where `/dev/vhost-net` is missing or may not be opened, [`Self::tap`] does the same.
+    ///
+    /// # Errors
+    /// As [`Self::tap`]; [`NetDeviceError::Vhost`] when the kernel is too old, or `vhost` is
+    /// something else or another card's.
+    pub fn vhost(tap: OwnedFd, vhost: OwnedFd) -> Result<Self, NetDeviceError> {
+        let vhost = Vhost::new(vhost).map_err(NetDeviceError::Vhost)?;
+        Self::tap(tap)?.served_by(vhost)
+    }
+
+    /// Has `vhost` serve the only pair.
+    pub(in crate::net) fn served_by(mut self, vhost: Vhost) -> Result<Self, NetDeviceError> {
+        if let Some(queue) = self.host.first() {
+            self.events.watch_vhost(&vhost, &*queue.nic)?;
+        }
+        self.vhost = Some(vhost);
+        Ok(self)
+    }
+
+    /// A device over a connected stream socket with a length before each frame; see
+    /// [`FrameStream::new`].
+    ///
+    /// # Errors
+    /// When `fd` is not such a socket, or descriptors run out.
+    pub fn stream(fd: OwnedFd) -> Result<Self, NetDeviceError> {
+        let stream = FrameStream::new(fd).map_err(NetDeviceError::Stream)?;
+        Self::new(Box::new(stream))
+    }
+
+    /// A device over any backend, with a random address.
+    ///
+    /// # Errors
+    /// When descriptors or random numbers cannot be had.
+    pub fn new(nic: Box<dyn Nic>) -> Result<Self, NetDeviceError> {
+        Self::over(vec![nic])
+    }
+
+    /// A device with several queue pairs, over the queues of one backend: what is sent by any
+    /// of them goes to the same network, and a frame comes by one of them. What they offload is set
+    /// by the first one.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`NetDeviceError::QueuePairs`] when there are none, or more than
+    /// [`MAX_QUEUE_PAIRS`].
+    pub fn over(queues: Vec<Box<dyn Nic>>) -> Result<Self, NetDeviceError> {
+        let count = queues.len();
+        let pairs = u16::try_from(count).ok();
+        let Some(pairs) = pairs.filter(|_| (1..=MAX_QUEUE_PAIRS).contains(&count)) else {
+            return Err(NetDeviceError::QueuePairs { count });
+        };
+        let mac = MacAddress::random().map_err(|source| NetDeviceError::Descriptor {
+            what: "a random address",
+            source,
+        })?;
+        let host: Vec<_> = queues.into_iter().map(HostQueue::new).collect();
+        let events = Events::new(&host)?;
+        Ok(Self {
+            mac,
+            mtu: None,
+            link: LinkState::Up,
+            events,
+            inbound: Limiter::default(),
+            outbound: Limiter::default(),
+            pairs: host.iter().map(|_| Pair::default()).collect(),
+            active: 1,
+            first: 0,
+            host,
+            control: None,
+            vhost: None,
+            left: None,
+            changes: Limiter::new(None, Some(OFFLOAD_CHANGES)),
+            features: 0,
+            guest_offloads: 0,
+            restored: None,
+            refused: None,
+            config: Arc::new(ConfigSpace::new(config(mac, LinkState::Up, pairs, None))),
+            counters: Arc::default(),
+        })
+    }
+
+    /// The hardware address that the driver reads; random and locally administered unless said.
+    #[must_use]
+    pub fn mac(mut self, mac: MacAddress) -> Self {
+        self.mac = mac;
+        self.reconfigured()
+    }
+
+    /// The MTU in bytes that the driver is told; less than [`MIN_MTU`] counts as that.
+    #[must_use]
+    pub fn mtu(mut self, mtu: u16) -> Self {
+        self.mtu = Some(mtu.max(MIN_MTU));
+        self.reconfigured()
+    }
+
+    fn reconfigured(mut self) -> Self {
+        let config = config(self.mac, self.link, self.pair_count(), self.mtu);
+        self.config = Arc::new(ConfigSpace::new(config));
+        self
+    }
+
+    /// Limits what the driver receives, in bytes and in frames. What exceeds the rate stays
+    /// with the backend.
+    #[must_use]
+    pub fn limit_receive(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
+        self.inbound = Limiter::new(bytes, frames);
+        self.without_vhost()
+    }
+
+    /// Limits what the driver sends, in bytes and in frames. What exceeds the rate stays in the
+    /// driver's queue.
+    #[must_use]
+    pub fn limit_transmit(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
+        self.outbound = Limiter::new(bytes, frames);
+        self.without_vhost()
+    }
+
+    /// The kernel keeps to no rates.
+    fn without_vhost(mut self) -> Self {
+        if let (Some(vhost), Some(queue)) = (self.vhost.take(), self.host.first()) {
+            self.events.forget_vhost(&vhost, &*queue.nic);
+        }
+        self
+    }
+}
