@@ -65,8 +65,10 @@
 //!
 //! # What it does to your process
 //!
-//! A running VM has one thread per vCPU, one for devices that never block, and one per device that
-//! may (disks, shared directories). They block every signal but those of the C library. vCPUs are
+//! A running VM has one thread per vCPU, one for devices that never block, and further ones for
+//! those that may or that have much to do: disks, shared directories, cards with several queues,
+//! and socket devices whose host side uses paths.
+//! They block every signal but those of the C library. vCPUs are
 //! woken by SIGURG, which is sent to their threads only and never delivered; the
 //! library installs no signal handler, never prints, never exits and does not panic at what a
 //! guest does. Guest memory is anonymous memory of the process, or a snapshot's file mapped

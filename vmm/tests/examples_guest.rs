@@ -8,7 +8,7 @@ use std::process::Command;
 
 use support::guest_file;
 
-/// An example's program: beside this one's folder.
+/// An example's program: beside this one's directory.
 fn example(name: &str) -> Command {
     let own = std::env::current_exe().unwrap();
     let target = own.parent().and_then(Path::parent).unwrap();
@@ -24,11 +24,11 @@ fn output(name: &str, arguments: &[&OsStr]) -> String {
     text
 }
 
-/// A folder with busybox and an init that runs `script`.
+/// A directory with busybox and an init that runs `script`.
 fn root(dir: &Path, script: &str) -> PathBuf {
     let root = dir.join("root");
-    for folder in ["bin", "dev"] {
-        std::fs::create_dir_all(root.join(folder)).unwrap();
+    for directory in ["bin", "dev"] {
+        std::fs::create_dir_all(root.join(directory)).unwrap();
     }
     std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
     let script = format!(
@@ -42,10 +42,14 @@ fn root(dir: &Path, script: &str) -> PathBuf {
     root
 }
 
-/// Runs a command of a shell in `folder`.
-fn shell(folder: &Path, command: &str) {
+/// Runs a command of a shell in `directory`.
+fn shell(directory: &Path, command: &str) {
     let mut shell = Command::new("sh");
-    let status = shell.arg("-ec").arg(command).current_dir(folder).status();
+    let status = shell
+        .arg("-ec")
+        .arg(command)
+        .current_dir(directory)
+        .status();
     assert!(status.unwrap().success(), "{command}");
 }
 

@@ -9,7 +9,7 @@ const S_IFREG: u32 = 0o100_000;
 const S_IFLNK: u32 = 0o120_000;
 
 /// Collects the files of an initramfs. Everything belongs to root and dates from 1970, so that
-/// the same calls give the same bytes. Folders must come before what lies in them.
+/// the same calls give the same bytes. Directories must come before what lies in them.
 ///
 /// ```
 /// # use podvisor_vmm::InitramfsBuilder;
@@ -41,7 +41,7 @@ impl InitramfsBuilder {
         Self::default()
     }
 
-    /// A folder.
+    /// A directory.
     pub fn directory(self, path: &str, permissions: u32) -> Self {
         let mode = S_IFDIR | permissions & 0o7777;
         self.entry(&Entry {

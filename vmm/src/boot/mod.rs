@@ -5,8 +5,8 @@
 //!
 //! A [`Kernel`] and an [`Initramfs`] are opened and identified while the VM is configured, so
 //! that a wrong file is a configuration error. [`load`] reads them into guest memory; it needs
-//! nothing of KVM and runs on a thread of its own beside KVM's set-up. [`hand_over`] adds the
-//! command line, the memory map and the MP table, and answers where the kernel is entered and
+//! nothing of KVM and runs on a thread of its own beside KVM's set-up. [`write_boot_params`] adds
+//! the command line, the memory map and the MP table, and answers where the kernel is entered and
 //! how ([`Entry`]); [`boot_registers`] brings a vCPU there.
 //!
 //! Two protocols reach the kernel: Linux's 64-bit entry for its `vmlinux` and bzImages, and PVH
@@ -75,13 +75,13 @@ struct Module {
 
 /// What the protocols tell the kernel beside the memory map.
 #[derive(Debug, Clone, Copy)]
-struct Handover {
+struct BootParams {
     initramfs: Option<Module>,
     /// Length of the command line without its NUL.
     cmdline_len: usize,
 }
 
-/// A kernel and an initramfs in guest memory: what [`hand_over`] needs to know of them.
+/// A kernel and an initramfs in guest memory: what [`write_boot_params`] needs to know of them.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     entry: Entry,
@@ -89,7 +89,8 @@ pub(crate) struct Loaded {
     module: Option<Module>,
 }
 
-/// Reads the kernel and the initramfs into guest memory, which takes most of the time of building a VM.
+/// Reads the kernel and the initramfs into guest memory, which takes most of the time of building a
+/// VM.
 ///
 /// `mem` must be fresh: what is zero in the kernel's image (its BSS above all) is not written.
 ///
@@ -113,12 +114,13 @@ pub(crate) fn load(
     Ok(Loaded { entry, map, module })
 }
 
-/// Writes what a kernel that was loaded finds in memory when it is entered, and answers where that is.
+/// Writes what a kernel that was loaded finds in memory when it is entered, and answers where that
+/// is.
 ///
 /// # Errors
 ///
 /// When the command line is too long or has control characters.
-pub(crate) fn hand_over(
+pub(crate) fn write_boot_params(
     mem: &GuestRam,
     kernel: &Kernel,
     loaded: &Loaded,
@@ -130,14 +132,14 @@ pub(crate) fn hand_over(
     write(mem, "the command line", layout::CMDLINE, cmdline.as_bytes())?;
     mptable::write(mem, cpus)?;
     registers::write_gdt(mem, entry.protocol)?;
-    let handover = Handover {
+    let params = BootParams {
         initramfs: *module,
         cmdline_len: cmdline.len(),
     };
     match entry.protocol {
-        Protocol::Pvh => pvh::write(mem, map, handover)?,
+        Protocol::Pvh => pvh::write(mem, map, params)?,
         Protocol::Linux64 => {
-            zero_page::write(mem, map, handover, kernel.setup_header())?;
+            zero_page::write(mem, map, params, kernel.setup_header())?;
             zero_page::write_page_tables(mem, map)?;
         }
     }

@@ -8,7 +8,7 @@ use podvisor_devices::GuestRam;
 use vm_memory::ByteValued;
 
 use super::memory_map::{MemoryMap, RAM};
-use super::{BootError, Handover, write as put};
+use super::{BootError, BootParams, write as put};
 use crate::layout;
 
 /// `XEN_HVM_START_MAGIC_VALUE`.
@@ -17,7 +17,7 @@ const MAGIC: u32 = 0x336e_c578;
 const VERSION: u32 = 1;
 
 /// Writes the start info, its module list and its memory map.
-pub(super) fn write(mem: &GuestRam, map: &MemoryMap, handover: Handover) -> Result<(), BootError> {
+pub(super) fn write(mem: &GuestRam, map: &MemoryMap, params: BootParams) -> Result<(), BootError> {
     let mut info = hvm_start_info {
         magic: MAGIC,
         version: VERSION,
@@ -25,7 +25,7 @@ pub(super) fn write(mem: &GuestRam, map: &MemoryMap, handover: Handover) -> Resu
         memmap_paddr: layout::PVH_MEMORY_MAP,
         ..Default::default()
     };
-    if let Some(module) = handover.initramfs {
+    if let Some(module) = params.initramfs {
         let entry = hvm_modlist_entry {
             paddr: module.address,
             size: module.size,

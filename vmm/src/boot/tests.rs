@@ -1,4 +1,4 @@
-//! What `load` and `hand_over` leave in guest memory.
+//! What `load` and `write_boot_params` leave in guest memory.
 
 use proptest::prelude::*;
 

@@ -6,7 +6,7 @@ use podvisor_devices::GuestRam;
 use vm_memory::ByteValued;
 
 use super::memory_map::{MemoryMap, RAM};
-use super::{BootError, Handover, write as put};
+use super::{BootError, BootParams, write as put};
 use crate::layout;
 
 /// "HdrS".
@@ -27,7 +27,7 @@ const ENTRIES: u64 = 512;
 pub(super) fn write(
     mem: &GuestRam,
     map: &MemoryMap,
-    handover: Handover,
+    boot: BootParams,
     header: Option<&setup_header>,
 ) -> Result<(), BootError> {
     let mut params = boot_params {
@@ -45,8 +45,8 @@ pub(super) fn write(
     params.hdr.setup_data = 0;
     // All our addresses are below 4 GiB: memory ends below the hole for devices there.
     params.hdr.cmd_line_ptr = below_4g(layout::CMDLINE)?;
-    params.hdr.cmdline_size = u32::try_from(handover.cmdline_len).unwrap_or(u32::MAX);
-    if let Some(module) = handover.initramfs {
+    params.hdr.cmdline_size = u32::try_from(boot.cmdline_len).unwrap_or(u32::MAX);
+    if let Some(module) = boot.initramfs {
         params.hdr.ramdisk_image = below_4g(module.address)?;
         params.hdr.ramdisk_size = below_4g(module.size)?;
     }

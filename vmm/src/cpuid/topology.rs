@@ -1,7 +1,7 @@
 //! One socket with a core for each vCPU and one thread in each core; APIC ids 0, 1, 2, …
 //!
-//! Intel's leaves 1, 4, 0xB and 0x1F (SDM vol. 2, CPUID), AMD's 0x80000008, 0x8000001D, 0x8000001E and
-//! 0x80000026 (APM vol. 3, appendix E).
+//! Intel's leaves 1, 4, 0xB and 0x1F (SDM vol. 2, CPUID), AMD's 0x80000008, 0x8000001D, 0x8000001E
+//! and 0x80000026 (APM vol. 3, appendix E).
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 

@@ -12,16 +12,15 @@ use vm_memory::mmap::{MmapRegionBuilder, MmapRegionError};
 use vm_memory::{FileOffset, MmapRegion};
 
 const PAGE_SIZE: u64 = 4096;
-const HUGE_PAGE_SIZE: u64 = 2 << 20;
+pub(super) const HUGE_PAGE_SIZE: u64 = 2 << 20;
+
+/// Linux 6.1; the C library's headers are older.
+const MADV_COLLAPSE: i32 = 25;
 
 /// An owned anonymous mapping that starts on a 2 MiB boundary where the address space allows.
 pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
-    let padding = Padding::below_which_aligned(len);
-    let region = MmapRegionBuilder::new(len)
-        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
-        .build()?;
-    drop(padding);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let region = aligned(len, libc::PROT_READ | libc::PROT_WRITE, flags, None)?;
     keep_to_this_process(&region);
     if let Err(error) = advise(&region, libc::MADV_HUGEPAGE) {
         // Without huge pages in the kernel everything works, only slower.
@@ -31,19 +30,47 @@ pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
 }
 
 /// `len` bytes of `file` from `offset` on, copied on write: the file is never written. It must not
-/// become shorter, or whoever touches what is gone gets SIGBUS.
+/// become shorter, or whoever touches what is gone gets SIGBUS. It starts on a 2 MiB boundary where
+/// the address space allows, so that huge pages of the file can be mapped as such.
 pub(super) fn private(
     file: Arc<File>,
     offset: u64,
     len: usize,
 ) -> Result<MmapRegion<()>, MmapRegionError> {
-    let region = MmapRegionBuilder::new(len)
-        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE)
-        .with_file_offset(FileOffset::from_arc(file, offset))
-        .build()?;
+    let file = FileOffset::from_arc(file, offset);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let region = aligned(len, access, libc::MAP_PRIVATE, Some(file))?;
     keep_to_this_process(&region);
     Ok(region)
+}
+
+/// `len` bytes of `file` from `offset` on, as they are in the page cache, on a 2 MiB boundary where
+/// the address space allows.
+pub(super) fn of_file(
+    file: Arc<File>,
+    offset: u64,
+    len: usize,
+) -> Result<MmapRegion<()>, MmapRegionError> {
+    let file = FileOffset::from_arc(file, offset);
+    aligned(len, libc::PROT_READ, libc::MAP_SHARED, Some(file))
+}
+
+fn aligned(
+    len: usize,
+    access: i32,
+    flags: i32,
+    file: Option<FileOffset>,
+) -> Result<MmapRegion<()>, MmapRegionError> {
+    let padding = Padding::below_which_aligned(len);
+    let mut builder = MmapRegionBuilder::new(len)
+        .with_mmap_prot(access)
+        .with_mmap_flags(flags | libc::MAP_NORESERVE);
+    if let Some(file) = file {
+        builder = builder.with_file_offset(file);
+    }
+    let region = builder.build();
+    drop(padding);
+    region
 }
 
 /// `len` bytes of `file`: pages of the host's page cache, of which the last one may reach beyond
@@ -84,6 +111,18 @@ fn keep_to_this_process(region: &MmapRegion<()>) {
 /// # Errors
 /// Kernels before 5.14 do not know how.
 pub(super) fn copy_now(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<()> {
+    advise_range(region, range, libc::MADV_POPULATE_WRITE)
+}
+
+/// Puts the pages of `range`, offsets into a mapping of a file, into huge pages of the page cache.
+///
+/// # Errors
+/// Kernels before 6.1, and most file systems, do not know how; or no huge page is free.
+pub(super) fn collapse(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<()> {
+    advise_range(region, range, MADV_COLLAPSE)
+}
+
+fn advise_range(region: &MmapRegion<()>, range: &Range<u64>, advice: i32) -> io::Result<()> {
     let end = range.end.min(region.size() as u64);
     let Some(len) = end.checked_sub(range.start).filter(|len| *len > 0) else {
         return Ok(());
@@ -92,9 +131,9 @@ pub(super) fn copy_now(region: &MmapRegion<()>, range: &Range<u64>) -> io::Resul
         return Ok(());
     };
     let at = region.as_ptr().wrapping_add(start);
-    // SAFETY: within the mapping, as `end` is; populating changes how pages are provided, not what
-    // they hold.
-    let result = unsafe { libc::madvise(at.cast(), len, libc::MADV_POPULATE_WRITE) };
+    // SAFETY: within the mapping, as `end` is; advice of the two kinds above changes how pages are
+    // provided, not what they hold.
+    let result = unsafe { libc::madvise(at.cast(), len, advice) };
     if result == 0 {
         Ok(())
     } else {

@@ -7,7 +7,7 @@
 //! * `image.rs` adds files that the guest may read (virtio-pmem), which are no memory of its own.
 //! * [`Memslots`] tells KVM of mappings, before the guest runs or while it does.
 //! * `pages.rs` finds the pages that this process has copies of its own of, and `save.rs` writes
-//!   them to a file.
+//!   them to a file. `huge.rs` gives that file huge pages.
 //!
 //! # Who marks what was written
 //!
@@ -22,9 +22,11 @@
 //! # Huge pages
 //!
 //! Anonymous mappings start on a 2 MiB boundary and ask for transparent huge pages: with them a
-//! booting guest takes a few nested page faults instead of thousands.
+//! booting guest takes a few nested page faults instead of thousands. Private mappings of a file do
+//! so, too, for where the page cache has huge pages of it.
 
 mod host;
+mod huge;
 mod image;
 mod mapping;
 mod pages;
@@ -42,6 +44,7 @@ use vm_memory::mmap::MmapRegionError;
 use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
 
 pub(crate) use host::host_memory;
+pub(crate) use huge::gather as gather_huge_pages;
 pub(crate) use image::next_image;
 pub(crate) use save::Which;
 pub(crate) use slots::Memslots;
@@ -172,8 +175,8 @@ impl GuestMemory {
         })
     }
 
-    /// Memory that holds what `file` holds, which must have at least as many bytes as `shape` in all.
-    /// What the guest writes stays in this process. Memory to plug in of which the file holds
+    /// Memory that holds what `file` holds, which must have at least as many bytes as `shape` in
+    /// all. What the guest writes stays in this process. Memory to plug in of which the file holds
     /// nothing is like [`Self::anonymous`] memory.
     pub(crate) fn private(shape: MemoryShape, file: Arc<File>) -> Result<Self, MemoryError> {
         let size = shape.total();

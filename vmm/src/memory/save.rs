@@ -63,8 +63,8 @@ impl GuestMemory {
         Ok(ranges)
     }
 
-    /// The pages of the memory that the guest boots with which were written since the file behind it
-    /// was mapped, as offsets into that file; `None` when there is no file.
+    /// The pages of the memory that the guest boots with which were written since the file behind
+    /// it was mapped, as offsets into that file; `None` when there is no file.
     pub(crate) fn own_pages(&self) -> Result<Option<Vec<Range<u64>>>, MemoryError> {
         if self.file.is_none() {
             return Ok(None);

@@ -44,7 +44,7 @@ pub(crate) use device::{DeviceState, SavedRegisters};
 pub(crate) use state::{Base, Identity, MachineState};
 pub(crate) use vcpu::{VcpuState, msr_numbers};
 
-use crate::memory::{GuestMemory, MemorySize, Which};
+use crate::memory::{GuestMemory, MemorySize, Which, gather_huge_pages};
 use crate::vm::VmBuilder;
 use directory::{MEMORY, NewDirectory, STATE};
 
@@ -150,13 +150,18 @@ impl Snapshot {
     }
 
     /// Stores with the snapshot in `dir` what VMs that go on from it will write first. Those that
-    /// begin from now on have it copied at once.
+    /// begin from now on have it copied at once. What they will only read comes into huge pages
+    /// where the kernel and the file system have such (Linux 6.1, tmpfs).
     ///
     /// # Errors
     /// When the snapshot cannot be read, or not be written; it is as it was then.
     pub fn expect(dir: impl AsRef<Path>, working_set: WorkingSet) -> Result<(), SnapshotError> {
         let dir = dir.as_ref();
-        let (mut state, _) = open(dir)?;
+        let (mut state, memory) = open(dir)?;
+        match gather_huge_pages(&Arc::new(memory), state.memory, working_set.pages()) {
+            Ok(bytes) => tracing::debug!(bytes, "the memory file has huge pages"),
+            Err(error) => tracing::debug!(%error, "the memory file has no huge pages"),
+        }
         state.working_set = Some(working_set);
         directory::replace_state(dir, &format::encode(&state.to_records()))
     }
@@ -186,8 +191,8 @@ impl Snapshot {
         self.state().memory.hotplug
     }
 
-    /// The names of the virtio devices, in order: `blk0`, `vsock0`, … The memory device is not among
-    /// them: it comes with the memory.
+    /// The names of the virtio devices, in order: `blk0`, `vsock0`, … The memory device is not
+    /// among them: it comes with the memory.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
         let own = self.memory_device();
@@ -233,13 +238,15 @@ impl Snapshot {
 }
 
 /// Writes a snapshot of a VM that stands still. `state` knows everything but what of memory is in
-/// the file. Of the memory that may be plugged in, nothing is behind the first `plugged` bytes.
+/// the file. Of the memory that may be plugged in, nothing is behind the first `plugged` bytes. It
+/// gets its name if `check` says that the VM stands still to this moment.
 pub(crate) fn write(
     dir: &Path,
     mut state: MachineState,
     memory: &GuestMemory,
     plugged: u64,
     full: Option<(PathBuf, Identity)>,
+    check: impl FnOnce() -> Result<(), SnapshotError>,
 ) -> Result<(), SnapshotError> {
     let new = NewDirectory::create(dir)?;
     let file = new.file(MEMORY)?;
@@ -259,6 +266,7 @@ pub(crate) fn write(
     file.write_all(&format::encode(&state.to_records()))
         .and_then(|()| file.sync_all())
         .map_err(|source| new.failed(source))?;
+    check()?;
     new.complete()
 }
 

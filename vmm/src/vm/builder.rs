@@ -196,8 +196,10 @@ impl VmBuilder {
 
     /// Whether the VM's threads are confined to the system calls that they need; they are unless
     /// said. Serial writers, disks, devices and vsock listeners of the program's own are called on
-    /// these threads, too: there they may read, write and signal, but neither open files, nor
-    /// connect to more than Unix sockets, nor start threads.
+    /// these threads, too: there they may read, write and signal, but neither open files, nor make
+    /// or connect sockets, nor start threads. The host side of a socket device that uses paths has
+    /// a thread of its own, which may make Unix sockets, connect them and remove paths
+    /// ([`VsockHost::uses_paths`](podvisor_devices::vsock::VsockHost::uses_paths)).
     pub fn seccomp(mut self, seccomp: Seccomp) -> Self {
         self.seccomp = seccomp;
         self
@@ -216,7 +218,14 @@ impl VmBuilder {
     /// [`BuildError::Config`] names all that is wrong with the configuration; the others are
     /// failures of the host, or say why a snapshot cannot be restored here.
     pub fn build(mut self) -> Result<Vm, BuildError> {
-        let kvm = kvm::open()?;
+        let kvm = match kvm::open() {
+            Ok(kvm) => kvm,
+            // What is wrong without it is to be mended first.
+            Err(error) => {
+                self.check_without_kvm()?;
+                return Err(error.into());
+            }
+        };
         match self.snapshot.take() {
             None => self.boot(kvm),
             Some(snapshot) => self.restore(kvm, &snapshot),
@@ -270,7 +279,7 @@ impl VmBuilder {
             parameters.push(format!("maxcpus={vcpus}"));
         }
         let cmdline = with_parameters(&self.cmdline, &parameters);
-        let entry = boot::hand_over(mem, &kernel, &loaded, &cmdline, max_vcpus)?;
+        let entry = boot::write_boot_params(mem, &kernel, &loaded, &cmdline, max_vcpus)?;
         for (id, vcpu) in hardware.vcpus.iter().enumerate() {
             boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
         }
@@ -358,6 +367,17 @@ impl VmBuilder {
             .then_some(ConfigError::TooManyDevices { count, transport })
     }
 
+    /// Finds what is wrong with the configuration whatever KVM can do.
+    fn check_without_kvm(&mut self) -> Result<(), BuildError> {
+        match self.snapshot.take() {
+            None => self.validate(u8::MAX).map(drop),
+            Some(snapshot) => match self.contradictions(&snapshot, u8::MAX) {
+                errors if errors.is_empty() => Ok(()),
+                errors => Err(BuildError::Config(ConfigErrors(errors))),
+            },
+        }
+    }
+
     fn validate(&mut self, max_vcpus: u8) -> Result<Validated, BuildError> {
         let mut errors = Vec::new();
         if self.kernel.is_none() {
@@ -371,7 +391,8 @@ impl VmBuilder {
             });
         }
         let most = self.max_vcpus.unwrap_or(vcpus);
-        if most < vcpus || most > max_vcpus {
+        // The count itself is told of already where nobody has set the most.
+        if self.max_vcpus.is_some() && (most < vcpus || most > max_vcpus) {
             errors.push(ConfigError::MaxVcpus {
                 max_vcpus: most,
                 vcpus,
@@ -509,73 +530,4 @@ fn with_parameters(cmdline: &str, parameters: &[String]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parameters_go_before_the_arguments_of_init() {
-        let devices = ["virtio_mmio.device=4K@0xc0000000:5".to_owned()];
-        assert_eq!(with_parameters("", &devices), devices[0]);
-        assert_eq!(
-            with_parameters("quiet", &devices),
-            format!("quiet {}", devices[0])
-        );
-        assert_eq!(
-            with_parameters("quiet -- sh -c true", &devices),
-            format!("quiet {} -- sh -c true", devices[0])
-        );
-    }
-
-    #[test]
-    fn all_mistakes_are_reported_at_once() {
-        let mut builder = Vm::builder()
-            .vcpus(0)
-            .memory(MemorySize::bytes(5000))
-            .hotplug_memory(MemorySize::mib(100))
-            .block(BlockDevice::new(Box::new(NoDisk)));
-        builder
-            .broken_disks
-            .push(BlockDeviceError::NotADisk { path: "/x".into() });
-        for _ in 0..Transport::Mmio.max_devices() {
-            builder = builder.device(BlockDevice::new(Box::new(NoDisk)));
-        }
-        let Err(BuildError::Config(errors)) = builder.validate(8) else {
-            panic!("accepted")
-        };
-        let text = errors.to_string();
-        for part in [
-            "no kernel",
-            "0 vCPUs",
-            "5000 bytes",
-            "100 MiB of memory to plug in",
-            "21 virtio devices",
-            "disk /x",
-        ] {
-            assert!(text.contains(part), "{part} in {text}");
-        }
-        let mut builder = Vm::builder().memory(MemorySize::gib(1 << 20));
-        let Err(BuildError::Config(errors)) = builder.validate(8) else {
-            panic!("accepted")
-        };
-        assert!(
-            errors.to_string().contains("this process may have"),
-            "{errors}"
-        );
-    }
-
-    #[derive(Debug)]
-    struct NoDisk;
-    impl podvisor_devices::blk::Disk for NoDisk {
-        fn len(&self) -> u64 {
-            0
-        }
-        fn submit(
-            &mut self,
-            _: &podvisor_devices::GuestRam,
-            _: u16,
-            _: podvisor_devices::blk::Operation<'_, '_>,
-        ) -> podvisor_devices::blk::Submitted {
-            podvisor_devices::blk::Submitted::Done(Ok(()))
-        }
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use podvisor_devices::legacy::power::{self, PowerRequest};
-use podvisor_devices::legacy::serial::SerialPort;
+use podvisor_devices::legacy::serial::{self, SerialPort};
 use podvisor_devices::virtio::transport::MmioTransport;
 
 /// What answers at a range of addresses. Offsets count from the range's start.
@@ -131,15 +131,19 @@ impl Bus {
         self.mmio.write(address, data);
     }
 
-    pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
-        // `data` can be the accesses of a string instruction (KVM does not keep them apart here).
-        // Devices of 8 bits take it as such; configuration space takes 4 bytes for a double word.
-        self.ports.read(u64::from(port), data);
+    /// Reads `width` bytes at a port, as often as `data` has room for: a string instruction is
+    /// many accesses to one port.
+    pub(crate) fn port_read(&self, port: u16, width: usize, data: &mut [u8]) {
+        for access in data.chunks_mut(width.max(1)) {
+            self.ports.read(u64::from(port), access);
+        }
     }
 
-    /// `Some` when the guest asked for the end of the VM.
-    pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<PowerRequest> {
-        self.ports.write(u64::from(port), data)
+    /// Writes `data` to a port, `width` bytes at a time. `Some` when the guest asked for the end of
+    /// the VM, which comes before the rest.
+    pub(crate) fn port_write(&self, port: u16, width: usize, data: &[u8]) -> Option<PowerRequest> {
+        data.chunks(width.max(1))
+            .find_map(|access| self.ports.write(u64::from(port), access))
     }
 }
 
@@ -149,32 +153,44 @@ struct PowerPort(u16);
 
 impl BusDevice for PowerPort {
     fn read(&self, _offset: u64, data: &mut [u8]) {
-        data.fill(match self.0 {
-            power::SLEEP_CONTROL_PORT => 0xff,
+        // The bytes of a wider access belong to ports that follow, where nothing is.
+        data.fill(0xff);
+        if let Some(status) = data.first_mut()
+            && self.0 != power::SLEEP_CONTROL_PORT
+        {
             // No reason for an NMI; and an idle keyboard controller: Linux waits for that before it
             // pulses the reset line.
-            _ => 0,
-        });
+            *status = 0;
+        }
     }
 
     fn write(&self, _offset: u64, data: &[u8]) -> Option<PowerRequest> {
-        data.iter().find_map(|byte| power::request(self.0, *byte))
+        power::request(self.0, *data.first()?)
     }
 }
 
+/// Registers are bytes: a wider access is one to each of those that follow.
 impl BusDevice for Mutex<SerialPort> {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        let offset = u8::try_from(offset).unwrap_or(u8::MAX);
-        data.fill_with(|| lock(self).read(offset));
+        data.fill(0xff);
+        for (register, byte) in serial_registers(offset).zip(data) {
+            *byte = lock(self).read(register);
+        }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest> {
-        let offset = u8::try_from(offset).unwrap_or(u8::MAX);
-        for byte in data {
-            lock(self).write(offset, *byte);
+        for (register, byte) in serial_registers(offset).zip(data) {
+            lock(self).write(register, *byte);
         }
         None
     }
+}
+
+/// The serial port's registers from `offset` on.
+fn serial_registers(offset: u64) -> impl Iterator<Item = u8> {
+    (0u8..)
+        .take(usize::from(serial::PORTS))
+        .skip(usize::try_from(offset).unwrap_or(usize::MAX))
 }
 
 impl BusDevice for Mutex<MmioTransport> {
@@ -206,24 +222,30 @@ mod tests {
             assert_eq!(data, [0xff; 8]);
             bus.mmio_write(address, &data);
         }
-        bus.port_read(0x3fd, &mut data[..1]);
+        bus.port_read(0x3fd, 1, &mut data[..1]);
         assert_eq!(data[0], 0xff);
-        assert_eq!(bus.port_write(0x80, &[1]), None);
+        assert_eq!(bus.port_write(0x80, 1, &[1]), None);
     }
 
     #[test]
     fn the_power_ports_are_there_without_any_device() {
         let bus = Bus::new();
-        let mut status = [0xff];
-        bus.port_read(0x64, &mut status);
-        assert_eq!(status, [0]);
-        bus.port_read(0x600, &mut status);
-        assert_eq!(status, [0xff]);
-        bus.port_read(0x61, &mut status);
-        assert_eq!(status, [0]);
-        assert_eq!(bus.port_write(0x64, &[0xfe]), Some(PowerRequest::Reset));
-        assert_eq!(bus.port_write(0x600, &[0x34]), Some(PowerRequest::Shutdown));
-        assert_eq!(bus.port_write(0x64, &[1, 0xfe]), Some(PowerRequest::Reset));
+        let status = |port, width| {
+            let mut status = [0xee; 4];
+            bus.port_read(port, width, &mut status);
+            status
+        };
+        for port in [0x61, 0x64] {
+            assert_eq!(status(port, 1), [0; 4], "as often as it is asked for");
+            assert_eq!(status(port, 4), [0, 0xff, 0xff, 0xff]);
+        }
+        assert_eq!(status(0x600, 1), [0xff; 4]);
+        let write = |port, width, data: &[u8]| bus.port_write(port, width, data);
+        assert_eq!(write(0x64, 1, &[0xfe]), Some(PowerRequest::Reset));
+        assert_eq!(write(0x600, 1, &[0x34]), Some(PowerRequest::Shutdown));
+        assert_eq!(write(0x64, 1, &[1, 0xfe]), Some(PowerRequest::Reset));
+        assert_eq!(write(0x64, 2, &[1, 0xfe]), None, "another port's");
+        assert_eq!(write(0x64, 2, &[0xfe, 1]), Some(PowerRequest::Reset));
     }
 
     /// Answers with its number and the offset.

@@ -91,6 +91,13 @@ pub enum PoisonCause {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A thread that serves devices could not wait for their events: the devices are lost.
+    EventLoop {
+        /// The thread's name.
+        thread: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// A thread of the VM panicked: a fault of this library.
     Panic {
         /// Its name.
@@ -122,6 +129,12 @@ impl fmt::Display for Poison {
             PoisonCause::Seccomp { .. } => {
                 f.write_str("a thread could not be confined by seccomp")?;
             }
+            PoisonCause::EventLoop { thread, .. } => {
+                write!(
+                    f,
+                    "the thread {thread} could not wait for events of its devices"
+                )?;
+            }
             PoisonCause::Panic { thread } => write!(f, "the thread {thread} panicked")?,
         }
         if let Some(vcpu) = self.vcpu {
@@ -137,7 +150,9 @@ impl fmt::Display for Poison {
 impl std::error::Error for Poison {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.cause {
-            PoisonCause::Ioctl { source, .. } => Some(source),
+            PoisonCause::Ioctl { source, .. } | PoisonCause::EventLoop { source, .. } => {
+                Some(source)
+            }
             PoisonCause::Seccomp { source } => Some(&**source),
             _ => None,
         }

@@ -78,7 +78,8 @@ pub enum HandleError {
     },
 }
 
-/// A device of a VM, of this type. Cheap to clone; usable from any thread, and after the VM is gone.
+/// A device of a VM, of this type. Cheap to clone; usable from any thread, and after the VM is
+/// gone.
 pub struct DeviceHandle<D> {
     name: String,
     link: Link,
@@ -138,7 +139,7 @@ impl<D: VirtioDevice> DeviceHandle<D> {
             .map(|device| Self {
                 name: device.name.clone(),
                 link: device.link.clone(),
-                counters: device.info.counters.clone(),
+                counters: device.counters.clone(),
                 queues: device.info.queue_sizes.len(),
                 _device: PhantomData,
             })
@@ -216,8 +217,8 @@ pub(super) fn ask<R: Send + 'static>(
 
 impl BalloonHandle {
     /// Asks the guest to give up this much of its memory in all: more than before inflates the
-    /// balloon, less deflates it. It does so as far as it can, and takes memory back when it has none
-    /// left.
+    /// balloon, less deflates it. It does so as far as it can, and takes memory back when it has
+    /// none left.
     ///
     /// # Errors
     /// See [`Self::run`].
@@ -261,8 +262,8 @@ impl BalloonHandle {
 
 impl MemHandle {
     /// Asks the guest to have this much memory plugged in beyond what it booted with, rounded up to
-    /// 2 MiB, and at most what [`VmBuilder::hotplug_memory`](super::VmBuilder::hotplug_memory) said. It
-    /// gets there as far as it can: memory that is in use is not unplugged.
+    /// 2 MiB, and at most what [`VmBuilder::hotplug_memory`](super::VmBuilder::hotplug_memory)
+    /// said. It gets there as far as it can: memory that is in use is not unplugged.
     ///
     /// # Errors
     /// See [`Self::run`].

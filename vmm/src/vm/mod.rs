@@ -20,6 +20,7 @@ mod error;
 mod exit;
 mod handle;
 mod hardware;
+mod inspect;
 mod io;
 mod kick;
 mod line;
@@ -54,7 +55,7 @@ use podvisor_devices::legacy::serial::SerialPort;
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::net::NetDevice;
 use podvisor_devices::pmem::PmemDevice;
-use podvisor_devices::virtio::{Counter, VirtioDevice};
+use podvisor_devices::virtio::{Counter, ReadCounters, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
 
 pub use attach::Transport;
@@ -260,7 +261,8 @@ impl Vm {
         }
     }
 
-    /// What the devices and vCPUs have counted so far. Never waits.
+    /// What the devices and vCPUs have counted so far. Never waits. Each device counts its
+    /// `faults`, after which it was parked until its driver reset it.
     #[must_use]
     pub fn counters(&self) -> Vec<DeviceCounters> {
         let counters = &self.context.counters;
@@ -280,7 +282,7 @@ impl Vm {
         }];
         all.extend(lock(&self.devices).iter().map(|device| DeviceCounters {
             device: device.name.clone(),
-            counters: device.info.counters.read(),
+            counters: device.counters.read(),
         }));
         all
     }

@@ -1,7 +1,6 @@
 //! Devices that are added to a running guest, and taken from it again.
 
 use std::any::Any;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,10 +9,10 @@ use podvisor_devices::pci::PciAddress;
 use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{Placement, VirtioDevice, Worker};
 
-use super::attach::{Attached, Connected, Connection, Registers};
+use super::attach::{Attached, Connected, Connection, CountersWithFaults, Registers};
 use super::error::BuildError;
 use super::handle::HandleError;
-use super::io::{NamedServer, own_loop};
+use super::io::{self, NamedServer, own_loop};
 use super::{Action, State, Vm, VmError, lock};
 
 /// A device that was plugged in.
@@ -51,7 +50,7 @@ pub enum PlugError {
         device: String,
         /// Why.
         #[source]
-        source: io::Error,
+        source: std::io::Error,
     },
     /// There is no such device, or it is busy.
     #[error(transparent)]
@@ -110,6 +109,7 @@ impl Vm {
         let shares_loop = AtomicBool::new(device.placement() == Placement::Shared);
         let servers = NamedServer::of(&name, &mut *device);
         let worker = Worker::new(name.clone(), device, irq);
+        let counters = Arc::new(CountersWithFaults::new(&info, worker.faults()));
         let installed = berth.install(worker, kicks).map_err(failed);
         let running = installed.and_then(|event_loop| {
             let mut inner = self.control().lock();
@@ -132,13 +132,14 @@ impl Vm {
         if let Err(error) = published {
             pci.disconnect(&function);
             // It may have got no worker.
-            let _ = loops.remove(&link);
+            let _ = io::remove(link);
             return Err(error);
         }
         lock(&self.devices).push(Arc::new(Attached {
             name: name.clone(),
             kind,
             info,
+            counters,
             link,
             shares_loop,
             registers,
@@ -149,9 +150,9 @@ impl Vm {
         Ok(Plugged { name, address })
     }
 
-    /// Gives the block device `name` of a running or paused guest a disk, as [`super::BlockHandle::swap`]
-    /// does; one that was built as [`BlockDevice::spare`] gets a thread of its own before, where the
-    /// disk may block without holding up other devices.
+    /// Gives the block device `name` of a running or paused guest a disk, as
+    /// [`super::BlockHandle::swap`] does; one that was built as [`BlockDevice::spare`] gets a
+    /// thread of its own before, where the disk may block without holding up other devices.
     ///
     /// # Errors
     /// See [`PlugError`]; the device keeps the disk that it had.
@@ -191,10 +192,7 @@ impl Vm {
         loops.add(&event_loop);
         drop(inner);
         let thread = self.loop_thread(event_loop);
-        if let Err(error) = self.spawn(vec![thread]) {
-            loops.forget(&place);
-            return Err(error.into());
-        }
+        self.spawn(vec![thread])?;
         attached.link.move_to(place);
         attached.shares_loop.store(false, Ordering::SeqCst);
         Ok(())
@@ -207,7 +205,7 @@ impl Vm {
     ///
     /// # Errors
     /// See [`PlugError`]. With [`HandleError::Busy`] the guest has lost the device, whose host side
-    /// is closed when it answers again.
+    /// is closed when it answers again; until then [`Vm::pause`] says [`VmError::Busy`], too.
     pub fn unplug(&self, name: &str) -> Result<(), PlugError> {
         let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
         let transition = lock(&self.transition);
@@ -229,7 +227,7 @@ impl Vm {
         }
         // A disk that does not answer holds up nothing but this call.
         drop(transition);
-        let removed = self.context.loops.remove(&attached.link);
+        let removed = io::remove(attached.link.clone());
         lock(&self.threads).retain(|thread| !thread.is_finished());
         removed.map_err(|_| {
             PlugError::Device(HandleError::Busy {

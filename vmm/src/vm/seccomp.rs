@@ -1,9 +1,19 @@
 //! The system calls that a VM's threads may make: a list for each kind of thread.
 //!
-//! A guest that takes over a vCPU's or a device's thread finds nothing there by which it could
-//! start a program, open a file or reach the network. Whatever is not on a thread's list fails with
-//! EPERM. Filters are compiled once in a process, and hold for threads of VMs only: those of the
-//! program that uses this library have none.
+//! Whatever is not on a thread's list fails with EPERM. A guest that takes over the thread of a
+//! vCPU or of devices finds nothing there by which it could start a program, open, rename or remove
+//! a file, or make a socket: what it has is the descriptors that are open. The rings of `io_uring`
+//! among these are restricted to requests on their disk's file ([`UringDisk`]), and may not be
+//! changed. More may
+//!
+//! * the thread of a socket device whose host side uses paths: it makes Unix sockets (of no other
+//!   family), connects them to any path that the process may reach, and removes files;
+//! * the thread of a shared directory, which does with files what its guest asks for.
+//!
+//! Filters are compiled once in a process, and hold for threads of VMs only: those of the program
+//! that uses this library have none.
+//!
+//! [`UringDisk`]: podvisor_devices::blk::UringDisk
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -28,6 +38,8 @@ pub(super) enum ThreadKind {
     Vcpu,
     /// Serves devices whose host sides are descriptors that are open.
     Devices,
+    /// Serves a socket device whose host side uses paths.
+    Sockets,
     /// Serves a shared directory.
     Files,
 }
@@ -39,7 +51,7 @@ pub(super) struct SeccompError(#[source] podvisor_seccomp::Error);
 
 /// Confines the calling thread, for good.
 pub(super) fn confine(kind: ThreadKind) -> Result<(), SeccompError> {
-    static FILTERS: [OnceLock<BpfProgram>; 3] = [const { OnceLock::new() }; 3];
+    static FILTERS: [OnceLock<BpfProgram>; 4] = [const { OnceLock::new() }; 4];
     let program = FILTERS[kind as usize].get_or_init(|| program(kind));
     apply(program).map_err(SeccompError)
 }
@@ -105,9 +117,7 @@ const DEVICES: &[i64] = &[
     libc::SYS_preadv2,
     libc::SYS_pwritev2,
     libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
     libc::SYS_accept4,
-    libc::SYS_connect,
     libc::SYS_shutdown,
     libc::SYS_socketpair,
     libc::SYS_getsockopt,
@@ -118,11 +128,11 @@ const DEVICES: &[i64] = &[
     libc::SYS_epoll_create1,
     libc::SYS_fallocate,
     libc::SYS_ftruncate,
-    // The socket file of a vsock listener goes with it.
-    libc::SYS_unlink,
-    libc::SYS_unlinkat,
     libc::SYS_statx,
 ];
+
+/// What a socket device's host side needs that uses paths: the file of its listener goes with it.
+const SOCKETS: &[i64] = &[libc::SYS_connect, libc::SYS_unlink, libc::SYS_unlinkat];
 
 /// What a guest asks of a shared directory, always below a directory that is open, and the guest's
 /// users, as whom the thread acts.
@@ -139,6 +149,7 @@ const FILES: &[i64] = &[
     libc::SYS_mknodat,
     libc::SYS_linkat,
     libc::SYS_symlinkat,
+    libc::SYS_unlinkat,
     libc::SYS_renameat,
     libc::SYS_renameat2,
     libc::SYS_fchmod,
@@ -260,18 +271,19 @@ fn program(kind: ThreadKind) -> BpfProgram {
     let lists: &[&[i64]] = match kind {
         ThreadKind::Vcpu => &[EVERYWHERE],
         ThreadKind::Devices => &[EVERYWHERE, DEVICES],
+        ThreadKind::Sockets => &[EVERYWHERE, DEVICES, SOCKETS],
         ThreadKind::Files => &[EVERYWHERE, DEVICES, FILES],
     };
     let listed = lists.iter().copied().flatten();
     let mut calls: BTreeMap<i64, Verdict> = listed.map(|call| (*call, Verdict::Allow)).collect();
     let ioctls = match kind {
         ThreadKind::Vcpu => VCPU_IOCTLS,
-        ThreadKind::Devices | ThreadKind::Files => DEVICE_IOCTLS,
+        ThreadKind::Devices | ThreadKind::Sockets | ThreadKind::Files => DEVICE_IOCTLS,
     };
     let requests = ioctls.iter().map(|request| argument(1, *request));
     calls.insert(libc::SYS_ioctl, Verdict::AllowIf(requests.collect()));
-    if kind != ThreadKind::Vcpu {
-        // vsock's host side: no other family.
+    if kind == ThreadKind::Sockets {
+        // No other family.
         let family = argument(0, libc::AF_UNIX.cast_unsigned());
         calls.insert(libc::SYS_socket, Verdict::AllowIf(vec![family]));
     }
@@ -294,6 +306,13 @@ mod tests {
     use super::*;
     use std::io::ErrorKind;
 
+    const ALL: [ThreadKind; 4] = [
+        ThreadKind::Vcpu,
+        ThreadKind::Devices,
+        ThreadKind::Sockets,
+        ThreadKind::Files,
+    ];
+
     /// Does `work` on a confined thread.
     fn confined<T: Send + 'static>(
         kind: ThreadKind,
@@ -311,6 +330,7 @@ mod tests {
         for (kind, may) in [
             (ThreadKind::Vcpu, false),
             (ThreadKind::Devices, false),
+            (ThreadKind::Sockets, false),
             (ThreadKind::Files, true),
         ] {
             let opened = confined(kind, || std::fs::File::open("/dev/null").map(drop));
@@ -328,11 +348,61 @@ mod tests {
 
     #[test]
     fn no_thread_starts_programs_or_threads_or_reaches_the_network() {
-        for kind in [ThreadKind::Vcpu, ThreadKind::Devices, ThreadKind::Files] {
+        for kind in ALL {
             confined(kind, move || {
                 assert!(std::process::Command::new("/bin/true").status().is_err());
                 assert!(std::thread::Builder::new().spawn(|| ()).is_err());
                 assert!(std::net::UdpSocket::bind("127.0.0.1:0").is_err());
+            });
+        }
+    }
+
+    #[test]
+    fn sockets_are_connected_by_the_threads_of_such_host_sides_alone() {
+        use std::os::unix::net::{UnixListener, UnixStream};
+        let dir = tempfile::tempdir().unwrap();
+        for kind in ALL {
+            let path = dir.path().join("socket");
+            let _listener = UnixListener::bind(&path).unwrap();
+            let connected = confined(kind, {
+                let path = path.clone();
+                move || UnixStream::connect(path).map(drop)
+            });
+            assert_eq!(connected.is_ok(), kind == ThreadKind::Sockets, "{kind:?}");
+            let removed = confined(kind, {
+                let path = path.clone();
+                move || std::fs::remove_file(path)
+            });
+            assert_eq!(removed.is_ok(), kind == ThreadKind::Sockets, "{kind:?}");
+            if removed.is_err() {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_ring_that_is_there_works_and_no_other_is_made() {
+        use podvisor_devices::blk::{Disk, Operation, Submitted, UringDisk};
+        use vm_memory::{Bytes, GuestAddress, GuestMemory};
+        for kind in [ThreadKind::Devices, ThreadKind::Sockets, ThreadKind::Files] {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(512).unwrap();
+            let mut disk = UringDisk::new(file.try_clone().unwrap()).unwrap();
+            confined(kind, move || {
+                let mem = podvisor_devices::testing::memory(1 << 16);
+                mem.write_obj(1u8, GuestAddress(0)).unwrap();
+                let slices = [mem.get_slice(GuestAddress(0), 512).unwrap()];
+                let read = Operation::Read {
+                    offset: 0,
+                    slices: &slices,
+                };
+                assert!(matches!(disk.submit(&mem, 0, read), Submitted::Queued));
+                disk.commit().unwrap();
+                disk.wait().unwrap();
+                disk.completed().unwrap().result.unwrap();
+                assert_eq!(mem.read_obj::<u8>(GuestAddress(0)).unwrap(), 0);
+                let error = UringDisk::new(file).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::PermissionDenied);
             });
         }
     }

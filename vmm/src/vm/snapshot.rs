@@ -15,7 +15,7 @@ use crate::snapshot::{
 impl Vm {
     /// Writes all of a paused VM to `dir`, which must not be there yet: [`crate::Snapshot::open`]
     /// makes VMs of it. The directory is complete, on the disk, when it gets its name; nothing is
-    /// there when this fails. The VM stays paused.
+    /// there when this fails, or the VM ends meanwhile. The VM stays paused.
     ///
     /// Disks are not part of it: whoever goes on from the snapshot gives it disks that hold what
     /// this VM's do now.
@@ -79,15 +79,16 @@ impl Vm {
             Some(_) => self.hotplug_memory()?.run(|device| device.plugged_end())?,
             None => 0,
         };
-        snapshot::write(dir, state, &machine.memory, plugged, full)?;
         // What was gathered belongs together only if nothing ended the VM meanwhile: a thread that
         // panicked, say.
-        let inner = self.control().lock();
-        if inner.outcome.is_some() {
-            drop(inner);
-            tracing::warn!(dir = %dir.display(), "the VM ended while its snapshot was written");
-        }
-        Ok(())
+        let check = || {
+            let has_ended = self.control().lock().outcome.is_some();
+            match has_ended {
+                true => Err(self.ended().into()),
+                false => Ok(()),
+            }
+        };
+        snapshot::write(dir, state, &machine.memory, plugged, full, check)
     }
 
     fn ended(&self) -> VmError {

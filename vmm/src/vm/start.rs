@@ -15,8 +15,8 @@ use super::threads::{STACK_SIZE, SignalsBlocked};
 use super::vcpu::{self, VcpuContext};
 use super::{Action, PATIENCE, Vm, VmError, lock};
 
-/// What a thread does.
-type Body = Box<dyn FnOnce() + Send>;
+/// What a thread does. The VM cannot go on after an error.
+type Body = Box<dyn FnOnce() -> Result<(), PoisonCause> + Send>;
 
 /// A thread that is to be started. One that is not counts itself out when it is dropped.
 pub(super) struct NewThread {
@@ -32,7 +32,10 @@ impl NewThread {
         Self {
             guard: ThreadGuard::new(context, format!("vcpu{id}"), true),
             kind: ThreadKind::Vcpu,
-            body: Box::new(move || vcpu::run(id, vcpu, &own)),
+            body: Box::new(move || {
+                vcpu::run(id, vcpu, &own);
+                Ok(())
+            }),
         }
     }
 }
@@ -79,14 +82,24 @@ impl Vm {
 
     /// The thread of an event loop, which is counted among the VM's already.
     pub(super) fn loop_thread(&self, event_loop: EventLoop) -> NewThread {
-        let kind = match event_loop.serves(DeviceType::FileSystem) {
-            true => ThreadKind::Files,
-            false => ThreadKind::Devices,
+        let kind = if event_loop.serves(DeviceType::FileSystem) {
+            ThreadKind::Files
+        } else if event_loop.uses_paths() {
+            ThreadKind::Sockets
+        } else {
+            ThreadKind::Devices
         };
+        let name = event_loop.name().to_owned();
         NewThread {
-            guard: ThreadGuard::new(&self.context, event_loop.name().to_owned(), false),
+            guard: ThreadGuard::new(&self.context, name.clone(), false),
             kind,
-            body: Box::new(move || event_loop.run()),
+            body: Box::new(move || {
+                let served = event_loop.run();
+                served.map_err(|source| PoisonCause::EventLoop {
+                    thread: name,
+                    source,
+                })
+            }),
         }
     }
 
@@ -96,7 +109,10 @@ impl Vm {
         NewThread {
             guard: ThreadGuard::new(&self.context, name, false),
             kind: ThreadKind::Devices,
-            body: Box::new(move || server.run()),
+            body: Box::new(move || {
+                server.run();
+                Ok(())
+            }),
         }
     }
 
@@ -115,11 +131,11 @@ impl Vm {
                         Seccomp::On => seccomp::confine(kind),
                         Seccomp::Off => Ok(()),
                     };
-                    match confined {
-                        Ok(()) => body(),
-                        Err(error) => guard.poison(PoisonCause::Seccomp {
-                            source: Box::new(error),
-                        }),
+                    let confined = confined.map_err(|error| PoisonCause::Seccomp {
+                        source: Box::new(error),
+                    });
+                    if let Err(cause) = confined.and_then(|()| body()) {
+                        guard.poison(cause);
                     }
                     guard.completed = true;
                 });

@@ -160,12 +160,23 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
         }
         Ok(VcpuExit::IoIn(port, data)) => {
             context.counters.port.fetch_add(1, Ordering::Relaxed);
-            context.bus.port_read(port, data);
+            let data: *mut [u8] = data;
+            let width = port_width(vcpu);
+            // SAFETY: the bytes are KVM's, behind its `kvm_run`, and mapped for as long as there is
+            // the vCPU, which does not run before they are done with; nothing else refers to them.
+            #[allow(unsafe_code)]
+            let data = unsafe { &mut *data };
+            context.bus.port_read(port, width, data);
             return Step::Exit;
         }
         Ok(VcpuExit::IoOut(port, data)) => {
             context.counters.port.fetch_add(1, Ordering::Relaxed);
-            return match context.bus.port_write(port, data) {
+            let data: *const [u8] = data;
+            let width = port_width(vcpu);
+            // SAFETY: as above.
+            #[allow(unsafe_code)]
+            let data = unsafe { &*data };
+            return match context.bus.port_write(port, width, data) {
                 None => Step::Exit,
                 Some(PowerRequest::Reset) => Step::End(Outcome::Exit(VmExit::Reset)),
                 Some(PowerRequest::Shutdown) => Step::End(Outcome::Exit(VmExit::Shutdown)),
@@ -226,6 +237,14 @@ fn registers(vcpu: &VcpuFd) -> Result<Registers, PoisonCause> {
     let regs = vcpu.get_regs().map_err(failed("KVM_GET_REGS"))?;
     let sregs = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
     Ok(Registers::new(&regs, &sregs))
+}
+
+/// The bytes of one access to a port, of which a string instruction has several.
+#[allow(unsafe_code)] // a union of the kernel's
+fn port_width(vcpu: &mut VcpuFd) -> usize {
+    // SAFETY: the exit reason was KVM_EXIT_IO, for which KVM fills this member; any bit pattern is a
+    // valid u8.
+    unsafe { vcpu.get_kvm_run().__bindgen_anon_1.io.size }.into()
 }
 
 #[allow(unsafe_code)] // a union of the kernel's

@@ -14,7 +14,8 @@ use kvm_ioctls::VmFd;
 use podvisor_devices::GuestRam;
 use podvisor_devices::virtio::transport::MmioTransport;
 use podvisor_devices::virtio::{
-    DeviceInfo, Interrupt, Placement, QueueState, RestoreError, VirtioDevice, WorkerLink,
+    Count, Counter, DeviceInfo, Interrupt, Placement, QueueState, ReadCounters, RestoreError,
+    VirtioDevice, WorkerLink,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -94,10 +95,35 @@ pub(crate) struct Attached {
     /// The Rust type of the device.
     pub(crate) kind: TypeId,
     pub(crate) info: DeviceInfo,
+    pub(crate) counters: Arc<CountersWithFaults>,
     pub(crate) link: Link,
     /// Whether it was built on the loop of all others and has got none of its own since.
     pub(crate) shares_loop: AtomicBool,
     pub(crate) registers: Registers,
+}
+
+/// A device's own counters, and how often it was parked until a reset.
+#[derive(Debug)]
+pub(crate) struct CountersWithFaults {
+    own: Arc<dyn ReadCounters>,
+    faults: Arc<Count>,
+}
+
+impl CountersWithFaults {
+    pub(super) fn new(info: &DeviceInfo, faults: Arc<Count>) -> Self {
+        Self {
+            own: info.counters.clone(),
+            faults,
+        }
+    }
+}
+
+impl ReadCounters for CountersWithFaults {
+    fn read(&self) -> Vec<Counter> {
+        let mut all = self.own.read();
+        all.push(self.faults.named("faults"));
+        all
+    }
 }
 
 /// The devices of a VM.
@@ -198,7 +224,7 @@ pub(super) fn attach(
         };
         let kind = std::any::Any::type_id(&*device);
         let shares_loop = AtomicBool::new(device.placement() == Placement::Shared);
-        loops
+        let faults = loops
             .install(&place, name.clone(), device, irq, kicks)
             .map_err(event_loop)?;
         if let Some(pci) = board.pci {
@@ -207,6 +233,7 @@ pub(super) fn attach(
         attachments.devices.push(Attached {
             name,
             kind,
+            counters: Arc::new(CountersWithFaults::new(&info, faults)),
             info,
             link: place.link,
             shares_loop,

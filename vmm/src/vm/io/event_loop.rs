@@ -1,11 +1,13 @@
 //! One loop: workers, what wakes them, and commands between their turns.
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, PoisonError};
 
 use podvisor_devices::virtio::{Command, DeviceType, Fault, HostFault, Progress, Worker};
+use podvisor_devices::vsock::VsockDevice;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -87,6 +89,16 @@ impl EventLoop {
         devices.any(|slot| slot.worker.device().info().device_type == device_type)
     }
 
+    /// Whether one of its devices makes sockets and uses paths of the host.
+    pub(crate) fn uses_paths(&self) -> bool {
+        let mut devices = self.slots.iter().flatten();
+        devices.any(|slot| {
+            let device: &dyn Any = slot.worker.device();
+            let vsock = device.downcast_ref::<VsockDevice>();
+            vsock.is_some_and(VsockDevice::uses_paths)
+        })
+    }
+
     /// The number of a place that is kept for a worker.
     pub(super) fn reserve(&mut self) -> usize {
         self.slots.push(None);
@@ -101,7 +113,7 @@ impl EventLoop {
         kicks: Vec<Arc<EventFd>>,
     ) -> io::Result<()> {
         for (queue, kick) in watched(&worker, &kicks) {
-            add(&self.epoll, kick.as_raw_fd(), data(index, queue))?;
+            add_kick(&self.epoll, kick, data(index, queue))?;
         }
         if self.paused {
             worker.pause();
@@ -140,7 +152,7 @@ impl EventLoop {
 
     fn take_in(&mut self, index: usize, mut slot: Slot) {
         for (queue, kick) in watched(&slot.worker, &slot.kicks) {
-            if let Err(error) = add(&self.epoll, kick.as_raw_fd(), data(index, queue)) {
+            if let Err(error) = add_kick(&self.epoll, kick, data(index, queue)) {
                 let device = slot.worker.name();
                 tracing::error!(device, %error, "a queue's notifications are lost");
             }
@@ -178,21 +190,19 @@ impl EventLoop {
     }
 
     /// Serves the devices until [`Self::end`], then drains them.
-    pub(crate) fn run(mut self) {
+    ///
+    /// # Errors
+    /// When the kernel does not tell of events: nobody serves the devices any more.
+    pub(crate) fn run(mut self) -> io::Result<()> {
         let mut events = [EpollEvent::default(); EVENTS];
-        while !self.ended {
-            if let Err(error) = self.turn(&mut events) {
-                tracing::error!(
-                    event_loop = self.name,
-                    %error,
-                    "waiting for events failed: the devices of this loop are lost"
-                );
-                break;
-            }
+        let mut result = Ok(());
+        while !self.ended && result.is_ok() {
+            result = self.turn(&mut events);
         }
         for slot in self.slots.iter_mut().flatten() {
             slot.worker.stop();
         }
+        result
     }
 
     /// Waits for something to do and does it.
@@ -253,12 +263,6 @@ impl EventLoop {
             return;
         }
         let queue = u16::try_from(low).unwrap_or(u16::MAX);
-        let kick = self
-            .slot(slot)
-            .and_then(|slot| slot.kicks.get(usize::from(queue)));
-        if let Some(kick) = kick {
-            let _ = kick.read();
-        }
         self.serve(slot, Source::Queue(queue));
     }
 
@@ -357,13 +361,16 @@ impl EventLoop {
         }
     }
 
-    /// Stops all queues: nothing is in flight until [`Self::resume`].
-    pub(crate) fn pause(&mut self) {
+    /// Stops all queues: nothing is in flight until [`Self::resume`]. `false` when a device cannot
+    /// promise that.
+    pub(crate) fn pause(&mut self) -> bool {
         self.paused = true;
         self.again.clear();
+        let mut quiet = true;
         for slot in self.slots.iter_mut().flatten() {
-            slot.worker.pause();
+            quiet &= slot.worker.pause();
         }
+        quiet
     }
 
     pub(super) fn resume(&mut self) {
@@ -405,6 +412,14 @@ fn watched<'a>(
 fn data(slot: usize, low: u32) -> u64 {
     // Far fewer devices than 2^32.
     (slot as u64) << 32 | u64::from(low)
+}
+
+/// Each write of the eventfd is an event, which need not be read for the next one to be. Those that
+/// come while nobody waits are not forgotten, but by [`EventLoop::pause`], after which
+/// [`EventLoop::resume`] looks at all queues.
+fn add_kick(epoll: &Epoll, kick: &EventFd, data: u64) -> io::Result<()> {
+    let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, data);
+    epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), event)
 }
 
 fn add(epoll: &Epoll, fd: RawFd, data: u64) -> io::Result<()> {

@@ -75,6 +75,11 @@ impl Mailbox {
         drop(waiting);
     }
 
+    /// Whether the loop is gone.
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().is_none()
+    }
+
     /// Readable when something was sent.
     pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()

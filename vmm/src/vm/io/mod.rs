@@ -17,18 +17,18 @@ mod plug;
 
 use std::fmt;
 use std::io;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use podvisor_devices::virtio::{
-    Command, Fault, Interrupt, Placement, QueueServer, VirtioDevice, Worker, WorkerLink,
+    Command, Count, Fault, Interrupt, Placement, QueueServer, VirtioDevice, Worker, WorkerLink,
 };
 use vmm_sys_util::eventfd::EventFd;
 
 pub(crate) use event_loop::EventLoop;
 use mailbox::Mailbox;
-pub(crate) use plug::own_loop;
+pub(crate) use plug::{own_loop, remove};
 
 /// The most device faults that are kept for the owner.
 const FAULTS_KEPT: usize = 64;
@@ -152,7 +152,7 @@ impl LoopsBuilder {
         Ok(Place { own, link })
     }
 
-    /// Gives the loop its worker.
+    /// Gives the loop its worker. Returns what counts the device's faults.
     pub(crate) fn install(
         &mut self,
         place: &Place,
@@ -160,11 +160,13 @@ impl LoopsBuilder {
         mut device: Box<dyn VirtioDevice>,
         irq: Arc<dyn Interrupt>,
         kicks: Vec<Arc<EventFd>>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Arc<Count>> {
         self.servers.extend(NamedServer::of(&name, &mut *device));
         let worker = Worker::new(name, device, irq);
+        let faults = worker.faults();
         let slot = place.link.slot;
-        self.event_loop(place.own).fill(slot, worker, kicks)
+        self.event_loop(place.own).fill(slot, worker, kicks)?;
+        Ok(faults)
     }
 
     fn event_loop(&mut self, own: Option<usize>) -> &mut EventLoop {
@@ -204,27 +206,30 @@ impl fmt::Debug for Loops {
 }
 
 impl Loops {
-    /// Stops all queues of all devices. When `deadline` passes before, everything goes on, and
-    /// the name of a loop that did not answer comes back.
+    /// Stops all queues of all devices. When `deadline` passes before, or a device cannot be
+    /// stopped, everything goes on, and the name of its loop comes back.
     pub(crate) fn pause(&self, deadline: Instant) -> Result<(), String> {
-        let answers: Vec<(String, Receiver<()>)> = self
+        let answers: Vec<(String, Receiver<bool>)> = self
             .entries()
             .iter()
             .map(|(name, mailbox)| {
                 let (done, wait) = sync_channel(1);
                 mailbox.send(Box::new(move |event_loop| {
-                    event_loop.pause();
                     // Nobody listens when the deadline has passed.
-                    let _ = done.send(());
+                    let _ = done.send(event_loop.pause());
                 }));
                 (name.clone(), wait)
             })
             .collect();
         for (name, wait) in answers {
             let left = deadline.saturating_duration_since(Instant::now());
-            if wait.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                self.resume();
-                return Err(name);
+            match wait.recv_timeout(left) {
+                // A loop that is gone serves nothing any more.
+                Ok(true) | Err(RecvTimeoutError::Disconnected) => {}
+                Ok(false) | Err(RecvTimeoutError::Timeout) => {
+                    self.resume();
+                    return Err(name);
+                }
             }
         }
         Ok(())
@@ -244,7 +249,11 @@ impl Loops {
         }
     }
 
+    /// Those that are not gone. A loop closes its mailbox when it serves no device any more, and
+    /// not before: one whose device is on its way out may still write guest memory.
     fn entries(&self) -> MutexGuard<'_, Vec<(String, Arc<Mailbox>)>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|(_, mailbox)| !mailbox.is_closed());
+        entries
     }
 }

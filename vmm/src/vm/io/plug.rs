@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use podvisor_devices::virtio::{Placement, Worker};
@@ -56,43 +56,42 @@ impl Loops {
         })
     }
 
-    /// Makes a loop for one device alone, and the way to its place there.
-    /// A loop is about to run.
+    /// A loop is about to run. It is asked to pause, to go on and to end until its thread has
+    /// ended, whatever becomes of its device.
     pub(crate) fn add(&self, event_loop: &EventLoop) {
         let entry = (event_loop.name().to_owned(), event_loop.mailbox());
         self.entries().push(entry);
     }
+}
 
-    /// Takes a device away, and ends its loop when that is its own. When this returns, the device
-    /// is gone.
-    ///
-    /// # Errors
-    /// When the device is busy; it goes when it is not any more.
-    pub(crate) fn remove(&self, link: &Link) -> io::Result<()> {
-        let moved = ask(&link.mailbox, {
-            let (slot, own) = (link.slot, self.forget(link));
-            move |event_loop| {
-                let moved = event_loop.remove(slot);
-                if own {
-                    event_loop.end();
-                }
-                moved
-            }
-        })?;
-        match moved {
-            Some(link) => self.remove(&link),
-            None => Ok(()),
+/// Takes a device away, and ends its loop when that is its own. When this returns, the device
+/// is gone.
+///
+/// # Errors
+/// When the device is busy; it goes when it is not any more.
+pub(crate) fn remove(link: Link) -> io::Result<()> {
+    let (done, wait) = sync_channel(1);
+    send_removal(link, done);
+    match wait.recv_timeout(PATIENCE) {
+        // A loop that has ended has no devices.
+        Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+        Err(RecvTimeoutError::Timeout) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// Has the loop where the device is by then let go of it.
+fn send_removal(link: Link, done: SyncSender<()>) {
+    let Link { mailbox, slot } = link;
+    mailbox.send(Box::new(move |event_loop| {
+        if let Some(moved) = event_loop.remove(slot) {
+            return send_removal(moved, done);
         }
-    }
-
-    /// Takes a device's loop from the list when it is its own.
-    pub(crate) fn forget(&self, link: &Link) -> bool {
-        let mut entries = self.entries();
-        let at = entries
-            .iter()
-            .position(|(name, mailbox)| Arc::ptr_eq(mailbox, &link.mailbox) && name != SHARED);
-        at.map(|at| entries.remove(at)).is_some()
-    }
+        if event_loop.name() != SHARED {
+            event_loop.end();
+        }
+        // Nobody listens when the patience is over.
+        let _ = done.send(());
+    }));
 }
 
 impl Berth {

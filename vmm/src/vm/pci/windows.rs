@@ -7,8 +7,10 @@
 use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use podvisor_devices::virtio::RateLimit;
 use podvisor_devices::virtio::transport::pci::{BAR_SIZE, NOTIFY, NOTIFY_MULTIPLIER};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -50,7 +52,7 @@ impl Windows {
             function: Arc::downgrade(function),
             wanted: None,
             mapped: None,
-            doorbells: Doorbells { kicks, at: None },
+            doorbells: Doorbells::new(kicks),
         };
         self.lock().insert(slot, window);
     }
@@ -151,9 +153,19 @@ struct Doorbells {
     kicks: Vec<Arc<EventFd>>,
     /// The BAR's address that they are registered for.
     at: Option<u64>,
+    /// Guests move BARs as often as they like.
+    log: RateLimit,
 }
 
 impl Doorbells {
+    fn new(kicks: Vec<Arc<EventFd>>) -> Self {
+        Self {
+            kicks,
+            at: None,
+            log: RateLimit::new(Duration::from_secs(10)),
+        }
+    }
+
     fn move_to(&mut self, vm: &VmFd, bar: u64) {
         if self.at == Some(bar) {
             return;
@@ -163,7 +175,9 @@ impl Doorbells {
             // Any value means the queue that the address is: KVM need not decode the instruction.
             if let Err(error) = vm.register_ioevent(kick, &address, NoDatamatch) {
                 // Notifications leave the guest then, and are served all the same.
-                tracing::warn!(%error, bar, "KVM_IOEVENTFD failed");
+                if let Some(suppressed) = self.log.permit() {
+                    tracing::warn!(%error, bar, suppressed, "KVM_IOEVENTFD failed");
+                }
             }
         }
         self.at = Some(bar);

@@ -3,9 +3,12 @@
 use std::sync::{Condvar, Mutex};
 
 use podvisor_devices::blk::{BlockDevice, Disk, Operation, Submitted};
+use podvisor_devices::pci::NO_VECTOR;
 
+use super::devices::fill;
+use super::pci::on_pci;
 use super::*;
-use crate::vm::{State, VmExit};
+use crate::vm::{HandleError, PlugError, State, VmExit};
 
 const RINGS: u64 = 0x40_0000;
 const BUFFER: u64 = 0x60_0000;
@@ -96,13 +99,18 @@ fn blocked(disks: Disks) -> (Guest, Arc<Gate>, DriverQueue) {
             (guest, queue)
         }
     };
+    add_request(&guest, &mut queue);
+    guest.device(0).notify();
+    gate.wait("the request", |state| state.waiting == 1);
+    (guest, gate, queue)
+}
+
+/// Makes a request for the first sector available.
+fn add_request(guest: &Guest, queue: &mut DriverQueue) {
     let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
     guest.mem.write_obj(0u32, GuestAddress(header)).unwrap();
     guest.mem.write_obj(0u64, GuestAddress(header + 8)).unwrap();
     queue.add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
-    guest.device(0).notify();
-    gate.wait("the request", |state| state.waiting == 1);
-    (guest, gate, queue)
 }
 
 /// A disk of ones, of which there may be several; the second queue's requests are behind a gate.
@@ -140,10 +148,7 @@ fn one_queue_blocked() -> (Guest, Arc<Gate>, Vec<DriverQueue>) {
 }
 
 fn request(guest: &Guest, queues: &mut [DriverQueue], queue: u32) {
-    let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
-    guest.mem.write_obj(0u32, GuestAddress(header)).unwrap();
-    guest.mem.write_obj(0u64, GuestAddress(header + 8)).unwrap();
-    queues[queue as usize].add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
+    add_request(guest, &mut queues[queue as usize]);
     guest.device(0).write(0x50, queue);
 }
 
@@ -249,6 +254,88 @@ fn a_pause_fails_and_the_vm_runs_on() {
         guest.pause();
         guest.vm.resume().unwrap();
         guest.runs_on();
+    }
+}
+
+#[test]
+fn a_disk_that_was_unplugged_holds_up_pauses_for_as_long_as_it_works() {
+    for disks in BOTH {
+        let gate = Arc::new(Gate::default());
+        let disk = Box::new(GatedDisk(gate.clone()));
+        let (built_in, inserted) = match disks {
+            Disks::BuiltIn => (BlockDevice::new(disk), None),
+            Disks::Inserted => (BlockDevice::spare(), Some(disk)),
+        };
+        let guest = on_pci(|vm| vm.rng().block(built_in));
+        let block = guest.function(2);
+        let mut queue = block.start(RINGS, NO_VECTOR);
+        if let Some(disk) = inserted {
+            guest.vm.insert_disk("blk0", disk, "gated").unwrap();
+        }
+        add_request(&guest, &mut queue);
+        block.notify();
+        gate.wait("the request", |state| state.waiting == 1);
+        let vm = guest.vm.clone();
+        let unplug = std::thread::spawn(move || vm.unplug("blk0"));
+        wait_for("the device's end", || guest.vm.block("blk0").is_err());
+        for what in ["while it is waited for", "and afterwards"] {
+            let vm = guest.vm.clone();
+            let error = in_time("pause", move || vm.pause()).expect_err(what);
+            assert!(matches!(&error, VmError::Busy { .. }), "{error} {what}");
+            wait_for("the end of the unplug", || unplug.is_finished());
+        }
+        let error = in_time("unplug", || unplug.join().unwrap()).unwrap_err();
+        let busy = matches!(&error, PlugError::Device(HandleError::Busy { .. }));
+        assert!(busy, "{error}");
+        gate.open();
+        guest.pause();
+        assert_eq!(gate.state.lock().unwrap().done, 1);
+        guest.vm.resume().unwrap();
+        guest.runs_on();
+    }
+}
+
+/// A disk that does not say when a request is done.
+#[derive(Debug)]
+struct Deaf;
+
+impl Disk for Deaf {
+    fn len(&self) -> u64 {
+        1 << 20
+    }
+    fn submit(&mut self, _: &GuestRam, _: u16, _: Operation<'_, '_>) -> Submitted {
+        Submitted::Queued
+    }
+    fn wait(&mut self) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+#[test]
+fn a_disk_that_cannot_be_waited_for_is_never_paused() {
+    for disk in [BlockDevice::new(Box::new(Deaf)), BlockDevice::spare()] {
+        let guest = Guest::start(|vm| vm.block(disk).rng());
+        let mut queue = guest.device(0).start(RINGS);
+        guest.vm.insert_disk("blk0", Box::new(Deaf), "").unwrap();
+        add_request(&guest, &mut queue);
+        guest.device(0).notify();
+        let notified = || guest.vm.pause();
+        wait_for("the request", || match notified() {
+            Ok(()) => {
+                guest.vm.resume().unwrap();
+                false
+            }
+            Err(error) => {
+                assert!(matches!(&error, VmError::Busy { .. }), "{error}");
+                true
+            }
+        });
+        let error = guest.vm.pause().unwrap_err();
+        assert!(matches!(&error, VmError::Busy { what } if what == "vm-blk0"));
+        guest.runs_on();
+        let rng = guest.device(1);
+        let mut other = rng.start(RINGS + 0x10_0000);
+        fill(rng, &mut other, 8);
     }
 }
 

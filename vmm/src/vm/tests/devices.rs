@@ -1,13 +1,18 @@
 //! Devices through their transport, by sound and by hostile drivers.
 
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixListener;
+
 use podvisor_devices::blk::{BlockDevice, FileDisk};
+use podvisor_devices::rng::RngDevice;
 use podvisor_devices::virtio::{
     ConfigSpace, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, ReadCounters, StartError,
     VirtioDevice,
 };
+use podvisor_devices::vsock::VsockDevice;
 
 use super::*;
-use crate::vm::{HandleError, PoisonCause, State, VmError};
+use crate::vm::{HandleError, PoisonCause, Seccomp, State, VmError};
 
 pub(super) const RINGS: u64 = 0x40_0000;
 pub(super) const BUFFER: u64 = 0x60_0000;
@@ -92,12 +97,14 @@ fn a_hostile_driver_parks_its_device_alone_and_a_reset_mends_it() {
             queue.make_available(0);
         },
     ];
-    for attack in attacks {
+    for (number, attack) in (1u64..).zip(attacks) {
         let mut queue = one.start(RINGS);
         attack(&mut queue);
         one.notify();
         wait_for("a request for a reset", || one.status() & 64 != 0);
         fill(two, &mut healthy, 32);
+        let faults = ["rng0", "rng1"].map(|rng| guest.counter(rng, "faults"));
+        assert_eq!(faults, [number, 0]);
         let mut queue = one.start(RINGS);
         assert_eq!(one.status(), 15);
         fill(one, &mut queue, 32);
@@ -271,7 +278,7 @@ fn a_spare_slot_gets_a_disk_and_the_driver_is_told() {
 struct Panics(Option<Queue>);
 
 #[derive(Debug)]
-struct NoCounters;
+pub(super) struct NoCounters;
 impl ReadCounters for NoCounters {
     fn read(&self) -> Vec<Counter> {
         Vec::new()
@@ -320,4 +327,57 @@ fn a_panic_of_an_event_loop_is_reported_as_its_own() {
     assert_eq!((poison.vcpu, vm.state()), (None, State::Poisoned));
     // Its last order may have been carried out, or not.
     let _ = driver.join();
+}
+
+#[test]
+fn an_event_loop_that_hears_of_no_event_any_more_ends_its_vm() {
+    use podvisor_seccomp::{Otherwise, Verdict, apply, compile};
+
+    let guest = Guest::start(|vm| vm.rng().seccomp(Seccomp::Off));
+    let mut calls: BTreeMap<i64, Verdict> = (0..450).map(|call| (call, Verdict::Allow)).collect();
+    for wait in [libc::SYS_epoll_wait, libc::SYS_epoll_pwait] {
+        calls.insert(wait, Verdict::Fail(1));
+    }
+    let filter = compile(&calls, Otherwise::Fail(1));
+    let rng = guest.vm.device::<RngDevice>("rng0").unwrap();
+    rng.run(move |_| apply(&filter).unwrap()).unwrap();
+    let waited = guest.vm.clone();
+    let error = in_time("wait", move || waited.wait()).unwrap_err();
+    let VmError::Poisoned(poison) = error else {
+        panic!("{error}")
+    };
+    let cause = &poison.cause;
+    assert!(
+        matches!(cause, PoisonCause::EventLoop { thread, .. } if thread == "vm-io"),
+        "{poison}"
+    );
+}
+
+#[test]
+fn a_confined_socket_device_reaches_programs_by_their_paths_and_removes_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vsock");
+    let program = UnixListener::bind(dir.path().join("vsock_77")).unwrap();
+    let device = VsockDevice::unix_mux(3, &path).unwrap();
+    // A device of another thread, which may do less.
+    let guest = Guest::start(|vm| vm.rng().vsock(device));
+    let vsock = guest.device(1);
+    let places = [0, 1, 2].map(|index| (index, RINGS + 0x1_0000 * u64::from(index)));
+    let mut queues = vsock.start_queues(0, &places);
+    queues[0].add(&[], &[(BUFFER + 0x1000, 4096)]);
+    // From port 1 of the guest to port 77 of the host: a request for a stream.
+    let words = [3u32, 0, 2, 0, 1, 77, 0, 1 | 1 << 16, 0, 0x1_0000, 0];
+    guest.mem.write_obj(words, GuestAddress(BUFFER)).unwrap();
+    queues[1].add(&[(BUFFER, 44)], &[]);
+    vsock.write(0x50, 1);
+    program.accept().unwrap();
+    wait_for("the answer", || queues[0].take_used().is_some());
+    let mut operation = [0; 2];
+    let at = GuestAddress(BUFFER + 0x1000 + 30);
+    guest.mem.read_slice(&mut operation, at).unwrap();
+    assert_eq!(operation, [2, 0], "a response");
+    assert!(path.exists());
+    drop(queues);
+    drop(guest);
+    wait_for("the end of the socket", || !path.exists());
 }

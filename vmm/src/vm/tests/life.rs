@@ -1,7 +1,5 @@
 //! How VMs run, stand still and end.
 
-use std::sync::Mutex;
-
 use super::*;
 use crate::vm::{Action, PoisonCause, Seccomp, State, VmError, VmExit};
 
@@ -139,19 +137,6 @@ fn addresses_without_a_device_read_as_ones() {
     assert_eq!(guest.input(0x64), 0);
     assert!(guest.counter("vcpu", "mmio_exits") >= 2);
     assert!(guest.counter("vcpu", "port_exits") >= 3);
-}
-
-/// A writer that keeps what it gets.
-#[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
-impl Write for Kept {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //!
 //! Nothing here needs more of KVM than its instruction emulator has.
 
+mod attacks;
 mod blocked;
 mod devices;
 mod life;
@@ -12,14 +13,15 @@ mod orders;
 mod pci;
 mod plug;
 mod pmem;
+mod ports;
 mod snapshot;
 
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use podvisor_devices::GuestRam;
@@ -57,6 +59,20 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (dir, place)
 }
 
+/// A writer that keeps what it gets.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Runs `call` on a thread of its own and fails when it hangs.
 fn in_time<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
     let (tx, rx) = mpsc::channel();
@@ -74,8 +90,8 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Pauses a VM in which nothing blocks. On a machine that is busy beyond measure its threads may not
-/// get their turn in time: it is tried again then.
+/// Pauses a VM in which nothing blocks. On a machine that is busy beyond measure its threads may
+/// not get their turn in time: it is tried again then.
 fn pause(vm: &Vm) {
     wait_for("a pause", || match vm.pause() {
         Ok(()) => true,

@@ -2,15 +2,20 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use podvisor_devices::blk::{BlockDevice, FileDisk};
 use podvisor_devices::mem::MemDevice;
-use podvisor_devices::virtio::VirtioDevice;
+use podvisor_devices::virtio::{
+    ConfigSpace, DeviceInfo, DeviceType, Fault, Progress, Queue, SavedDevice, StartError,
+    VirtioDevice,
+};
 use podvisor_devices::vsock::VsockDevice;
 
-use super::devices::{BUFFER, RINGS, bytes, fill, request};
+use super::devices::{BUFFER, NoCounters, RINGS, bytes, fill, request};
 use super::*;
-use crate::vm::{Action, BuildError, State};
+use crate::vm::control::Outcome;
+use crate::vm::{Action, BuildError, State, VmExit};
 use crate::{FormatError, SnapshotError};
 
 /// A directory, and a name in it that is free.
@@ -413,8 +418,8 @@ fn damage_behind_a_mended_checksum_is_an_error_or_a_vm_that_ends_well() {
     let mut ran = 0;
     for (number, record) in records.iter().enumerate() {
         for at in 0..record.bytes.len() {
-            // Each byte of what this library lays out; a part of the kernel's own structures, unless
-            // there is time for all.
+            // Each byte of what this library lays out; a part of the kernel's own structures,
+            // unless there is time for all.
             let is_large = record.bytes.len() > 600 && !all;
             if is_large && at % 41 != number % 41 {
                 continue;
@@ -481,4 +486,50 @@ fn a_hundred_rounds_of_pause_snapshot_and_restore_lose_nothing() {
         wait_for("an order's end", || guest.obeyed());
         place = dir.path().join(round.to_string());
     }
+}
+
+/// A device that ends its VM when its state is asked for.
+#[derive(Debug)]
+struct EndsItsVm(Arc<OnceLock<Arc<Vm>>>);
+
+impl VirtioDevice for EndsItsVm {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::Entropy,
+            queue_sizes: vec![16],
+            features: 0,
+            config: Arc::new(ConfigSpace::new([])),
+            counters: Arc::new(NoCounters),
+        }
+    }
+    fn start_queue(&mut self, _: Queue) -> Result<(), StartError> {
+        Ok(())
+    }
+    fn stop_queue(&mut self, _: u16) -> Option<Queue> {
+        None
+    }
+    fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
+        Ok(Progress::Idle)
+    }
+    fn save(&self) -> SavedDevice {
+        let vm = self.0.get().unwrap();
+        vm.context.end(Outcome::Exit(VmExit::Stopped));
+        SavedDevice::default()
+    }
+}
+
+#[test]
+fn nothing_is_there_of_a_snapshot_whose_vm_ended_meanwhile() {
+    let (dir, place) = place();
+    let known = Arc::new(OnceLock::new());
+    let guest = Guest::start(|vm| vm.device(EndsItsVm(known.clone())));
+    known.set(guest.vm.clone()).unwrap();
+    guest.pause();
+    let vm = guest.vm.clone();
+    let error = in_time("snapshot", move || vm.snapshot(&place)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot take a snapshot of a VM that is stopped"
+    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }

@@ -1,0 +1,131 @@
+//! Huge pages for the file that clones of a snapshot read.
+//!
+//! A page of guest memory costs the guest a nested page fault when it first touches it. Where the
+//! host has a huge page of the file in its page cache, and a clone has written nothing of it, KVM
+//! maps 2 MiB by one fault. Most of what clones only read is the kernel's text.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::save::data_of;
+use super::{MemoryShape, mapping, spans};
+
+const HUGE_PAGE: u64 = mapping::HUGE_PAGE_SIZE;
+
+/// The least of a block that must be data: what is a hole takes memory in a huge page.
+const LEAST_DATA: u64 = HUGE_PAGE / 8 * 7;
+
+/// Asks the kernel to put what clones only read into huge pages. `written` is what they write, in
+/// order. Gives the bytes that are in huge pages then.
+///
+/// # Errors
+/// The kernel or the file's file system knows of no huge pages for files (`MADV_COLLAPSE`, Linux
+/// 6.1; tmpfs). The file holds the same in any case.
+pub(crate) fn gather(
+    file: &Arc<File>,
+    shape: MemoryShape,
+    written: &[Range<u64>],
+) -> io::Result<u64> {
+    let mut gathered = 0;
+    // Elsewhere a huge page of the file is none of the guest's memory.
+    let aligned = |span: &super::Span| (span.start | span.offset).is_multiple_of(HUGE_PAGE);
+    for span in spans(shape).filter(aligned) {
+        let data = data_of(file, span)?;
+        let blocks = read_only_blocks(&data, written, span.offset);
+        let Ok(len) = usize::try_from(span.len) else {
+            continue;
+        };
+        if blocks.is_empty() {
+            continue;
+        }
+        let region = mapping::of_file(file.clone(), span.offset, len)
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        for block in blocks {
+            mapping::collapse(&region, &block)?;
+            gathered += block.end - block.start;
+        }
+    }
+    Ok(gathered)
+}
+
+/// The huge pages, as offsets from `offset` of the file on, that are mostly data and of which
+/// nothing is written. `data` is relative to `offset`, `written` to the file; both are in order.
+fn read_only_blocks(data: &[Range<u64>], written: &[Range<u64>], offset: u64) -> Vec<Range<u64>> {
+    let end = data.last().map_or(0, |range| range.end);
+    let within = |ranges: &[Range<u64>], block: &Range<u64>| -> u64 {
+        let first = ranges.partition_point(|range| range.end <= block.start);
+        let touching = ranges.iter().skip(first);
+        touching
+            .take_while(|range| range.start < block.end)
+            .map(|range| range.end.min(block.end) - range.start.max(block.start))
+            .sum()
+    };
+    (0..end / HUGE_PAGE)
+        .map(|number| number * HUGE_PAGE..(number + 1) * HUGE_PAGE)
+        .filter(|block| within(data, block) >= LEAST_DATA)
+        .filter(|block| within(written, &(offset + block.start..offset + block.end)) == 0)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Seek as _, Write as _};
+
+    use super::*;
+    use crate::MemorySize;
+
+    const PAGE: u64 = 4096;
+
+    #[test]
+    fn blocks_are_mostly_data_and_not_written() {
+        let data = [
+            0..3 * HUGE_PAGE - PAGE,
+            4 * HUGE_PAGE..5 * HUGE_PAGE - HUGE_PAGE / 4,
+        ];
+        let all = read_only_blocks(&data, &[], 0);
+        let block = |number: u64| number * HUGE_PAGE..(number + 1) * HUGE_PAGE;
+        assert_eq!(all, [block(0), block(1), block(2)]);
+        let one_page = HUGE_PAGE + PAGE..HUGE_PAGE + 2 * PAGE;
+        assert_eq!(
+            read_only_blocks(&data, std::slice::from_ref(&one_page), 0),
+            [block(0), block(2)]
+        );
+        // The same page of the file, seen from further on.
+        assert_eq!(
+            read_only_blocks(&data, &[one_page], HUGE_PAGE),
+            [block(1), block(2)]
+        );
+        assert!(read_only_blocks(&[], &[], 0).is_empty());
+    }
+
+    #[test]
+    fn a_file_holds_the_same_afterwards() {
+        // Of a tmpfs, which has huge pages where the kernel gives any.
+        let mut file = tempfile::tempfile_in("/dev/shm").unwrap();
+        let bytes: Vec<u8> = (0..2 * HUGE_PAGE / 4)
+            .flat_map(|word| (word as u32).to_le_bytes())
+            .collect();
+        file.write_all(&bytes).unwrap();
+        let file = Arc::new(file);
+        let shape = MemoryShape::fixed(MemorySize::bytes(2 * HUGE_PAGE));
+        let written = HUGE_PAGE..HUGE_PAGE + PAGE;
+        match gather(&file, shape, std::slice::from_ref(&written)) {
+            Ok(gathered) => assert_eq!(gathered, HUGE_PAGE),
+            // A kernel without; or no huge page is free.
+            Err(error) => assert!(
+                matches!(
+                    error.raw_os_error(),
+                    Some(libc::EINVAL | libc::ENOMEM | libc::EAGAIN)
+                ),
+                "{error}"
+            ),
+        }
+        let mut after = Vec::new();
+        let mut reader = &*file;
+        reader.rewind().unwrap();
+        reader.read_to_end(&mut after).unwrap();
+        assert!(after == bytes);
+    }
+}
