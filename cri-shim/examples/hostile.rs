@@ -214,10 +214,11 @@ fn try_to(attempt: &str, before: &Before) -> c_long {
                     libc::SYS_process_vm_readv,
                     before.pid,
                     &raw const local,
-                    1,
+                    1_usize,
                     &raw const local,
-                    1,
-                    0,
+                    1_usize,
+                    // On the stack, whose other half would be anything.
+                    0_usize,
                 )
             }
             "limit-process" => {
@@ -348,6 +349,9 @@ fn try_to(attempt: &str, before: &Before) -> c_long {
                 -1,
                 0,
             ),
+            // Of what it has from its launcher: its stdin.
+            "lock" => libc::syscall(libc::SYS_flock, 0, libc::LOCK_EX),
+            "lease" => libc::syscall(libc::SYS_fcntl, 0, libc::F_SETLEASE, libc::F_RDLCK),
             "another-vm" => {
                 let kvm = before.kvm.as_ref().map_or(-1, |kvm| kvm.as_raw_fd());
                 libc::syscall(libc::SYS_ioctl, kvm, 0xae01, 0)

@@ -12,10 +12,12 @@
 //! The sandbox knows nothing of the command line, and nothing here touches KVM: that is
 //! `podvisor-vmm`'s.
 
+mod bind;
 mod cli;
 mod cni;
 mod cri;
 pub mod machine;
+mod removal;
 mod request;
 pub mod sandbox;
 mod signal;

@@ -278,3 +278,132 @@ fn the_root_need_not_exist() {
     ran.printed("[]\n");
     assert!(fs::metadata(&deep).unwrap().permissions().mode() & 0o007 <= 0o005);
 }
+
+#[test]
+fn a_command_of_docker_that_there_is_not_says_what_to_do_instead() {
+    let root = Root::default();
+    for (command, words) in [
+        ("start", "podvisor run"),
+        ("build", "podvisor load"),
+        ("login", "docker login"),
+    ] {
+        root.output(&[command, "x"]).refused(2, &[command, words]);
+    }
+    let help = root.output(&["help", "ps"]);
+    assert_eq!(
+        (help.code, help.stdout.contains("List containers")),
+        (Some(0), true)
+    );
+    let unknown = root.output(&["nonsense"]);
+    assert!(unknown.stderr.contains("unrecognized"), "{unknown:?}");
+}
+
+#[test]
+fn help_that_cannot_be_written_is_a_failure() {
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let root = Root::default();
+    let helped = root.podvisor(&["--help"]).stdout(full).status().unwrap();
+    assert_eq!(helped.code(), Some(1));
+}
+
+#[test]
+fn what_is_wrong_in_any_case_is_told_before_the_image_is_asked_for() {
+    let root = Root::default();
+    for (flags, words) in [
+        (["--name", "a b"], "is not a container's name"),
+        (["--env", "=x"], "without a name"),
+        (["--workdir", "x"], "not absolute"),
+        (["--volume", "/no/such/file:/x"], "--volume"),
+    ] {
+        let run = [
+            &["run", "--pull", "always"],
+            &flags[..],
+            &["registry.invalid/box"],
+        ]
+        .concat();
+        root.output(&run).refused(125, &[words]);
+    }
+    let long = format!("/tmp/{}", "x".repeat(80));
+    let run = [
+        "--root",
+        &long,
+        "run",
+        "--pull",
+        "always",
+        "registry.invalid/box",
+    ];
+    root.output(&run)
+        .refused(125, &["--root", "PODVISOR_ROOT", "75 bytes"]);
+}
+
+#[test]
+fn what_begins_otherwise_is_not_told_how_to_boot() {
+    let root = Root::default();
+    for flag in ["--pod", "--from-snapshot"] {
+        let ran = root.output(&["run", "--boot", "cold", flag, "x", "box"]);
+        assert_eq!(ran.code, Some(125), "{ran:?}");
+        assert!(ran.stderr.contains("--boot <HOW>"), "{ran:?}");
+        // The variable is for all machines, and is set here.
+        let ran = root.output(&["run", flag, "x", "box"]);
+        assert!(!ran.stderr.contains("--boot"), "{ran:?}");
+    }
+    let mut run = root.podvisor(&["run", "box"]);
+    let ran = Ran::new(run.env("PODVISOR_BOOT", "lukewarm").output().unwrap());
+    ran.refused(125, &["PODVISOR_BOOT=lukewarm"]);
+}
+
+#[test]
+fn json_is_asked_for_in_either_way() {
+    let root = Root::default();
+    for list in [
+        ["ps"].as_slice(),
+        &["images"],
+        &["pod", "ls"],
+        &["stats", "--no-stream"],
+    ] {
+        for flags in [["--json"].as_slice(), &["--format", "json"]] {
+            root.output(&[list, flags].concat()).printed("[]\n");
+        }
+        let ran = root.output(&[list, &["--format", "{{.ID}}"]].concat());
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.stderr.contains("jq"), "{ran:?}");
+    }
+    for list in [
+        ["ps", "-q"].as_slice(),
+        &["images", "-q"],
+        &["pod", "ls", "-q"],
+    ] {
+        assert_eq!(
+            root.output(&[list, &["--json"]].concat()).code,
+            Some(2),
+            "{list:?}"
+        );
+    }
+    for inspect in [
+        ["inspect"].as_slice(),
+        &["image", "inspect"],
+        &["pod", "inspect"],
+    ] {
+        let ran = root.output(&[inspect, &["-f", "{{.Id}}", "x"]].concat());
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.stderr.contains("jq"), "{ran:?}");
+        let ran = root.output(&[inspect, &["--format", "json", "x"]].concat());
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+    }
+}
+
+#[test]
+fn reading_takes_a_root_that_is_not_there_for_an_empty_one() {
+    let root = Root::default();
+    // Nobody makes a directory there.
+    let nowhere = ["--root", "/sys/podvisor"];
+    root.output(&[&nowhere[..], &["ps", "-a", "--json"]].concat())
+        .printed("[]\n");
+    root.output(&[&nowhere[..], &["logs", "x"]].concat())
+        .refused(1, &["no container `x`"]);
+    root.output(&[&nowhere[..], &["load", "-i", "/dev/null"]].concat())
+        .refused(1, &["/sys/podvisor", "PODVISOR_ROOT"]);
+}

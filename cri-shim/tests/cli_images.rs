@@ -36,15 +36,15 @@ fn file(root: &Root, name: &str) -> String {
 }
 
 #[test]
-fn a_folder_of_settings_says_where_a_registry_is() {
+fn a_directory_of_settings_says_where_a_registry_is() {
     let root = Root::default();
     let image = Image::busybox(json!({ "Cmd": ["sh"] }));
     let id = image.config.digest.clone();
     let registry = Registry::serve(&[("app", image)]);
     let address = registry.name("app").replace("/app:1", "");
-    let folder = root.path().join("certs.d/registry.example");
-    fs::create_dir_all(&folder).unwrap();
-    let settings = folder.join("hosts.toml");
+    let directory = root.path().join("certs.d/registry.example");
+    fs::create_dir_all(&directory).unwrap();
+    let settings = directory.join("hosts.toml");
     fs::write(&settings, format!("server = \"http://{address}\"")).unwrap();
     let hosts = file(&root, "certs.d");
     let pull = [
@@ -58,9 +58,9 @@ fn a_folder_of_settings_says_where_a_registry_is() {
 
     fs::write(&settings, "skip_verify = true").unwrap();
     root.output(&pull).refused(1, &["hosts.toml", "`ca`"]);
-    let nowhere = ["pull", "--hosts-dir", "/no/such/folder", "app"];
+    let nowhere = ["pull", "--hosts-dir", "/no/such/directory", "app"];
     root.output(&nowhere)
-        .refused(1, &["cannot read /no/such/folder"]);
+        .refused(1, &["cannot read /no/such/directory"]);
 }
 
 /// All files under the root that hold images, with their contents.
@@ -85,6 +85,8 @@ fn a_saved_image_is_loaded_from_a_file_stdin_and_a_pipe() {
     assert_eq!(mode & 0o600, 0o600);
     let piped = root.podvisor(&["save", "app:1"]).output().unwrap();
     assert!(piped.stdout == fs::read(&tar).unwrap());
+    let dash = root.podvisor(&["save", "-o", "-", "app:1"]).output();
+    assert!(dash.unwrap().stdout == piped.stdout);
 
     let loaded = format!("Loaded image: {NAME}\n");
     let from_file = Root::default();
@@ -102,7 +104,7 @@ fn a_saved_image_is_loaded_from_a_file_stdin_and_a_pipe() {
 
     let from_pipe = Root::default();
     let mut child = from_pipe
-        .podvisor(&["load", "--json"])
+        .podvisor(&["load", "--json", "-i", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -182,11 +184,11 @@ fn archives_are_kept_from_terminals() {
 #[test]
 fn a_save_that_fails_leaves_no_file_and_keeps_an_old_one() {
     let (root, _) = root();
-    let folder = root.path().join("out");
-    fs::create_dir(&folder).unwrap();
-    let tar = folder.join("x.tar").display().to_string();
+    let directory = root.path().join("out");
+    fs::create_dir(&directory).unwrap();
+    let tar = directory.join("x.tar").display().to_string();
     let names = || -> Vec<_> {
-        let entries = fs::read_dir(&folder).unwrap();
+        let entries = fs::read_dir(&directory).unwrap();
         entries.map(|entry| entry.unwrap().file_name()).collect()
     };
     root.output(&["save", "-o", &tar, "nosuch"])
@@ -198,8 +200,8 @@ fn a_save_that_fails_leaves_no_file_and_keeps_an_old_one() {
     assert_eq!(fs::read(&tar).unwrap(), b"old");
     root.output(&["save", "-o", "/no/such/x.tar", "app:1"])
         .refused(1, &["cannot write /no/such/x.tar"]);
-    root.output(&["save", "-o", folder.to_str().unwrap(), "app:1"])
-        .refused(1, &["is a folder"]);
+    root.output(&["save", "-o", directory.to_str().unwrap(), "app:1"])
+        .refused(1, &["is a directory"]);
     root.output(&["save", "-o", "/dev/full", "app:1"])
         .refused(1, &["no space left for /dev/full"]);
     let full = File::options().write(true).open("/dev/full").unwrap();
@@ -211,7 +213,7 @@ fn a_save_that_fails_leaves_no_file_and_keeps_an_old_one() {
     assert_eq!(names().len(), 1);
 
     // Through a link, it is the file behind it that is replaced.
-    let link = folder.join("link");
+    let link = directory.join("link");
     std::os::unix::fs::symlink("x.tar", &link).unwrap();
     root.output(&["save", "-o", link.to_str().unwrap(), "app:1"])
         .printed("");
@@ -223,14 +225,14 @@ fn a_save_that_fails_leaves_no_file_and_keeps_an_old_one() {
 fn a_save_that_is_killed_leaves_no_half_file() {
     let (root, _) = root();
     let whole = root.podvisor(&["save", "app:1"]).output().unwrap().stdout;
-    let folder = root.path().join("out");
+    let directory = root.path().join("out");
     // The file that must go is there from an open on.
     for (signal, code, calls) in [
         ("TERM", 143, "openat,write,fsync,rename"),
         ("KILL", 137, "write,fsync,rename"),
     ] {
-        fs::create_dir(&folder).unwrap();
-        let tar = folder.join("x.tar");
+        fs::create_dir(&directory).unwrap();
+        let tar = directory.join("x.tar");
         let mut interrupted = 0;
         for call in 1.. {
             let podvisor = root.podvisor(&["save", "app:1", "-o", tar.to_str().unwrap()]);
@@ -256,7 +258,7 @@ fn a_save_that_is_killed_leaves_no_half_file() {
             }
             // Nobody can clear up after SIGKILL.
             if signal == "TERM" {
-                let mut left = fs::read_dir(&folder).unwrap().flatten();
+                let mut left = fs::read_dir(&directory).unwrap().flatten();
                 assert!(left.all(|entry| entry.path() == tar), "{signal} {call}");
             }
             if is_done {
@@ -264,7 +266,7 @@ fn a_save_that_is_killed_leaves_no_half_file() {
             }
         }
         assert!(interrupted > 3, "{signal} {interrupted}");
-        fs::remove_dir_all(&folder).unwrap();
+        fs::remove_dir_all(&directory).unwrap();
     }
 }
 
@@ -364,7 +366,9 @@ fn pruning_asks_first_and_takes_what_nobody_needs() {
     assert_eq!(root.output(&["images", "-q"]).stdout, "");
     let json = root.output(&["prune", "-f", "--json"]);
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
-    let nothing = json!({"untagged": [], "deleted": [], "freed": 0, "deferred": false});
+    let nothing = json!({
+        "containers": [], "pods": [], "untagged": [], "deleted": [], "freed": 0, "deferred": false,
+    });
     assert_eq!(json, nothing);
 }
 
@@ -458,25 +462,25 @@ fn usage_is_told_in_text_and_json() {
 }
 
 #[test]
-fn a_folder_and_its_tar_are_imported_and_can_be_saved() {
+fn a_directory_and_its_tar_are_imported_and_can_be_saved() {
     let root = Root::default();
-    let folder = root.path().join("rootfs");
-    fs::create_dir_all(folder.join("etc")).unwrap();
-    fs::write(folder.join("etc/hello"), "hello\n").unwrap();
-    let folder = folder.to_str().unwrap();
-    let imported = root.output(&["import", "-q", folder, "mine:1"]);
+    let directory = root.path().join("rootfs");
+    fs::create_dir_all(directory.join("etc")).unwrap();
+    fs::write(directory.join("etc/hello"), "hello\n").unwrap();
+    let directory = directory.to_str().unwrap();
+    let imported = root.output(&["import", "-q", directory, "mine:1"]);
     assert_eq!((imported.code, imported.stderr.as_str()), (Some(0), ""));
     let id = imported.stdout.trim_end().to_owned();
     let listed = root.output(&["images", "-q", "--no-trunc"]);
     listed.printed(&format!("{id}\n"));
-    let again = root.output(&["image", "import", "--json", folder]);
+    let again = root.output(&["image", "import", "--json", directory]);
     let again: Value = serde_json::from_str(&again.stdout).unwrap();
     assert_eq!(again["id"], json!(id));
     assert_eq!(again["repoTags"], json!(["docker.io/library/mine:1"]));
 
     let tar = file(&root, "rootfs.tar.gz");
     let packed = Command::new("tar")
-        .args(["czf", &tar, "-C", folder, "."])
+        .args(["czf", &tar, "-C", directory, "."])
         .status();
     assert!(packed.unwrap().success());
     let from_file = root.output(&["import", &tar, "packed"]);

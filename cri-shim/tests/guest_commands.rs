@@ -150,3 +150,94 @@ fn guest_program_is_started_again_as_its_policy_says() {
     host.podvisor(&["rm", "fails", "always", "waits"])
         .printed("fails\nalways\nwaits\n");
 }
+
+/// What a program finds of the flags that change its specification.
+const FLAGS: &str = "echo $A-$B; cat /etc/hosts | grep db; ulimit -Sn; ulimit -Hn; id -G
+    grep -E ' /(data|tmp|dev/shm) ' /proc/mounts | cut -d' ' -f2-4; cat /proc/sys/vm/swappiness
+    grep CapEff /proc/self/status; echo x >/tmp/x && echo x >/run/x && echo written
+    echo x >/x || echo refused";
+
+#[test]
+fn guest_flags_of_a_container_are_what_its_program_finds() {
+    let host = Host::default();
+    let env = host.root.path().join("env");
+    let id = host.root.path().join("cid").display().to_string();
+    std::fs::write(&env, "A=file\nB=file\n").unwrap();
+    let env = env.display().to_string();
+    let flags = [
+        "--env-file",
+        &env,
+        "-e",
+        "B=flag",
+        "--add-host",
+        "db:192.0.2.1",
+        "--ulimit",
+        "nofile=100:200",
+        "--group-add",
+        "7",
+        "--tmpfs",
+        "/data:size=1m,exec",
+        "--shm-size",
+        "2m",
+        "--sysctl",
+        "vm.swappiness=42",
+        "--cap-drop",
+        "ALL",
+        "--cap-add",
+        "CHOWN",
+        "--read-only",
+        "--cidfile",
+        &id,
+        "--name",
+        "flags",
+        "--stop-timeout",
+        "3",
+    ];
+    let run = [
+        &["run", "-e", "PATH=/bin"],
+        &flags[..],
+        &["box", "sh", "-c", FLAGS],
+    ]
+    .concat();
+    let ran = host.podvisor(&run);
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "file-flag",
+            "192.0.2.1\tdb",
+            "100",
+            "200",
+            "0 7",
+            "/dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size=2048k",
+            "/tmp tmpfs rw,nosuid,nodev,relatime",
+            "/data tmpfs rw,nosuid,nodev,relatime,size=1024k",
+            "42",
+            "CapEff:\t0000000000000001",
+            "written",
+            "refused",
+        ],
+        "{ran:?}"
+    );
+    let shown = host.json(&["inspect", "flags"]);
+    assert_eq!(shown[0]["Id"], std::fs::read_to_string(&id).unwrap());
+    assert_eq!(shown[0]["Config"]["StopTimeout"], 3);
+    // It is there already, and so is the name.
+    host.podvisor(&run).refused(125, &["--cidfile"]);
+    let replace = [
+        "run",
+        "--rm",
+        "--name",
+        "flags",
+        "--privileged",
+        "-e",
+        "PATH=/bin",
+        "box",
+    ];
+    let mounts = ["sh", "-c", "mount -t tmpfs none /tmp && hostname"];
+    host.podvisor(&[&replace[..], &mounts].concat())
+        .refused(125, &["in use"]);
+    let replaced = [&["run", "--replace"], &replace[1..], &mounts].concat();
+    let ran = host.podvisor(&replaced);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}

@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::Ran;
 use support::host::{Host, kill, sandboxes};
 
@@ -113,14 +114,88 @@ fn guest_container_is_found_again_by_every_command() {
     host.podvisor(&["cp", "web:/tmp/from-host", &to.display().to_string()])
         .printed("");
     assert_eq!(fs::read_to_string(to.join("from-host")).unwrap(), "hello\n");
+    // Names that are given, and what is in a directory.
+    let at = |name: &str| to.join(name).display().to_string();
+    for (from, place) in [
+        ("web:/tmp/from-host", at("renamed")),
+        ("web:/tmp", at("all")),
+        ("web:/tmp/.", at("contents")),
+        ("web:/tmp/.", at("")),
+    ] {
+        host.podvisor(&["cp", from, &place]).printed("");
+    }
+    for name in [
+        "renamed",
+        "all/from-host",
+        "contents/from-host",
+        "from-host",
+    ] {
+        assert_eq!(fs::read_to_string(to.join(name)).unwrap(), "hello\n");
+    }
+    host.podvisor(&["cp", "web:/tmp", &at("renamed")])
+        .refused(1, &["renamed", "is a file"]);
+    host.podvisor(&["cp", &file, "web:/tmp/renamed"])
+        .printed("");
+    let contents = at("all/.");
+    host.podvisor(&["cp", &contents, "web:/made"]).printed("");
+    host.podvisor(&["exec", "web", "cat", "/tmp/renamed", "/made/from-host"])
+        .printed("hello\nhello\n");
     host.podvisor(&["cp", &file, "web:/no/such/directory"])
-        .refused(1, &["/no/such/directory"]);
+        .refused(1, &["/no/such"]);
+    // What an earlier copy left leads nowhere, and what is no file stays where it is.
+    let outside = host.root.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    let run = |script: &str| {
+        host.podvisor(&["exec", "web", "sh", "-c", script])
+            .printed("")
+    };
+    run(&format!("ln -s {} /tmp/way", outside.display()));
+    host.podvisor(&["cp", "web:/tmp/way", &at("")]).printed("");
+    assert_eq!(fs::read_link(to.join("way")).unwrap(), outside);
+    run("rm /tmp/way && mkdir /tmp/way && echo evil > /tmp/way/file");
+    host.podvisor(&["cp", "web:/tmp/way", &at("")])
+        .refused(1, &["way is no directory"]);
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    run("mkfifo /tmp/way/pipe");
+    host.podvisor(&["cp", "web:/tmp/way", &at("way2")])
+        .refused(1, &["way/pipe is a device, a pipe or a socket"]);
+    // Interrupted half-way, it leaves nothing.
+    let is_half_way = || {
+        let mut names = fs::read_dir(&to).unwrap().map(Result::unwrap);
+        names.any(|name| name.file_name().to_string_lossy().starts_with('.'))
+    };
+    assert!(!is_half_way());
+    run("dd if=/dev/zero of=/tmp/way/big bs=1 count=0 seek=1G 2>/dev/null");
+    let mut copy = host.root.podvisor(&["cp", "web:/tmp/way/big", &at("")]);
+    let mut copy = copy.stderr(Stdio::piped()).spawn().unwrap();
+    while !is_half_way() {
+        assert_eq!(copy.try_wait().unwrap(), None);
+    }
+    let pid = Pid::from_raw(copy.id().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    let copied = Ran::of(copy);
+    assert_eq!(copied.code, Some(130), "{copied:?}");
+    assert!(!is_half_way());
+    run("rm -r /tmp/way");
+    // Archives.
+    let mut pack = host.root.podvisor(&["cp", "web:/tmp/renamed", "-"]);
+    let packed = pack.output().unwrap();
+    assert!(packed.status.success(), "{packed:?}");
+    let archive = to.join("archive.tar");
+    fs::write(&archive, &packed.stdout).unwrap();
+    let mut unpack = host.root.podvisor(&["cp", "-", "web:/made"]);
+    let unpacked = unpack.stdin(fs::File::open(&archive).unwrap()).output();
+    assert!(unpacked.as_ref().unwrap().status.success(), "{unpacked:?}");
+    host.podvisor(&["exec", "web", "cat", "/made/renamed"])
+        .printed("hello\n");
 
     // Paused it does nothing; then it goes on.
     host.podvisor(&["pause", "web"]).printed("web\n");
     assert_eq!(host.json(&["ps", "--json"])[0]["State"], "paused");
     host.podvisor(&["exec", "web", "true"])
         .refused(125, &["paused", "unpause"]);
+    host.podvisor(&["cp", &file, "web:/tmp"])
+        .refused(1, &["paused", "unpause"]);
     host.podvisor(&["pause", "web"]).refused(1, &["paused"]);
     host.podvisor(&["unpause", "web"]).printed("web\n");
     host.podvisor(&["exec", "web", "true"]).printed("");
@@ -133,6 +208,12 @@ fn guest_container_is_found_again_by_every_command() {
     );
     let inspect = host.json(&["inspect", "web"]);
     assert_eq!(inspect[0]["State"]["Running"], true);
+    // A kernel may have an older Landlock.
+    let missing = inspect[0]["HostConfig"]["JailMissing"].as_array().unwrap();
+    assert!(
+        missing.iter().all(|layer| layer == "part of Landlock"),
+        "{missing:?}"
+    );
     assert_eq!(inspect[0]["Mounts"][0]["Destination"], "/data");
 
     // Who attaches sees what comes, and gets the exit code; the program is given its time.
@@ -177,6 +258,37 @@ fn guest_container_is_found_again_by_every_command() {
         fs::read_to_string(data.join("from-host")).unwrap(),
         "hello\n"
     );
+}
+
+#[test]
+fn guest_containers_log_does_not_grow_beyond_its_bounds() {
+    let host = Host::default();
+    let script = "read x; i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i + 1)); done";
+    let flags = ["--name", "talker", "-i", "--log-max-size", "64K"];
+    let id = host.start(&flags, script);
+    let mut follow = host.root.podvisor(&["logs", "-f", "talker"]);
+    let follow = follow.stdout(Stdio::piped()).spawn().unwrap();
+    let mut attach = host.root.podvisor(&["attach", "talker"]);
+    attach.stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut attach = attach.spawn().unwrap();
+    std::io::Write::write_all(&mut attach.stdin.take().unwrap(), b"go\n").unwrap();
+    attach.wait().unwrap();
+    host.podvisor(&["wait", "talker"]).printed("0\n");
+    let followed = Ran::of(follow).stdout;
+    assert!(followed.ends_with("\n2998\n2999\n"), "{followed}");
+    let logs = host.podvisor(&["logs", "talker"]).stdout;
+    let numbers: Vec<u32> = logs.lines().map(|line| line.parse().unwrap()).collect();
+    // The last ones, without a gap; some are gone.
+    assert!(numbers[0] > 0 && numbers.len() > 1000, "{logs}");
+    assert!(numbers.iter().copied().eq(numbers[0]..3000), "{logs}");
+    host.podvisor(&["logs", "--tail", "2", "talker"])
+        .printed("2998\n2999\n");
+    for name in ["container.log", "container.log.1"] {
+        let log = host.root.path().join("c").join(&id[..12]).join(name);
+        assert!(log.metadata().unwrap().len() <= 64 << 10, "{name}");
+    }
+    host.podvisor(&["rm", "talker"]).printed("talker\n");
+    assert_eq!(host.left(), [""; 0]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Read as _;
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,10 @@ fn pod_config(daemon: &Daemon) -> PodSandboxConfig {
         labels: [("app".to_owned(), "story".to_owned())].into(),
         linux: Some(LinuxPodSandboxConfig {
             cgroup_parent: "/story/pod-uid".to_owned(),
+            resources: Some(LinuxContainerResources {
+                cpu_shares: 512,
+                ..LinuxContainerResources::default()
+            }),
             ..LinuxPodSandboxConfig::default()
         }),
         ..PodSandboxConfig::default()
@@ -82,6 +86,7 @@ fn container(name: &str, image: &str, script: &str, mounts: Vec<Mount>) -> Conta
             }),
             resources: Some(LinuxContainerResources {
                 memory_limit_in_bytes: 64 << 20,
+                oom_score_adj: 700,
                 ..LinuxContainerResources::default()
             }),
         }),
@@ -207,6 +212,20 @@ impl Story {
         let group = Path::new(GROUP).join(&self.pod);
         let limit = fs::read_to_string(group.join("cpu.max")).unwrap();
         (found.trim().to_owned(), limit.trim().to_owned())
+    }
+
+    /// How readily the host kills each process of the guest's group, and its share of CPU time.
+    fn importance(&self) -> (Vec<String>, String) {
+        let group = Path::new(GROUP).join(&self.pod);
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap().trim().to_owned();
+        let processes = read(group.join("cgroup.procs"));
+        let values = processes.lines().filter_map(|process| {
+            let process = Path::new("/proc").join(process);
+            // KVM's own thread is the kernel's, which nobody kills.
+            let is_program = !read(process.join("cmdline")).is_empty();
+            is_program.then(|| read(process.join("oom_score_adj")))
+        });
+        (values.collect(), read(group.join("cpu.weight")))
     }
 
     /// What the guest has, and what its process on the host may have.
@@ -493,6 +512,14 @@ async fn guest_lives_the_story_of_a_pod() {
     let mut events = events.unwrap().into_inner();
     assert_eq!(story.status(&job).await.exit_code, 3);
     assert_eq!(story.stdout(&web, "cat /data/out").await, "made by job\n");
+
+    // One container is there, with half a CPU.
+    let (values, weight) = story.importance();
+    assert!(
+        !values.is_empty() && values.iter().all(|value| value == "700"),
+        "{values:?}"
+    );
+    assert_eq!(weight, "20");
 
     // The kubelet raises the pod's limits, and lowers them again. At first there was room for both
     // containers, of which one has ended.

@@ -1,5 +1,6 @@
-//! Images that mmdebstrap, umoci, buildah and skopeo made, from a real docker-registry and from archives, in real
-//! guests. `cargo xtask test` makes the images (xtask/src/images) and says in `PODVISOR_TEST_IMAGES` where they are.
+//! Images that mmdebstrap, umoci, buildah and skopeo made, from a real docker-registry and from
+//! archives, in real guests. `cargo xtask test` makes the images (xtask/src/images) and says in
+//! `PODVISOR_TEST_IMAGES` where they are.
 
 mod support;
 
@@ -42,13 +43,12 @@ fn loaded(archive: &str) -> (Root, String) {
     (root, name)
 }
 
-/// What the image of busybox prints that buildah gave its settings, however it came here; and that no guest of it takes
-/// disk of its own.
+/// What the image of busybox prints that buildah gave its settings, however it came here; and that
+/// no guest of it takes disk of its own.
 fn says_what_buildah_set((root, name): &(Root, String)) {
-    // Makes the directory of containers.
-    root.output(&["ps", "-q"]).printed("");
-    let before = disk_use(root.path());
+    // The first makes the directory of containers.
     root.output(&["run", "--rm", name]).printed("buildah's\n");
+    let before = disk_use(root.path());
     let script = [
         "run",
         "--rm",
@@ -61,13 +61,13 @@ fn says_what_buildah_set((root, name): &(Root, String)) {
     assert_eq!(disk_use(root.path()), before);
 }
 
-/// Bytes of allocated blocks and the number of files below `folder`, without the events, which tell
-/// of containers that are gone.
-fn disk_use(folder: &Path) -> (u64, u64) {
-    let meta = fs::symlink_metadata(folder).unwrap();
+/// Bytes of allocated blocks and the number of files below `directory`, without the events, which
+/// tell of containers that are gone.
+fn disk_use(directory: &Path) -> (u64, u64) {
+    let meta = fs::symlink_metadata(directory).unwrap();
     let mut used = (meta.blocks() * 512, 1);
     if meta.is_dir() {
-        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
             if entry.file_name() == "events.log" {
                 continue;
             }
@@ -110,20 +110,23 @@ fn guest_runs_a_debian_of_mmdebstraps_in_zstd_by_skopeo() {
 const MOUNTS: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// What the runtime writes into each container.
 const WRITTEN: [&str; 2] = ["/etc/hostname", "/etc/hosts"];
-/// Folders that it writes into; overlayfs counts no links of such folders, and their time is new.
+/// Directories that it writes into; overlayfs counts no links of such directories, and their time
+/// is new.
 const WRITTEN_INTO: [&str; 2] = ["/", "/etc"];
 
 /// Leaves out what is the runtime's, not the image's.
 fn of_the_image(mut tree: Tree) -> Tree {
-    let below = |path: &str, folder: &str| {
-        path.strip_prefix(folder)
+    let below = |path: &str, directory: &str| {
+        path.strip_prefix(directory)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     tree.retain(|path, _| {
         !WRITTEN.contains(&path.as_str()) && !MOUNTS.iter().any(|mount| below(path, mount))
     });
-    for folder in WRITTEN_INTO {
-        let file = tree.get_mut(folder).expect("a folder that is always there");
+    for directory in WRITTEN_INTO {
+        let file = tree
+            .get_mut(directory)
+            .expect("a directory that is always there");
         file.remove("links");
         file.remove("mtime");
     }

@@ -147,8 +147,8 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
         }
         launcher.kill().unwrap();
         launcher.wait().unwrap();
-        // A launcher's machine runs on, as it is meant to; a process that was killed is gone a moment
-        // later.
+        // A launcher's machine runs on, as it is meant to; a process that was killed is gone a
+        // moment later.
         let begin = Instant::now();
         loop {
             host.podvisor(&["rm", "-f", "victim"]);

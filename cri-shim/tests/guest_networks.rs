@@ -18,8 +18,8 @@ use support::host::{Host, command, kill, networks_left, own_address, sandboxes};
 /// The bridge's address, by which guests reach the host.
 const GATEWAY: &str = "10.209.0.1";
 
-/// Says `up` and answers a line of each TCP connection to 8080 with another, and each datagram to 5353 with
-/// itself.
+/// Says `up` and answers a line of each TCP connection to 8080 with another, and each datagram to
+/// 5353 with itself.
 const SERVER: &str = r#"
     $SIG{CHLD} = "IGNORE"; $| = 1;
     sub at { pack("S n a4 x8", 2, $_[0], "\0\0\0\0") }

@@ -22,7 +22,15 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     fs::create_dir(&data).unwrap();
     let volume = format!("{}:/data", data.display());
     let create = [
-        "pod", "create", "--name", "team", "--memory", "192M", "-l", "a=b",
+        "pod",
+        "create",
+        "--name",
+        "team",
+        "--memory",
+        "192M",
+        "-l",
+        "a=b",
+        "--volumes",
     ];
     let created = host.podvisor(&create);
     assert_eq!(created.code, Some(0), "{created:?}");

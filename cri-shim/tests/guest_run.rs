@@ -316,19 +316,22 @@ fn guest_command_that_is_not_there_has_the_shells_code() {
 #[test]
 fn guest_kernel_that_panics_ends_the_run_at_once() {
     let turn = turn();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // A whole archive without an init: the kernel finds nothing to run.
-    let path = folder.path().join("initramfs.cpio");
+    let path = directory.path().join("initramfs.cpio");
     fs::write(&path, empty_cpio()).unwrap();
     let kernel = guest_kernel();
     let mut command = turn.command(&["--kernel", &kernel], &["true"]);
     let ran = Ran::new(
         command
-            .env("PODVISOR_GUEST_DIR", folder.path())
+            .env("PODVISOR_GUEST_DIR", directory.path())
             .output()
             .unwrap(),
     );
-    ran.refused(125, &["--console"]);
+    ran.refused(
+        125,
+        &["kernel panic: VFS: Unable to mount root", "--console"],
+    );
 }
 
 #[test]
@@ -343,7 +346,18 @@ fn guest_kernel_that_panics_takes_the_program_along_and_that_is_told() {
     let panic = "echo c >/proc/sysrq-trigger";
     let debug = ["debug", "victim", "sh", "-c", panic];
     STORE.root.output(&debug);
-    Ran::of(child).refused(137, &["the guest reset itself", "killed with it"]);
+    let why = "the guest ended by a kernel panic: sysrq triggered crash";
+    // Its kernel's last words.
+    let words = ["guest: sysrq: Trigger a crash\n", "guest: Kernel panic"];
+    Ran::of(child).refused(137, &[&[why, "killed with it"], &words[..]].concat());
+    let wait = STORE.root.output(&["wait", "victim"]);
+    wait.refused(0, &[&[why], &words[..]].concat());
+    assert_eq!(wait.stdout, "137\n");
+    let inspect = STORE.root.output(&["inspect", "victim"]);
+    let inspect: serde_json::Value = serde_json::from_str(&inspect.stdout).unwrap();
+    assert_eq!(inspect[0]["State"]["Error"], why);
+    let log = inspect[0]["State"]["GuestLog"].to_string();
+    assert!(log.contains("Kernel panic - not syncing"), "{log}");
 }
 
 /// The trailer that ends a cpio archive in the newc format.
@@ -367,8 +381,8 @@ fn guest_kernel() -> String {
 #[test]
 fn guest_console_goes_to_a_file() {
     let turn = turn();
-    let folder = tempfile::tempdir().unwrap();
-    let console = folder.path().join("console");
+    let directory = tempfile::tempdir().unwrap();
+    let console = directory.path().join("console");
     let ran = turn.run(&["--console", console.to_str().unwrap()], &["echo", "hi"]);
     ran.printed("hi\n");
     let console = fs::read_to_string(&console).unwrap();
@@ -509,22 +523,57 @@ fn guest_control_c_is_the_programs_on_a_terminal() {
 }
 
 #[test]
-fn guest_runs_an_imported_folder_and_a_saved_image() {
+fn guest_program_goes_on_when_its_terminal_is_left_by_keys() {
+    let turn = turn();
+    let mut terminal = Terminal::new(24, 80);
+    let script = "echo ready; read x; echo \"got $x\"; read x; exit 6";
+    let flags = ["-it", "--rm", "--name", "left"];
+    let mut child = terminal.spawn(turn.command(&flags, &["sh", "-c", script]));
+    terminal.read_until("ready");
+    // The first key alone is the program's.
+    terminal.person.write_all(&[16, b'a', 16, 17]).unwrap();
+    terminal.read_until("goes on");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(terminal.echoes(), "the terminal is not as it was");
+    let attach = ["attach", "--detach-keys", "ctrl-x", "left"];
+    let mut child = terminal.spawn(STORE.root.podvisor(&attach));
+    // It is attached once it answers to what is typed.
+    while terminal.echoes() {
+        assert_eq!(child.try_wait().unwrap(), None);
+    }
+    terminal.person.write_all(b"b\r").unwrap();
+    terminal.read_until("ab\r\n");
+    terminal.person.write_all(&[24]).unwrap();
+    terminal.read_until("goes on");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    // Without a terminal here, one that is detached has one there.
+    let there = ["-dit", "--rm", "--name", "there"];
+    let started = turn.run(&there, &["sh", "-c", "test -t 0 || exit; sleep 1000"]);
+    assert_eq!(started.code, Some(0), "{started:?}");
+    let stopped = STORE
+        .root
+        .output(&["stop", "-t", "0", "left", "there", "left"]);
+    stopped.printed("left\nthere\nleft\n");
+    assert_eq!(STORE.root.output(&["ps", "-q"]).stdout, "");
+}
+
+#[test]
+fn guest_runs_an_imported_directory_and_a_saved_image() {
     let turn = turn();
     let root = Root::default();
-    let folder = root.path().join("rootfs");
+    let directory = root.path().join("rootfs");
     for name in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
-        fs::create_dir_all(folder.join(name)).unwrap();
+        fs::create_dir_all(directory.join(name)).unwrap();
     }
-    fs::copy("/bin/busybox", folder.join("bin/busybox")).unwrap();
-    fs::hard_link(folder.join("bin/busybox"), folder.join("bin/sh")).unwrap();
-    fs::write(folder.join("etc/hello"), "from a folder\n").unwrap();
-    let folder = folder.display().to_string();
-    let imported = root.output(&["import", "-q", &folder, "folder"]);
+    fs::copy("/bin/busybox", directory.join("bin/busybox")).unwrap();
+    fs::hard_link(directory.join("bin/busybox"), directory.join("bin/sh")).unwrap();
+    fs::write(directory.join("etc/hello"), "from a directory\n").unwrap();
+    let directory = directory.display().to_string();
+    let imported = root.output(&["import", "-q", &directory, "directory"]);
     assert_eq!(imported.code, Some(0), "{imported:?}");
     let script = "busybox cat /etc/hello; busybox stat -c %h /bin/sh";
-    root.output(&["run", "folder", "/bin/sh", "-c", script])
-        .printed("from a folder\n2\n");
+    root.output(&["run", "directory", "/bin/sh", "-c", script])
+        .printed("from a directory\n2\n");
 
     let tar = root.path().join("saved.tar").display().to_string();
     STORE

@@ -76,6 +76,14 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     let again = pod.container("first", &one, script);
     let refused = sandbox.create_container(again).await;
     assert_eq!(kind(refused), RefusalKind::AlreadyExists);
+    // Another image beside it; a third has to wait for a disk.
+    let container = pod.container("second", &two, "echo up; exec sleep 10000");
+    sandbox.create_container(container).await.unwrap();
+    sandbox.start_container("second").await.unwrap();
+    let container = pod.container("third", &three, "true");
+    let refused = sandbox.create_container(container).await;
+    assert_eq!(kind(refused), RefusalKind::ResourceExhausted);
+
     let started = sandbox.start_container("first").await.unwrap();
     assert!(started.pid > 1 && started.started_at_ns > 1_500_000_000_000_000_000);
     let exit = sandbox.wait("first", None).await.unwrap();
@@ -89,17 +97,11 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert_eq!(stdout, "stdout F one\nstdout F \nstdout P unfinished\n");
     assert!(log.contains("stderr F to stderr\n"), "{log}");
 
-    // Another image beside it; a third has to wait for a disk.
-    let container = pod.container("second", &two, "echo up; exec sleep 10000");
-    sandbox.create_container(container).await.unwrap();
-    sandbox.start_container("second").await.unwrap();
-    let container = pod.container("third", &three, "true");
-    let refused = sandbox.create_container(container).await;
-    assert_eq!(kind(refused), RefusalKind::ResourceExhausted);
-
     // Made after the boot, as volumes are.
-    fs::create_dir(shared.join("volume")).unwrap();
-    fs::write(shared.join("volume/from-host"), "hello\n").unwrap();
+    let volume = shared.join("volume");
+    fs::create_dir(&volume).unwrap();
+    rustix::mount::mount_bind(&volume, &volume).unwrap();
+    fs::write(volume.join("from-host"), "hello\n").unwrap();
     let script = "cat /data/from-host; echo back > /data/from-guest; cat /proc/sys/kernel/msgmax";
     let mut container = pod.container("volume", &two, script);
     mount(&mut container, "/data", "/run/podvisor/shared/volume");
@@ -108,9 +110,21 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert_eq!(sandbox.wait("volume", None).await.unwrap().code, 0);
     assert_eq!(pod.log("volume"), "stdout F hello\nstdout F 4096\n");
     assert_eq!(
-        fs::read_to_string(shared.join("volume/from-guest")).unwrap(),
+        fs::read_to_string(volume.join("from-guest")).unwrap(),
         "back\n"
     );
+    // What is no mount is the host's, whatever the guest's root tries.
+    fs::create_dir(shared.join("bare")).unwrap();
+    let script = "(echo > /data/new); true";
+    let mut container = pod.container("bare", &two, script);
+    mount(&mut container, "/data", "/run/podvisor/shared/bare");
+    sandbox.create_container(container).await.unwrap();
+    sandbox.start_container("bare").await.unwrap();
+    assert_eq!(sandbox.wait("bare", None).await.unwrap().code, 0);
+    assert!(pod.log("bare").contains("Read-only file system"));
+    assert_eq!(fs::read_dir(shared.join("bare")).unwrap().count(), 0);
+    sandbox.delete_container("bare").await.unwrap();
+    rustix::mount::unmount(&volume, rustix::mount::UnmountFlags::DETACH).unwrap();
     sandbox.delete_container("volume").await.unwrap();
 
     execs(&sandbox).await;
@@ -130,20 +144,16 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert_eq!(states, expected);
     assert_eq!(list[0].exit, Some(exit));
 
-    // A deleted container's disk serves another image, and once more.
-    for round in 0..2 {
-        let (old, image) = if round == 0 {
-            ("first", &three)
-        } else {
-            ("third", &one)
-        };
-        sandbox.delete_container(old).await.unwrap();
-        sandbox.delete_container(old).await.unwrap();
-        let new = if round == 0 { "third" } else { "fourth" };
+    // The disk of a container that has ended serves another image, and once more; its figures are
+    // gone with it.
+    assert_eq!(kind(sandbox.stats("first").await), RefusalKind::WrongState);
+    for (old, new, image) in [("first", "third", &three), ("third", "fourth", &one)] {
         let container = pod.container(new, image, "cat /name");
         sandbox.create_container(container).await.unwrap();
         sandbox.start_container(new).await.unwrap();
         assert_eq!(sandbox.wait(new, None).await.unwrap().code, 0);
+        sandbox.delete_container(old).await.unwrap();
+        sandbox.delete_container(old).await.unwrap();
     }
     assert_eq!(pod.log("third"), "stdout F three\n");
     assert_eq!(pod.log("fourth"), "stdout F one\n");

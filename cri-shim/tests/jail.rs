@@ -75,6 +75,8 @@ const ATTEMPTS: &[(&str, Alone)] = &[
     ("io-uring", Harmless),
     ("executable-memory", Harmless),
     ("another-vm", FilterOnly),
+    ("lock", FilterOnly),
+    ("lease", FilterOnly),
     ("terminal-input", Refused(&[25, EPERM, EINVAL])),
 ];
 

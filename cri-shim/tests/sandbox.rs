@@ -2,7 +2,11 @@
 
 mod support;
 
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use podvisor_cri::sandbox::{SandboxClient, SandboxError};
 use support::Root;
@@ -105,4 +109,32 @@ fn who_types_the_process_of_a_sandbox_is_told_what_it_is() {
     let ran = root.output(&["sandbox", "x"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("podvisor:"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn a_machine_that_says_who_it_is_and_nothing_else_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let test = std::env::current_exe().unwrap();
+    let target = test.parent().and_then(Path::parent).unwrap();
+    let mut mute = Command::new(target.join("examples/mute"))
+        .arg(dir.path().join("control.sock"))
+        .arg(r#"{"number":0,"answer":{"Ok":{"Hello":{"version":2}}}}"#)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example `mute` is built with the tests");
+    let mut lines = BufReader::new(mute.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "listening");
+    let client = SandboxClient::connect(dir.path()).await.unwrap();
+    // From here on nothing is waited for longer than it takes.
+    tokio::time::pause();
+    match client.list().await {
+        Err(SandboxError::Unresponsive { pid, .. }) => assert_eq!(pid, Some(mute.id())),
+        other => panic!("{other:?}"),
+    }
+    // Whether that is seen in time is the clock's affair, which runs ahead here.
+    let _ = client.shutdown(Duration::from_secs(1)).await;
+    assert_eq!(mute.wait().unwrap().signal(), Some(9));
+    tokio::time::resume();
+    client.ended().await;
+    client.shutdown(Duration::ZERO).await.unwrap();
 }

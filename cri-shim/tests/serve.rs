@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
 
 use k8s_cri::v1::*;
 use rustix::process::Signal;
@@ -339,6 +341,83 @@ async fn a_pod_whose_guest_does_not_boot_leaves_nothing_behind() {
     daemon.end(Signal::KILL);
     daemon.start();
     is_clean(&daemon);
+}
+
+/// A CNI plugin that does what files in its directory say: ADD waits until the daemon is gone, DEL
+/// until there is `release`, and fails while there is `deny`.
+fn add_plugin(daemon: &Daemon) {
+    let dir = daemon.path("plugin");
+    fs::create_dir(&dir).unwrap();
+    let script = format!(
+        "#!/bin/sh\n\
+         cd {} || exit 1\n\
+         cat > /dev/null\n\
+         : > $CNI_COMMAND\n\
+         case $CNI_COMMAND in\n\
+         ADD) while [ ! -e gone ]; do sleep 0.05; done ;;\n\
+         DEL) while [ ! -e release ]; do sleep 0.05; done; [ ! -e deny ] && exit 0 ;;\n\
+         esac\n\
+         echo '{{\"cniVersion\": \"1.0.0\", \"code\": 100, \"msg\": \"denied\"}}'\n\
+         exit 1\n",
+        dir.display()
+    );
+    fs::write(dir.join("slow"), script).unwrap();
+    fs::set_permissions(dir.join("slow"), fs::Permissions::from_mode(0o755)).unwrap();
+    let list = json!({ "cniVersion": "1.0.0", "name": "slow", "plugins": [{ "type": "slow" }] });
+    fs::write(daemon.path("net.d/10-slow.conflist"), list.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn a_daemon_serves_while_it_undoes_pods_and_shows_one_that_it_cannot_undo() {
+    let (mut daemon, _guest) = Daemon::without_guests(&["unshare", "-n"]);
+    daemon.end(Signal::TERM);
+    add_plugin(&daemon);
+    let file = |name: &str| daemon.path(&format!("plugin/{name}"));
+    let [added, gone, deny, release, del] = ["ADD", "gone", "deny", "release", "DEL"].map(file);
+    let plugins = daemon.path("plugin").display().to_string();
+    daemon.arguments = vec!["--cni-bin-dir".to_owned(), plugins];
+    daemon.start();
+    let mut runtime = daemon.runtime().await;
+    let made = tokio::spawn(async move { runtime.run_pod_sandbox(run(pod("half"))).await });
+    until(|| added.exists()).await;
+    daemon.end(Signal::KILL);
+    assert!(made.await.unwrap().is_err());
+    fs::write(&gone, "").unwrap();
+    fs::write(&deny, "").unwrap();
+
+    daemon.start();
+    let mut runtime = daemon.runtime().await;
+    until(|| del.exists()).await;
+    let list = ListPodSandboxRequest::default();
+    let pods = runtime.list_pod_sandbox(list.clone()).await.unwrap();
+    assert_eq!(pods.into_inner().items, []);
+    fs::write(&release, "").unwrap();
+    let mut left = Vec::new();
+    while left.is_empty() {
+        let pods = runtime.list_pod_sandbox(list.clone()).await.unwrap();
+        left = pods.into_inner().items;
+    }
+    assert_eq!(left[0].state(), PodSandboxState::SandboxNotready);
+    let request = RemovePodSandboxRequest {
+        pod_sandbox_id: left[0].id.clone(),
+    };
+    let denied = runtime.remove_pod_sandbox(request.clone()).await;
+    assert!(denied.unwrap_err().message().contains("denied"));
+    fs::remove_file(&deny).unwrap();
+    runtime.remove_pod_sandbox(request).await.unwrap();
+    // Its name is free.
+    let again = runtime.run_pod_sandbox(run(pod("half"))).await;
+    assert_ne!(again.unwrap_err().code(), Code::AlreadyExists);
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    for _ in 0..2000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it did not come to that");
 }
 
 #[tokio::test]

@@ -22,9 +22,10 @@ pub(super) fn missing_file(error: AssetError) -> anyhow::Error {
     anyhow::anyhow!("{error}; {advice}")
 }
 
-/// A sandbox's error, with the remedy where there is one.
-pub(super) fn advised(error: SandboxError) -> anyhow::Error {
-    let advice = for_sandbox(&error);
+/// A sandbox's error, with the remedy where there is one: what the console says, for who has asked
+/// for one.
+pub(super) fn advised(error: SandboxError, has_console: bool) -> anyhow::Error {
+    let advice = for_sandbox(&error, has_console);
     let error = anyhow::Error::from(error);
     match advice {
         Some(advice) => {
@@ -36,28 +37,47 @@ pub(super) fn advised(error: SandboxError) -> anyhow::Error {
     }
 }
 
-fn for_sandbox(error: &SandboxError) -> Option<String> {
+fn for_sandbox(error: &SandboxError, has_console: bool) -> Option<String> {
+    let read = match has_console {
+        true => "read in the console's file",
+        false => "run again with --console FILE and read there",
+    };
     Some(match error {
         SandboxError::Silent(_) => format!(
-            "run again with --console FILE and read there how far the guest came, or give it \
-             more time with {BOOT_TIMEOUT_VARIABLE}=SECONDS"
+            "{read} how far the guest came, or give it more time with \
+             {BOOT_TIMEOUT_VARIABLE}=SECONDS"
         ),
-        SandboxError::GaveUp => "its kernel may lack a driver that the agent needs \
-             (virtio-mmio, virtio-vsock, EROFS, overlayfs): run with --console FILE and read \
-             there which"
-            .to_owned(),
+        SandboxError::GaveUp => format!(
+            "its kernel may lack a driver that the agent needs (virtio-mmio, virtio-vsock, EROFS, \
+             overlayfs): {read} which"
+        ),
         SandboxError::Ended(MachineExit::Failed(_)) => {
             "`podvisor check` says whether this machine can run guests".to_owned()
         }
-        SandboxError::Ended(_) => "run again with --console FILE and read there why".to_owned(),
-        SandboxError::Launch(why) if why.contains("jail") => {
+        SandboxError::Ended(_) => format!("{read} why"),
+        SandboxError::JailRefused(_) => {
             "give --no-jail to run without a jail where the host does not allow one".to_owned()
         }
-        SandboxError::Launch(_) | SandboxError::Gone { .. } => {
-            "`podvisor check` says whether this machine can run guests; if it can, run again with \
-             --console FILE and read there how far the guest came"
-                .to_owned()
-        }
+        SandboxError::Launch(_) | SandboxError::Gone { .. } => format!(
+            "`podvisor check` says whether this machine can run guests; if it can, {read} how far \
+             the guest came"
+        ),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remedy_goes_by_the_kind_and_by_what_was_given() {
+        let advice = |error, has_console| for_sandbox(&error, has_console).unwrap();
+        let jailed = "cannot open /tmp/jail/vmlinux".to_owned();
+        assert!(!advice(SandboxError::Launch(jailed.clone()), false).contains("--no-jail"));
+        assert!(advice(SandboxError::JailRefused(jailed), false).contains("--no-jail"));
+        let silent = || SandboxError::Silent(std::time::Duration::ZERO);
+        assert!(advice(silent(), false).contains("--console FILE"));
+        assert!(!advice(silent(), true).contains("--console"));
+    }
 }

@@ -6,15 +6,15 @@ use clap::Args;
 use podvisor_vmm::check::{self, Item, Status};
 use serde::Serialize;
 
+use super::FormatArgs;
 use super::advice;
 use super::table::Table;
 use crate::machine::{AssetError, Assets, GuestFiles};
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 /// Something that was looked at.
@@ -62,7 +62,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
         verdict,
         items,
     };
-    if args.json {
+    if args.shown.is_json() {
         super::print_json(&view)?;
     } else {
         super::print(&view.to_text())?;
@@ -106,7 +106,7 @@ fn retpolines(assets: &Assets) -> Option<Row> {
         name: "guest kernel for this CPU",
         status: Status::Warning,
         found: "containers of one pod could read each other's memory: this CPU needs retpolines or return thunks, which the guest's kernel lacks".to_owned(),
-        remedy: Some("put vmlinux-retpoline beside vmlinux: the package has it, and `cargo xtask kernel --retpoline` builds it".to_owned()),
+        remedy: Some("put vmlinux-retpoline in the directory of vmlinux: the package has it, and `cargo xtask kernel --retpoline` builds it".to_owned()),
         required: false,
     })
 }
@@ -202,8 +202,8 @@ mod tests {
 
     #[test]
     fn missing_guest_files_have_a_remedy_and_do_not_blame_the_machine() {
-        let folder = tempfile::tempdir().unwrap();
-        let row = guest_files(&Assets::in_folder(folder.path()));
+        let directory = tempfile::tempdir().unwrap();
+        let row = guest_files(&Assets::in_directory(directory.path()));
         assert_eq!(row.status, Status::Missing);
         assert!(row.remedy.unwrap().contains("cargo xtask guest"));
         assert!(!row.required);

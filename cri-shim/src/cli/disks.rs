@@ -1,4 +1,5 @@
-//! Disk images on the command line: what `podvisor pull https://…` and `podvisor images --disks` print.
+//! Disk images on the command line: what `podvisor pull https://…` and `podvisor images --disks`
+//! print.
 
 use std::time::SystemTime;
 

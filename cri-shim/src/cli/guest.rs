@@ -5,15 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use podvisor_vmm::{MemorySize, ParseMemorySizeError};
 
 use super::advice;
+use super::settings::parse_memory;
 use crate::machine::{Assets, GuestFiles, Snapshot};
 
-/// Less than this, and the guest's kernel and agent have no room.
-const MEMORY_MIN: u64 = 64 << 20;
-
-/// CPUs that podvisor's own kernel is built for (`CONFIG_NR_CPUS`); further ones it would leave idle.
+/// CPUs that podvisor's own kernel is built for (`CONFIG_NR_CPUS`); further ones it would leave
+/// idle.
 const OWN_KERNEL_CPUS: u8 = 64;
 
 #[derive(Debug, Args)]
@@ -23,7 +21,8 @@ pub(super) struct GuestArgs {
     cpus: u8,
 
     /// Memory of the guest, with a unit: 512M, 2G
-    #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
+    #[arg(short, long, value_name = "SIZE", default_value = "512M")]
+    #[arg(value_parser = parse_guest_memory)]
     memory: u64,
 
     /// Kernel to boot, vmlinux or bzImage [default: podvisor's own]
@@ -117,14 +116,8 @@ fn parse_cpus(text: &str) -> Result<u8, String> {
     }
 }
 
-fn parse_memory(text: &str) -> Result<u64, String> {
-    let size: MemorySize = text
-        .parse()
-        .map_err(|error: ParseMemorySizeError| error.to_string())?;
-    if size.as_bytes() < MEMORY_MIN {
-        return Err(format!("a guest needs at least {}M", MEMORY_MIN >> 20));
-    }
-    let whole = size.as_bytes().checked_next_multiple_of(1 << 20);
+fn parse_guest_memory(text: &str) -> Result<u64, String> {
+    let whole = parse_memory(text)?.checked_next_multiple_of(1 << 20);
     whole.ok_or_else(|| "no machine has so much".to_owned())
 }
 
@@ -158,13 +151,13 @@ mod tests {
 
     #[test]
     fn memory_has_a_least_size_and_whole_mebibytes() {
-        assert_eq!(parse_memory("512M"), Ok(512 << 20));
-        assert_eq!(parse_memory("104857601"), Ok(101 << 20));
-        let message = parse_memory("1M").unwrap_err();
+        assert_eq!(parse_guest_memory("512M"), Ok(512 << 20));
+        assert_eq!(parse_guest_memory("104857601"), Ok(101 << 20));
+        let message = parse_guest_memory("1M").unwrap_err();
         assert!(message.contains("64M"), "{message}");
-        assert!(parse_memory("lots").is_err());
-        assert!(parse_memory("16777215T").is_ok());
-        assert!(parse_memory("18446744073709551615").is_err());
+        assert!(parse_guest_memory("lots").is_err());
+        assert!(parse_guest_memory("16777215T").is_ok());
+        assert!(parse_guest_memory("18446744073709551615").is_err());
     }
 
     #[test]

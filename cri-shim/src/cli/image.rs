@@ -36,7 +36,7 @@ enum ImageCommand {
     Load(load::LoadArgs),
     /// Write images to an archive
     Save(save::SaveArgs),
-    /// Make an image of a root file system: a folder or a tar
+    /// Make an image of a root file system: a directory or a tar
     Import(import::ImportArgs),
 }
 
@@ -49,7 +49,7 @@ pub(super) fn run(globals: &Globals, args: &ImageArgs) -> anyhow::Result<u8> {
         ImageCommand::Ls(args) => images::run(globals, args),
         ImageCommand::Pull(args) => pull::run(globals, args),
         ImageCommand::Rm(args) => rmi::run(globals, args),
-        ImageCommand::Prune(args) => prune::run(globals, args),
+        ImageCommand::Prune(args) => prune::images(globals, args),
         ImageCommand::Tag(args) => tag::run(globals, args),
         ImageCommand::Load(args) => load::run(globals, args),
         ImageCommand::Save(args) => save::run(globals, args),

@@ -6,15 +6,15 @@ use clap::Args;
 use podvisor_images::Image;
 use serde::Serialize;
 
-use super::Globals;
 use super::shown::{NONE, SHORT_ID, ago, rfc3339};
 use super::size;
 use super::table::Table;
+use super::{FormatArgs, Globals};
 
 #[derive(Debug, Args)]
 pub(super) struct ImagesArgs {
     /// Print ids alone
-    #[arg(short, long, conflicts_with_all = ["json", "digests"])]
+    #[arg(short, long, conflicts_with_all = ["json", "format", "digests"])]
     quiet: bool,
 
     /// Show the manifests' digests too
@@ -29,9 +29,8 @@ pub(super) struct ImagesArgs {
     #[arg(long, conflicts_with = "digests")]
     disks: bool,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 /// An image as JSON shows it.
@@ -71,10 +70,15 @@ impl From<&Image> for ImageView {
 pub(super) fn run(globals: &Globals, args: &ImagesArgs) -> anyhow::Result<u8> {
     let store = globals.store()?;
     if args.disks {
-        return super::disks::list(&store.disks()?, args.quiet, args.no_trunc, args.json);
+        return super::disks::list(
+            &store.disks()?,
+            args.quiet,
+            args.no_trunc,
+            args.shown.is_json(),
+        );
     }
     let images = store.list()?;
-    if args.json {
+    if args.shown.is_json() {
         let views: Vec<ImageView> = images.iter().map(ImageView::from).collect();
         super::print_json(&views)?;
     } else if args.quiet {

@@ -1,4 +1,4 @@
-//! `podvisor import`: an image of a folder or of a tar.
+//! `podvisor import`: an image of a directory or of a tar.
 
 use std::fs::File;
 use std::io;
@@ -12,11 +12,11 @@ use super::images::ImageView;
 use super::interrupt::{Interrupts, Outcome};
 use super::progress::Progress;
 use super::signals::exit_code_of;
-use super::{Globals, load, terminal};
+use super::{FormatArgs, Globals, load, terminal};
 
 #[derive(Debug, Args)]
 pub(super) struct ImportArgs {
-    /// Folder, or tar of one; `-` is stdin
+    /// Directory, or tar of one; `-` is stdin
     #[arg(value_name = "DIR|TAR|-")]
     source: PathBuf,
 
@@ -27,9 +27,8 @@ pub(super) struct ImportArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 pub(super) fn run(globals: &Globals, args: &ImportArgs) -> anyhow::Result<u8> {
@@ -41,7 +40,7 @@ pub(super) fn run(globals: &Globals, args: &ImportArgs) -> anyhow::Result<u8> {
     });
     match ended? {
         Outcome::Done(image) => {
-            if args.json {
+            if args.shown.is_json() {
                 super::print_json(&ImageView::from(&image))?;
             } else {
                 super::print(&format!("{}\n", image.id()))?;
@@ -56,12 +55,12 @@ fn source(path: &Path) -> anyhow::Result<ImportSource> {
     if path == Path::new("-") {
         anyhow::ensure!(
             !terminal::is_terminal(io::stdin()),
-            "nothing to import from a terminal; give a folder or a file, or pipe a tar in"
+            "nothing to import from a terminal; give a directory or a file, or pipe a tar in"
         );
         return load::stdin().map(ImportSource::Tar);
     }
     if path.is_dir() {
-        return Ok(ImportSource::Folder(path.to_owned()));
+        return Ok(ImportSource::Directory(path.to_owned()));
     }
     let file = File::open(path).with_context(|| {
         let shown = path.display();

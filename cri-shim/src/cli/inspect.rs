@@ -4,20 +4,23 @@ use std::time::SystemTime;
 
 use anyhow::Context as _;
 use clap::Args;
-use podvisor_images::{Details, HistoryEntry};
+use podvisor_images::{HistoryEntry, ImageDetails};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::images::short_id;
 use super::shown::{NONE, ago, rfc3339};
 use super::table::Table;
-use super::{Globals, size};
+use super::{FormatArgs, Globals, JsonArgs, size};
 
 /// Characters of a command that are shown, as in docker.
 const COMMAND: usize = 45;
 
 #[derive(Debug, Args)]
 pub(super) struct InspectArgs {
+    #[command(flatten)]
+    shown: JsonArgs,
+
     /// Names, ids or digests
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
@@ -32,9 +35,8 @@ pub(super) struct HistoryArgs {
     #[arg(long)]
     no_trunc: bool,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 /// Prints what is there; each failure is reported, and one is enough to fail.
@@ -57,7 +59,7 @@ pub(super) fn run(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {
 }
 
 /// An image with docker's names for things, for scripts that know those.
-fn view(details: &Details) -> anyhow::Result<Value> {
+fn view(details: &ImageDetails) -> anyhow::Result<Value> {
     let image = &details.image;
     let config: Value =
         serde_json::from_slice(&details.config).context("cannot read the configuration")?;
@@ -111,7 +113,7 @@ struct StepView<'a> {
 
 pub(super) fn history(globals: &Globals, args: &HistoryArgs) -> anyhow::Result<u8> {
     let details = globals.store()?.inspect(&args.image)?;
-    if args.json {
+    if args.shown.is_json() {
         let steps = details.history.iter().rev().enumerate();
         let views = steps.map(|(index, step)| {
             let layer = step.layer.and_then(|layer| details.layers.get(layer));
@@ -131,7 +133,7 @@ pub(super) fn history(globals: &Globals, args: &HistoryArgs) -> anyhow::Result<u
     Ok(0)
 }
 
-fn table(details: &Details, in_full: bool, now: SystemTime) -> String {
+fn table(details: &ImageDetails, in_full: bool, now: SystemTime) -> String {
     let mut table = Table::new(["IMAGE", "CREATED", "CREATED BY", "SIZE", "COMMENT"]);
     let newest_first = details.history.iter().rev().enumerate();
     for (index, step) in newest_first {

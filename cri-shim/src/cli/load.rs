@@ -3,22 +3,22 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
 use podvisor_images::Image;
 
-use super::Globals;
 use super::images::ImageView;
 use super::interrupt::{Interrupts, Outcome};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::terminal;
+use super::{FormatArgs, Globals};
 
 #[derive(Debug, Args)]
 pub(super) struct LoadArgs {
-    /// Archive or OCI layout folder to load instead of stdin
+    /// Archive or OCI layout directory to load instead of stdin, which is `-`, too
     #[arg(short, long, value_name = "FILE")]
     input: Option<PathBuf>,
 
@@ -26,13 +26,14 @@ pub(super) struct LoadArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
-    let stdin = match &args.input {
+    // As in docker and tar, `-` is stdin.
+    let input = args.input.as_deref().filter(|path| *path != Path::new("-"));
+    let stdin = match input {
         Some(_) => None,
         None if terminal::is_terminal(io::stdin()) => {
             anyhow::bail!(
@@ -42,7 +43,7 @@ pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
         None => Some(stdin()?),
     };
     let store = globals.store()?;
-    let input = args.input.clone();
+    let input = input.map(Path::to_owned);
     let ended =
         Interrupts::catch()?.during(Progress::for_steps(args.quiet), move |options| {
             match (stdin, input) {
@@ -52,7 +53,7 @@ pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
         });
     match ended? {
         Outcome::Done(images) => {
-            if args.json {
+            if args.shown.is_json() {
                 let views: Vec<_> = images.iter().map(ImageView::from).collect();
                 super::print_json(&views)?;
             } else {

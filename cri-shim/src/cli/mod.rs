@@ -1,10 +1,12 @@
 //! The command line. Arguments come in, a command's output goes to stdout, everything else
 //! (progress, logs, errors) to stderr, and the exit code says how it went.
 //!
-//! Containers have a room of their own, `container`. Else one file per command, each with its flags and what it prints; `table`, `shown`, `progress`,
-//! `interrupt` and `terminal` are what they share. What a command does is not decided here: images are
-//! `podvisor-images`' and virtual machines are `sandbox`'s.
+//! Containers have a room of their own, `container`. Else one file per command, each with its flags
+//! and what it prints; `table`, `shown`, `progress`, `interrupt` and `terminal` are what they
+//! share. What a command does is not decided here: images are `podvisor-images`' and virtual
+//! machines are `sandbox`'s.
 
+mod absent;
 mod advice;
 mod check;
 mod completions;
@@ -17,7 +19,9 @@ mod images;
 mod import;
 mod inspect;
 mod interrupt;
+mod keys;
 mod load;
+mod log;
 mod manual;
 mod notify;
 mod progress;
@@ -45,12 +49,17 @@ mod version;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use log::{LogFormat, LogLevel};
 use podvisor_images::Store;
+
+use crate::sandbox::SandboxExit;
 
 /// Exit code of a command that failed.
 const FAILURE: u8 = 1;
@@ -67,7 +76,7 @@ const ERROR_MAX: usize = 2000;
 /// Programs from OCI images, each in a virtual machine of its own
 #[derive(Debug, Parser)]
 #[command(name = "podvisor", version, max_term_width = 100)]
-#[command(disable_help_subcommand = true, subcommand_required = true)]
+#[command(subcommand_required = true)]
 #[command(arg_required_else_help = true)]
 struct Cli {
     #[command(flatten)]
@@ -77,8 +86,9 @@ struct Cli {
 }
 
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
 struct Globals {
-    /// Folder of images and state [default: /var/lib/podvisor for root,
+    /// Directory of images and state [default: /var/lib/podvisor for root,
     /// $XDG_DATA_HOME/podvisor for others]
     #[arg(
         long,
@@ -93,25 +103,65 @@ struct Globals {
     #[arg(long, value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn)]
     #[arg(global = true)]
     log_level: LogLevel,
+
+    /// How it is logged
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    #[arg(global = true)]
+    log_format: LogFormat,
 }
 
 /// How a command prints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
-    /// For people
+    /// For people.
     Table,
-    /// For scripts
+    /// For scripts.
     Json,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
+fn parse_format(text: &str) -> Result<Format, String> {
+    match text {
+        "table" => Ok(Format::Table),
+        "json" => Ok(Format::Json),
+        _ => Err(
+            "write table or json; there are no templates: give --json, and take parts of it by jq"
+                .to_owned(),
+        ),
+    }
+}
+
+#[derive(Debug, Args)]
+struct FormatArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// How to print: table or json
+    #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = parse_format)]
+    format: Format,
+}
+
+impl FormatArgs {
+    fn is_json(&self) -> bool {
+        self.json || self.format == Format::Json
+    }
+}
+
+/// Of commands that print JSON in any case: what others take to do so is not refused.
+#[derive(Debug, Args)]
+struct JsonArgs {
+    #[arg(long, hide = true)]
+    json: bool,
+
+    #[arg(short, long, hide = true, value_name = "FORMAT", value_parser = parse_json_format)]
+    format: Option<Format>,
+}
+
+fn parse_json_format(text: &str) -> Result<Format, String> {
+    match text {
+        "json" => Ok(Format::Json),
+        _ => Err("it prints JSON, of which jq takes parts; there are no templates".to_owned()),
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -144,6 +194,8 @@ enum Command {
     Inspect(container::inspect::InspectArgs),
     /// Show what containers use
     Stats(container::stats::StatsArgs),
+    /// Print what containers and their machines use, for Prometheus
+    Metrics(container::metrics::MetricsArgs),
     /// Manage machines for several containers
     Pod(container::pod::PodArgs),
     /// Run a shell in a machine beside its containers, with the whole guest before it
@@ -164,7 +216,7 @@ enum Command {
     Images(images::ImagesArgs),
     /// Remove images
     Rmi(rmi::RmiArgs),
-    /// Remove images that nobody needs
+    /// Remove containers and pods that have ended, and images that nobody needs
     Prune(prune::PruneArgs),
     /// Give an image more names
     Tag(tag::TagArgs),
@@ -172,7 +224,7 @@ enum Command {
     Load(load::LoadArgs),
     /// Write images to an archive
     Save(save::SaveArgs),
-    /// Make an image of a root file system: a folder or a tar
+    /// Make an image of a root file system: a directory or a tar
     Import(import::ImportArgs),
     /// Show how an image was made
     History(inspect::HistoryArgs),
@@ -210,12 +262,13 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error, &arguments),
     };
-    log_to_stderr(match &cli.command {
+    let level = match &cli.command {
         Command::Sandbox(_) => LogLevel::Info,
         _ => cli.globals.log_level,
-    });
+    };
+    log::to_stderr(level, cli.globals.log_format);
     let failure = match &cli.command {
-        Command::Run(_) | Command::Exec(_) | Command::Debug(_) => RUN_FAILURE,
+        Command::Run(_) | Command::Exec(_) | Command::Debug(_) | Command::Attach(_) => RUN_FAILURE,
         _ => FAILURE,
     };
     let done = match cli.command {
@@ -233,6 +286,7 @@ pub fn main() -> ExitCode {
         Command::Port(args) => container::port::run(&cli.globals, &args),
         Command::Inspect(args) => container::inspect::run(&cli.globals, &args),
         Command::Stats(args) => container::stats::run(&cli.globals, &args),
+        Command::Metrics(args) => container::metrics::run(&cli.globals, &args),
         Command::Pod(args) => container::pod::run(&cli.globals, &args),
         Command::Debug(args) => container::debug::run(&cli.globals, &args),
         Command::Console(args) => container::console::run(&cli.globals, &args),
@@ -271,43 +325,50 @@ pub fn main() -> ExitCode {
 
 /// Help and version go to stdout; a mistake goes to stderr, with clap's suggestion.
 fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
-    // Nothing is left to tell anybody when even this cannot be written.
-    let _ = error.print();
-    if !error.use_stderr() {
-        return ExitCode::SUCCESS;
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && let Some(name) = subcommand(arguments).and_then(OsStr::to_str)
+        && let Some(instead) = absent::instead_of(name)
+    {
+        notice(&format!("there is no command `{name}`: {instead}"));
+        return ExitCode::from(USAGE);
     }
-    let is_run = subcommand(arguments) == Some("run".as_ref());
-    ExitCode::from(if is_run { RUN_FAILURE } else { USAGE })
+    // Nothing is left to tell anybody when even an error cannot be written.
+    let printed = error.print();
+    if !error.use_stderr() {
+        return match printed {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                report(&anyhow::Error::from(error).context("cannot write to stdout"));
+                ExitCode::from(FAILURE)
+            }
+            _ => ExitCode::SUCCESS,
+        };
+    }
+    ExitCode::from(match gives_exit_codes(arguments) {
+        true => RUN_FAILURE,
+        false => USAGE,
+    })
+}
+
+/// Whether the command's exit code is a program's.
+fn gives_exit_codes(arguments: &[OsString]) -> bool {
+    let command = subcommand(arguments).and_then(OsStr::to_str);
+    matches!(command, Some("run" | "exec" | "debug" | "attach"))
 }
 
 /// The first argument that is neither a global flag nor a global flag's value.
 fn subcommand(arguments: &[OsString]) -> Option<&OsStr> {
     let mut rest = arguments.iter().skip(1);
     while let Some(argument) = rest.next() {
-        if argument == "--root" || argument == "--log-level" {
+        if ["--root", "--log-level", "--log-format"]
+            .iter()
+            .any(|flag| argument == *flag)
+        {
             rest.next();
         } else if !argument.as_encoded_bytes().starts_with(b"-") {
             return Some(argument);
         }
     }
     None
-}
-
-fn log_to_stderr(level: LogLevel) {
-    use tracing_subscriber::filter::LevelFilter;
-    let level = match level {
-        LogLevel::Off => LevelFilter::OFF,
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(terminal::LogWriter::default)
-        .with_ansi(terminal::is_terminal(io::stderr()))
-        .init();
 }
 
 /// Shows an error with its causes on stderr.
@@ -319,6 +380,15 @@ fn report(error: &anyhow::Error) {
 fn notice(text: &str) {
     // Nothing is left to tell anybody when stderr is gone.
     let _ = writeln!(io::stderr(), "podvisor: {text}");
+}
+
+/// Shows what a guest's kernel said last.
+fn notice_kernel_log(exit: &SandboxExit) {
+    let mut stderr = io::stderr().lock();
+    for line in exit.kernel_log() {
+        // Nothing is left to tell anybody when stderr is gone.
+        let _ = writeln!(stderr, "guest: {line}");
+    }
 }
 
 /// An error and its causes as one line, without what could play with a terminal.
@@ -341,20 +411,32 @@ fn message(error: &anyhow::Error) -> String {
 
 /// Writes a command's output. A reader that has gone away had enough: no error.
 fn print(text: &str) -> anyhow::Result<()> {
+    print_on(text).map(drop)
+}
+
+/// As [`print`], of output that goes on: a reader that has gone away is the end of it.
+fn print_on(text: &str) -> anyhow::Result<ControlFlow<()>> {
     let mut stdout = io::stdout().lock();
     match stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
     {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        done => done.context("cannot write to stdout"),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        done => {
+            done.context("cannot write to stdout")?;
+            Ok(ControlFlow::Continue(()))
+        }
     }
 }
 
-fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+fn to_json(value: &impl serde::Serialize) -> anyhow::Result<String> {
     let mut text = serde_json::to_string_pretty(value).context("cannot write JSON")?;
     text.push('\n');
-    print(&text)
+    Ok(text)
+}
+
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    print(&to_json(value)?)
 }
 
 /// A runtime of one thread: what takes long happens in other processes and machines.
@@ -368,7 +450,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 impl Globals {
     /// Opens the store of images.
     fn store(&self) -> anyhow::Result<Store> {
-        Ok(Store::open(self.root()?.join("images"))?)
+        Store::open(self.root()?.join("images")).map_err(|error| unwritable(error.into()))
     }
 
     fn root(&self) -> anyhow::Result<PathBuf> {
@@ -377,7 +459,26 @@ impl Globals {
         }
         let is_root = rustix::process::geteuid().is_root();
         default_root(is_root, env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))
-            .context("no folder for images: set PODVISOR_ROOT or HOME, or give --root")
+            .context("no directory for images: set PODVISOR_ROOT or HOME, or give --root")
+    }
+}
+
+/// An error of making something below the root, with the remedy when that cannot be written.
+fn unwritable(error: anyhow::Error) -> anyhow::Error {
+    let is_refused = error.chain().any(|cause| {
+        let kind = cause.downcast_ref().map(io::Error::kind);
+        matches!(
+            kind,
+            Some(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+        )
+    });
+    match is_refused {
+        // The whole chain comes first: a context would stand in front of it.
+        true => anyhow::Error::msg(format!(
+            "{}; choose a directory of your own by --root or PODVISOR_ROOT",
+            message(&error)
+        )),
+        false => error,
     }
 }
 
@@ -385,7 +486,7 @@ fn default_root(is_root: bool, data: Option<OsString>, home: Option<OsString>) -
     if is_root {
         return Some(PathBuf::from("/var/lib/podvisor"));
     }
-    // The XDG base directory specification has relative folders ignored.
+    // The XDG base directory specification has relative directories ignored.
     let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|p| p.is_absolute());
     absolute(data)
         .or_else(|| absolute(home).map(|home| home.join(".local/share")))
@@ -421,6 +522,24 @@ mod tests {
     }
 
     #[test]
+    fn the_host_name_has_a_short_flag_as_in_docker() {
+        let args = run_args(&["-h", "web", "busybox"]);
+        assert_eq!(args.image(), "busybox");
+        for create in ["run", "pod create"] {
+            let line = format!("podvisor {create} --help");
+            let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
+            assert_eq!(
+                error.kind(),
+                clap::error::ErrorKind::DisplayHelp,
+                "{create}"
+            );
+            let line = format!("podvisor {create} -h");
+            let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
+            assert!(error.use_stderr(), "{create}");
+        }
+    }
+
+    #[test]
     fn a_typo_in_a_flag_is_no_image() {
         for arguments in [
             ["podvisor", "run", "--memroy", "1G", "busybox"].as_slice(),
@@ -453,14 +572,16 @@ mod tests {
 
     #[test]
     fn the_command_is_found_behind_global_flags() {
-        let is_run = |line: &str| {
+        let gives = |line: &str| {
             let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-            subcommand(&arguments) == Some("run".as_ref())
+            gives_exit_codes(&arguments)
         };
-        assert!(is_run("podvisor run --bad"));
-        assert!(is_run("podvisor --root /r --log-level=debug run --bad"));
-        assert!(!is_run("podvisor pull run"));
-        assert!(!is_run("podvisor --root run pull"));
+        for command in ["run", "exec", "debug", "attach"] {
+            assert!(gives(&format!("podvisor {command} --bad")), "{command}");
+        }
+        assert!(gives("podvisor --root /r --log-level=debug run --bad"));
+        assert!(!gives("podvisor pull run"));
+        assert!(!gives("podvisor --root run pull"));
     }
 
     #[test]

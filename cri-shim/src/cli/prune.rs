@@ -1,16 +1,18 @@
 //! `podvisor prune`: removes what nobody needs: containers that have ended, what killed processes
-//! left, and images.
+//! left, and images. `podvisor image prune`: images alone.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use podvisor_images::Prune;
+use serde::Serialize;
 
-use super::container::{Containers, State, pod, state, sweep};
+use super::container::state::states;
+use super::container::{Containers, clear, pod, sweep};
 use super::rmi::RemovedView;
 use super::settings::TEMPLATES;
-use super::{Globals, size, terminal};
+use super::{FormatArgs, Globals, size, terminal};
 use crate::sandbox::remove_abandoned_templates;
 
 #[derive(Debug, Args)]
@@ -19,11 +21,13 @@ pub(super) struct PruneArgs {
     #[arg(short, long)]
     all: bool,
 
-    /// Remove only what fits: until=TIME, not used since then (24h, or 2026-01-31T12:00:00Z)
+    /// Remove only what fits: until=TIME, images not used since then (24h, or
+    /// 2026-01-31T12:00:00Z); `podvisor prune` does the same with what ended before then
     #[arg(long, value_name = "FILTER", value_parser = parse_filter)]
     filter: Vec<Duration>,
 
-    /// Remove the longest unused first, until images take no more than this
+    /// Remove the longest unused images first, until they take no more than this; without a filter,
+    /// containers and pods stay
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     keep_size: Option<u64>,
 
@@ -31,9 +35,8 @@ pub(super) struct PruneArgs {
     #[arg(short, long)]
     force: bool,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 /// How long an image has to be unused.
@@ -49,63 +52,169 @@ fn parse_filter(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
-    if !args.force && !confirmed(args)? {
+    // Room for images has nothing to do with containers.
+    let with_containers = args.keep_size.is_none() || !args.filter.is_empty();
+    if !args.force && !confirmed(args, with_containers)? {
         return Ok(0);
     }
-    let mut prune = Prune::default();
-    prune.tagged = args.all;
-    prune.unused_for = args.filter.iter().max().copied();
-    prune.keep_bytes = args.keep_size;
-    let containers = prune_containers(globals)?;
-    let mut removed = RemovedView::default();
-    for done in globals.store()?.prune(&prune)? {
-        removed.add(done);
-    }
-    if args.json {
-        super::print_json(&removed)?;
+    let containers = match with_containers {
+        true => prune_containers(globals, args.unused_for())?,
+        false => RemovedContainers::default(),
+    };
+    let images = prune_images(globals, args)?;
+    let has_failed = containers.has_failed;
+    let view = PruneView { images, containers };
+    if args.shown.is_json() {
+        super::print_json(&view)?;
     } else {
-        if containers > 0 {
-            super::print(&format!("Removed containers: {containers}\n"))?;
-        }
-        super::print(&removed.to_summary())?;
+        super::print(&view.containers.to_text())?;
+        super::print(&view.images.to_summary())?;
     }
-    removed.notice();
+    view.images.notice();
+    Ok(if has_failed { super::FAILURE } else { 0 })
+}
+
+/// `podvisor image prune`: images alone.
+pub(super) fn images(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
+    if !args.force && !confirmed(args, false)? {
+        return Ok(0);
+    }
+    let images = prune_images(globals, args)?;
+    if args.shown.is_json() {
+        super::print_json(&images)?;
+    } else {
+        super::print(&images.to_summary())?;
+    }
+    images.notice();
     Ok(0)
 }
 
-/// Removes containers that have ended and what else is left of any; how many there were.
-fn prune_containers(globals: &Globals) -> anyhow::Result<usize> {
+fn prune_images(globals: &Globals, args: &PruneArgs) -> anyhow::Result<RemovedView> {
+    let mut prune = Prune::default();
+    prune.tagged = args.all;
+    prune.unused_for = args.unused_for();
+    prune.keep_bytes = args.keep_size;
+    let mut images = RemovedView::default();
+    for done in globals.store()?.prune(&prune)? {
+        images.add(done);
+    }
+    Ok(images)
+}
+
+impl PruneArgs {
+    /// How long what is removed has been of no use, at least.
+    fn unused_for(&self) -> Option<Duration> {
+        self.filter.iter().max().copied()
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct PruneView {
+    #[serde(flatten)]
+    images: RemovedView,
+    #[serde(flatten)]
+    containers: RemovedContainers,
+}
+
+/// Names of what was removed.
+#[derive(Debug, Default, Serialize)]
+struct RemovedContainers {
+    containers: Vec<String>,
+    pods: Vec<String>,
+    /// Some could not be removed, which has been said.
+    #[serde(skip)]
+    has_failed: bool,
+}
+
+impl RemovedContainers {
+    fn to_text(&self) -> String {
+        let count = |what: &str, names: &[String]| match names.len() {
+            0 => String::new(),
+            count => format!("Removed {what}: {count}\n"),
+        };
+        count("containers", &self.containers) + &count("pods", &self.pods)
+    }
+
+    fn add(&mut self, name: String, is_container: bool, removed: anyhow::Result<()>) {
+        match removed {
+            Ok(()) if is_container => self.containers.push(name),
+            Ok(()) => self.pods.push(name),
+            Err(error) => {
+                self.has_failed = true;
+                super::report(&error.context(format!("cannot remove {name}")));
+            }
+        }
+    }
+}
+
+/// Removes containers and pods that ended so long ago, or all that have ended, and what else is
+/// left of any.
+fn prune_containers(
+    globals: &Globals,
+    ended_for: Option<Duration>,
+) -> anyhow::Result<RemovedContainers> {
     let root = globals.root()?;
     let containers = Containers::open(&root)?;
+    let is_due = |ended: Option<SystemTime>| match ended_for {
+        None => true,
+        Some(ended_for) => match (ended, SystemTime::now().checked_sub(ended_for)) {
+            (Some(ended), Some(before)) => ended <= before,
+            // Nobody knows when it ended, or all are younger.
+            _ => false,
+        },
+    };
     super::runtime()?.block_on(async {
-        let mut count = sweep(&containers).await?.len();
-        for entry in containers.list()? {
-            if State::of(&entry).await?.has_ended() {
-                state::remove(&entry.dir).await?;
-                count += 1;
+        let mut removed = RemovedContainers {
+            containers: sweep(&containers).await?,
+            ..RemovedContainers::default()
+        };
+        for (entry, state) in states(containers.list()?).await {
+            match state {
+                Ok(state) if !state.has_ended() => {}
+                Ok(state) => {
+                    let ended = state.ended_at().or_else(|| entry.machine_ended_at());
+                    if is_due(ended) {
+                        let done = clear::remove(&entry.dir).await;
+                        removed.add(entry.record.name, true, done);
+                    }
+                }
+                Err(error) => removed.add(entry.record.name, true, Err(error)),
             }
         }
         remove_abandoned_templates(&root.join(TEMPLATES));
-        count += pod::prune(&containers).await?.len();
-        Ok(count)
+        for pod in containers.pods()? {
+            if is_due(pod.machine_ended_at()) {
+                match pod::remove_unused(&containers, &pod).await {
+                    Ok(false) => {}
+                    done => removed.add(pod.record.name, false, done.map(drop)),
+                }
+            }
+        }
+        Ok(removed)
     })
 }
 
 /// Asks whoever sits at the terminal.
-fn confirmed(args: &PruneArgs) -> anyhow::Result<bool> {
+fn confirmed(args: &PruneArgs, with_containers: bool) -> anyhow::Result<bool> {
     anyhow::ensure!(
         terminal::is_terminal(io::stdin()),
         "prune asks before it removes anything; give --force where nobody can answer"
     );
-    let what = if args.all {
-        "all containers that have ended, and all images that no guest uses"
-    } else {
-        "all containers that have ended, and all images without a tag"
+    let containers = match (with_containers, args.filter.is_empty()) {
+        (false, _) => "",
+        (true, true) => "all containers and pods that have ended, and ",
+        (true, false) => "all containers and pods that ended before then, and ",
+    };
+    let images = match (args.all, args.filter.is_empty() && args.keep_size.is_none()) {
+        (true, true) => "all images that no guest uses",
+        (false, true) => "all images without a tag",
+        (true, false) => "images that no guest uses",
+        (false, false) => "images without a tag",
     };
     let mut stderr = io::stderr();
     write!(
         stderr,
-        "This removes {what}, but for pinned ones.\nGo on? [y/N] "
+        "This removes {containers}{images}, but for pinned ones.\nGo on? [y/N] "
     )?;
     stderr.flush()?;
     let mut answer = String::new();

@@ -5,19 +5,19 @@ use podvisor_images::{Checksum, Disk, Image, PullEvents, PullOptions, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::Globals;
 use super::images::ImageView;
 use super::progress::Progress;
 use super::registries::RegistryArgs;
 use super::signals::exit_code_of;
 use super::verify::VerifyArgs;
+use super::{FormatArgs, Globals};
 
 #[derive(Debug, Args)]
 pub(super) struct PullArgs {
     /// Image to fetch
     #[arg(
         value_name = "IMAGE",
-        help = "Image to fetch: [REGISTRY/]NAME[:TAG][@DIGEST], or the https:// address of a disk image"
+        help = "Image to fetch: [REGISTRY/]NAME[:TAG][@DIGEST], or the https:// URL of a disk image"
     )]
     image: String,
 
@@ -35,9 +35,8 @@ pub(super) struct PullArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 /// How a pull ended that did not fail.
@@ -72,7 +71,9 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
         let pulled = runtime.block_on(watched(progress, pull));
         runtime.shutdown_background();
         return match pulled? {
-            Pulled::Image(disk) => super::disks::print_pulled(&disk, args.json).map(|()| 0),
+            Pulled::Image(disk) => {
+                super::disks::print_pulled(&disk, args.shown.is_json()).map(|()| 0)
+            }
             Pulled::Interrupted(signal) => Ok(exit_code_of(signal)),
         };
     }
@@ -88,7 +89,7 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
     runtime.shutdown_background();
     match pulled? {
         Pulled::Image(image) => {
-            if args.json {
+            if args.shown.is_json() {
                 super::print_json(&ImageView::from(&*image))?;
             } else {
                 super::print(&format!("{}\n", image.id()))?;

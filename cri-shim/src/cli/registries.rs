@@ -6,11 +6,12 @@ use clap::Args;
 use podvisor_images::{HostsError, RegistryConfig};
 
 /// Read when nothing else is given; it need not be there.
-const FOLDER: &str = "/etc/podvisor/certs.d";
+const DIRECTORY: &str = "/etc/podvisor/certs.d";
 
 #[derive(Debug, Clone, Default, Args)]
 pub(super) struct RegistryArgs {
-    /// Folder with settings of registries (hosts.toml, certificates) [default: /etc/podvisor/certs.d]
+    /// Directory with settings of registries (hosts.toml, certificates) [default:
+    /// /etc/podvisor/certs.d]
     #[arg(
         long,
         value_name = "DIR",
@@ -21,17 +22,17 @@ pub(super) struct RegistryArgs {
 }
 
 impl RegistryArgs {
-    /// Takes a folder that a settings file names, unless one was given.
-    pub(super) fn or_hosts_dir(mut self, folder: Option<PathBuf>) -> Self {
-        self.hosts_dir = self.hosts_dir.or(folder);
+    /// Takes a directory that a settings file names, unless one was given.
+    pub(super) fn or_hosts_dir(mut self, directory: Option<PathBuf>) -> Self {
+        self.hosts_dir = self.hosts_dir.or(directory);
         self
     }
 
     pub(super) fn config(&self) -> Result<RegistryConfig, HostsError> {
         let config = RegistryConfig::default();
         match &self.hosts_dir {
-            Some(folder) => config.hosts_folder(folder),
-            None if Path::new(FOLDER).exists() => config.hosts_folder(Path::new(FOLDER)),
+            Some(directory) => config.hosts_directory(directory),
+            None if Path::new(DIRECTORY).exists() => config.hosts_directory(Path::new(DIRECTORY)),
             None => Ok(config),
         }
     }

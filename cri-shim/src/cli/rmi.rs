@@ -4,7 +4,7 @@ use clap::Args;
 use podvisor_images::{Error, Removed};
 use serde::Serialize;
 
-use super::{Globals, size};
+use super::{FormatArgs, Globals, size};
 
 #[derive(Debug, Args)]
 pub(super) struct RmiArgs {
@@ -16,9 +16,8 @@ pub(super) struct RmiArgs {
     #[arg(short, long)]
     force: bool,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -82,7 +81,7 @@ pub(super) fn run(globals: &Globals, args: &RmiArgs) -> anyhow::Result<u8> {
             }
         }
     }
-    if args.json {
+    if args.shown.is_json() {
         super::print_json(&all)?;
     } else {
         super::print(&all.to_text())?;

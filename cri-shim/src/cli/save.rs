@@ -23,7 +23,7 @@ pub(super) struct SaveArgs {
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
 
-    /// File to write instead of stdout
+    /// File to write instead of stdout, which is `-`, too
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -52,7 +52,12 @@ impl From<Format> for ArchiveFormat {
 pub(super) fn run(globals: &Globals, args: &SaveArgs) -> anyhow::Result<u8> {
     let store = globals.store()?;
     let interrupts = Interrupts::catch()?;
-    let output = Output::new(args.output.as_deref())?;
+    // As in docker and tar, `-` is stdout.
+    let path = args
+        .output
+        .as_deref()
+        .filter(|path| *path != Path::new("-"));
+    let output = Output::new(path)?;
     let (images, format) = (args.images.clone(), args.format.into());
     let file = output.file()?;
     let saved = interrupts.during(Progress::Quiet, move |options| {
@@ -86,21 +91,21 @@ impl Output {
         };
         let path = match fs::metadata(path) {
             Ok(found) if found.is_dir() => {
-                anyhow::bail!("{} is a folder; give --output a file", path.display())
+                anyhow::bail!("{} is a directory; give --output a file", path.display())
             }
             Ok(found) if !found.is_file() => return Ok(Self::Special(path.to_owned())),
             // What a symbolic link points to is replaced, not the link.
             Ok(_) => fs::canonicalize(path).with_context(|| cannot_write(path))?,
             Err(_) => path.to_owned(),
         };
-        let folder = match path.parent() {
-            Some(folder) if folder != Path::new("") => folder,
+        let directory = match path.parent() {
+            Some(directory) if directory != Path::new("") => directory,
             _ => Path::new("."),
         };
         let making = tempfile::Builder::new()
             .prefix(".podvisor-save-")
             .permissions(fs::Permissions::from_mode(0o666))
-            .tempfile_in(folder)
+            .tempfile_in(directory)
             .with_context(|| cannot_write(&path))?;
         Ok(Self::File { making, path })
     }

@@ -230,6 +230,7 @@ mod tests {
         let globals = Globals {
             root: Some("/root-of-test".into()),
             log_level: super::super::LogLevel::Warn,
+            log_format: crate::cli::LogFormat::Text,
         };
         let mut file = Settings::parse(file).unwrap();
         // The guest's own files may not be built where this runs.

@@ -1,10 +1,12 @@
 //! The daemon's settings file: TOML, each key optional. What the command line says goes first.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use clap::ValueEnum as _;
 use serde::Deserialize;
 
 use super::size;
@@ -21,6 +23,12 @@ pub(super) const DEFAULT_TEXT: &str = include_str!("settings.toml");
 
 /// Directory of machines that have booted already, within the root.
 pub(super) const TEMPLATES: &str = "templates";
+
+/// Less than this, and the guest's kernel and agent have no room.
+const MEMORY_MIN: u64 = 64 << 20;
+
+/// What says how machines of commands begin, unless a flag does.
+const BOOT_VARIABLE: &str = "PODVISOR_BOOT";
 
 /// The file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -50,9 +58,40 @@ pub(super) enum BootMode {
 }
 
 impl BootMode {
+    fn of_word(word: &OsStr) -> anyhow::Result<Self> {
+        let mode = word.to_str().map(|word| Self::from_str(word, true));
+        let mode = mode.and_then(Result::ok);
+        mode.with_context(|| {
+            format!(
+                "{BOOT_VARIABLE}={} is neither warm nor cold",
+                word.display()
+            )
+        })
+    }
+
     /// Where templates of machines are kept below the root directory, if any are used.
     pub(super) fn templates(self, root: &Path) -> Option<PathBuf> {
         (self == Self::Warm).then(|| root.join(TEMPLATES))
+    }
+}
+
+/// How the machine of a command begins.
+#[derive(Debug, clap::Args)]
+pub(super) struct BootArgs {
+    /// How the guest begins: warm, as a clone of one that has booted already, or cold, by booting
+    /// [env: PODVISOR_BOOT] [default: warm]
+    // Not clap's `env`: what is set for all machines contradicts no flag of one.
+    #[arg(long, value_name = "HOW", value_enum, hide_possible_values = true)]
+    boot: Option<BootMode>,
+}
+
+impl BootArgs {
+    pub(super) fn mode(&self) -> anyhow::Result<BootMode> {
+        match (self.boot, std::env::var_os(BOOT_VARIABLE)) {
+            (Some(mode), _) => Ok(mode),
+            (None, Some(word)) => BootMode::of_word(&word),
+            (None, None) => Ok(BootMode::default()),
+        }
     }
 }
 
@@ -93,9 +132,9 @@ impl<'de> Deserialize<'de> for Memory {
 /// A guest's memory, of which it needs some.
 pub(super) fn parse_memory(text: &str) -> Result<u64, String> {
     let bytes = size::parse(text).map_err(|error| error.to_string())?;
-    match bytes >= 64 << 20 {
+    match bytes >= MEMORY_MIN {
         true => Ok(bytes),
-        false => Err("a guest needs at least 64M".to_owned()),
+        false => Err(format!("a guest needs at least {}M", MEMORY_MIN >> 20)),
     }
 }
 

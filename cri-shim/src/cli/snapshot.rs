@@ -1,4 +1,5 @@
-//! `podvisor snapshot`: a machine that has booted, for `podvisor run --from-snapshot` to begin with.
+//! `podvisor snapshot`: a machine that has booted, for `podvisor run --from-snapshot` to begin
+//! with.
 
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::table::Table;
-use super::{Globals, size};
+use super::{FormatArgs, Globals, size};
 
 #[derive(Debug, Args)]
 pub(super) struct SystemArgs {
@@ -20,9 +20,8 @@ enum SystemCommand {
 
 #[derive(Debug, Args)]
 struct DfArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -32,7 +31,7 @@ struct UsageView {
     disks: KindUsage,
     /// Bytes on the host's disk, all in all.
     size: u64,
-    /// Files and folders, all in all.
+    /// Files and directories, all in all.
     inodes: u64,
 }
 
@@ -64,7 +63,7 @@ pub(super) fn run(globals: &Globals, args: &SystemArgs) -> anyhow::Result<u8> {
         size: usage.bytes,
         inodes: usage.inodes,
     };
-    if args.json {
+    if args.shown.is_json() {
         super::print_json(&view)?;
     } else {
         super::print(&view.to_text())?;

@@ -1,6 +1,8 @@
 //! Plain tables: a heading in capitals, columns padded with spaces, no lines, as docker and
 //! crictl print them.
 
+use unicode_width::UnicodeWidthStr as _;
+
 /// Spaces between two columns.
 const GAP: usize = 3;
 
@@ -30,7 +32,7 @@ impl Table {
         let columns = self.rows.first().map_or(0, Vec::len);
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+            cells.map(|cell| cell.width()).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut text = String::new();
@@ -38,7 +40,7 @@ impl Table {
             let mut line = String::new();
             for (cell, width) in row.iter().zip(&widths) {
                 line.push_str(cell);
-                let padding = width + GAP - cell.chars().count();
+                let padding = width + GAP - cell.width();
                 line.extend(std::iter::repeat_n(' ', padding));
             }
             text.push_str(line.trim_end());
@@ -53,11 +55,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_by_characters() {
+    fn columns_line_up_by_what_a_terminal_shows() {
         let mut table = Table::new(["NAME", "SIZE"]);
         table.row(["a".to_owned(), "1".to_owned()]);
         table.row(["grüße".to_owned(), "23".to_owned()]);
-        assert_eq!(table.render(), "NAME    SIZE\na       1\ngrüße   23\n");
+        table.row(["日本".to_owned(), "4".to_owned()]);
+        table.row(["e\u{301}".to_owned(), "5".to_owned()]);
+        let text = "NAME    SIZE\na       1\ngrüße   23\n日本    4\ne\u{301}       5\n";
+        assert_eq!(table.render(), text);
     }
 
     #[test]

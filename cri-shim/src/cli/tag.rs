@@ -1,4 +1,5 @@
-//! `podvisor tag`, `podvisor image pin` and `unpin`: what an image is called, and whether it may be pruned.
+//! `podvisor tag`, `podvisor image pin` and `unpin`: what an image is called, and whether it may be
+//! pruned.
 
 use clap::Args;
 

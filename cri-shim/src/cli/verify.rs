@@ -8,7 +8,8 @@ use podvisor_images::{PolicyError, SignaturePolicy};
 
 #[derive(Debug, Args)]
 pub(super) struct VerifyArgs {
-    /// Take only images that are signed by this public key (cosign's, PEM); may be given several times, any of them will do
+    /// Take only images that are signed by this public key (cosign's, PEM); may be given several
+    /// times, any of them will do
     #[arg(long, value_name = "FILE", conflicts_with = "signature_policy")]
     verify_key: Vec<PathBuf>,
 

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+
+use super::FormatArgs;
 use podvisor_agent_protocol::PROTOCOL_VERSION;
 use serde::Serialize;
 
@@ -11,9 +13,8 @@ use crate::sandbox::SPEC_VERSION;
 
 #[derive(Debug, Args)]
 pub(super) struct VersionArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -40,7 +41,7 @@ pub(super) fn run(args: &VersionArgs) -> anyhow::Result<u8> {
         kernel: assets.kernel().ok(),
         initramfs: assets.initramfs().ok(),
     };
-    if args.json {
+    if args.shown.is_json() {
         super::print_json(&version)?;
     } else {
         super::print(&version.to_text())?;

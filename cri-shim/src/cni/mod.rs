@@ -8,8 +8,8 @@
 //! checked ([`result`]) before anything is done with it.
 //!
 //! Who asks chooses the network: the node's, another one of the directory by its name, or the
-//! one that podvisor brings itself ([`nat`]). [`guest`] says all this in the terms of a sandbox, and
-//! [`resolver`] in those of files of `/etc`. Nothing here knows the Container Runtime Interface
+//! one that podvisor brings itself ([`nat`]). [`guest`] says all this in the terms of a sandbox,
+//! and [`resolver`] in those of files of `/etc`. Nothing here knows the Container Runtime Interface
 //! or the command line.
 
 mod cache;

@@ -124,7 +124,7 @@ impl CniResult {
                 let there = usize::try_from(index).is_ok_and(|i| i < self.interfaces.len());
                 if !there {
                     return Err(format!(
-                        "{} is of interface {index}, which is none",
+                        "{} is of interface {index}, which does not exist",
                         ip.address
                     ));
                 }

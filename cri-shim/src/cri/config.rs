@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
 use podvisor_images::RegistryConfig;
 
+use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
 use crate::cni::CniOptions;
 use crate::sandbox::{JailMode, MEMORY_OVERHEAD};
 
@@ -25,7 +27,7 @@ pub(crate) const DEFAULT_CPU_GROWTH: u8 = 7;
 /// Images that the containers of one pod may have at the same time: a machine has room for 19
 /// devices, of which up to nine are others (vsock, random numbers, the shared directory, balloon,
 /// memory, cards).
-const IMAGE_SLOTS: u8 = 10;
+pub(crate) const POD_IMAGE_SLOTS: u8 = 10;
 
 /// Settings of the daemon.
 #[derive(Debug, Clone)]
@@ -114,37 +116,37 @@ impl Default for Sizes {
             memory: DEFAULT_MEMORY,
             growth: DEFAULT_GROWTH,
             cpu_growth: DEFAULT_CPU_GROWTH,
-            image_slots: IMAGE_SLOTS,
+            image_slots: POD_IMAGE_SLOTS,
         }
     }
 }
 
 impl Sizes {
-    /// Bytes of memory for a pod of such limits and overhead, whose containers have limits of
-    /// `containers` bytes in all.
-    pub(super) fn memory(&self, pod: &k8s_cri::v1::PodSandboxConfig, containers: u64) -> u64 {
+    /// Bytes of memory for a pod of such limits, overhead and bounds, whose containers have limits
+    /// of `containers` bytes in all.
+    pub(super) fn memory(&self, pod: &PodSandboxConfig, bounds: PodBounds, containers: u64) -> u64 {
         let linux = pod.linux.as_ref();
-        let limit = |resources: Option<&k8s_cri::v1::LinuxContainerResources>| {
-            let limit = resources.map_or(0, |resources| resources.memory_limit_in_bytes);
-            u64::try_from(limit).unwrap_or(0)
-        };
+        let limit = |resources: Option<&LinuxContainerResources>| resources.map_or(0, memory_limit);
         let own = limit(linux.and_then(|linux| linux.resources.as_ref()));
         let overhead = limit(linux.and_then(|linux| linux.overhead.as_ref()));
         let base = overhead.saturating_sub(MEMORY_OVERHEAD).max(self.memory);
-        let memory = base.saturating_add(own.max(containers));
+        let memory = base.saturating_add(bounds.memory.limit(own.max(containers)));
         memory.checked_next_multiple_of(1 << 20).unwrap_or(u64::MAX)
     }
 
-    /// vCPUs for a pod of such limits, whose containers have limits of `containers`
+    /// vCPUs for a pod of such limits and bounds, whose containers have limits of `containers`
     /// thousandths of a CPU in all.
-    pub(super) fn vcpus(&self, pod: &k8s_cri::v1::PodSandboxConfig, containers: u64) -> u8 {
+    pub(super) fn vcpus(&self, pod: &PodSandboxConfig, bounds: PodBounds, containers: u64) -> u8 {
         let linux = pod.linux.as_ref();
         let own = linux.and_then(|linux| linux.resources.as_ref());
         let own = own.map_or(0, |own| self.milli_cpus(own)).max(containers);
+        let usual = u64::from(self.vcpus);
         // The overhead is for the process around them.
-        let cpus = match own {
-            0 => u64::from(self.vcpus),
-            _ => own.div_ceil(1000),
+        let cpus = match (bounds.milli_cpus.limit(own), bounds.milli_cpus) {
+            (0, _) => usual,
+            // The limits are those of some of its containers.
+            (own, Bound::Unlimited) => own.div_ceil(1000).max(usual),
+            (own, _) => own.div_ceil(1000),
         };
         let cpus = u8::try_from(cpus).unwrap_or(u8::MAX);
         cpus.clamp(1, self.max_vcpus.max(1))
@@ -153,18 +155,13 @@ impl Sizes {
     /// What a limit comes to, in thousandths of a CPU; 0 where there is none. Where there is none,
     /// what is asked for counts, if it is more than a guest has anyway: pods with CPUs of their own
     /// have no quota.
-    pub(super) fn milli_cpus(&self, resources: &k8s_cri::v1::LinuxContainerResources) -> u64 {
-        let positive = |number: i64| u64::try_from(number).ok().filter(|number| *number > 0);
-        let quota = positive(resources.cpu_quota);
-        match quota.zip(positive(resources.cpu_period)) {
-            Some((quota, period)) => quota.saturating_mul(1000).div_ceil(period),
-            None => {
-                let shares = positive(resources.cpu_shares).unwrap_or(0);
-                let asked = shares.saturating_mul(1000).div_ceil(1024);
-                let usual = u64::from(self.vcpus) * 1000;
-                if asked > usual { asked } else { 0 }
-            }
-        }
+    pub(super) fn milli_cpus(&self, resources: &LinuxContainerResources) -> u64 {
+        milli_cpus(resources.cpu_quota, resources.cpu_period).unwrap_or_else(|| {
+            let shares = u64::try_from(resources.cpu_shares).unwrap_or(0);
+            let asked = shares.saturating_mul(1000).div_ceil(1024);
+            let usual = u64::from(self.vcpus) * 1000;
+            if asked > usual { asked } else { 0 }
+        })
     }
 
     /// The most vCPUs of a guest that begins with `vcpus`.
@@ -173,17 +170,22 @@ impl Sizes {
         most.min(self.max_vcpus).max(vcpus)
     }
 
-    /// Virtual CPUs and bytes of memory for a pod of such limits and overhead.
-    pub(super) fn of_pod(&self, pod: &k8s_cri::v1::PodSandboxConfig) -> (u8, u64) {
-        (self.vcpus(pod, 0), self.memory(pod, 0))
+    /// Virtual CPUs and bytes of memory for a pod of such limits, overhead and bounds.
+    pub(super) fn of_pod(&self, pod: &PodSandboxConfig, bounds: PodBounds) -> (u8, u64) {
+        (self.vcpus(pod, bounds, 0), self.memory(pod, bounds, 0))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{LinuxContainerResources, LinuxPodSandboxConfig, PodSandboxConfig};
+    use k8s_cri::v1::LinuxPodSandboxConfig;
 
     use super::*;
+
+    const UNKNOWN: PodBounds = PodBounds {
+        memory: Bound::Unknown,
+        milli_cpus: Bound::Unknown,
+    };
 
     fn pod(quota: i64, memory: i64) -> PodSandboxConfig {
         let resources = LinuxContainerResources {
@@ -204,11 +206,17 @@ mod tests {
     #[test]
     fn a_guest_is_as_large_as_its_pods_limits_and_what_it_needs_itself() {
         let sizes = Sizes::default();
-        assert_eq!(sizes.of_pod(&PodSandboxConfig::default()), (1, 256 << 20));
-        assert_eq!(sizes.of_pod(&pod(0, 0)), (1, 256 << 20));
-        assert_eq!(sizes.of_pod(&pod(150_000, 1)), (2, 257 << 20));
-        assert_eq!(sizes.of_pod(&pod(50_000, 1 << 30)), (1, 1280 << 20));
-        assert_eq!(sizes.of_pod(&pod(i64::MAX, -1)), (64, 256 << 20));
+        assert_eq!(
+            sizes.of_pod(&PodSandboxConfig::default(), UNKNOWN),
+            (1, 256 << 20)
+        );
+        assert_eq!(sizes.of_pod(&pod(0, 0), UNKNOWN), (1, 256 << 20));
+        assert_eq!(sizes.of_pod(&pod(150_000, 1), UNKNOWN), (2, 257 << 20));
+        assert_eq!(
+            sizes.of_pod(&pod(50_000, 1 << 30), UNKNOWN),
+            (1, 1280 << 20)
+        );
+        assert_eq!(sizes.of_pod(&pod(i64::MAX, -1), UNKNOWN), (64, 256 << 20));
     }
 
     #[test]
@@ -217,11 +225,11 @@ mod tests {
             max_vcpus: 6,
             ..Sizes::default()
         };
-        assert_eq!(sizes.vcpus(&pod(0, 0), 0), 1);
-        assert_eq!(sizes.vcpus(&pod(0, 0), 2500), 3);
-        assert_eq!(sizes.vcpus(&pod(100_000, 0), 1001), 2);
-        assert_eq!(sizes.vcpus(&pod(300_000, 0), 1001), 3);
-        assert_eq!(sizes.vcpus(&pod(300_000, 0), u64::MAX), 6);
+        assert_eq!(sizes.vcpus(&pod(0, 0), UNKNOWN, 0), 1);
+        assert_eq!(sizes.vcpus(&pod(0, 0), UNKNOWN, 2500), 3);
+        assert_eq!(sizes.vcpus(&pod(100_000, 0), UNKNOWN, 1001), 2);
+        assert_eq!(sizes.vcpus(&pod(300_000, 0), UNKNOWN, 1001), 3);
+        assert_eq!(sizes.vcpus(&pod(300_000, 0), UNKNOWN, u64::MAX), 6);
     }
 
     #[test]
@@ -234,7 +242,7 @@ mod tests {
             let mut pod = pod(quota, 0);
             let linux = pod.linux.as_mut().unwrap();
             linux.resources.as_mut().unwrap().cpu_shares = shares;
-            sizes.vcpus(&pod, 0)
+            sizes.vcpus(&pod, UNKNOWN, 0)
         };
         assert_eq!(with_shares(-1, 8 * 1024), 8);
         assert_eq!(with_shares(0, 2 * 1024 + 1), 3);
@@ -256,11 +264,35 @@ mod tests {
     #[test]
     fn limits_of_containers_count_where_they_are_more_than_their_pods() {
         let sizes = Sizes::default();
-        let memory = |containers| sizes.memory(&pod(0, 64 << 20), containers);
+        let memory = |containers| sizes.memory(&pod(0, 64 << 20), UNKNOWN, containers);
         assert_eq!(memory(0), 320 << 20);
         assert_eq!(memory(64 << 20), 320 << 20);
         assert_eq!(memory(100 << 20), 356 << 20);
         assert_eq!(memory(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn what_the_pod_may_use_bounds_its_containers_together() {
+        let sizes = Sizes {
+            vcpus: 4,
+            ..Sizes::default()
+        };
+        let at = PodBounds {
+            memory: Bound::At(200 << 20),
+            milli_cpus: Bound::At(1500),
+        };
+        // A limit of the pod is that of each of two containers.
+        let pod = pod(150_000, 200 << 20);
+        assert_eq!(sizes.memory(&pod, at, 400 << 20), 456 << 20);
+        assert_eq!(sizes.vcpus(&pod, at, 3000), 2);
+        let unlimited = PodBounds {
+            memory: Bound::Unlimited,
+            milli_cpus: Bound::Unlimited,
+        };
+        // Another container than those with limits may use more.
+        assert_eq!(sizes.vcpus(&pod, unlimited, 1500), 4);
+        assert_eq!(sizes.vcpus(&pod, unlimited, 7000), 7);
+        assert_eq!(sizes.vcpus(&pod, UNKNOWN, 1500), 2);
     }
 
     #[test]
@@ -269,10 +301,10 @@ mod tests {
         let linux = pod.linux.as_mut().unwrap();
         linux.overhead = linux.resources.clone();
         let sizes = Sizes::default();
-        assert_eq!(sizes.of_pod(&pod), (1, 320 << 20));
+        assert_eq!(sizes.of_pod(&pod, UNKNOWN), (1, 320 << 20));
         let overhead = pod.linux.as_mut().unwrap().overhead.as_mut().unwrap();
         overhead.memory_limit_in_bytes = 1 << 30;
         let memory = (64 << 20) + (1 << 30) - MEMORY_OVERHEAD;
-        assert_eq!(sizes.of_pod(&pod), (1, memory));
+        assert_eq!(sizes.of_pod(&pod, UNKNOWN), (1, memory));
     }
 }

@@ -131,6 +131,20 @@ pub(crate) enum CriError {
         /// Bytes.
         has: u64,
     },
+    /// The machine has not given memory back yet.
+    #[error(
+        "the machine of pod sandbox {id} takes {} MiB of the node's memory, and {} MiB are what \
+         its limits leave its guest; try again, or end what uses it",
+        .taken >> 20, .wanted >> 20
+    )]
+    Keeps {
+        /// The pod.
+        id: String,
+        /// Bytes of the guest.
+        wanted: u64,
+        /// Bytes.
+        taken: u64,
+    },
     /// The specification of a container.
     #[error(transparent)]
     Spec(#[from] SpecFault),
@@ -213,7 +227,7 @@ impl CriError {
             Self::NameTaken { .. } => Code::AlreadyExists,
             Self::WrongState { .. } => Code::FailedPrecondition,
             Self::Deadline { .. } => Code::DeadlineExceeded,
-            Self::NoRoom { .. } => Code::ResourceExhausted,
+            Self::NoRoom { .. } | Self::Keeps { .. } => Code::ResourceExhausted,
             Self::Streams(StreamingError::Invalid(_)) => Code::InvalidArgument,
             Self::Streams(StreamingError::Token(TokenError::TooMany)) => Code::ResourceExhausted,
             Self::Streams(_) => Code::Internal,
@@ -272,7 +286,7 @@ fn image_code(error: &podvisor_images::Error) -> Code {
         Error::DiskFull { .. } => Code::ResourceExhausted,
         Error::Cancelled => Code::Cancelled,
         Error::Signature(_) => Code::PermissionDenied,
-        error if error.may_pass() => Code::Unavailable,
+        error if error.is_retryable() => Code::Unavailable,
         _ => Code::Unknown,
     }
 }

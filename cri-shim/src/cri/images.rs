@@ -42,6 +42,16 @@ impl Images {
             Err(_) => Err(Status::internal("the call's task failed")),
         }
     }
+
+    /// The image that a request names, for the pods of a handler that there is.
+    fn name(&self, image: Option<ImageSpec>) -> Result<String> {
+        let image = image.unwrap_or_default();
+        self.node.guest(&image.runtime_handler)?;
+        match image.image.is_empty() {
+            false => Ok(image.image),
+            true => Err(CriError::invalid("image", "it names no image")),
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -69,7 +79,7 @@ impl ImageService for Images {
         request: Request<ImageStatusRequest>,
     ) -> Result<Response<ImageStatusResponse>, Status> {
         let request = request.into_inner();
-        let name = name(request.image)?;
+        let name = self.name(request.image)?;
         let image = self.with_store(move |node| found(node, &name)).await?;
         let mut info = HashMap::new();
         if let Some(image) = image.as_ref().filter(|_| request.verbose) {
@@ -91,7 +101,7 @@ impl ImageService for Images {
         request: Request<PullImageRequest>,
     ) -> Result<Response<PullImageResponse>, Status> {
         let request = request.into_inner();
-        let name = name(request.image)?;
+        let name = self.name(request.image)?;
         let credentials = credentials(request.auth, &name)?;
         let registries = self.node.config.registries.clone();
         let options = PullOptions::default()
@@ -114,7 +124,7 @@ impl ImageService for Images {
         &self,
         request: Request<RemoveImageRequest>,
     ) -> Result<Response<RemoveImageResponse>, Status> {
-        let name = name(request.into_inner().image)?;
+        let name = self.name(request.into_inner().image)?;
         self.with_store(move |node| {
             // By its id: all its names go, as the kubelet expects.
             let id = match node.store.resolve(&name) {
@@ -151,13 +161,6 @@ impl ImageService for Images {
             // What containers write is memory of their guests.
             container_filesystems: vec![usage],
         }))
-    }
-}
-
-fn name(image: Option<ImageSpec>) -> Result<String> {
-    match image {
-        Some(image) if !image.image.is_empty() => Ok(image.image),
-        _ => Err(CriError::invalid("image", "it names no image")),
     }
 }
 

@@ -23,10 +23,8 @@ use super::error::{CriError, Result};
 use super::spec::MemorySource;
 use super::spec::mounts::image_of;
 use super::state::MemoryVolume;
-use super::volumes::{open_path, unescape};
-
-/// What the path of such a volume holds, as a kubelet has it.
-const EMPTY_DIR: &str = "/volumes/kubernetes.io~empty-dir/";
+use super::volumes::{EMPTY_DIR, unescape};
+use crate::bind::open_path;
 
 /// Directories of a volume that are looked through.
 const DIRECTORIES: usize = 256;

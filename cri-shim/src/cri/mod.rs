@@ -10,6 +10,7 @@
 mod calls;
 mod config;
 mod containers;
+mod devices;
 mod error;
 mod events;
 mod flights;
@@ -17,6 +18,7 @@ mod health;
 mod images;
 mod memory;
 mod metrics;
+mod mounted;
 mod newer;
 mod node;
 mod pods;
@@ -30,5 +32,5 @@ mod volumes;
 
 #[cfg(test)]
 pub(crate) use config::{DEFAULT_CPU_GROWTH, DEFAULT_GROWTH, DEFAULT_MEMORY};
-pub(crate) use config::{GuestSettings, HANDLER, ServeConfig, Sizes};
+pub(crate) use config::{GuestSettings, HANDLER, POD_IMAGE_SLOTS, ServeConfig, Sizes};
 pub(crate) use server::serve;

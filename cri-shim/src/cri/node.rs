@@ -14,10 +14,11 @@ use podvisor_images::Store;
 use tokio::sync::watch;
 
 use super::config::ServeConfig;
-use super::containers::CreateRequest;
+use super::containers::{CpuRate, CreateRequest};
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::Flights;
+use super::mounted::Mounted;
 use super::state::{ContainerPhase, ContainerRecord, Database, PodPhase, PodRecord};
 use super::volumes;
 use crate::cni::Cni;
@@ -57,9 +58,15 @@ struct Known {
 pub(super) struct Pod {
     pub(super) id: String,
     /// Who changes it holds this.
-    pub(super) turn: tokio::sync::Mutex<()>,
+    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
+    /// How many wait for the turn in order to end it: who makes something in it gives up.
+    ending: watch::Sender<usize>,
     /// What its guest was last given beyond what it began with.
     pub(super) given: tokio::sync::Mutex<Given>,
+    /// It is waited for that its guest runs short of memory.
+    pub(super) is_watched: AtomicBool,
+    /// Its volumes, and who has them.
+    pub(super) mounted: Mounted,
     record: Mutex<PodRecord>,
     client: Mutex<Option<SandboxClient>>,
 }
@@ -73,6 +80,16 @@ pub(super) struct Given {
     pub(super) vcpus: Option<u8>,
 }
 
+/// Somebody is about to end a pod.
+#[derive(Debug)]
+pub(super) struct Ending<'a>(&'a watch::Sender<usize>);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count = count.saturating_sub(1));
+    }
+}
+
 /// A container.
 #[derive(Debug)]
 pub(super) struct Container {
@@ -84,8 +101,8 @@ pub(super) struct Container {
     pub(super) ended: watch::Sender<bool>,
     /// It was sent its stop signal: some programs take a second one as a wish for haste.
     pub(super) was_signaled: AtomicBool,
-    /// CPU time in nanoseconds at a time, when it was last asked for.
-    pub(super) last_cpu: Mutex<Option<(u64, u64)>>,
+    /// CPU time per second.
+    pub(super) cpu_rate: Mutex<CpuRate>,
     record: Mutex<ContainerRecord>,
 }
 
@@ -95,13 +112,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Pod {
     pub(super) fn new(record: PodRecord) -> Arc<Self> {
+        let metadata = record.config.metadata.as_ref();
+        let mounted = Mounted::of(metadata.map_or("", |metadata| &metadata.uid));
         Arc::new(Self {
             id: record.id.clone(),
-            turn: tokio::sync::Mutex::new(()),
+            turn: Arc::default(),
+            ending: watch::Sender::new(0),
             given: tokio::sync::Mutex::default(),
+            is_watched: AtomicBool::new(false),
+            mounted,
             record: Mutex::new(record),
             client: Mutex::new(None),
         })
+    }
+
+    /// Says that it is to end, until the answer is dropped.
+    pub(super) fn end(&self) -> Ending<'_> {
+        self.ending.send_modify(|count| *count += 1);
+        Ending(&self.ending)
+    }
+
+    /// Waits until it is to end.
+    pub(super) async fn is_to_end(&self) {
+        let mut ending = self.ending.subscribe();
+        // The sender lives as long as the pod.
+        let _ = ending.wait_for(|count| *count > 0).await;
     }
 
     pub(super) fn record(&self) -> PodRecord {
@@ -152,7 +187,7 @@ impl Container {
             turn: tokio::sync::Mutex::new(()),
             ended: watch::Sender::new(matches!(record.phase, ContainerPhase::Exited(_))),
             was_signaled: AtomicBool::new(false),
-            last_cpu: Mutex::new(None),
+            cpu_rate: Mutex::default(),
             record: Mutex::new(record),
         })
     }
@@ -201,6 +236,14 @@ impl Container {
             state,
             wanted: "it must be running",
         })
+    }
+}
+
+impl Known {
+    fn pod_of_name(&self, pod: &Pod) -> Option<&Arc<Pod>> {
+        let name = pod_name(&pod.record());
+        let mut others = self.pods.values();
+        others.find(|other| pod_name(&other.record()) == name)
     }
 }
 
@@ -261,21 +304,21 @@ impl Node {
 
     /// Takes up a pod under its name, which nobody else may have.
     pub(super) fn add_pod(&self, pod: &Arc<Pod>) -> Result<()> {
-        let name = pod_name(&pod.record());
         let mut known = lock(&self.known);
-        let other = known
-            .pods
-            .values()
-            .find(|other| pod_name(&other.record()) == name);
-        if let Some(other) = other {
+        if let Some(other) = known.pod_of_name(pod) {
             return Err(CriError::NameTaken {
                 kind: Kind::Pod,
-                name,
+                name: pod_name(&pod.record()),
                 id: other.id.clone(),
             });
         }
         known.pods.insert(pod.id.clone(), Arc::clone(pod));
         Ok(())
+    }
+
+    /// The pod that has the name of this one.
+    pub(super) fn pod_of_name(&self, pod: &Pod) -> Option<Arc<Pod>> {
+        lock(&self.known).pod_of_name(pod).cloned()
     }
 
     /// Takes up a container under its name, which no other one of its pod may have.

@@ -1,63 +1,71 @@
 //! Volumes of a pod: each is bind-mounted to a name of its own in the directory that the
-//! guest shares, when a container needs it, and unmounted with the container.
+//! guest shares, when a container needs it, and unmounted with the last container that has it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::{Mount, MountPropagation};
-use rustix::fs::OFlags;
+use rustix::fs::{StatVfs, StatVfsMountFlags, fstatvfs, statvfs};
 use rustix::io::Errno;
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, UnmountFlags, mount_bind, mount_bind_recursive,
-    mount_change, mount_remount, unmount,
-};
+use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
 use tracing::warn;
 
 use super::error::{CriError, Result};
+use super::mounted::{Mounted, Users};
 use super::spec::mounts::image_of;
 use super::spec::{MemorySource, Volume, VolumeSource};
+use crate::bind::{DetachedTree, Extent, MountPoint, Propagation, open_path, open_root};
+use crate::removal::remove_tree;
 
 /// Directory of a pod's volumes within its own.
 pub(super) const SHARED: &str = "shared";
 
+/// What the path of an emptyDir holds, as a kubelet has it.
+pub(super) const EMPTY_DIR: &str = "/volumes/kubernetes.io~empty-dir/";
+
+/// Ends the names of volumes in which the host's later mounts appear.
+const FOLLOWS: char = 's';
+
 /// Mounts `mounts` for a container, but for those of images and, by their numbers, those that are
-/// in the guest's `memory`; nothing of them stays when one fails.
+/// in the guest's `memory`. What another container has mounted alike is not mounted again. Nothing
+/// of them stays when one fails.
 pub(super) fn mount(
     shared: &Path,
+    mounted: &Mounted,
     container: &str,
     mounts: &[Mount],
     mut memory: BTreeMap<usize, MemorySource>,
 ) -> Result<Vec<Volume>> {
+    let mut users = mounted.lock();
     let mut volumes = Vec::new();
     for (number, wanted) in mounts.iter().enumerate() {
-        let short: String = container.chars().take(16).collect();
-        let name = format!("{short}-{number}");
         if image_of(wanted).is_some() {
             continue;
         }
-        if let Some(source) = memory.remove(&number) {
-            volumes.push(Volume {
-                source: VolumeSource::Memory(source),
-                destination: wanted.container_path.clone(),
-                readonly: wanted.readonly,
-                is_slave: is_slave(wanted),
-            });
-            continue;
-        }
-        match mount_one(&shared.join(&name), wanted) {
-            Ok(readonly) => volumes.push(Volume {
-                source: VolumeSource::Shared(name),
+        let source = match memory.remove(&number) {
+            Some(source) => Ok((VolumeSource::Memory(source), wanted.readonly)),
+            None => {
+                let short: String = container.chars().take(16).collect();
+                let follows = is_slave(wanted).then_some(FOLLOWS);
+                let name = format!("{short}-{number}").chars().chain(follows).collect();
+                let wanted = Wanted::open(wanted, mounted);
+                wanted
+                    .and_then(|wanted| share_or_mount(shared, &mut users, container, name, &wanted))
+            }
+        };
+        match source {
+            Ok((source, readonly)) => volumes.push(Volume {
+                source,
                 destination: wanted.container_path.clone(),
                 readonly,
                 is_slave: is_slave(wanted),
             }),
             Err(error) => {
-                let made = volumes.iter().filter_map(Volume::name);
-                remove(shared, made.chain([name.as_str()]))?;
+                remove_unused(shared, &mut users, container)?;
                 return Err(error);
             }
         }
@@ -65,70 +73,157 @@ pub(super) fn mount(
     Ok(volumes)
 }
 
+/// The container has no volumes any more: those that no other one has are unmounted.
+pub(super) fn release(shared: &Path, mounted: &Mounted, container: &str) -> Result<()> {
+    remove_unused(shared, &mut mounted.lock(), container)
+}
+
+fn remove_unused(shared: &Path, users: &mut Users, container: &str) -> Result<()> {
+    let mut first = Ok(());
+    for name in users.release(container) {
+        let removed = remove_one(&shared.join(&name));
+        if removed.is_ok() {
+            users.forget(&name);
+        }
+        first = first.and(removed);
+    }
+    first
+}
+
+/// Where a container finds a volume, and whether nothing in it can be written.
+fn share_or_mount(
+    shared: &Path,
+    users: &mut Users,
+    container: &str,
+    name: String,
+    wanted: &Wanted<'_>,
+) -> Result<(VolumeSource, bool)> {
+    if let Some(name) = wanted.find(shared, users)? {
+        users.add(&name, container);
+        // What may be mounted below one that follows the host is as the host has it.
+        let readonly = wanted.mount.readonly && !is_slave(wanted.mount);
+        return Ok((VolumeSource::Shared(name), readonly));
+    }
+    users.add(&name, container);
+    let readonly = wanted.mount_at(shared, &name)?;
+    Ok((VolumeSource::Shared(name), readonly))
+}
+
 fn is_slave(mount: &Mount) -> bool {
     mount.propagation == i32::from(MountPropagation::PropagationHostToContainer)
 }
 
-/// Mounts a volume. True when nothing in it can be written, not even below mounts in it.
-fn mount_one(target: &Path, wanted: &Mount) -> Result<bool> {
-    let path = Path::new(&wanted.host_path);
-    let source = open_source(path)?;
-    let failed = || CriError::io("mount the volume", path);
-    let is_dir = source.metadata().map_err(failed())?.is_dir();
-    if is_dir {
-        fs::create_dir(target).map_err(CriError::io("create", target))?;
-    } else {
-        File::create_new(target).map_err(CriError::io("create", target))?;
-    }
-    // By its descriptor: what the path means cannot change in between.
-    let opened = format!("/proc/self/fd/{}", source.as_raw_fd());
-    let propagation = match is_slave(wanted) {
-        true => MountPropagationFlags::DOWNSTREAM,
-        false => MountPropagationFlags::PRIVATE,
-    };
-    let mount = || -> Result<(), Errno> {
-        match is_dir {
-            true => mount_bind_recursive(&*opened, target)?,
-            false => mount_bind(&*opened, target)?,
-        }
-        mount_change(target, propagation | MountPropagationFlags::REC)
-    };
-    mount().map_err(|error| failed()(error.into()))?;
-    // The guest must not write even if it ignores what it is told; and what it makes or finds
-    // there is neither a device nor a program with another's rights on the host. What is mounted
-    // below stays as it is, unless the request says otherwise.
-    let mut points = mount_points(target)?;
-    let is_whole = wanted.recursive_read_only || (points.len() == 1 && !is_slave(wanted));
-    if !(wanted.readonly && wanted.recursive_read_only) {
-        points.truncate(1);
-    }
-    for point in points {
-        let mut flags = kept_flags(&point).map_err(failed())?;
-        flags |= MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV;
-        if wanted.readonly {
-            flags |= MountFlags::RDONLY;
-        }
-        mount_remount(&point, flags, "").map_err(|error| failed()(error.into()))?;
-    }
-    Ok(wanted.readonly && is_whole)
+/// What a container wants to have mounted, open.
+struct Wanted<'a> {
+    mount: &'a Mount,
+    source: File,
+    meta: Metadata,
+    /// The host does not let the guest write there. What belongs to the pod alone, and is kept from
+    /// one of its containers, the guest keeps from that one.
+    is_read_only: bool,
 }
 
-/// Flags of a mount that a remount must repeat in order to keep them.
-fn kept_flags(point: &Path) -> io::Result<MountFlags> {
-    use rustix::fs::{StatVfsMountFlags, statvfs};
-    let now = statvfs(point)?.f_flag;
-    let mut kept = MountFlags::empty();
-    for (have, keep) in [
-        (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
-        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
-        (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
-        (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
-    ] {
-        if now.contains(have) {
-            kept |= keep;
+impl<'a> Wanted<'a> {
+    fn open(mount: &'a Mount, mounted: &Mounted) -> Result<Self> {
+        let path = Path::new(&mount.host_path);
+        let source = open_source(path)?;
+        let meta = source.metadata().map_err(CriError::io("look at", path))?;
+        let mut wanted = Self {
+            mount,
+            source,
+            meta,
+            is_read_only: mount.readonly,
+        };
+        let is_the_pods = mounted.is_the_pods(&mount.host_path) && !is_slave(mount);
+        if mount.readonly && is_the_pods && wanted.is_single()? {
+            wanted.is_read_only = false;
         }
+        Ok(wanted)
     }
-    Ok(kept)
+
+    /// Whether nothing is mounted below it.
+    fn is_single(&self) -> Result<bool> {
+        let link = format!("/proc/self/fd/{}", self.source.as_raw_fd());
+        let path = fs::read_link(&link).map_err(CriError::io("read", &link))?;
+        let points = mount_points(&path)?;
+        Ok(points.iter().all(|point| *point == path))
+    }
+
+    /// The name of what some container has, if this one can have the same.
+    fn find(&self, shared: &Path, users: &Users) -> Result<Option<String>> {
+        let mut names = users.names().filter(|name| {
+            let at = fs::symlink_metadata(shared.join(name));
+            let is_same =
+                at.is_ok_and(|at| (at.dev(), at.ino()) == (self.meta.dev(), self.meta.ino()));
+            is_same && name.ends_with(FOLLOWS) == is_slave(self.mount)
+        });
+        names.try_fold(None, |found: Option<String>, name| {
+            if found.is_some() || !self.is_like(&shared.join(name))? {
+                return Ok(found);
+            }
+            Ok(Some(name.to_owned()))
+        })
+    }
+
+    /// Whether a mount of the same object is as it would be for this container.
+    fn is_like(&self, target: &Path) -> Result<bool> {
+        let flags = |at: rustix::io::Result<StatVfs>| {
+            at.map(|at| at.f_flag)
+                .map_err(|error| CriError::io("look at", target)(error.into()))
+        };
+        let there = flags(statvfs(target))?;
+        let source = flags(fstatvfs(&self.source))?;
+        let differ = there ^ source;
+        if differ.contains(StatVfsMountFlags::NOEXEC) {
+            return Ok(false);
+        }
+        let there = there.contains(StatVfsMountFlags::RDONLY);
+        let read_only = self.is_read_only || source.contains(StatVfsMountFlags::RDONLY);
+        if is_slave(self.mount) {
+            // What is mounted below follows the host in both.
+            return Ok(there == read_only);
+        }
+        // The guest keeps who may not write from writing.
+        let may_be_used = there == read_only || self.mount.readonly && !there;
+        Ok(may_be_used && mount_points(target)?.len() == 1 && self.is_single()?)
+    }
+
+    /// Mounts it on a name in `shared`. True when nothing in it can be written, not even below
+    /// mounts in it.
+    fn mount_at(&self, shared: &Path, name: &str) -> Result<bool> {
+        let wanted = self.mount;
+        let failed = || CriError::io("mount the volume", Path::new(&wanted.host_path));
+        let is_dir = self.meta.is_dir();
+        let extent = match is_dir {
+            true => Extent::Whole,
+            false => Extent::Top,
+        };
+        let propagation = match is_slave(wanted) {
+            true => Propagation::FromSource,
+            false => Propagation::Private,
+        };
+        // By its descriptor: what the path means cannot change in between.
+        let tree = DetachedTree::of(&self.source, extent, propagation).map_err(failed())?;
+        // The guest must not write even if it ignores what it is told; and what it makes or finds
+        // there is neither a device nor a program with another's rights on the host. What is
+        // mounted below stays as it is, unless the request says otherwise.
+        let extent = match self.is_read_only && wanted.recursive_read_only {
+            true => Extent::Whole,
+            false => Extent::Top,
+        };
+        tree.make_harmless(extent).map_err(failed())?;
+        if self.is_read_only {
+            tree.make_read_only(extent).map_err(failed())?;
+        }
+        let target = shared.join(name);
+        let root = open_root(shared).map_err(CriError::io("open", shared))?;
+        let point = MountPoint::make(root.as_fd(), name, is_dir);
+        let point = point.map_err(CriError::io("create", &target))?;
+        tree.attach(&point).map_err(failed())?;
+        let is_whole = wanted.recursive_read_only
+            || (wanted.readonly && !is_slave(wanted) && mount_points(&target)?.len() == 1);
+        Ok(wanted.readonly && is_whole)
+    }
 }
 
 /// Opens what is to be mounted; a path that is not there becomes a directory, as other
@@ -146,21 +241,7 @@ fn open_source(path: &Path) -> Result<File> {
     }
 }
 
-/// Opens what is at a path, only to name it.
-pub(super) fn open_path(path: &Path) -> io::Result<File> {
-    let flags = (OFlags::PATH | OFlags::CLOEXEC).bits().cast_signed();
-    OpenOptions::new().read(true).custom_flags(flags).open(path)
-}
-
-/// Unmounts volumes and removes their names; what is gone is no error.
-pub(super) fn remove<'a>(shared: &Path, names: impl IntoIterator<Item = &'a str>) -> Result<()> {
-    let mut first = Ok(());
-    for name in names {
-        first = first.and(remove_one(&shared.join(name)));
-    }
-    first
-}
-
+/// Unmounts a volume and removes its name; what is gone is no error.
 fn remove_one(target: &Path) -> Result<()> {
     let failed = || CriError::io("unmount the volume", target);
     loop {
@@ -196,8 +277,16 @@ pub(super) fn make_private(dir: &Path) -> Result<()> {
     mount_change(dir, private).map_err(|error| failed()(error.into()))
 }
 
-/// Removes a sandbox's directory with all that is mounted below it.
-pub(super) fn remove_dir(dir: &Path) -> Result<()> {
+/// Removes a sandbox's directory with all that is mounted below it, where others wait for this
+/// thread.
+pub(super) async fn remove_dir(dir: &Path) -> Result<()> {
+    let own = dir.to_owned();
+    let removed = tokio::task::spawn_blocking(move || remove_dir_now(&own)).await;
+    let failed = CriError::io("remove the directory", dir);
+    removed.unwrap_or_else(|error| Err(failed(io::Error::other(error))))
+}
+
+fn remove_dir_now(dir: &Path) -> Result<()> {
     for point in mount_points(dir)?.iter().rev() {
         if let Err(error) = unmount(point, UnmountFlags::DETACH) {
             warn!(point = %point.display(), %error, "cannot unmount");
@@ -208,7 +297,7 @@ pub(super) fn remove_dir(dir: &Path) -> Result<()> {
         let busy = io::Error::from(io::ErrorKind::ResourceBusy);
         return Err(CriError::io("unmount", left)(busy));
     }
-    match fs::remove_dir_all(dir) {
+    match remove_tree(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(CriError::io("remove the directory", dir)(error))
         }
@@ -282,7 +371,9 @@ mod tests {
         let mut readonly = wanted(&data);
         readonly.readonly = true;
         let mounts = [wanted(&data.join("file")), readonly, wanted(&missing)];
-        let volumes = mount(&shared, "0123456789abcdef0", &mounts, none()).unwrap();
+        let mounted = Mounted::of("u");
+        let id = "0123456789abcdef0";
+        let volumes = mount(&shared, &mounted, id, &mounts, none()).unwrap();
         assert_eq!(volumes[1].name(), Some("0123456789abcdef-1"));
         let at = |n: usize| shared.join(volumes[n].name().unwrap());
         assert_eq!(fs::read_to_string(at(0)).unwrap(), "x");
@@ -301,10 +392,81 @@ mod tests {
             assert!(flags.contains(harmless), "{number}: {flags:?}");
         }
 
-        remove(&shared, volumes.iter().filter_map(Volume::name)).unwrap();
-        remove(&shared, volumes.iter().filter_map(Volume::name)).unwrap();
+        release(&shared, &mounted, id).unwrap();
+        release(&shared, &mounted, id).unwrap();
         assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
         assert!(data.join("file").exists());
+    }
+
+    #[test]
+    fn what_several_containers_mount_alike_is_mounted_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = dir.path().join("shared");
+        let host = dir.path().join("host");
+        let empty_dir = dir.path().join("pods/u/volumes/kubernetes.io~empty-dir/e");
+        for made in [&shared, &host, &empty_dir] {
+            fs::create_dir_all(made).unwrap();
+        }
+        let mounted = Mounted::of("u");
+        let names = |container: &str, mounts: &[Mount]| {
+            let volumes = mount(&shared, &mounted, container, mounts, none()).unwrap();
+            let all = volumes.iter().map(|volume| {
+                let name = volume.name().unwrap().to_owned();
+                (name, volume.readonly)
+            });
+            all.collect::<Vec<_>>()
+        };
+        let named = |name: &str, readonly| (name.to_owned(), readonly);
+        let read_only = |path: &Path| Mount {
+            readonly: true,
+            ..wanted(path)
+        };
+        let follows = |path: &Path| Mount {
+            propagation: MountPropagation::PropagationHostToContainer.into(),
+            ..wanted(path)
+        };
+        // Of the pod's own directory, who comes first may be one that may not write.
+        let all = [read_only(&empty_dir), read_only(&host), wanted(&empty_dir)];
+        let first = [("a-0", true), ("a-1", true), ("a-0", false)];
+        assert_eq!(names("a", &all), first.map(|(name, ro)| named(name, ro)));
+        fs::write(shared.join("a-0/f"), "x").unwrap();
+        assert!(fs::write(shared.join("a-1/f"), "x").is_err());
+        // The host keeps what is its own from who may not write it.
+        assert_eq!(names("b", &[wanted(&host)]), [named("b-0", false)]);
+        assert_eq!(names("c", &[wanted(&host)]), [named("b-0", false)]);
+        assert_eq!(names("d", &[read_only(&host)]), [named("a-1", true)]);
+        assert_eq!(names("e", &[follows(&host)]), [named("e-0s", false)]);
+        assert_eq!(names("f", &[follows(&host)]), [named("e-0s", false)]);
+        // The host keeps the top of such a one from being written, and the guest what is below not.
+        let both = Mount {
+            readonly: true,
+            ..follows(&host)
+        };
+        let both = [both.clone(), both];
+        let same = named("h-0s", false);
+        assert_eq!(names("h", &both), [same.clone(), same]);
+        release(&shared, &mounted, "h").unwrap();
+        for (container, left) in [
+            ("a", "a-0 a-1 b-0 e-0s"),
+            ("b", "a-1 b-0 e-0s"),
+            ("c", "a-1 e-0s"),
+            ("d", "e-0s"),
+            ("e", "e-0s"),
+            ("f", ""),
+        ] {
+            if container == "a" {
+                assert_eq!(names("g", &[wanted(&empty_dir)]), [named("a-0", false)]);
+            }
+            release(&shared, &mounted, container).unwrap();
+            let there = fs::read_dir(&shared).unwrap();
+            let there = there.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut there: Vec<String> = there.collect();
+            there.sort();
+            assert_eq!(there.join(" "), left, "after {container}");
+            if container == "a" {
+                release(&shared, &mounted, "g").unwrap();
+            }
+        }
     }
 
     #[test]
@@ -315,7 +477,7 @@ mod tests {
         let shared = dir.path().join("shared");
         fs::create_dir(&shared).unwrap();
         let mounts = [wanted(&file), wanted(&file.join("below"))];
-        assert!(mount(&shared, "c", &mounts, none()).is_err());
+        assert!(mount(&shared, &Mounted::of("u"), "c", &mounts, none()).is_err());
         assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
     }
 
@@ -329,8 +491,8 @@ mod tests {
         fs::create_dir_all(&shared).unwrap();
         make_private(&dir.path().join("pod")).unwrap();
         make_private(&dir.path().join("pod")).unwrap();
-        mount(&shared, "c", &[wanted(&data)], none()).unwrap();
-        remove_dir(&dir.path().join("pod")).unwrap();
+        mount(&shared, &Mounted::of("u"), "c", &[wanted(&data)], none()).unwrap();
+        remove_dir_now(&dir.path().join("pod")).unwrap();
         assert!(!dir.path().join("pod").exists());
         assert!(data.join("file").exists());
     }

@@ -1,7 +1,7 @@
 //! Where the guest's kernel and initramfs are found.
 //!
-//! The first of these folders that has a file of the wanted name: `$PODVISOR_GUEST_DIR`
-//! alone when it is set, else `guest/` beside the folder of the executable, else
+//! The first of these directories that has a file of the wanted name: `$PODVISOR_GUEST_DIR`
+//! alone when it is set, else `guest/` beside the directory of the executable, else
 //! `/usr/lib/podvisor`. Beside the usual kernel there may be one for CPUs that need retpolines or
 //! return thunks, which is taken on those.
 
@@ -67,15 +67,18 @@ impl AssetError {
     }
 }
 
-fn list(folders: &[PathBuf]) -> String {
-    let names: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
+fn list(directories: &[PathBuf]) -> String {
+    let names: Vec<String> = directories
+        .iter()
+        .map(|f| f.display().to_string())
+        .collect();
     names.join(" or ")
 }
 
 /// The directories that are searched, in order.
 #[derive(Debug, Clone)]
 pub struct Assets {
-    folders: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
 }
 
 impl Assets {
@@ -88,26 +91,26 @@ impl Assets {
         )
     }
 
-    /// One folder alone.
+    /// One directory alone.
     #[cfg(test)]
-    pub(crate) fn in_folder(folder: &Path) -> Self {
+    pub(crate) fn in_directory(directory: &Path) -> Self {
         Self {
-            folders: vec![folder.to_owned()],
+            directories: vec![directory.to_owned()],
         }
     }
 
     fn new(variable: Option<OsString>, executable: Option<&Path>) -> Self {
-        if let Some(folder) = variable.filter(|v| !v.is_empty()) {
+        if let Some(directory) = variable.filter(|v| !v.is_empty()) {
             return Self {
-                folders: vec![PathBuf::from(folder)],
+                directories: vec![PathBuf::from(directory)],
             };
         }
         let beside = executable
             .and_then(Path::parent)
             .and_then(Path::parent)
-            .map(|folder| folder.join("guest"));
+            .map(|directory| directory.join("guest"));
         Self {
-            folders: beside
+            directories: beside
                 .into_iter()
                 .chain([PathBuf::from(SYSTEM_DIR)])
                 .collect(),
@@ -150,13 +153,13 @@ impl Assets {
     }
 
     fn find(&self, file: GuestFile) -> Result<PathBuf, AssetError> {
-        self.folders
+        self.directories
             .iter()
-            .map(|folder| folder.join(file.name()))
+            .map(|directory| directory.join(file.name()))
             .find(|path| path.is_file())
             .ok_or_else(|| AssetError {
                 file,
-                searched: self.folders.clone(),
+                searched: self.directories.clone(),
             })
     }
 }
@@ -175,11 +178,11 @@ mod tests {
 
     #[test]
     fn a_cpu_that_needs_retpolines_gets_the_kernel_that_has_them_if_it_is_there() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
         std::fs::write(path(GuestFile::Kernel.name()), b"").unwrap();
-        let assets = Assets::in_folder(folder.path());
-        let kernel = || assets.kernel_for(folder.path()).unwrap();
+        let assets = Assets::in_directory(directory.path());
+        let kernel = || assets.kernel_for(directory.path()).unwrap();
         for (name, remedy) in THUNKS {
             std::fs::write(path(name), format!("Mitigation: {remedy}; other\n")).unwrap();
             let _ = std::fs::remove_file(path(RETPOLINE_KERNEL));
@@ -194,15 +197,15 @@ mod tests {
     #[test]
     fn the_variable_is_the_only_place_when_set() {
         let assets = Assets::new(Some("/a".into()), Some(Path::new("/x/bin/podvisor")));
-        assert_eq!(assets.folders, [PathBuf::from("/a")]);
+        assert_eq!(assets.directories, [PathBuf::from("/a")]);
     }
 
     #[test]
-    fn without_it_the_folder_beside_the_executables_comes_first() {
+    fn without_it_the_directory_beside_the_executables_comes_first() {
         for variable in [None, Some(OsString::new())] {
             let assets = Assets::new(variable, Some(Path::new("/x/bin/podvisor")));
             assert_eq!(
-                assets.folders,
+                assets.directories,
                 [PathBuf::from("/x/guest"), PathBuf::from(SYSTEM_DIR)]
             );
         }
@@ -210,17 +213,17 @@ mod tests {
 
     #[test]
     fn a_file_is_found_and_a_missing_one_says_where_it_was_looked_for() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(GuestFile::Kernel.name()), b"").unwrap();
-        let assets = Assets::new(Some(folder.path().into()), None);
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(GuestFile::Kernel.name()), b"").unwrap();
+        let assets = Assets::new(Some(directory.path().into()), None);
         assert_eq!(
             assets.kernel().unwrap(),
-            folder.path().join(GuestFile::Kernel.name())
+            directory.path().join(GuestFile::Kernel.name())
         );
         let message = assets.initramfs().unwrap_err().to_string();
         assert!(message.contains("initramfs.cpio"), "{message}");
         assert!(
-            message.contains(folder.path().to_str().unwrap()),
+            message.contains(directory.path().to_str().unwrap()),
             "{message}"
         );
     }

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -15,6 +16,12 @@ use tracing::debug;
 
 /// Output that whoever attaches is shown first, in bytes.
 const RECENT: usize = 64 << 10;
+
+/// Output that the file gets, in bytes.
+const KEPT: usize = 4 << 20;
+
+/// What it gets last.
+const CUT: &[u8] = b"\n[the console's file ends here: it keeps 4 MiB]\n";
 
 /// Attached at once.
 const ATTACHED_MAX: usize = 16;
@@ -33,20 +40,59 @@ pub(super) struct Console {
 #[derive(Debug)]
 struct Sinks {
     file: File,
+    /// Bytes that the file still gets.
+    room: usize,
     recent: VecDeque<u8>,
     attached: Vec<StdUnixStream>,
 }
 
+impl Sinks {
+    /// Writes to the file what it has room for. The console goes on where the file does not.
+    fn keep(&mut self, bytes: &[u8]) {
+        if self.room == 0 {
+            return;
+        }
+        let kept = bytes.get(..self.room).unwrap_or(bytes);
+        self.room -= kept.len();
+        let written = self.file.write_all(kept).and_then(|()| match self.room {
+            0 => self.file.write_all(CUT),
+            _ => Ok(()),
+        });
+        if let Err(error) = written {
+            debug!(%error, "the console's file lost output");
+        }
+    }
+}
+
+/// Whether a write to it never waits for somebody who reads.
+fn takes_at_once(file: &File) -> io::Result<bool> {
+    let kind = file.metadata()?.file_type();
+    // Its number is the same on every Linux.
+    let null = rustix::fs::makedev(1, 3);
+    Ok(kind.is_file() || kind.is_char_device() && rustix::fs::fstat(file)?.st_rdev == null)
+}
+
 impl Console {
-    pub(super) fn new(file: File) -> Arc<Self> {
-        Arc::new(Self {
+    /// A vCPU waits for what is written to `file`, which is therefore one that takes it at once.
+    ///
+    /// # Errors
+    /// It is neither a regular file nor `/dev/null`.
+    pub(super) fn new(file: File) -> io::Result<Arc<Self>> {
+        if !takes_at_once(&file)? {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it is neither a regular file nor /dev/null",
+            ));
+        }
+        Ok(Arc::new(Self {
             sinks: Mutex::new(Sinks {
                 file,
+                room: KEPT,
                 recent: VecDeque::new(),
                 attached: Vec::new(),
             }),
             drained: Notify::new(),
-        })
+        }))
     }
 
     /// What the port writes to.
@@ -159,10 +205,7 @@ impl Write for Output {
         sinks.recent.drain(..excess);
         sinks.recent.extend(bytes);
         sinks.attached.retain(|stream| write(stream, bytes));
-        // The console goes on where the file does not.
-        if let Err(error) = sinks.file.write_all(bytes) {
-            debug!(%error, "the console's file lost output");
-        }
+        sinks.keep(bytes);
         Ok(bytes.len())
     }
 
@@ -179,7 +222,7 @@ mod tests {
 
     fn console() -> (Arc<Console>, tempfile::NamedTempFile) {
         let file = tempfile::NamedTempFile::new().unwrap();
-        (Console::new(file.reopen().unwrap()), file)
+        (Console::new(file.reopen().unwrap()).unwrap(), file)
     }
 
     fn connect(console: &Console) -> StdUnixStream {
@@ -213,5 +256,30 @@ mod tests {
         assert_eq!((sinks.attached.len(), sinks.recent.len()), (1, RECENT));
         drop(sinks);
         drop(stuck);
+    }
+
+    #[test]
+    fn the_file_gets_so_much_and_says_so_once() {
+        let (console, file) = console();
+        let line = [b'x'; 1000];
+        for _ in 0..KEPT / line.len() + 1000 {
+            console.writer().write_all(&line).unwrap();
+        }
+        let kept = std::fs::read(file.path()).unwrap();
+        assert_eq!(kept.len(), KEPT + CUT.len());
+        assert!(kept.ends_with(CUT) && kept[..KEPT].iter().all(|byte| *byte == b'x'));
+    }
+
+    #[test]
+    fn what_may_keep_a_vcpu_waiting_is_no_place_for_output() {
+        assert!(Console::new(File::options().write(true).open("/dev/null").unwrap()).is_ok());
+        let (_reader, pipe) = std::io::pipe().unwrap();
+        let (socket, _peer) = StdUnixStream::pair().unwrap();
+        let pty = File::options().read(true).write(true).open("/dev/ptmx");
+        let others: [std::os::fd::OwnedFd; 3] = [pipe.into(), socket.into(), pty.unwrap().into()];
+        for other in others {
+            let error = Console::new(other.into()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
     }
 }

@@ -35,9 +35,15 @@ pub enum MachineError {
     /// A device of the machine does not answer.
     #[error(transparent)]
     Device(#[from] HandleError),
-    /// A spare disk got no medium.
+    /// A spare disk got no medium, or a device was not plugged in or out.
     #[error(transparent)]
     Insert(#[from] PlugError),
+    /// Nothing can be plugged in.
+    #[error("devices cannot be plugged into a machine without a PCI bus")]
+    NotPci,
+    /// All places for devices are taken.
+    #[error("the machine has no place for a further device; end containers that have some")]
+    Full,
     /// There are no more vCPUs.
     #[error(transparent)]
     AddCpus(#[from] AddVcpusError),
@@ -59,6 +65,9 @@ pub enum MachineError {
     /// The machine was made without a serial console.
     #[error("the machine was made without a serial console")]
     NoConsole,
+    /// The serial console's output cannot go there.
+    #[error("the file for the serial console's output cannot be used")]
+    ConsoleFile(#[source] io::Error),
     /// Somebody cannot be connected to the console.
     #[error("failed to connect to the console")]
     Console(#[source] io::Error),

@@ -8,6 +8,7 @@ mod assets;
 mod console;
 mod error;
 mod nic;
+mod panic;
 
 use std::fmt;
 use std::fs::File;
@@ -21,8 +22,8 @@ use std::time::Duration;
 
 use podvisor_vmm::devices::blk::FileDisk;
 use podvisor_vmm::{
-    BlockDevice, BlockHandle, FsDevice, Initramfs, Kernel, MemorySize, Vm, VmExit, VsockDevice,
-    VsockHandle,
+    BlockDevice, BlockHandle, BuildError, FsDevice, Initramfs, Kernel, MemorySize, PlugError,
+    Plugged, Vm, VmExit, VsockDevice, VsockHandle,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -35,6 +36,7 @@ pub(crate) use error::causes;
 
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use nic::{Nic, NicKind};
+pub use panic::KernelPanic;
 pub use podvisor_vmm::{Snapshot, Transport, WorkingSet};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
@@ -114,6 +116,18 @@ pub struct Disk {
     pub serial: String,
 }
 
+/// A disk that was plugged into a running machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PluggedDisk(Plugged);
+
+impl PluggedDisk {
+    /// Where the guest finds it, as it writes PCI addresses.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.0.address.to_string()
+    }
+}
+
 /// The tag of the directory that a machine shares.
 pub const SHARE_TAG: &str = "shared";
 
@@ -139,7 +153,8 @@ pub struct MachineConfig {
     pub spare_disks: u8,
     /// Network cards.
     pub nics: Vec<Nic>,
-    /// The host's directory that the guest finds under [`SHARE_TAG`].
+    /// The host's directory that the guest finds under [`SHARE_TAG`]. The guest may change
+    /// what is mounted in it and nothing else.
     pub share: Option<OwnedFd>,
     /// The bus of its devices.
     pub transport: Transport,
@@ -210,8 +225,10 @@ impl fmt::Debug for HostPort {
 pub enum MachineExit {
     /// The guest powered itself off.
     PoweredOff,
-    /// The guest asked for a reset, as a kernel does that panicked.
+    /// The guest asked for a reset.
     Reset,
+    /// The guest's kernel panicked, and asked for a reset.
+    Panicked(KernelPanic),
     /// A fault that the guest could not handle.
     TripleFault,
     /// The host killed it.
@@ -224,7 +241,8 @@ impl fmt::Display for MachineExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PoweredOff => f.write_str("powered itself off"),
-            Self::Reset => f.write_str("reset itself, as after a kernel panic"),
+            Self::Reset => f.write_str("reset itself"),
+            Self::Panicked(panic) => write!(f, "ended by a kernel panic: {panic}"),
             Self::TripleFault => f.write_str("ended by a triple fault"),
             Self::Killed => f.write_str("was killed"),
             Self::Failed(why) => f.write_str(why),
@@ -276,7 +294,7 @@ impl BuiltMachine {
             builder = builder.net(nic.device()?);
         }
         if let Some(root) = config.share {
-            builder = builder.fs(FsDevice::new(SHARE_TAG, root)?);
+            builder = builder.fs(FsDevice::new(SHARE_TAG, root)?.writable_below_mounts()?);
         }
         let mut vsock = VsockDevice::in_process(GUEST_CID)?;
         for HostPort { port, on_connect } in host_ports {
@@ -284,7 +302,8 @@ impl BuiltMachine {
         }
         // What the guest has free goes back to the host by itself.
         builder = builder.vsock(vsock).rng().balloon();
-        let console = config.console.map(Console::new);
+        let console = config.console.map(Console::new).transpose();
+        let console = console.map_err(MachineError::ConsoleFile)?;
         if let Some(console) = &console {
             builder = builder.serial(console.writer());
         }
@@ -327,6 +346,10 @@ impl BuiltMachine {
         let waited = Arc::clone(&vm);
         let wait = move || {
             let exit = match waited.wait() {
+                Ok(VmExit::Reset) => {
+                    let panic = KernelPanic::find(|at, bytes| waited.read_memory(at, bytes));
+                    panic.map_or(MachineExit::Reset, MachineExit::Panicked)
+                }
                 Ok(exit) => MachineExit::from(exit),
                 Err(error) => MachineExit::Failed(causes(&error)),
             };
@@ -435,6 +458,40 @@ impl Machine {
             return Ok(());
         }
         self.blocking(move |vm| vm.add_vcpus(count)).await
+    }
+
+    /// Plugs a disk in, for the guest to find when it looks.
+    ///
+    /// # Errors
+    /// The machine is not on PCI, has no place for a further device, or has ended.
+    pub async fn plug_disk(
+        &self,
+        disk: Disk,
+        is_read_only: bool,
+    ) -> Result<PluggedDisk, MachineError> {
+        // Who may write to it, and from how many machines, is whoever opened it to say.
+        let medium = medium(disk.file, &disk.serial)?;
+        let device = BlockDevice::new(Box::new(medium)).serial(&disk.serial);
+        let device = match is_read_only {
+            true => device.read_only(),
+            false => device,
+        };
+        let vm = Arc::clone(&self.vm);
+        match tokio::task::spawn_blocking(move || vm.plug(device)).await {
+            Ok(Err(PlugError::NotPci)) => Err(MachineError::NotPci),
+            Ok(Err(PlugError::Build(BuildError::NoPciSlot))) => Err(MachineError::Full),
+            Ok(plugged) => Ok(PluggedDisk(plugged?)),
+            Err(error) => Err(MachineError::Thread(io::Error::other(error))),
+        }
+    }
+
+    /// Takes a disk away that was plugged in, which the guest has let go of.
+    ///
+    /// # Errors
+    /// It is in the middle of a request that its file does not answer.
+    pub async fn unplug_disk(&self, disk: &PluggedDisk) -> Result<(), MachineError> {
+        let name = disk.0.name.clone();
+        self.blocking(move |vm| vm.unplug(&name)).await
     }
 
     /// Gives the spare disk `index` a medium.

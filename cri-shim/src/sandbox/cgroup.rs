@@ -7,8 +7,11 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock, statfs};
+use rustix::io::Errno;
 use tracing::{debug, warn};
 
 use crate::machine::causes;
@@ -38,6 +41,12 @@ const THREADS: u64 = 8192;
 
 /// Period of the CPU limit in microseconds.
 const PERIOD: u64 = 100_000;
+
+/// How long others that make groups are waited for.
+const LOCK: Duration = Duration::from_secs(2);
+
+/// How often the lock is tried.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Names the group in a sandbox's directory.
 const NAME: &str = "cgroup";
@@ -86,6 +95,13 @@ impl MachineLimits {
     }
 }
 
+/// What `cpu.max` says, in thousandths of a CPU; `None` for no limit, and for what is none.
+pub(crate) fn parse_cpu_max(text: &str) -> Option<u64> {
+    let (quota, period) = text.split_once(' ')?;
+    let (quota, period): (u64, u64) = (quota.parse().ok()?, period.parse().ok()?);
+    quota.saturating_mul(1000).checked_div(period)
+}
+
 /// Why the group at `path` has no room for a machine's; `None` when it has.
 pub(crate) fn lacks_room(path: &Path, limits: MachineLimits) -> Option<String> {
     let lacks = |name: &str, needed: u64, parse: fn(&str) -> Option<u64>| {
@@ -97,13 +113,8 @@ pub(crate) fn lacks_room(path: &Path, limits: MachineLimits) -> Option<String> {
         let has = parse(text.trim())?;
         (has < needed).then(|| format!("{name} is {}, and {needed} is needed", text.trim()))
     };
-    lacks("memory.max", limits.memory_max(), |text| text.parse().ok()).or_else(|| {
-        lacks("cpu.max", limits.milli_cpus(), |text| {
-            let (quota, period) = text.split_once(' ')?;
-            let (quota, period): (u64, u64) = (quota.parse().ok()?, period.parse().ok()?);
-            quota.saturating_mul(1000).checked_div(period)
-        })
-    })
+    lacks("memory.max", limits.memory_max(), |text| text.parse().ok())
+        .or_else(|| lacks("cpu.max", limits.milli_cpus(), parse_cpu_max))
 }
 
 /// A group that was made, removed again when dropped unless it is kept.
@@ -127,9 +138,9 @@ impl Cgroup {
             return Err(CgroupError::NotThere);
         }
         let parent = descend(parent)?;
-        // Held until the group has its process: a group without one may be swept.
-        let _lock = lock(&parent)?;
-        sweep(&parent);
+        // Held until the group has its process: a group without one may be swept. Where somebody
+        // else keeps the lock, which anybody can, nobody sweeps.
+        let _lock = lock(&parent)?.inspect(|_| sweep(&parent));
         let path = parent.join(id);
         fs::create_dir(&path).map_err(step("create the control group", &path))?;
         let group = Self {
@@ -172,6 +183,33 @@ pub(super) fn limit_cpus(dir: &Path, vcpus: u8) {
     if let Err(error) = write(&group.join("cpu.max"), &cpu_max(limits.milli_cpus())) {
         warn!(error = causes(&error), "a sandbox's limit stays as it was");
     }
+}
+
+/// Sets the share of CPU time that the sandbox in `dir` has when others want it, too, by the older
+/// kind of groups' `cpu.shares`.
+pub(super) fn weigh_cpus(dir: &Path, shares: u64) {
+    let Some(group) = group_of(dir) else { return };
+    let file = group.join("cpu.weight");
+    if let Err(error) = write(&file, &cpu_weight(shares).to_string()) {
+        warn!(error = causes(&error), "a sandbox's share stays as it was");
+    }
+}
+
+/// 2 to 262,144 shares are a weight of 1 to 10,000, as kubelets and runc have it.
+fn cpu_weight(shares: u64) -> u64 {
+    1 + (shares.clamp(2, 262_144) - 2) * 9_999 / 262_142
+}
+
+/// What the sandbox in `dir` takes of the host's memory, in bytes, if its group is below `parent`,
+/// which is a path from the hierarchy's root.
+pub(super) fn memory_below(dir: &Path, parent: &Path) -> Option<u64> {
+    let group = group_of(dir)?;
+    let parent = Path::new(CGROUP_ROOT).join(parent.strip_prefix("/").unwrap_or(parent));
+    let text = match group.starts_with(parent) {
+        true => fs::read_to_string(group.join("memory.current")).ok()?,
+        false => return None,
+    };
+    text.trim().parse().ok()
 }
 
 fn cpu_max(milli_cpus: u64) -> String {
@@ -290,11 +328,22 @@ fn enable_controllers(path: &Path) -> Result<(), CgroupError> {
     Ok(())
 }
 
-fn lock(path: &Path) -> Result<File, CgroupError> {
+/// Locks a directory that anybody may open and lock: none when that takes too long.
+fn lock(path: &Path) -> Result<Option<File>, CgroupError> {
+    let failed = step("lock the control group", path);
     let file = File::open(path).map_err(step("open the control group", path))?;
-    flock(&file, FlockOperation::LockExclusive)
-        .map_err(|error| step("lock the control group", path)(error.into()))?;
-    Ok(file)
+    let deadline = Instant::now() + LOCK;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(file)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(LOCK_PAUSE),
+            Err(Errno::WOULDBLOCK) => {
+                warn!(path = %path.display(), "somebody keeps the control group locked");
+                return Ok(None);
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
 }
 
 fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
@@ -309,6 +358,22 @@ fn step(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupErro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_become_weights() {
+        let weights = [0, 2, 1024, 262_144, u64::MAX].map(cpu_weight);
+        assert_eq!(weights, [1, 1, 39, 10_000, 10_000]);
+    }
+
+    #[test]
+    fn a_lock_that_somebody_keeps_is_done_without() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = File::open(dir.path()).unwrap();
+        flock(&held, FlockOperation::LockShared).unwrap();
+        assert!(lock(dir.path()).unwrap().is_none());
+        drop(held);
+        assert!(lock(dir.path()).unwrap().is_some());
+    }
 
     #[test]
     fn a_parent_that_leads_elsewhere_is_refused() {

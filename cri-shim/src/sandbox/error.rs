@@ -78,7 +78,7 @@ pub enum SandboxError {
     #[error("the guest's agent did not answer within {} s", .0.as_secs())]
     Silent(Duration),
     /// The agent found that it cannot work.
-    #[error("the guest's agent gave up while starting")]
+    #[error("the guest's agent failed to start")]
     GaveUp,
     /// The guest ended when it should not.
     #[error("{}", ended(.0))]
@@ -109,6 +109,9 @@ pub enum SandboxError {
     /// The process ended before its guest was up.
     #[error("the sandbox's process failed while starting: {0}")]
     Launch(String),
+    /// The process ended before its guest was up: the host does not let it close its jail.
+    #[error("the sandbox's process failed while starting: {0}")]
+    JailRefused(String),
     /// What the control socket carried makes no sense.
     #[error("the control socket of the sandbox in {} is not understood", .dir.display())]
     Control {
@@ -127,6 +130,16 @@ pub enum SandboxError {
         theirs: u32,
         /// What is spoken here.
         ours: u32,
+    },
+    /// The sandbox's process is there, and does not answer: it is stopped, or hangs.
+    #[error("the sandbox in {} does not answer: {} said nothing for {} s", .dir.display(), process(*.pid), .waited.as_secs())]
+    Unresponsive {
+        /// Its directory.
+        dir: PathBuf,
+        /// The process, where it could be found.
+        pid: Option<u32>,
+        /// How long an answer was waited for.
+        waited: Duration,
     },
     /// The sandbox's process is gone; only its directory is left.
     #[error("the sandbox in {} is gone{}", .dir.display(), why(.exit.as_ref()))]
@@ -151,6 +164,17 @@ fn ended(exit: &MachineExit) -> String {
         MachineExit::Failed(why) => why.clone(),
         exit => format!("the guest {exit}"),
     }
+}
+
+/// What a sandbox's process said, for people: at most so many characters of it, and none that a
+/// terminal or a log would act on.
+pub(super) fn printable(said: &str, most: usize) -> String {
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    said.chars().take(most).map(shown).collect()
+}
+
+fn process(pid: Option<u32>) -> String {
+    pid.map_or_else(|| "its process".to_owned(), |pid| format!("process {pid}"))
 }
 
 fn why(exit: Option<&SandboxExit>) -> String {
@@ -178,6 +202,14 @@ impl SandboxError {
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. } | Self::Ended(_))
+    }
+
+    /// Whether the guest could not be reached, as one that ends in this moment.
+    pub(super) fn is_of_a_lost_guest(&self) -> bool {
+        match self {
+            Self::Link(error) | Self::Stdio(StdioError::Link(error)) => error.is_lost(),
+            _ => false,
+        }
     }
 
     pub(super) fn refused(kind: RefusalKind, message: impl Into<String>) -> Self {

@@ -124,8 +124,8 @@ impl EventLog {
 
     /// Appends an event.
     pub fn append(&self, event: &Event) {
-        // Who rotates the file has it for itself for a moment. Not waited for: in the worst case the
-        // line is lost.
+        // Who rotates the file has it for itself for a moment. Not waited for: in the worst case
+        // the line is lost.
         let is_locked = flock(&self.0, FlockOperation::NonBlockingLockShared).is_ok();
         let written = event
             .to_line()

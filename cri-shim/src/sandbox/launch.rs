@@ -2,7 +2,7 @@
 //! over a socket that is its stdin, and the guest's network after them.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -16,10 +16,10 @@ use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::cgroup::{Cgroup, CgroupError, MachineLimits};
-use super::error::SandboxError;
+use super::error::{SandboxError, printable};
 use super::jail;
 use super::template::{Shape, THIS_PROGRAM, Template};
 use super::types::{GuestNetwork, JailMode, LaunchConfig};
@@ -27,7 +27,7 @@ use super::wire::{
     FrameError, FrameReader, FrameWriter, LAUNCH_VERSION, LaunchHeader, LaunchReply, MAX_FDS,
     NicHeader,
 };
-use super::{BOOT_TIMEOUT_VARIABLE, SandboxClient, cgroup, record};
+use super::{BOOT_TIMEOUT_VARIABLE, SandboxClient, boot_timeout, cgroup, oom, record};
 use crate::machine::causes;
 use crate::request;
 
@@ -38,10 +38,13 @@ pub(super) const CONTROL_SOCKET: &str = "control.sock";
 const LOG: &str = "sandbox.log";
 
 /// Longest path of a directory in which sockets are made, in bytes.
-const DIR_MAX: usize = 90;
+pub(crate) const DIR_MAX: usize = 90;
 
 /// How much of a failed process's last words is told.
 const LAST_WORDS: usize = 1000;
+
+/// How many bytes of its log are read for that.
+const LOG_END: u64 = 64 << 10;
 
 /// A process that is killed with this, unless it is kept.
 #[derive(Debug)]
@@ -110,7 +113,7 @@ impl Launching {
             (None, Some((shape, dir))) => shape.find(program, dir),
             (None, None) => None,
         };
-        let (header, fds) = prepare(config, template)?;
+        let (mut header, fds) = prepare(config, template)?;
         let spawn_error = |source| SandboxError::Spawn {
             program: program.to_owned(),
             source,
@@ -118,6 +121,9 @@ impl Launching {
         let (ours, theirs) = StdUnixStream::pair().map_err(spawn_error)?;
         ours.set_nonblocking(true).map_err(spawn_error)?;
         let child = spawn(program, &header, theirs)?;
+        if let Some(Err(error)) = child.id().map(oom::expose) {
+            debug!(id = header.id, %error, "the process is as protected as its launcher");
+        }
         let cgroup = match (&cgroup_parent, child.id()) {
             (Some(parent), Some(pid)) => {
                 let limits = MachineLimits {
@@ -125,11 +131,12 @@ impl Launching {
                     memory: header.memory,
                 };
                 // It has not begun: it waits for its configuration.
-                let made = Cgroup::create(parent, &header.id, limits, pid, &dir);
+                let made = make_cgroup(parent, &header.id, limits, pid, &dir).await;
                 made.inspect_err(|error| no_cgroup(error, &header.id)).ok()
             }
             _ => None,
         };
+        header.has_cgroup = cgroup.is_some();
         let launched = Launched {
             child: Some(child),
             cgroup,
@@ -188,15 +195,25 @@ impl Launching {
             }
         }
         match reply {
-            Some(LaunchReply { failed: None, .. }) => {
-                info!(id = self.id, is_clone, "the sandbox runs");
-                let client = SandboxClient::connect(&self.dir).await?;
+            Some(LaunchReply {
+                failed: None,
+                missing_layers,
+                ..
+            }) => {
+                info!(id = self.id, is_clone, ?missing_layers, "the sandbox runs");
+                // As patient as its boot was.
+                let client = SandboxClient::connect_within(&self.dir, boot_timeout()).await?;
                 self.launched.keep();
                 Ok(client)
             }
             Some(LaunchReply {
+                failed: Some(why),
+                is_jail: true,
+                ..
+            }) => Err(SandboxError::JailRefused(why)),
+            Some(LaunchReply {
                 failed: Some(why), ..
-            }) => Err(SandboxError::Launch(why)),
+            }) => Err(SandboxError::Launch(printable(&why, LAST_WORDS))),
             None => Err(self.failed().await),
         }
     }
@@ -361,6 +378,8 @@ fn prepare(
         pci: config.pci,
         must_clone: config.snapshot.is_some(),
         jail: config.jail,
+        // Known when the process is there.
+        has_cgroup: false,
         has_template,
     };
     Ok((header, fds))
@@ -370,7 +389,11 @@ fn prepare(
 fn no_cgroup(error: &CgroupError, id: &str) {
     static SAID: Once = Once::new();
     let why = causes(error);
-    SAID.call_once(|| info!(why, "sandboxes have no control groups of their own"));
+    SAID.call_once(|| match rustix::process::geteuid().is_root() {
+        // Nothing limits what its machines take of the node.
+        true => warn!(why, "sandboxes have no control groups of their own"),
+        false => info!(why, "sandboxes have no control groups of their own"),
+    });
     debug!(id, why, "the sandbox has no control group of its own");
 }
 
@@ -405,6 +428,37 @@ fn control_socket(dir: &Path) -> Result<OwnedFd, SandboxError> {
     })
 }
 
+/// Makes a group where others do not wait for this thread.
+async fn make_cgroup(
+    parent: &str,
+    id: &str,
+    limits: MachineLimits,
+    pid: u32,
+    dir: &Path,
+) -> Result<Cgroup, CgroupError> {
+    let (parent, id, dir) = (parent.to_owned(), id.to_owned(), dir.to_owned());
+    let path = dir.clone();
+    let making =
+        tokio::task::spawn_blocking(move || Cgroup::create(&parent, &id, limits, pid, &dir));
+    making.await.unwrap_or_else(|error| {
+        Err(CgroupError::Step {
+            step: "make the control group of",
+            path,
+            source: io::Error::other(error),
+        })
+    })
+}
+
+/// The end of a log that may be as long as the disk has room.
+fn end_of(log: &Path) -> io::Result<String> {
+    let mut file = File::open(log)?;
+    let len = file.metadata()?.len();
+    file.seek(SeekFrom::Start(len.saturating_sub(LOG_END)))?;
+    let mut end = Vec::new();
+    file.take(LOG_END).read_to_end(&mut end)?;
+    Ok(String::from_utf8_lossy(&end).into_owned())
+}
+
 /// What a process that ended too early has to say for itself.
 async fn last_words(mut launched: Launched, log: &Path) -> String {
     let status = match &mut launched.child {
@@ -415,12 +469,33 @@ async fn last_words(mut launched: Launched, log: &Path) -> String {
         }
         None => None,
     };
-    let text = std::fs::read(log).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
+    let text = end_of(log).unwrap_or_default();
     let last = text.lines().next_back().unwrap_or("it said nothing");
-    let last: String = last.chars().take(LAST_WORDS).collect();
+    let last = printable(last, LAST_WORDS);
     match status {
         Some(status) => format!("{last} ({status})"),
         None => last,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join(LOG);
+        // As long as a hostile process has room for on the disk: mostly a hole.
+        let file = File::create(&log).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let mut file = OpenOptions::new().append(true).open(&log).unwrap();
+        io::Write::write_all(&mut file, b"\nwhy \x1b[2Jit ended\n").unwrap();
+        let launched = Launched {
+            child: None,
+            cgroup: None,
+        };
+        assert_eq!(last_words(launched, &log).await, "why  [2Jit ended");
+        assert!(printable(&"x".repeat(5000), LAST_WORDS).len() == LAST_WORDS);
     }
 }

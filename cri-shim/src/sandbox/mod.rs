@@ -1,7 +1,7 @@
 //! A sandbox: one virtual machine, the agent in it, and the containers that the agent runs.
 //!
-//! [`ContainerRun`] is a program in a container in a machine, in a few lines. Below it, two forms of
-//! a sandbox:
+//! [`ContainerRun`] is a program in a container in a machine, in a few lines. Below it, two forms
+//! of a sandbox:
 //!
 //! * [`SandboxClient::launch`] starts a sandbox in a process of its own (`process`, which is
 //!   `podvisor sandbox`) that keeps the containers' logs and exit codes and outlives its
@@ -19,6 +19,7 @@ mod error;
 mod events;
 pub mod jail;
 mod launch;
+mod oom;
 mod process;
 mod provisional;
 mod record;
@@ -39,7 +40,7 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
-pub(crate) use cgroup::{CGROUP_ROOT, lacks_room};
+pub(crate) use cgroup::{CGROUP_ROOT, lacks_room, parse_cpu_max};
 pub use cgroup::{
     CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, MEMORY_OVERHEAD, MachineLimits,
     remove_empty_cgroups,
@@ -47,10 +48,12 @@ pub use cgroup::{
 pub use client::SandboxClient;
 pub use error::{RefusalKind, SandboxError};
 pub use events::{Event, EventAction, EventLog};
+pub(crate) use launch::DIR_MAX;
 pub use launch::Launching;
 pub(crate) use process::image_source;
 pub use process::{ProcessError, run as run_process};
 pub use provisional::{STREAM_MTU, provisional_nics};
+pub(crate) use record::written_at as exit_recorded_at;
 pub use record::{ExitRecord, read as exit_record};
 pub use run::ContainerRun;
 pub(crate) use seccomp::default_profile as default_seccomp_profile;
@@ -63,11 +66,18 @@ pub use template::{
     Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
 };
 pub use types::{
-    ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer, Exec,
-    GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, NicConfig, ProcessExit,
-    RestartPolicy, Route, SandboxExit, Started, StdioFds, SupplementalGroups, TerminalSize,
+    ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer,
+    DeviceSource, Exec, GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, NicConfig,
+    ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds, SupplementalGroups,
+    TerminalSize,
 };
 pub use wire::FrameError;
+
+/// Types of the OCI's specifications that are in this interface.
+pub mod oci {
+    pub use oci_spec::image::Config as ImageConfig;
+    pub use oci_spec::runtime::{LinuxResources, Process, Spec};
+}
 
 use crate::machine::{Boot, BuiltMachine, Machine, MachineConfig, MachineExit};
 use agent::Ready;

@@ -5,7 +5,10 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::time::SystemTime;
 
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::types::{ContainerInfo, SandboxExit};
@@ -34,16 +37,37 @@ pub fn read(dir: &Path) -> Option<ExitRecord> {
     serde_json::from_slice(&text).ok()
 }
 
+/// When the sandbox of a directory ended, where its process could write its record.
+pub(crate) fn written_at(dir: &Path) -> Option<SystemTime> {
+    let file = fs::metadata(dir.join(NAME)).ok()?;
+    // It is there from the start, and empty.
+    (file.len() > 0).then_some(())?;
+    file.modified().ok()
+}
+
+/// Room on the disk that a record has from the start, in bytes: that of some hundred containers.
+const RESERVED: u64 = 64 << 10;
+
 /// Makes the file for the record, which is empty until [`write()`]: who writes it can open no file.
+/// Its room is taken now, so that exit codes are kept when the disk is full by then.
 pub(super) fn create(dir: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create_new(true).mode(0o600);
-    options.open(dir.join(NAME))
+    let file = options.open(dir.join(NAME))?;
+    match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, RESERVED) {
+        // Not every file system can.
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
+        Err(error) => Err(error.into()),
+    }
 }
 
-/// Writes the record. A reader takes one that is cut off for none.
+/// Writes the record, and gives back the room that it does not need. A reader takes one that is cut
+/// off for none.
 pub(super) fn write(mut file: &File, record: &ExitRecord) -> io::Result<()> {
-    file.write_all(&serde_json::to_vec(record)?)
+    let text = serde_json::to_vec(record)?;
+    file.write_all(&text)?;
+    // usize is 64 bits wide where podvisor runs.
+    file.set_len(text.len() as u64)
 }
 
 /// Removes what an earlier sandbox left in the directory.
@@ -57,6 +81,22 @@ pub(super) fn remove(dir: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_has_its_room_from_the_start_and_keeps_what_it_needs() {
+        use std::os::unix::fs::MetadataExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let file = create(dir.path()).unwrap();
+        let taken = || file.metadata().unwrap().blocks() * 512;
+        assert!(taken() >= RESERVED, "{}", taken());
+        let record = ExitRecord {
+            exit: SandboxExit::PoweredOff,
+            containers: Vec::new(),
+        };
+        write(&file, &record).unwrap();
+        assert!(taken() < RESERVED, "{}", taken());
+        assert_eq!(read(dir.path()), Some(record));
+    }
 
     #[test]
     fn a_record_is_read_back_and_a_broken_one_is_none() {

@@ -6,15 +6,20 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tracing::debug;
 
 use super::agent::{AgentContainer, GuestConfig, etc_hosts};
 use super::error::SandboxError;
-use super::spec::{ContainerOptions, ContainerSpec, container_spec};
+use super::spec::{ContainerOptions, ContainerSpec, RootAccess, container_spec};
 use super::stdio::{AttachedStreams, StreamSet, Streams};
 use super::types::{
-    CreateContainer, GuestNetwork, JailMode, LaunchConfig, ProcessExit, RestartPolicy, StdioFds,
-    SupplementalGroups,
+    CreateContainer, GuestNetwork, LaunchConfig, ProcessExit, StdioFds, SupplementalGroups,
+    TerminalSize,
 };
 use super::{Sandbox, SandboxClient, SandboxConfig, random_id};
 use crate::machine::{Assets, Boot, Disk, GuestFiles, MachineConfig, Transport};
@@ -68,6 +73,35 @@ impl ContainerRun {
         self
     }
 
+    /// The directory that it starts in, absolute; `/` unless said.
+    #[must_use]
+    pub fn workdir(mut self, directory: impl Into<String>) -> Self {
+        self.options.workdir = Some(directory.into());
+        self
+    }
+
+    /// The user that it runs as, `user[:group]` in names of the image or numbers; root unless said.
+    #[must_use]
+    pub fn user(mut self, user: impl Into<String>) -> Self {
+        self.options.user = Some(user.into());
+        self
+    }
+
+    /// The image's files cannot be written.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.options.root = RootAccess::ReadOnly;
+        self
+    }
+
+    /// It has a terminal of this size, whose output is its stdout. Whether this process's own is
+    /// raw is not decided here.
+    #[must_use]
+    pub fn terminal(mut self, size: TerminalSize) -> Self {
+        self.options.terminal = Some(size);
+        self
+    }
+
     /// Virtual CPUs.
     #[must_use]
     pub fn vcpus(mut self, count: u8) -> Self {
@@ -83,7 +117,8 @@ impl ContainerRun {
     }
 
     /// Runs it in this process, whose threads the machine's are. There is no jail; dropped, the
-    /// machine is gone.
+    /// machine is gone. Where the program has an input, the thread that reads it stays until that
+    /// reading ends: it may sit in a read of a terminal for ever.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
@@ -114,13 +149,14 @@ impl ContainerRun {
         };
         let spec = self.spec()?;
         let sandbox = Sandbox::start(config).await?;
-        let exit = run_once(&sandbox, spec, stdio).await?;
+        let exit = run_once(&sandbox, spec, stdio, &self.options).await?;
         sandbox.shutdown().await;
         Ok(exit)
     }
 
     /// Runs it in a process of its own that is jailed: `podvisor` is the path of that program.
-    /// The machine goes on when this future is dropped, until the program has ended.
+    /// When this future is dropped, a machine whose program has been started goes on until that has
+    /// ended, and any other is killed.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
@@ -132,53 +168,28 @@ impl ContainerRun {
         let ContainerSpec { spec, user } = self.spec()?;
         let image = open(&self.image)?;
         let assets = Assets::of_this_process();
-        let dir = PrivateDir::create()?;
-        let launched = SandboxClient::launch_program(
-            podvisor,
-            LaunchConfig {
-                id: NAME.to_owned(),
-                hostname: NAME.to_owned(),
-                dir: dir.0.clone(),
-                kernel: kernel(&assets)?,
-                initramfs: initramfs(&assets)?,
-                vcpus: self.vcpus,
-                max_vcpus: self.vcpus,
-                memory: self.memory,
-                growth: 0,
-                image_slots: 1,
-                nics: Vec::new(),
-                shared_dir: None,
-                console: None,
-                events: None,
-                sysctls: Default::default(),
-                pci: false,
-                jail: JailMode::Enforced,
-                templates: None,
-                snapshot: None,
-                cgroup_parent: None,
-            },
-            GuestNetwork::default(),
-        );
-        let sandbox = launched.await?;
+        let mut dir = PrivateDir::create()?;
+        let config = LaunchConfig {
+            vcpus: self.vcpus,
+            max_vcpus: self.vcpus,
+            memory: self.memory,
+            cgroup_parent: None,
+            ..LaunchConfig::new(NAME, &dir.path, kernel(&assets)?, initramfs(&assets)?)
+        };
+        let network = GuestNetwork::default();
+        let sandbox = SandboxClient::launch_program(podvisor, config, network).await?;
+        dir.process = open_process(sandbox.pid());
+        let stdio = for_terminal(stdio, self.options.terminal);
         let work = async {
+            // Nobody else gives this machine images: any name will do.
+            let digest = "0".repeat(64);
             let container = CreateContainer {
-                id: NAME.to_owned(),
-                image: image.into(),
-                // Nobody else gives this machine images: any name will do.
-                image_digest: "0".repeat(64),
-                volumes: Vec::new(),
-                readonly_rootfs: false,
-                spec,
+                readonly_rootfs: self.options.root == RootAccess::ReadOnly,
                 user,
-                supplemental_groups: SupplementalGroups::Default,
-                log: None,
-                tty: false,
+                tty: self.options.terminal.is_some(),
                 stdin: stdio.stdin.is_some(),
-                stdin_once: true,
-                restart: RestartPolicy::Never,
                 etc_hosts: etc_hosts(NAME).into_bytes(),
-                etc_resolv_conf: Vec::new(),
-                etc_hostname: Vec::new(),
+                ..CreateContainer::new(NAME, image, digest, spec)
             };
             sandbox.create_container(container).await?;
             sandbox.end_with(NAME).await?;
@@ -186,6 +197,7 @@ impl ContainerRun {
             sandbox.attach_whole(NAME, theirs).await?;
             let outputs = streams.serve(stdio)?;
             sandbox.start_container(NAME).await?;
+            dir.has_started = true;
             let exit = sandbox.wait(NAME, None).await?;
             outputs.finish().await?;
             Ok(exit)
@@ -193,7 +205,12 @@ impl ContainerRun {
         let exit = work.await;
         match &exit {
             Ok(_) => drop(sandbox.ended().await),
-            Err(_) => sandbox.shutdown(Duration::ZERO).await?,
+            // What failed first is what is told.
+            Err(_) => {
+                if let Err(error) = sandbox.shutdown(Duration::ZERO).await {
+                    debug!(%error, "the machine does not end as it should");
+                }
+            }
         }
         exit
     }
@@ -209,18 +226,22 @@ pub(super) async fn run_once(
     sandbox: &Sandbox,
     ContainerSpec { spec, user }: ContainerSpec,
     stdio: StdioFds,
+    options: &ContainerOptions,
 ) -> Result<ProcessExit, SandboxError> {
     let agent = sandbox.agent();
+    let stdio = for_terminal(stdio, options.terminal);
     let work = async {
-        let streams = Streams::new(StreamSet::of(&stdio), None)?;
+        let streams = Streams::new(StreamSet::of(&stdio), options.terminal)?;
         let container = AgentContainer {
             id: NAME.to_owned(),
             image_serial: NAME.to_owned(),
-            readonly_rootfs: false,
+            readonly_rootfs: options.root == RootAccess::ReadOnly,
             spec,
             user,
             supplemental_groups: SupplementalGroups::Default,
             stdio: streams.request(),
+            devices: Vec::new(),
+            guest_devices: false,
             etc_hosts: etc_hosts(NAME).into_bytes(),
             etc_resolv_conf: Vec::new(),
             etc_hostname: Vec::new(),
@@ -233,6 +254,23 @@ pub(super) async fn run_once(
         Ok::<ProcessExit, SandboxError>(exit.into())
     };
     sandbox.unless_ended(work).await
+}
+
+/// A terminal has one output.
+fn for_terminal(stdio: StdioFds, terminal: Option<TerminalSize>) -> StdioFds {
+    match terminal {
+        Some(_) => StdioFds {
+            stderr: None,
+            ..stdio
+        },
+        None => stdio,
+    }
+}
+
+/// A descriptor of a process; none when it has ended.
+fn open_process(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(pid.try_into().ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 fn kernel(assets: &Assets) -> Result<PathBuf, SandboxError> {
@@ -270,9 +308,15 @@ impl StdioFds {
     }
 }
 
-/// A directory for one run.
+/// A directory for one run, and the process that has it. Dropped, the directory goes with the
+/// process: at once with one that has nothing to do, which nobody else knows of, and when it ends
+/// with one that runs its program.
 #[derive(Debug)]
-struct PrivateDir(PathBuf);
+struct PrivateDir {
+    path: PathBuf,
+    process: Option<OwnedFd>,
+    has_started: bool,
+}
 
 impl PrivateDir {
     fn create() -> Result<Self, SandboxError> {
@@ -289,13 +333,83 @@ impl PrivateDir {
         let path = all.join(format!("podvisor-{}", id.get(..16).unwrap_or_default()));
         let made = DirBuilder::new().mode(0o700).create(&path);
         made.map_err(failed(&path))?;
-        Ok(Self(path))
+        Ok(Self {
+            path,
+            process: None,
+            has_started: false,
+        })
     }
 }
 
 impl Drop for PrivateDir {
     fn drop(&mut self) {
-        // Nothing of it is of use to anybody.
-        let _ = fs::remove_dir_all(&self.0);
+        let path = std::mem::take(&mut self.path);
+        // Nothing of it is of use to anybody then.
+        let remove = move || drop(fs::remove_dir_all(path));
+        let Some(process) = self.process.take() else {
+            return remove();
+        };
+        if !self.has_started {
+            // It has ended already: what is wanted.
+            let _ = pidfd_send_signal(&process, Signal::KILL);
+        }
+        if wait(&process, Some(&Timespec::default())) {
+            return remove();
+        }
+        // Without a thread, the directory stays.
+        let _ = thread::Builder::new()
+            .name("directory".to_owned())
+            .spawn(move || {
+                wait(&process, None);
+                remove();
+            });
+    }
+}
+
+/// Waits for the end of a process; false when it takes longer.
+fn wait(process: &OwnedFd, limit: Option<&Timespec>) -> bool {
+    loop {
+        let mut ended = [PollFd::new(process, PollFlags::IN)];
+        match poll(&mut ended, limit) {
+            Err(rustix::io::Errno::INTR) => {}
+            done => return !matches!(done, Ok(0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    /// A directory with a process that has all the time of the world.
+    fn with_process() -> (PrivateDir, Child) {
+        let child = Command::new("sleep").arg("9999").spawn().unwrap();
+        let mut dir = PrivateDir::create().unwrap();
+        dir.process = open_process(child.id());
+        (dir, child)
+    }
+
+    #[test]
+    fn a_machine_that_nobody_knows_of_is_killed() {
+        use std::os::unix::process::ExitStatusExt as _;
+        let (dir, mut child) = with_process();
+        let path = dir.path.clone();
+        drop(dir);
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        while path.exists() {}
+    }
+
+    #[test]
+    fn a_machine_that_runs_its_program_keeps_its_directory_until_it_ends() {
+        let (mut dir, mut child) = with_process();
+        let path = dir.path.clone();
+        dir.has_started = true;
+        drop(dir);
+        assert!(path.exists() && child.try_wait().unwrap().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        while path.exists() {}
     }
 }

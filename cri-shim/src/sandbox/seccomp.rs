@@ -27,7 +27,7 @@ const ALLOWED: &[&[&str]] = &[
         "epoll_wait_old", "epoll_pwait", "epoll_pwait2", "signalfd", "signalfd4", "io_setup",
         "io_destroy", "io_submit", "io_cancel", "io_getevents", "io_pgetevents",
     ],
-    // Files and folders.
+    // Files and directories.
     &[
         "open", "openat", "openat2", "creat", "access", "faccessat", "faccessat2", "stat", "lstat",
         "fstat", "newfstatat", "statx", "statfs", "fstatfs", "truncate",

@@ -81,6 +81,25 @@ pub struct ContainerOptions {
     pub root: RootAccess,
 }
 
+impl ContainerOptions {
+    /// Finds what makes no sense whatever the image says.
+    ///
+    /// # Errors
+    /// [`SpecError`], as [`container_spec`] has it.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let is_nameless = |entry: &&String| entry.is_empty() || entry.starts_with('=');
+        if let Some(entry) = self.env.iter().find(is_nameless) {
+            return Err(SpecError::NamelessVariable(entry.clone()));
+        }
+        match &self.workdir {
+            Some(workdir) if !workdir.starts_with('/') => {
+                Err(SpecError::RelativeWorkdir(workdir.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A container ready to be sent to the agent.
 #[derive(Debug, Clone)]
 pub struct ContainerSpec {
@@ -100,9 +119,10 @@ pub fn container_spec(
     image: Option<&image::Config>,
     options: &ContainerOptions,
 ) -> Result<ContainerSpec, SpecError> {
+    options.check()?;
     let args = command_line(image, options)?;
-    let env = environment(hostname, image, options)?;
-    let cwd = working_directory(image, options)?;
+    let env = environment(hostname, image, options);
+    let cwd = working_directory(image, options);
     let user = options
         .user
         .clone()
@@ -203,7 +223,7 @@ fn environment(
     hostname: &str,
     image: Option<&image::Config>,
     options: &ContainerOptions,
-) -> Result<Vec<String>, SpecError> {
+) -> Vec<String> {
     let mut env = vec![DEFAULT_PATH.to_owned(), format!("HOSTNAME={hostname}")];
     if options.terminal.is_some() {
         env.push("TERM=xterm".to_owned());
@@ -216,12 +236,9 @@ fn environment(
         }
     }
     for entry in &options.env {
-        if entry.is_empty() || entry.starts_with('=') {
-            return Err(SpecError::NamelessVariable(entry.clone()));
-        }
         set_variable(&mut env, entry);
     }
-    Ok(env)
+    env
 }
 
 fn set_variable(env: &mut Vec<String>, entry: &str) {
@@ -239,22 +256,16 @@ fn variable_name(entry: &str) -> &str {
     entry.split_once('=').map_or(entry, |(name, _)| name)
 }
 
-fn working_directory(
-    image: Option<&image::Config>,
-    options: &ContainerOptions,
-) -> Result<String, SpecError> {
+fn working_directory(image: Option<&image::Config>, options: &ContainerOptions) -> String {
     if let Some(workdir) = &options.workdir {
-        if !workdir.starts_with('/') {
-            return Err(SpecError::RelativeWorkdir(workdir.clone()));
-        }
-        return Ok(workdir.clone());
+        return workdir.clone();
     }
     let from_image = image.and_then(|config| config.working_dir().clone());
-    Ok(match from_image {
+    match from_image {
         // A relative one in an image counts from the root, as in Dockerfiles.
         Some(dir) if !dir.is_empty() => format!("/{}", dir.trim_start_matches('/')),
         _ => "/".to_owned(),
-    })
+    }
 }
 
 fn check_nul<'a>(

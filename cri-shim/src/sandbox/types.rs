@@ -10,7 +10,11 @@ use std::path::PathBuf;
 use oci_spec::runtime::{Process, Spec};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{MachineExit, NicKind};
+use super::cgroup::DEFAULT_CGROUP_PARENT;
+use crate::machine::{KernelPanic, MachineExit, NicKind};
+
+/// Longest host name, in bytes.
+const HOSTNAME_MAX: usize = 64;
 
 /// What [`SandboxClient::launch`](super::SandboxClient::launch) makes a sandbox of.
 #[derive(Debug)]
@@ -50,7 +54,8 @@ pub struct LaunchConfig {
     pub events: Option<File>,
     /// The guest's kernel parameters by their dotted names.
     pub sysctls: BTreeMap<String, String>,
-    /// Whether the guest's devices are on PCI, where no sandbox is a clone, and not on MMIO.
+    /// Whether the guest's devices are on PCI, with MSI-X, and not on MMIO. A clone has the bus of
+    /// its template, which is looked for with the one that is asked for.
     pub pci: bool,
     /// Whether the process is jailed.
     pub jail: JailMode,
@@ -64,6 +69,42 @@ pub struct LaunchConfig {
     /// hierarchy's root; `None`: it stays in its launcher's. Where the host has no cgroup v2 or
     /// it cannot be written, the sandbox does without and says why in its log.
     pub cgroup_parent: Option<String>,
+}
+
+impl LaunchConfig {
+    /// A sandbox of this id in a directory of its own: named like its id, with one vCPU, 256 MiB,
+    /// room for one image, jailed, below [`DEFAULT_CGROUP_PARENT`], without a network, and by
+    /// booting.
+    pub fn new(
+        id: impl Into<String>,
+        dir: impl Into<PathBuf>,
+        kernel: impl Into<PathBuf>,
+        initramfs: impl Into<PathBuf>,
+    ) -> Self {
+        let id = id.into();
+        Self {
+            hostname: id.chars().take(HOSTNAME_MAX).collect(),
+            id,
+            dir: dir.into(),
+            kernel: kernel.into(),
+            initramfs: initramfs.into(),
+            vcpus: 1,
+            max_vcpus: 1,
+            memory: 256 << 20,
+            growth: 0,
+            image_slots: 1,
+            nics: Vec::new(),
+            shared_dir: None,
+            console: None,
+            events: None,
+            sysctls: BTreeMap::new(),
+            pci: false,
+            jail: JailMode::Enforced,
+            templates: None,
+            snapshot: None,
+            cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
+        }
+    }
 }
 
 /// Whether a sandbox's process is jailed.
@@ -155,12 +196,82 @@ pub struct CreateContainer {
     pub stdin_once: bool,
     /// Whether its process is started again when it has ended.
     pub restart: RestartPolicy,
+    /// Devices beside those that every container has.
+    pub devices: Vec<ContainerDevice>,
+    /// It finds the guest's own devices, whose use its specification allows.
+    pub guest_devices: bool,
     /// Contents of the container's `/etc/hosts`; empty: the image's.
     pub etc_hosts: Vec<u8>,
     /// Contents of the container's `/etc/resolv.conf`; empty: the image's.
     pub etc_resolv_conf: Vec<u8>,
     /// Contents of the container's `/etc/hostname`; empty: the image's.
     pub etc_hostname: Vec<u8>,
+}
+
+impl CreateContainer {
+    /// A container of this id with an image and a specification, as
+    /// [`container_spec`](super::container_spec) makes one: without a log, a terminal or an input.
+    pub fn new(
+        id: impl Into<String>,
+        image: impl Into<OwnedFd>,
+        image_digest: impl Into<String>,
+        spec: Spec,
+    ) -> Self {
+        Self {
+            id: id.into(),
+            image: image.into(),
+            image_digest: image_digest.into(),
+            volumes: Vec::new(),
+            readonly_rootfs: false,
+            spec,
+            user: String::new(),
+            supplemental_groups: SupplementalGroups::Default,
+            log: None,
+            tty: false,
+            stdin: false,
+            stdin_once: true,
+            restart: RestartPolicy::Never,
+            devices: Vec::new(),
+            guest_devices: false,
+            etc_hosts: Vec::new(),
+            etc_resolv_conf: Vec::new(),
+            etc_hostname: Vec::new(),
+        }
+    }
+}
+
+/// A device of a container.
+#[derive(Debug)]
+pub struct ContainerDevice {
+    /// Where the container has it: an absolute path.
+    pub path: String,
+    /// What it may do with it: some of `r`, `w` and `m` (mknod).
+    pub access: String,
+    /// What it is.
+    pub source: DeviceSource,
+}
+
+/// What a container's device is.
+#[derive(Debug)]
+pub enum DeviceSource {
+    /// A disk that is plugged into the guest for as long as a container has it. Containers whose
+    /// disks have one serial number have the same one. The machine must be on PCI.
+    Disk {
+        /// The open file or block device.
+        file: OwnedFd,
+        /// At most 20 bytes, and no digits of an image's digest.
+        serial: String,
+        /// The guest cannot write it, whatever the container may.
+        is_read_only: bool,
+        /// Permissions of its node.
+        mode: u32,
+        /// Owner of its node.
+        uid: u32,
+        /// Group of its node.
+        gid: u32,
+    },
+    /// A character device of the guest's kernel, by its path there.
+    Guest(String),
 }
 
 /// Whether a container's process is started again when it has ended by itself: in the same guest,
@@ -357,8 +468,10 @@ pub struct ContainerStats {
 pub enum SandboxExit {
     /// The guest powered itself off, asked to or not.
     PoweredOff,
-    /// The guest reset itself, as after a kernel panic.
+    /// The guest reset itself.
     Reset,
+    /// The guest's kernel panicked.
+    Panicked(KernelPanic),
     /// A fault that the guest's kernel could not handle.
     TripleFault,
     /// The machine was killed: its guest did not stop within the grace period.
@@ -373,11 +486,23 @@ impl fmt::Display for SandboxExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PoweredOff => f.write_str("the guest powered itself off"),
-            Self::Reset => f.write_str("the guest reset itself, as after a kernel panic"),
+            Self::Reset => f.write_str("the guest reset itself"),
+            Self::Panicked(panic) => write!(f, "the guest ended by a kernel panic: {panic}"),
             Self::TripleFault => f.write_str("the guest ended by a triple fault"),
             Self::Killed => f.write_str("the machine was killed"),
             Self::Failed(why) => f.write_str(why),
             Self::Died => f.write_str("the sandbox's process died"),
+        }
+    }
+}
+
+impl SandboxExit {
+    /// The last messages of the guest's kernel, where it panicked: the guest's own words.
+    #[must_use]
+    pub fn kernel_log(&self) -> &[String] {
+        match self {
+            Self::Panicked(panic) => panic.log(),
+            _ => &[],
         }
     }
 }
@@ -387,6 +512,7 @@ impl From<MachineExit> for SandboxExit {
         match exit {
             MachineExit::PoweredOff => Self::PoweredOff,
             MachineExit::Reset => Self::Reset,
+            MachineExit::Panicked(panic) => Self::Panicked(panic),
             MachineExit::TripleFault => Self::TripleFault,
             MachineExit::Killed => Self::Killed,
             MachineExit::Failed(why) => Self::Failed(why),

@@ -9,7 +9,16 @@ use tokio::io::unix::AsyncFd;
 
 /// Puts a descriptor into the event loop, to learn when it is readable.
 pub(crate) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    watched(fd, Interest::READABLE)
+}
+
+/// Puts a descriptor into the event loop, to learn when it is readable or writable.
+pub(crate) fn both(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    watched(fd, Interest::READABLE | Interest::WRITABLE)
+}
+
+fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the value owns its descriptor, which stays the same and open until it is dropped.
-    let watched = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    let watched = unsafe { AsyncFd::register_with_interest(fd, interest) };
     watched.map_err(Into::into)
 }

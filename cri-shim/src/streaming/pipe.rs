@@ -2,13 +2,19 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{
+    AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf, ReadHalf, WriteHalf,
+};
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::channel::{Gone, Input, Output, PIECE};
+use crate::sandbox::watch;
 
 /// One end for this program, the other for somebody else's.
 pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {
@@ -17,16 +23,71 @@ pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {
     Ok((UnixStream::from_std(ours)?, theirs.into()))
 }
 
-/// A descriptor that was opened elsewhere, as a stream.
-pub(super) fn stream(fd: OwnedFd) -> io::Result<UnixStream> {
-    let stream = std::os::unix::net::UnixStream::from(fd);
-    stream.set_nonblocking(true)?;
-    UnixStream::from_std(stream)
+/// A stream socket that another process has, too. That one may have its calls block at any time,
+/// so each call here says for itself that it must not.
+#[derive(Debug)]
+pub(super) struct ForeignStream(AsyncFd<OwnedFd>);
+
+impl ForeignStream {
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self(watch::both(socket)?))
+    }
+
+    /// What reads and what writes.
+    pub(super) fn into_split(self) -> (ReadHalf<Self>, WriteHalf<Self>) {
+        tokio::io::split(self)
+    }
+}
+
+impl AsyncRead for ForeignStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            let mut ready = ready!(self.0.poll_read_ready(context))?;
+            let space = buffer.initialize_unfilled();
+            let received = ready.try_io(|fd| {
+                let (count, _) = recv(fd.get_ref(), space, RecvFlags::DONTWAIT)?;
+                Ok(count)
+            });
+            // Otherwise it would block, and is asked again when it would not.
+            if let Ok(received) = received {
+                buffer.advance(received?);
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+impl AsyncWrite for ForeignStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let mut ready = ready!(self.0.poll_write_ready(context))?;
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            if let Ok(sent) = ready.try_io(|fd| Ok(send(fd.get_ref(), bytes, flags)?)) {
+                return Poll::Ready(sent);
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(shutdown(self.0.get_ref(), Shutdown::Write)?))
+    }
 }
 
 /// Carries what the client sends to a process, until one of them has closed. The client's end
 /// of the stream becomes the process's.
-pub(super) async fn to_process(mut input: Input, mut socket: OwnedWriteHalf) {
+pub(super) async fn to_process(mut input: Input, mut socket: impl AsyncWrite + Unpin) {
     while let Some(piece) = input.recv().await {
         if socket.write_all(&piece).await.is_err() {
             // The process reads no more. What comes is thrown away, so that it is in no one's way.
@@ -38,7 +99,10 @@ pub(super) async fn to_process(mut input: Input, mut socket: OwnedWriteHalf) {
 }
 
 /// Carries what a process writes to the client, until it has closed its end.
-pub(super) async fn to_client(mut socket: OwnedReadHalf, output: &Output) -> Result<(), Gone> {
+pub(super) async fn to_client(
+    mut socket: impl AsyncRead + Unpin,
+    output: &Output,
+) -> Result<(), Gone> {
     loop {
         let mut piece = BytesMut::with_capacity(PIECE);
         match socket.read_buf(&mut piece).await {
@@ -46,5 +110,38 @@ pub(super) async fn to_client(mut socket: OwnedReadHalf, output: &Output) -> Res
             Ok(0) | Err(_) => return Ok(()),
             Ok(_) => output.write(piece.freeze()).await?,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::ioctl_fionbio;
+    use std::time::Duration;
+
+    /// All on one thread, which a call that blocks would hold for ever.
+    #[tokio::test]
+    async fn a_stream_whose_other_holder_wants_it_to_block_does_not() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let held = ours.try_clone().unwrap();
+        let stream = ForeignStream::new(ours.into()).unwrap();
+        ioctl_fionbio(&held, false).unwrap();
+        let (mut reader, mut writer) = stream.into_split();
+        let mut buffer = [0; 16];
+        let limit = Duration::from_millis(50);
+        let read = tokio::time::timeout(limit, reader.read(&mut buffer)).await;
+        assert!(read.is_err(), "there is nothing to read");
+        let much = vec![0; 4 << 20];
+        let written = tokio::time::timeout(limit, writer.write_all(&much)).await;
+        assert!(written.is_err(), "nobody reads");
+
+        theirs.set_nonblocking(true).unwrap();
+        let mut theirs = UnixStream::from_std(theirs).unwrap();
+        theirs.write_all(b"hello").await.unwrap();
+        assert_eq!(reader.read(&mut buffer).await.unwrap(), 5);
+        writer.shutdown().await.unwrap();
+        theirs.read_to_end(&mut Vec::new()).await.unwrap();
+        drop(theirs);
+        assert_eq!(reader.read(&mut buffer).await.unwrap(), 0);
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::backend::Backend;
 use super::channel::{Input, Output};
 use super::command::with_causes;
-use super::pipe;
+use super::pipe::{self, ForeignStream};
 
 /// One connection that a client wants forwarded.
 #[derive(Debug)]
@@ -16,6 +16,15 @@ pub(super) struct Forward {
     pub(super) input: Input,
     pub(super) output: Output,
     pub(super) error: Output,
+}
+
+impl Forward {
+    /// Tells the client why there is no connection.
+    pub(super) async fn refuse(self, why: &str) {
+        let text = format!("failed to forward port {}: {why}", self.port);
+        let _ = self.output.finish(Bytes::new()).await;
+        let _ = self.error.finish(Bytes::from(text)).await;
+    }
 }
 
 /// Carries bytes both ways until both ends have closed, or one of them is gone.
@@ -27,7 +36,7 @@ pub(super) async fn run(backend: &Arc<dyn Backend>, pod: &str, forward: Forward)
         error,
     } = forward;
     let socket = match backend.port_forward(pod, port).await {
-        Ok(fd) => pipe::stream(fd).map_err(Into::into),
+        Ok(fd) => ForeignStream::new(fd).map_err(Into::into),
         Err(why) => Err(why),
     };
     let socket = match socket {

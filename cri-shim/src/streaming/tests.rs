@@ -340,6 +340,53 @@ async fn connections_to_ports_do_not_mix() {
     assert!(text.contains("failed to forward port"), "{text}");
 }
 
+/// A client ends its stream of data at once and leaves the connection to the port open.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_ports_are_bounded_whatever_their_streams_say() {
+    use super::spdy::session::MAX_FORWARDS;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port().to_string();
+    let (accepted, mut count) = tokio::sync::watch::channel(0);
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((stream, _)) = silent.accept().await {
+            held.push(stream);
+            accepted.send_replace(held.len());
+        }
+    });
+    let (streaming, _) = server().await;
+    let request = PortForwardRequest {
+        pod: "p".to_owned(),
+        ports: Vec::new(),
+    };
+    let url = streaming.port_forward(request).unwrap();
+    let mut client = Client::connect(&url, "portforward.k8s.io").await;
+    let mut errors = Vec::new();
+    for number in 0..MAX_FORWARDS + 3 {
+        let number = number.to_string();
+        let headers = [("port", port.as_str()), ("requestid", number.as_str())];
+        let with = |kind| [("streamtype", kind), headers[0], headers[1]];
+        errors.push(client.open(&with("error")).await);
+        let data = client.open(&with("data")).await;
+        for id in [errors[errors.len() - 1], data] {
+            client.send(id, b"", FLAG_FIN).await;
+        }
+    }
+    count
+        .wait_for(|count| *count == MAX_FORWARDS)
+        .await
+        .unwrap();
+    client.finished.wait_for(|count| *count == 6).await.unwrap();
+    let Client { write, streams, .. } = client;
+    drop(write);
+    let streams = streams.await.unwrap();
+    for id in &errors[MAX_FORWARDS..] {
+        let text = String::from_utf8_lossy(&streams[id]);
+        assert!(text.contains("too many connections"), "{text}");
+    }
+    assert_eq!(*count.borrow(), MAX_FORWARDS);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_websocket_closes_its_input_and_gets_the_rest() {
     let (streaming, _) = server().await;

@@ -6,7 +6,7 @@ use k8s_cri::v1::*;
 use tonic::Code;
 
 use crate::client::{ask, ask_images, raw};
-use crate::fixture::RUNTIME;
+use crate::fixture::{MANY_IMAGES, RUNTIME};
 use crate::pod::{Container, Pod, image, labels, stdout, strings};
 
 fn listed(filter: ContainerFilter) -> Vec<k8s_cri::v1::Container> {
@@ -43,6 +43,16 @@ fn guest_a_container_goes_from_created_to_running_to_exited() {
     assert_eq!(status.state(), ContainerState::ContainerCreated);
     assert_eq!((status.started_at, status.finished_at), (0, 0));
     assert_eq!(status.labels, labels(&[("role", "life")]));
+    // Here older kubelets look for the images in use.
+    let found = listed(ContainerFilter {
+        id: container.id.clone(),
+        ..Default::default()
+    });
+    let of_image = ask_images!(image_status(ImageStatusRequest {
+        image: Some(image("plain")),
+        verbose: false,
+    }));
+    assert_eq!(found[0].image_ref, of_image.unwrap().image.unwrap().id);
     assert_eq!(status.annotations, labels(&[("note", "kept")]));
     assert_eq!(in_state(&container, ContainerState::ContainerCreated), 1);
     assert_eq!(in_state(&container, ContainerState::ContainerRunning), 0);
@@ -95,6 +105,29 @@ fn guest_lists_of_containers_are_filtered() {
     };
     assert!(ids(of_none).is_empty());
     container.remove();
+}
+
+#[test]
+fn guest_containers_that_have_ended_hold_nothing_but_their_exit_and_log() {
+    let pod = Pod::shared();
+    let mut ended = Vec::new();
+    for number in 0..MANY_IMAGES {
+        let container = pod.start("many", |config| {
+            config.image = Some(image(&format!("many-{number}")));
+            config.command = Vec::new();
+        });
+        container.ended();
+        ended.push((container, number.to_string()));
+    }
+    for (container, number) in ended {
+        let status = container.status();
+        assert_eq!((status.exit_code, &*status.reason), (0, "Completed"));
+        assert_eq!(stdout(&container.lines()), [number]);
+        let exec = container.try_exec(&["true"], 0).err().unwrap();
+        assert_ne!(exec.code(), Code::Internal, "{exec}");
+        container.stop(0);
+        container.remove();
+    }
 }
 
 #[test]
@@ -480,6 +513,23 @@ fn kubelets_own() -> LinuxContainerResources {
 }
 
 #[test]
+fn guest_a_container_without_a_limit_gets_the_memory_that_it_needs() {
+    let pod = Pod::run("hungry", |_| {});
+    let container = pod.start("hungry", |_| {});
+    // Programs that together have more than a small machine does, all at the same time.
+    let script = "all() { [ -e /tmp/1 -a -e /tmp/2 -a -e /tmp/3 -a -e /tmp/4 ]; }; \
+                  hold() { (dd if=/dev/zero bs=120M count=1 2>/dev/null; echo $? > /tmp/code$1) | \
+                  (head -c 1 >/dev/null; touch /tmp/$1; until all; do sleep 0.1; done; \
+                  cat >/dev/null); }; \
+                  for n in 1 2 3 4; do hold $n & done; wait; cat /tmp/code?";
+    assert_eq!(container.sh(script), "0\n0\n0\n0\n");
+    container.stop(0);
+    container.remove();
+    pod.stop();
+    pod.remove();
+}
+
+#[test]
 fn guest_limits_can_be_changed_while_a_container_runs() {
     let container = Pod::shared().start("limits", |config| {
         config.linux.as_mut().unwrap().resources = Some(LinuxContainerResources {
@@ -511,6 +561,25 @@ fn guest_limits_can_be_changed_while_a_container_runs() {
     let words = ["dd", "if=/dev/zero", "of=/dev/null", "bs=300M", "count=1"];
     let used = container.try_exec(&words, 0).unwrap();
     assert_eq!(used.code, 0, "{}", used.stderr);
+    if RUNTIME.is_vm {
+        // Less than what it uses now would end it, as it does with other runtimes.
+        container.sh("dd if=/dev/zero of=/dev/shm/used bs=1M count=48");
+        let less = UpdateContainerResourcesRequest {
+            container_id: container.id.clone(),
+            linux: Some(LinuxContainerResources {
+                memory_limit_in_bytes: 32 << 20,
+                ..kubelets_own()
+            }),
+            ..Default::default()
+        };
+        let refused = ask!(update_container_resources(less)).unwrap_err();
+        assert!(
+            refused.message().contains("below current usage"),
+            "{refused}"
+        );
+        let limit = container.sh("cat /sys/fs/cgroup/memory.max");
+        assert_eq!(limit, format!("{}\n", 512 << 20));
+    }
     container.stop(0);
     container.remove();
 }

@@ -26,6 +26,9 @@ pub(crate) struct Runtime {
     dir: PathBuf,
 }
 
+/// Images of which each is another one: more than one pod may use at once.
+pub(crate) const MANY_IMAGES: usize = 12;
+
 /// The subnet of the pods; nothing else in a test host has one like it.
 const SUBNET: &str = "10.213.7.0/24";
 const SUBNET_V6: &str = "fd21:3700::/64";
@@ -44,7 +47,13 @@ impl Runtime {
             "Cmd": ["1000000"] });
         let named = json!({ "Env": ["PATH=/bin"], "User": "app:staff", "Cmd": ["true"] });
         let same = Image::busybox(json!({ "Env": ["PATH=/bin", "SAME=yes"], "Cmd": ["true"] }));
-        let registry = Registry::serve(&[
+        let many = (0..MANY_IMAGES).map(|number| {
+            let number = number.to_string();
+            let image = Image::busybox(json!({ "Env": ["PATH=/bin"], "Cmd": ["echo", number] }));
+            (format!("test/many-{number}"), image)
+        });
+        let many: Vec<_> = many.collect();
+        let mut images = vec![
             ("test/plain", Image::busybox(plain)),
             ("test/user", Image::busybox(user)),
             ("test/pause", Image::busybox(entry)),
@@ -52,7 +61,12 @@ impl Runtime {
             ("test/same-a", same.clone()),
             ("test/same-b", same.clone()),
             ("test/same-c", same),
-        ]);
+        ];
+        images.extend(
+            many.iter()
+                .map(|(name, image)| (name.as_str(), image.clone())),
+        );
+        let registry = Registry::serve(&images);
         let cni = dir.join("cni");
         fs::create_dir_all(&cni).unwrap();
         fs::write(cni.join("10-pods.conflist"), network()).unwrap();

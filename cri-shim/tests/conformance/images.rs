@@ -1,6 +1,7 @@
 //! The image service.
 
 use k8s_cri::v1::*;
+use tonic::Code;
 
 use crate::client::ask_images;
 use crate::fixture::RUNTIME;
@@ -44,6 +45,24 @@ fn guest_images_are_pulled_listed_and_known_by_each_of_their_names() {
     assert!(listed.images.iter().all(is_it) || !RUNTIME.is_vm);
     let all = ask_images!(list_images(ListImagesRequest { filter: None })).unwrap();
     assert!(all.images.iter().any(|image| image.id == found.id));
+}
+
+#[test]
+fn guest_images_are_for_runtime_handlers_that_there_are() {
+    let of = |handler: &str| {
+        let mut image = image("plain");
+        image.runtime_handler = handler.to_owned();
+        ask_images!(image_status(ImageStatusRequest {
+            image: Some(image),
+            verbose: false,
+        }))
+    };
+    assert!(of("").unwrap().image.is_some());
+    // Containerd 1.6 looks at none.
+    if RUNTIME.is_vm {
+        assert!(of("podvisor").unwrap().image.is_some());
+        assert_eq!(of("nobody").unwrap_err().code(), Code::InvalidArgument);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 mod client;
 mod containers;
+mod devices;
 mod fixture;
 mod images;
 mod logs;

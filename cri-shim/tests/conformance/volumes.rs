@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use k8s_cri::v1::*;
 use rustix::mount::{
@@ -191,6 +192,57 @@ fn memory_volume(name: &str, options: &CStr) -> Mounted {
     let volume = dir.join("volumes/kubernetes.io~empty-dir/cache");
     fs::create_dir_all(&volume).unwrap();
     Mounted::with(volume, options)
+}
+
+#[test]
+fn guest_containers_find_the_same_objects_in_what_they_share() {
+    let dir = RUNTIME.directory("objects");
+    let disk = Mounted::at(dir.clone());
+    let pod = Pod::shared();
+    let with = |readonly| {
+        let dir = &dir;
+        move |config: &mut ContainerConfig| {
+            config.mounts = vec![Mount {
+                readonly,
+                ..mount(dir, "/v")
+            }];
+        }
+    };
+    let first = pod.start("objects-first", with(false));
+    let second = pod.start("objects-second", with(false));
+    let object = "stat -c %d:%i /v /v/fifo";
+    first.sh("busybox mkfifo /v/fifo; (cat /v/fifo >/v/got &) >/dev/null 2>&1");
+    assert_eq!(first.sh(object), second.sh(object));
+    // Who writes is the other end for who reads.
+    second.sh("echo sent >/v/fifo; until grep -q sent /v/got; do :; done");
+
+    // Who connects to a socket reaches who listens on it.
+    second.sh(
+        "ln -s /v/socket /dev/log; (busybox syslogd -n -O /v/messages &) >/dev/null 2>&1; \
+         until test -S /v/socket; do :; done",
+    );
+    first.sh("ln -s /v/socket /dev/log; busybox logger by the socket; \
+         until grep -q 'by the socket' /v/messages; do :; done");
+
+    // The volume stays when who had it first goes.
+    first.stop(0);
+    first.remove();
+    second.sh("echo more >/v/more");
+    let again = pod.start("objects-again", with(false));
+    let reader = pod.start("objects-reader", with(true));
+    assert_eq!(reader.sh("cat /v/more /v/got"), "more\nsent\n");
+    let written = reader.try_exec(&["touch", "/v/new"], 0).unwrap();
+    assert_ne!(written.code, 0);
+    for container in [second, again, reader] {
+        container.stop(0);
+        container.remove();
+    }
+    assert_eq!(fs::read_to_string(dir.join("more")).unwrap(), "more\n");
+    // Nobody has the disk any more, the guest and its machine neither.
+    let began = Instant::now();
+    while let Err(error) = unmount(&disk.0, UnmountFlags::empty()) {
+        assert!(began.elapsed() < Duration::from_secs(30), "{error}");
+    }
 }
 
 #[test]

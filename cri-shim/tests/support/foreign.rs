@@ -10,10 +10,10 @@ use tempfile::TempDir;
 
 /// One of the images' files.
 pub(crate) fn path(name: &str) -> PathBuf {
-    let folder = std::env::var_os("PODVISOR_TEST_IMAGES").expect(
-        "PODVISOR_TEST_IMAGES names no folder: `cargo xtask test --only guest` makes the images",
+    let directory = std::env::var_os("PODVISOR_TEST_IMAGES").expect(
+        "PODVISOR_TEST_IMAGES names no directory: `cargo xtask test --only guest` makes the images",
     );
-    let path = PathBuf::from(folder).join(name);
+    let path = PathBuf::from(directory).join(name);
     assert!(path.exists(), "{} is missing", path.display());
     path
 }

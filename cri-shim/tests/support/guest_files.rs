@@ -6,10 +6,10 @@ use super::{Ran, Root};
 
 /// Guest files that look right as long as nobody boots them: an ELF header and a cpio.
 pub(crate) fn guest_dir(root: &Root) -> String {
-    let folder = root.path().join("guest");
-    fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("initramfs.cpio"), b"070701").unwrap();
-    folder.to_str().unwrap().to_owned()
+    let directory = root.path().join("guest");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("initramfs.cpio"), b"070701").unwrap();
+    directory.to_str().unwrap().to_owned()
 }
 
 /// The least file that passes for an ELF kernel: a header and one segment to load.

@@ -56,7 +56,7 @@ impl Image {
     pub(crate) fn busybox(settings: serde_json::Value) -> Self {
         let busybox = fs::read("/bin/busybox").expect("this test needs Debian's busybox-static");
         let mut tar = tar::Builder::new(Vec::new());
-        for (folder, mode) in [
+        for (directory, mode) in [
             ("bin/", 0o755),
             ("etc/", 0o755),
             ("home/", 0o755),
@@ -68,9 +68,10 @@ impl Image {
             ("dev/", 0o755),
             ("tmp/", 0o1777),
         ] {
-            let owner = if folder == "home/app/" { 1000 } else { 0 };
+            let owner = if directory == "home/app/" { 1000 } else { 0 };
             let mut header = header(tar::EntryType::Directory, mode, owner);
-            tar.append_data(&mut header, folder, [].as_slice()).unwrap();
+            tar.append_data(&mut header, directory, [].as_slice())
+                .unwrap();
         }
         for (path, mode, bytes) in [
             ("bin/busybox", 0o755, busybox.as_slice()),

@@ -16,7 +16,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// A folder for podvisor's state, gone when dropped.
+/// A directory for podvisor's state, gone when dropped.
 pub(crate) struct Root {
     dir: TempDir,
 }
@@ -25,6 +25,14 @@ impl Default for Root {
     fn default() -> Self {
         Self {
             dir: tempfile::tempdir().unwrap(),
+        }
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.tell();
         }
     }
 }
@@ -62,15 +70,30 @@ impl Root {
         Ran::new(self.podvisor(arguments).output().unwrap())
     }
 
+    /// What is to be known when a test failed: its containers, and what their sandboxes said.
+    fn tell(&self) {
+        let listed = self.podvisor(&["ps", "-a"]).output();
+        if let Ok(listed) = listed {
+            eprintln!("{}", String::from_utf8_lossy(&listed.stdout));
+        }
+        let sandboxes = std::fs::read_dir(self.path().join("c"));
+        for sandbox in sandboxes.into_iter().flatten().flatten() {
+            let log = sandbox.path().join("sandbox.log");
+            if let Ok(text) = std::fs::read_to_string(&log) {
+                eprintln!("{}:\n{text}", log.display());
+            }
+        }
+    }
+
     /// Files under the root whose names end so.
     pub(crate) fn files_ending_in(&self, ending: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
-        let mut folders = vec![self.path().to_owned()];
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap() {
+        let mut directories = vec![self.path().to_owned()];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).unwrap() {
                 let entry = entry.unwrap();
                 if entry.file_type().unwrap().is_dir() {
-                    folders.push(entry.path());
+                    directories.push(entry.path());
                 } else if entry.file_name().to_string_lossy().ends_with(ending) {
                     found.push(entry.path());
                 }

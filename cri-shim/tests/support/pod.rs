@@ -18,15 +18,15 @@ use tempfile::TempDir;
 
 /// A directory with a sandbox's own, logs, and a store with images.
 pub(crate) struct Pod {
-    pub(crate) folder: TempDir,
+    pub(crate) directory: TempDir,
     store: Store,
 }
 
 impl Default for Pod {
     fn default() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path().join("store")).unwrap();
-        let pod = Self { folder, store };
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path().join("store")).unwrap();
+        let pod = Self { directory, store };
         fs::DirBuilder::new().mode(0o700).create(pod.dir()).unwrap();
         pod
     }
@@ -35,11 +35,11 @@ impl Default for Pod {
 impl Pod {
     /// The sandbox's directory.
     pub(crate) fn dir(&self) -> PathBuf {
-        self.folder.path().join("pod")
+        self.directory.path().join("pod")
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     /// An image of busybox and a file `/name` that holds its name.
@@ -47,7 +47,7 @@ impl Pod {
         let root = self.path(&format!("root-{name}"));
         busybox(&root);
         fs::write(root.join("name"), format!("{name}\n")).unwrap();
-        let source = ImportSource::Folder(root);
+        let source = ImportSource::Directory(root);
         let options = PullOptions::default();
         self.store.import(source, Some(name), &options).unwrap()
     }
@@ -100,6 +100,8 @@ impl Pod {
             stdin: false,
             stdin_once: false,
             restart: podvisor_cri::sandbox::RestartPolicy::Never,
+            devices: Vec::new(),
+            guest_devices: false,
             etc_hosts: Vec::new(),
             etc_resolv_conf: Vec::new(),
             etc_hostname: b"pod\n".to_vec(),
@@ -129,7 +131,11 @@ pub(crate) fn log_text(path: &Path) -> String {
 pub(crate) fn busybox(root: &Path) {
     let bin = root.join("bin");
     fs::create_dir_all(&bin).unwrap();
-    fs::copy("/bin/busybox", bin.join("busybox")).expect("this test needs Debian's busybox-static");
+    // By a process of its own: nothing that this one starts meanwhile has the file open for
+    // writing, which would be in the way of whoever executes it.
+    let copied = Command::new("cp").arg("/bin/busybox").arg(&bin).status();
+    let copied = copied.is_ok_and(|status| status.success());
+    assert!(copied, "this test needs Debian's busybox-static");
     let installed = Command::new(bin.join("busybox"))
         .args(["--install", "-s"])
         .arg(&bin)

@@ -1,12 +1,13 @@
-//! Trees of files as lines of text, one per file: its path, then `name=value` pairs, all apart by tabs; bytes beyond
-//! printable ASCII, and the backslash, are written `\ooo`.
+//! Trees of files as lines of text, one per file: its path, then `name=value` pairs, all apart by
+//! tabs; bytes beyond printable ASCII, and the backslash, are written `\ooo`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Files by path, each with what is known of it by name.
 pub(crate) type Tree = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Prints a listing of the container's own root, by Debian's tools: records that end in a zero byte, in three parts.
+/// Prints a listing of the container's own root, by Debian's tools: records that end in a zero
+/// byte, in three parts.
 pub(crate) const LIST: &str = r"
 set -e
 find / -xdev -printf '%p\0%y\0%m\0%U\0%G\0%n\0%T@\0%s\0%l\0'
@@ -77,7 +78,7 @@ pub(crate) fn parse_guest(output: &[u8]) -> Tree {
     tree
 }
 
-/// Reads a listing of a folder of this machine.
+/// Reads a listing of a directory of this machine.
 pub(crate) fn parse_listing(text: &str) -> Tree {
     let file = |line: &str| {
         let mut fields = line.split('\t');

@@ -2,17 +2,21 @@
 
 use clap::Args;
 
-use super::foreground::{Program, exit_code};
+use super::foreground::{Program, Served, exit_code};
 use super::state::running;
 use super::{Containers, sweep};
 use crate::cli::Globals;
-use crate::cli::signals::Signals;
+use crate::cli::keys::DetachArgs;
+use crate::cli::signals::{Signals, exit_code_of};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct AttachArgs {
     /// Only show what it writes
     #[arg(long)]
     no_stdin: bool,
+
+    #[command(flatten)]
+    detach: DetachArgs,
 
     /// Name or id
     #[arg(value_name = "CONTAINER")]
@@ -23,23 +27,31 @@ pub(in crate::cli) fn run(globals: &Globals, args: &AttachArgs) -> anyhow::Resul
     let containers = Containers::open(&globals.root()?)?;
     let runtime = crate::cli::runtime()?;
     let code = runtime.block_on(async {
-        sweep(&containers).await?;
-        let entry = containers.find(&args.container)?;
-        let (client, _, _) = running(&entry).await?;
         let mut signals = Signals::new()?;
-        let program = Program {
-            client,
-            id: entry.record.id.clone(),
-            exec_id: None,
-            has_terminal: entry.record.has_terminal(),
-            has_input: entry.record.interactive && !args.no_stdin,
+        let (program, served) = tokio::select! {
+            begun = begin(&containers, args) => begun?,
+            signal = signals.ending() => return Ok(exit_code_of(signal)),
         };
-        let (streams, theirs) = program.streams()?;
-        program.client.attach_whole(&program.id, theirs).await?;
-        let (outputs, _raw) = program.serve(streams)?;
-        let outcome = program.wait(outputs, &mut signals).await?;
+        let outcome = program.wait(served, &mut signals).await?;
         anyhow::Ok(exit_code(&outcome))
     });
     runtime.shutdown_background();
     code
+}
+
+async fn begin(containers: &Containers, args: &AttachArgs) -> anyhow::Result<(Program, Served)> {
+    sweep(containers).await?;
+    let entry = containers.find(&args.container)?;
+    let (client, _, _) = running(&entry).await?;
+    let program = Program {
+        client,
+        id: entry.record.id.clone(),
+        exec_id: None,
+        has_terminal: entry.record.has_terminal(),
+        has_input: entry.record.interactive && !args.no_stdin,
+    };
+    let (streams, theirs) = program.streams()?;
+    program.client.attach_whole(&program.id, theirs).await?;
+    let served = program.serve(streams, &args.detach.detach_keys)?;
+    Ok((program, served))
 }

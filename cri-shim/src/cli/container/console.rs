@@ -1,6 +1,7 @@
 //! `podvisor console`: the serial console of a machine, also of one whose guest hangs.
 
 use std::io::{self, Read as _};
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::thread;
@@ -12,6 +13,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::{Containers, sweep};
+use crate::cli::keys::{Escape, Keys, parse as parse_keys};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::terminal::{self, RawMode};
 use crate::cli::{Globals, notice};
@@ -26,59 +28,6 @@ pub(in crate::cli) struct ConsoleArgs {
     /// Container or pod
     #[arg(value_name = "CONTAINER")]
     container: String,
-}
-
-/// What is typed to leave.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Keys(Vec<u8>);
-
-/// Reads docker's form: `a`, `ctrl-a`, `ctrl-@`, `ctrl-[`, and the like, with commas between.
-fn parse_keys(text: &str) -> Result<Keys, String> {
-    let key = |key: &str| match key.as_bytes() {
-        [byte] => Some(*byte),
-        [b'c', b't', b'r', b'l', b'-', byte] => match byte.to_ascii_uppercase() {
-            upper @ b'@'..=b'_' => Some(upper & 0x1f),
-            _ => None,
-        },
-        _ => None,
-    };
-    let keys: Option<Vec<u8>> = text.split(',').map(key).collect();
-    let usage = || "write keys such as ctrl-] or ctrl-p,ctrl-q".to_owned();
-    keys.filter(|keys| !keys.is_empty())
-        .map(Keys)
-        .ok_or_else(usage)
-}
-
-/// Finds the keys that leave among those that are typed.
-#[derive(Debug)]
-struct Escape<'a> {
-    keys: &'a [u8],
-    /// How many of them have been typed, and kept back.
-    seen: usize,
-}
-
-impl Escape<'_> {
-    /// What of the input is for the guest; the second is true when the user leaves.
-    fn pass(&mut self, input: &[u8]) -> (Vec<u8>, bool) {
-        let mut passed = Vec::with_capacity(input.len());
-        for byte in input {
-            if self.keys.get(self.seen) == Some(byte) {
-                self.seen += 1;
-                if self.seen == self.keys.len() {
-                    return (passed, true);
-                }
-                continue;
-            }
-            passed.extend(self.keys.iter().take(self.seen));
-            self.seen = 0;
-            if self.keys.first() == Some(byte) {
-                self.seen = 1;
-            } else {
-                passed.push(*byte);
-            }
-        }
-        (passed, false)
-    }
 }
 
 pub(in crate::cli) fn run(globals: &Globals, args: &ConsoleArgs) -> anyhow::Result<u8> {
@@ -120,17 +69,18 @@ async fn talk(console: OwnedFd, keys: &Keys) -> anyhow::Result<u8> {
     }
     let raw = is_terminal.then(RawMode::enter).transpose()?;
     let mut typed = keys_typed()?;
-    let mut escape = Escape {
-        keys: &keys.0,
-        seen: 0,
-    };
+    let mut escape = Escape::new(keys.clone());
     let mut bytes = vec![0; 4096];
     let mut has_input = true;
     let code = loop {
         tokio::select! {
             count = output.read(&mut bytes) => match count {
                 Ok(0) | Err(_) => break 0,
-                Ok(count) => show(bytes.get(..count).unwrap_or_default())?,
+                Ok(count) => {
+                    if show(bytes.get(..count).unwrap_or_default())?.is_break() {
+                        break 0;
+                    }
+                }
             },
             keys = typed.recv(), if has_input => match keys {
                 // Only a terminal's user leaves by keys: other input is the guest's as it is.
@@ -175,42 +125,17 @@ fn keys_typed() -> anyhow::Result<mpsc::Receiver<Vec<u8>>> {
     Ok(typed)
 }
 
-fn show(bytes: &[u8]) -> anyhow::Result<()> {
+/// Writes what the console says. A reader that has gone away is the end of it.
+fn show(bytes: &[u8]) -> anyhow::Result<ControlFlow<()>> {
     let stdout = io::stdout();
     let mut rest = bytes;
     while !rest.is_empty() {
         match rustix::io::write(stdout.as_fd(), rest) {
             Ok(count) => rest = rest.get(count..).unwrap_or_default(),
             Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::PIPE) => return Ok(ControlFlow::Break(())),
             Err(error) => return Err(error).context("cannot write to stdout"),
         }
     }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_are_read_as_docker_has_them() {
-        assert_eq!(parse_keys("ctrl-]"), Ok(Keys(vec![0x1d])));
-        assert_eq!(parse_keys("ctrl-p,ctrl-Q"), Ok(Keys(vec![0x10, 0x11])));
-        assert_eq!(parse_keys("~,."), Ok(Keys(b"~.".to_vec())));
-        for bad in ["", "ctrl-", "ctrl-1", "esc", "a,,b"] {
-            assert!(parse_keys(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn the_keys_that_leave_are_found_and_others_pass() {
-        let mut escape = Escape {
-            keys: b"~.",
-            seen: 0,
-        };
-        assert_eq!(escape.pass(b"ab"), (b"ab".to_vec(), false));
-        assert_eq!(escape.pass(b"c~"), (b"c".to_vec(), false));
-        assert_eq!(escape.pass(b"d~~"), (b"~d~".to_vec(), false));
-        assert_eq!(escape.pass(b".x"), (Vec::new(), true));
-    }
+    Ok(ControlFlow::Continue(()))
 }

@@ -1,28 +1,45 @@
 //! `podvisor cp`: files between the host and a running container, by its `tar`.
+//!
+//! Names are docker's rules: into a directory that is there, under their own name; else under the
+//! name that is given; and what ends with `/.` stands for what is in the directory.
 
-use std::ffi::OsString;
-use std::io::{self, Read as _};
+use std::ffi::OsStr;
+use std::future::pending;
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
+use tokio::process::{Child, Command};
+use tokio::task::spawn_blocking;
 
+use super::merge::{Temporary, check, merge, merge_contents};
 use super::state::running;
 use super::{Containers, Entry, exec, sweep};
-use crate::cli::Globals;
-use crate::sandbox::{Exec, StdioFds, SupplementalGroups, random_id};
+use crate::cli::signals::{Signals, exit_code_of};
+use crate::cli::{Globals, terminal};
+use crate::sandbox::{Exec, SandboxClient, StdioFds, SupplementalGroups, random_id};
+
+/// Stands for an archive on stdin or stdout.
+const STREAM: &str = "-";
 
 /// What a failed `tar` says that is shown, in bytes.
 const SAID: u64 = 4 << 10;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CopyArgs {
-    /// What to copy: PATH or CONTAINER:PATH
+    /// What to copy: PATH or CONTAINER:PATH; with /. at its end, what is in the directory; - is a
+    /// tar archive from stdin
     #[arg(value_name = "FROM")]
     from: String,
 
-    /// Where to: PATH or CONTAINER:PATH
+    /// Where to: PATH or CONTAINER:PATH; a directory that is there, or the name that it gets; - is
+    /// a tar archive to stdout
     #[arg(value_name = "TO")]
     to: String,
 }
@@ -37,28 +54,71 @@ fn in_container(text: &str) -> Option<(&str, &str)> {
 pub(in crate::cli) fn run(globals: &Globals, args: &CopyArgs) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
     let runtime = crate::cli::runtime()?;
-    let done = runtime.block_on(async {
+    let copy = async {
         sweep(&containers).await?;
         match (in_container(&args.from), in_container(&args.to)) {
             (Some((container, path)), None) => {
-                from_container(&containers.find(container)?, path, Path::new(&args.to)).await
+                let guest = Guest::of(containers.find(container)?).await?;
+                match args.to.as_str() {
+                    STREAM => to_stdout(&guest, path).await,
+                    to => from_container(&guest, path, Path::new(to)).await,
+                }
             }
             (None, Some((container, path))) => {
-                to_container(&containers.find(container)?, Path::new(&args.from), path).await
+                let guest = Guest::of(containers.find(container)?).await?;
+                match args.from.as_str() {
+                    STREAM => from_stdin(&guest, path).await,
+                    from => to_container(&guest, Path::new(from), path).await,
+                }
             }
             _ => bail!(
                 "write one of the two as CONTAINER:PATH, and the other as a path of this host"
             ),
         }
+    };
+    let done = runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        tokio::select! {
+            done = copy => done.map(|()| 0),
+            // Dropped half-way, it leaves nothing behind.
+            signal = signals.ending() => Ok(exit_code_of(signal)),
+        }
     });
+    // A thread may sit in a read of stdin for ever.
     runtime.shutdown_background();
-    done.map(|()| 0)
+    done
 }
 
-/// The directory and the name of what is copied.
-fn split(path: &Path) -> anyhow::Result<(PathBuf, OsString)> {
+/// What is copied: a member of a directory.
+#[derive(Debug, PartialEq, Eq)]
+struct Source {
+    dir: PathBuf,
+    /// `.` stands for all that is in the directory.
+    name: String,
+}
+
+impl Source {
+    fn of(path: &str) -> anyhow::Result<Self> {
+        if path == "." || path == "/" || path.ends_with("/.") {
+            return Ok(Self {
+                dir: PathBuf::from(path),
+                name: ".".to_owned(),
+            });
+        }
+        let (dir, name) = split(Path::new(path))?;
+        Ok(Self { dir, name })
+    }
+
+    fn is_contents(&self) -> bool {
+        self.name == "."
+    }
+}
+
+/// The directory and the name of a path.
+fn split(path: &Path) -> anyhow::Result<(PathBuf, String)> {
     let name = path
         .file_name()
+        .and_then(OsStr::to_str)
         .with_context(|| format!("`{}` names no file", path.display()))?;
     let dir = match path.parent() {
         Some(dir) if dir.as_os_str().is_empty() => PathBuf::from("."),
@@ -68,100 +128,251 @@ fn split(path: &Path) -> anyhow::Result<(PathBuf, OsString)> {
     Ok((dir, name.to_owned()))
 }
 
-async fn from_container(entry: &Entry, path: &str, to: &Path) -> anyhow::Result<()> {
-    let (dir, name) = split(Path::new(path))?;
-    ensure!(to.is_dir(), "{} is no directory to copy into", to.display());
+/// Unpacked where nobody else is, and then moved to its place.
+async fn from_container(guest: &Guest, path: &str, to: &Path) -> anyhow::Result<()> {
+    let source = Source::of(path)?;
+    let is_there = to.is_dir();
+    let wants_directory = to.as_os_str().as_bytes().ends_with(b"/");
+    let parent = match is_there {
+        true => to.to_owned(),
+        false => split(to)?.0,
+    };
+    ensure!(
+        parent.is_dir(),
+        "{} is no directory to copy into",
+        parent.display()
+    );
+    let temporary = Temporary::make_in(&parent)?;
+    let unpacked = temporary.path().join("contents");
+    std::fs::create_dir(&unpacked)
+        .with_context(|| format!("cannot create {}", unpacked.display()))?;
+    unpack(guest, &source, &unpacked).await?;
+    check(&unpacked)?;
+    if is_there {
+        return match source.is_contents() {
+            true => merge_contents(&unpacked, to),
+            false => merge(&unpacked, &source.name, to),
+        };
+    }
+    let made = match source.is_contents() {
+        true => unpacked,
+        false => unpacked.join(&source.name),
+    };
+    let is_directory = made.is_dir() && !made.is_symlink();
+    ensure!(
+        is_directory || !wants_directory,
+        "{} is no directory to copy into",
+        to.display()
+    );
+    ensure!(
+        !is_directory || !to.exists(),
+        "{} is a file, and {path} a directory",
+        to.display()
+    );
+    std::fs::rename(&made, to).with_context(|| format!("cannot create {}", to.display()))
+}
+
+/// Unpacks what is copied into a directory of the host that is empty.
+async fn unpack(guest: &Guest, source: &Source, to: &Path) -> anyhow::Result<()> {
     let mut unpack = Command::new("tar")
-        .args([
-            "-x",
-            "--no-same-owner",
-            "--no-same-permissions",
-            "-f",
-            "-",
-            "-C",
-        ])
+        .args(["-x", "--no-same-owner", "--no-same-permissions", "-f", "-"])
+        .arg("-C")
         .arg(to)
         // The guest may send what nobody asked for.
-        .arg("--")
-        .arg(&name)
+        .args(["--", &source.name])
         .stdin(Stdio::piped())
+        .kill_on_drop(true)
         .spawn()
         .context("cannot run tar")?;
     let stdin = unpack.stdin.take().context("tar has no stdin")?;
-    let command = [
-        "tar",
-        "-c",
-        "-f",
-        "-",
-        "-C",
-        &dir.to_string_lossy(),
-        &name.to_string_lossy(),
-    ];
-    let stdio = StdioFds {
-        stdout: Some(stdin.into()),
-        ..StdioFds::default()
-    };
-    let packed = tar(entry, &command, stdio).await;
+    let stdin = stdin.into_owned_fd().context("cannot pass on a pipe")?;
+    let packed = guest.pack(source, stdin).await;
     // Its input has ended with the guest's output, or with the error.
-    let status = unpack.wait().context("cannot wait for tar")?;
+    let has_unpacked = ended(unpack).await?;
     packed?;
-    ensure!(
-        status.success(),
-        "tar could not unpack into {}",
-        to.display()
-    );
+    ensure!(has_unpacked, "tar could not unpack into {}", to.display());
     Ok(())
 }
 
-async fn to_container(entry: &Entry, from: &Path, path: &str) -> anyhow::Result<()> {
-    let (dir, name) = split(from)?;
-    let mut pack = Command::new("tar")
-        .args(["-c", "-f", "-", "-C"])
-        .arg(dir)
-        .arg(name)
+/// What is copied, as the container's `tar` packs it.
+async fn to_stdout(guest: &Guest, path: &str) -> anyhow::Result<()> {
+    let source = Source::of(path)?;
+    ensure!(
+        !terminal::is_terminal(io::stdout()),
+        "an archive is nothing for a terminal: redirect it to a file or a pipe"
+    );
+    let (mut archive, stdout) = io::pipe()?;
+    // When nobody reads any more, the pipe ends, too: the container's tar has nobody to write to.
+    let shown = spawn_blocking(move || {
+        let mut to = io::stdout().lock();
+        io::copy(&mut archive, &mut to)?;
+        to.flush()
+    });
+    let (shown, packed) = tokio::join!(shown, guest.pack(&source, stdout.into()));
+    shown?.context("cannot write to stdout")?;
+    packed
+}
+
+/// An archive that the container's `tar` unpacks.
+async fn from_stdin(guest: &Guest, path: &str) -> anyhow::Result<()> {
+    ensure!(
+        guest.has_directory(path).await?,
+        "{path} is no directory of the container to copy into"
+    );
+    let (stdin, mut archive) = io::pipe()?;
+    let stdio = StdioFds {
+        stdin: Some(stdin.into()),
+        ..StdioFds::default()
+    };
+    let fed = spawn_blocking(move || io::copy(&mut io::stdin().lock(), &mut archive).map(|_| ()));
+    let feed = async {
+        match fed.await {
+            // What the container's tar does not read is not its affair.
+            Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => error,
+            _ => pending().await,
+        }
+    };
+    let command = ["tar", "-x", "-f", "-", "-C", path];
+    tokio::select! {
+        unpacked = guest.tar(&command, stdio) => unpacked,
+        error = feed => Err(error).context("cannot read stdin"),
+    }
+}
+
+async fn to_container(guest: &Guest, from: &Path, path: &str) -> anyhow::Result<()> {
+    let source = Source::of(from.to_str().context("a name that is no UTF-8")?)?;
+    let (dir, renamed) = match guest.has_directory(path).await? {
+        true => (path.to_owned(), None),
+        false => {
+            ensure!(
+                source.is_contents() || from.is_dir() || !path.ends_with('/'),
+                "{path} is no directory of the container to copy into"
+            );
+            let (dir, name) = split(Path::new(path))?;
+            (dir.to_string_lossy().into_owned(), Some(name))
+        }
+    };
+    let mut pack = Command::new("tar");
+    pack.args(["-c", "-f", "-", "-C"]).arg(&source.dir);
+    if let Some(name) = renamed {
+        pack.arg(format!("--transform={}", renaming(&source.name, &name)));
+    }
+    let mut pack = pack
+        .args(["--", &source.name])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .kill_on_drop(true)
         .spawn()
         .context("cannot run tar")?;
     let stdout = pack.stdout.take().context("tar has no stdout")?;
+    let stdout = stdout.into_owned_fd().context("cannot pass on a pipe")?;
     let stdio = StdioFds {
-        stdin: Some(stdout.into()),
+        stdin: Some(stdout),
         ..StdioFds::default()
     };
-    let unpacked = tar(entry, &["tar", "-x", "-f", "-", "-C", path], stdio).await;
-    let status = pack.wait().context("cannot wait for tar")?;
+    let unpacked = guest
+        .tar(&["tar", "-x", "-f", "-", "-C", &dir], stdio)
+        .await;
+    let has_packed = ended(pack).await?;
     unpacked?;
-    ensure!(status.success(), "tar could not pack {}", from.display());
+    ensure!(has_packed, "tar could not pack {}", from.display());
     Ok(())
 }
 
-/// Runs the container's `tar`.
-async fn tar(entry: &Entry, command: &[&str], mut stdio: StdioFds) -> anyhow::Result<()> {
-    let (client, _, _) = running(entry).await?;
-    let (said, stderr) = io::pipe()?;
-    stdio.stderr = Some(stderr.into());
-    let exec_id: String = random_id()?.chars().take(16).collect();
-    let command = command.iter().map(|part| (*part).to_owned()).collect();
-    let exec = Exec {
-        exec_id: exec_id.clone(),
-        process: exec::process(&entry.record, command, false),
-        user: "0".to_owned(),
-        supplemental_groups: SupplementalGroups::Default,
-        tty: None,
-        stdio,
+/// Has GNU tar begin each name with `new` instead of `old`, but not what symbolic links lead to.
+fn renaming(old: &str, new: &str) -> String {
+    let escaped = |text: &str, special: &str| -> String {
+        let escape = |c: char| special.contains(c).then_some('\\').into_iter().chain([c]);
+        text.chars().flat_map(escape).collect()
     };
-    client.exec(&entry.record.id, exec).await?;
-    let exit = client.wait(&entry.record.id, Some(&exec_id)).await?;
-    if exit.code != 0 {
-        let mut text = String::new();
-        let _ = said.take(SAID).read_to_string(&mut text);
-        bail!(
-            "the container's tar failed with exit code {}: {}",
-            exit.code,
-            text.trim()
+    let (old, new) = (escaped(old, r"\.*[]^$|"), escaped(new, r"\&|"));
+    format!("s|^{old}|{new}|S")
+}
+
+/// Waits for a program; true when it succeeded.
+async fn ended(mut child: Child) -> anyhow::Result<bool> {
+    let status = child.wait().await;
+    Ok(status.context("cannot wait for tar")?.success())
+}
+
+/// A running container.
+struct Guest {
+    entry: Entry,
+    client: SandboxClient,
+}
+
+impl Guest {
+    async fn of(entry: Entry) -> anyhow::Result<Self> {
+        let (client, _, is_paused) = running(&entry).await?;
+        ensure!(
+            !is_paused,
+            "container {} is paused; `podvisor unpause` it first",
+            entry.record.name
         );
+        Ok(Self { entry, client })
     }
-    Ok(())
+
+    async fn has_directory(&self, path: &str) -> anyhow::Result<bool> {
+        let tested = self.run(&["test", "-d", path], StdioFds::default()).await;
+        // One without `test` has to have a directory there.
+        Ok(tested.map_or(true, |(code, _)| code != 1))
+    }
+
+    /// Has the container's `tar` write what is copied.
+    async fn pack(&self, source: &Source, to: OwnedFd) -> anyhow::Result<()> {
+        let dir = source.dir.to_string_lossy();
+        let stdio = StdioFds {
+            stdout: Some(to),
+            ..StdioFds::default()
+        };
+        let command = ["tar", "-c", "-f", "-", "-C", &dir, "--", &source.name];
+        self.tar(&command, stdio).await
+    }
+
+    /// Runs the container's `tar`.
+    async fn tar(&self, command: &[&str], stdio: StdioFds) -> anyhow::Result<()> {
+        let (code, said) = self.run(command, stdio).await?;
+        ensure!(
+            code == 0,
+            "the container's tar failed with exit code {code}: {}",
+            said.trim()
+        );
+        Ok(())
+    }
+
+    /// Runs a program of the container as root: its exit code, and the beginning of what it wrote
+    /// to stderr.
+    async fn run(&self, command: &[&str], mut stdio: StdioFds) -> anyhow::Result<(i32, String)> {
+        let (said, stderr) = io::pipe()?;
+        stdio.stderr = Some(stderr.into());
+        let exec_id: String = random_id()?.chars().take(16).collect();
+        let command = command.iter().map(|part| (*part).to_owned()).collect();
+        let record = &self.entry.record;
+        let exec = Exec {
+            exec_id: exec_id.clone(),
+            process: exec::process(record, command, false),
+            user: "0".to_owned(),
+            supplemental_groups: SupplementalGroups::Default,
+            tty: None,
+            stdio,
+        };
+        self.client.exec(&record.id, exec).await?;
+        let heard = heard(pipe::Receiver::from_owned_fd(said.into())?);
+        let exit = self.client.wait(&record.id, Some(&exec_id));
+        let (said, exit) = tokio::join!(heard, exit);
+        Ok((exit?.code, said))
+    }
+}
+
+/// The beginning of what comes; all of it is read, as its writer waits for that.
+async fn heard(mut from: pipe::Receiver) -> String {
+    let mut text = Vec::new();
+    let beginning = (&mut from).take(SAID).read_to_end(&mut text).await;
+    // Nothing more to be heard is no error of what is copied.
+    if beginning.is_ok() {
+        let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
+    }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 #[cfg(test)]
@@ -174,5 +385,50 @@ mod tests {
         for path in ["/etc/hosts", "./a:b", "/a:b", ":b", "file"] {
             assert_eq!(in_container(path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn a_dot_at_the_end_stands_for_what_is_in_the_directory() {
+        let source = |path| {
+            let Source { dir, name } = Source::of(path).unwrap();
+            (dir.to_str().unwrap().to_owned(), name)
+        };
+        let expected = |dir: &str, name: &str| (dir.to_owned(), name.to_owned());
+        assert_eq!(source("/etc/hosts"), expected("/etc", "hosts"));
+        assert_eq!(source("file"), expected(".", "file"));
+        assert_eq!(source("/srv/"), expected("/", "srv"));
+        assert_eq!(source("/srv/."), expected("/srv/.", "."));
+        assert_eq!(source("."), expected(".", "."));
+        assert_eq!(source("/"), expected("/", "."));
+        assert!(Source::of("a/..").is_err());
+    }
+
+    #[test]
+    fn names_are_changed_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = dir.path().join("a.b*[1]");
+        std::fs::create_dir(&old).unwrap();
+        std::os::unix::fs::symlink("a.b*[1]/x", old.join("link")).unwrap();
+        let command = format!(
+            "tar -c -C {0} '--transform={1}' -- 'a.b*[1]' | tar -x -C {0}",
+            dir.path().display(),
+            renaming("a.b*[1]", "n&w|")
+        );
+        let done = std::process::Command::new("sh")
+            .args(["-c", &command])
+            .status()
+            .unwrap();
+        assert!(done.success());
+        let link = std::fs::read_link(dir.path().join("n&w|/link")).unwrap();
+        assert_eq!(link, Path::new("a.b*[1]/x"));
+    }
+
+    #[tokio::test]
+    async fn more_than_is_shown_is_read_all_the_same() {
+        let (said, mut writer) = io::pipe().unwrap();
+        let write = std::thread::spawn(move || writer.write_all(&[b'x'; 1 << 20]));
+        let said = heard(pipe::Receiver::from_owned_fd(said.into()).unwrap()).await;
+        write.join().unwrap().unwrap();
+        assert_eq!(said.len(), 4 << 10);
     }
 }

@@ -10,11 +10,12 @@ use podvisor_images::Image;
 
 use super::foreground::{Program, exit_code};
 use super::{Containers, Entry, sweep};
+use crate::cli::keys::Keys;
 use crate::cli::signals::Signals;
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
-    ALL_CAPABILITIES, ContainerOptions, CreateContainer, RestartPolicy, SandboxClient,
-    SandboxError, SupplementalGroups, container_spec, random_id,
+    ALL_CAPABILITIES, ContainerOptions, CreateContainer, SandboxClient, SandboxError,
+    container_spec, random_id,
 };
 
 /// What runs unless something is named.
@@ -99,23 +100,19 @@ async fn in_guest(
     let config = image.config().config().as_ref();
     let mut spec = container_spec(id, hostname, config, &options)?.spec;
     unconfine(&mut spec)?;
+    if let Some(process) = spec.process_mut() {
+        process.set_user(UserBuilder::default().uid(0u32).gid(0u32).build()?);
+    }
+    if let Some(linux) = spec.linux_mut()
+        && let Some(namespaces) = linux.namespaces_mut()
+    {
+        namespaces.retain(|namespace| namespace.typ() == LinuxNamespaceType::Mount);
+    }
+    let (rootfs, digest) = (image.open_rootfs()?, image.id().to_string());
     let container = CreateContainer {
-        id: id.to_owned(),
-        image: image.open_rootfs()?.into(),
-        image_digest: image.id().to_string(),
-        volumes: Vec::new(),
-        readonly_rootfs: false,
-        spec,
-        user: String::new(),
-        supplemental_groups: SupplementalGroups::Default,
-        log: None,
         tty: has_terminal,
         stdin: true,
-        stdin_once: true,
-        restart: RestartPolicy::Never,
-        etc_hosts: Vec::new(),
-        etc_resolv_conf: Vec::new(),
-        etc_hostname: Vec::new(),
+        ..CreateContainer::new(id, rootfs, digest, spec)
     };
     client.create_container(container).await?;
     let program = Program {
@@ -128,9 +125,9 @@ async fn in_guest(
     let mut signals = Signals::new()?;
     let (streams, theirs) = program.streams()?;
     program.client.attach_whole(id, theirs).await?;
-    let (outputs, _raw) = program.serve(streams)?;
+    let served = program.serve(streams, &Keys::default())?;
     program.client.start_container(id).await?;
-    match program.wait(outputs, &mut signals).await {
+    match program.wait(served, &mut signals).await {
         Ok(outcome) => Ok(exit_code(&outcome)),
         Err(error) => match error.downcast::<SandboxError>() {
             Ok(error) if error.is_gone() => anyhow::bail!("the machine ended meanwhile: {error}"),
@@ -140,11 +137,10 @@ async fn in_guest(
     }
 }
 
-/// Gives a program all that there is in the guest: its processes, devices and kernel interfaces, all
-/// capabilities and system calls. Only its root file system is its own.
-fn unconfine(spec: &mut Spec) -> anyhow::Result<()> {
+/// Gives a program all that there is in the guest: devices, kernel interfaces, all capabilities and
+/// system calls. Its namespaces stay.
+pub(in crate::cli) fn unconfine(spec: &mut Spec) -> anyhow::Result<()> {
     if let Some(process) = spec.process_mut() {
-        process.set_user(UserBuilder::default().uid(0u32).gid(0u32).build()?);
         let all: Capabilities = ALL_CAPABILITIES.iter().copied().collect();
         let capabilities = LinuxCapabilitiesBuilder::default()
             .bounding(all.clone())
@@ -164,9 +160,6 @@ fn unconfine(spec: &mut Spec) -> anyhow::Result<()> {
         linux.set_seccomp(None);
         linux.set_masked_paths(None);
         linux.set_readonly_paths(None);
-        if let Some(namespaces) = linux.namespaces_mut() {
-            namespaces.retain(|namespace| namespace.typ() == LinuxNamespaceType::Mount);
-        }
         if let Some(resources) = linux.resources_mut() {
             let all = LinuxDeviceCgroupBuilder::default()
                 .allow(true)

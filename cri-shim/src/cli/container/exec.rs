@@ -4,11 +4,12 @@ use clap::Args;
 use oci_spec::runtime::Process;
 
 use super::events::{self, event};
-use super::foreground::{Program, exit_code};
+use super::foreground::{Program, Served, exit_code};
 use super::record::Record;
 use super::state::running;
 use super::{Containers, sweep};
-use crate::cli::signals::Signals;
+use crate::cli::keys::{DetachArgs, Keys};
+use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
     EventAction, Exec, RefusalKind, SandboxError, StdioFds, SupplementalGroups, random_id,
@@ -41,6 +42,9 @@ pub(in crate::cli) struct ExecArgs {
     #[arg(short, long, value_name = "USER[:GROUP]")]
     user: Option<String>,
 
+    #[command(flatten)]
+    leave: DetachArgs,
+
     /// The container, and the command with its arguments
     #[arg(value_names = ["CONTAINER", "CMD"], required = true, num_args = 2.., trailing_var_arg = true)]
     container_and_command: Vec<String>,
@@ -67,6 +71,11 @@ pub(super) fn process(record: &Record, command: Vec<String>, has_terminal: bool)
     process.set_args(Some(command));
     process.set_terminal(Some(has_terminal));
     process.set_console_size(None);
+    let mut env = process.env().clone().unwrap_or_default();
+    if has_terminal && !env.iter().any(|entry| entry.starts_with("TERM=")) {
+        env.push("TERM=xterm".to_owned());
+        process.set_env(Some(env));
+    }
     process
 }
 
@@ -102,6 +111,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ExecArgs) -> anyhow::Result<
             has_input: args.interactive,
             is_detached: args.detach,
             is_noted: true,
+            detach_keys: args.leave.detach_keys.clone(),
         }
     })
 }
@@ -121,6 +131,7 @@ pub(in crate::cli) fn top(globals: &Globals, args: &TopArgs) -> anyhow::Result<u
             has_input: false,
             is_detached: false,
             is_noted: false,
+            detach_keys: Keys::default(),
         }
     })
 }
@@ -134,6 +145,8 @@ pub(super) struct Wanted {
     pub(super) is_detached: bool,
     /// It is an event: it is not podvisor itself that wants it.
     pub(super) is_noted: bool,
+    /// What leaves it on a terminal.
+    pub(super) detach_keys: Keys,
 }
 
 fn in_container(
@@ -144,58 +157,76 @@ fn in_container(
     let containers = Containers::open(&globals.root()?)?;
     let runtime = crate::cli::runtime()?;
     let code = runtime.block_on(async {
-        sweep(&containers).await?;
-        let entry = containers.find(name)?;
-        let (client, _, is_paused) = running(&entry).await?;
-        anyhow::ensure!(
-            !is_paused,
-            "container {} is paused; `podvisor unpause` it first",
-            entry.record.name
-        );
         let mut signals = Signals::new()?;
-        let wanted = wanted(&entry.record);
-        let exec_id: String = random_id()?.chars().take(16).collect();
-        if wanted.is_noted {
-            let command = wanted
-                .process
-                .args()
-                .as_deref()
-                .unwrap_or_default()
-                .join(" ");
-            let event = event(&entry.record, EventAction::Exec).with("execID", &exec_id);
-            events::note(&entry.dir, &event.with("execCommand", command));
-        }
-        let program = Program {
-            client,
-            id: entry.record.id.clone(),
-            exec_id: Some(exec_id.clone()),
-            has_terminal: wanted.has_terminal,
-            has_input: wanted.has_input,
+        let begun = begin(&containers, name, wanted);
+        let begun = tokio::select! {
+            begun = begun => begun?,
+            // Nothing is to be told to a program that may not run yet.
+            signal = signals.ending() => return Ok(exit_code_of(signal)),
         };
-        let exec = |stdio: StdioFds| Exec {
-            exec_id,
-            process: wanted.process,
-            user: wanted.user,
-            supplemental_groups: SupplementalGroups::Default,
-            tty: wanted.has_terminal.then(terminal::size_or_usual),
-            stdio,
-        };
-        if wanted.is_detached {
-            program
-                .client
-                .exec(&program.id, exec(StdioFds::default()))
-                .await?;
+        let Some((program, served)) = begun else {
             return Ok(0);
-        }
-        let (streams, theirs) = program.streams()?;
-        program.client.exec(&program.id, exec(theirs)).await?;
-        let (outputs, _raw) = program.serve(streams)?;
-        let outcome = program.wait(outputs, &mut signals).await?;
+        };
+        let outcome = program.wait(served, &mut signals).await?;
         Ok(exit_code(&outcome))
     });
     // A thread may sit in a read of stdin for ever.
     runtime.shutdown_background();
     code.or_else(not_started)
+}
+
+/// Starts a process in a container, and begins to serve its streams unless it is detached.
+async fn begin(
+    containers: &Containers,
+    name: &str,
+    wanted: impl FnOnce(&Record) -> Wanted,
+) -> anyhow::Result<Option<(Program, Served)>> {
+    sweep(containers).await?;
+    let entry = containers.find(name)?;
+    let (client, _, is_paused) = running(&entry).await?;
+    anyhow::ensure!(
+        !is_paused,
+        "container {} is paused; `podvisor unpause` it first",
+        entry.record.name
+    );
+    let wanted = wanted(&entry.record);
+    let exec_id: String = random_id()?.chars().take(16).collect();
+    if wanted.is_noted {
+        let command = wanted
+            .process
+            .args()
+            .as_deref()
+            .unwrap_or_default()
+            .join(" ");
+        let event = event(&entry.record, EventAction::Exec).with("execID", &exec_id);
+        events::note(&entry.dir, &event.with("execCommand", command));
+    }
+    let program = Program {
+        client,
+        id: entry.record.id.clone(),
+        exec_id: Some(exec_id.clone()),
+        has_terminal: wanted.has_terminal,
+        has_input: wanted.has_input,
+    };
+    let exec = |stdio: StdioFds| Exec {
+        exec_id,
+        process: wanted.process,
+        user: wanted.user,
+        supplemental_groups: SupplementalGroups::Default,
+        tty: wanted.has_terminal.then(terminal::size_or_usual),
+        stdio,
+    };
+    if wanted.is_detached {
+        program
+            .client
+            .exec(&program.id, exec(StdioFds::default()))
+            .await?;
+        return Ok(None);
+    }
+    let (streams, theirs) = program.streams()?;
+    program.client.exec(&program.id, exec(theirs)).await?;
+    let served = program.serve(streams, &wanted.detach_keys)?;
+    Ok(Some((program, served)))
 }
 
 /// The shell's exit codes for a command that is not there or cannot be executed.
@@ -211,7 +242,23 @@ pub(in crate::cli) fn not_started(error: anyhow::Error) -> anyhow::Result<u8> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::sample;
     use super::*;
+
+    #[test]
+    fn a_process_with_a_terminal_is_told_of_which_kind() {
+        let terms = |record: &Record, has_terminal| -> Vec<String> {
+            let process = process(record, vec!["sh".to_owned()], has_terminal);
+            let env = process.env().clone().unwrap_or_default();
+            env.into_iter().filter(|e| e.starts_with("TERM=")).collect()
+        };
+        let mut record = sample("a", "one");
+        record.process.set_env(Some(vec!["PATH=/bin".to_owned()]));
+        assert_eq!(terms(&record, true), ["TERM=xterm"]);
+        assert!(terms(&record, false).is_empty());
+        record.process.set_env(Some(vec!["TERM=linux".to_owned()]));
+        assert_eq!(terms(&record, true), ["TERM=linux"]);
+    }
 
     #[test]
     fn what_cannot_be_executed_has_the_shells_codes() {

@@ -1,14 +1,18 @@
 //! A program in the foreground: its streams are podvisor's, podvisor's signals are its own,
 //! and its exit code comes back.
 
+use std::future::pending;
 use std::io;
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
+use crate::cli::keys::{Keys, watched_stdin};
 use crate::cli::signals::{Event, Impatience, Signals, exit_code_of};
 use crate::cli::terminal::{self, RawMode};
 use crate::sandbox::{
@@ -41,6 +45,17 @@ pub(in crate::cli) enum Outcome {
     Ended(ProcessExit),
     /// It did not end for all that the user wanted; the last signal's number.
     GivenUp(u8),
+    /// The user has left it, and it goes on.
+    Left,
+}
+
+/// A program's streams while they are this process's own.
+#[derive(Debug)]
+pub(in crate::cli) struct Served {
+    outputs: Outputs,
+    /// Notified when the user leaves.
+    left: Option<Arc<Notify>>,
+    _raw: Option<RawMode>,
 }
 
 impl Program {
@@ -54,24 +69,50 @@ impl Program {
         Ok(AttachedStreams::new(set)?)
     }
 
-    /// Begins to serve this process's own streams. The terminal is raw from now on.
+    /// Begins to serve this process's own streams. The terminal is raw from now on, and `keys`
+    /// leave the program.
     pub(in crate::cli) fn serve(
         &self,
         streams: AttachedStreams,
-    ) -> anyhow::Result<(Outputs, Option<RawMode>)> {
-        let files = own_files(self.has_input).context("cannot use podvisor's own streams")?;
-        let is_raw = self.has_terminal && self.has_input;
+        keys: &Keys,
+    ) -> anyhow::Result<Served> {
+        let mut files = own_files(self.has_input).context("cannot use podvisor's own streams")?;
+        let is_raw = self.has_terminal && self.has_input && terminal::is_terminal(io::stdin());
         let raw = is_raw.then(RawMode::enter).transpose()?;
-        Ok((streams.serve(files)?, raw))
+        let left = match is_raw {
+            true => {
+                let (stdin, left) = watched_stdin(keys.clone())?;
+                files.stdin = Some(stdin);
+                Some(left)
+            }
+            false => None,
+        };
+        Ok(Served {
+            outputs: streams.serve(files)?,
+            left,
+            _raw: raw,
+        })
     }
 
-    /// Waits for the end of the program, which has been started, and of its output; passes
-    /// signals on meanwhile.
+    /// Waits for the end of the program, which has been started, and of its output, or until the
+    /// user leaves it; passes signals on meanwhile. The terminal is as it was before then.
     pub(in crate::cli) async fn wait(
         &self,
-        outputs: Outputs,
+        served: Served,
         signals: &mut Signals,
     ) -> anyhow::Result<Outcome> {
+        let Served {
+            outputs,
+            left,
+            _raw,
+        } = served;
+        let left = async {
+            match left {
+                Some(left) => left.notified().await,
+                None => pending().await,
+            }
+        };
+        tokio::pin!(left);
         if self.has_terminal {
             // The size may have changed while the guest booted.
             self.resize();
@@ -91,6 +132,7 @@ impl Program {
                 ended = &mut ended => {
                     return Ok(Outcome::Ended(of_a_pipe(ended?, kill_at.is_some())));
                 }
+                () = &mut left => return Ok(Outcome::Left),
                 event = signals.next() => event,
                 () = broken.notified(), if kill_at.is_none() => {
                     kill_at = Some(Instant::now() + UNREAD);
@@ -151,12 +193,17 @@ pub(in crate::cli) fn exit_code(outcome: &Outcome) -> u8 {
             debug!(code = exit.code, "the program has ended");
             if exit.oom_killed {
                 crate::cli::notice(
-                    "the guest had no memory left for the program; give it more with --memory",
+                    "the guest had no memory left for the program; give its machine more with \
+                     --memory, of `run` or of `pod create`",
                 );
             }
             u8::try_from(exit.code).unwrap_or(u8::MAX)
         }
         Outcome::GivenUp(signal) => exit_code_of(*signal),
+        Outcome::Left => {
+            crate::cli::notice("left the program, which goes on");
+            0
+        }
     }
 }
 

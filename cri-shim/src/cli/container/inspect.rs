@@ -7,11 +7,15 @@ use serde_json::{Map, Value, json};
 
 use super::ports::Port;
 use super::{Containers, Entry, State, network, ps, sweep};
-use crate::cli::Globals;
+use crate::cli::{Globals, JsonArgs};
 use crate::cni::Endpoint;
+use crate::sandbox::SandboxClient;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct InspectArgs {
+    #[command(flatten)]
+    shown: JsonArgs,
+
     /// Names or ids
     #[arg(value_name = "CONTAINER", required = true)]
     containers: Vec<String>,
@@ -44,7 +48,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &InspectArgs) -> anyhow::Resu
 
 /// A container with docker's names for things, for scripts that know those.
 fn view(entry: &Entry, state: &State) -> Value {
-    let (record, short) = (&entry.record, ps::view(entry, state));
+    let (record, short) = (&entry.record, ps::view(entry, Some(state)));
     let part = |name: &str| short.get(name).cloned().unwrap_or_default();
     let mounts = record.volumes.iter().map(|volume| {
         json!({
@@ -73,6 +77,10 @@ fn view(entry: &Entry, state: &State) -> Value {
                 State::Dead(None) => "the sandbox's process died".to_owned(),
                 _ => String::new(),
             },
+            "GuestLog": match state {
+                State::Dead(Some(exit)) => exit.kernel_log(),
+                _ => &[],
+            },
             "StartedAt": part("StartedAt"),
             "FinishedAt": part("FinishedAt"),
         },
@@ -88,6 +96,7 @@ fn view(entry: &Entry, state: &State) -> Value {
             "OpenStdin": record.interactive,
             "Labels": record.labels,
             "StopSignal": record.stop_signal,
+            "StopTimeout": record.stop_timeout,
         },
         "HostConfig": {
             "AutoRemove": record.remove,
@@ -98,6 +107,7 @@ fn view(entry: &Entry, state: &State) -> Value {
             "Memory": record.memory,
             "NanoCpus": u64::from(record.cpus) * 1_000_000_000,
             "Jail": record.jailed,
+            "JailMissing": state.client().map(SandboxClient::missing_layers),
             "NetworkMode": record.network,
             "PortBindings": bindings(&record.ports),
         },

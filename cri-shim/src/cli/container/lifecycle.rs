@@ -5,26 +5,58 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use clap::Args;
+use futures_util::{StreamExt as _, stream};
 use tokio::time::timeout;
 
+use super::clear::{remove, settle};
 use super::events::{self, event};
-use super::state::{remove, running, settle};
+use super::state::{AT_ONCE, running, unresponsive};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
-use crate::sandbox::{EventAction, RefusalKind, SandboxClient, SandboxError};
+use crate::cli::signals::exit_code_of;
+use crate::sandbox::{
+    EventAction, ProcessExit, RefusalKind, SandboxClient, SandboxError, SandboxExit,
+};
 use crate::signal::parse as parse_signal;
 
 const SIGKILL: u8 = 9;
+
+/// Seconds that a program has to end, as in docker.
+const STOP_TIMEOUT: u32 = 10;
+
+/// Whether a machine ended though nobody wanted it to.
+pub(in crate::cli) fn has_failed(machine: &SandboxExit) -> bool {
+    match machine {
+        SandboxExit::PoweredOff | SandboxExit::Killed => false,
+        SandboxExit::Reset
+        | SandboxExit::Panicked(_)
+        | SandboxExit::TripleFault
+        | SandboxExit::Failed(_)
+        | SandboxExit::Died => true,
+    }
+}
+
+/// Whether a program was killed, and not for its use of memory.
+pub(in crate::cli) fn is_killed(program: &ProcessExit) -> bool {
+    program.code == i32::from(exit_code_of(SIGKILL)) && !program.oom_killed
+}
 
 /// How long after its grace period a container may take to be gone whose guest works: it is killed,
 /// its output written, its machine powered off.
 const UNANSWERED: Duration = Duration::from_secs(60);
 
+/// How long after its program a machine may take to end, for it to be told of together.
+const TOGETHER: Duration = Duration::from_secs(10);
+
+/// How long a machine's process may take to end that is asked to kill its machine.
+const SHUTDOWN: Duration = Duration::from_secs(30);
+
 #[derive(Debug, Args)]
 pub(in crate::cli) struct StopArgs {
-    /// Seconds until a program is killed that does not end
-    #[arg(short = 't', long, value_name = "SECONDS", default_value = "10")]
-    time: u32,
+    /// Seconds until a program is killed that does not end [default: of `run --stop-timeout`, or
+    /// 10]
+    #[arg(short = 't', long, value_name = "SECONDS")]
+    time: Option<u32>,
 
     /// Names or ids
     #[arg(value_name = "CONTAINER", required = true)]
@@ -60,23 +92,36 @@ pub(in crate::cli) struct RmArgs {
     containers: Vec<String>,
 }
 
-/// Does `work` with each container; one failure is reported and the others are still tried.
+/// Does `work` with each container, which says what is printed.
 fn each(
     globals: &Globals,
     names: &[String],
     work: impl AsyncFn(Entry) -> anyhow::Result<Option<String>>,
 ) -> anyhow::Result<u8> {
+    each_name(globals, names, async |containers, name| {
+        let said = work(containers.find(name)?).await?;
+        Ok(Some(said.unwrap_or_else(|| name.to_owned())))
+    })
+}
+
+/// Does `work` with each name, which says what is printed; one failure is reported and the others
+/// are still tried.
+pub(super) fn each_name(
+    globals: &Globals,
+    names: &[String],
+    work: impl AsyncFn(&Containers, &str) -> anyhow::Result<Option<String>>,
+) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
     crate::cli::runtime()?.block_on(async {
         sweep(&containers).await?;
         let mut code = 0;
-        for name in names {
-            let done = match containers.find(name) {
-                Ok(entry) => work(entry).await,
-                Err(error) => Err(error),
-            };
+        // At once: each may take its grace period. Told in their order.
+        let works = names.iter().map(async |name| work(&containers, name).await);
+        let mut works = stream::iter(works).buffered(AT_ONCE);
+        while let Some(done) = works.next().await {
             match done {
-                Ok(said) => crate::cli::print(&format!("{}\n", said.as_ref().unwrap_or(name)))?,
+                Ok(Some(said)) => crate::cli::print(&format!("{said}\n"))?,
+                Ok(None) => {}
                 Err(error) => {
                     crate::cli::report(&error);
                     code = crate::cli::FAILURE;
@@ -108,30 +153,53 @@ pub(in crate::cli) async fn end(
     grace: Duration,
 ) -> anyhow::Result<()> {
     let id = &entry.record.id;
-    unless_gone(client.stop_container(id, signal.into(), grace).await)?;
-    // A sandbox of its own ends with its container.
-    if timeout(grace + UNANSWERED, entry.ended(client))
-        .await
-        .is_err()
-    {
-        ensure!(
-            entry.record.pod.is_none(),
-            "container {} does not end: its guest does not answer; `podvisor pod rm -f` ends that",
-            entry.record.name
-        );
-        crate::cli::notice("the guest does not answer, so its machine is killed");
-        client.shutdown(Duration::ZERO).await?;
+    let ended = async {
+        unless_gone(client.stop_container(id, signal.into(), grace).await)?;
+        // A sandbox of its own ends with its container.
+        entry.ended(client).await;
+        anyhow::Ok(())
+    };
+    match timeout(grace + UNANSWERED, ended).await {
+        Ok(ended) => ended?,
+        Err(_) => {
+            ensure!(
+                entry.record.pod.is_none(),
+                "container {} does not end: its guest does not answer; `podvisor pod rm -f` ends that",
+                entry.record.name
+            );
+            crate::cli::notice("the guest does not answer, so its machine is killed");
+            kill_machine(client).await?;
+        }
     }
     settle(entry).await;
     Ok(())
 }
 
+/// Kills a machine, by its process where that does not answer.
+pub(super) async fn kill_machine(client: &SandboxClient) -> Result<(), SandboxError> {
+    match timeout(SHUTDOWN, client.shutdown(Duration::ZERO)).await {
+        Ok(done) => done,
+        Err(_) => SandboxClient::kill(client.dir()).await,
+    }
+}
+
+/// How long a container has to end, unless `time` says so.
+pub(super) fn grace(entry: &Entry, time: Option<u32>) -> Duration {
+    let seconds = time.or(entry.record.stop_timeout).unwrap_or(STOP_TIMEOUT);
+    Duration::from_secs(seconds.into())
+}
+
 pub(in crate::cli) fn stop(globals: &Globals, args: &StopArgs) -> anyhow::Result<u8> {
-    let grace = Duration::from_secs(args.time.into());
     each(globals, &args.containers, async |entry| {
-        if let Some(client) = State::of(&entry).await?.client() {
-            end(client, &entry, entry.record.stop_signal, grace).await?;
-            note(&entry, EventAction::Stop);
+        // One that is being started is not stopped yet.
+        match State::once_started(&entry).await? {
+            State::Running { client, .. } | State::Restarting { client, .. } => {
+                let grace = grace(&entry, args.time);
+                end(&client, &entry, entry.record.stop_signal, grace).await?;
+                note(&entry, EventAction::Stop);
+            }
+            State::Unresponsive { pid } => return Err(unresponsive(&entry, pid)),
+            State::Starting | State::Exited { .. } | State::Dead(_) => {}
         }
         Ok(None)
     })
@@ -196,37 +264,86 @@ pub(in crate::cli) fn unpause(globals: &Globals, args: &NamesArgs) -> anyhow::Re
     })
 }
 
+/// Says why a program was killed with its machine.
+fn tell_why(entry: &Entry, machine: &SandboxExit) {
+    if has_failed(machine) {
+        crate::cli::notice(&format!("container {}: {machine}", entry.record.name));
+        crate::cli::notice_kernel_log(machine);
+    }
+}
+
 pub(in crate::cli) fn wait(globals: &Globals, args: &NamesArgs) -> anyhow::Result<u8> {
     each(globals, &args.containers, async |entry| {
-        let mut state = State::of(&entry).await?;
+        let mut state = State::once_started(&entry).await?;
         if let Some(client) = state.client() {
             match client.wait(&entry.record.id, None).await {
-                Ok(exit) => return Ok(Some(exit.code.to_string())),
+                Ok(exit) => {
+                    if entry.record.pod.is_none()
+                        && is_killed(&exit)
+                        && let Ok(machine) = timeout(TOGETHER, client.ended()).await
+                    {
+                        tell_why(&entry, &machine);
+                    }
+                    return Ok(Some(exit.code.to_string()));
+                }
                 Err(error) if error.is_gone() => state = State::of(&entry).await?,
                 Err(error) => return Err(error.into()),
             }
         }
-        match state.exit_code() {
-            Some(code) => Ok(Some(code.to_string())),
-            None => bail!("container {} does not run yet", entry.record.name),
+        if let State::Dead(Some(machine)) = &state {
+            tell_why(&entry, machine);
+        }
+        match (state.exit_code(), state) {
+            (Some(code), _) => Ok(Some(code.to_string())),
+            (None, State::Unresponsive { pid }) => Err(unresponsive(&entry, pid)),
+            (None, state) => bail!("container {} is {}", entry.record.name, state.word()),
         }
     })
 }
 
 pub(in crate::cli) fn rm(globals: &Globals, args: &RmArgs) -> anyhow::Result<u8> {
-    each(globals, &args.containers, async |entry| {
-        match State::of(&entry).await? {
-            State::Running { client, .. } | State::Restarting { client, .. } if args.force => {
-                end(&client, &entry, SIGKILL, Duration::ZERO).await?;
-            }
-            state if !state.has_ended() && !args.force => bail!(
-                "container {} is {}; `podvisor stop` it first, or give --force",
-                entry.record.name,
-                state.word()
-            ),
-            _ => {}
+    each_name(globals, &args.containers, async |containers, name| {
+        let entry = match args.force {
+            true => containers.find_if_there(name)?,
+            false => Some(containers.find(name)?),
+        };
+        // As in docker and podman, what is gone already is no failure of -f.
+        let Some(entry) = entry else {
+            return Ok(None);
+        };
+        match args.force {
+            true => force_remove(&entry).await?,
+            false => remove_ended(&entry).await?,
         }
-        remove(&entry.dir).await?;
-        Ok(None)
+        Ok(Some(name.to_owned()))
     })
+}
+
+async fn remove_ended(entry: &Entry) -> anyhow::Result<()> {
+    match State::of(entry).await? {
+        State::Unresponsive { pid } => return Err(unresponsive(entry, pid)),
+        state => ensure!(
+            state.has_ended(),
+            "container {} is {}; `podvisor stop` it first, or give --force",
+            entry.record.name,
+            state.word()
+        ),
+    }
+    remove(&entry.dir).await
+}
+
+/// Removes a container, whatever it does.
+pub(in crate::cli) async fn force_remove(entry: &Entry) -> anyhow::Result<()> {
+    match State::of(entry).await {
+        Ok(State::Running { client, .. } | State::Restarting { client, .. }) => {
+            end(&client, entry, SIGKILL, Duration::ZERO).await?;
+        }
+        // It cannot be asked, or is not understood.
+        Ok(State::Unresponsive { .. }) | Err(_) if entry.record.pod.is_none() => {
+            SandboxClient::kill(&entry.dir).await?;
+        }
+        Ok(State::Unresponsive { pid }) => return Err(unresponsive(entry, pid)),
+        state => drop(state?),
+    }
+    remove(&entry.dir).await
 }

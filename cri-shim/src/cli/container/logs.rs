@@ -1,12 +1,14 @@
 //! `podvisor logs`: what a container wrote.
 
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Read as _, Write};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, Write};
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use clap::Args;
+use futures_util::future::try_join_all;
 use rustix::fs::inotify;
 use tokio::io::unix::AsyncFd;
 
@@ -35,13 +37,31 @@ pub(in crate::cli) struct LogsArgs {
     #[arg(short, long)]
     timestamps: bool,
 
-    /// Only so many of the last lines
-    #[arg(short = 'n', long, value_name = "LINES")]
-    tail: Option<usize>,
+    /// Only so many of the last lines, or all
+    #[arg(short = 'n', long, value_name = "LINES", default_value = "all")]
+    #[arg(value_parser = parse_tail)]
+    tail: Tail,
 
-    /// Name or id
-    #[arg(value_name = "CONTAINER")]
-    container: String,
+    /// Names or ids; of several, each line begins with a name
+    #[arg(value_name = "CONTAINER", required = true)]
+    containers: Vec<String>,
+}
+
+/// How many of the last lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tail {
+    All,
+    Lines(usize),
+}
+
+fn parse_tail(text: &str) -> Result<Tail, String> {
+    match text {
+        "all" => Ok(Tail::All),
+        lines => lines
+            .parse()
+            .map(Tail::Lines)
+            .map_err(|_| "write a number, or all".to_owned()),
+    }
 }
 
 pub(super) fn parse_time(text: &str) -> Result<SystemTime, String> {
@@ -86,14 +106,20 @@ impl LogsArgs {
         self.since.is_none_or(|since| time >= since) && self.until.is_none_or(|until| time < until)
     }
 
-    fn print(&self, line: &Line<'_>) -> io::Result<()> {
+    /// Prints a line of this container.
+    fn print(&self, name: &str, line: &Line<'_>) -> io::Result<()> {
         let mut text = Vec::with_capacity(line.text.len() + 40);
+        let has_names = self.containers.len() > 1;
+        if has_names {
+            text.extend_from_slice(name.as_bytes());
+            text.push(b' ');
+        }
         if self.timestamps {
             text.extend_from_slice(line.time.as_bytes());
             text.push(b' ');
         }
         text.extend_from_slice(line.text);
-        if line.is_whole || self.timestamps {
+        if line.is_whole || self.timestamps || has_names {
             text.push(b'\n');
         }
         match line.is_stderr {
@@ -103,21 +129,52 @@ impl LogsArgs {
     }
 }
 
-/// The log, read line by line; what has not ended yet waits for its rest.
+/// A file of the log, read line by line; what has not ended yet waits for its rest.
 struct Reader {
+    path: PathBuf,
     file: BufReader<File>,
     begun: Vec<u8>,
 }
 
 impl Reader {
+    fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            file: BufReader::new(File::open(path)?),
+            begun: Vec::new(),
+        })
+    }
+
     fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let room = LINE_MAX.saturating_sub(self.begun.len() as u64);
-        (&mut self.file)
+        let count = (&mut self.file)
             .take(room)
             .read_until(b'\n', &mut self.begun)?;
+        if count == 0 && self.file.stream_position()? > self.file.get_ref().metadata()?.len() {
+            // It was begun anew, twice since it was looked at.
+            self.begun.clear();
+            self.file.rewind()?;
+            return self.next();
+        }
         let is_whole = self.begun.last() == Some(&b'\n') || self.begun.len() as u64 >= LINE_MAX;
         Ok(is_whole.then(|| std::mem::take(&mut self.begun)))
     }
+}
+
+/// The time of a file's first line, by which those that take turns are told apart.
+fn first_time(path: &Path) -> Option<String> {
+    let line = Reader::open(path).ok()?.next().ok()??;
+    Some(parse_line(&line)?.time.to_owned())
+}
+
+/// The files of the log that have lines, the older one first.
+fn in_order(entry: &Entry) -> Vec<PathBuf> {
+    let logs = entry.logs().into_iter();
+    let mut logs: Vec<_> = logs
+        .filter_map(|log| Some((first_time(&log)?, log)))
+        .collect();
+    logs.sort();
+    logs.into_iter().map(|(_, log)| log).collect()
 }
 
 pub(in crate::cli) fn run(globals: &Globals, args: &LogsArgs) -> anyhow::Result<u8> {
@@ -125,8 +182,18 @@ pub(in crate::cli) fn run(globals: &Globals, args: &LogsArgs) -> anyhow::Result<
     let runtime = crate::cli::runtime()?;
     let done = runtime.block_on(async {
         sweep(&containers).await?;
-        let entry = containers.find(&args.container)?;
-        show(args, &entry).await
+        let names = args.containers.iter();
+        let entries: Vec<Entry> = names
+            .map(|name| containers.find(name))
+            .collect::<Result<_, _>>()?;
+        if args.follow {
+            try_join_all(entries.iter().map(|entry| show(args, entry))).await?;
+        } else {
+            for entry in &entries {
+                show(args, entry).await?;
+            }
+        }
+        Ok(())
     });
     match done {
         // Who reads it has had enough.
@@ -141,21 +208,15 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
-    let path = entry.log();
     // Watched before it is read: nothing is missed in between.
-    let watched = args.follow.then(|| watch(&path)).transpose()?;
-    let file = match File::open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error).context("cannot open the log"),
+    let watched = match args.follow {
+        true => Some(watch_all(&entry.logs())?),
+        false => None,
     };
-    let mut reader = Reader {
-        file: BufReader::new(file),
-        begun: Vec::new(),
-    };
+    let logs = in_order(entry);
     let skip = match args.tail {
-        Some(wanted) => lines_taken(args, &path)?.saturating_sub(wanted),
-        None => 0,
+        Tail::Lines(wanted) => lines_taken(args, &logs)?.saturating_sub(wanted),
+        Tail::All => 0,
     };
     let mut taken = 0;
     let mut copy = |reader: &mut Reader| -> anyhow::Result<()> {
@@ -165,18 +226,41 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
             };
             taken += 1;
             if taken > skip {
-                args.print(&line)?;
+                args.print(&entry.record.name, &line)?;
             }
         }
         Ok(io::stdout().flush()?)
     };
-    copy(&mut reader)?;
+    let mut current = None;
+    for log in &logs {
+        let mut reader = Reader::open(log).context("cannot open the log")?;
+        copy(&mut reader)?;
+        current = Some(reader);
+    }
     let Some(watched) = watched else {
         return Ok(());
     };
+    // What was written since, in the file that is read and in the one whose turn came after it.
+    let mut go_on = || -> anyhow::Result<()> {
+        let mut reader = match current.take() {
+            Some(reader) => reader,
+            None => match in_order(entry).first() {
+                Some(first) => Reader::open(first).context("cannot open the log")?,
+                None => return Ok(()),
+            },
+        };
+        let newest = in_order(entry).pop();
+        copy(&mut reader)?;
+        if let Some(newest) = newest.filter(|newest| *newest != reader.path) {
+            reader = Reader::open(&newest).context("cannot open the log")?;
+            copy(&mut reader)?;
+        }
+        current = Some(reader);
+        Ok(())
+    };
     let state = State::of(entry).await?;
     let Some(client) = state.client() else {
-        return copy(&mut reader);
+        return go_on();
     };
     let ended = entry.ended(client);
     tokio::pin!(ended);
@@ -186,30 +270,35 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
                 let mut changed = changed?;
                 drain(watched.get_ref())?;
                 changed.clear_ready();
-                copy(&mut reader)?;
+                go_on()?;
             }
-            _ = &mut ended => return copy(&mut reader),
+            _ = &mut ended => return go_on(),
         }
     }
 }
 
-fn lines_taken(args: &LogsArgs, path: &std::path::Path) -> anyhow::Result<usize> {
-    let mut reader = Reader {
-        file: BufReader::new(File::open(path)?),
-        begun: Vec::new(),
-    };
+fn lines_taken(args: &LogsArgs, logs: &[PathBuf]) -> anyhow::Result<usize> {
     let mut count = 0;
-    while let Some(line) = reader.next()? {
-        count += usize::from(parse_line(&line).is_some_and(|line| args.takes(&line)));
+    for log in logs {
+        let mut reader = Reader::open(log)?;
+        while let Some(line) = reader.next()? {
+            count += usize::from(parse_line(&line).is_some_and(|line| args.takes(&line)));
+        }
     }
     Ok(count)
 }
 
-pub(super) fn watch(path: &std::path::Path) -> anyhow::Result<AsyncFd<OwnedFd>> {
+pub(super) fn watch(path: &Path) -> anyhow::Result<AsyncFd<OwnedFd>> {
+    watch_all(&[path.to_owned()])
+}
+
+fn watch_all(paths: &[PathBuf]) -> anyhow::Result<AsyncFd<OwnedFd>> {
     let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
     let watched = inotify::init(flags).context("cannot watch files")?;
-    inotify::add_watch(&watched, path, inotify::WatchFlags::MODIFY)
-        .with_context(|| format!("cannot watch {}", path.display()))?;
+    for path in paths {
+        inotify::add_watch(&watched, path, inotify::WatchFlags::MODIFY)
+            .with_context(|| format!("cannot watch {}", path.display()))?;
+    }
     Ok(readable(watched)?)
 }
 
@@ -239,6 +328,34 @@ mod tests {
         for bad in [b"".as_slice(), b"\n", b"T stdout\n", b"\xff stdout F x\n"] {
             assert_eq!(parse_line(bad), None);
         }
+    }
+
+    #[test]
+    fn two_files_are_read_by_the_times_of_their_lines_and_one_that_is_begun_anew_from_there() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let record = super::super::record::sample("a", "one");
+        let (entry, _claim) = containers.create(record).unwrap();
+        let mut log = entry.open_log().unwrap();
+        let mut other = entry.open_other_log().unwrap();
+        assert!(in_order(&entry).is_empty());
+        let line = |time: u8| format!("2026-01-31T12:00:0{time}.000000000Z stdout F {time}\n");
+        let write = |file: &mut File, time: u8| file.write_all(line(time).as_bytes()).unwrap();
+        write(&mut log, 1);
+        write(&mut log, 2);
+        write(&mut other, 3);
+        let order = in_order(&entry);
+        assert_eq!(order, entry.logs());
+        let mut reader = Reader::open(&order[0]).unwrap();
+        for time in [1, 2] {
+            assert_eq!(reader.next().unwrap().unwrap(), line(time).as_bytes());
+        }
+        assert_eq!(reader.next().unwrap(), None);
+        log.set_len(0).unwrap();
+        write(&mut log, 4);
+        assert_eq!(reader.next().unwrap().unwrap(), line(4).as_bytes());
+        let now: Vec<_> = order.into_iter().rev().collect();
+        assert_eq!(in_order(&entry), now);
     }
 
     #[test]

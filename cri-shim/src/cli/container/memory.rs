@@ -10,11 +10,11 @@ use crate::cli::size;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct HostMemory {
     /// What goes when the machine goes: pages that nobody else has mapped.
-    private: u64,
+    pub(super) private: u64,
     /// Pages that others have mapped, too, as of the template of several machines.
-    shared: u64,
+    pub(super) shared: u64,
     /// Private pages, and a part of each shared one.
-    proportional: u64,
+    pub(super) proportional: u64,
 }
 
 impl HostMemory {

@@ -2,19 +2,25 @@
 //! its directory in the state, whoever started it.
 //!
 //! `record` is what is kept of a container and where, `state` what has become of it, `volumes`,
-//! `network`, `passt` and `ports` what of the host it has; the other files are commands. Every command first clears away what others left that were killed.
+//! `network`, `passt` and `ports` what of the host it has, `clear` how all of that goes, `filter`
+//! what several commands' flags mean; the other files are commands. Every command first clears
+//! away what others left that were killed.
 
 pub(super) mod attach;
+pub(super) mod clear;
 pub(super) mod console;
 pub(super) mod copy;
 pub(super) mod debug;
 pub(super) mod events;
 pub(super) mod exec;
+mod filter;
 pub(super) mod foreground;
 pub(super) mod inspect;
 pub(super) mod lifecycle;
 pub(super) mod logs;
 mod memory;
+mod merge;
+pub(super) mod metrics;
 pub(super) mod network;
 mod passt;
 pub(super) mod pod;
@@ -27,8 +33,9 @@ pub(super) mod state;
 pub(super) mod stats;
 pub(super) mod volumes;
 
+pub(super) use clear::sweep;
 pub(super) use network::{Attached, NetworkArgs, NetworkMode};
 pub(super) use record::{Containers, Entry, Record};
 pub(super) use restart::RestartArg;
-pub(super) use state::{State, sweep};
+pub(super) use state::State;
 pub(super) use volumes::{Volume, parse as parse_volume};

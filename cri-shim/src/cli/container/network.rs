@@ -58,6 +58,37 @@ pub(in crate::cli) struct NetworkArgs {
     /// Name server of the guest [default: the network's, else the host's]
     #[arg(long, value_name = "IP")]
     dns: Vec<IpAddr>,
+
+    /// Domain in which names without a dot are looked for [default: the network's, else the host's]
+    #[arg(long, value_name = "DOMAIN", value_parser = parse_word)]
+    dns_search: Vec<String>,
+
+    /// Option of resolv.conf(5)
+    #[arg(long, value_name = "OPTION", value_parser = parse_word)]
+    dns_option: Vec<String>,
+
+    /// A line of /etc/hosts
+    #[arg(long, value_name = "NAME:IP", value_parser = parse_host)]
+    add_host: Vec<(String, IpAddr)>,
+}
+
+/// A word of a line of resolv.conf.
+fn parse_word(text: &str) -> Result<String, String> {
+    match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(text.to_owned()),
+        false => Err("it is a word without blanks".to_owned()),
+    }
+}
+
+/// Reads `NAME:IP` or `NAME=IP`; an IPv6 address may be in brackets.
+fn parse_host(text: &str) -> Result<(String, IpAddr), String> {
+    let usage = || "write NAME:IP".to_owned();
+    let (name, ip) = text.split_once([':', '=']).ok_or_else(usage)?;
+    let ip = ip
+        .strip_prefix('[')
+        .and_then(|ip| ip.strip_suffix(']'))
+        .unwrap_or(ip);
+    Ok((parse_word(name)?, ip.parse().map_err(|_| usage())?))
 }
 
 /// A container's network.
@@ -156,16 +187,21 @@ impl NetworkArgs {
         }
         if mode == NetworkMode::None {
             ensure!(
-                ports.is_empty() && self.dns.is_empty(),
+                ports.is_empty() && !self.asks_for_names(),
                 "--publish and --dns are of use with a network; give --network nat or user"
             );
         }
         Ok(mode)
     }
 
+    /// Whether it is said who is to be asked for names, and how.
+    fn asks_for_names(&self) -> bool {
+        !(self.dns.is_empty() && self.dns_search.is_empty() && self.dns_option.is_empty())
+    }
+
     /// The network of somebody who names none: one that this host and user can make.
     fn usual(&self) -> anyhow::Result<NetworkMode> {
-        let is_wanted = !self.publish.is_empty() || !self.dns.is_empty();
+        let is_wanted = !self.publish.is_empty() || self.asks_for_names();
         let mode = match is_root() {
             true => NetworkMode::Nat,
             false => NetworkMode::User,
@@ -215,7 +251,7 @@ impl NetworkArgs {
                 list
             }
             NetworkMode::Cni(name) => crate::cni::find(&options, name).with_context(|| {
-                format!("--network {name} is none of podvisor's own, which are none, nat and user")
+                format!("--network {name} is unknown: podvisor's own are none, nat and user")
             })?,
         };
         ensure!(
@@ -233,6 +269,20 @@ impl NetworkArgs {
     /// Makes a container's network. When that fails or is dropped, what was made is undone by
     /// [`detach`].
     pub(in crate::cli) async fn attach(&self, entry: &Entry) -> anyhow::Result<Attached> {
+        let mut attached = self.attach_network(entry).await?;
+        self.add_hosts(&mut attached);
+        Ok(attached)
+    }
+
+    /// Adds the lines of `/etc/hosts` that were asked for.
+    pub(in crate::cli) fn add_hosts(&self, attached: &mut Attached) {
+        for (name, ip) in &self.add_host {
+            let line = format!("{ip}\t{name}\n");
+            attached.etc_hosts.extend_from_slice(line.as_bytes());
+        }
+    }
+
+    async fn attach_network(&self, entry: &Entry) -> anyhow::Result<Attached> {
         let record = &entry.record;
         let cni = match &record.network {
             NetworkMode::None => {
@@ -288,14 +338,21 @@ impl NetworkArgs {
     /// Who is asked for names: whom the user names, else whom the network does, else whom the
     /// host asks.
     fn dns(&self, network: &Dns) -> Dns {
-        match (self.dns.is_empty(), network.nameservers.is_empty()) {
+        let mut dns = match (self.dns.is_empty(), network.nameservers.is_empty()) {
             (true, false) => network.clone(),
             (true, true) => Dns::of_host(),
             (false, _) => Dns {
                 nameservers: self.dns.iter().map(ToString::to_string).collect(),
                 ..Dns::of_host()
             },
+        };
+        if !self.dns_search.is_empty() {
+            dns.search.clone_from(&self.dns_search);
         }
+        if !self.dns_option.is_empty() {
+            dns.options.clone_from(&self.dns_option);
+        }
+        dns
     }
 }
 
@@ -350,7 +407,8 @@ pub(in crate::cli) async fn detach(dir: &Path, record: &Record) -> anyhow::Resul
     };
     let undone = async {
         // Of two that see the machine's end, the second finds nothing.
-        flock(&lock, FlockOperation::LockExclusive)?;
+        let wait = move || flock(&lock, FlockOperation::LockExclusive).map(|()| lock);
+        let _lock = tokio::task::spawn_blocking(wait).await??;
         if !records.exists() {
             return Ok(());
         }
@@ -418,7 +476,7 @@ mod tests {
         let args = NetworkArgs {
             network: Some(NetworkMode::None),
             publish: vec![ports::parse("80:80").unwrap()],
-            dns: Vec::new(),
+            ..NetworkArgs::default()
         };
         let error = args.choose(None).unwrap_err().to_string();
         assert!(error.contains("--publish"), "{error}");
@@ -434,6 +492,37 @@ mod tests {
         assert_eq!(args.dns(&network), network);
         args.dns = vec!["192.0.2.2".parse().unwrap()];
         assert_eq!(args.dns(&network).nameservers, ["192.0.2.2"]);
+        args.dns_search = vec!["example".to_owned()];
+        args.dns_option = vec!["ndots:2".to_owned()];
+        let dns = args.dns(&network);
+        assert_eq!(
+            (dns.search, dns.options),
+            (args.dns_search, args.dns_option)
+        );
+    }
+
+    #[test]
+    fn lines_of_the_hosts_file_are_added_to_it() {
+        let args = NetworkArgs {
+            add_host: ["db:192.0.2.1", "six=[2001:db8::1]", "seven:2001:db8::2"]
+                .map(|text| parse_host(text).unwrap())
+                .to_vec(),
+            ..NetworkArgs::default()
+        };
+        let mut attached = Attached::default();
+        args.add_hosts(&mut attached);
+        let hosts = "192.0.2.1\tdb\n2001:db8::1\tsix\n2001:db8::2\tseven\n";
+        assert_eq!(attached.etc_hosts, hosts.as_bytes());
+        for bad in [
+            "db",
+            "db:",
+            "db:x",
+            ":192.0.2.1",
+            "d b:192.0.2.1",
+            "db:host-gateway",
+        ] {
+            assert!(parse_host(bad).is_err(), "{bad}");
+        }
     }
 
     #[tokio::test]

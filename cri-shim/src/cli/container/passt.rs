@@ -1,5 +1,6 @@
 //! `--network user`: a network that needs no privilege, by the program `passt`. It makes the
-//! guest's connections its own, of the user who runs it, and ends when the socket to the guest does.
+//! guest's connections its own, of the user who runs it, and ends when the socket to the guest
+//! does.
 
 use std::env;
 use std::io::{self, Write as _};

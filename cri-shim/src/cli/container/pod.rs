@@ -4,34 +4,36 @@
 //! says that it is one. The machine runs from `pod create` to `pod stop`.
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, ensure};
-use clap::{Args, Subcommand};
+use clap::{ArgAction, Args, Subcommand};
+use futures_util::{StreamExt as _, stream};
 use oci_spec::runtime::Process;
 use serde_json::{Value, json};
 
-use super::lifecycle::unless_gone;
+use super::lifecycle::{each_name, grace, kill_machine, unless_gone};
 use super::ports::line;
+use super::record::Claim;
+use super::state::{AT_ONCE, other_version, unresponsive};
 use super::{
-    Attached, Containers, Entry, NetworkArgs, Record, RestartArg, State, events, network, port,
-    state, sweep, volumes,
+    Attached, Containers, Entry, NetworkArgs, Record, RestartArg, State, clear, events, network,
+    port, sweep, volumes,
 };
 use crate::cli::guest::{Guest, GuestArgs};
 use crate::cli::run::{
-    MachineOptions, keep_etc_files, launch_machine, now, parse_console, parse_hostname, parse_label,
+    MachineOptions, keep_etc_files, launch_machine, now, parse_console, parse_hostname,
+    parse_label, parse_sysctl,
 };
-use crate::cli::settings::BootMode;
+use crate::cli::settings::BootArgs;
 use crate::cli::shown::{SHORT_ID, ago, rfc3339};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::table::Table;
-use crate::cli::{Format, Globals};
+use crate::cli::{FormatArgs, Globals, JsonArgs};
+use crate::cri::POD_IMAGE_SLOTS;
 use crate::sandbox::{EventAction, SandboxClient, SandboxError, random_id};
 
 const SIGKILL: u8 = 9;
-
-/// Images that the containers of a pod may have at once, as of the daemon's pods.
-const IMAGE_SLOTS: u8 = 10;
 
 /// How long a pod's guest may take to power itself off when its containers have ended.
 const POWER_OFF: Duration = Duration::from_secs(10);
@@ -58,7 +60,12 @@ enum PodCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
 struct CreateArgs {
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+
     /// Name of the pod [default: the beginning of its id]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -68,7 +75,7 @@ struct CreateArgs {
     label: Vec<(String, String)>,
 
     /// Host name of the guest [default: the pod's name]
-    #[arg(long, value_name = "NAME", value_parser = parse_hostname)]
+    #[arg(short = 'h', long, value_name = "NAME", value_parser = parse_hostname)]
     hostname: Option<String>,
 
     #[command(flatten)]
@@ -77,20 +84,22 @@ struct CreateArgs {
     #[command(flatten)]
     guest: GuestArgs,
 
-    /// How the guest begins: as a clone of one that has booted already, or by booting
-    #[arg(
-        long,
-        value_name = "HOW",
-        value_enum,
-        env = "PODVISOR_BOOT",
-        default_value_t = BootMode::Warm
-    )]
-    boot: BootMode,
+    /// Set a parameter of the guest's kernel by its dotted name
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_sysctl)]
+    sysctl: Vec<(String, String)>,
+
+    #[command(flatten)]
+    boot: BootArgs,
 
     /// Give the guest a serial console: `pty` for `podvisor console` alone, or a file for what is
     /// written to it, too
     #[arg(long, value_name = "pty|FILE", value_parser = parse_console)]
     console: Option<PathBuf>,
+
+    /// Let containers of the pod share directories of the host, by `run --pod -v`; takes root, and
+    /// the machine's process stays root in its jail
+    #[arg(long)]
+    volumes: bool,
 
     /// Do not jail the machine's process: for hosts that do not let podvisor do so
     #[arg(long)]
@@ -100,16 +109,18 @@ struct CreateArgs {
 #[derive(Debug, Args)]
 struct ListArgs {
     /// Print ids only
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with_all = ["json", "format"])]
     quiet: bool,
 
-    /// How to print: table or json
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 #[derive(Debug, Args)]
 struct InspectArgs {
+    #[command(flatten)]
+    shown: JsonArgs,
+
     /// Names or ids
     #[arg(value_name = "POD", required = true)]
     pods: Vec<String>,
@@ -117,9 +128,10 @@ struct InspectArgs {
 
 #[derive(Debug, Args)]
 struct StopArgs {
-    /// Seconds until a program is killed that does not end
-    #[arg(short = 't', long, value_name = "SECONDS", default_value = "10")]
-    time: u32,
+    /// Seconds until a program is killed that does not end [default: of `run --stop-timeout`, or
+    /// 10]
+    #[arg(short = 't', long, value_name = "SECONDS")]
+    time: Option<u32>,
 
     /// Names or ids
     #[arg(value_name = "POD", required = true)]
@@ -142,14 +154,20 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PodArgs) -> anyhow::Result<u
         PodCommand::Create(args) => create(globals, args),
         PodCommand::Ls(args) => list(globals, args),
         PodCommand::Inspect(args) => inspect(globals, args),
-        PodCommand::Stop(args) => {
-            let grace = Duration::from_secs(args.time.into());
-            each(globals, &args.pods, async |containers, pod| {
-                stop(containers, &pod, grace).await
-            })
-        }
-        PodCommand::Rm(args) => each(globals, &args.pods, async |containers, pod| {
-            remove(containers, &pod, args.force).await
+        PodCommand::Stop(args) => each_name(globals, &args.pods, async |containers, name| {
+            stop(containers, &containers.find_pod(name)?, args.time).await?;
+            Ok(Some(name.to_owned()))
+        }),
+        PodCommand::Rm(args) => each_name(globals, &args.pods, async |containers, name| {
+            let pod = match args.force {
+                true => containers.find_pod_if_there(name)?,
+                false => Some(containers.find_pod(name)?),
+            };
+            let Some(pod) = pod else {
+                return Ok(None);
+            };
+            remove(containers, &pod, args.force).await?;
+            Ok(Some(name.to_owned()))
         }),
     }
 }
@@ -157,7 +175,11 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PodArgs) -> anyhow::Result<u
 fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
     let root =
         std::path::absolute(globals.root()?).context("cannot find the root's absolute path")?;
-    let guest = args.guest.guest(args.boot.templates(&root))?;
+    ensure!(
+        !args.volumes || rustix::process::geteuid().is_root(),
+        "--volumes takes root, who alone may mount what is to be shared"
+    );
+    let guest = args.guest.guest(args.boot.mode()?.templates(&root))?;
     let network = args.network.choose(None)?;
     let id = random_id().context("cannot make up an id for the pod")?;
     let short: String = id.chars().take(SHORT_ID).collect();
@@ -180,6 +202,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         memory: guest.memory,
         interactive: false,
         stop_signal: SIGKILL,
+        stop_timeout: None,
         volumes: Vec::new(),
         network,
         ports: args.network.ports(),
@@ -201,7 +224,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         };
         drop(claim);
         if !matches!(launched, Ok(None)) {
-            state::remove(&entry.dir).await?;
+            clear::remove(&entry.dir).await?;
         }
         if let Some(code) = launched? {
             return Ok(code);
@@ -212,63 +235,83 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
 }
 
 async fn launch(args: &CreateArgs, guest: &Guest, entry: &Entry) -> anyhow::Result<()> {
-    // Only root may mount what is to be shared.
-    let shares = rustix::process::geteuid().is_root();
-    if shares {
+    if args.volumes {
         volumes::make_shared(&entry.shared())?;
     }
     let mut attached: Attached = args.network.attach(entry).await?;
     keep_etc_files(entry, &attached)?;
-    let options = MachineOptions::of_pod(IMAGE_SLOTS, shares, args.console.clone());
+    let options = MachineOptions::of_pod(
+        POD_IMAGE_SLOTS,
+        args.volumes,
+        args.console.clone(),
+        &args.sysctl,
+    );
     launch_machine(entry, guest, &mut attached, options).await?;
     Ok(())
 }
 
-/// The way to a pod's machine; `None`: it has ended.
-async fn machine(pod: &Entry) -> anyhow::Result<Option<SandboxClient>> {
-    match SandboxClient::connect(&pod.dir).await {
-        Ok(client) => Ok(Some(client)),
-        Err(SandboxError::Gone { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
+/// What has become of a pod's machine.
+enum Machine {
+    Running(SandboxClient),
+    /// Somebody is starting it, or removing the pod.
+    Claimed,
+    /// Its process does not answer.
+    Unresponsive(Option<u32>),
+    /// It cannot be asked; [`Self::of`] says why instead.
+    Unknown,
+    Ended,
+}
+
+impl Machine {
+    async fn of(pod: &Entry) -> anyhow::Result<Self> {
+        let is_claimed = Claim::is_taken(&pod.dir);
+        match SandboxClient::connect(&pod.dir).await {
+            Ok(client) => Ok(Self::Running(client)),
+            Err(SandboxError::Unresponsive { .. } | SandboxError::Gone { .. }) if is_claimed => {
+                Ok(Self::Claimed)
+            }
+            Err(SandboxError::Unresponsive { pid, .. }) => Ok(Self::Unresponsive(pid)),
+            Err(SandboxError::Gone { .. }) => Ok(Self::Ended),
+            Err(error @ SandboxError::Version { .. }) => {
+                Err(anyhow::Error::from(error).context(other_version(pod)))
+            }
+            Err(error) => {
+                let what = format!("cannot ask for the pod {}", pod.record.name);
+                Err(anyhow::Error::from(error).context(what))
+            }
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Running(_) => "Running",
+            Self::Claimed => "Created",
+            Self::Unresponsive(_) => "Unresponsive",
+            Self::Unknown => "Unknown",
+            Self::Ended => "Exited",
+        }
     }
 }
 
-fn each(
-    globals: &Globals,
-    names: &[String],
-    work: impl AsyncFn(&Containers, Entry) -> anyhow::Result<()>,
-) -> anyhow::Result<u8> {
-    let containers = Containers::open(&globals.root()?)?;
-    crate::cli::runtime()?.block_on(async {
-        sweep(&containers).await?;
-        let mut code = 0;
-        for name in names {
-            let done = match containers.find_pod(name) {
-                Ok(pod) => work(&containers, pod).await,
-                Err(error) => Err(error),
-            };
-            match done {
-                Ok(()) => crate::cli::print(&format!("{name}\n"))?,
-                Err(error) => {
-                    crate::cli::report(&error);
-                    code = crate::cli::FAILURE;
-                }
-            }
-        }
-        Ok(code)
-    })
-}
-
 /// Ends the containers at once, and then the machine.
-async fn stop(containers: &Containers, pod: &Entry, grace: Duration) -> anyhow::Result<()> {
-    let Some(machine) = machine(pod).await? else {
-        return Ok(());
+async fn stop(containers: &Containers, pod: &Entry, time: Option<u32>) -> anyhow::Result<()> {
+    let machine = loop {
+        match Machine::of(pod).await? {
+            Machine::Claimed => Claim::released(&pod.dir).await?,
+            machine => break machine,
+        }
+    };
+    let machine = match machine {
+        Machine::Running(machine) => machine,
+        Machine::Unresponsive(pid) => return Err(unresponsive(pod, pid)),
+        Machine::Claimed | Machine::Ended | Machine::Unknown => return Ok(()),
     };
     let mut ending = Vec::new();
     for entry in containers.of_pod(pod)? {
         let state = State::of(&entry).await?;
         if let Some(client) = state.client() {
             let signal = entry.record.stop_signal.into();
+            let grace = grace(&entry, time);
             // Answered at once: each has its deadline, which is the machine's to keep.
             unless_gone(client.stop_container(&entry.record.id, signal, grace).await)?;
             ending.push((entry, client.clone()));
@@ -276,12 +319,12 @@ async fn stop(containers: &Containers, pod: &Entry, grace: Duration) -> anyhow::
     }
     for (entry, client) in &ending {
         entry.ended(client).await;
-        state::settle(entry).await;
+        clear::settle(entry).await;
         let stopped = events::event(&entry.record, EventAction::Stop);
         events::note(&entry.dir, &stopped);
     }
     machine.shutdown(POWER_OFF).await?;
-    state::settle(pod).await;
+    clear::settle(pod).await;
     Ok(())
 }
 
@@ -289,8 +332,13 @@ async fn remove(containers: &Containers, pod: &Entry, is_forced: bool) -> anyhow
     let own = containers.of_pod(pod)?;
     if is_forced {
         // Whatever its guest does, and all containers with it.
-        if let Some(machine) = machine(pod).await? {
-            machine.shutdown(Duration::ZERO).await?;
+        match Machine::of(pod).await {
+            Ok(Machine::Running(machine)) => kill_machine(&machine).await?,
+            Ok(Machine::Ended) => {}
+            // Before whoever starts it is done.
+            Ok(Machine::Claimed | Machine::Unresponsive(_) | Machine::Unknown) | Err(_) => {
+                SandboxClient::kill(&pod.dir).await?
+            }
         }
     } else {
         for entry in &own {
@@ -305,32 +353,43 @@ async fn remove(containers: &Containers, pod: &Entry, is_forced: bool) -> anyhow
         }
     }
     for entry in &own {
-        state::remove(&entry.dir).await?;
+        clear::remove(&entry.dir).await?;
     }
-    state::remove(&pod.dir).await
+    clear::remove(&pod.dir).await
 }
 
-/// Removes pods that have ended, and whose containers have been removed; their names.
-pub(in crate::cli) async fn prune(containers: &Containers) -> anyhow::Result<Vec<String>> {
-    let mut removed = Vec::new();
-    for pod in containers.pods()? {
-        if machine(&pod).await?.is_none() && containers.of_pod(&pod)?.is_empty() {
-            state::remove(&pod.dir).await?;
-            removed.push(pod.record.name);
-        }
+/// Removes a pod that has ended, and whose containers have been removed. True when that was so.
+pub(in crate::cli) async fn remove_unused(
+    containers: &Containers,
+    pod: &Entry,
+) -> anyhow::Result<bool> {
+    let is_unused =
+        matches!(Machine::of(pod).await?, Machine::Ended) && containers.of_pod(pod)?.is_empty();
+    if is_unused {
+        clear::remove(&pod.dir).await?;
     }
-    Ok(removed)
+    Ok(is_unused)
 }
 
 fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
     let pods = crate::cli::runtime()?.block_on(async {
         sweep(&containers).await?;
+        // At once: of those that hang, each would take its time.
+        let asked = containers.pods()?.into_iter().map(async |pod| {
+            let machine = Machine::of(&pod).await;
+            (pod, machine)
+        });
+        let asked: Vec<_> = stream::iter(asked).buffered(AT_ONCE).collect().await;
         let mut pods = Vec::new();
-        for pod in containers.pods()? {
+        for (pod, machine) in asked {
             let count = containers.of_pod(&pod)?.len();
-            let is_running = machine(&pod).await?.is_some();
-            pods.push((pod, is_running, count));
+            // One that cannot be asked is no reason to hide it, or the others.
+            let machine = machine.unwrap_or_else(|error| {
+                crate::cli::report(&error);
+                Machine::Unknown
+            });
+            pods.push((pod, machine, count));
         }
         anyhow::Ok(pods)
     })?;
@@ -340,9 +399,9 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
             .map(|(pod, ..)| format!("{}\n", pod.record.short_id()));
         return crate::cli::print(&ids.collect::<String>()).map(|()| 0);
     }
-    if args.format == Format::Json {
-        let views = pods.iter().map(|(pod, is_running, count)| {
-            let mut view = view(pod, *is_running);
+    if args.shown.is_json() {
+        let views = pods.iter().map(|(pod, machine, count)| {
+            let mut view = view(pod, machine);
             view["NumContainers"] = json!(count);
             view
         });
@@ -357,14 +416,17 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
         "PORTS",
         "# OF CONTAINERS",
     ]);
-    for (pod, is_running, count) in &pods {
+    for (pod, machine, count) in &pods {
         let record = &pod.record;
-        let created = UNIX_EPOCH + Duration::from_secs(record.created);
-        let ports: &[_] = if *is_running { &record.ports } else { &[] };
+        let created = record.created_at();
+        let ports: &[_] = match machine {
+            Machine::Ended => &[],
+            _ => &record.ports,
+        };
         table.row([
             record.short_id().to_owned(),
             record.name.clone(),
-            word(*is_running).to_owned(),
+            machine.word().to_owned(),
             ago(Some(created), SystemTime::now()),
             line(ports),
             count.to_string(),
@@ -374,26 +436,19 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn word(is_running: bool) -> &'static str {
-    match is_running {
-        true => "Running",
-        false => "Exited",
-    }
-}
-
 /// A pod with podman's names for things.
-fn view(pod: &Entry, is_running: bool) -> Value {
+fn view(pod: &Entry, machine: &Machine) -> Value {
     let record = &pod.record;
-    let endpoint = match is_running {
-        true => network::endpoint(pod).unwrap_or_default(),
-        false => Default::default(),
+    let endpoint = match machine {
+        Machine::Ended => Default::default(),
+        _ => network::endpoint(pod).unwrap_or_default(),
     };
     let addresses: Vec<String> = endpoint.addresses.iter().map(ToString::to_string).collect();
     json!({
         "Id": record.id,
         "Name": record.name,
-        "State": word(is_running),
-        "Created": rfc3339(UNIX_EPOCH + Duration::from_secs(record.created)),
+        "State": machine.word(),
+        "Created": rfc3339(record.created_at()),
         "Hostname": record.hostname,
         "Labels": record.labels,
         "Cpus": record.cpus,
@@ -412,7 +467,7 @@ fn inspect(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {
         let mut views = Vec::new();
         for name in &args.pods {
             let pod = containers.find_pod(name)?;
-            let mut view = view(&pod, machine(&pod).await?.is_some());
+            let mut view = view(&pod, &Machine::of(&pod).await?);
             let mut own = Vec::new();
             for entry in containers.of_pod(&pod)? {
                 let state = State::of(&entry).await?;

@@ -6,13 +6,12 @@ use serde_json::json;
 
 use super::ports::{Port, Protocol};
 use super::{Containers, State, sweep};
-use crate::cli::Globals;
+use crate::cli::{FormatArgs, Globals};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct PortArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: FormatArgs,
 
     /// Name or id
     #[arg(value_name = "CONTAINER")]
@@ -71,7 +70,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PortArgs) -> anyhow::Result<
             );
         }
     }
-    if args.json {
+    if args.shown.is_json() {
         let views = shown.iter().map(|port| view(port));
         crate::cli::print_json(&views.collect::<Vec<_>>())?;
         return Ok(0);

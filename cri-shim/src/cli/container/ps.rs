@@ -6,10 +6,26 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::memory::{self, HostMemory};
-use super::{Containers, Entry, Record, State, port, ports, sweep};
+use super::state::states;
+use super::{Containers, Entry, Record, State, filter, port, ports, sweep};
 use crate::cli::shown::{ago, rfc3339};
 use crate::cli::table::Table;
-use crate::cli::{Format, Globals};
+use crate::cli::{FormatArgs, Globals};
+
+/// The state of a container that nobody can say anything of.
+const UNKNOWN: &str = "unknown";
+
+/// All states' words.
+const WORDS: [&str; 8] = [
+    "created",
+    "running",
+    "paused",
+    "restarting",
+    "exited",
+    "dead",
+    "unresponsive",
+    UNKNOWN,
+];
 
 /// Characters of a command that are shown, as in docker.
 const COMMAND: usize = 20;
@@ -21,7 +37,7 @@ pub(in crate::cli) struct PsArgs {
     all: bool,
 
     /// Print ids only
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with_all = ["json", "format"])]
     quiet: bool,
 
     /// Show ids and commands in full
@@ -41,20 +57,15 @@ pub(in crate::cli) struct PsArgs {
     #[arg(short, long, value_name = "FILTER", value_parser = parse_filter)]
     filter: Vec<Filter>,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-
-    /// How to print: table or json
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Filter {
     Name(String),
     Id(String),
-    Label(String, Option<String>),
+    Label(filter::Label),
     Status(String),
     Pod(String),
 }
@@ -66,27 +77,25 @@ fn parse_filter(text: &str) -> Result<Filter, String> {
     match key {
         "name" => Ok(Filter::Name(value)),
         "id" => Ok(Filter::Id(value)),
-        "status" => Ok(Filter::Status(value)),
+        "status" if WORDS.contains(&value.as_str()) => Ok(Filter::Status(value)),
+        "status" => Err(format!("a status is one of {}", WORDS.join(", "))),
         "pod" => Ok(Filter::Pod(value)),
-        "label" => Ok(match value.split_once('=') {
-            Some((key, value)) => Filter::Label(key.to_owned(), Some(value.to_owned())),
-            None => Filter::Label(value, None),
-        }),
+        "label" => Ok(Filter::Label(filter::parse_label(&value))),
         _ => Err(usage.to_owned()),
     }
 }
 
 impl Filter {
-    fn takes(&self, entry: &Entry, state: &State) -> bool {
+    fn takes(&self, entry: &Entry, state: Option<&State>) -> bool {
         let record = &entry.record;
         match self {
             Self::Name(text) => record.name.contains(text.as_str()),
             Self::Id(begin) => record.id.starts_with(begin.as_str()),
-            Self::Label(key, value) => record
+            Self::Label((key, value)) => record
                 .labels
                 .get(key)
                 .is_some_and(|is| value.as_ref().is_none_or(|wanted| wanted == is)),
-            Self::Status(word) => state.word() == word,
+            Self::Status(wanted) => word(state) == wanted,
             Self::Pod(name) => entry.pod().is_some_and(|pod| {
                 pod.record.name == *name
                     || (!name.is_empty() && pod.record.id.starts_with(name.as_str()))
@@ -98,22 +107,24 @@ impl Filter {
 pub(in crate::cli) fn run(globals: &Globals, args: &PsArgs) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
     let runtime = crate::cli::runtime()?;
+    let is_status = |one: &Filter| matches!(one, Filter::Status(_));
+    let is_label = |one: &Filter| matches!(one, Filter::Label(_));
+    let shows_ended = args.all || args.filter.iter().any(is_status);
     let shown = runtime.block_on(async {
         sweep(&containers).await?;
         let mut shown = Vec::new();
-        for entry in containers.list()? {
-            let state = State::of(&entry).await?;
-            let is_asked_for = args
-                .filter
-                .iter()
-                .any(|one| matches!(one, Filter::Status(_)));
-            let is_shown = args.all || is_asked_for || !state.has_ended();
-            if is_shown
-                && args
-                    .filter
-                    .iter()
-                    .all(|filter| filter.takes(&entry, &state))
-            {
+        for (entry, state) in states(containers.list()?).await {
+            let (state, error) = match state {
+                Ok(state) => (Some(state), None),
+                Err(error) => (None, Some(error)),
+            };
+            let takes = |one: &Filter| one.takes(&entry, state.as_ref());
+            let has_ended = state.as_ref().is_some_and(State::has_ended);
+            if (shows_ended || !has_ended) && filter::takes(&args.filter, is_label, takes) {
+                if let Some(error) = error {
+                    let what = format!("container {}", entry.record.name);
+                    crate::cli::report(&error.context(what));
+                }
                 shown.push((entry, state));
             }
         }
@@ -125,11 +136,12 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PsArgs) -> anyhow::Result<u8
             false => format!("{}\n", entry.record.short_id()),
         });
         crate::cli::print(&ids.collect::<String>())?;
-    } else if args.json || args.format == Format::Json {
+    } else if args.shown.is_json() {
         let views = shown.iter().map(|(entry, state)| {
-            let mut view = view(entry, state);
+            let mut view = view(entry, state.as_ref());
             if args.host_memory {
-                view["HostMemory"] = json!(host_memory(state).map(HostMemory::view));
+                let memory = host_memory(state.as_ref());
+                view["HostMemory"] = json!(memory.map(HostMemory::view));
             }
             view
         });
@@ -140,7 +152,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PsArgs) -> anyhow::Result<u8
     Ok(0)
 }
 
-fn table(shown: &[(Entry, State)], args: &PsArgs) -> String {
+fn table(shown: &[(Entry, Option<State>)], args: &PsArgs) -> String {
     let mut heading = vec![
         "CONTAINER ID",
         "IMAGE",
@@ -159,6 +171,7 @@ fn table(shown: &[(Entry, State)], args: &PsArgs) -> String {
     let mut table = Table::new(heading);
     let now = SystemTime::now();
     for (entry, state) in shown {
+        let state = state.as_ref();
         let record = &entry.record;
         let command = record.command();
         let command = match args.no_trunc || command.chars().count() <= COMMAND {
@@ -173,9 +186,9 @@ fn table(shown: &[(Entry, State)], args: &PsArgs) -> String {
             id(record),
             record.image.clone(),
             command,
-            ago(Some(UNIX_EPOCH + Duration::from_secs(record.created)), now),
+            ago(Some(record.created_at()), now),
             status(state, now),
-            ports::line(entry.ports(state)),
+            ports::line(state.map_or(&record.ports, |state| entry.ports(state))),
             record.name.clone(),
         ];
         if args.pod {
@@ -191,15 +204,18 @@ fn table(shown: &[(Entry, State)], args: &PsArgs) -> String {
     table.render()
 }
 
-fn host_memory(state: &State) -> Option<HostMemory> {
-    HostMemory::of(state.client()?.pid())
+fn host_memory(state: Option<&State>) -> Option<HostMemory> {
+    HostMemory::of(state?.client()?.pid())
 }
 
 fn at(nanoseconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_nanos(nanoseconds)
 }
 
-fn status(state: &State, now: SystemTime) -> String {
+fn status(state: Option<&State>, now: SystemTime) -> String {
+    let Some(state) = state else {
+        return "Unknown".to_owned();
+    };
     match state {
         State::Starting => "Created".to_owned(),
         State::Running {
@@ -223,38 +239,47 @@ fn status(state: &State, now: SystemTime) -> String {
             )
         }
         State::Dead(_) => "Dead".to_owned(),
+        State::Unresponsive { pid: Some(pid) } => format!("Unresponsive (process {pid})"),
+        State::Unresponsive { pid: None } => "Unresponsive".to_owned(),
     }
 }
 
-/// A container with podman's names for things.
-pub(super) fn view(entry: &Entry, state: &State) -> Value {
+/// A state's word.
+fn word(state: Option<&State>) -> &'static str {
+    state.map_or(UNKNOWN, State::word)
+}
+
+/// A container with podman's names for things; without a state, nobody can say what it does.
+pub(super) fn view(entry: &Entry, state: Option<&State>) -> Value {
     let record = &entry.record;
     let (pid, started) = match state {
-        State::Running { client, info, .. } => (client.pid(), Some(at(info.started_at_ns))),
+        Some(State::Running { client, info, .. }) => (client.pid(), Some(at(info.started_at_ns))),
+        Some(State::Unresponsive { pid }) => (pid.unwrap_or(0), None),
         _ => (0, None),
     };
     let finished = match state {
-        State::Exited { exit, .. } => Some(at(exit.exited_at_ns)),
+        Some(State::Exited { exit, .. }) => Some(at(exit.exited_at_ns)),
         _ => None,
     };
+    let ports = state.map_or(&*record.ports, |state| entry.ports(state));
     json!({
         "Id": record.id,
         "Names": [record.name],
         "Image": record.image,
         "ImageID": record.image_id,
         "Command": record.process.args(),
-        "Created": rfc3339(UNIX_EPOCH + Duration::from_secs(record.created)),
+        "Created": rfc3339(record.created_at()),
         "Labels": record.labels,
-        "State": state.word(),
+        "State": word(state),
         "Status": status(state, SystemTime::now()),
         "Pid": pid,
         "StartedAt": started.map(rfc3339),
         "FinishedAt": finished.map(rfc3339),
-        "ExitCode": state.exit_code(),
-        "Ports": entry.ports(state).iter().map(port::view).collect::<Vec<_>>(),
+        "ExitCode": state.and_then(State::exit_code),
+        "Ports": ports.iter().map(port::view).collect::<Vec<_>>(),
         "Networks": [record.network],
         "AutoRemove": record.remove,
-        "Restarts": state.restarts(),
+        "Restarts": state.map_or(0, State::restarts),
         "Pod": record.pod,
         "PodName": entry.pod().map(|pod| pod.record.name),
     })
@@ -267,11 +292,15 @@ mod tests {
     #[test]
     fn filters_have_a_kind_and_a_value() {
         assert_eq!(parse_filter("name=x"), Ok(Filter::Name("x".into())));
-        let label = Filter::Label("a".into(), Some("b=c".into()));
+        let label = Filter::Label(("a".into(), Some("b=c".into())));
         assert_eq!(parse_filter("label=a=b=c"), Ok(label));
-        assert_eq!(parse_filter("label=a"), Ok(Filter::Label("a".into(), None)));
+        let label = Filter::Label(("a".into(), None));
+        assert_eq!(parse_filter("label=a"), Ok(label));
         for bad in ["", "name", "colour=red"] {
             assert!(parse_filter(bad).is_err(), "{bad}");
         }
+        assert!(parse_filter("status=dead").is_ok());
+        let error = parse_filter("status=runing").unwrap_err();
+        assert!(error.contains("running, paused"), "{error}");
     }
 }

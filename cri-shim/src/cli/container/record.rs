@@ -1,10 +1,12 @@
 //! What is kept of a container: a directory with its record, log and sandbox.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail, ensure};
 use oci_spec::runtime::Process;
@@ -14,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::ports::{self, Port};
 use super::{NetworkMode, RestartArg, Volume, network};
 use crate::cli::shown::SHORT_ID;
+use crate::sandbox::DIR_MAX;
 
 /// Directory of all containers' directories, within the root. Short: sockets are made below it.
 pub(super) const CONTAINERS: &str = "c";
@@ -22,6 +25,9 @@ const RECORD: &str = "container.json";
 
 /// The container's output, in the format of the Container Runtime Interface.
 const LOG: &str = "container.log";
+
+/// Takes turns with it where it may not grow without bounds.
+const OTHER_LOG: &str = "container.log.1";
 
 /// What the container shares with the host.
 const SHARED: &str = "shared";
@@ -52,6 +58,9 @@ pub(in crate::cli) struct Record {
     pub(in crate::cli) interactive: bool,
     /// What asks the program to end.
     pub(in crate::cli) stop_signal: u8,
+    /// Seconds that it has for that, unless who asks says otherwise.
+    #[serde(default)]
+    pub(in crate::cli) stop_timeout: Option<u32>,
     pub(in crate::cli) volumes: Vec<Volume>,
     #[serde(default)]
     pub(in crate::cli) network: NetworkMode,
@@ -72,6 +81,10 @@ pub(in crate::cli) struct Record {
 impl Record {
     pub(in crate::cli) fn short_id(&self) -> &str {
         self.id.get(..SHORT_ID).unwrap_or(&self.id)
+    }
+
+    pub(in crate::cli) fn created_at(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(self.created)
     }
 
     pub(in crate::cli) fn command(&self) -> String {
@@ -109,7 +122,7 @@ impl Entry {
     pub(in crate::cli) fn pod(&self) -> Option<Self> {
         self.record.pod.as_ref()?;
         let dir = self.sandbox_dir();
-        let record = read(&dir)?;
+        let record = read(&dir).ok()??;
         Some(Self { dir, record })
     }
 
@@ -119,14 +132,29 @@ impl Entry {
             && (Claim::is_taken(&self.dir) || network::is_attached(&self.dir))
     }
 
+    /// The files of the log: one, or two that take turns.
+    pub(super) fn logs(&self) -> Vec<PathBuf> {
+        let mut logs = vec![self.log(), self.dir.join(OTHER_LOG)];
+        logs.retain(|log| log.exists());
+        logs
+    }
+
     /// Opens the log for appending.
     pub(in crate::cli) fn open_log(&self) -> anyhow::Result<File> {
-        let log = self.log();
-        let mut options = File::options();
-        options.create(true).append(true).mode(0o600);
-        let file = options.open(&log);
-        file.with_context(|| format!("cannot open {}", log.display()))
+        open_log(&self.log())
     }
+
+    /// Opens the file that takes turns with the log.
+    pub(in crate::cli) fn open_other_log(&self) -> anyhow::Result<File> {
+        open_log(&self.dir.join(OTHER_LOG))
+    }
+}
+
+fn open_log(log: &Path) -> anyhow::Result<File> {
+    let mut options = File::options();
+    options.create(true).append(true).mode(0o600);
+    let file = options.open(log);
+    file.with_context(|| format!("cannot open {}", log.display()))
 }
 
 /// The directory of the machine of the container with this directory.
@@ -154,6 +182,27 @@ impl Claim {
         Ok(Self { _locked: file })
     }
 
+    /// As [`Self::take`], while other tasks go on.
+    pub(super) async fn wait(dir: &Path) -> io::Result<Self> {
+        let dir = dir.to_owned();
+        let taken = tokio::task::spawn_blocking(move || Self::take(&dir)).await;
+        taken.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// Waits until nobody has the directory.
+    pub(super) async fn released(dir: &Path) -> io::Result<()> {
+        let dir = dir.to_owned();
+        let wait = move || -> io::Result<()> {
+            let file = match File::open(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                file => file?,
+            };
+            Ok(flock(&file, FlockOperation::LockShared)?)
+        };
+        let waited = tokio::task::spawn_blocking(wait).await;
+        waited.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
     /// Whether somebody has the directory. Any number may ask at once.
     pub(super) fn is_taken(dir: &Path) -> bool {
         let Ok(file) = File::open(dir) else {
@@ -170,26 +219,52 @@ pub(in crate::cli) struct Containers {
 }
 
 impl Containers {
+    /// Those of this root; none while it is not there.
     pub(in crate::cli) fn open(root: &Path) -> anyhow::Result<Self> {
         let root = std::path::absolute(root).context("cannot find the root's absolute path")?;
         let dir = root.join(CONTAINERS);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&dir)
-            .with_context(|| format!("cannot create the directory {}", dir.display()))?;
         Ok(Self { dir })
     }
 
-    /// Every directory, with its record where it has one. One without is being made, or was when
-    /// its maker was killed.
-    pub(super) fn dirs(&self) -> anyhow::Result<Vec<(PathBuf, Option<Record>)>> {
-        let entries = fs::read_dir(&self.dir)
-            .with_context(|| format!("cannot read the directory {}", self.dir.display()))?;
+    /// Makes their directory, and the root with it.
+    pub(super) fn make_dir(&self) -> anyhow::Result<()> {
+        let made = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.dir);
+        made.with_context(|| format!("cannot create the directory {}", self.dir.display()))
+            .map_err(crate::cli::unwritable)
+    }
+
+    /// Says what keeps a container of this name from being made, as far as that can be seen before
+    /// its image is here.
+    pub(in crate::cli) fn check(&self, name: Option<&str>) -> anyhow::Result<()> {
+        name.map_or(Ok(()), check_name)?;
+        let room = DIR_MAX.saturating_sub(CONTAINERS.len() + SHORT_ID + 2);
+        let root = self.dir.parent().unwrap_or(&self.dir);
+        ensure!(
+            root.as_os_str().len() <= room,
+            "the path of the root, {}, is too long for the sockets below it: choose one of at most \
+             {room} bytes by --root or PODVISOR_ROOT",
+            root.display()
+        );
+        Ok(())
+    }
+
+    /// Every container's directory, with its record where it has one. One without is being made,
+    /// or was when its maker was killed. Whatever else somebody keeps here is not told of.
+    pub(super) fn dirs(&self) -> anyhow::Result<Vec<(PathBuf, io::Result<Option<Record>>)>> {
+        let entries = match fs::read_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries
+                .with_context(|| format!("cannot read the directory {}", self.dir.display()))
+                .map_err(crate::cli::unwritable)?,
+        };
         let mut dirs = Vec::new();
         for entry in entries {
-            let path = entry?.path();
-            if path.is_dir() {
+            let entry = entry?;
+            let path = entry.path();
+            if is_short_id(&entry.file_name()) && path.is_dir() {
                 let record = read(&path);
                 dirs.push((path, record));
             }
@@ -208,7 +283,7 @@ impl Containers {
     /// just being made has it, or is claimed, once this has the lock.
     pub(super) fn is_abandoned(&self, dir: &Path) -> anyhow::Result<bool> {
         let _lock = self.lock()?;
-        Ok(read(dir).is_none() && !Claim::is_taken(dir))
+        Ok(matches!(read(dir), Ok(None)) && !Claim::is_taken(dir))
     }
 
     /// All containers, the newest first.
@@ -232,14 +307,13 @@ impl Containers {
         Ok(list)
     }
 
-    /// Containers and pods, the newest first.
+    /// Containers and pods, the newest first. Those whose record cannot be read are not among them:
+    /// the sweep before each command tells of them.
     fn entries(&self) -> anyhow::Result<Vec<Entry>> {
         let dirs = self.dirs()?.into_iter();
         let known = dirs.filter_map(|(dir, record)| {
-            Some(Entry {
-                dir,
-                record: record?,
-            })
+            let record = record.ok()??;
+            Some(Entry { dir, record })
         });
         let mut list: Vec<Entry> = known.collect();
         list.sort_by_key(|entry| {
@@ -250,28 +324,41 @@ impl Containers {
 
     /// The container of this name, id or beginning of an id.
     pub(in crate::cli) fn find(&self, name: &str) -> anyhow::Result<Entry> {
+        let found = self.find_if_there(name)?;
+        found.with_context(|| format!("no container `{name}`; `podvisor ps -a` lists them"))
+    }
+
+    /// As [`Self::find`]; none if there is no such container.
+    pub(super) fn find_if_there(&self, name: &str) -> anyhow::Result<Option<Entry>> {
         match one_of(self.list()?, name) {
-            One::Found(entry) => Ok(*entry),
+            One::Found(entry) => Ok(Some(*entry)),
             One::Several => {
                 bail!("several containers' ids begin with `{name}`; write more of it")
             }
-            One::None => bail!("no container `{name}`; `podvisor ps -a` lists them"),
+            One::None => Ok(None),
         }
     }
 
     /// The pod of this name, id or beginning of an id.
     pub(in crate::cli) fn find_pod(&self, name: &str) -> anyhow::Result<Entry> {
+        let found = self.find_pod_if_there(name)?;
+        found.with_context(|| format!("no pod `{name}`; `podvisor pod ls` lists them"))
+    }
+
+    /// As [`Self::find_pod`]; none if there is no such pod.
+    pub(super) fn find_pod_if_there(&self, name: &str) -> anyhow::Result<Option<Entry>> {
         match one_of(self.pods()?, name) {
-            One::Found(entry) => Ok(*entry),
+            One::Found(entry) => Ok(Some(*entry)),
             One::Several => bail!("several pods' ids begin with `{name}`; write more of it"),
-            One::None => bail!("no pod `{name}`; `podvisor pod ls` lists them"),
+            One::None => Ok(None),
         }
     }
 
     /// Makes a container's directory and takes its name. It is the caller's until the claim is
     /// dropped.
     pub(in crate::cli) fn create(&self, record: Record) -> anyhow::Result<(Entry, Claim)> {
-        check_name(&record.name)?;
+        self.check(Some(&record.name))?;
+        self.make_dir()?;
         let dir = self.dir.join(record.short_id());
         // Of two that want a name at once, the second finds the first's record.
         let _lock = self.lock()?;
@@ -330,18 +417,36 @@ fn one_of(list: Vec<Entry>, name: &str) -> One {
     }
 }
 
-/// Writes the record, whole or not at all.
+/// Whether a directory has the name of a container's: the beginning of an id.
+fn is_short_id(name: &OsStr) -> bool {
+    let is_hex = |b: &u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+    name.len() == SHORT_ID && name.as_encoded_bytes().iter().all(is_hex)
+}
+
+/// Writes the record, whole or not at all, whenever the host loses its power.
 fn write(entry: &Entry) -> anyhow::Result<()> {
     let new = entry.dir.join("container.json.new");
     let text = serde_json::to_vec_pretty(&entry.record).context("cannot write JSON")?;
-    fs::write(&new, text)
-        .and_then(|()| fs::rename(&new, entry.dir.join(RECORD)))
-        .with_context(|| format!("cannot write {}", new.display()))
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&new)?;
+        file.write_all(&text)?;
+        // Else a rename may be on the disk before what was written.
+        file.sync_all()?;
+        fs::rename(&new, entry.dir.join(RECORD))
+    };
+    write().with_context(|| format!("cannot write {}", new.display()))
 }
 
-pub(super) fn read(dir: &Path) -> Option<Record> {
-    let text = fs::read(dir.join(RECORD)).ok()?;
-    serde_json::from_slice(&text).ok()
+/// The record of a container's directory; none if it has none. One that cannot be read, or is not
+/// understood, is an error: it may be of a container that runs.
+pub(super) fn read(dir: &Path) -> io::Result<Option<Record>> {
+    let text = match fs::read(dir.join(RECORD)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text?,
+    };
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 fn check_name(name: &str) -> anyhow::Result<()> {
@@ -373,6 +478,7 @@ pub(super) fn sample(id: &str, name: &str) -> Record {
         memory: 1 << 28,
         interactive: false,
         stop_signal: 15,
+        stop_timeout: None,
         volumes: Vec::new(),
         network: NetworkMode::None,
         ports: Vec::new(),
@@ -443,6 +549,41 @@ mod tests {
         // Whoever looked before the record was there looks again.
         write(&entry).unwrap();
         assert!(!containers.is_abandoned(&entry.dir).unwrap());
+    }
+
+    #[test]
+    fn what_is_no_containers_directory_is_not_told_of() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        for other in ["my-notes", "ABCDEF012345", "0123456789abc", "0123456789a"] {
+            fs::create_dir_all(root.path().join(CONTAINERS).join(other)).unwrap();
+        }
+        let (entry, _claim) = containers.create(record("a", "one")).unwrap();
+        let dirs: Vec<PathBuf> = containers
+            .dirs()
+            .unwrap()
+            .into_iter()
+            .map(|d| d.0)
+            .collect();
+        assert_eq!(dirs, [entry.dir]);
+    }
+
+    #[test]
+    fn a_record_that_is_not_understood_is_not_a_missing_one() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let (entry, claim) = containers.create(record("a", "one")).unwrap();
+        drop(claim);
+        let path = entry.dir.join(RECORD);
+        for bad in ["", "{}", "{\"id\":"] {
+            fs::write(&path, bad).unwrap();
+            let error = read(&entry.dir).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{bad}");
+            assert!(!containers.is_abandoned(&entry.dir).unwrap(), "{bad}");
+            assert!(containers.list().unwrap().is_empty());
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(read(&entry.dir).unwrap().is_none());
     }
 
     #[test]

@@ -1,20 +1,27 @@
-//! What has become of containers, and clearing away what was left by a process that was killed.
+//! What has become of containers.
 
-use std::fs;
-use std::io;
-use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context as _;
+use futures_util::{StreamExt as _, stream};
+use tokio::time::timeout;
 use tracing::debug;
 
+use super::Entry;
 use super::ports::Port;
-use super::record::{self, Claim};
-use super::{Containers, Entry, Record, events, network, volumes};
+use super::record::Claim;
 use crate::sandbox::{
-    ContainerInfo, ContainerState, DEFAULT_CGROUP_PARENT, EventAction, ProcessExit, SandboxClient,
-    SandboxError, SandboxExit, exit_record, remove_empty_cgroups,
+    ContainerInfo, ContainerState, ProcessExit, SandboxClient, SandboxError, SandboxExit,
+    exit_record, exit_recorded_at,
 };
+
+/// How long a machine's process may take to say what has become of a container.
+const ANSWERS: Duration = Duration::from_secs(5);
+
+/// As [`ANSWERS`], of one that somebody is starting.
+const BOOTS: Duration = Duration::from_secs(1);
+
+/// Machines that are asked at once.
+pub(super) const AT_ONCE: usize = 32;
 
 /// Where a container is in its life.
 #[derive(Debug)]
@@ -36,27 +43,62 @@ pub(in crate::cli) enum State {
     Exited { exit: ProcessExit, restarts: u32 },
     /// Its sandbox ended before it; why, where that is known.
     Dead(Option<SandboxExit>),
+    /// Its machine's process, of this number, is there and does not answer.
+    Unresponsive { pid: Option<u32> },
 }
 
 impl State {
     pub(in crate::cli) async fn of(entry: &Entry) -> anyhow::Result<Self> {
-        match SandboxClient::connect(&entry.sandbox_dir()).await {
-            Ok(client) => Self::of_running(entry, client).await,
-            Err(SandboxError::Gone { .. }) if Claim::is_taken(&entry.dir) => Ok(Self::Starting),
+        Self::within(entry, ANSWERS).await
+    }
+
+    /// As [`Self::of`], once nobody is starting it any more.
+    pub(in crate::cli) async fn once_started(entry: &Entry) -> anyhow::Result<Self> {
+        loop {
+            match Self::of(entry).await? {
+                Self::Starting => Claim::released(&entry.dir).await?,
+                state => return Ok(state),
+            }
+        }
+    }
+
+    /// As [`Self::of`], for who has more patience or less.
+    pub(super) async fn within(entry: &Entry, limit: Duration) -> anyhow::Result<Self> {
+        // Looked at before the machine is asked: who starts a container lets go when it runs.
+        let is_claimed = Claim::is_taken(&entry.dir);
+        let limit = match is_claimed {
+            // A process answers nobody before its guest has booted.
+            true => limit.min(BOOTS),
+            false => limit,
+        };
+        match SandboxClient::connect_within(&entry.sandbox_dir(), limit).await {
+            Ok(client) => Self::of_running(entry, client, limit, is_claimed).await,
+            Err(SandboxError::Gone { .. }) if is_claimed => Ok(Self::Starting),
             Err(SandboxError::Gone { .. }) => Ok(Self::of_ended(entry)),
+            // Its guest boots.
+            Err(SandboxError::Unresponsive { .. }) if is_claimed => Ok(Self::Starting),
+            Err(SandboxError::Unresponsive { pid, .. }) => Ok(Self::Unresponsive { pid }),
+            Err(error @ SandboxError::Version { .. }) => {
+                Err(anyhow::Error::from(error).context(other_version(entry)))
+            }
             Err(error) => Err(error.into()),
         }
     }
 
-    async fn of_running(entry: &Entry, client: SandboxClient) -> anyhow::Result<Self> {
+    async fn of_running(
+        entry: &Entry,
+        client: SandboxClient,
+        limit: Duration,
+        is_claimed: bool,
+    ) -> anyhow::Result<Self> {
         let answers = async {
             let is_paused = client.is_paused().await?;
             let list = client.list().await?;
             Ok((is_paused, list))
         };
-        let (is_paused, list) = match answers.await {
-            Ok(answers) => answers,
-            Err(error) => {
+        let (is_paused, list) = match timeout(limit, answers).await {
+            Ok(Ok(answers)) => answers,
+            Ok(Err(error)) => {
                 let error: SandboxError = error;
                 return match error.is_gone() {
                     true => {
@@ -65,6 +107,10 @@ impl State {
                     }
                     false => Err(error.into()),
                 };
+            }
+            Err(_) => {
+                let pid = Some(client.pid());
+                return Ok(Self::Unresponsive { pid });
             }
         };
         let own = list.into_iter().find(|info| info.id == entry.record.id);
@@ -90,7 +136,7 @@ impl State {
                 info,
                 is_paused,
             },
-            _ if Claim::is_taken(&entry.dir) => Self::Starting,
+            _ if is_claimed => Self::Starting,
             // Whoever was starting it was killed before it ran.
             _ => {
                 match entry.record.pod {
@@ -133,6 +179,7 @@ impl State {
             Self::Restarting { .. } => "restarting",
             Self::Exited { .. } => "exited",
             Self::Dead(_) => "dead",
+            Self::Unresponsive { .. } => "unresponsive",
         }
     }
 
@@ -141,7 +188,7 @@ impl State {
         match self {
             Self::Running { info, .. } => info.restarts,
             Self::Restarting { restarts, .. } | Self::Exited { restarts, .. } => *restarts,
-            Self::Starting | Self::Dead(_) => 0,
+            Self::Starting | Self::Dead(_) | Self::Unresponsive { .. } => 0,
         }
     }
 
@@ -150,7 +197,18 @@ impl State {
         match self {
             Self::Exited { exit, .. } => Some(exit.code),
             Self::Dead(_) => Some(KILLED),
-            Self::Starting | Self::Running { .. } | Self::Restarting { .. } => None,
+            Self::Starting
+            | Self::Running { .. }
+            | Self::Restarting { .. }
+            | Self::Unresponsive { .. } => None,
+        }
+    }
+
+    /// When it ended, where that is known.
+    pub(in crate::cli) fn ended_at(&self) -> Option<SystemTime> {
+        match self {
+            Self::Exited { exit, .. } => Some(UNIX_EPOCH + Duration::from_nanos(exit.exited_at_ns)),
+            _ => None,
         }
     }
 
@@ -158,7 +216,9 @@ impl State {
     pub(in crate::cli) fn client(&self) -> Option<&SandboxClient> {
         match self {
             Self::Running { client, .. } | Self::Restarting { client, .. } => Some(client),
-            Self::Starting | Self::Exited { .. } | Self::Dead(_) => None,
+            Self::Starting | Self::Exited { .. } | Self::Dead(_) | Self::Unresponsive { .. } => {
+                None
+            }
         }
     }
 
@@ -180,6 +240,17 @@ impl Entry {
         None
     }
 
+    /// When its machine, which has ended, did so; or the host, before which it must have been.
+    pub(in crate::cli) fn machine_ended_at(&self) -> Option<SystemTime> {
+        let booted = || {
+            let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+            let uptime = Duration::from_secs(uptime.tv_sec.try_into().ok()?);
+            let booted = SystemTime::now().checked_sub(uptime)?;
+            (self.record.created_at() < booted).then_some(booted)
+        };
+        exit_recorded_at(&self.sandbox_dir()).or_else(booted)
+    }
+
     /// The ports that lead to the container; none once it has ended.
     pub(in crate::cli) fn ports(&self, state: &State) -> &[Port] {
         match state.has_ended() {
@@ -189,8 +260,54 @@ impl Entry {
     }
 }
 
-/// 128 and the number of SIGKILL.
-const KILLED: i32 = 137;
+/// What has become of each. They are asked at once, so that those which do not answer take the
+/// time of one.
+pub(in crate::cli) async fn states(entries: Vec<Entry>) -> Vec<(Entry, anyhow::Result<State>)> {
+    let states = entries.into_iter().map(|entry| async move {
+        let state = State::of(&entry).await;
+        (entry, state)
+    });
+    stream::iter(states).buffered(AT_ONCE).collect().await
+}
+
+/// What is said of a machine that another podvisor has started.
+pub(in crate::cli) fn other_version(entry: &Entry) -> String {
+    let record = &entry.record;
+    let (what, command) = match (record.is_pod, &record.pod) {
+        (true, _) => ("pod", "pod rm -f"),
+        (false, Some(_)) => ("the pod of container", "pod rm -f"),
+        (false, None) => ("container", "rm -f"),
+    };
+    format!(
+        "{what} {} was started by another version of podvisor; `podvisor {command}` ends it, or \
+         use the podvisor that started it",
+        record.name
+    )
+}
+
+/// The error of what cannot be done with a machine that does not answer.
+pub(in crate::cli) fn unresponsive(entry: &Entry, pid: Option<u32>) -> anyhow::Error {
+    let process = pid.map_or_else(String::new, |pid| format!(" {pid}"));
+    let (what, command) = match entry.pod() {
+        _ if entry.record.is_pod => (format!("pod {}", entry.record.name), "pod rm -f"),
+        Some(pod) => (
+            format!(
+                "container {} of the pod {}",
+                entry.record.name, pod.record.name
+            ),
+            "pod rm -f",
+        ),
+        None => (format!("container {}", entry.record.name), "rm -f"),
+    };
+    anyhow::anyhow!(
+        "the machine's process{process} of {what} does not answer, as one that is stopped; \
+         `podvisor {command}` kills it"
+    )
+}
+
+/// The exit code of what was killed, as a container is whose machine died: 128 and the number of
+/// SIGKILL.
+pub(super) const KILLED: i32 = 137;
 
 /// A running container.
 pub(in crate::cli) async fn running(
@@ -202,6 +319,7 @@ pub(in crate::cli) async fn running(
             info,
             is_paused,
         } => Ok((client, info, is_paused)),
+        State::Unresponsive { pid } => Err(unresponsive(entry, pid)),
         state => anyhow::bail!(
             "container {} is not running, but {}",
             entry.record.name,
@@ -210,151 +328,69 @@ pub(in crate::cli) async fn running(
     }
 }
 
-/// Removes a container or pod that has ended, and all that is left of it. One that somebody else
-/// removes at the same time is removed.
-pub(in crate::cli) async fn remove(entry_dir: &Path) -> anyhow::Result<()> {
-    let _claim = match Claim::take(entry_dir) {
-        Ok(claim) => claim,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error).context("cannot lock the container's directory"),
-    };
-    let record = record::read(entry_dir);
-    let pod = record.as_ref().filter(|record| record.pod.is_some());
-    match pod {
-        // Its sandbox may be on its way out, or still be there without its container.
-        None => {
-            if let Ok(client) = SandboxClient::connect(entry_dir).await {
-                client.shutdown(Duration::ZERO).await?;
-            }
-        }
-        Some(record) => leave_pod(entry_dir, record).await?,
-    }
-    if let Some(record) = &record {
-        events::note_end(entry_dir, record);
-        network::detach(entry_dir, record).await?;
-    }
-    volumes::unmount_all(entry_dir)?;
-    let removed = fs::remove_dir_all(entry_dir);
-    removed.with_context(|| format!("cannot remove {}", entry_dir.display()))?;
-    if let Some(record) = &record
-        && !record.is_pod
-    {
-        events::note(entry_dir, &events::event(record, EventAction::Destroy));
-    }
-    Ok(())
-}
-
-/// Takes a container out of its pod's machine.
-async fn leave_pod(entry_dir: &Path, record: &Record) -> anyhow::Result<()> {
-    let entry = Entry {
-        dir: entry_dir.to_owned(),
-        record: record.clone(),
-    };
-    match SandboxClient::connect(&entry.sandbox_dir()).await {
-        Ok(client) => match client.delete_container(&record.id).await {
-            Err(error) if !error.is_gone() => return Err(error.into()),
-            _ => {}
-        },
-        Err(error) => debug!(%error, "the pod's machine is gone"),
-    }
-    volumes::remove(&entry.shared(), &entry.record)
-}
-
-/// Takes away what an ended container has of the host, which it does not need any more. What
-/// cannot be taken away now is left for the next sweep.
-pub(in crate::cli) async fn settle(entry: &Entry) {
-    // What became of a pod's containers is told of each.
-    if !entry.record.is_pod {
-        events::note_end(&entry.dir, &entry.record);
-    }
-    let taken = network::detach(&entry.dir, &entry.record).await;
-    let taken =
-        taken.and_then(
-            |()| match entry.record.volumes.is_empty() && !entry.record.is_pod {
-                true => Ok(()),
-                false => volumes::unmount_all(&entry.dir),
-            },
-        );
-    if let Err(error) = taken {
-        crate::cli::report(&error);
-    }
-}
-
-/// Clears away what nobody looks after: containers that were to be removed when they had ended,
-/// what was being made when its maker was killed, mounts and networks of containers that have
-/// ended. Gives the
-/// names of what was removed.
-pub(in crate::cli) async fn sweep(containers: &Containers) -> anyhow::Result<Vec<String>> {
-    let mut removed = Vec::new();
-    remove_empty_cgroups(DEFAULT_CGROUP_PARENT);
-    for (dir, record) in containers.dirs()? {
-        if Claim::is_taken(&dir) {
-            continue;
-        }
-        let name = match &record {
-            Some(record) => record.name.clone(),
-            None => dir.display().to_string(),
-        };
-        let is_over = match record {
-            None => containers.is_abandoned(&dir)?,
-            Some(record) => {
-                let is_temporary = record.remove;
-                let entry = Entry {
-                    dir: dir.clone(),
-                    record,
-                };
-                let has_ended = match entry.record.is_pod {
-                    true => matches!(
-                        SandboxClient::connect(&entry.dir).await,
-                        Err(SandboxError::Gone { .. })
-                    ),
-                    false => {
-                        let state = State::of(&entry).await;
-                        state.is_ok_and(|state| state.has_ended())
-                    }
-                };
-                if has_ended && !is_temporary {
-                    settle(&entry).await;
-                }
-                has_ended && is_temporary
-            }
-        };
-        if is_over {
-            match remove(&dir).await {
-                Ok(()) => removed.push(name),
-                // Somebody else may be doing the same.
-                Err(error) => {
-                    debug!(name, error = %format!("{error:#}"), "a container is left for now")
-                }
-            }
-        }
-    }
-    Ok(removed)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::{UnixListener, UnixStream};
     use std::thread;
 
+    use serde_json::{Value, json};
+
+    use super::super::Containers;
+    use super::super::record::sample;
     use super::*;
 
+    /// The next request on a control socket.
+    fn request(stream: &mut UnixStream) -> Option<Value> {
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).ok()?;
+        let mut body = vec![0; u32::from_le_bytes(length) as usize];
+        stream.read_exact(&mut body).ok()?;
+        serde_json::from_slice(&body).ok()
+    }
+
+    fn answer(stream: &mut UnixStream, request: &Value, answer: &Value) {
+        let reply = json!({"number": request["number"], "answer": {"Ok": answer}});
+        let body = serde_json::to_vec(&reply).unwrap();
+        let length = u32::try_from(body.len()).unwrap();
+        stream.write_all(&length.to_le_bytes()).unwrap();
+        stream.write_all(&body).unwrap();
+    }
+
     #[test]
-    fn what_somebody_else_removes_is_removed() {
+    fn a_container_that_has_just_been_started_is_not_shut_down() {
         let root = tempfile::tempdir().unwrap();
-        let dir = root.path().join("c");
-        let removed = || {
-            let runtime = crate::cli::runtime().unwrap();
-            runtime.block_on(remove(&dir)).unwrap();
-            assert!(!dir.exists());
-        };
-        for _ in 0..50 {
-            fs::create_dir_all(dir.join("files")).unwrap();
-            thread::scope(|scope| {
-                for _ in 0..3 {
-                    scope.spawn(removed);
+        let containers = Containers::open(root.path()).unwrap();
+        let (entry, claim) = containers.create(sample("a", "one")).unwrap();
+        let listener = UnixListener::bind(entry.sandbox_dir().join("control.sock")).unwrap();
+        // Whoever starts it has done so, and goes, while the machine is being asked.
+        let machine = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = Vec::new();
+            let mut claim = Some(claim);
+            while let Some(asks) = request(&mut stream) {
+                match asks["call"].as_str() {
+                    Some("IsPaused") => answer(&mut stream, &asks, &json!({"IsPaused": false})),
+                    Some("List") => {
+                        claim.take();
+                        answer(&mut stream, &asks, &json!({"List": []}));
+                    }
+                    _ if asks["call"].get("Hello").is_some() => {
+                        let version = asks["call"]["Hello"].clone();
+                        answer(&mut stream, &asks, &json!({"Hello": version}));
+                    }
+                    _ => answer(&mut stream, &asks, &json!("Done")),
                 }
-            });
-        }
-        removed();
+                asked.push(asks["call"].to_string());
+            }
+            asked
+        });
+        let runtime = crate::cli::runtime().unwrap();
+        let state = async { timeout(Duration::from_secs(60), State::of(&entry)).await };
+        let word = runtime.block_on(async { state.await.unwrap().unwrap().word() });
+        drop(runtime);
+        let asked = machine.join().unwrap();
+        assert_eq!(asked.len(), 3, "{asked:?}");
+        assert_eq!(word, "created");
     }
 }

@@ -1,16 +1,21 @@
 //! `podvisor stats`: what running containers use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use clap::Args;
+use futures_util::{StreamExt as _, stream};
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::memory::{self, HostMemory};
+use super::metrics::ANSWERS;
+use super::state::{AT_ONCE, states};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::table::Table;
-use crate::cli::{Format, Globals, size, terminal};
-use crate::sandbox::ContainerStats;
+use crate::cli::{FormatArgs, Globals, size, terminal};
+use crate::sandbox::{ContainerStats, SandboxClient};
 
 /// Time between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -21,9 +26,8 @@ pub(in crate::cli) struct StatsArgs {
     #[arg(long)]
     no_stream: bool,
 
-    /// How to print: table or json
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    shown: FormatArgs,
 
     /// Names or ids [default: all that run]
     #[arg(value_name = "CONTAINER")]
@@ -44,16 +48,15 @@ pub(in crate::cli) fn run(globals: &Globals, args: &StatsArgs) -> anyhow::Result
     let containers = Containers::open(&globals.root()?)?;
     crate::cli::runtime()?.block_on(async {
         sweep(&containers).await?;
-        let mut before = BTreeMap::new();
+        let (mut before, mut missing) = (BTreeMap::new(), BTreeSet::new());
         // What a CPU does is seen between two looks.
-        look(&containers, args, &mut before).await?;
+        look(&containers, args, &mut before, &mut missing).await?;
         let mut times = tokio::time::interval(EVERY);
         times.tick().await;
         loop {
             times.tick().await;
-            let samples = look(&containers, args, &mut before).await?;
-            show(&samples, args)?;
-            if args.no_stream {
+            let samples = look(&containers, args, &mut before, &mut missing).await?;
+            if show(&samples, args)?.is_break() || args.no_stream {
                 return Ok(0);
             }
         }
@@ -64,6 +67,7 @@ async fn look(
     containers: &Containers,
     args: &StatsArgs,
     before: &mut BTreeMap<String, ContainerStats>,
+    missing: &mut BTreeSet<String>,
 ) -> anyhow::Result<Vec<Sample>> {
     let entries = match args.containers.is_empty() {
         true => containers.list()?,
@@ -73,20 +77,25 @@ async fn look(
             .map(|name| containers.find(name))
             .collect::<Result<_, _>>()?,
     };
+    let asked = states(entries).await.into_iter().map(ask);
+    let asked: Vec<_> = stream::iter(asked).buffered(AT_ONCE).collect().await;
     let mut samples = Vec::new();
-    for entry in entries {
-        let State::Running {
-            client,
-            is_paused: false,
-            ..
-        } = State::of(&entry).await?
-        else {
-            continue;
+    for (entry, answer) in asked {
+        let (client, stats) = match answer {
+            Answer::Figures(client, stats) => (client, *stats),
+            Answer::None => continue,
+            Answer::Missing => {
+                // Once, however often it is looked at.
+                if missing.insert(entry.record.id.clone()) {
+                    crate::cli::notice(&format!(
+                        "container {} does not say what it uses, and is left out",
+                        entry.record.name
+                    ));
+                }
+                continue;
+            }
         };
-        // One that ends in this moment has no figures.
-        let Ok(stats) = client.stats(&entry.record.id).await else {
-            continue;
-        };
+        missing.remove(&entry.record.id);
         let old = before.insert(entry.record.id.clone(), stats);
         let cpu = old.and_then(|old| {
             let time = stats.timestamp_ns.checked_sub(old.timestamp_ns)?;
@@ -103,8 +112,34 @@ async fn look(
     Ok(samples)
 }
 
-fn show(samples: &[Sample], args: &StatsArgs) -> anyhow::Result<()> {
-    if args.format == Format::Json {
+/// What is learnt of a container.
+enum Answer {
+    Figures(SandboxClient, Box<ContainerStats>),
+    /// It has none: it does not run, or ends in this moment.
+    None,
+    /// It does not answer.
+    Missing,
+}
+
+async fn ask((entry, state): (Entry, anyhow::Result<State>)) -> (Entry, Answer) {
+    let answer = match state {
+        Ok(State::Running {
+            client,
+            is_paused: false,
+            ..
+        }) => match timeout(ANSWERS, client.stats(&entry.record.id)).await {
+            Ok(Ok(stats)) => Answer::Figures(client, Box::new(stats)),
+            Ok(Err(_)) => Answer::None,
+            Err(_) => Answer::Missing,
+        },
+        Ok(State::Unresponsive { .. }) | Err(_) => Answer::Missing,
+        Ok(_) => Answer::None,
+    };
+    (entry, answer)
+}
+
+fn show(samples: &[Sample], args: &StatsArgs) -> anyhow::Result<ControlFlow<()>> {
+    if args.shown.is_json() {
         let views = samples.iter().map(|sample| {
             json!({
                 "Id": sample.entry.record.id,
@@ -118,7 +153,7 @@ fn show(samples: &[Sample], args: &StatsArgs) -> anyhow::Result<()> {
                 "Pids": sample.stats.pids_current,
             })
         });
-        return crate::cli::print_json(&views.collect::<Vec<_>>());
+        return crate::cli::print_on(&crate::cli::to_json(&views.collect::<Vec<_>>())?);
     }
     let mut table = Table::new([
         "ID",
@@ -154,5 +189,5 @@ fn show(samples: &[Sample], args: &StatsArgs) -> anyhow::Result<()> {
         true => "\x1b[H\x1b[J",
         false => "",
     };
-    crate::cli::print(&format!("{clear}{}", table.render()))
+    crate::cli::print_on(&format!("{clear}{}", table.render()))
 }

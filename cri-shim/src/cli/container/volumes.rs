@@ -3,17 +3,15 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, UnmountFlags, mount_bind_recursive, mount_change,
-    mount_remount, unmount,
-};
+use rustix::mount::{UnmountFlags, unmount};
 use serde::{Deserialize, Serialize};
 
 use super::Record;
+use crate::bind::{DetachedTree, Extent, MountPoint, Propagation, open_path, open_root};
 
 /// A part of the host's files in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,20 +22,29 @@ pub(in crate::cli) struct Volume {
     pub(in crate::cli) read_only: bool,
 }
 
-/// Reads `HOST:GUEST`, with `:ro` or `:rw` behind it.
+/// Reads `HOST:GUEST`, with options behind it: `ro`, `rw`, and docker's `z` and `Z`, which are for
+/// SELinux and say nothing to a guest.
 pub(in crate::cli) fn parse(text: &str) -> Result<Volume, String> {
-    let usage = || "write HOST:GUEST or HOST:GUEST:ro, both absolute paths".to_owned();
+    let usage = || {
+        "write HOST:GUEST or HOST:GUEST:ro, an absolute path of the container's, and one of the \
+         host that is absolute or begins with ./ or ../"
+            .to_owned()
+    };
     let mut parts = text.split(':');
     let (source, destination) = (parts.next().unwrap_or(""), parts.next().ok_or_else(usage)?);
-    let read_only = match (parts.next(), parts.next()) {
-        (None | Some("rw"), None) => false,
-        (Some("ro"), None) => true,
-        _ => return Err(usage()),
-    };
+    let mut read_only = false;
+    for option in parts.next().into_iter().flat_map(|all| all.split(',')) {
+        match option {
+            "ro" => read_only = true,
+            "rw" | "z" | "Z" => {}
+            _ => return Err(usage()),
+        }
+    }
     let is_path = |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..");
-    match source.starts_with('/') && is_path(destination) && destination != "/" {
+    let is_source = source.starts_with('/') || matches!(source.split('/').next(), Some("." | ".."));
+    match is_source && is_path(destination) && destination != "/" && parts.next().is_none() {
         true => Ok(Volume {
-            source: source.into(),
+            source: std::path::absolute(source).map_err(|error| error.to_string())?,
             destination: destination.to_owned(),
             read_only,
         }),
@@ -53,6 +60,19 @@ pub(in crate::cli) fn name(record: &Record, number: usize) -> String {
     }
 }
 
+/// Says what keeps volumes from being mounted, before anything is made for them.
+pub(in crate::cli) fn check(volumes: &[Volume]) -> anyhow::Result<()> {
+    ensure!(
+        volumes.is_empty() || rustix::process::geteuid().is_root(),
+        "--volume: sharing directories takes root, who may mount them"
+    );
+    for volume in volumes {
+        let source = fs::metadata(&volume.source);
+        source.with_context(|| format!("--volume: cannot share {}", volume.source.display()))?;
+    }
+    Ok(())
+}
+
 /// Makes the directory that a machine shares.
 pub(in crate::cli) fn make_shared(shared: &Path) -> anyhow::Result<()> {
     fs::create_dir(shared).with_context(|| format!("cannot create {}", shared.display()))
@@ -60,39 +80,30 @@ pub(in crate::cli) fn make_shared(shared: &Path) -> anyhow::Result<()> {
 
 /// Mounts the volumes of a container in `shared`.
 pub(in crate::cli) fn mount(shared: &Path, record: &Record) -> anyhow::Result<()> {
+    if record.volumes.is_empty() {
+        return Ok(());
+    }
+    let root = open_root(shared).with_context(|| format!("cannot open {}", shared.display()))?;
     for (number, volume) in record.volumes.iter().enumerate() {
-        mount_one(&shared.join(name(record, number)), volume)
+        mount_one(&root, &name(record, number), volume)
             .with_context(|| format!("cannot share {}", volume.source.display()))?;
     }
     Ok(())
 }
 
-fn mount_one(target: &Path, volume: &Volume) -> anyhow::Result<()> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "sharing directories by -v takes root, who may mount them"
-    );
-    let source = File::open(&volume.source)?;
-    match source.metadata()?.is_dir() {
-        true => fs::create_dir(target)?,
-        false => drop(File::create_new(target)?),
-    }
+fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
+    let source = open_path(&volume.source)?;
+    let is_dir = source.metadata()?.is_dir();
     // By its descriptor: what the path means cannot change in between.
-    mount_bind_recursive(format!("/proc/self/fd/{}", source.as_raw_fd()), target)?;
-    mount_change(
-        target,
-        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
-    )?;
+    let tree = DetachedTree::of(&source, Extent::Whole, Propagation::Private)?;
     // The guest must not write even if it ignores what it is told; and what it may make there
     // is neither a device nor a program with another's rights on the host.
-    let mut flags = MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV;
+    tree.make_harmless(Extent::Whole)?;
     if volume.read_only {
-        flags |= MountFlags::RDONLY;
+        tree.make_read_only(Extent::Whole)?;
     }
-    for point in mount_points(target)? {
-        mount_remount(&point, flags, "")?;
-    }
-    Ok(())
+    let point = MountPoint::make(root.as_fd(), name, is_dir)?;
+    Ok(tree.attach(&point)?)
 }
 
 /// Takes the volumes of a container out of a directory that its pod goes on sharing.
@@ -100,10 +111,11 @@ pub(in crate::cli) fn remove(shared: &Path, record: &Record) -> anyhow::Result<(
     for number in 0..record.volumes.len() {
         let target = shared.join(name(record, number));
         unmount_all(&target)?;
-        let removed = match target.is_dir() {
+        let is_dir = fs::symlink_metadata(&target).map(|meta| meta.is_dir());
+        let removed = is_dir.and_then(|is_dir| match is_dir {
             true => fs::remove_dir(&target),
             false => fs::remove_file(&target),
-        };
+        });
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("cannot remove {}", target.display()));
@@ -164,11 +176,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_is_two_absolute_paths_and_a_mode() {
+    fn a_volume_is_two_paths_and_options() {
         let volume = parse("/a:/b/c").unwrap();
         assert_eq!((&*volume.destination, volume.read_only), ("/b/c", false));
         assert!(parse("/a:/b:ro").unwrap().read_only);
         assert!(!parse("/a:/b:rw").unwrap().read_only);
+        assert!(parse("/a:/b:ro,Z").unwrap().read_only);
+        assert!(!parse("/a:/b:z").unwrap().read_only);
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(parse("./a:/b").unwrap().source, here.join("a"));
+        assert_eq!(parse(".:/b").unwrap().source, here);
         for bad in [
             "",
             "/a",
@@ -177,6 +194,8 @@ mod tests {
             "/a:/",
             "/a:/b:x",
             "/a:/b:ro:",
+            "/a:/b:U",
+            ".a:/b",
             "/a:/b/../c",
         ] {
             assert!(parse(bad).is_err(), "{bad}");

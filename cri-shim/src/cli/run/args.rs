@@ -1,19 +1,28 @@
 //! What `run` is told: its flags.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 
+use super::lists::{self, EnvFile, LabelFile};
+use super::rights::RightsArgs;
 use crate::cli::container::{NetworkArgs, RestartArg, Volume, parse_volume};
 use crate::cli::guest::GuestArgs;
+use crate::cli::keys::DetachArgs;
 use crate::cli::registries::RegistryArgs;
-use crate::cli::settings::BootMode;
+use crate::cli::settings::BootArgs;
 use crate::cli::verify::VerifyArgs;
 use crate::sandbox::{ContainerOptions, RootAccess, TerminalSize};
 
 #[derive(Debug, Args)]
 #[command(override_usage = "podvisor run [OPTIONS] IMAGE [CMD]...")]
+#[command(disable_help_flag = true)]
 pub(in crate::cli) struct RunArgs {
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+
     /// Let the program read podvisor's stdin
     #[arg(short, long)]
     pub(super) interactive: bool,
@@ -26,7 +35,11 @@ pub(in crate::cli) struct RunArgs {
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(super) env: Vec<String>,
 
-    /// Start in this folder of the image
+    /// Set the variables of a file, a line each; --env overrides them
+    #[arg(long, value_name = "FILE", value_parser = lists::read_env)]
+    pub(super) env_file: Vec<EnvFile>,
+
+    /// Start in this directory of the image
     #[arg(short, long, value_name = "DIR")]
     pub(super) workdir: Option<String>,
 
@@ -39,7 +52,7 @@ pub(in crate::cli) struct RunArgs {
     pub(super) entrypoint: Option<String>,
 
     /// Host name of the guest [default: a random id]
-    #[arg(long, value_name = "NAME", value_parser = parse_hostname)]
+    #[arg(short = 'h', long, value_name = "NAME", value_parser = parse_hostname)]
     pub(super) hostname: Option<String>,
 
     #[command(flatten)]
@@ -58,9 +71,12 @@ pub(in crate::cli) struct RunArgs {
     #[arg(long, value_name = "pty|FILE", value_parser = parse_console)]
     pub(super) console: Option<PathBuf>,
 
-    /// Let the program write nowhere but to the mounts that are in memory
-    #[arg(long)]
-    pub(super) read_only: bool,
+    #[command(flatten)]
+    pub(super) rights: RightsArgs,
+
+    /// Set a parameter of the guest's kernel by its dotted name
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_sysctl)]
+    pub(super) sysctl: Vec<(String, String)>,
 
     /// When to ask the registry for the image
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = Pull::Missing)]
@@ -86,7 +102,7 @@ pub(in crate::cli) struct RunArgs {
         value_name = "POD",
         conflicts_with_all = [
             "cpus", "memory", "kernel", "transport", "console", "from_snapshot", "hostname",
-            "publish", "dns", "no_jail",
+            "publish", "dns", "dns_search", "dns_option", "no_jail", "boot", "sysctl", "shm_size",
         ]
     )]
     pub(super) pod: Option<String>,
@@ -104,38 +120,55 @@ pub(in crate::cli) struct RunArgs {
     #[arg(short, long)]
     pub(super) detach: bool,
 
+    #[command(flatten)]
+    pub(super) leave: DetachArgs,
+
     /// Name of the container [default: the beginning of its id]
     #[arg(long, value_name = "NAME")]
     pub(super) name: Option<String>,
+
+    /// Remove a container of this name first, whatever it does
+    #[arg(long, requires = "name")]
+    pub(super) replace: bool,
+
+    /// Write the container's id to a file that is not there yet
+    #[arg(long, value_name = "FILE")]
+    pub(super) cidfile: Option<PathBuf>,
 
     /// Label of the container
     #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse_label)]
     pub(super) label: Vec<(String, String)>,
 
-    /// Share a directory or file of the host
-    #[arg(short, long, value_name = "HOST:GUEST[:ro]", value_parser = parse_volume)]
+    /// Labels of a file, a line each; --label overrides them
+    #[arg(long, value_name = "FILE", value_parser = lists::read_labels)]
+    pub(super) label_file: Vec<LabelFile>,
+
+    /// Share a directory or file of the host; options: ro, and z and Z, which say nothing here
+    #[arg(short, long, value_name = "HOST:GUEST[:OPTIONS]", value_parser = parse_volume)]
     pub(super) volume: Vec<Volume>,
+
+    /// Keep at most the last of the output: in two files of this size each, the older of which is
+    /// begun anew when the other is full [default: keep all]
+    #[arg(long, value_name = "SIZE", value_parser = crate::cli::size::parse)]
+    pub(super) log_max_size: Option<u64>,
 
     /// Signal by which `podvisor stop` asks the program to end [default: the image's, or TERM]
     #[arg(long, value_name = "SIGNAL", value_parser = crate::signal::parse)]
     pub(super) stop_signal: Option<u8>,
 
-    /// How the guest begins: as a clone of one that has booted already, or by booting
-    #[arg(
-        long,
-        value_name = "HOW",
-        value_enum,
-        env = "PODVISOR_BOOT",
-        default_value_t = BootMode::Warm
-    )]
-    pub(super) boot: BootMode,
+    /// Seconds until `podvisor stop` kills the program [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    pub(super) stop_timeout: Option<u32>,
+
+    #[command(flatten)]
+    pub(super) boot: BootArgs,
 
     /// Begin as a clone of this machine, which `podvisor snapshot` made; its CPUs, memory and
     /// kernel are the snapshot's
     #[arg(
         long,
         value_name = "DIR",
-        conflicts_with_all = ["cpus", "memory", "kernel", "transport", "console"]
+        conflicts_with_all = ["cpus", "memory", "kernel", "transport", "console", "boot"]
     )]
     pub(super) from_snapshot: Option<PathBuf>,
 
@@ -182,15 +215,33 @@ impl RunArgs {
         self.image_and_command.get(1..).unwrap_or_default()
     }
 
+    /// Whether what is written to the console goes to a file that keeps it.
+    pub(super) fn keeps_console(&self) -> bool {
+        let console = self.console.as_deref();
+        console.is_some_and(|file| file != Path::new("/dev/null"))
+    }
+
+    /// Those of files first, so that those of flags replace them.
+    fn variables(&self) -> Vec<String> {
+        let of_files = self.env_file.iter().flat_map(|file| file.0.iter().cloned());
+        let of_flags = self.env.iter().map(|entry| from_here(entry));
+        of_files.chain(of_flags).collect()
+    }
+
+    pub(super) fn labels(&self) -> BTreeMap<String, String> {
+        let of_files = self.label_file.iter().flat_map(|file| &file.0);
+        of_files.chain(&self.label).cloned().collect()
+    }
+
     pub(super) fn container_options(&self, terminal: Option<TerminalSize>) -> ContainerOptions {
         ContainerOptions {
             entrypoint: self.entrypoint.clone(),
             command: self.command().to_vec(),
-            env: self.env.iter().map(|entry| from_here(entry)).collect(),
+            env: self.variables(),
             workdir: self.workdir.clone(),
             user: self.user.clone(),
             terminal,
-            root: if self.read_only {
+            root: if self.rights.read_only {
                 RootAccess::ReadOnly
             } else {
                 RootAccess::Writable
@@ -222,6 +273,16 @@ pub(in crate::cli) fn parse_label(text: &str) -> Result<(String, String), String
     match key.is_empty() {
         true => Err("write KEY=VALUE".to_owned()),
         false => Ok((key.to_owned(), value.to_owned())),
+    }
+}
+
+pub(in crate::cli) fn parse_sysctl(text: &str) -> Result<(String, String), String> {
+    let is_part = |part: &str| !part.is_empty() && part != ".." && !part.contains('\0');
+    match text.split_once('=') {
+        Some((name, value)) if name.split(['.', '/']).all(is_part) => {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => Err("write NAME=VALUE, net.ipv4.ip_forward=1 say".to_owned()),
     }
 }
 

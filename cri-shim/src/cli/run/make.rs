@@ -1,5 +1,6 @@
 //! What `run` makes before its program runs: the record, the machine, the container.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -52,7 +53,8 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
     let options = args.container_options(terminal);
     let config = image.config().config().as_ref();
     let container = container_spec(&id, &hostname, config, &options)?;
-    let process = container.spec.process().clone().unwrap_or_default();
+    let mut process = container.spec.process().clone().unwrap_or_default();
+    args.rights.apply_to_process(&mut process)?;
     let stop_signal = args.stop_signal.map(Ok).or_else(|| {
         let named = config.and_then(|config| config.stop_signal().as_deref())?;
         Some(crate::signal::parse(named))
@@ -78,7 +80,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         image: args.image().to_owned(),
         image_id: image.id().to_string(),
         created: now(),
-        labels: args.label.iter().cloned().collect(),
+        labels: args.labels(),
         remove: args.rm,
         restart: args.restart,
         cpus,
@@ -86,6 +88,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         interactive: args.interactive,
         // A name that nobody knows is the image's mistake.
         stop_signal: stop_signal.and_then(Result::ok).unwrap_or(SIGTERM),
+        stop_timeout: args.stop_timeout,
         volumes: args.volume.clone(),
         network,
         ports: match place {
@@ -117,12 +120,20 @@ pub(in crate::cli) struct MachineOptions {
     image_slots: u8,
     /// It shares the directory of its record.
     shares: bool,
+    /// Parameters of its kernel.
+    sysctls: BTreeMap<String, String>,
 }
 
 impl MachineOptions {
     /// Those of a machine for several containers.
-    pub(in crate::cli) fn of_pod(image_slots: u8, shares: bool, console: Option<PathBuf>) -> Self {
+    pub(in crate::cli) fn of_pod(
+        image_slots: u8,
+        shares: bool,
+        console: Option<PathBuf>,
+        sysctls: &[(String, String)],
+    ) -> Self {
         Self {
+            sysctls: sysctls.iter().cloned().collect(),
             console,
             image_slots,
             shares,
@@ -158,7 +169,7 @@ pub(in crate::cli) async fn launch_machine(
         },
         console: options.console,
         events: Events::of_container(&entry.dir).open(),
-        sysctls: Default::default(),
+        sysctls: options.sysctls,
         templates: guest.templates.clone(),
         snapshot: guest.snapshot.clone(),
         jail: match record.jailed {
@@ -194,6 +205,7 @@ pub(super) async fn launch(
                 console: args.console.clone(),
                 image_slots: IMAGE_SLOTS,
                 shares,
+                sysctls: args.sysctl.iter().cloned().collect(),
             };
             let client = launch_machine(entry, guest, &mut attached, options).await?;
             (client, attached)
@@ -201,12 +213,14 @@ pub(super) async fn launch(
         Place::Pod(pod) => {
             ensure!(
                 record.volumes.is_empty() || pod.shared().exists(),
-                "--volume: the pod {} cannot share directories, which takes root",
+                "--volume: the pod {} shares no directories; make one by `podvisor pod create --volumes`",
                 pod.record.name
             );
             volumes::mount(&pod.shared(), record)?;
             let client = SandboxClient::connect(&pod.dir).await?;
-            (client, etc_files(pod))
+            let mut attached = etc_files(pod);
+            args.network.add_hosts(&mut attached);
+            (client, attached)
         }
     };
     let container = CreateContainer {
@@ -215,21 +229,27 @@ pub(super) async fn launch(
         image: image.open_rootfs()?.into(),
         image_digest: image.id().to_string(),
         volumes: Vec::new(),
-        readonly_rootfs: args.read_only,
+        readonly_rootfs: args.rights.read_only,
         spec: spec(args, image, record)?,
         user: record.user.clone(),
         supplemental_groups: SupplementalGroups::Default,
         log: Some(entry.open_log()?.into()),
         tty: args.tty,
         stdin: args.interactive,
-        // Detached, somebody may attach again and again.
-        stdin_once: !args.detach,
+        // Somebody may attach again and again to one that is detached, or that a user leaves.
+        stdin_once: !args.detach && !args.tty,
         restart: record.restart.policy(),
+        devices: Vec::new(),
+        guest_devices: args.rights.privileged,
         etc_hosts: attached.etc_hosts,
         etc_resolv_conf: attached.etc_resolv_conf,
         etc_hostname: format!("{}\n", record.hostname).into_bytes(),
     };
     client.create_container(container).await?;
+    if let Some(max_bytes) = args.log_max_size {
+        let other = entry.open_other_log()?.into();
+        client.limit_log(&record.id, other, max_bytes).await?;
+    }
     if record.pod.is_none() {
         client.end_with(&record.id).await?;
     }
@@ -243,6 +263,7 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     let options = args.container_options(None);
     let config = image.config().config().as_ref();
     let mut spec = container_spec(&record.id, &record.hostname, config, &options)?.spec;
+    args.rights.apply_to_spec(&mut spec)?;
     spec.set_process(Some(record.process.clone()));
     let mut mounts = spec.mounts().clone().unwrap_or_default();
     if record.pod.is_some() {

@@ -1,11 +1,16 @@
 //! `podvisor run`: a program from an image, in a virtual machine of its own, behaving like a
 //! program that was started right here.
 //!
-//! `args` is its flags, `make` what is made of them; here is what happens then.
+//! `args` is its flags, `rights` and `lists` some more of them, `make` what is made of them; here
+//! is what happens then.
 
 mod args;
+mod lists;
 mod make;
+mod rights;
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,19 +19,18 @@ use podvisor_images::{Image, PullOptions, PullPolicy, Store};
 use tracing::debug;
 
 use super::container::events::{self, event};
-use super::container::foreground::{Outcome, Program, exit_code};
-use super::container::lifecycle::end;
-use super::container::{Containers, Entry, Record, exec, state, sweep};
+use super::container::foreground::{Outcome, Program, Served, exit_code};
+use super::container::lifecycle::{end, force_remove, has_failed, is_killed};
+use super::container::{Containers, Entry, Record, clear, exec, sweep, volumes};
 use super::guest::Guest;
 use super::progress::Progress;
 use super::pull::{Pulled, pull};
 use super::signals::{Signals, exit_code_of};
-use super::terminal::RawMode;
 use super::{Globals, advice, terminal};
-use crate::sandbox::{EventAction, Outputs, ProcessExit, SandboxClient, SandboxError, SandboxExit};
+use crate::sandbox::{EventAction, SandboxClient, SandboxError};
 use args::Pull;
 pub(super) use args::{RunArgs, from_here};
-pub(super) use args::{parse_console, parse_hostname, parse_label};
+pub(super) use args::{parse_console, parse_hostname, parse_label, parse_sysctl};
 pub(super) use make::{MachineOptions, keep_etc_files, launch_machine, now};
 use make::{Place, launch, record};
 
@@ -35,20 +39,8 @@ const SIGKILL: u8 = 9;
 /// A use so soon after another need not be noted.
 const USE_NOTED: Duration = Duration::from_secs(3600);
 
-/// Whether a program was killed because its machine failed.
-fn took_along(machine: &SandboxExit, program: &ProcessExit) -> bool {
-    let has_failed = match machine {
-        SandboxExit::PoweredOff | SandboxExit::Killed => false,
-        SandboxExit::Reset
-        | SandboxExit::TripleFault
-        | SandboxExit::Failed(_)
-        | SandboxExit::Died => true,
-    };
-    has_failed && program.code == i32::from(exit_code_of(SIGKILL)) && !program.oom_killed
-}
-
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
-    if args.tty && args.interactive && !terminal::is_terminal(std::io::stdin()) {
+    if args.tty && args.interactive && !args.detach && !terminal::is_terminal(std::io::stdin()) {
         anyhow::bail!(
             "the input device is not a terminal; leave out -t to read from a file or a pipe"
         );
@@ -63,9 +55,20 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     debug!("begin");
     let root =
         std::path::absolute(globals.root()?).context("cannot find the root's absolute path")?;
+    // What is wrong in any case is told before anything is pulled.
+    let containers = Containers::open(&root)?;
+    containers.check(args.name.as_deref())?;
+    args.container_options(None).check()?;
+    volumes::check(&args.volume)?;
+    if let Some(file) = args.cidfile.as_deref().filter(|file| file.exists()) {
+        anyhow::bail!(
+            "--cidfile: {} is there already; remove it if its container is gone",
+            file.display()
+        );
+    }
     let place = match &args.pod {
         None => own_place(args, &root)?,
-        Some(pod) => Place::Pod(Box::new(Containers::open(&root)?.find_pod(pod)?)),
+        Some(pod) => Place::Pod(Box::new(containers.find_pod(pod)?)),
     };
 
     let runtime = super::runtime()?;
@@ -78,8 +81,10 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
             Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
         };
         debug!(id = %image.id(), "the image is here");
-        let containers = Containers::open(&root)?;
-        sweep(&containers).await?;
+        tokio::select! {
+            swept = sweep(&containers) => { swept?; }
+            signal = signals.ending() => return Ok(exit_code_of(signal)),
+        }
         let record = record(args, &place, &image)?;
         let code = in_sandbox(args, &place, &image, record, &containers, &mut signals).await;
         note_use(&store, &image);
@@ -94,7 +99,7 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
 fn own_place(args: &RunArgs, root: &Path) -> anyhow::Result<Place> {
     let guest = match &args.from_snapshot {
         Some(dir) => Guest::of_snapshot(dir)?,
-        None => args.guest.guest(args.boot.templates(root))?,
+        None => args.guest.guest(args.boot.mode()?.templates(root))?,
     };
     anyhow::ensure!(
         args.volume.is_empty() || guest.shares != Some(false),
@@ -131,7 +136,8 @@ async fn image(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled> {
     pull(store, name, options, progress).await
 }
 
-/// Tells the store that the image was used, for pruning to see. That writes to the disk, so not for each run.
+/// Tells the store that the image was used, for pruning to see. That writes to the disk, so not for
+/// each run.
 fn note_use(store: &Store, image: &Image) {
     let is_new = image.used().elapsed().is_ok_and(|age| age < USE_NOTED);
     if !is_new && let Err(error) = store.touch(&image.id().to_string()) {
@@ -149,20 +155,30 @@ async fn in_sandbox(
     signals: &mut Signals,
 ) -> anyhow::Result<u8> {
     let begin = Instant::now();
+    if args.replace {
+        replace(containers, &record.name).await?;
+    }
     let (entry, claim) = containers.create(record)?;
     events::note(&entry.dir, &event(&entry.record, EventAction::Create));
     let launched = tokio::select! {
         launched = launch(args, place, image, &entry) => launched,
         signal = signals.ending() => {
             drop(claim);
-            state::remove(&entry.dir).await?;
+            remove_unstarted(&entry).await?;
             return Ok(exit_code_of(signal));
         }
     };
     let started = match launched {
         Ok(client) => {
             debug!(elapsed = ?begin.elapsed(), "the container is made");
-            start(args, &entry, client).await
+            tokio::select! {
+                started = start(args, &entry, client) => started,
+                signal = signals.ending() => {
+                    drop(claim);
+                    remove_unstarted(&entry).await?;
+                    return Ok(exit_code_of(signal));
+                }
+            }
         }
         Err(error) => Err(error),
     };
@@ -171,24 +187,24 @@ async fn in_sandbox(
         Ok(started) => started,
         Err(error) => {
             // Nothing of it ever ran.
-            if let Err(error) = state::remove(&entry.dir).await {
+            if let Err(error) = clear::remove(&entry.dir).await {
                 debug!(error = %format!("{error:#}"), "the container is left for the next sweep");
             }
-            return exec::not_started(error).or_else(advised);
+            return exec::not_started(error).or_else(|error| advised(args, error));
         }
     };
-    let Some((outputs, raw)) = served else {
+    let Some(served) = served else {
         super::print(&format!("{}\n", entry.record.id))?;
         return Ok(0);
     };
-    let outcome = program.wait(outputs, signals).await;
-    // Before anything is said about what happened.
-    drop(raw);
+    let outcome = program.wait(served, signals).await;
     match &outcome {
         Ok(Outcome::Ended(exit)) => {
             let machine = entry.ended(&program.client).await;
-            if let Some(machine) = machine.filter(|machine| took_along(machine, exit)) {
+            if let Some(machine) = machine.filter(|machine| has_failed(machine) && is_killed(exit))
+            {
                 super::notice(&format!("{machine}, and the program was killed with it"));
+                super::notice_kernel_log(&machine);
             }
         }
         Ok(Outcome::GivenUp(_)) if entry.record.pod.is_some() => {
@@ -199,32 +215,59 @@ async fn in_sandbox(
             super::notice("the program did not end, so its guest is killed");
             program.client.shutdown(Duration::ZERO).await?;
         }
+        // As if it had been detached from the beginning.
+        Ok(left @ Outcome::Left) => return Ok(exit_code(left)),
         Err(_) => {}
     }
     // The program's exit code is told whatever stays.
     match args.rm {
         true => {
-            if let Err(error) = state::remove(&entry.dir).await {
+            if let Err(error) = clear::remove(&entry.dir).await {
                 super::report(&error);
             }
         }
-        false => state::settle(&entry).await,
+        false => clear::settle(&entry).await,
     }
     debug!(elapsed = ?begin.elapsed(), "done");
     match outcome {
         Ok(outcome) => Ok(exit_code(&outcome)),
-        Err(error) => advised(error),
+        Err(error) => advised(args, error),
     }
 }
 
-/// What serves the streams of a program in the foreground.
-type Served = Option<(Outputs, Option<RawMode>)>;
+/// Removes the container of this name, if there is one.
+async fn replace(containers: &Containers, name: &str) -> anyhow::Result<()> {
+    let entries = containers.list()?.into_iter();
+    for entry in entries.filter(|entry| entry.record.name == name) {
+        force_remove(&entry).await?;
+    }
+    Ok(())
+}
+
+/// Tells the file that the user named the container's id.
+fn write_id(args: &RunArgs, entry: &Entry) -> anyhow::Result<()> {
+    let Some(file) = &args.cidfile else {
+        return Ok(());
+    };
+    File::create_new(file)
+        .and_then(|mut file| file.write_all(entry.record.id.as_bytes()))
+        .with_context(|| format!("--cidfile: cannot write {}", file.display()))
+}
+
+/// Removes a container that nobody wants to start any more, whatever its machine does.
+async fn remove_unstarted(entry: &Entry) -> anyhow::Result<()> {
+    if entry.record.pod.is_none() {
+        SandboxClient::kill(&entry.dir).await?;
+    }
+    clear::remove(&entry.dir).await
+}
 
 async fn start(
     args: &RunArgs,
     entry: &Entry,
     client: SandboxClient,
-) -> anyhow::Result<(Program, Served)> {
+) -> anyhow::Result<(Program, Option<Served>)> {
+    write_id(args, entry)?;
     let program = Program {
         client,
         id: entry.record.id.clone(),
@@ -238,16 +281,16 @@ async fn start(
     }
     let (streams, theirs) = program.streams()?;
     program.client.attach_whole(&program.id, theirs).await?;
-    let served = program.serve(streams)?;
+    let served = program.serve(streams, &args.leave.detach_keys)?;
     program.client.start_container(&program.id).await?;
     debug!("the program runs");
     Ok((program, Some(served)))
 }
 
 /// An error with its remedy, where it is a sandbox's.
-fn advised(error: anyhow::Error) -> anyhow::Result<u8> {
+fn advised(args: &RunArgs, error: anyhow::Error) -> anyhow::Result<u8> {
     Err(match error.downcast::<SandboxError>() {
-        Ok(error) => advice::advised(error),
+        Ok(error) => advice::advised(error, args.keeps_console()),
         Err(error) => error,
     })
 }

@@ -18,7 +18,7 @@ use crate::cri::newer::stop_signal_from_cri;
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, MemorySource, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
-use crate::cri::{memory, resolver, volumes};
+use crate::cri::{devices, memory, resolver, volumes};
 use crate::sandbox::{
     CreateContainer, ImageVolume, RefusalKind, SandboxClient, SandboxError, random_id,
 };
@@ -49,6 +49,15 @@ fn stop_signal(number: i32) -> Result<Option<u32>> {
         field: "stop_signal",
         reason,
     })
+}
+
+fn not_ready(pod: &Pod) -> CriError {
+    CriError::WrongState {
+        kind: Kind::Pod,
+        id: pod.id.clone(),
+        state: "not ready",
+        wanted: "run a new one",
+    }
 }
 
 impl Node {
@@ -88,12 +97,7 @@ impl Node {
         // The pod cannot be stopped in the middle.
         let _turn = pod.turn.lock().await;
         if pod.phase() != PodPhase::Ready {
-            return Err(CriError::WrongState {
-                kind: Kind::Pod,
-                id: pod.id.clone(),
-                state: "not ready",
-                wanted: "run a new one",
-            });
+            return Err(not_ready(pod));
         }
         self.target(pod, &mut config)?;
         let id = random_id().map_err(CriError::host("make up an id"))?;
@@ -106,7 +110,7 @@ impl Node {
         let shared = self.dir(&pod.id).join(volumes::SHARED);
         let (of_images, images) = self.image_volumes(&config, &newer.image_sub_paths)?;
         let in_memory = self.memory_volumes(pod, &config)?;
-        let mut mounted = volumes::mount(&shared, &id, &config.mounts, in_memory)?;
+        let mut mounted = volumes::mount(&shared, &pod.mounted, &id, &config.mounts, in_memory)?;
         mounted.extend(of_images);
         let image = Images {
             root: &image,
@@ -115,12 +119,11 @@ impl Node {
         };
         let made = self.with_volumes(pod, &id, config, image, &mounted, newer.stop_signal);
         let made = made.await;
-        if made.is_err() {
-            let names = mounted.iter().filter_map(Volume::name);
-            if let Err(error) = volumes::remove(&shared, names) {
-                // They go with the pod.
-                warn!(container = id, %error, "volumes of a container that was not made stay");
-            }
+        if made.is_err()
+            && let Err(error) = volumes::release(&shared, &pod.mounted, &id)
+        {
+            // They go with the pod.
+            warn!(container = id, %error, "volumes of a container that was not made stay");
         }
         made?;
         info!(container = id, pod = pod.id, "the container is created");
@@ -154,6 +157,7 @@ impl Node {
             readonly_rootfs,
         } = spec::container_spec(&request)?;
         let log_path = log_path(&pod_record.config.log_directory, &config.log_path)?;
+        let is_privileged = is_privileged(&config);
         let of_image = settings.and_then(|settings| settings.stop_signal().as_deref());
         let of_image = of_image.and_then(|text| signal::parse(text).ok());
         let record = ContainerRecord {
@@ -191,6 +195,8 @@ impl Node {
             stdin: record.config.stdin,
             stdin_once: record.config.stdin && record.config.stdin_once,
             restart: crate::sandbox::RestartPolicy::Never,
+            devices: devices::open(&record.config.devices, is_privileged)?,
+            guest_devices: is_privileged,
             etc_hosts: cni::resolver::hosts(&hostname, &pod_record.addresses),
             etc_resolv_conf: resolver::resolv_conf(
                 pod_record.config.dns_config.as_ref(),
@@ -220,7 +226,15 @@ impl Node {
                 record.start_error = start_error;
             })
         };
-        if let Err(error) = make.await {
+        let made = tokio::select! {
+            made = make => made,
+            () = pod.is_to_end() => {
+                // What there is of it goes with the machine.
+                self.forget_container(id)?;
+                return Err(not_ready(pod));
+            }
+        };
+        if let Err(error) = made {
             self.undo_in_guest(&client, id).await;
             self.forget_container(id)?;
             self.give_back(pod).await;
@@ -229,6 +243,8 @@ impl Node {
         if let Err(error) = self.store.touch(&image.id().to_string()) {
             debug!(%error, "the use of the image is not noted");
         }
+        self.weigh(pod);
+        self.watch_pressure(pod);
         self.emit(&container, ContainerEventType::ContainerCreatedEvent);
         Ok(())
     }
@@ -351,10 +367,17 @@ fn check(config: &ContainerConfig) -> Result<()> {
     if !config.cdi_devices.is_empty() {
         return Err(CriError::Refused {
             field: "config.cdi_devices",
-            reason: "devices of the host cannot be passed to a virtual machine yet",
+            reason: "what the specifications of the node's directory ask for is the node's; name \
+                     block devices in `devices`",
         });
     }
     Ok(spec::mounts::check(&config.mounts)?)
+}
+
+fn is_privileged(config: &ContainerConfig) -> bool {
+    let linux = config.linux.as_ref();
+    let security = linux.and_then(|linux| linux.security_context.as_ref());
+    security.is_some_and(|security| security.privileged)
 }
 
 /// Whether a container was not made because its command cannot be run.

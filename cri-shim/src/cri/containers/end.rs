@@ -110,10 +110,10 @@ impl Node {
         if let Some(client) = &client {
             passing(client.delete_container(&container.id).await)?;
         }
-        let record = container.record();
         let shared = self.dir(&container.pod.id).join(volumes::SHARED);
-        volumes::remove(&shared, record.volumes.iter().map(String::as_str))?;
+        volumes::release(&shared, &container.pod.mounted, &container.id)?;
         self.forget_container(&container.id)?;
+        self.weigh(&container.pod);
         self.give_back(&container.pod).await;
         self.emit(container, ContainerEventType::ContainerDeletedEvent);
         info!(container = container.id, "the container is removed");

@@ -10,7 +10,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use crate::cri::error::{CriError, Result};
@@ -29,6 +29,9 @@ const PIPE_BYTES: usize = 64 << 10;
 /// How long output may pause after the command has ended. What still holds its streams then is a
 /// process that it left behind, which may live for ever.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// How long output may go on after the command has ended, whoever it is that writes it.
+const REST: Duration = Duration::from_secs(60);
 
 const SIGKILL: u32 = 9;
 
@@ -169,8 +172,12 @@ async fn collect(pipe: OwnedFd, mut has_ended: watch::Receiver<bool>) -> io::Res
     let mut pipe = Receiver::from_owned_fd(pipe)?;
     let mut kept = Vec::new();
     let mut buffer = vec![0; PIPE_BYTES];
+    let mut end = None;
     loop {
         let is_over = *has_ended.borrow_and_update();
+        if is_over && Instant::now() >= *end.get_or_insert_with(|| Instant::now() + REST) {
+            return Ok(kept);
+        }
         let count = tokio::select! {
             count = pipe.read(&mut buffer) => count?,
             () = tokio::time::sleep(PAUSE), if is_over => 0,
@@ -214,5 +221,21 @@ mod tests {
         ended.send_replace(true);
         assert_eq!(collect(reader, has_ended).await.unwrap(), b"said");
         held.write_all(b"on").unwrap_err();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_never_stops_writing_is_not_read_for_ever() {
+        let (reader, writer) = pipe().unwrap();
+        let (ended, has_ended) = watch::channel(false);
+        ended.send_replace(true);
+        let mut held = std::fs::File::from(writer);
+        let writing = tokio::spawn(async move {
+            while held.write_all(b".").is_ok() {
+                tokio::time::sleep(PAUSE / 5).await;
+            }
+        });
+        let kept = collect(reader, has_ended).await.unwrap();
+        assert!((59..=62).contains(&kept.len()), "{}", kept.len());
+        writing.await.unwrap();
     }
 }

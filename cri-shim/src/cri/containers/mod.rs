@@ -1,5 +1,6 @@
 //! Containers of pods: how they come, run, end and go.
 
+mod cpu_rate;
 mod create;
 mod end;
 mod exec;
@@ -7,5 +8,6 @@ mod resources;
 mod start;
 mod view;
 
+pub(super) use cpu_rate::CpuRate;
 pub(super) use create::CreateRequest;
 pub(super) use resources::in_time;

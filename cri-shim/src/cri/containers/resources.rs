@@ -1,6 +1,6 @@
 //! What containers may use, and what they do use.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use crate::cni::InterfaceCounters;
 use crate::cri::error::Result;
+use crate::cri::flights::to_the_end;
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::pods::{NewLimits, matches_labels};
 use crate::cri::spec;
@@ -26,14 +27,26 @@ const PATIENCE: Duration = Duration::from_secs(5);
 impl Node {
     /// UpdateContainerResources.
     pub(in crate::cri) async fn update_resources(
-        &self,
+        self: &Arc<Self>,
         request: UpdateContainerResourcesRequest,
     ) -> Result<()> {
         let container = self.container(&request.container_id)?;
-        let _turn = container.turn.lock().await;
         let Some(wanted) = request.linux else {
             return Ok(());
         };
+        let node = Arc::clone(self);
+        to_the_end(async move {
+            let _turn = container.turn.lock().await;
+            node.update_now(&container, wanted).await
+        })
+        .await
+    }
+
+    async fn update_now(
+        self: &Arc<Self>,
+        container: &Container,
+        wanted: LinuxContainerResources,
+    ) -> Result<()> {
         let resources = spec::resources(&wanted)?;
         let linux = container.record().config.linux.unwrap_or_default();
         let limits = merged(linux.resources.unwrap_or_default(), wanted);
@@ -60,9 +73,12 @@ impl Node {
             note(limits.clone())
         };
         let changed = change.await;
+        self.weigh(&container.pod);
+        self.watch_pressure(&container.pod);
         // Less is wanted than before, or as much as before because it failed.
         self.give_back(&container.pod).await;
-        changed
+        changed?;
+        self.wait_for_room(&container.pod).await
     }
 
     /// ContainerStats.
@@ -284,20 +300,11 @@ fn writable_layer(figures: &Figures, root: String) -> Option<FilesystemUsage> {
     })
 }
 
-/// CPU time per second since the last time somebody asked.
 fn nano_cores(container: &Container, figures: &Figures) -> Option<u64> {
-    let now = (
-        figures.timestamp_ns,
-        figures.cpu_usage_us.saturating_mul(1000),
-    );
-    let mut last = container
-        .last_cpu
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    let (then, used) = last.replace(now)?;
-    let elapsed = now.0.checked_sub(then).filter(|elapsed| *elapsed > 0)?;
-    let used = u128::from(now.1.checked_sub(used)?);
-    u64::try_from(used * 1_000_000_000 / u128::from(elapsed)).ok()
+    let used_ns = figures.cpu_usage_us.saturating_mul(1000);
+    let rate = container.cpu_rate.lock();
+    let mut rate = rate.unwrap_or_else(PoisonError::into_inner);
+    rate.at(figures.timestamp_ns, used_ns)
 }
 
 fn cpu(figures: &Figures, nano_cores: Option<u64>) -> CpuUsage {

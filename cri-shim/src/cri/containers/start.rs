@@ -135,6 +135,7 @@ impl Node {
                 container = container.id,
                 code, reason, "the container has ended"
             );
+            self.weigh(&container.pod);
             self.emit(container, ContainerEventType::ContainerStoppedEvent);
         }
         Ok(())

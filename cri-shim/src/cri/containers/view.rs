@@ -53,6 +53,9 @@ impl Node {
             let record = container.record();
             let details = serde_json::json!({
                 "sandboxID": record.pod,
+                // The machine's: the container's own processes are the guest's.
+                "pid": container.pod.client().map(|client| client.pid()).unwrap_or_default(),
+                "runtimeSpec": {"process": record.process},
                 "image": record.image,
                 "process": record.process,
                 "user": record.user,
@@ -132,7 +135,9 @@ impl Node {
             pod_sandbox_id: record.pod,
             metadata: record.config.metadata,
             image: record.config.image,
-            image_ref: record.image_ref,
+            // As containerd has it in lists: kubelets that do not know `image_id` yet look here for
+            // the images in use.
+            image_ref: record.image.clone(),
             created_at: record.created_at,
             labels: record.config.labels,
             annotations: record.config.annotations,

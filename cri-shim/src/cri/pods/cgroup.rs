@@ -21,6 +21,11 @@ pub(super) fn parent(config: &PodSandboxConfig, limits: MachineLimits) -> String
         .unwrap_or_else(|| DEFAULT_CGROUP_PARENT.to_owned())
 }
 
+/// The group that the kubelet names for a pod, as a path from the hierarchy's root.
+pub(super) fn of_pod(config: &PodSandboxConfig) -> Option<PathBuf> {
+    path(&config.linux.as_ref()?.cgroup_parent)
+}
+
 /// What the kubelet names, if it is there and has room.
 fn of_kubelet(root: &Path, named: &str, limits: MachineLimits) -> Option<String> {
     let path = path(named)?;

@@ -3,17 +3,25 @@
 use std::time::Duration;
 
 use k8s_cri::v1::LinuxContainerResources;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
+use super::bounds::{PodBounds, memory_limit};
+use super::cgroup;
 use crate::cri::config::Sizes;
 use crate::cri::error::{CriError, Result};
 use crate::cri::newer::UpdatePodSandboxResourcesRequest;
 use crate::cri::node::{Node, Pod};
 use crate::cri::spec;
-use crate::cri::state::{ContainerPhase, ContainerRecord, GuestSize, PodRecord};
+use crate::cri::state::{ContainerRecord, GuestSize, PodRecord};
+use crate::sandbox::MEMORY_OVERHEAD;
 
 /// How long a guest may take to put memory to use that it is given.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a machine may take to give memory back that its pod may not have any more.
+const SHRINK_PATIENCE: Duration = Duration::from_secs(10);
+const SHRINK_STEP: Duration = Duration::from_millis(200);
 
 /// What guests are given memory by: 2 MiB.
 const STEP: u64 = 2 << 20;
@@ -44,7 +52,9 @@ impl Node {
         new: Option<NewLimits<'_>>,
     ) -> Result<()> {
         let mut given = pod.given.lock().await;
-        let (Some(now), Some(then)) = (self.wanted(pod, None), self.wanted(pod, new)) else {
+        let bounds = PodBounds::of(&pod.record().config);
+        let wanted = |new| self.wanted(pod, bounds, new);
+        let (Some(now), Some(then)) = (wanted(None), wanted(new)) else {
             return Ok(());
         };
         let size = pod.record().size;
@@ -81,8 +91,16 @@ impl Node {
     /// Takes back what the limits of the pod's containers do not ask for any more, as far as it is
     /// not in use.
     pub(in crate::cri) async fn give_back(&self, pod: &Pod) {
+        let record = pod.record();
+        let bounds = PodBounds::of(&record.config);
+        if record.extra > 0 && !self.is_unlimited(pod, bounds) {
+            let forgotten = pod.update(&self.database, |record| record.extra = 0);
+            if let Err(error) = forgotten {
+                debug!(pod = pod.id, %error, "the next container without a limit gets as much");
+            }
+        }
         let mut given = pod.given.lock().await;
-        let Some(wanted) = self.wanted(pod, None) else {
+        let Some(wanted) = self.wanted(pod, bounds, None) else {
             return;
         };
         let size = pod.record().size;
@@ -103,6 +121,41 @@ impl Node {
         match client.grow(size.memory, wanted, Duration::ZERO).await {
             Ok(_) => given.memory = Some(wanted),
             Err(error) => debug!(pod = pod.id, %error, "the guest keeps its memory"),
+        }
+    }
+
+    /// Waits until the pod's machine takes no more of the host's memory than what it is to have:
+    /// who lowers the limits of a pod lowers that of its control group next, and the kernel would
+    /// kill the machine.
+    pub(in crate::cri) async fn wait_for_room(&self, pod: &Pod) -> Result<()> {
+        let record = pod.record();
+        let Some(parent) = cgroup::of_pod(&record.config) else {
+            return Ok(());
+        };
+        let deadline = Instant::now() + SHRINK_PATIENCE;
+        loop {
+            // The kubelet may change its group meanwhile.
+            let bounds = PodBounds::of(&record.config);
+            let (Ok(client), Some(wanted)) = (pod.client(), self.wanted(pod, bounds, None)) else {
+                return Ok(());
+            };
+            let memory = record.size.memory.saturating_add(wanted.memory);
+            // A machine elsewhere has a limit of its own, which follows what it has.
+            let Some(taken) = client.memory_below(&parent) else {
+                return Ok(());
+            };
+            if taken <= memory.saturating_add(MEMORY_OVERHEAD) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(CriError::Keeps {
+                    id: pod.id.clone(),
+                    wanted: memory,
+                    taken,
+                });
+            }
+            // Nothing tells when a guest has given memory back.
+            sleep(SHRINK_STEP).await;
         }
     }
 
@@ -132,22 +185,29 @@ impl Node {
                 }
             }
         })?;
-        let made = self.make_room(&pod, None).await;
+        self.weigh(&pod);
+        self.make_room(&pod, None).await?;
         // Less is wanted than before.
         self.give_back(&pod).await;
-        made
+        self.wait_for_room(&pod).await
     }
 
     /// What the pod's guest needs; `None` where its handler is not configured any more.
-    fn wanted(&self, pod: &Pod, new: Option<NewLimits<'_>>) -> Option<Wanted> {
+    fn wanted(&self, pod: &Pod, bounds: PodBounds, new: Option<NewLimits<'_>>) -> Option<Wanted> {
         let record = pod.record();
         let sizes = self.config.guest(&record.handler)?.sizes;
         let containers = self.containers_of(&pod.id);
         let records = containers.iter().map(|container| container.record());
         let limits = limits(sizes, records, new);
+        let config = &record.config;
+        let memory = growth(&record, sizes.memory(config, bounds, limits.memory));
+        let extra = match self.is_unlimited(pod, bounds) {
+            true => record.extra,
+            false => 0,
+        };
         Some(Wanted {
-            memory: growth(&record, sizes.memory(&record.config, limits.memory)),
-            vcpus: vcpus(record.size, sizes.vcpus(&record.config, limits.milli_cpus)),
+            memory: memory.saturating_add(extra).min(record.size.growth),
+            vcpus: vcpus(record.size, sizes.vcpus(config, bounds, limits.milli_cpus)),
         })
     }
 }
@@ -166,13 +226,8 @@ fn limits(
     records: impl Iterator<Item = ContainerRecord>,
     new: Option<NewLimits<'_>>,
 ) -> Limits {
-    let is_there = |record: &ContainerRecord| {
-        !matches!(
-            record.phase,
-            ContainerPhase::Exited(_) | ContainerPhase::Removing
-        )
-    };
-    let resources = records.filter(is_there).map(|record| match new {
+    let records = records.filter(|record| record.phase.is_there());
+    let resources = records.map(|record| match new {
         Some(new) if new.container == record.id => new.resources.clone(),
         _ => {
             let linux = record.config.linux;
@@ -180,9 +235,7 @@ fn limits(
         }
     });
     resources.fold(Limits::default(), |sum, resources| Limits {
-        memory: u64::try_from(resources.memory_limit_in_bytes)
-            .unwrap_or(0)
-            .saturating_add(sum.memory),
+        memory: memory_limit(&resources).saturating_add(sum.memory),
         milli_cpus: sizes.milli_cpus(&resources).saturating_add(sum.milli_cpus),
     })
 }
@@ -213,7 +266,7 @@ mod tests {
     use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig};
 
     use super::*;
-    use crate::cri::state::PodPhase;
+    use crate::cri::state::{ContainerPhase, PodPhase};
 
     fn container(id: &str, phase: ContainerPhase, limit: i64) -> ContainerRecord {
         let resources = LinuxContainerResources {
@@ -317,6 +370,7 @@ mod tests {
                 ..GuestSize::default()
             },
             memory_volumes: None,
+            extra: 0,
         };
         let grown = |memory: u64| growth(&record, memory);
         assert_eq!(grown(100 << 20), 0);

@@ -1,12 +1,16 @@
 //! Pod sandboxes: how they come, end and go.
 
+mod bounds;
 mod cgroup;
 mod grow;
+mod importance;
+mod pressure;
 mod quantity;
 mod recover;
 mod run;
 mod stop;
 mod view;
 
+pub(super) use bounds::{Bound, PodBounds, memory_limit, milli_cpus};
 pub(super) use grow::NewLimits;
 pub(super) use view::matches_labels;

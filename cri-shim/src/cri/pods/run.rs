@@ -8,6 +8,7 @@ use k8s_cri::v1::{PodSandboxConfig, Protocol, RunPodSandboxRequest};
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
+use super::bounds::PodBounds;
 use super::{cgroup, quantity};
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::GuestSettings;
@@ -36,6 +37,7 @@ impl Node {
             addresses: Vec::new(),
             size: GuestSize::default(),
             memory_volumes: Some(Vec::new()),
+            extra: 0,
         };
         let name = crate::cri::node::pod_name(&record);
         let node = Arc::clone(self);
@@ -50,7 +52,7 @@ impl Node {
         }
     }
 
-    fn guest(&self, handler: &str) -> Result<&GuestSettings> {
+    pub(in crate::cri) fn guest(&self, handler: &str) -> Result<&GuestSettings> {
         self.config.guest(handler).ok_or_else(|| {
             let known: Vec<&str> = self.config.handler_names().skip(1).collect();
             let reason = format!("{handler:?} is unknown; there are: {}", known.join(", "));
@@ -61,6 +63,12 @@ impl Node {
     async fn make_pod(self: Arc<Self>, record: PodRecord) -> Result<String> {
         let pod = Pod::new(record);
         let _turn = pod.turn.lock().await;
+        if let Some(other) = self.pod_of_name(&pod)
+            && other.phase() == PodPhase::Creating
+        {
+            // An earlier daemon began it, and it is being undone.
+            drop(other.turn.lock().await);
+        }
         self.add_pod(&pod)?;
         let made = match self.database.put(&pod.record()) {
             Ok(()) => self.try_make_pod(&pod).await,
@@ -94,7 +102,7 @@ impl Node {
             uid: metadata.uid,
         };
         let guest = self.guest(&record.handler)?;
-        let (vcpus, memory) = guest.sizes.of_pod(config);
+        let (vcpus, memory) = guest.sizes.of_pod(config, PodBounds::of(config));
         let size = GuestSize {
             memory,
             growth: guest.sizes.growth,
@@ -159,6 +167,7 @@ impl Node {
             record.size = size;
             record.phase = PodPhase::Ready;
         })?;
+        self.weigh(pod);
         self.watch_pod(pod, client);
         self.emit_pod(pod, k8s_cri::v1::ContainerEventType::ContainerStartedEvent);
         Ok(())
@@ -166,7 +175,7 @@ impl Node {
 
     /// Undoes what is left of a pod that was not made; what cannot be undone now stays known
     /// as a stopped pod, for the kubelet to remove.
-    async fn undo_pod(self: &Arc<Self>, pod: &Arc<Pod>) {
+    pub(super) async fn undo_pod(self: &Arc<Self>, pod: &Arc<Pod>) {
         let undone = match self.tear_down(pod).await {
             Ok(()) => self.forget_pod(&pod.id),
             Err(error) => Err(error),
@@ -174,8 +183,12 @@ impl Node {
         if let Err(error) = undone {
             warn!(pod = pod.id, %error, "something of the pod is left; it is removed with the pod");
             let reason = Some("it could not be made, nor removed".to_owned());
-            let stopped = PodPhase::Stopped { reason };
-            if let Err(error) = pod.update(&self.database, |record| record.phase = stopped) {
+            let noted = pod.update(&self.database, |record| {
+                if record.phase == PodPhase::Creating {
+                    record.phase = PodPhase::Stopped { reason };
+                }
+            });
+            if let Err(error) = noted {
                 warn!(pod = pod.id, %error, "the pod's state is not noted");
             }
         }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use k8s_cri::v1::ContainerEventType;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::cri::error::Result;
@@ -15,6 +17,9 @@ use crate::sandbox::{SandboxClient, SandboxExit};
 
 /// How long a guest may take to power itself off before its machine is killed.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// How long its containers may take to be killed before that.
+const KILLS: Duration = Duration::from_secs(10);
 
 /// Exit code of a container whose sandbox went away, as for a lost process.
 const LOST: i32 = 255;
@@ -29,6 +34,7 @@ impl Node {
         };
         let node = Arc::clone(self);
         to_the_end(async move {
+            let _ending = pod.end();
             let _turn = pod.turn.lock().await;
             node.stop_pod_now(&pod).await
         })
@@ -44,6 +50,7 @@ impl Node {
         };
         let node = Arc::clone(self);
         to_the_end(async move {
+            let _ending = pod.end();
             let _turn = pod.turn.lock().await;
             if node.pod(&pod.id).is_err() {
                 // Another call has removed it meanwhile.
@@ -68,12 +75,7 @@ impl Node {
     async fn stop_pod_now(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<()> {
         let was_ready = pod.phase() == PodPhase::Ready;
         if let Ok(client) = pod.client() {
-            for container in self.containers_of(&pod.id) {
-                if let Err(error) = self.kill(&container, &client).await {
-                    // Its machine is stopped next.
-                    warn!(container = container.id, %error, "cannot kill the container");
-                }
-            }
+            self.kill_all(pod, &client).await;
             shut_down(&client).await?;
             pod.set_client(None);
         }
@@ -90,6 +92,20 @@ impl Node {
         Ok(self.cni.detach(&pod.id).await?)
     }
 
+    /// Kills what still runs, all at once, so that as much as can be is known of its end. Those
+    /// that take too long go with the machine.
+    async fn kill_all(&self, pod: &Pod, client: &SandboxClient) {
+        let containers = self.containers_of(&pod.id);
+        let killed = join_all(containers.iter().map(|container| async move {
+            if let Err(error) = self.kill(container, client).await {
+                warn!(container = container.id, %error, "cannot kill the container");
+            }
+        }));
+        if timeout(KILLS, killed).await.is_err() {
+            warn!(pod = pod.id, "containers are not killed one by one");
+        }
+    }
+
     /// Undoes all that was made for a pod, in whichever state.
     pub(super) async fn tear_down(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<()> {
         if let Ok(client) = pod.client() {
@@ -97,7 +113,7 @@ impl Node {
             pod.set_client(None);
         }
         self.cni.detach(&pod.id).await?;
-        volumes::remove_dir(&self.dir(&pod.id))
+        volumes::remove_dir(&self.dir(&pod.id)).await
     }
 
     /// Notes the end of a pod's machine when it comes.

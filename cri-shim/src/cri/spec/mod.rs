@@ -144,7 +144,6 @@ pub(super) fn container_spec(request: &SpecRequest<'_>) -> Result<ContainerSpec,
     let security = linux.and_then(|linux| linux.security_context.as_ref());
     let security = security.unwrap_or(&empty);
     namespaces::check_container(security)?;
-    resources::check_devices(&request.container.devices)?;
     security::no_apparmor(security)?;
     let user = process::user(security, request.image)?;
     let process: Process = process::process(request, security)?;

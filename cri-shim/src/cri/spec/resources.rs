@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use k8s_cri::v1::{Device, LinuxContainerResources};
+use k8s_cri::v1::LinuxContainerResources;
 use oci_spec::runtime::{
     LinuxCpuBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType,
     LinuxHugepageLimit, LinuxHugepageLimitBuilder, LinuxMemoryBuilder, LinuxPidsBuilder,
@@ -71,9 +71,14 @@ fn build(
     if has_cpu {
         resources = resources.cpu(cpu.build()?);
     }
-    let field = "linux.resources.memory_limit_in_bytes";
-    if positive(field, wanted.memory_limit_in_bytes)?.is_some() {
-        let memory = LinuxMemoryBuilder::default().limit(wanted.memory_limit_in_bytes);
+    // As for the quota: a kubelet says -1 for a pod whose containers have no limit.
+    let limit = wanted.memory_limit_in_bytes;
+    if limit < -1 {
+        let field = "linux.resources.memory_limit_in_bytes";
+        return Err(SpecFault::invalid(field, format!("{limit} is negative")));
+    }
+    if limit != 0 {
+        let memory = LinuxMemoryBuilder::default().limit(limit);
         resources = resources.memory(memory.build()?);
     }
     if let Some(limit) = wanted.unified.get("pids.max") {
@@ -105,14 +110,20 @@ fn positive(field: &'static str, value: i64) -> Result<Option<u64>, SpecFault> {
     }
 }
 
+/// Limits of 0, which kubelets set for all sizes that a container does not ask for. The node's huge
+/// pages are not the guest's, which has none.
 fn hugepages(wanted: &LinuxContainerResources) -> Result<Vec<LinuxHugepageLimit>, SpecFault> {
     let limits = wanted.hugepage_limits.iter().map(|limit| {
-        let field = "linux.resources.hugepage_limits";
-        let value = i64::try_from(limit.limit)
-            .map_err(|_| SpecFault::invalid(field, format!("{} is too much", limit.limit)))?;
+        if limit.limit > 0 {
+            return Err(SpecFault::Refused {
+                field: "linux.resources.hugepage_limits",
+                reason: "a guest has no huge pages of the node's to hand out; its memory is of \
+                         transparent ones where the node permits that",
+            });
+        }
         Ok(LinuxHugepageLimitBuilder::default()
             .page_size(limit.page_size.clone())
-            .limit(value)
+            .limit(0)
             .build()?)
     });
     limits.collect()
@@ -122,15 +133,4 @@ fn is_cgroup_file(name: &str) -> bool {
     let plain =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._".contains(&byte);
     name.contains('.') && !name.starts_with('.') && name.bytes().all(plain)
-}
-
-/// Refuses devices of the host: the guest has others.
-pub(super) fn check_devices(devices: &[Device]) -> Result<(), SpecFault> {
-    match devices.first() {
-        None => Ok(()),
-        Some(_) => Err(SpecFault::Refused {
-            field: "devices",
-            reason: "devices of the host cannot be passed to a virtual machine yet",
-        }),
-    }
 }

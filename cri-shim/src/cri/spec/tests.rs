@@ -2,8 +2,8 @@
 
 use k8s_cri::v1::security_profile::ProfileType;
 use k8s_cri::v1::{
-    Capability as CapabilityWishes, ContainerMetadata, Int64Value, KeyValue, LinuxContainerConfig,
-    LinuxContainerResources, NamespaceMode, NamespaceOption, SecurityProfile,
+    Capability as CapabilityWishes, ContainerMetadata, HugepageLimit, Int64Value, KeyValue,
+    LinuxContainerConfig, LinuxContainerResources, NamespaceMode, NamespaceOption, SecurityProfile,
     SupplementalGroupsPolicy, UserNamespace,
 };
 use oci_spec::image::ConfigBuilder;
@@ -384,6 +384,14 @@ fn limits_become_those_of_a_control_group() {
     );
     assert_eq!(limits.memory().as_ref().unwrap().limit(), Some(1 << 26));
     assert_eq!(limits.unified().as_ref().unwrap()["memory.high"], "1");
+    let unlimited = LinuxContainerResources {
+        memory_limit_in_bytes: -1,
+        cpu_quota: -1,
+        ..LinuxContainerResources::default()
+    };
+    let unlimited = resources(&unlimited).unwrap();
+    assert_eq!(unlimited.memory().unwrap().limit(), Some(-1));
+    assert_eq!(unlimited.cpu().clone().unwrap().quota(), Some(-1));
     let mut container = container();
     container.linux = Some(LinuxContainerConfig {
         resources: Some(wanted),
@@ -398,7 +406,17 @@ fn limits_become_those_of_a_control_group() {
     };
     assert!(bad(|wanted| wanted.cpu_shares = -1));
     assert!(bad(|wanted| wanted.cpu_quota = -2));
-    assert!(bad(|wanted| wanted.memory_limit_in_bytes = -1));
+    assert!(bad(|wanted| wanted.memory_limit_in_bytes = -2));
+    let huge = |limit| LinuxContainerResources {
+        hugepage_limits: vec![HugepageLimit {
+            page_size: "2MB".to_owned(),
+            limit,
+        }],
+        ..LinuxContainerResources::default()
+    };
+    resources(&huge(0)).unwrap();
+    let refusal = resources(&huge(1 << 21)).unwrap_err().to_string();
+    assert!(refusal.contains("hugepage_limits"), "{refusal}");
     assert!(bad(|wanted| drop(
         wanted.unified.insert("../x".to_owned(), String::new())
     )));
@@ -528,14 +546,6 @@ fn mounts_that_no_guest_can_have_are_refused_by_name() {
     image(&mut of_image);
     of_image.host_path = String::new();
     mounts::check(&[of_image]).unwrap();
-}
-
-#[test]
-fn devices_of_the_host_are_refused() {
-    let mut wanted = container();
-    wanted.devices = vec![k8s_cri::v1::Device::default()];
-    let error = build_with(&wanted, &[]).unwrap_err().to_string();
-    assert!(error.contains("devices"), "{error}");
 }
 
 #[test]

@@ -191,6 +191,7 @@ mod tests {
                 max_vcpus: 8,
             },
             memory_volumes: None,
+            extra: 0,
         }
     }
 

@@ -42,6 +42,9 @@ pub(crate) struct PodRecord {
     /// of no such volumes.
     #[serde(default)]
     pub(crate) memory_volumes: Option<Vec<MemoryVolume>>,
+    /// What its guest has got beyond its limits, for containers without one.
+    #[serde(default)]
+    pub(crate) extra: u64,
 }
 
 /// A volume that is in memory on the host.
@@ -147,6 +150,13 @@ pub(crate) enum ContainerPhase {
     Exited(ContainerExit),
     /// Being removed: after a crash that goes on.
     Removing,
+}
+
+impl ContainerPhase {
+    /// Whether it uses memory and CPUs, or will.
+    pub(crate) fn is_there(&self) -> bool {
+        !matches!(self, Self::Exited(_) | Self::Removing)
+    }
 }
 
 /// How a container ended.

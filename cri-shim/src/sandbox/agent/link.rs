@@ -43,6 +43,9 @@ pub enum LinkError {
     /// A connection to the guest cannot be used.
     #[error("failed to set up a connection to the guest's agent")]
     Stream(#[source] io::Error),
+    /// The connection for calls ended: most likely the guest did.
+    #[error("lost the guest's agent: {0}")]
+    Lost(ttrpc::Error),
     /// The agent's own words.
     #[error(transparent)]
     Agent(#[from] AgentError),
@@ -59,7 +62,21 @@ pub enum LinkError {
 
 impl From<ttrpc::Error> for LinkError {
     fn from(error: ttrpc::Error) -> Self {
-        Self::Agent(error.into())
+        match error {
+            ttrpc::Error::RpcStatus(_) | ttrpc::Error::Others(_) => Self::Agent(error.into()),
+            lost => Self::Lost(lost),
+        }
+    }
+}
+
+impl LinkError {
+    /// Whether the guest can no longer be reached, rather than that it refused.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(
+            self,
+            Self::ReadyLost(_) | Self::Connect { .. } | Self::Stream(_) | Self::Lost(_)
+        )
     }
 }
 

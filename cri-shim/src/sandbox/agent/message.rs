@@ -58,6 +58,10 @@ pub struct AgentContainer {
     pub supplemental_groups: SupplementalGroups,
     /// Its streams; see [`Streams::request`](crate::sandbox::Streams::request).
     pub stdio: api::Stdio,
+    /// Devices beside those that every container has.
+    pub devices: Vec<api::Device>,
+    /// It finds the guest's own devices.
+    pub guest_devices: bool,
     /// `/etc/hosts`; empty: the image's.
     pub etc_hosts: Vec<u8>,
     /// `/etc/resolv.conf`; empty: the image's.

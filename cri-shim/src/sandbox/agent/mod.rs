@@ -7,11 +7,13 @@
 mod link;
 mod message;
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use oci_spec::runtime::LinuxResources;
 use podvisor_agent_protocol::api::{self, AgentClient};
 use podvisor_agent_protocol::{ExitStatus, REQUEST_METADATA, RPC_PORT, StreamId};
+use tokio::sync::Notify;
 use tracing::debug;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::context::{self, Context};
@@ -36,6 +38,8 @@ const SEED: usize = 32;
 pub struct Agent {
     client: AgentClient,
     mux: Mux,
+    /// The connection has ended.
+    lost: Arc<Notify>,
 }
 
 impl std::fmt::Debug for Agent {
@@ -45,6 +49,9 @@ impl std::fmt::Debug for Agent {
             .finish_non_exhaustive()
     }
 }
+
+/// The most groups that Linux gives a process (`NGROUPS_MAX`).
+const GROUPS_MAX: usize = 65_536;
 
 fn deadline() -> Context {
     let mut context = context::with_duration(CALL_TIMEOUT);
@@ -59,7 +66,13 @@ impl Agent {
         let stream = mux.connect(RPC_PORT).await?;
         let client = AgentClient::new(ttrpc::asynchronous::Client::new(Socket::new(stream)));
         debug!("connected to the agent");
-        Ok(Self { client, mux })
+        let lost = Arc::default();
+        Ok(Self { client, mux, lost })
+    }
+
+    /// Returns when a wait for a process learned that the connection has ended.
+    pub(super) async fn lost(&self) {
+        self.lost.notified().await;
     }
 
     /// The way to the guest's ports.
@@ -117,12 +130,15 @@ impl Agent {
             user: container.user,
             supplemental_groups: groups(container.supplemental_groups).into(),
             stdio: Some(container.stdio).into(),
+            devices: container.devices,
+            guest_devices: container.guest_devices,
             etc_hosts: container.etc_hosts,
             etc_resolv_conf: container.etc_resolv_conf,
             etc_hostname: container.etc_hostname,
             ..Default::default()
         };
-        let answer = self.client.create_container(deadline(), &request).await?;
+        let mut answer = self.client.create_container(deadline(), &request).await?;
+        answer.additional_gids.truncate(GROUPS_MAX);
         let user = ContainerUser {
             uid: answer.uid,
             gid: answer.gid,
@@ -185,7 +201,12 @@ impl Agent {
             ..Default::default()
         };
         let no_deadline = Context::default();
-        let answer = self.client.wait_process(no_deadline, &request).await?;
+        let answer = self.client.wait_process(no_deadline, &request).await;
+        let answer = answer.map_err(LinkError::from).inspect_err(|error| {
+            if error.is_lost() {
+                self.lost.notify_one();
+            }
+        })?;
         Ok(AgentExit {
             status: ExitStatus::try_from(&answer)?,
             exited_at_ns: answer.exited_at_ns,
@@ -247,6 +268,33 @@ impl Agent {
         Ok(())
     }
 
+    /// Frees what a container holds whose process has ended for good.
+    pub(super) async fn release(&self, id: &str) -> Result<(), LinkError> {
+        let request = api::ReleaseContainerRequest {
+            container_id: id.to_owned(),
+            ..Default::default()
+        };
+        self.client.release_container(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Has the guest find devices that were plugged in.
+    pub(super) async fn scan_devices(&self) -> Result<(), LinkError> {
+        let request = api::ScanDevicesRequest::default();
+        self.client.scan_devices(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Has the guest let go of a device that is to be unplugged.
+    pub(super) async fn remove_device(&self, address: &str) -> Result<(), LinkError> {
+        let request = api::RemoveDevicesRequest {
+            addresses: vec![address.to_owned()],
+            ..Default::default()
+        };
+        self.client.remove_devices(deadline(), &request).await?;
+        Ok(())
+    }
+
     /// What a container uses.
     pub(super) async fn stats(&self, id: &str) -> Result<ContainerStats, LinkError> {
         let request = api::ContainerStatsRequest {
@@ -292,6 +340,14 @@ impl Agent {
             ..Default::default()
         };
         self.client.set_clock(deadline(), &request).await?;
+        Ok(())
+    }
+
+    /// Waits until the guest's containers run short of memory, however long that takes.
+    pub(super) async fn await_pressure(&self) -> Result<(), LinkError> {
+        let request = api::AwaitPressureRequest::default();
+        let no_deadline = Context::default();
+        self.client.await_pressure(no_deadline, &request).await?;
         Ok(())
     }
 

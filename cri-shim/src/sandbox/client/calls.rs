@@ -1,18 +1,24 @@
 //! What a sandbox can be asked for: a method for each request of the control socket.
 
+use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use oci_spec::runtime::LinuxResources;
 
 use super::super::cgroup;
-use super::super::error::SandboxError;
+use super::super::error::{RefusalKind, SandboxError};
+use super::super::oom;
 use super::super::types::{
-    ContainerInfo, ContainerStats, ContainerUser, CreateContainer, Exec, ProcessExit, Started,
-    StdioFds, TerminalSize,
+    ContainerInfo, ContainerStats, ContainerUser, CreateContainer, DeviceSource, Exec, ProcessExit,
+    Started, StdioFds, TerminalSize,
 };
-use super::super::wire::{Answer, Call, CreateHeader, ExecHeader, StdioHeader};
-use super::SandboxClient;
+use super::super::wire::{
+    Answer, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, StdioHeader,
+};
+use super::{CALLS, SandboxClient};
 
 impl SandboxClient {
     /// Makes a container; its process waits for the start. Says who that will be.
@@ -28,6 +34,27 @@ impl SandboxClient {
             .into_iter()
             .map(|volume| (volume.digest, volume.image))
             .unzip();
+        let takes_devices = self.inner.takes_devices.load(Ordering::Relaxed);
+        if !container.devices.is_empty() && !takes_devices {
+            return Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                "the sandbox's process is of an older podvisor, whose containers have no devices; \
+                 run the pod anew",
+            ));
+        }
+        let (devices, disks): (Vec<_>, Vec<_>) = container
+            .devices
+            .into_iter()
+            .map(|device| {
+                let (source, file) = split_device(device.source);
+                let header = DeviceHeader {
+                    path: device.path,
+                    access: device.access,
+                    source,
+                };
+                (header, file)
+            })
+            .unzip();
         let header = CreateHeader {
             id: container.id,
             image_digest: container.image_digest,
@@ -41,12 +68,15 @@ impl SandboxClient {
             stdin: container.stdin,
             stdin_once: container.stdin_once,
             restart: container.restart,
+            devices,
+            guest_devices: container.guest_devices,
             etc_hosts: container.etc_hosts,
             etc_resolv_conf: container.etc_resolv_conf,
             etc_hostname: container.etc_hostname,
         };
         let fds = [container.image].into_iter().chain(images);
-        let fds = fds.chain(container.log).collect();
+        let fds = fds.chain(container.log);
+        let fds = fds.chain(disks.into_iter().flatten()).collect();
         match self.call(Call::Create(Box::new(header)), fds).await? {
             (Answer::Created(user), _) => Ok(user),
             _ => Err(self.unfit()),
@@ -96,7 +126,7 @@ impl SandboxClient {
             id: id.to_owned(),
             exec_id: exec_id.map(str::to_owned),
         };
-        match self.call(call, Vec::new()).await? {
+        match self.wait_for(call, Vec::new()).await? {
             (Answer::Exit(exit), _) => Ok(exit),
             _ => Err(self.unfit()),
         }
@@ -249,6 +279,26 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
+    /// Bounds a container's log: its lines go by turns to the file that it has and to `other`, both
+    /// opened for appending, each of which has at most `max_bytes` (but for a longer line) and is
+    /// emptied when its turn comes. The times of their first lines tell which is the older one.
+    /// Holds until the log is reopened.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
+    pub async fn limit_log(
+        &self,
+        id: &str,
+        other: OwnedFd,
+        max_bytes: u64,
+    ) -> Result<(), SandboxError> {
+        let call = Call::LimitLog {
+            id: id.to_owned(),
+            max_bytes,
+        };
+        self.done(call, vec![other]).await
+    }
+
     /// Gives a container another log, as after a rotation. Each line is in one of the two.
     ///
     /// # Errors
@@ -315,13 +365,32 @@ impl SandboxClient {
             bytes: growth,
             patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         };
-        match self.call(call, Vec::new()).await? {
+        let limit = patience.saturating_add(CALLS);
+        match self.call_within(limit, call, Vec::new()).await? {
             (Answer::Grown(grown), _) => {
                 // What the guest still has it may use.
                 let more = grown.max(growth);
                 cgroup::limit_memory(dir, memory.saturating_add(more));
                 Ok(grown)
             }
+            _ => Err(self.unfit()),
+        }
+    }
+
+    /// Waits until the guest's containers run short of memory. Those that need more are held up
+    /// then, for half a minute at most: time to [`Self::grow`], and to ask this again.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] by a process that an older podvisor started, or it is gone.
+    pub async fn await_pressure(&self) -> Result<(), SandboxError> {
+        if !self.inner.tells_pressure.load(Ordering::Relaxed) {
+            return Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                "the sandbox's process is of an older podvisor and does not tell",
+            ));
+        }
+        match self.wait_for(Call::AwaitPressure, Vec::new()).await? {
+            (Answer::Done, _) => Ok(()),
             _ => Err(self.unfit()),
         }
     }
@@ -337,6 +406,28 @@ impl SandboxClient {
             cgroup::limit_cpus(&self.inner.dir, count);
         }
         set
+    }
+
+    /// Sets the share of CPU time that the sandbox has when others want it, too: 1024 is that of
+    /// one CPU, as in the older kind of control groups.
+    pub fn set_cpu_shares(&self, shares: u64) {
+        cgroup::weigh_cpus(&self.inner.dir, shares);
+    }
+
+    /// Sets how readily the host's kernel kills the sandbox when it has no memory left: -1000 is
+    /// never, 1000 before all others.
+    ///
+    /// # Errors
+    /// The process is gone, or the privilege is missing.
+    pub fn set_oom_score_adj(&self, value: i16) -> io::Result<()> {
+        oom::set(self.inner.pid, value)
+    }
+
+    /// What the sandbox takes of the host's memory, in bytes, if its control group is below
+    /// `parent`, a path from the hierarchy's root.
+    #[must_use]
+    pub fn memory_below(&self, parent: &Path) -> Option<u64> {
+        cgroup::memory_below(&self.inner.dir, parent)
     }
 
     /// A stream socket (non-blocking) that is connected to a TCP port of the guest's loopback.
@@ -360,6 +451,29 @@ impl SandboxClient {
         match self.call(Call::Console, Vec::new()).await? {
             (Answer::Stream, mut fds) if fds.len() == 1 => fds.pop().ok_or_else(|| self.unfit()),
             _ => Err(self.unfit()),
+        }
+    }
+}
+
+fn split_device(source: DeviceSource) -> (DeviceKind, Option<OwnedFd>) {
+    match source {
+        DeviceSource::Guest(path) => (DeviceKind::Guest { path }, None),
+        DeviceSource::Disk {
+            file,
+            serial,
+            is_read_only,
+            mode,
+            uid,
+            gid,
+        } => {
+            let kind = DeviceKind::Disk {
+                serial,
+                is_read_only,
+                mode,
+                uid,
+                gid,
+            };
+            (kind, Some(file))
         }
     }
 }

@@ -2,33 +2,46 @@
 //! `calls` has what is asked.
 
 mod calls;
+mod connection;
 
 use std::collections::HashMap;
 use std::future::pending;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::io::Errno;
+use rustix::process::{Signal, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
-use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tracing::debug;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{debug, warn};
 
 use super::cgroup;
-use super::error::{RefusalKind, SandboxError};
-use super::launch::{CONTROL_SOCKET, Launching};
+use super::error::{RefusalKind, SandboxError, printable};
+use super::launch::Launching;
 use super::record;
 use super::types::{GuestNetwork, LaunchConfig, SandboxExit};
-use super::watch as watch_fd;
 use super::wire::{
     Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, MAX_FRAME, Reply, Request,
 };
 use crate::request;
+use connection::Connection;
+
+/// How long a process may take to answer whoever connects. Its guest has no part in that.
+const ANSWERS: Duration = Duration::from_secs(5);
+
+/// How long a request may take whose guest is to do something: longer than its agent gets.
+const CALLS: Duration = Duration::from_secs(300);
+
+/// How long a process may take to end after its guest's time to end is over.
+const ENDS: Duration = Duration::from_secs(20);
+
+/// Characters of a refusal that are told.
+const MESSAGE: usize = 4 << 10;
 
 /// Requests that wait to be sent.
 const UNSENT: usize = 64;
@@ -41,12 +54,16 @@ const UNSENT: usize = 64;
 #[derive(Debug, Clone)]
 pub struct SandboxClient {
     inner: Arc<Inner>,
+    missing_layers: Arc<[String]>,
 }
 
 #[derive(Debug)]
 struct Inner {
     dir: PathBuf,
     pid: u32,
+    process: Arc<AsyncFd<OwnedFd>>,
+    takes_devices: AtomicBool,
+    tells_pressure: AtomicBool,
     next: AtomicU64,
     waiting: Arc<Waiting>,
     requests: mpsc::Sender<Outgoing>,
@@ -83,6 +100,13 @@ impl Waiting {
         Some(receiver)
     }
 
+    fn forget(&self, number: u64) {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = waiting.as_mut() {
+            map.remove(&number);
+        }
+    }
+
     fn answered(&self, number: u64, answer: Answered) {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let asker = waiting.as_mut().and_then(|map| map.remove(&number));
@@ -97,6 +121,18 @@ impl Waiting {
     }
 }
 
+/// Somebody who waits for an answer, until dropped.
+struct Asked<'a> {
+    waiting: &'a Waiting,
+    number: u64,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.waiting.forget(self.number);
+    }
+}
+
 impl SandboxClient {
     /// Starts a sandbox: a process of its own (this executable again, as `podvisor sandbox`),
     /// detached, that outlives this one. Returns when the agent has answered and the guest is
@@ -104,13 +140,21 @@ impl SandboxClient {
     /// before, nothing is left of the sandbox but files in its directory. [`Launching`] is for
     /// networks that are not known yet.
     ///
+    /// # Which program
+    /// [`Self::launch_program`] is what most programs want: it takes the path of podvisor's
+    /// executable. This starts the executable that runs it again, with the arguments `sandbox ID`,
+    /// and with `template` to make [templates](LaunchConfig::templates): it has to be `podvisor`,
+    /// or to do for these what [`run_process`](super::run_process) and
+    /// [`make_template`](super::make_template) do.
+    ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
     pub async fn launch(config: LaunchConfig, network: GuestNetwork) -> Result<Self, SandboxError> {
         Launching::begin(config).await?.finish(network).await
     }
 
-    /// As [`Self::launch`], with another executable of podvisor.
+    /// As [`Self::launch`], with podvisor's executable at a path: for programs that are not
+    /// podvisor themselves. Templates are made by it, too.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
@@ -126,71 +170,54 @@ impl SandboxClient {
     /// Finds a running sandbox again by its directory.
     ///
     /// # Errors
-    /// [`SandboxError::Gone`] when its process is.
+    /// [`SandboxError::Gone`] when its process is, [`SandboxError::Unresponsive`] when that does
+    /// not answer within some seconds.
     pub async fn connect(dir: &Path) -> Result<Self, SandboxError> {
-        let path = dir.join(CONTROL_SOCKET);
-        let stream = match UnixStream::connect(&path).await {
-            Ok(stream) => stream,
-            Err(error) => match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    return Err(gone(dir));
-                }
-                _ => {
-                    return Err(SandboxError::File {
-                        action: "connect to",
-                        path,
-                        source: error,
-                    });
-                }
-            },
-        };
-        let file_error = |source| SandboxError::File {
-            action: "find the process behind",
-            path: path.clone(),
-            source,
-        };
-        let peer = stream.peer_cred().map_err(file_error)?.pid();
-        let pid = peer.and_then(Pid::from_raw).ok_or_else(|| gone(dir))?;
-        let process = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
-            Ok(process) => process,
-            Err(rustix::io::Errno::SRCH) => return Err(gone(dir)),
-            Err(error) => return Err(file_error(error.into())),
-        };
-        let process = watch_fd::readable(process).map_err(file_error)?;
+        Self::connect_within(dir, ANSWERS).await
+    }
 
-        let stream = Arc::new(stream);
-        let waiting = Arc::new(Waiting(Mutex::new(Some(HashMap::new()))));
-        let (requests, outgoing) = mpsc::channel(UNSENT);
-        let (exit_sender, exit) = watch::channel(None);
-        let tasks = [
-            tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing)),
-            tokio::spawn(read(
-                FrameReader::new(stream),
-                Arc::clone(&waiting),
-                process,
-                dir.to_owned(),
-                exit_sender,
-            )),
-        ];
-        let client = Self {
-            inner: Arc::new(Inner {
-                dir: dir.to_owned(),
-                pid: pid.as_raw_nonzero().get().unsigned_abs(),
-                next: AtomicU64::new(0),
-                waiting,
-                requests,
-                exit,
-                tasks,
-            }),
+    /// As [`Self::connect`], for who has more patience or less.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub async fn connect_within(dir: &Path, limit: Duration) -> Result<Self, SandboxError> {
+        let deadline = Instant::now() + limit;
+        let unresponsive = |pid| SandboxError::Unresponsive {
+            dir: dir.to_owned(),
+            pid,
+            waited: limit,
         };
+        let Ok(connection) = timeout_at(deadline, Connection::open(dir)).await else {
+            return Err(unresponsive(None));
+        };
+        let mut client = Self::over(connection?, dir);
         // A process that was just answering for this pid answers here too: the number was not
         // given to another in between.
         let hello = Call::Hello {
             version: CONTROL_VERSION,
         };
-        match client.call(hello, Vec::new()).await? {
-            (Answer::Hello { version }, _) if version == CONTROL_VERSION => Ok(client),
-            (Answer::Hello { version }, _) => Err(SandboxError::Version {
+        let Ok(answer) = timeout_at(deadline, client.call(hello, Vec::new())).await else {
+            return Err(unresponsive(Some(client.pid())));
+        };
+        match answer? {
+            (
+                Answer::Hello {
+                    version,
+                    takes_devices,
+                    missing_layers,
+                    tells_pressure,
+                },
+                _,
+            ) if version == CONTROL_VERSION => {
+                let inner = &client.inner;
+                inner.takes_devices.store(takes_devices, Ordering::Relaxed);
+                inner
+                    .tells_pressure
+                    .store(tells_pressure, Ordering::Relaxed);
+                client.missing_layers = missing_layers.into();
+                Ok(client)
+            }
+            (Answer::Hello { version, .. }, _) => Err(SandboxError::Version {
                 dir: dir.to_owned(),
                 theirs: version,
                 ours: CONTROL_VERSION,
@@ -199,10 +226,78 @@ impl SandboxClient {
         }
     }
 
+    /// Kills the process of a sandbox that does not answer, and the machine with it; returns when
+    /// it is gone. That it is gone already is no error.
+    ///
+    /// # Errors
+    /// It cannot be found or killed, or [`SandboxError::Unresponsive`]: it is killed and does not
+    /// end, as one does not that waits for a disk.
+    pub async fn kill(dir: &Path) -> Result<(), SandboxError> {
+        let mut pid = None;
+        let killed = async {
+            let connection = Connection::open(dir).await?;
+            pid = Some(connection.pid());
+            connection.kill(dir).await
+        };
+        match timeout(ANSWERS, killed).await {
+            Ok(Ok(()) | Err(SandboxError::Gone { .. })) => {
+                cgroup::remove_of(dir);
+                Ok(())
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(SandboxError::Unresponsive {
+                dir: dir.to_owned(),
+                pid,
+                waited: ANSWERS,
+            }),
+        }
+    }
+
+    fn over(connection: Connection, dir: &Path) -> Self {
+        let (stream, pid, process) = connection.into_parts();
+        let stream = Arc::new(stream);
+        let process = Arc::new(process);
+        let waiting = Arc::new(Waiting(Mutex::new(Some(HashMap::new()))));
+        let (requests, outgoing) = mpsc::channel(UNSENT);
+        let (exit_sender, exit) = watch::channel(None);
+        let tasks = [
+            tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing)),
+            tokio::spawn(read(
+                FrameReader::new(stream),
+                Arc::clone(&waiting),
+                Arc::clone(&process),
+                dir.to_owned(),
+                exit_sender,
+            )),
+        ];
+        Self {
+            inner: Arc::new(Inner {
+                dir: dir.to_owned(),
+                pid,
+                process,
+                takes_devices: AtomicBool::new(false),
+                tells_pressure: AtomicBool::new(false),
+                next: AtomicU64::new(0),
+                waiting,
+                requests,
+                exit,
+                tasks,
+            }),
+            missing_layers: Arc::default(),
+        }
+    }
+
     /// The sandbox's process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.inner.pid
+    }
+
+    /// The layers of its jail that the host does not have, in words: `user namespace`, `Landlock`,
+    /// `part of Landlock`, `control group`.
+    #[must_use]
+    pub fn missing_layers(&self) -> &[String] {
+        &self.missing_layers
     }
 
     /// The sandbox's directory.
@@ -223,19 +318,60 @@ impl SandboxClient {
     }
 
     /// Ends the sandbox: the guest is asked to stop, and killed when it has not within `grace`.
-    /// Returns when the process is gone; the sandbox ends too when this future is dropped. Of
-    /// several calls, the earliest deadline holds.
+    /// Returns when the process is gone; one that is not some time after that is killed. The
+    /// sandbox ends too when this future is dropped. Of several calls, the earliest deadline
+    /// holds.
     ///
     /// # Errors
-    /// The control socket failed. That the sandbox is gone already is no error.
+    /// It does not end though it is killed. That the sandbox is gone already is no error.
     pub async fn shutdown(&self, grace: Duration) -> Result<(), SandboxError> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        match self.done(Call::Shutdown { grace_ms }, Vec::new()).await {
-            Ok(()) | Err(SandboxError::Gone { .. }) => {
-                self.ended().await;
-                Ok(())
+        let asked = async {
+            match self.done(Call::Shutdown { grace_ms }, Vec::new()).await {
+                Ok(()) | Err(SandboxError::Gone { .. }) => {
+                    self.ended().await;
+                    Ok(())
+                }
+                Err(error) => Err(error),
             }
-            Err(error) => Err(error),
+        };
+        match timeout(grace.saturating_add(ENDS), asked).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                warn!(dir = %self.dir().display(), %error, "the sandbox is killed");
+                self.kill_now().await
+            }
+            Err(_) => {
+                warn!(dir = %self.dir().display(), "the sandbox did not end and is killed");
+                self.kill_now().await
+            }
+        }
+    }
+
+    /// Kills the process, and the machine with it; returns when it is gone.
+    ///
+    /// # Errors
+    /// It cannot be killed, or does not end, as one does not that waits for a disk.
+    pub async fn kill_now(&self) -> Result<(), SandboxError> {
+        match pidfd_send_signal(self.inner.process.get_ref(), Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => {
+                return Err(SandboxError::File {
+                    action: "kill the process of the sandbox in",
+                    path: self.inner.dir.clone(),
+                    source: error.into(),
+                });
+            }
+        }
+        let ended = timeout(ANSWERS, self.ended()).await;
+        ended.map(|_| ()).map_err(|_| self.unresponsive(ANSWERS))
+    }
+
+    fn unresponsive(&self, waited: Duration) -> SandboxError {
+        SandboxError::Unresponsive {
+            dir: self.inner.dir.clone(),
+            pid: Some(self.inner.pid),
+            waited,
         }
     }
 
@@ -246,7 +382,30 @@ impl SandboxClient {
         }
     }
 
+    /// Asks for something that is answered in bounded time.
     async fn call(
+        &self,
+        call: Call,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
+        self.call_within(CALLS, call, fds).await
+    }
+
+    /// Asks for something; a process that has not answered within `limit` is unresponsive.
+    async fn call_within(
+        &self,
+        limit: Duration,
+        call: Call,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
+        match timeout(limit, self.wait_for(call, fds)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(self.unresponsive(limit)),
+        }
+    }
+
+    /// Asks for something that is answered when it happens.
+    async fn wait_for(
         &self,
         call: Call,
         fds: Vec<OwnedFd>,
@@ -266,12 +425,19 @@ impl SandboxClient {
         let Some(answer) = inner.waiting.add(number) else {
             return Err(self.lost().await);
         };
+        let _asked = Asked {
+            waiting: &inner.waiting,
+            number,
+        };
         if inner.requests.send(Outgoing { body, fds }).await.is_err() {
             return Err(self.lost().await);
         }
         match answer.await {
             Ok((Ok(answer), fds)) => Ok((answer, fds)),
-            Ok((Err(refusal), _)) => Err(SandboxError::refused(refusal.kind, refusal.message)),
+            Ok((Err(refusal), _)) => {
+                let message = printable(&refusal.message, MESSAGE);
+                Err(SandboxError::refused(refusal.kind, message))
+            }
             Err(_) => Err(self.lost().await),
         }
     }
@@ -279,7 +445,7 @@ impl SandboxClient {
     /// The error of a call when the connection is lost.
     async fn lost(&self) -> SandboxError {
         // The process closes the connection just before it ends.
-        let exit = tokio::time::timeout(LOST, self.ended()).await;
+        let exit = timeout(LOST, self.ended()).await;
         SandboxError::Gone {
             dir: self.inner.dir.clone(),
             exit: exit.ok(),
@@ -323,7 +489,7 @@ async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) 
 async fn read(
     mut reader: FrameReader,
     waiting: Arc<Waiting>,
-    process: AsyncFd<OwnedFd>,
+    process: Arc<AsyncFd<OwnedFd>>,
     dir: PathBuf,
     exit: watch::Sender<Option<SandboxExit>>,
 ) {

@@ -30,8 +30,6 @@ const ALWAYS: &[i64] = &[
     libc::SYS_pwritev2,
     libc::SYS_lseek,
     libc::SYS_fstat,
-    libc::SYS_fcntl,
-    libc::SYS_flock,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
     libc::SYS_ftruncate,
@@ -149,11 +147,29 @@ const IOCTLS: &[u64] = &[
     0x4004_54d8, // TUNSETVNETHDRSZ
 ];
 
+/// Commands of fcntl that have others wait for this process, this process for others, or signals
+/// sent.
+const FCNTLS_REFUSED: &[u64] = &[
+    7,    // F_SETLKW
+    8,    // F_SETOWN
+    10,   // F_SETSIG
+    15,   // F_SETOWN_EX
+    38,   // F_OFD_SETLKW
+    1024, // F_SETLEASE
+    1026, // F_NOTIFY
+];
+
 /// The type of KVM's requests of ioctl, in their second byte.
 const KVM: u64 = 0xae00;
 
 /// Those that would make another VM, or a device in the kernel.
-const KVM_CREATES: &[u64] = &[0xae01, 0xae60, 0x4040_ae77, 0xc00c_aee0];
+const KVM_CREATES: &[u64] = &[
+    0xae01,      // KVM_CREATE_VM
+    0xae60,      // KVM_CREATE_IRQCHIP
+    0xae64,      // KVM_CREATE_PIT, the older form
+    0x4040_ae77, // KVM_CREATE_PIT2
+    0xc00c_aee0, // KVM_CREATE_DEVICE
+];
 
 const KVM_CREATE_VCPU: u64 = 0xae41;
 
@@ -217,6 +233,12 @@ fn calls(has_share: bool, adds_vcpus: bool, process: u32) -> BTreeMap<i64, Verdi
     calls.extend(missing.map(|call| (*call, Verdict::Fail(ENOSYS))));
     let mut allow_if = |call, rules: Vec<Rule>| calls.insert(call, Verdict::AllowIf(rules));
     allow_if(libc::SYS_ioctl, ioctls(adds_vcpus));
+    // Others wait for who has a lock or a lease of a file that both have, and this process must not
+    // wait for them: a shared lock, not waited for, and its end.
+    allow_if(libc::SYS_flock, vec![vec![is(1, 4 | 1)], vec![is(1, 8)]]);
+    let refused = FCNTLS_REFUSED.iter();
+    let fcntl = refused.map(|command| Condition::is_not(1, *command));
+    allow_if(libc::SYS_fcntl, vec![fcntl.collect()]);
     let not_executable = no_bits(2, PROT_EXEC);
     allow_if(libc::SYS_mmap, vec![vec![not_executable]]);
     allow_if(libc::SYS_mprotect, vec![vec![not_executable]]);

@@ -9,7 +9,7 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::{JailError, namespaces, step};
+use super::{JailError, MissingLayer, namespaces, step};
 
 /// A sandbox's user and group are this and the number of its process: no two that run at once
 /// have the same, and nothing has to be remembered. Linux' process numbers are below 2²².
@@ -77,8 +77,8 @@ pub(super) fn limit_resources() -> Result<(), JailError> {
     Ok(())
 }
 
-/// Becomes a user that owns nothing, without capabilities.
-pub(super) fn become_nobody(uid: u32) -> Result<(), JailError> {
+/// Becomes a user that owns nothing, without capabilities. Its user namespace may be missing.
+pub(super) fn become_nobody(uid: u32) -> Result<Option<MissingLayer>, JailError> {
     drop_bounding_set(CapabilitySet::empty())?;
     set_thread_groups(&[]).map_err(step("leave the supplementary groups"))?;
     let become_user = |id: u32| -> rustix::io::Result<()> {
@@ -90,8 +90,9 @@ pub(super) fn become_nobody(uid: u32) -> Result<(), JailError> {
         .or_else(|_| become_user(NOBODY))
         .map_err(step("become the jail's user"))?;
     // Its maker has all capabilities in it until they are dropped here.
-    namespaces::leave_user_namespace();
-    drop_capabilities()
+    let missing = namespaces::leave_user_namespace();
+    drop_capabilities()?;
+    Ok(missing)
 }
 
 /// Stays root, with what a shared directory needs and nothing else.

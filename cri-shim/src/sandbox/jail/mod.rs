@@ -21,6 +21,7 @@ mod namespaces;
 mod paths;
 mod spawn;
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
@@ -40,6 +41,28 @@ pub enum CallFilter {
     },
     /// All that the other layers leave: to see that these hold alone.
     Absent,
+}
+
+/// A layer that this host does not have, without which the others hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MissingLayer {
+    /// It lets nobody make a user namespace in which nobody is anybody.
+    UserNamespace,
+    /// Its kernel has no Landlock.
+    Landlock,
+    /// Its kernel has an older Landlock, which knows less.
+    PartOfLandlock,
+}
+
+impl fmt::Display for MissingLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::UserNamespace => "user namespace",
+            Self::Landlock => "Landlock",
+            Self::PartOfLandlock => "part of Landlock",
+        })
+    }
 }
 
 /// Why the jail could not be closed. The process must not go on.
@@ -87,25 +110,31 @@ fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> JailEr
 /// with it the process stays root, where it is, with the six capabilities that giving files
 /// their owners takes.
 ///
+/// Says which layers the host does not have.
+///
 /// # Errors
 /// [`JailError`]: some layers may be closed then, and the process is of no use.
-pub fn close(share: Option<BorrowedFd<'_>>, calls: CallFilter) -> Result<(), JailError> {
+pub fn close(
+    share: Option<BorrowedFd<'_>>,
+    calls: CallFilter,
+) -> Result<Vec<MissingLayer>, JailError> {
     let begin = Instant::now();
     let can_change_identity = can_change_identity();
     let uid = identity::own_uid()?;
     identity::limit_resources()?;
     namespaces::enter(can_change_identity)?;
     namespaces::empty_root()?;
+    let mut missing = Vec::new();
     match (can_change_identity, share) {
-        (true, None) => identity::become_nobody(uid)?,
+        (true, None) => missing.extend(identity::become_nobody(uid)?),
         (true, Some(_)) => identity::keep_for_share()?,
         (false, _) => identity::drop_capabilities()?,
     }
     identity::no_new_privileges()?;
-    paths::close(share)?;
+    missing.extend(paths::close(share)?);
     if let CallFilter::Enforced { adds_vcpus } = calls {
         filter::set(share.is_some(), adds_vcpus)?;
     }
-    debug!(elapsed = ?begin.elapsed(), "the jail is closed");
-    Ok(())
+    debug!(elapsed = ?begin.elapsed(), ?missing, "the jail is closed");
+    Ok(missing)
 }

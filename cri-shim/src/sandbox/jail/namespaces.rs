@@ -7,7 +7,7 @@ use rustix::mount::{
 use rustix::process::{chdir, pivot_root};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-use super::{JailError, step};
+use super::{JailError, MissingLayer, step};
 
 /// Where the empty root is mounted before it becomes the root; any directory that each Linux has.
 const MOUNT_POINT: &str = "/proc";
@@ -50,9 +50,10 @@ pub(super) fn empty_root() -> Result<(), JailError> {
 
 /// Makes a user namespace in which nobody is anybody. It is refused where the host does not let
 /// everybody make one; the capabilities are gone in either case.
-pub(super) fn leave_user_namespace() {
+pub(super) fn leave_user_namespace() -> Option<MissingLayer> {
     // SAFETY: as in `enter`.
-    if let Err(error) = unsafe { unshare_unsafe(UnshareFlags::NEWUSER) } {
-        tracing::debug!(%error, "the jail has no user namespace of its own");
-    }
+    let left = unsafe { unshare_unsafe(UnshareFlags::NEWUSER) };
+    let error = left.err()?;
+    tracing::debug!(%error, "the jail has no user namespace of its own");
+    Some(MissingLayer::UserNamespace)
 }

@@ -2,18 +2,17 @@
 
 use std::os::fd::BorrowedFd;
 
+use super::{JailError, MissingLayer};
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, CompatLevel, Compatible as _, PathBeneath, Ruleset,
     RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
 };
-use tracing::debug;
-
-use super::JailError;
 
 /// What is asked for; a kernel that knows less enforces what it knows.
 const ABI: ABI = ABI::V6;
 
-pub(super) fn close(share: Option<BorrowedFd<'_>>) -> Result<(), JailError> {
+/// Says what of it the kernel does not have.
+pub(super) fn close(share: Option<BorrowedFd<'_>>) -> Result<Option<MissingLayer>, JailError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(ABI))?
@@ -25,8 +24,9 @@ pub(super) fn close(share: Option<BorrowedFd<'_>>) -> Result<(), JailError> {
         rules = rules.add_rule(PathBeneath::new(share, access))?;
     }
     let status = rules.restrict_self()?;
-    if status.ruleset != RulesetStatus::FullyEnforced {
-        debug!(status = ?status.ruleset, "the kernel has not all of Landlock");
-    }
-    Ok(())
+    Ok(match status.ruleset {
+        RulesetStatus::FullyEnforced => None,
+        RulesetStatus::PartiallyEnforced => Some(MissingLayer::PartOfLandlock),
+        RulesetStatus::NotEnforced => Some(MissingLayer::Landlock),
+    })
 }

@@ -1,6 +1,7 @@
 //! One container of the sandbox, and the processes that `exec` started in it.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::super::error::{RefusalKind, SandboxError};
 use super::super::events::{Event, EventAction, EventLog};
 use super::super::stdio::Outputs;
 use super::super::types::{ContainerInfo, ContainerState, ProcessExit, Started};
+use super::MACHINE_ENDS;
 use super::output::ContainerStreams;
 use super::restart::{Processes, Restarts};
 
@@ -24,11 +26,10 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// Processes of `exec` that are remembered after they have ended.
 const EXECS_REMEMBERED: usize = 256;
 
-/// How long the end of its machine may come after a guest was lost.
-const MACHINE_ENDS: Duration = Duration::from_secs(10);
+const SIGKILL: u32 = 9;
 
 /// The exit of a process whose guest is gone: killed.
-const KILLED: i32 = 128 + 9;
+const KILLED: i32 = 128 + SIGKILL.cast_signed();
 
 /// A container that the guest has.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub(super) struct Container {
     execs: Mutex<VecDeque<ExecProcess>>,
     pub(super) processes: Processes,
     events: Option<Arc<EventLog>>,
+    /// The sandbox ends with it.
+    ends_sandbox: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -72,7 +75,16 @@ impl Container {
             info: Mutex::new(info),
             exit: watch::Sender::new(None),
             execs: Mutex::default(),
+            ends_sandbox: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn ends_sandbox(&self) -> bool {
+        self.ends_sandbox.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_ends_sandbox(&self) {
+        self.ends_sandbox.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn info(&self) -> ContainerInfo {
@@ -83,13 +95,22 @@ impl Container {
         self.info.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The process runs; its end is waited for from now on.
-    pub(super) fn started(self: &Arc<Self>, started: Started, agent: &Agent) {
+    /// The process runs; its end is waited for from now on. Before that is told, `release` is
+    /// called: who makes the next container finds what this one has held.
+    pub(super) fn started<F>(
+        self: &Arc<Self>,
+        started: Started,
+        agent: &Agent,
+        release: impl FnOnce(Arc<Self>) -> F + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
         self.runs(started);
         let (container, agent) = (Arc::clone(self), agent.clone());
         tokio::spawn(async move {
             let exit = container.live(&agent).await;
-            container.exited(exit);
+            release(Arc::clone(&container)).await;
+            container.exited(exit).await;
         });
     }
 
@@ -127,9 +148,9 @@ impl Container {
                 Ok(exit) => exit,
                 Err(Unknown::Deleted) => return killed(),
                 Err(Unknown::GuestIsLost) => {
-                    // Its machine has ended, and will say how. Else nobody would be told why
+                    // Its machine has ended, or is killed, and will say how. Else nobody would be told why
                     // the process is gone, but that it was killed.
-                    sleep(MACHINE_ENDS).await;
+                    sleep(2 * MACHINE_ENDS).await;
                     return killed();
                 }
             };
@@ -180,7 +201,13 @@ impl Container {
         }
     }
 
-    fn exited(&self, exit: ProcessExit) {
+    async fn exited(&self, exit: ProcessExit) {
+        // They may be in the midst of writing to a log whose disk does not answer.
+        let streams = Arc::clone(&self.streams);
+        let closed = tokio::task::spawn_blocking(move || streams.close());
+        if timeout(DRAIN, closed).await.is_err() {
+            warn!(container = self.id, "the container's log is not written");
+        }
         let mut info = self.lock();
         if info.state != ContainerState::Exited {
             if info.state == ContainerState::Running {
@@ -188,7 +215,6 @@ impl Container {
             }
             info.state = ContainerState::Exited;
             info.exit = Some(exit);
-            self.streams.close();
             self.exit.send_replace(Some(exit));
         }
     }
@@ -197,7 +223,7 @@ impl Container {
     pub(super) async fn guest_is_gone(&self) {
         self.processes.end();
         self.drain().await;
-        self.exited(killed());
+        self.exited(killed()).await;
     }
 
     /// The end of the container's process or of one that `exec` started.
@@ -249,6 +275,18 @@ impl Container {
                 Err(_) => debug!(exec_id, "the output goes on after the process"),
             }
             sender.send_replace(Some(exit));
+        });
+    }
+
+    /// Ends a further process whose streams could not be connected, and sees to it that the guest
+    /// remembers it no longer.
+    pub(super) fn kill_exec(&self, exec_id: String, agent: &Agent) {
+        let (agent, id) = (agent.clone(), self.id.clone());
+        tokio::spawn(async move {
+            match agent.signal(&id, &exec_id, SIGKILL, false).await {
+                Ok(()) => drop(wait(&agent, &id, &exec_id).await),
+                Err(error) => debug!(container = id, exec_id, %error, "cannot kill an exec"),
+            }
         });
     }
 }

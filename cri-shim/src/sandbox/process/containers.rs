@@ -3,30 +3,31 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use oci_spec::runtime::LinuxResources;
-use podvisor_agent_protocol::validate_id;
+use podvisor_agent_protocol::{api, validate_id};
 use tokio::sync::{Mutex as AsyncMutex, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{debug, info};
 
 use super::super::Sandbox;
 use super::super::agent::{AgentContainer, AgentExec};
 use super::super::error::{RefusalKind, SandboxError, SandboxError as Error};
 use super::super::events::EventLog;
-use super::super::stdio::{StreamSet, Streams, open, stream_id};
+use super::super::stdio::{StreamSet, Streams};
 use super::super::types::{
     ContainerInfo, ContainerState, ContainerStats, ContainerUser, ProcessExit, RestartPolicy,
     Started, StdioFds, TerminalSize,
 };
-use super::super::wire::{CreateHeader, ExecHeader};
+use super::super::wire::{CreateHeader, DeviceHeader, DeviceKind, ExecHeader};
 use super::container::Container;
 use super::images::{self, Placement, Slots};
 use super::output::ContainerStreams;
+use super::plugs::Plugs;
 use super::restart::Processes;
 use crate::machine::{Disk, MachineError, causes};
 
@@ -38,13 +39,31 @@ const TERMINAL: TerminalSize = TerminalSize {
 
 const SIGKILL: u32 = 9;
 
+/// How long the guest may take to free what a container held before its end is told all the same.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long after each other it is tried to undo what the guest is still making.
+const UNMAKING: Duration = Duration::from_secs(1);
+
+/// The open files of a container to be made.
+#[derive(Debug)]
+pub(super) struct CreateFiles {
+    /// By their digests.
+    pub(super) images: Vec<(String, OwnedFd)>,
+    pub(super) log: Option<OwnedFd>,
+    /// In the order of the devices.
+    pub(super) disks: Vec<OwnedFd>,
+}
+
 /// The sandbox's guest and its containers.
 #[derive(Debug)]
 pub(super) struct Containers {
-    sandbox: Arc<Sandbox>,
+    pub(super) sandbox: Arc<Sandbox>,
     containers: Mutex<BTreeMap<String, Entry>>,
     /// Held while a disk changes: a container's image is there, or on its way.
     images: AsyncMutex<Slots>,
+    /// Held while a disk is plugged in or out.
+    plugs: AsyncMutex<Plugs>,
     is_paused: AtomicBool,
     events: Option<Arc<EventLog>>,
 }
@@ -63,6 +82,7 @@ impl Containers {
             sandbox,
             containers: Mutex::default(),
             images: AsyncMutex::new(Slots::new(image_slots.into())),
+            plugs: AsyncMutex::default(),
             is_paused: AtomicBool::new(false),
         }
     }
@@ -93,17 +113,16 @@ impl Containers {
     }
 
     pub(super) async fn create(
-        &self,
+        this: &Arc<Self>,
         header: CreateHeader,
-        images: Vec<(String, OwnedFd)>,
-        log: Option<OwnedFd>,
+        files: CreateFiles,
     ) -> Result<ContainerUser, Error> {
         let id = header.id.clone();
         validate_id(&id).map_err(|error| {
             SandboxError::refused(RefusalKind::InvalidArgument, error.to_string())
         })?;
         {
-            let mut containers = self.lock();
+            let mut containers = this.lock();
             if containers.contains_key(&id) {
                 return Err(SandboxError::refused(
                     RefusalKind::AlreadyExists,
@@ -112,31 +131,48 @@ impl Containers {
             }
             containers.insert(id.clone(), Entry::Changing);
         }
-        match self.make(header, images, log).await {
+        match this.make(header, files).await {
             Ok((container, user)) => {
-                self.set(&id, Some(Entry::Made(Arc::new(container))));
+                this.set(&id, Some(Entry::Made(Arc::new(container))));
                 Ok(user)
             }
             Err(error) => {
-                // What the agent has of it, if anything, must be gone before its disk is.
-                if let Err(error) = self.forget(&id).await {
-                    debug!(container = id, %error, "cannot delete what was half made");
+                if this.is_unmade(&id).await {
+                    this.set(&id, None);
+                } else {
+                    let this = Arc::clone(this);
+                    tokio::spawn(async move {
+                        while !this.is_unmade(&id).await {
+                            sleep(UNMAKING).await;
+                        }
+                        this.set(&id, None);
+                    });
                 }
-                self.set(&id, None);
                 Err(error)
             }
         }
     }
 
+    /// Undoes what was half made: what the agent has of it must be gone before its disk is. False
+    /// while the agent still makes it, though nobody waits for that any more.
+    async fn is_unmade(&self, id: &str) -> bool {
+        let forgotten = self.forget(id).await;
+        if let Err(error) = &forgotten {
+            debug!(container = id, %error, "cannot delete what was half made");
+        }
+        !forgotten.is_err_and(|error| error.kind() == Some(RefusalKind::WrongState))
+    }
+
     async fn make(
         &self,
         header: CreateHeader,
-        images: Vec<(String, OwnedFd)>,
-        log: Option<OwnedFd>,
+        files: CreateFiles,
     ) -> Result<(Container, ContainerUser), Error> {
+        let CreateFiles { images, log, disks } = files;
         for (digest, image) in images {
             self.place(&header.id, &digest, image).await?;
         }
+        let devices = self.plug(&header.id, &header.devices, disks).await?;
         let image_serial = serial(&header.image_digest)?;
         let set = StreamSet {
             stdin: header.stdin,
@@ -154,6 +190,8 @@ impl Containers {
             user: header.user,
             supplemental_groups: header.supplemental_groups,
             stdio: streams.request(),
+            devices,
+            guest_devices: header.guest_devices,
             etc_hosts: header.etc_hosts,
             etc_resolv_conf: header.etc_resolv_conf,
             etc_hostname: header.etc_hostname,
@@ -180,7 +218,6 @@ impl Containers {
                 serial: serial.clone(),
             };
             if let Err(error) = self.sandbox.machine().insert_disk(index, disk).await {
-                slots.leave_one(index, id);
                 slots.freed(index);
                 return Err(error.into());
             }
@@ -188,9 +225,85 @@ impl Containers {
         Ok(())
     }
 
-    /// Deletes a container in the guest, and takes its images' disks back.
+    /// Sees to it that the guest has a container's disks; says what the agent is to give it.
+    async fn plug(
+        &self,
+        id: &str,
+        wanted: &[DeviceHeader],
+        disks: Vec<OwnedFd>,
+    ) -> Result<Vec<api::Device>, Error> {
+        let mut disks = disks.into_iter();
+        let mut plugs = self.plugs.lock().await;
+        let mut is_new = false;
+        for device in wanted {
+            let DeviceKind::Disk {
+                serial,
+                is_read_only,
+                ..
+            } = &device.source
+            else {
+                continue;
+            };
+            // As many as there are such devices.
+            let Some(file) = disks.next() else { break };
+            if plugs.take(serial, id) {
+                continue;
+            }
+            let disk = Disk {
+                file: file.into(),
+                serial: serial.clone(),
+            };
+            let plugged = self.sandbox.machine().plug_disk(disk, *is_read_only).await;
+            let plugged = plugged.map_err(|error| match error {
+                MachineError::NotPci => wrong_state(error),
+                MachineError::Full => {
+                    SandboxError::refused(RefusalKind::ResourceExhausted, causes(&error))
+                }
+                error => error.into(),
+            })?;
+            plugs.add(serial.clone(), plugged, id);
+            is_new = true;
+        }
+        if is_new {
+            self.sandbox.agent().scan_devices().await?;
+        }
+        Ok(wanted.iter().map(agent_device).collect())
+    }
+
+    /// Frees what a container holds that has ended for good, but for its exit and its log.
+    async fn release(&self, container: &Container) {
+        let _turn = container.processes.turn().await;
+        let id = &container.id;
+        if container.ends_sandbox() || self.get(id).is_err() {
+            // Or it is being deleted.
+            return;
+        }
+        let released = async {
+            self.sandbox.agent().release(id).await?;
+            self.take_back(id).await
+        };
+        match timeout(RELEASE_TIMEOUT, released).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!(container = id, %error, "it is freed when it is deleted"),
+            Err(_) => debug!(container = id, "it is freed later"),
+        }
+    }
+
+    /// Deletes a container in the guest, and takes its disks back.
     async fn forget(&self, id: &str) -> Result<(), Error> {
         self.sandbox.agent().delete(id).await?;
+        self.take_back(id).await
+    }
+
+    /// Takes the disks back that nobody uses but a container that is gone.
+    async fn take_back(&self, id: &str) -> Result<(), Error> {
+        let mut plugs = self.plugs.lock().await;
+        for (serial, disk) in plugs.leave(id) {
+            self.sandbox.agent().remove_device(&disk.address()).await?;
+            self.sandbox.machine().unplug_disk(&disk).await?;
+            plugs.forget(&serial);
+        }
+        drop(plugs);
         let mut slots = self.images.lock().await;
         for index in slots.leave(id) {
             self.sandbox.machine().eject_disk(index).await?;
@@ -199,10 +312,12 @@ impl Containers {
         Ok(())
     }
 
-    pub(super) async fn start(&self, id: &str) -> Result<Started, Error> {
-        let container = self.get(id)?;
-        let started = self.sandbox.agent().start(id).await?;
-        container.started(started, self.sandbox.agent());
+    pub(super) async fn start(this: &Arc<Self>, id: &str) -> Result<Started, Error> {
+        let container = this.get(id)?;
+        let started = this.sandbox.agent().start(id).await?;
+        let containers = Arc::clone(this);
+        let release = async move |container: Arc<Container>| containers.release(&container).await;
+        container.started(started, this.sandbox.agent(), release);
         Ok(started)
     }
 
@@ -274,9 +389,17 @@ impl Containers {
             stdio: streams.request(),
         };
         agent.exec(exec).await?;
-        let outputs = streams.attach(agent.mux(), files).await?;
-        container.exec_started(header.exec_id, outputs, agent);
-        Ok(())
+        match streams.attach(agent.mux(), files).await {
+            Ok(outputs) => {
+                container.exec_started(header.exec_id, outputs, agent);
+                Ok(())
+            }
+            Err(error) => {
+                // Nobody would hear of it, nor it of anybody.
+                container.kill_exec(header.exec_id, agent);
+                Err(error.into())
+            }
+        }
     }
 
     pub(super) async fn attach(
@@ -290,9 +413,11 @@ impl Containers {
         Ok(blocking(move || container.streams.attach(files, is_whole)).await??)
     }
 
-    /// The end of a container's process.
-    pub(super) fn exit_of(&self, id: &str) -> Result<watch::Receiver<Option<ProcessExit>>, Error> {
-        self.get(id)?.exit(None)
+    /// The end of a container's process, which is to be that of the sandbox.
+    pub(super) fn end_with(&self, id: &str) -> Result<watch::Receiver<Option<ProcessExit>>, Error> {
+        let container = self.get(id)?;
+        container.set_ends_sandbox();
+        container.exit(None)
     }
 
     /// Sends a signal, and SIGKILL when the process still runs after `grace`, whether or not
@@ -375,6 +500,16 @@ impl Containers {
         blocking(move || container.streams.reopen_log(log)).await
     }
 
+    pub(super) async fn limit_log(
+        &self,
+        id: &str,
+        other: OwnedFd,
+        max_bytes: u64,
+    ) -> Result<(), Error> {
+        let container = self.get(id)?;
+        blocking(move || container.streams.limit_log(other, max_bytes)).await
+    }
+
     pub(super) async fn stats(&self, id: &str) -> Result<ContainerStats, Error> {
         Ok(self.sandbox.agent().stats(id).await?)
     }
@@ -396,47 +531,6 @@ impl Containers {
         Ok(self.sandbox.agent().update_resources(id, resources).await?)
     }
 
-    /// Has the guest have so many bytes more than at first; says how many it has.
-    pub(super) async fn grow(&self, bytes: u64, patience: Duration) -> Result<u64, Error> {
-        let grown = self.sandbox.machine().grow(bytes, patience).await;
-        grown.map_err(wrong_state)
-    }
-
-    /// Has the guest use so many CPUs.
-    pub(super) async fn set_cpus(&self, count: u8) -> Result<(), Error> {
-        let added = self.sandbox.machine().add_cpus(count).await;
-        added.map_err(wrong_state)?;
-        Ok(self.sandbox.agent().set_cpus(count).await?)
-    }
-
-    /// A connection to a port of the guest's loopback.
-    pub(super) async fn port_forward(&self, port: u16) -> Result<OwnedFd, Error> {
-        let agent = self.sandbox.agent();
-        let id = stream_id()?;
-        let stream = open(agent.mux(), "port", id).await?;
-        agent.port_forward(id, port).await?;
-        let stream = stream.into_std();
-        stream.map(OwnedFd::from).map_err(|source| {
-            SandboxError::refused(
-                RefusalKind::Internal,
-                format!("cannot pass a stream on: {source}"),
-            )
-        })
-    }
-
-    /// A socket that is connected to the guest's serial console.
-    pub(super) fn console(&self) -> Result<OwnedFd, Error> {
-        let (ours, theirs) = UnixStream::pair().map_err(|source| {
-            SandboxError::refused(
-                RefusalKind::Internal,
-                format!("cannot make a socket: {source}"),
-            )
-        })?;
-        let attached = self.sandbox.machine().attach_console(ours);
-        attached.map_err(wrong_state)?;
-        Ok(theirs.into())
-    }
-
     /// The guest has ended: writes what came of the containers' output, and tells who waits.
     pub(super) async fn guest_is_gone(&self) {
         let made: Vec<Arc<Container>> = {
@@ -447,10 +541,30 @@ impl Containers {
             });
             made.collect()
         };
-        for container in made {
-            container.guest_is_gone().await;
+        join_all(made.iter().map(|container| container.guest_is_gone())).await;
+    }
+}
+
+fn agent_device(device: &DeviceHeader) -> api::Device {
+    let mut asked = api::Device {
+        path: device.path.clone(),
+        access: device.access.clone(),
+        ..Default::default()
+    };
+    match &device.source {
+        DeviceKind::Guest { path } => asked.set_guest_path(path.clone()),
+        DeviceKind::Disk {
+            serial,
+            mode,
+            uid,
+            gid,
+            ..
+        } => {
+            asked.set_disk_serial(serial.clone());
+            (asked.mode, asked.uid, asked.gid) = (*mode, *uid, *gid);
         }
     }
+    asked
 }
 
 async fn blocking<T: Send + 'static>(
@@ -465,7 +579,7 @@ fn serial(digest: &str) -> Result<String, Error> {
         .map_err(|error| SandboxError::refused(RefusalKind::InvalidArgument, error.to_string()))
 }
 
-fn wrong_state(error: MachineError) -> Error {
+pub(super) fn wrong_state(error: MachineError) -> Error {
     SandboxError::refused(RefusalKind::WrongState, causes(&error))
 }
 

@@ -12,6 +12,8 @@ pub(super) enum ImageError {
     Digest(String),
     #[error("all {0} disks for images are in use: the sandbox was launched with too few")]
     NoSlot(usize),
+    #[error("the image is still being taken out of its disk: try again")]
+    Leaving,
 }
 
 /// What a specification has as the source of a mount that is the image of this digest.
@@ -53,6 +55,13 @@ struct Slot {
     users: BTreeSet<String>,
 }
 
+impl Slot {
+    /// Nobody uses the image, and the disk was not yet said to be empty.
+    fn is_leaving(&self) -> bool {
+        self.users.is_empty() && !self.serial.is_empty()
+    }
+}
+
 impl Slots {
     pub(super) fn new(count: usize) -> Self {
         Self {
@@ -63,6 +72,9 @@ impl Slots {
     /// Notes that `container` uses the image.
     pub(super) fn take(&mut self, serial: &str, container: &str) -> Result<Placement, ImageError> {
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.serial == serial) {
+            if slot.is_leaving() {
+                return Err(ImageError::Leaving);
+            }
             slot.users.insert(container.to_owned());
             return Ok(Placement::Present);
         }
@@ -75,27 +87,21 @@ impl Slots {
         Ok(Placement::Insert(index))
     }
 
-    /// Notes that `container` is gone; the disks that nobody uses any more.
+    /// Notes that `container` is gone; the disks that nobody uses any more, also those that could
+    /// not be emptied when an earlier one went.
     pub(super) fn leave(&mut self, container: &str) -> Vec<usize> {
         let slots = self.slots.iter_mut().enumerate();
         let left = slots.filter_map(|(index, slot)| {
-            let was_user = slot.users.remove(container);
-            (was_user && slot.users.is_empty()).then_some(index)
+            slot.users.remove(container);
+            slot.is_leaving().then_some(index)
         });
         left.collect()
     }
 
-    /// Notes that `container` does not use this disk after all.
-    pub(super) fn leave_one(&mut self, index: usize, container: &str) {
-        if let Some(slot) = self.slots.get_mut(index) {
-            slot.users.remove(container);
-        }
-    }
-
-    /// The disk is empty again.
+    /// The disk is empty, again or still.
     pub(super) fn freed(&mut self, index: usize) {
         if let Some(slot) = self.slots.get_mut(index) {
-            slot.serial.clear();
+            *slot = Slot::default();
         }
     }
 }
@@ -129,10 +135,10 @@ mod tests {
         assert_eq!(slots.take("c", "4"), Err(ImageError::NoSlot(2)));
         assert!(slots.leave("1").is_empty());
         assert_eq!(slots.leave("2"), [0]);
-        // Until it is said to be empty, nobody else gets the disk, but its image still can.
+        // Until it is said to be empty, nobody gets the disk, which may become so at any moment.
         assert_eq!(slots.take("c", "4"), Err(ImageError::NoSlot(2)));
-        assert_eq!(slots.take("a", "5"), Ok(Placement::Present));
-        assert_eq!(slots.leave("5"), [0]);
+        assert_eq!(slots.take("a", "5"), Err(ImageError::Leaving));
+        assert_eq!(slots.leave("anybody"), [0]);
         slots.freed(0);
         assert_eq!(slots.take("c", "4"), Ok(Placement::Insert(0)));
         assert!(slots.leave("nobody").is_empty());
@@ -145,8 +151,9 @@ mod tests {
         slots.take("b", "1").unwrap();
         slots.take("b", "2").unwrap();
         slots.take("c", "1").unwrap();
-        slots.leave_one(2, "1");
+        slots.freed(2);
         assert_eq!(slots.leave("1"), [0]);
+        slots.freed(0);
         assert_eq!(slots.leave("2"), [1]);
     }
 }

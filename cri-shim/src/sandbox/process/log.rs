@@ -30,6 +30,10 @@ impl OutputStream {
 #[derive(Debug)]
 pub(super) struct LogWriter<W = File> {
     file: W,
+    /// Takes its turn when `file` has as many bytes as it may.
+    other: Option<Other<W>>,
+    /// Bytes of `file`, as far as they were written here.
+    size: u64,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     /// What is to be written at once.
@@ -38,10 +42,30 @@ pub(super) struct LogWriter<W = File> {
     is_torn: bool,
 }
 
-impl<W: Write> LogWriter<W> {
+#[derive(Debug)]
+struct Other<W> {
+    file: W,
+    max_bytes: u64,
+}
+
+/// A log that can be begun anew.
+pub(super) trait LogFile: Write {
+    /// Removes what is in it.
+    fn empty(&mut self) -> io::Result<()>;
+}
+
+impl LogFile for File {
+    fn empty(&mut self) -> io::Result<()> {
+        self.set_len(0)
+    }
+}
+
+impl<W: LogFile> LogWriter<W> {
     pub(super) fn new(file: W) -> Self {
         Self {
             file,
+            other: None,
+            size: 0,
             stdout: Vec::new(),
             stderr: Vec::new(),
             lines: Vec::new(),
@@ -52,7 +76,28 @@ impl<W: Write> LogWriter<W> {
     /// Goes on in another file. The beginning of a line that was kept goes there.
     pub(super) fn reopen(&mut self, file: W) {
         self.file = file;
+        self.other = None;
+        self.size = 0;
         self.is_torn = false;
+    }
+
+    /// From now on, lines go by turns to this file and the one that there is: to the other one,
+    /// which is emptied, when they would make one longer than so many bytes. Each line is in one.
+    pub(super) fn limit(&mut self, file: W, max_bytes: u64) {
+        self.other = Some(Other { file, max_bytes });
+    }
+
+    fn take_turns(&mut self, coming: u64) -> io::Result<()> {
+        if let Some(other) = &mut self.other
+            && self.size > 0
+            && self.size.saturating_add(coming) > other.max_bytes
+        {
+            other.file.empty()?;
+            std::mem::swap(&mut self.file, &mut other.file);
+            self.size = 0;
+            self.is_torn = false;
+        }
+        Ok(())
     }
 
     /// Takes what a process has written now.
@@ -121,11 +166,12 @@ impl<W: Write> LogWriter<W> {
         if self.lines.is_empty() {
             return Ok(());
         }
+        // Where the other file is of no use, this one is.
+        let mut result = self.take_turns(self.lines.len() as u64);
         if self.is_torn {
             self.lines.insert(0, b'\n');
         }
         let mut written = 0;
-        let mut result = Ok(());
         while written < self.lines.len() {
             match self.file.write(&self.lines[written..]) {
                 Ok(0) => {
@@ -142,6 +188,7 @@ impl<W: Write> LogWriter<W> {
         }
         if written > 0 {
             self.is_torn = self.lines[written - 1] != b'\n';
+            self.size = self.size.saturating_add(written as u64);
         }
         self.lines.clear();
         // One long burst should not cost memory for ever.
@@ -167,6 +214,46 @@ mod tests {
 
     fn text(log: &LogWriter<Vec<u8>>) -> String {
         String::from_utf8_lossy(&log.file).replace(TIME, "T")
+    }
+
+    impl LogFile for Vec<u8> {
+        fn empty(&mut self) -> io::Result<()> {
+            self.clear();
+            Ok(())
+        }
+    }
+
+    impl LogFile for Limited {
+        fn empty(&mut self) -> io::Result<()> {
+            self.0.empty()
+        }
+    }
+
+    #[test]
+    fn two_files_take_turns_and_none_is_longer_than_it_may_be() {
+        let mut log = LogWriter::new(Vec::new());
+        let line = format!("{TIME} stdout F 0\n").len() as u64;
+        log.limit(Vec::new(), 3 * line);
+        let lines = |text: &[u8]| -> Vec<String> {
+            let text = String::from_utf8_lossy(text).into_owned();
+            let last = |line: &str| line.rsplit(' ').next().unwrap().to_owned();
+            text.lines().map(last).collect()
+        };
+        for number in 0..8 {
+            log.write(Stdout, format!("{number}\n").as_bytes(), now())
+                .unwrap();
+        }
+        assert_eq!(lines(&log.file), ["6", "7"]);
+        assert_eq!(lines(&log.other.as_ref().unwrap().file), ["3", "4", "5"]);
+        // A write that is longer than a file may be has one to itself.
+        log.write(Stdout, b"a\nb\nc\nd\n", now()).unwrap();
+        assert_eq!(lines(&log.file), ["a", "b", "c", "d"]);
+        assert_eq!(lines(&log.other.as_ref().unwrap().file), ["6", "7"]);
+        log.reopen(Vec::new());
+        for _ in 0..8 {
+            log.write(Stdout, b"x\n", now()).unwrap();
+        }
+        assert_eq!(lines(&log.file).len(), 8);
     }
 
     #[test]

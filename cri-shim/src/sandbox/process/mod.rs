@@ -2,24 +2,27 @@
 //!
 //! It is started by [`Launching::begin`](super::Launching::begin), which sends it a frame with its
 //! configuration and open files on its stdin. It leaves its parent's session, boots the machine,
-//! waits for the agent and for a frame with the guest's network, and answers. From then on it serves its control
-//! socket: it holds the containers' exit codes and writes their logs, whether or not somebody
-//! is connected. It ends when its machine ends, and its machine when it does.
+//! waits for the agent and for a frame with the guest's network, and answers. From then on it
+//! serves its control socket: it holds the containers' exit codes and writes their logs, whether or
+//! not somebody is connected. It ends when its machine ends, and its machine when it does.
 //!
 //! | file | what for |
 //! | --- | --- |
 //! | `serve` | the control socket: requests and answers |
-//! | `containers` | what the requests do |
+//! | `containers`, `machine` | what the requests do |
 //! | `container` | one container's state and its processes |
 //! | `restart` | whether, when and as what a container's process is started again |
 //! | `output`, `log` | output to the log and to attachers |
 //! | `images` | which disk holds which image |
+//! | `plugs` | which disks are plugged in for which containers |
 
 mod container;
 mod containers;
 mod images;
 mod log;
+mod machine;
 mod output;
+mod plugs;
 mod restart;
 mod serve;
 
@@ -68,8 +71,9 @@ const CLOCK_EVERY: Duration = Duration::from_secs(600);
 /// Where the guest has the shared directory.
 pub(super) const SHARE_PATH: &str = "/run/podvisor/shared";
 
-/// Connections to the control socket that wait to be accepted.
-const BACKLOG: i32 = 64;
+/// Connections to the control socket that wait to be accepted: of those that were closed
+/// meanwhile, too, while the process is stopped.
+const BACKLOG: i32 = 4096;
 
 /// Why the process could not take up its work.
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +145,10 @@ fn take_stdin() -> Result<Arc<UnixStream>, ProcessError> {
     take().map_err(set_up("take the launcher's socket from stdin"))
 }
 
+/// How long the end of a machine may come after its guest was lost. Then it is killed: nobody can
+/// do anything with it any more.
+const MACHINE_ENDS: Duration = Duration::from_secs(8);
+
 /// Why a machine is to end.
 #[derive(Debug, Clone, Copy)]
 enum Shutdown {
@@ -169,6 +177,7 @@ struct Begun {
     record: File,
     events: Option<EventLog>,
     is_clone: bool,
+    missing_layers: Vec<String>,
 }
 
 async fn receive(
@@ -275,17 +284,26 @@ async fn live(
         record,
         events,
         is_clone,
+        missing_layers,
     } = match begun {
         Ok(begun) => begun,
         Err(error) => {
-            let failed = Some(causes(&error));
-            let is_clone = false;
-            reply(&launcher, LaunchReply { failed, is_clone }).await;
+            let failed = LaunchReply {
+                failed: Some(causes(&error)),
+                is_jail: matches!(error, SandboxError::Jail(_)),
+                ..LaunchReply::default()
+            };
+            reply(&launcher, failed).await;
             return Err(error.into());
         }
     };
-    let failed = None;
-    reply(&launcher, LaunchReply { failed, is_clone }).await;
+    let begun = LaunchReply {
+        failed: None,
+        is_jail: false,
+        is_clone,
+        missing_layers: missing_layers.clone(),
+    };
+    reply(&launcher, begun).await;
     drop(launcher);
 
     let sandbox = Arc::new(sandbox);
@@ -294,6 +312,7 @@ async fn live(
     let (exit_sender, exit) = watch::channel(None);
     let service = Service {
         containers: Arc::clone(&containers),
+        missing_layers: missing_layers.into(),
         shutdown: shutdown.clone(),
         exit,
     };
@@ -396,10 +415,15 @@ async fn boot(
         Some(clone) => clone,
         None => BuiltSandbox::new(config(Boot::Cold(files.files)).map_err(kept)?)?,
     };
+    let mut missing_layers = Vec::new();
     if launch.jail == JailMode::Enforced {
         let served = files.shared_dir.as_ref().map(OwnedFd::as_fd);
         let adds_vcpus = built.may_grow_cpus();
-        jail::close(served, CallFilter::Enforced { adds_vcpus })?;
+        let missing = jail::close(served, CallFilter::Enforced { adds_vcpus })?;
+        missing_layers.extend(missing.iter().map(ToString::to_string));
+    }
+    if !launch.has_cgroup {
+        missing_layers.push("control group".to_owned());
     }
     let sandbox = built.start_with(network).await?;
     info!(is_clone, "the sandbox is ready");
@@ -409,6 +433,7 @@ async fn boot(
         record: files.record,
         events: files.events,
         is_clone,
+        missing_layers,
     })
 }
 
@@ -447,10 +472,19 @@ async fn ended(
     leaves_nothing: bool,
 ) -> SandboxExit {
     let mut deadline: Option<Instant> = None;
+    let mut lost_at: Option<Instant> = None;
     loop {
         let kill_at = deadline.unwrap_or_else(Instant::now);
+        let ends_by = lost_at.map_or_else(Instant::now, |at| at + MACHINE_ENDS);
         tokio::select! {
             exit = sandbox.machine().ended() => return exit.into(),
+            () = sandbox.agent().lost() => lost_at = lost_at.or_else(|| Some(Instant::now())),
+            () = sleep_until(ends_by), if lost_at.is_some() => {
+                warn!("the guest's agent is lost, and its guest does not end");
+                sandbox.machine().kill();
+                let why = "lost the guest's agent while its guest went on: it was killed";
+                return SandboxExit::Failed(why.to_owned());
+            }
             Some(shutdown) = shutdowns.recv() => {
                 let grace = match shutdown {
                     Shutdown::Within(grace) => grace,

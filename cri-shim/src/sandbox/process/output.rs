@@ -197,6 +197,13 @@ impl ContainerStreams {
         }
     }
 
+    /// Goes on with the log in another file when it has so many bytes, and so on by turns.
+    pub(super) fn limit_log(&self, other: OwnedFd, max_bytes: u64) {
+        if let Some(log) = &mut self.sinks().log {
+            log.limit(File::from(other), max_bytes);
+        }
+    }
+
     fn sinks(&self) -> MutexGuard<'_, Sinks> {
         self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
     }

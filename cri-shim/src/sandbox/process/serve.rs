@@ -7,24 +7,34 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
 
 use super::super::error::{RefusalKind, SandboxError};
 use super::super::types::{SandboxExit, StdioFds};
 use super::super::wire::{
-    Answer, CONTROL_VERSION, Call, Frame, FrameError, FrameReader, FrameWriter, Refusal, Reply,
-    Request, StdioHeader,
+    Answer, CONTROL_VERSION, Call, DeviceHeader, DeviceKind, Frame, FrameError, FrameReader,
+    FrameWriter, MAX_FRAME, Refusal, Reply, Request, StdioHeader,
 };
-use super::Shutdown;
-use super::containers::Containers;
+use super::containers::{Containers, CreateFiles};
+use super::{MACHINE_ENDS, Shutdown};
 use crate::request;
 
-/// Connections at once.
-const CONNECTIONS: usize = 32;
+/// Connections at once. Each program in the foreground, and each who waits, has one.
+const CONNECTIONS: usize = 512;
 
-/// Requests of one connection that are carried out at once; further ones wait in the socket.
+/// Connections beyond these that are told so at once; further ones wait to be accepted.
+const REFUSED: usize = 64;
+
+/// How long one that is refused may take to ask.
+const ASKS: Duration = Duration::from_secs(2);
+
+/// Requests of one connection that are carried out at once, but for those that end something or
+/// send signals, which wait for no others.
 const IN_FLIGHT: usize = 1024;
+
+/// Requests of one connection that are taken from its socket at once; further ones wait there.
+const TAKEN: usize = 4 * IN_FLIGHT;
 
 /// When a connection that could not be accepted is tried again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -36,6 +46,8 @@ const MESSAGE_MAX: usize = 4 << 10;
 #[derive(Debug, Clone)]
 pub(super) struct Service {
     pub(super) containers: Arc<Containers>,
+    /// Layers of the jail that the host does not have.
+    pub(super) missing_layers: Arc<[String]>,
     /// Takes reasons for the machine's end.
     pub(super) shutdown: mpsc::UnboundedSender<Shutdown>,
     /// How the machine ended, once it has.
@@ -53,9 +65,12 @@ pub(super) async fn serve(listener: UnixListener, service: Service) {
             listener.accept().await
         };
         tokio::select! {
-            accepted = accept, if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => {
+            accepted = accept, if connections.len() < CONNECTIONS + REFUSED => match accepted {
+                Ok((stream, _)) if connections.len() < CONNECTIONS => {
                     connections.spawn(converse(stream, service.clone()));
+                }
+                Ok((stream, _)) => {
+                    connections.spawn(refuse(stream));
                 }
                 // Its other side is gone already, or descriptors are short.
                 Err(error) => {
@@ -75,6 +90,27 @@ async fn has_ended(exit: &mut watch::Receiver<Option<SandboxExit>>) {
     let _ = exit.wait_for(Option::is_some).await;
 }
 
+/// Answers the first request of a connection that is one too many, and closes it.
+async fn refuse(stream: UnixStream) {
+    let stream = Arc::new(stream);
+    let mut reader = FrameReader::new(Arc::clone(&stream));
+    let Ok(Ok(Some((Request { number, .. }, _)))) = timeout(ASKS, next(&mut reader)).await else {
+        return;
+    };
+    let message = format!(
+        "there are {CONNECTIONS} connections to the sandbox already, each of a program in the \
+         foreground or of somebody who waits: end some"
+    );
+    let answer = Err(Refusal {
+        kind: RefusalKind::ResourceExhausted,
+        message,
+    });
+    if let Ok(body) = serde_json::to_vec(&Reply { number, answer }) {
+        // Whoever asked may be gone.
+        let _ = FrameWriter::new(stream).send(&body, &[]).await;
+    }
+}
+
 /// A reply with the descriptors that go with it.
 type Outgoing = (Reply, Vec<OwnedFd>);
 
@@ -82,15 +118,16 @@ type Outgoing = (Reply, Vec<OwnedFd>);
 async fn converse(stream: UnixStream, service: Service) {
     let stream = Arc::new(stream);
     let (replies, outgoing) = mpsc::channel(IN_FLIGHT);
-    let writer = tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing));
+    let mut writer = tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing));
     // Dropped with this connection: nobody waits any more.
     let (closed, _) = watch::channel(());
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
+    let taken = Arc::new(Semaphore::new(TAKEN));
     let mut exit = service.exit.clone();
     let read = async {
         let mut reader = FrameReader::new(stream);
         loop {
-            let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else {
+            let Ok(taken) = Arc::clone(&taken).acquire_owned().await else {
                 return;
             };
             let (request, fds) = match next(&mut reader).await {
@@ -102,11 +139,27 @@ async fn converse(stream: UnixStream, service: Service) {
                 }
             };
             let (service, replies) = (service.clone(), replies.clone());
+            let mut exit = service.exit.clone();
+            let in_flight = Arc::clone(&in_flight);
             let mut closed = closed.subscribe();
             tokio::spawn(async move {
                 let number = request.number;
-                let is_wait = matches!(request.call, Call::Wait { .. } | Call::Ended);
-                let answer = service.answer(request.call, fds);
+                let is_wait = matches!(
+                    request.call,
+                    Call::Wait { .. } | Call::Ended | Call::AwaitPressure
+                );
+                // Others that wait for the guest must not keep it from being ended.
+                let is_end = matches!(
+                    request.call,
+                    Call::Shutdown { .. } | Call::Stop { .. } | Call::Signal { .. }
+                );
+                let answer = async {
+                    let _permit = match is_end {
+                        true => None,
+                        false => in_flight.acquire().await.ok(),
+                    };
+                    service.answer(request.call, fds).await
+                };
                 let answer = request::on_behalf(request.request, answer);
                 let answer = tokio::select! {
                     answer = answer => answer,
@@ -116,25 +169,51 @@ async fn converse(stream: UnixStream, service: Service) {
                 };
                 let (answer, fds) = match answer {
                     Ok((answer, fds)) => (Ok(answer), fds),
-                    Err(error) => (Err(refusal(&error)), Vec::new()),
+                    Err(error) => {
+                        let error = explained(error, &mut exit).await;
+                        (Err(refusal(&error)), Vec::new())
+                    }
                 };
                 // The connection may be gone.
                 let _ = replies.send((Reply { number, answer }, fds)).await;
-                drop(permit);
+                drop(taken);
             });
         }
     };
+    let mut written = None;
     tokio::select! {
         () = read => {}
         () = has_ended(&mut exit) => {}
+        // Nobody is answered any more: whoever asks must not wait for it.
+        end = &mut writer => written = Some(end),
     }
     // Those that still work have a sender each; those that wait for processes have been told.
     drop(replies);
     if service.exit.borrow().is_none() {
         drop(closed);
     }
-    if let Err(error) = writer.await {
+    let written = match written {
+        Some(end) => end,
+        None => writer.await,
+    };
+    if let Err(error) = written {
         debug!(%error, "the task that answers ended");
+    }
+}
+
+/// Says that the machine has ended, and how, where that is why its guest could not be reached.
+async fn explained(
+    error: SandboxError,
+    exit: &mut watch::Receiver<Option<SandboxExit>>,
+) -> SandboxError {
+    if !error.is_of_a_lost_guest() {
+        return error;
+    }
+    let ended = timeout(MACHINE_ENDS, exit.wait_for(Option::is_some)).await;
+    let exit = ended.ok().and_then(|ended| ended.ok()?.clone());
+    match exit {
+        Some(exit) => SandboxError::refused(RefusalKind::Internal, exit.to_string()),
+        None => error,
     }
 }
 
@@ -148,15 +227,29 @@ async fn next(reader: &mut FrameReader) -> Result<Option<(Request, Fds)>, FrameE
 
 async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) {
     while let Some((reply, fds)) = outgoing.recv().await {
-        let sent = match serde_json::to_vec(&reply) {
+        let sent = match frame(&reply) {
             Ok(body) => writer.send(&body, &fds).await,
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         };
         if let Err(error) = sent {
             debug!(%error, "cannot answer");
             return;
         }
     }
+}
+
+/// A reply as it is sent; one that is too long, by what the guest said, is refused instead.
+fn frame(reply: &Reply) -> Result<Vec<u8>, FrameError> {
+    let body = serde_json::to_vec(reply)?;
+    if body.len() <= MAX_FRAME {
+        return Ok(body);
+    }
+    let answer = Err(Refusal {
+        kind: RefusalKind::Internal,
+        message: format!("the answer of {} bytes is too long", body.len()),
+    });
+    let number = reply.number;
+    Ok(serde_json::to_vec(&Reply { number, answer })?)
 }
 
 fn refusal(error: &SandboxError) -> Refusal {
@@ -202,15 +295,23 @@ impl Service {
         let answer = match call {
             Call::Hello { .. } => Answer::Hello {
                 version: CONTROL_VERSION,
+                takes_devices: true,
+                missing_layers: self.missing_layers.to_vec(),
+                tells_pressure: true,
             },
             Call::Create(header) => {
                 let digests = [&header.image_digest].into_iter().chain(&header.volumes);
                 let images = digests.map(|digest| Ok((digest.clone(), fds.next()?)));
                 let images = images.collect::<Result<Vec<_>, SandboxError>>()?;
                 let log = header.has_log.then(|| fds.next()).transpose()?;
-                Answer::Created(containers.create(*header, images, log).await?)
+                let is_disk =
+                    |device: &&DeviceHeader| matches!(device.source, DeviceKind::Disk { .. });
+                let disks = header.devices.iter().filter(is_disk);
+                let disks = disks.map(|_| fds.next()).collect::<Result<_, _>>()?;
+                let files = CreateFiles { images, log, disks };
+                Answer::Created(Containers::create(containers, *header, files).await?)
             }
-            Call::Start { id } => Answer::Started(containers.start(&id).await?),
+            Call::Start { id } => Answer::Started(Containers::start(containers, &id).await?),
             Call::Signal {
                 id,
                 exec_id,
@@ -243,7 +344,7 @@ impl Service {
                 Answer::Done
             }
             Call::EndWith { id } => {
-                let mut exit = containers.exit_of(&id)?;
+                let mut exit = containers.end_with(&id)?;
                 let shutdown = self.shutdown.clone();
                 tokio::spawn(async move {
                     // An error means that the container was deleted: not what was asked for.
@@ -283,6 +384,10 @@ impl Service {
                 containers.reopen_log(&id, fds.next()?).await?;
                 Answer::Done
             }
+            Call::LimitLog { id, max_bytes } => {
+                containers.limit_log(&id, fds.next()?, max_bytes).await?;
+                Answer::Done
+            }
             Call::Stats { id } => Answer::Stats(Box::new(containers.stats(&id).await?)),
             Call::List => Answer::List(containers.list()),
             Call::UpdateResources { id, resources } => {
@@ -292,6 +397,10 @@ impl Service {
             Call::Grow { bytes, patience_ms } => {
                 let patience = Duration::from_millis(patience_ms);
                 Answer::Grown(containers.grow(bytes, patience).await?)
+            }
+            Call::AwaitPressure => {
+                containers.await_pressure().await?;
+                Answer::Done
             }
             Call::SetCpus { count } => {
                 containers.set_cpus(count).await?;
@@ -316,5 +425,90 @@ impl Service {
             }
         };
         Ok((answer, Vec::new()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::agent::LinkError;
+
+    #[tokio::test]
+    async fn a_guest_that_was_lost_because_it_ended_is_told_as_that() {
+        let lost = || SandboxError::from(LinkError::from(ttrpc::Error::Eof));
+        let (told, mut exit) = watch::channel(None);
+        let ends = async { told.send(Some(SandboxExit::TripleFault)) };
+        let (error, _) = tokio::join!(explained(lost(), &mut exit), ends);
+        assert_eq!(error.to_string(), SandboxExit::TripleFault.to_string());
+        let refused = SandboxError::refused(RefusalKind::NotFound, "no such container");
+        let error = explained(refused, &mut exit).await;
+        assert_eq!(error.kind(), Some(RefusalKind::NotFound));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_was_lost_and_goes_on_is_told_as_lost() {
+        let lost = SandboxError::from(LinkError::from(ttrpc::Error::RemoteClosed));
+        let (_told, mut exit) = watch::channel(None);
+        let error = explained(lost, &mut exit).await;
+        assert!(
+            error.to_string().starts_with("lost the guest's agent"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_connection_too_many_is_told_so() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let ours = Arc::new(ours);
+        let call = Call::IsPaused;
+        let request = Request {
+            number: 7,
+            call,
+            request: None,
+        };
+        let asks = async {
+            let body = serde_json::to_vec(&request).unwrap();
+            let mut writer = FrameWriter::new(Arc::clone(&ours));
+            writer.send(&body, &[]).await.unwrap();
+            let mut reader = FrameReader::new(Arc::clone(&ours));
+            let reply = reader.next().await.unwrap().unwrap();
+            let closed = reader.next().await.unwrap().is_none();
+            (
+                serde_json::from_slice::<Reply>(&reply.body).unwrap(),
+                closed,
+            )
+        };
+        let ((), (reply, closed)) = tokio::join!(refuse(theirs), asks);
+        let refusal = reply.answer.unwrap_err();
+        assert_eq!((reply.number, closed), (7, true));
+        assert_eq!(refusal.kind, RefusalKind::ResourceExhausted);
+        assert!(refusal.message.contains("connections"), "{refusal:?}");
+    }
+
+    /// What a guest can make of a list that its agent gives.
+    #[tokio::test]
+    async fn a_reply_too_long_to_send_is_refused_and_the_next_one_comes() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (replies, outgoing) = mpsc::channel(2);
+        tokio::spawn(write(FrameWriter::new(Arc::new(theirs)), outgoing));
+        let groups = vec![u32::MAX; MAX_FRAME / 8];
+        let user = super::super::super::types::ContainerUser {
+            uid: 0,
+            gid: 0,
+            groups,
+        };
+        for (number, answer) in [(1, Answer::Created(user)), (2, Answer::Done)] {
+            let reply = Reply {
+                number,
+                answer: Ok(answer),
+            };
+            replies.send((reply, Vec::new())).await.unwrap();
+        }
+        let mut reader = FrameReader::new(Arc::new(ours));
+        for (number, is_refused) in [(1, true), (2, false)] {
+            let frame = reader.next().await.unwrap().unwrap();
+            let reply: Reply = serde_json::from_slice(&frame.body).unwrap();
+            assert_eq!((reply.number, reply.answer.is_err()), (number, is_refused));
+        }
     }
 }

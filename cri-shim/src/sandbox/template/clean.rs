@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use tracing::warn;
 
 use super::STATE;
+use crate::removal::remove_tree;
 
 /// Templates that are kept: each takes some 30 MB of disk.
 const KEPT: usize = 8;
@@ -27,8 +28,8 @@ pub(super) fn remove_partial(place: &Path) {
     }
 }
 
-/// Removes what processes left that were killed while they made templates. Those that are being made
-/// stay.
+/// Removes what processes left that were killed while they made templates. Those that are being
+/// made stay.
 pub fn remove_abandoned_templates(templates: &Path) {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(templates).into_iter().flatten().flatten() {
@@ -51,7 +52,7 @@ pub fn remove_abandoned_templates(templates: &Path) {
         }
         remove_partial(&place);
         for removed in [
-            fs::remove_dir_all(place.with_extension("share")),
+            remove_tree(&place.with_extension("share")),
             fs::remove_file(lock_path),
         ] {
             if let Err(error) = removed

@@ -34,7 +34,7 @@ use clean::{remove_oldest, remove_partial};
 
 use super::provisional::{CARDS, macs, mtu};
 use super::types::LaunchConfig;
-use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError};
+use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError, oom};
 use crate::cni;
 use crate::machine::{
     Boot, GuestFiles, MachineConfig, MachineError, Nic, NicKind, Snapshot, Transport, causes,
@@ -253,6 +253,9 @@ impl Shape {
             .stdout(Stdio::null())
             .stderr(stderr);
         let mut child = command.spawn().map_err(file("run", program))?;
+        if let Some(Err(error)) = child.id().map(oom::expose) {
+            debug!(%error, "who makes a template is as protected as this process");
+        }
         // Reaped when it ends, if this process still lives.
         tokio::spawn(async move { child.wait().await });
         Ok(())
@@ -327,6 +330,9 @@ async fn boot_and_snapshot(
     let sandbox = BuiltSandbox::new(config)?.answering().await?;
     let answered = sandbox.agent().ping().await;
     answered.map_err(SandboxError::from)?;
+    if shape.image_slots > 0 {
+        rehearsal::warm_up(&sandbox).await?;
+    }
     let machine = sandbox.machine();
     machine.pause().await.map_err(SandboxError::from)?;
     machine

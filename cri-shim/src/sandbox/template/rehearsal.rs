@@ -14,13 +14,16 @@ use crate::sandbox::process::SHARE_PATH;
 use crate::sandbox::run::{NAME, run_once};
 use crate::sandbox::spec::{ContainerOptions, container_spec};
 use crate::sandbox::types::{GuestNetwork, Interface, Route, StdioFds};
-use crate::sandbox::{BuiltSandbox, STREAM_MTU, SandboxConfig, SandboxError};
+use crate::sandbox::{BuiltSandbox, STREAM_MTU, Sandbox, SandboxConfig, SandboxError};
 
 /// What the packets of most pods' networks are at most.
 const ETHERNET_MTU: u16 = 1500;
 
 /// The program of the rehearsal's container.
 const PROGRAM: &str = "exit";
+
+/// The disk that gets its image.
+const FIRST_SLOT: usize = 0;
 
 /// An executable whose one segment is the whole file, and which does nothing but `exit(0)`.
 fn program() -> Vec<u8> {
@@ -68,15 +71,7 @@ pub(super) async fn rehearse(
     };
     let sandbox = BuiltSandbox::new(config)?.start().await?;
     if shape.image_slots > 0 {
-        let inserted = sandbox.machine().insert_disk(0, disk()?).await;
-        inserted.map_err(SandboxError::from)?;
-        let options = ContainerOptions {
-            command: vec![format!("/{PROGRAM}")],
-            ..ContainerOptions::default()
-        };
-        let spec = container_spec(NAME, NAME, None, &options)
-            .map_err(|error| SandboxError::Config(error.to_string()))?;
-        run_once(&sandbox, spec, nowhere()?).await?;
+        run_container(&sandbox).await?;
     }
     let machine = sandbox.machine();
     let written = machine.working_set().map_err(SandboxError::from)?;
@@ -84,6 +79,35 @@ pub(super) async fn rehearse(
     tracing::debug!(bytes = written.bytes(), "rehearsed what clones write");
     Snapshot::expect(place, written)
         .map_err(|error| SandboxError::from(MachineError::from(error)))?;
+    Ok(())
+}
+
+/// Runs a container in a machine that is about to be a template, and takes it away. What a kernel
+/// and an agent do at the first container alone (patching branches in the kernel's text, making
+/// caches, reading the agent's file) no clone does again.
+pub(super) async fn warm_up(sandbox: &Sandbox) -> Result<(), TemplateError> {
+    run_container(sandbox).await?;
+    sandbox
+        .agent()
+        .delete(NAME)
+        .await
+        .map_err(SandboxError::from)?;
+    let ejected = sandbox.machine().eject_disk(FIRST_SLOT).await;
+    ejected.map_err(SandboxError::from)?;
+    Ok(())
+}
+
+/// Runs the program in a container, from the first disk without a medium.
+async fn run_container(sandbox: &Sandbox) -> Result<(), TemplateError> {
+    let inserted = sandbox.machine().insert_disk(FIRST_SLOT, disk()?).await;
+    inserted.map_err(SandboxError::from)?;
+    let options = ContainerOptions {
+        command: vec![format!("/{PROGRAM}")],
+        ..ContainerOptions::default()
+    };
+    let spec = container_spec(NAME, NAME, None, &options)
+        .map_err(|error| SandboxError::Config(error.to_string()))?;
+    run_once(sandbox, spec, nowhere()?, &ContainerOptions::default()).await?;
     Ok(())
 }
 

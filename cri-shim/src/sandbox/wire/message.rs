@@ -43,7 +43,7 @@ pub(in crate::sandbox) enum Call {
     Hello {
         version: u32,
     },
-    /// With the image, those of volumes, and the log if there is one.
+    /// With the image, those of volumes, the log if there is one, and the disks.
     Create(Box<CreateHeader>),
     Start {
         id: String,
@@ -99,6 +99,12 @@ pub(in crate::sandbox) enum Call {
     ReopenLog {
         id: String,
     },
+    /// With a file that takes the log's further lines when it has so many bytes, and so on by
+    /// turns.
+    LimitLog {
+        id: String,
+        max_bytes: u64,
+    },
     Stats {
         id: String,
     },
@@ -112,6 +118,8 @@ pub(in crate::sandbox) enum Call {
         bytes: u64,
         patience_ms: u64,
     },
+    /// Answered when the guest's containers run short of memory.
+    AwaitPressure,
     /// Answered when the guest uses so many CPUs, and no others.
     SetCpus {
         count: u8,
@@ -148,9 +156,36 @@ pub(in crate::sandbox) struct CreateHeader {
     pub(in crate::sandbox) stdin_once: bool,
     #[serde(default)]
     pub(in crate::sandbox) restart: RestartPolicy,
+    #[serde(default)]
+    pub(in crate::sandbox) devices: Vec<DeviceHeader>,
+    #[serde(default)]
+    pub(in crate::sandbox) guest_devices: bool,
     pub(in crate::sandbox) etc_hosts: Vec<u8>,
     pub(in crate::sandbox) etc_resolv_conf: Vec<u8>,
     pub(in crate::sandbox) etc_hostname: Vec<u8>,
+}
+
+/// A device of a container.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(in crate::sandbox) struct DeviceHeader {
+    pub(in crate::sandbox) path: String,
+    pub(in crate::sandbox) access: String,
+    pub(in crate::sandbox) source: DeviceKind,
+}
+
+/// What it is; a disk's file comes with the frame.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(in crate::sandbox) enum DeviceKind {
+    Disk {
+        serial: String,
+        is_read_only: bool,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+    },
+    Guest {
+        path: String,
+    },
 }
 
 /// A further process of a container.
@@ -179,6 +214,15 @@ pub(in crate::sandbox) struct StdioHeader {
 pub(in crate::sandbox) enum Answer {
     Hello {
         version: u32,
+        /// Containers can have devices; an older process would leave them out.
+        #[serde(default)]
+        takes_devices: bool,
+        /// Layers of the jail that the host does not have, in words.
+        #[serde(default)]
+        missing_layers: Vec<String>,
+        /// It tells when the guest runs short of memory.
+        #[serde(default)]
+        tells_pressure: bool,
     },
     Done,
     Created(ContainerUser),
@@ -202,8 +246,8 @@ pub(in crate::sandbox) struct Refusal {
 }
 
 /// The first frame of a sandbox's process, on its stdin. With it come: the control socket, the
-/// file for the record of its exit, kernel, initramfs, network cards, then the shared directory, the
-/// console and the log of events where there are such. The second frame is a `GuestNetwork`.
+/// file for the record of its exit, kernel, initramfs, network cards, then the shared directory,
+/// the console and the log of events where there are such. The second frame is a `GuestNetwork`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) version: u32,
@@ -227,6 +271,9 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) pci: bool,
     /// It does not boot when it cannot be a clone.
     pub(in crate::sandbox) must_clone: bool,
+    /// The process is in a control group of its own.
+    #[serde(default)]
+    pub(in crate::sandbox) has_cgroup: bool,
     /// The files of a template come, too.
     pub(in crate::sandbox) has_template: bool,
 }
@@ -240,10 +287,42 @@ pub(in crate::sandbox) struct NicHeader {
 }
 
 /// The answer to both: that the guest is configured, or why it is not.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchReply {
     pub(in crate::sandbox) failed: Option<String>,
+    /// It failed because the host does not let its jail be made.
+    #[serde(default)]
+    pub(in crate::sandbox) is_jail: bool,
     /// It is a clone of the template.
     #[serde(default)]
     pub(in crate::sandbox) is_clone: bool,
+    /// Layers of the jail that the host does not have, in words.
+    #[serde(default)]
+    pub(in crate::sandbox) missing_layers: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_has_every_call_and_the_version() {
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/sandbox.md");
+        let docs = std::fs::read_to_string(docs).unwrap();
+        let (_, docs) = docs.split_once("## Control protocol").unwrap();
+        let (docs, _) = docs.split_once("\n## ").unwrap();
+        let version = format!("`Hello` with the protocol's version, {CONTROL_VERSION}.");
+        assert!(docs.contains(&version), "{version}");
+        let (_, calls) = include_str!("message.rs")
+            .split_once("enum Call {\n")
+            .unwrap();
+        let (calls, _) = calls.split_once("\n}").unwrap();
+        let names = calls.lines().filter_map(|line| line.strip_prefix("    "));
+        let names = names.filter(|line| line.starts_with(|c: char| c.is_ascii_uppercase()));
+        let names = names.map(|line| line.split([' ', '(', ',']).next().unwrap());
+        assert!(names.clone().count() > 20);
+        for name in names {
+            assert!(docs.contains(&format!("`{name}`")), "{name}");
+        }
+    }
 }

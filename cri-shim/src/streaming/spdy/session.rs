@@ -23,6 +23,9 @@ const OPENING: Duration = Duration::from_secs(30);
 /// Connections of which a client has opened one stream only.
 const MAX_HALF_OPEN: usize = 256;
 
+/// Connections to ports at once, each of which is one to the guest.
+pub(crate) const MAX_FORWARDS: usize = 256;
+
 /// Serves exec or attach on a connection that was upgraded.
 pub(crate) async fn command(
     io: impl AsyncRead + AsyncWrite + Send + 'static,
@@ -111,6 +114,10 @@ pub(crate) async fn port_forward(
                         continue;
                     }
                     let forward = forward(port, data, error.output);
+                    if forwards.len() >= MAX_FORWARDS {
+                        forward.refuse("too many connections at once").await;
+                        continue;
+                    }
                     let (backend, pod) = (Arc::clone(&backend), request.pod.clone());
                     forwards.spawn(async move {
                         port_forward::run(&backend, &pod, forward).await;

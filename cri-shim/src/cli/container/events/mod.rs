@@ -16,6 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 use tracing::debug;
 
 use super::record::{self, Record};
+use super::state::KILLED;
 use crate::sandbox::{Event, EventAction, EventLog, exit_record};
 use read::Reader;
 pub(in crate::cli) use show::{EventsArgs, run};
@@ -34,9 +35,6 @@ const TOLD: &str = "end-told";
 
 /// Labels that are told with an event.
 const LABELS: usize = 16;
-
-/// The exit code of a container whose sandbox died.
-const KILLED: i32 = 137;
 
 /// The events of a root.
 #[derive(Debug, Clone)]
@@ -162,7 +160,7 @@ pub(super) fn note_end(dir: &Path, record: &Record) {
 /// The record of the container of this id, while there is one.
 fn record_of(root: &Path, id: &str) -> Option<Record> {
     let short = id.get(..crate::cli::shown::SHORT_ID)?;
-    record::read(&root.join(record::CONTAINERS).join(short))
+    record::read(&root.join(record::CONTAINERS).join(short)).ok()?
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,9 +14,9 @@ use tokio::io::unix::AsyncFd;
 
 use super::{Events, Reader, record_of};
 use crate::cli::container::logs::{drain, parse_time, watch};
-use crate::cli::container::{Containers, sweep};
+use crate::cli::container::{Containers, filter, sweep};
 use crate::cli::signals::{Signals, exit_code_of};
-use crate::cli::{Format, Globals};
+use crate::cli::{FormatArgs, Globals};
 use crate::sandbox::{Event, EventAction};
 
 #[derive(Debug, Args)]
@@ -32,9 +33,8 @@ pub(in crate::cli) struct EventsArgs {
     #[arg(short, long, value_name = "FILTER", value_parser = parse_filter)]
     filter: Vec<Filter>,
 
-    /// How to print: table or json, a line for each event
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Table)]
-    format: Format,
+    #[command(flatten)]
+    shown: FormatArgs,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +42,7 @@ enum Filter {
     Container(String),
     Event(String),
     Image(String),
-    Label(String, Option<String>),
+    Label(filter::Label),
 }
 
 fn parse_filter(text: &str) -> Result<Filter, String> {
@@ -53,10 +53,7 @@ fn parse_filter(text: &str) -> Result<Filter, String> {
         "container" => Ok(Filter::Container(value)),
         "event" => Ok(Filter::Event(value)),
         "image" => Ok(Filter::Image(value)),
-        "label" => Ok(match value.split_once('=') {
-            Some((key, value)) => Filter::Label(key.to_owned(), Some(value.to_owned())),
-            None => Filter::Label(value, None),
-        }),
+        "label" => Ok(Filter::Label(filter::parse_label(&value))),
         _ => Err(usage.to_owned()),
     }
 }
@@ -70,20 +67,15 @@ impl Filter {
             }
             Self::Event(word) => event.action.to_string() == *word,
             Self::Image(name) => is("image", name),
-            Self::Label(key, Some(value)) => is(key, value),
-            Self::Label(key, None) => event.attributes.contains_key(key),
+            Self::Label((key, Some(value))) => is(key, value),
+            Self::Label((key, None)) => event.attributes.contains_key(key),
         }
     }
 }
 
-/// As in docker: filters of one kind are alternatives, those of several kinds hold together.
 fn takes(filters: &[Filter], event: &Event) -> bool {
-    let kind = |filter: &Filter| std::mem::discriminant(filter);
-    filters.iter().all(|one| {
-        filters
-            .iter()
-            .any(|other| kind(other) == kind(one) && other.takes(event))
-    })
+    let is_label = |one: &Filter| matches!(one, Filter::Label(_));
+    filter::takes(filters, is_label, |one| one.takes(event))
 }
 
 pub(in crate::cli) fn run(globals: &Globals, args: &EventsArgs) -> anyhow::Result<u8> {
@@ -93,16 +85,21 @@ pub(in crate::cli) fn run(globals: &Globals, args: &EventsArgs) -> anyhow::Resul
     let runtime = crate::cli::runtime()?;
     runtime.block_on(async {
         let mut signals = Signals::new()?;
+        // What is to be watched has to be there.
+        containers.make_dir()?;
         let events = Events::of_root(&root);
         let mut printer = Printer::new(args, &root);
         let mut reader = Reader::new(&events).context("cannot open the log of events")?;
         // Watched before it is read: nothing is missed in between.
         let watched = watch(&events.log())?;
-        sweep(&containers).await?;
+        let shown = async {
+            sweep(&containers).await?;
+            show(args, &watched, &mut reader, &mut printer).await
+        };
         tokio::select! {
             biased;
             signal = signals.ending() => Ok(exit_code_of(signal)),
-            shown = show(args, &watched, &mut reader, &mut printer) => shown.map(|()| 0),
+            shown = shown => shown.map(|()| 0),
         }
     })
 }
@@ -124,7 +121,10 @@ async fn show(
     };
     tokio::pin!(until);
     loop {
-        printer.print(reader.next().context("cannot read the log of events")?)?;
+        let events = reader.next().context("cannot read the log of events")?;
+        if printer.print(events)?.is_break() {
+            return Ok(());
+        }
         tokio::select! {
             changed = watched.readable() => {
                 let mut changed = changed?;
@@ -132,7 +132,8 @@ async fn show(
                 changed.clear_ready();
             }
             () = &mut until => {
-                return printer.print(reader.next().context("cannot read the log of events")?);
+                let events = reader.next().context("cannot read the log of events")?;
+                return printer.print(events).map(drop);
             }
         }
     }
@@ -163,23 +164,23 @@ impl<'a> Printer<'a> {
         }
     }
 
-    fn print(&mut self, events: Vec<Event>) -> anyhow::Result<()> {
+    fn print(&mut self, events: Vec<Event>) -> anyhow::Result<ControlFlow<()>> {
         let mut text = String::new();
         for event in events {
             let event = self.completed(event);
             let at = UNIX_EPOCH + Duration::from_nanos(event.time_ns);
             let is_asked_for = at >= self.since && self.args.until.is_none_or(|until| at < until);
             if is_asked_for && takes(&self.args.filter, &event) {
-                text.push_str(&match self.args.format {
-                    Format::Table => line(&event, at),
-                    Format::Json => view(&event, at),
+                text.push_str(&match self.args.shown.is_json() {
+                    false => line(&event, at),
+                    true => view(&event, at),
                 });
                 text.push('\n');
             }
         }
         match text.is_empty() {
-            true => Ok(()),
-            false => crate::cli::print(&text),
+            true => Ok(ControlFlow::Continue(())),
+            false => crate::cli::print_on(&text),
         }
     }
 
@@ -256,6 +257,7 @@ mod tests {
         assert!(is_taken(&["container=ab"]) && is_taken(&["label=name=web"]));
         assert!(!is_taken(&["event=die", "container=other"]));
         assert!(!is_taken(&["label=name=other"]) && !is_taken(&["image=box"]));
+        assert!(!is_taken(&["label=name=web", "label=tier"]));
         for bad in ["", "die", "colour=red"] {
             assert!(parse_filter(bad).is_err(), "{bad}");
         }

@@ -1,0 +1,237 @@
+//! Files of the host, mounted on names in a directory that a guest is served: how the command
+//! line and the CRI share volumes.
+//!
+//! A tree of mounts is copied, gets its attributes while it is mounted nowhere, and is then
+//! attached to a descriptor. So nobody ever sees it with other attributes than it is to have, and
+//! no path that a guest might have changed is followed.
+#![allow(unsafe_code)] // mount_setattr
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+
+/// Which mounts of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// The one at the top.
+    Top,
+    /// That and all below it.
+    Whole,
+}
+
+/// What becomes of mounts and unmounts elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Propagation {
+    /// Nothing is passed on, in either direction.
+    Private,
+    /// What is mounted in the source appears here too.
+    FromSource,
+}
+
+/// Opens what is at a path, only to name it.
+pub(crate) fn open_path(path: &Path) -> io::Result<File> {
+    open(path, OFlags::PATH)
+}
+
+/// Opens a directory in which names are to be mounted on.
+pub(crate) fn open_root(path: &Path) -> io::Result<File> {
+    open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW)
+}
+
+fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = (flags | OFlags::CLOEXEC).bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+/// A copy of mounts that is mounted nowhere. It goes with its descriptor, unless it is attached.
+#[derive(Debug)]
+pub(crate) struct DetachedTree {
+    tree: OwnedFd,
+    propagation: Propagation,
+}
+
+impl DetachedTree {
+    /// Copies the mount that an open file or directory is in, from there downwards.
+    pub(crate) fn of(
+        source: impl AsFd,
+        extent: Extent,
+        propagation: Propagation,
+    ) -> io::Result<Self> {
+        let mut flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_EMPTY_PATH;
+        if extent == Extent::Whole {
+            flags |= OpenTreeFlags::AT_RECURSIVE;
+        }
+        let tree = open_tree(source, c"", flags)?;
+        let copy = Self { tree, propagation };
+        copy.set(Extent::Whole, 0)?;
+        Ok(copy)
+    }
+
+    /// Devices in these mounts open nothing, and programs run with nobody else's rights.
+    pub(crate) fn make_harmless(&self, extent: Extent) -> io::Result<()> {
+        self.set(extent, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV)
+    }
+
+    /// Nobody writes in these mounts.
+    pub(crate) fn make_read_only(&self, extent: Extent) -> io::Result<()> {
+        self.set(extent, libc::MOUNT_ATTR_RDONLY)
+    }
+
+    /// Adds attributes; the others stay as they are.
+    fn set(&self, extent: Extent, attributes: u64) -> io::Result<()> {
+        let wanted = libc::mount_attr {
+            attr_set: attributes,
+            attr_clr: 0,
+            propagation: match self.propagation {
+                Propagation::Private => libc::MS_PRIVATE,
+                Propagation::FromSource => libc::MS_SLAVE,
+            },
+            userns_fd: 0,
+        };
+        let mut flags = libc::AT_EMPTY_PATH;
+        if extent == Extent::Whole {
+            flags |= libc::AT_RECURSIVE;
+        }
+        // SAFETY: the path is a C string, the structure is of the size that is told, and the
+        // kernel writes to neither.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mount_setattr,
+                self.tree.as_raw_fd(),
+                c"".as_ptr(),
+                flags,
+                &raw const wanted,
+                size_of::<libc::mount_attr>(),
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Mounts the tree on `point`.
+    pub(crate) fn attach(self, point: &MountPoint) -> io::Result<()> {
+        let flags =
+            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        move_mount(&self.tree, c"", &point.0, c"", flags)?;
+        // A mount below one that passes mounts on does so itself from then on.
+        match self.propagation {
+            Propagation::Private => self.set(Extent::Whole, 0),
+            Propagation::FromSource => Ok(()),
+        }
+    }
+}
+
+/// What was made to be mounted on.
+#[derive(Debug)]
+pub(crate) struct MountPoint(OwnedFd);
+
+impl MountPoint {
+    /// Makes a file or directory `name` in `root`, where nothing may be at that name.
+    pub(crate) fn make(root: BorrowedFd<'_>, name: &str, is_dir: bool) -> io::Result<Self> {
+        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let point = if is_dir {
+            mkdirat(root, name, Mode::from_raw_mode(0o755))?;
+            openat(
+                root,
+                name,
+                flags | OFlags::PATH | OFlags::DIRECTORY,
+                Mode::empty(),
+            )
+        } else {
+            let flags = flags | OFlags::RDONLY | OFlags::CREATE | OFlags::EXCL;
+            openat(root, name, flags, Mode::from_raw_mode(0o644))
+        };
+        Ok(Self(point?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mount::{UnmountFlags, unmount};
+    use std::fs;
+
+    struct Rig {
+        dir: tempfile::TempDir,
+        root: File,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            for name in ["shared", "data", "victim"] {
+                fs::create_dir(dir.path().join(name)).unwrap();
+            }
+            fs::write(dir.path().join("data/file"), "x").unwrap();
+            let root = open_root(&dir.path().join("shared")).unwrap();
+            Self { dir, root }
+        }
+
+        fn path(&self, name: &str) -> std::path::PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn tree(&self) -> DetachedTree {
+            let source = open_path(&self.path("data")).unwrap();
+            DetachedTree::of(source, Extent::Whole, Propagation::Private).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_mount_point_that_is_swapped_for_a_link_leads_nowhere() {
+        let rig = Rig::new();
+        let point = MountPoint::make(rig.root.as_fd(), "v0", true).unwrap();
+        fs::rename(rig.path("shared/v0"), rig.path("shared/away")).unwrap();
+        std::os::unix::fs::symlink(rig.path("victim"), rig.path("shared/v0")).unwrap();
+        rig.tree().attach(&point).unwrap();
+        assert!(!rig.path("victim/file").exists());
+        assert!(rig.path("shared/away/file").exists());
+        unmount(rig.path("shared/away"), UnmountFlags::DETACH).unwrap();
+    }
+
+    #[test]
+    fn what_is_at_a_name_already_is_not_mounted_on() {
+        let rig = Rig::new();
+        std::os::unix::fs::symlink(rig.path("victim"), rig.path("shared/v0")).unwrap();
+        for is_dir in [false, true] {
+            let made = MountPoint::make(rig.root.as_fd(), "v0", is_dir);
+            assert_eq!(made.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        }
+        std::os::unix::fs::symlink(rig.path("shared"), rig.path("link")).unwrap();
+        assert!(open_root(&rig.path("link")).is_err());
+    }
+
+    #[test]
+    fn a_read_only_tree_is_so_before_it_is_anywhere() {
+        let rig = Rig::new();
+        // Whoever writes in the source does not keep its copy from being read-only.
+        let _writer = File::create(rig.path("data/written")).unwrap();
+        let tree = rig.tree();
+        tree.make_harmless(Extent::Top).unwrap();
+        tree.make_read_only(Extent::Whole).unwrap();
+        let made = openat(
+            &tree.tree,
+            c"new",
+            OFlags::WRONLY | OFlags::CREATE,
+            Mode::from_raw_mode(0o644),
+        );
+        assert_eq!(made.unwrap_err(), rustix::io::Errno::ROFS);
+        let point = MountPoint::make(rig.root.as_fd(), "v0", true).unwrap();
+        tree.attach(&point).unwrap();
+        let written = fs::write(rig.path("shared/v0/new"), "");
+        assert_eq!(
+            written.unwrap_err().kind(),
+            io::ErrorKind::ReadOnlyFilesystem
+        );
+        unmount(rig.path("shared/v0"), UnmountFlags::DETACH).unwrap();
+    }
+}

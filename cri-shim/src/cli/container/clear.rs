@@ -1,0 +1,231 @@
+//! Clearing away: containers that are to go, and what was left by processes that were killed.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::{StreamExt as _, stream};
+use tracing::debug;
+
+use super::record::{self, Claim};
+use super::state::AT_ONCE;
+use super::{Containers, Entry, Record, State, events, network, volumes};
+use crate::removal::remove_tree_aside;
+use crate::sandbox::{
+    DEFAULT_CGROUP_PARENT, EventAction, SandboxClient, SandboxError, remove_empty_cgroups,
+};
+
+/// How long a sweep waits for a machine's process: one that takes longer is left for the next.
+const ANSWERS: Duration = Duration::from_secs(1);
+
+/// Removes a container or pod that has ended, and all that is left of it. One that somebody else
+/// removes at the same time is removed.
+pub(in crate::cli) async fn remove(entry_dir: &Path) -> anyhow::Result<()> {
+    let _claim = match Claim::wait(entry_dir).await {
+        Ok(claim) => claim,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).context("cannot lock the container's directory"),
+    };
+    let record = record::read(entry_dir).with_context(|| unreadable(entry_dir))?;
+    let pod = record.as_ref().filter(|record| record.pod.is_some());
+    match pod {
+        // Its sandbox may be on its way out, or still be there without its container.
+        None => match SandboxClient::connect(entry_dir).await {
+            Ok(client) => client.shutdown(Duration::ZERO).await?,
+            Err(SandboxError::Gone { .. }) => {}
+            Err(error) => return Err(error.into()),
+        },
+        Some(record) => leave_pod(entry_dir, record).await?,
+    }
+    if let Some(record) = &record {
+        events::note_end(entry_dir, record);
+        network::detach(entry_dir, record).await?;
+    }
+    volumes::unmount_all(entry_dir)?;
+    let removed = remove_tree_aside(entry_dir).await;
+    removed.with_context(|| format!("cannot remove {}", entry_dir.display()))?;
+    if let Some(record) = &record
+        && !record.is_pod
+    {
+        events::note(entry_dir, &events::event(record, EventAction::Destroy));
+    }
+    Ok(())
+}
+
+/// Takes a container out of its pod's machine.
+async fn leave_pod(entry_dir: &Path, record: &Record) -> anyhow::Result<()> {
+    let entry = Entry {
+        dir: entry_dir.to_owned(),
+        record: record.clone(),
+    };
+    match SandboxClient::connect(&entry.sandbox_dir()).await {
+        Ok(client) => match client.delete_container(&record.id).await {
+            Err(error) if !error.is_gone() => return Err(error.into()),
+            _ => {}
+        },
+        Err(SandboxError::Gone { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    volumes::remove(&entry.shared(), &entry.record)
+}
+
+/// Takes away what an ended container has of the host, which it does not need any more. What
+/// cannot be taken away now is left for the next sweep.
+pub(in crate::cli) async fn settle(entry: &Entry) {
+    // What became of a pod's containers is told of each.
+    if !entry.record.is_pod {
+        events::note_end(&entry.dir, &entry.record);
+    }
+    let taken = network::detach(&entry.dir, &entry.record).await;
+    let taken =
+        taken.and_then(
+            |()| match entry.record.volumes.is_empty() && !entry.record.is_pod {
+                true => Ok(()),
+                false => volumes::unmount_all(&entry.dir),
+            },
+        );
+    if let Err(error) = taken {
+        crate::cli::report(&error);
+    }
+}
+
+/// What is said of a directory whose record cannot be read.
+fn unreadable(dir: &Path) -> String {
+    format!(
+        "the record of a container in {} is not understood, so it is left alone; a podvisor of \
+         another version may have made it, and that can remove it",
+        dir.display()
+    )
+}
+
+/// What is to be done about a directory.
+enum Finding {
+    Nothing,
+    /// What it has of the host goes.
+    Settle(Box<Entry>),
+    /// All of it goes; the name of the container.
+    Remove(PathBuf, Option<String>),
+    /// It is told of, and stays.
+    Tell(anyhow::Error),
+}
+
+/// Clears away what nobody looks after: containers that were to be removed when they had ended,
+/// what was being made when its maker was killed, mounts and networks of containers that have
+/// ended. Gives the names of what was removed. A machine that does not answer is left alone.
+pub(in crate::cli) async fn sweep(containers: &Containers) -> anyhow::Result<Vec<String>> {
+    let mut removed = Vec::new();
+    remove_empty_cgroups(DEFAULT_CGROUP_PARENT);
+    let looks = containers.dirs()?.into_iter();
+    let looks = looks.map(|(dir, record)| look_at(containers, dir, record));
+    // All at once: of those that hang, each would take its time.
+    let findings: Vec<Finding> = stream::iter(looks).buffered(AT_ONCE).collect().await;
+    for finding in findings {
+        match finding {
+            Finding::Nothing => {}
+            Finding::Tell(error) => crate::cli::report(&error),
+            Finding::Settle(entry) => settle(&entry).await,
+            Finding::Remove(dir, name) => match (remove(&dir).await, name) {
+                (Ok(()), name) => {
+                    removed.push(name.unwrap_or_else(|| dir.display().to_string()));
+                }
+                (Err(error), Some(name)) => crate::cli::report(&error.context(format!(
+                    "container {name} has ended and was to be removed, which the next command \
+                     tries again"
+                ))),
+                (Err(error), None) => {
+                    let error = format!("{error:#}");
+                    debug!(dir = %dir.display(), error, "a directory is left for now");
+                }
+            },
+        }
+    }
+    Ok(removed)
+}
+
+async fn look_at(
+    containers: &Containers,
+    dir: PathBuf,
+    record: io::Result<Option<Record>>,
+) -> Finding {
+    if Claim::is_taken(&dir) {
+        return Finding::Nothing;
+    }
+    let record = match record {
+        Ok(Some(record)) => record,
+        Ok(None) => {
+            return match containers.is_abandoned(&dir) {
+                Ok(true) => Finding::Remove(dir, None),
+                _ => Finding::Nothing,
+            };
+        }
+        Err(error) => {
+            return Finding::Tell(anyhow::Error::from(error).context(unreadable(&dir)));
+        }
+    };
+    let entry = Entry { dir, record };
+    let has_ended = match entry.record.is_pod {
+        true => matches!(
+            SandboxClient::connect_within(&entry.dir, ANSWERS).await,
+            Err(SandboxError::Gone { .. })
+        ),
+        false => {
+            let state = State::within(&entry, ANSWERS).await;
+            state.is_ok_and(|state| state.has_ended())
+        }
+    };
+    match (has_ended, entry.record.remove) {
+        (false, _) => Finding::Nothing,
+        (true, false) => Finding::Settle(Box::new(entry)),
+        (true, true) => Finding::Remove(entry.dir, Some(entry.record.name)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn only_what_was_being_made_is_cleared_away() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let dir = |name: &str| root.path().join(record::CONTAINERS).join(name);
+        for name in ["my-notes", "aaaaaaaaaaaa", "bbbbbbbbbbbb"] {
+            fs::create_dir_all(dir(name)).unwrap();
+        }
+        fs::write(
+            dir("bbbbbbbbbbbb").join("container.json"),
+            "{\"of\": \"tomorrow\"}",
+        )
+        .unwrap();
+        let runtime = crate::cli::runtime().unwrap();
+        let removed = runtime.block_on(sweep(&containers)).unwrap();
+        assert_eq!(removed, [dir("aaaaaaaaaaaa").display().to_string()]);
+        assert!(dir("my-notes").exists() && dir("bbbbbbbbbbbb").exists());
+        runtime.block_on(remove(&dir("bbbbbbbbbbbb"))).unwrap_err();
+        assert!(dir("bbbbbbbbbbbb").exists());
+    }
+
+    #[test]
+    fn what_somebody_else_removes_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("c");
+        let removed = || {
+            let runtime = crate::cli::runtime().unwrap();
+            runtime.block_on(remove(&dir)).unwrap();
+            assert!(!dir.exists());
+        };
+        for _ in 0..50 {
+            fs::create_dir_all(dir.join("files")).unwrap();
+            thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(removed);
+                }
+            });
+        }
+        removed();
+    }
+}

@@ -1,0 +1,282 @@
+//! What was unpacked, moved into a directory of the host that may have files of the same names.
+//!
+//! The names and links came from a guest, and earlier ones may be in the directory already. No
+//! link is followed, neither of what is moved nor below the directory; what is replaced is the
+//! link itself.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, chmodat, fchmod, openat, renameat,
+    renameat_with, statat,
+};
+use rustix::io::Errno;
+use tempfile::TempDir;
+use tracing::warn;
+
+use crate::removal::remove_tree;
+
+/// Directories on the way to a file that are on both sides.
+const DEPTH: usize = 256;
+
+/// How often a directory is removed in which others still make files.
+const ATTEMPTS: usize = 10;
+
+/// A directory that goes with all that is in it, however deep that is.
+#[derive(Debug)]
+pub(super) struct Temporary(PathBuf);
+
+impl Temporary {
+    /// Makes one in `parent`, for this user alone.
+    pub(super) fn make_in(parent: &Path) -> anyhow::Result<Self> {
+        let made = tempfile::Builder::new()
+            .prefix(".podvisor-cp-")
+            .tempdir_in(parent)
+            .with_context(|| format!("cannot create a directory in {}", parent.display()))?;
+        Ok(Self(TempDir::keep(made)))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        for _ in 0..ATTEMPTS {
+            match remove_tree(&self.0) {
+                // Who was killed while it unpacked here may have had one more file to make.
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+                Err(error) => {
+                    warn!(path = %self.0.display(), %error, "a temporary directory stays");
+                    return;
+                }
+                Ok(()) => return,
+            }
+        }
+    }
+}
+
+/// Refuses a tree with anything but files, directories and links: opened on the host, a guest's
+/// device or pipe would be the host's.
+pub(super) fn check(root: &Path) -> anyhow::Result<()> {
+    let top: OwnedFd = open_top(root)?.into();
+    // By paths from the top, which `tar` has kept short enough to be opened.
+    let mut waiting = vec![PathBuf::from(".")];
+    while let Some(path) = waiting.pop() {
+        let cannot = || format!("cannot read {} of what was copied", path.display());
+        let dir = open_dir(top.as_fd(), path.as_os_str());
+        let dir = dir.with_context(cannot)?;
+        for entry in Dir::read_from(&dir).with_context(cannot)? {
+            let entry = entry.with_context(cannot)?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name == "." || name == ".." {
+                continue;
+            }
+            match kind(dir.as_fd(), name).with_context(cannot)? {
+                Some(FileType::Directory) => waiting.push(path.join(name)),
+                Some(FileType::RegularFile | FileType::Symlink) | None => {}
+                Some(_) => bail!(
+                    "{} is a device, a pipe or a socket, which are not copied to the host",
+                    path.join(name).display()
+                ),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Moves `name` of the directory `from` into the directory `to`. Directories that are on both sides
+/// are merged; files and links that are there are replaced.
+pub(super) fn merge(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
+    let (from, to_dir): (OwnedFd, OwnedFd) = (open_top(from)?.into(), open_top(to)?.into());
+    merge_at(from.as_fd(), to_dir.as_fd(), OsStr::new(name), to, 0)
+}
+
+/// As [`merge`], of all that is in `from`.
+pub(super) fn merge_contents(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let (from, to_dir): (OwnedFd, OwnedFd) = (open_top(from)?.into(), open_top(to)?.into());
+    merge_all(from.as_fd(), to_dir.as_fd(), to, 0)
+}
+
+fn merge_all(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    shown: &Path,
+    depth: usize,
+) -> anyhow::Result<()> {
+    let list = || -> io::Result<Vec<_>> {
+        let names = Dir::read_from(from)?.map(|entry| Ok(entry?.file_name().to_owned()));
+        names.collect()
+    };
+    for name in list().context("cannot read what was copied")? {
+        let name = OsStr::from_bytes(name.to_bytes());
+        if name != "." && name != ".." {
+            merge_at(from, to, name, shown, depth)?;
+        }
+    }
+    Ok(())
+}
+
+fn merge_at(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    name: &OsStr,
+    shown: &Path,
+    depth: usize,
+) -> anyhow::Result<()> {
+    let path = shown.join(name);
+    let cannot = || format!("cannot create {}", path.display());
+    let is_dir = kind(from, name).with_context(cannot)? == Some(FileType::Directory);
+    match (is_dir, kind(to, name).with_context(cannot)?) {
+        (true, Some(FileType::Directory)) => {
+            ensure!(
+                depth < DEPTH,
+                "{} is below more than {DEPTH} directories",
+                path.display()
+            );
+            let inner = open_dir(from, name).with_context(cannot)?;
+            let outer = open_dir(to, name).with_context(cannot)?;
+            merge_all(inner.as_fd(), outer.as_fd(), &path, depth + 1)
+        }
+        (true, Some(_)) => bail!("{} is no directory to copy into", path.display()),
+        (false, Some(FileType::Directory)) => {
+            bail!(
+                "{} is a directory, and what is copied is none",
+                path.display()
+            )
+        }
+        (true, None) => move_dir(from, to, name).with_context(cannot),
+        (false, _) => renameat(from, name, to, name).with_context(cannot),
+    }
+}
+
+/// Moves a directory to a name that is free. Whoever is not root must be able to write in it.
+fn move_dir(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    let rename = || renameat_with(from, name, to, name, RenameFlags::NOREPLACE);
+    match rename() {
+        Err(Errno::ACCESS) => {}
+        done => return Ok(done?),
+    }
+    let mode = Mode::from_raw_mode(statat(from, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode & 0o7777);
+    // In a directory that nobody else is in: the name is still the directory's.
+    chmodat(from, name, mode | Mode::RWXU, AtFlags::empty())?;
+    let dir = open_dir(from, name)?;
+    rename()?;
+    Ok(fchmod(dir, mode)?)
+}
+
+/// A directory that the user names, by a link, too.
+fn open_top(path: &Path) -> anyhow::Result<File> {
+    let opened = File::open(path);
+    opened.with_context(|| format!("cannot open {}", path.display()))
+}
+
+fn open_dir(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(at, name, flags, Mode::empty())?)
+}
+
+/// What is at a name; none when nothing is.
+fn kind(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<FileType>> {
+    match statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(FileType::from_raw_mode(stat.st_mode))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    struct Rig {
+        dir: TempDir,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            for name in ["from/tree/sub", "to", "victim"] {
+                fs::create_dir_all(dir.path().join(name)).unwrap();
+            }
+            fs::write(dir.path().join("from/tree/sub/file"), "new").unwrap();
+            Self { dir }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn merge(&self) -> anyhow::Result<()> {
+            merge(&self.path("from"), "tree", &self.path("to"))
+        }
+    }
+
+    #[test]
+    fn links_that_are_in_the_directory_already_lead_nowhere() {
+        let rig = Rig::new();
+        // What an earlier copy left.
+        fs::create_dir(rig.path("to/tree")).unwrap();
+        symlink(rig.path("victim"), rig.path("to/tree/sub")).unwrap();
+        let error = rig.merge().unwrap_err();
+        assert!(error.to_string().contains("no directory"), "{error}");
+        assert_eq!(fs::read_dir(rig.path("victim")).unwrap().count(), 0);
+
+        let rig = Rig::new();
+        fs::create_dir_all(rig.path("to/tree/sub")).unwrap();
+        fs::write(rig.path("victim/file"), "old").unwrap();
+        symlink(rig.path("victim/file"), rig.path("to/tree/sub/file")).unwrap();
+        rig.merge().unwrap();
+        assert_eq!(fs::read_to_string(rig.path("victim/file")).unwrap(), "old");
+        let copied = rig.path("to/tree/sub/file");
+        assert!(!copied.is_symlink());
+        assert_eq!(fs::read_to_string(copied).unwrap(), "new");
+    }
+
+    #[test]
+    fn directories_are_merged_and_files_replaced() {
+        let rig = Rig::new();
+        fs::create_dir_all(rig.path("to/tree/sub")).unwrap();
+        fs::write(rig.path("to/tree/sub/file"), "old").unwrap();
+        fs::write(rig.path("to/tree/other"), "kept").unwrap();
+        fs::create_dir(rig.path("from/tree/more")).unwrap();
+        merge_contents(&rig.path("from"), &rig.path("to")).unwrap();
+        let read = |name| fs::read_to_string(rig.path(name)).unwrap();
+        assert_eq!(
+            (read("to/tree/sub/file"), read("to/tree/other")),
+            ("new".to_owned(), "kept".to_owned())
+        );
+        assert!(rig.path("to/tree/more").is_dir());
+        let rig = Rig::new();
+        fs::create_dir_all(rig.path("to/tree/sub/file")).unwrap();
+        assert!(rig.merge().is_err(), "a file does not replace a directory");
+    }
+
+    #[test]
+    fn devices_and_pipes_are_refused() {
+        let rig = Rig::new();
+        symlink("/dev/null", rig.path("from/tree/link")).unwrap();
+        check(&rig.path("from")).unwrap();
+        let kinds = [
+            (FileType::Fifo, 0),
+            (FileType::CharacterDevice, rustix::fs::makedev(1, 3)),
+        ];
+        for (kind, device) in kinds {
+            let path = rig.path("from/tree/sub/special");
+            let mode = Mode::from_raw_mode(0o600);
+            rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, device).unwrap();
+            let error = check(&rig.path("from")).unwrap_err().to_string();
+            assert!(error.contains("tree/sub/special is a device"), "{error}");
+            fs::remove_file(path).unwrap();
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The keys by which a user leaves a program on a terminal that goes on without him.
+
+use std::io;
+use std::os::fd::{AsFd as _, IntoRawFd as _, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::Context as _;
+use clap::Args;
+use rustix::io::{Errno, read, write};
+use tokio::sync::Notify;
+
+/// Bytes that are read at once.
+const TYPED: usize = 1024;
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct DetachArgs {
+    /// Keys that leave a program on a terminal, with commas between several; it goes on
+    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q", value_parser = parse)]
+    pub(super) detach_keys: Keys,
+}
+
+/// What is typed to leave; nothing: no key does.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Keys(Vec<u8>);
+
+/// Reads docker's form: `a`, `ctrl-a`, `ctrl-@`, `ctrl-[`, and the like, with commas between.
+pub(super) fn parse(text: &str) -> Result<Keys, String> {
+    let key = |key: &str| match key.as_bytes() {
+        [byte] => Some(*byte),
+        [b'c', b't', b'r', b'l', b'-', byte] => match byte.to_ascii_uppercase() {
+            upper @ b'@'..=b'_' => Some(upper & 0x1f),
+            _ => None,
+        },
+        _ => None,
+    };
+    let keys: Option<Vec<u8>> = text.split(',').map(key).collect();
+    let usage = || "write keys such as ctrl-] or ctrl-p,ctrl-q".to_owned();
+    keys.filter(|keys| !keys.is_empty())
+        .map(Keys)
+        .ok_or_else(usage)
+}
+
+/// Finds the keys that leave among those that are typed.
+#[derive(Debug)]
+pub(super) struct Escape {
+    keys: Keys,
+    /// How many of them have been typed, and kept back.
+    seen: usize,
+}
+
+impl Escape {
+    pub(super) fn new(keys: Keys) -> Self {
+        Self { keys, seen: 0 }
+    }
+
+    /// What of the input is for the guest; the second is true when the user leaves.
+    pub(super) fn pass(&mut self, input: &[u8]) -> (Vec<u8>, bool) {
+        let mut passed = Vec::with_capacity(input.len());
+        for byte in input {
+            if self.keys.0.get(self.seen) == Some(byte) {
+                self.seen += 1;
+                if self.seen == self.keys.0.len() {
+                    return (passed, true);
+                }
+                continue;
+            }
+            passed.extend(self.keys.0.iter().take(self.seen));
+            self.seen = 0;
+            if self.keys.0.first() == Some(byte) {
+                self.seen = 1;
+            } else {
+                passed.push(*byte);
+            }
+        }
+        (passed, false)
+    }
+}
+
+/// Reads this process's stdin, on a thread of its own, and passes it on without the keys that
+/// leave. Gives what the program is to read, and what is notified when the user leaves; the
+/// program's input does not end then.
+pub(super) fn watched_stdin(keys: Keys) -> anyhow::Result<(OwnedFd, Arc<Notify>)> {
+    let (passed, writer) = io::pipe().context("cannot create a pipe for what is typed")?;
+    let left = Arc::new(Notify::new());
+    let leaves = Arc::clone(&left);
+    let pass = move || {
+        let mut escape = Escape::new(keys);
+        let mut buffer = [0; TYPED];
+        loop {
+            let count = match read(io::stdin().as_fd(), &mut buffer) {
+                Err(Errno::INTR) => continue,
+                Ok(0) | Err(_) => return,
+                Ok(count) => count,
+            };
+            let (passed, has_left) = escape.pass(buffer.get(..count).unwrap_or_default());
+            if write_all(writer.as_fd(), &passed).is_err() {
+                return;
+            }
+            if has_left {
+                // Open as long as this process lives: the end of the input would be the program's.
+                let _ = OwnedFd::from(writer).into_raw_fd();
+                leaves.notify_one();
+                return;
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("keys".to_owned());
+    thread.spawn(pass).context("cannot read stdin")?;
+    Ok((passed.into(), left))
+}
+
+fn write_all(to: rustix::fd::BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        match write(to, bytes) {
+            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_as_docker_has_them() {
+        assert_eq!(parse("ctrl-]"), Ok(Keys(vec![0x1d])));
+        assert_eq!(parse("ctrl-p,ctrl-Q"), Ok(Keys(vec![0x10, 0x11])));
+        assert_eq!(parse("~,."), Ok(Keys(b"~.".to_vec())));
+        for bad in ["", "ctrl-", "ctrl-1", "esc", "a,,b"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_keys_that_leave_are_found_and_others_pass() {
+        let mut escape = Escape::new(Keys(b"~.".to_vec()));
+        assert_eq!(escape.pass(b"ab"), (b"ab".to_vec(), false));
+        assert_eq!(escape.pass(b"c~"), (b"c".to_vec(), false));
+        assert_eq!(escape.pass(b"d~~"), (b"~d~".to_vec(), false));
+        assert_eq!(escape.pass(b".x"), (Vec::new(), true));
+    }
+}

@@ -1,0 +1,404 @@
+//! What a container may do and use, and what is mounted in its memory: flags of `run` that change
+//! its specification alone.
+
+use anyhow::Context as _;
+use clap::{ArgAction, Args};
+use oci_spec::OciSpecError;
+use oci_spec::runtime::{
+    Capabilities, Capability, LinuxCapabilitiesBuilder, Mount, MountBuilder, PosixRlimit,
+    PosixRlimitBuilder, PosixRlimitType, Process, Spec, UserBuilder,
+};
+
+use crate::cli::container::debug::unconfine;
+use crate::cli::size;
+use crate::sandbox::{ALL_CAPABILITIES, DEFAULT_CAPABILITIES, default_seccomp_profile};
+
+/// Where programs expect to write though the image's files cannot be written.
+const WRITABLE: [(&str, &str); 3] = [("/run", "755"), ("/tmp", "1777"), ("/var/tmp", "1777")];
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct RightsArgs {
+    /// Allow what a capability of capabilities(7) allows, or ALL of them
+    #[arg(long, value_name = "CAPABILITY", value_parser = parse_capability)]
+    cap_add: Vec<Caps>,
+
+    /// Do not allow it; wins over --cap-add
+    #[arg(long, value_name = "CAPABILITY", value_parser = parse_capability)]
+    cap_drop: Vec<Caps>,
+
+    /// Allow all that can be done in the guest: all capabilities, devices and system calls
+    #[arg(long)]
+    pub(super) privileged: bool,
+
+    /// Limit what the program uses: nofile=1024:4096, a name of setrlimit(2) with what it starts
+    /// with and what it may raise it to
+    #[arg(long, value_name = "NAME=SOFT[:HARD]", value_parser = parse_ulimit)]
+    ulimit: Vec<PosixRlimit>,
+
+    /// Give the program a further group, by number
+    #[arg(long, value_name = "GID")]
+    group_add: Vec<u32>,
+
+    /// Mount a file system in the guest's memory: /run:size=64m,mode=755
+    #[arg(long, value_name = "PATH[:OPTIONS]", value_parser = parse_tmpfs)]
+    tmpfs: Vec<Tmpfs>,
+
+    /// Size of /dev/shm [default: 64m]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    shm_size: Option<u64>,
+
+    /// Let the program write nowhere but to the mounts that are in memory
+    #[arg(long)]
+    pub(super) read_only: bool,
+
+    /// With --read-only, mount /run, /tmp and /var/tmp in memory
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    read_only_tmpfs: bool,
+}
+
+/// Capabilities by the name of one, or `ALL`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Caps {
+    All,
+    One(Capability),
+}
+
+fn parse_capability(text: &str) -> Result<Caps, String> {
+    let upper = text.to_ascii_uppercase();
+    let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
+    if short == "ALL" {
+        return Ok(Caps::All);
+    }
+    let named = |capability: &&Capability| capability.to_string() == short;
+    let found = ALL_CAPABILITIES.iter().find(named);
+    found
+        .map(|capability| Caps::One(*capability))
+        .ok_or_else(|| "write it as in capabilities(7), NET_ADMIN say, or ALL".to_owned())
+}
+
+fn parse_ulimit(text: &str) -> Result<PosixRlimit, String> {
+    let usage = || "write NAME=SOFT or NAME=SOFT:HARD, nofile=1024:4096 say".to_owned();
+    let (name, values) = text.split_once('=').ok_or_else(usage)?;
+    let (soft, hard) = values.split_once(':').unwrap_or((values, values));
+    let value = |text: &str| match text {
+        "-1" | "unlimited" => Ok(u64::MAX),
+        number => number.parse().map_err(|_| usage()),
+    };
+    let (soft, hard) = (value(soft)?, value(hard)?);
+    if soft > hard {
+        return Err("what it starts with is more than what it may raise it to".to_owned());
+    }
+    let typ = match name {
+        "as" => PosixRlimitType::RlimitAs,
+        "core" => PosixRlimitType::RlimitCore,
+        "cpu" => PosixRlimitType::RlimitCpu,
+        "data" => PosixRlimitType::RlimitData,
+        "fsize" => PosixRlimitType::RlimitFsize,
+        "locks" => PosixRlimitType::RlimitLocks,
+        "memlock" => PosixRlimitType::RlimitMemlock,
+        "msgqueue" => PosixRlimitType::RlimitMsgqueue,
+        "nice" => PosixRlimitType::RlimitNice,
+        "nofile" => PosixRlimitType::RlimitNofile,
+        "nproc" => PosixRlimitType::RlimitNproc,
+        "rss" => PosixRlimitType::RlimitRss,
+        "rtprio" => PosixRlimitType::RlimitRtprio,
+        "rttime" => PosixRlimitType::RlimitRttime,
+        "sigpending" => PosixRlimitType::RlimitSigpending,
+        "stack" => PosixRlimitType::RlimitStack,
+        _ => return Err(format!("`{name}` is no limit of setrlimit(2)")),
+    };
+    let limit = PosixRlimitBuilder::default().typ(typ).soft(soft).hard(hard);
+    limit.build().map_err(|error| error.to_string())
+}
+
+/// A file system in the guest's memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Tmpfs {
+    path: String,
+    options: Vec<String>,
+}
+
+impl Tmpfs {
+    fn of(path: &str, options: &[&str]) -> Self {
+        Self {
+            path: path.to_owned(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+        }
+    }
+
+    fn mount(&self) -> Result<Mount, OciSpecError> {
+        MountBuilder::default()
+            .destination(&self.path)
+            .typ("tmpfs")
+            .source("tmpfs")
+            .options(self.options.clone())
+            .build()
+    }
+}
+
+fn parse_tmpfs(text: &str) -> Result<Tmpfs, String> {
+    let (path, words) = text.split_once(':').unwrap_or((text, ""));
+    let is_path = path.starts_with('/') && path != "/" && !path.split('/').any(|part| part == "..");
+    if !is_path {
+        return Err("write an absolute path in the container".to_owned());
+    }
+    // As in docker, unless something else is said.
+    let mut tmpfs = Tmpfs::of(path, &["noexec", "nosuid", "nodev"]);
+    for word in words.split(',').filter(|word| !word.is_empty()) {
+        let opposite = match word {
+            "exec" => Some("noexec"),
+            "suid" => Some("nosuid"),
+            "dev" => Some("nodev"),
+            "noexec" | "nosuid" | "nodev" | "ro" | "rw" => None,
+            _ => {
+                let (name, value) = word.split_once('=').unwrap_or((word, ""));
+                let is_valid = match name {
+                    "size" => size::parse(value).is_ok(),
+                    "mode" => u32::from_str_radix(value, 8).is_ok_and(|mode| mode <= 0o7777),
+                    "uid" | "gid" | "nr_inodes" => value.parse::<u32>().is_ok(),
+                    _ => false,
+                };
+                if !is_valid {
+                    return Err(format!(
+                        "`{word}` is none of size=SIZE, mode=OCTAL, uid=, gid=, nr_inodes=NUMBER, \
+                         ro, exec, suid and dev"
+                    ));
+                }
+                None
+            }
+        };
+        match opposite {
+            Some(opposite) => tmpfs.options.retain(|option| option != opposite),
+            None => tmpfs.options.push(word.to_owned()),
+        }
+    }
+    Ok(tmpfs)
+}
+
+impl RightsArgs {
+    /// What the container's root may do.
+    fn capabilities(&self) -> Capabilities {
+        let named = |caps: &[Caps]| -> Vec<Capability> {
+            let one = |caps: &Caps| match caps {
+                Caps::All => None,
+                Caps::One(capability) => Some(*capability),
+            };
+            caps.iter().filter_map(one).collect()
+        };
+        let mut set: Capabilities = DEFAULT_CAPABILITIES.iter().copied().collect();
+        if self.cap_add.contains(&Caps::All) || self.privileged {
+            set.extend(ALL_CAPABILITIES);
+        }
+        if self.cap_drop.contains(&Caps::All) {
+            set.clear();
+        }
+        set.extend(named(&self.cap_add));
+        for capability in named(&self.cap_drop) {
+            set.remove(&capability);
+        }
+        set
+    }
+
+    /// Tells a process its rights and limits.
+    pub(super) fn apply_to_process(&self, process: &mut Process) -> anyhow::Result<()> {
+        let held = self.capabilities();
+        let none = Capabilities::new();
+        let capabilities = LinuxCapabilitiesBuilder::default()
+            .bounding(held.clone())
+            .permitted(held.clone())
+            .effective(held)
+            .inheritable(none.clone())
+            .ambient(none)
+            .build();
+        process.set_capabilities(Some(capabilities.context("cannot set capabilities")?));
+        let mut limits = process.rlimits().clone().unwrap_or_default();
+        for limit in &self.ulimit {
+            limits.retain(|other| other.typ() != limit.typ());
+            limits.push(*limit);
+        }
+        process.set_rlimits(Some(limits));
+        if !self.group_add.is_empty() {
+            let user = UserBuilder::default().uid(0_u32).gid(0_u32);
+            let user = user.additional_gids(self.group_add.clone()).build();
+            process.set_user(user.context("cannot set groups")?);
+        }
+        Ok(())
+    }
+
+    /// Tells the rest of a specification, before volumes are added to it.
+    pub(super) fn apply_to_spec(&self, spec: &mut Spec) -> anyhow::Result<()> {
+        if self.privileged {
+            unconfine(spec)?;
+        } else if let Some(linux) = spec.linux_mut() {
+            let held: Vec<Capability> = self.capabilities().into_iter().collect();
+            let profile = default_seccomp_profile(&held);
+            linux.set_seccomp(Some(profile.context("cannot make the seccomp profile")?));
+        }
+        let mut mounts = spec.mounts().clone().unwrap_or_default();
+        if let Some(size) = self.shm_size {
+            for mount in &mut mounts {
+                if mount.destination().as_os_str() == "/dev/shm" {
+                    let mut options = mount.options().clone().unwrap_or_default();
+                    options.retain(|option| !option.starts_with("size="));
+                    options.push(format!("size={size}"));
+                    mount.set_options(Some(options));
+                }
+            }
+        }
+        for tmpfs in self.all_tmpfs() {
+            mounts.retain(|mount| mount.destination().as_os_str() != tmpfs.path.as_str());
+            mounts.push(
+                tmpfs
+                    .mount()
+                    .context("cannot mount a file system in memory")?,
+            );
+        }
+        spec.set_mounts(Some(mounts));
+        Ok(())
+    }
+
+    fn all_tmpfs(&self) -> Vec<Tmpfs> {
+        let mut all = Vec::new();
+        if self.read_only && self.read_only_tmpfs {
+            for (path, mode) in WRITABLE {
+                let mode = format!("mode={mode}");
+                all.push(Tmpfs::of(path, &["nosuid", "nodev", &mode]));
+            }
+        }
+        // One of the user's own goes before.
+        all.retain(|one| self.tmpfs.iter().all(|own| own.path != one.path));
+        all.extend(self.tmpfs.iter().cloned());
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::sandbox::{ContainerOptions, container_spec};
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        rights: RightsArgs,
+    }
+
+    fn rights(flags: &[&str]) -> RightsArgs {
+        let line = ["run"].iter().chain(flags);
+        Line::try_parse_from(line).unwrap().rights
+    }
+
+    fn spec(flags: &[&str]) -> Spec {
+        let options = ContainerOptions {
+            command: vec!["true".to_owned()],
+            ..ContainerOptions::default()
+        };
+        let mut spec = container_spec("a", "h", None, &options).unwrap().spec;
+        let rights = rights(flags);
+        rights.apply_to_spec(&mut spec).unwrap();
+        let process = spec.process_mut().as_mut().unwrap();
+        rights.apply_to_process(process).unwrap();
+        spec
+    }
+
+    fn options_of(spec: &Spec, path: &str) -> Option<Vec<String>> {
+        let mut mounts = spec.mounts().iter().flatten();
+        let mount = mounts.find(|mount| mount.destination().as_os_str() == path)?;
+        mount.options().clone()
+    }
+
+    #[test]
+    fn without_flags_a_specification_stays_as_it_is() {
+        let options = ContainerOptions {
+            command: vec!["true".to_owned()],
+            ..ContainerOptions::default()
+        };
+        let usual = container_spec("a", "h", None, &options).unwrap().spec;
+        assert!(spec(&[]) == usual);
+    }
+
+    #[test]
+    fn capabilities_are_added_and_dropped_and_dropping_wins() {
+        let held = |flags: &[&str]| rights(flags).capabilities();
+        let usual = held(&[]);
+        assert!(held(&["--cap-add", "cap_net_admin"]).contains(&Capability::NetAdmin));
+        assert_eq!(held(&["--cap-add", "all"]).len(), ALL_CAPABILITIES.len());
+        assert!(held(&["--cap-drop", "ALL"]).is_empty());
+        let one = held(&["--cap-drop", "ALL", "--cap-add", "CHOWN"]);
+        assert_eq!(one, [Capability::Chown].into());
+        let flags = ["--cap-add", "CHOWN", "--cap-drop", "CHOWN"];
+        assert_eq!(held(&flags).len() + 1, usual.len());
+        assert!(parse_capability("NET_ADMINN").is_err());
+    }
+
+    #[test]
+    fn a_privileged_container_is_confined_by_its_guest_alone() {
+        let spec = spec(&["--privileged"]);
+        let linux = spec.linux().as_ref().unwrap();
+        assert!(linux.seccomp().is_none() && linux.masked_paths().is_none());
+        // Its processes are still its own.
+        assert_eq!(linux.namespaces().as_ref().unwrap().len(), 3);
+        let sys = options_of(&spec, "/sys").unwrap();
+        assert!(!sys.contains(&"ro".to_owned()), "{sys:?}");
+    }
+
+    #[test]
+    fn limits_and_groups_are_the_processs() {
+        let flags = [
+            "--ulimit",
+            "nofile=10:20",
+            "--ulimit",
+            "core=-1",
+            "--group-add",
+            "7",
+        ];
+        let spec = spec(&flags);
+        let process = spec.process().as_ref().unwrap();
+        let limits = process.rlimits().as_ref().unwrap();
+        let values: Vec<_> = limits.iter().map(|l| (l.soft(), l.hard())).collect();
+        assert_eq!(values, [(10, 20), (u64::MAX, u64::MAX)]);
+        assert_eq!(
+            process.user().additional_gids().as_deref(),
+            Some([7].as_slice())
+        );
+        for bad in ["nofile", "nofile=", "nofile=2:1", "files=1", "nofile=1:2:3"] {
+            assert!(parse_ulimit(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn file_systems_in_memory_have_dockers_options() {
+        let flags = [
+            "--tmpfs",
+            "/a",
+            "--tmpfs",
+            "/b:size=1m,mode=700,exec",
+            "--shm-size",
+            "1m",
+        ];
+        let spec = spec(&flags);
+        assert_eq!(
+            options_of(&spec, "/a").unwrap(),
+            ["noexec", "nosuid", "nodev"]
+        );
+        let b = ["nosuid", "nodev", "size=1m", "mode=700"];
+        assert_eq!(options_of(&spec, "/b").unwrap(), b);
+        let shm = options_of(&spec, "/dev/shm").unwrap();
+        assert!(shm.contains(&"size=1048576".to_owned()), "{shm:?}");
+        for bad in ["a", "/", "/a/../b", "/a:size=x", "/a:mode=8", "/a:relatime"] {
+            assert!(parse_tmpfs(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn read_only_leaves_the_usual_directories_writable() {
+        let read_only = spec(&["--read-only", "--tmpfs", "/tmp:size=1m"]);
+        assert!(options_of(&read_only, "/run").is_some());
+        let tmp = options_of(&read_only, "/tmp").unwrap();
+        assert!(tmp.contains(&"size=1m".to_owned()), "{tmp:?}");
+        let flags = ["--read-only", "--read-only-tmpfs", "false"];
+        assert_eq!(options_of(&spec(&flags), "/tmp"), None);
+    }
+}

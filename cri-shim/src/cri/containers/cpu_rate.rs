@@ -1,0 +1,81 @@
+//! CPU time per second, from figures that are asked for now and then, by several who do not know of
+//! each other: one that comes right after another gets the same rate, not that of the moment
+//! between them.
+
+/// The shortest time that a rate is taken over, in nanoseconds.
+const WINDOW: u64 = 1_000_000_000;
+
+/// A container's.
+#[derive(Debug, Default)]
+pub(in crate::cri) struct CpuRate(Option<Last>);
+
+#[derive(Debug, Clone, Copy)]
+struct Last {
+    at_ns: u64,
+    used_ns: u64,
+    /// Nanoseconds of CPU time per second, before that.
+    rate: Option<u64>,
+}
+
+impl CpuRate {
+    /// The rate at a time at which so much had been used, both in nanoseconds; `None` before there
+    /// are two. The figures are the guest's word.
+    pub(super) fn at(&mut self, at_ns: u64, used_ns: u64) -> Option<u64> {
+        let since = self.0.and_then(|last| rate(last, at_ns, used_ns));
+        match self.0 {
+            Some(last) if at_ns >= last.at_ns && at_ns - last.at_ns < WINDOW => last.rate.or(since),
+            _ => {
+                let rate = since;
+                self.0 = Some(Last {
+                    at_ns,
+                    used_ns,
+                    rate,
+                });
+                rate
+            }
+        }
+    }
+}
+
+fn rate(last: Last, at_ns: u64, used_ns: u64) -> Option<u64> {
+    let elapsed = at_ns
+        .checked_sub(last.at_ns)
+        .filter(|&elapsed| elapsed > 0)?;
+    let used = used_ns.checked_sub(last.used_ns)?;
+    u64::try_from(u128::from(used) * 1_000_000_000 / u128::from(elapsed)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn who_asks_right_after_another_gets_the_same_rate() {
+        let mut cpu = CpuRate::default();
+        assert_eq!(cpu.at(1000 * MS, 0), None);
+        // Half a CPU for ten seconds, then nothing.
+        assert_eq!(cpu.at(11_000 * MS, 5000 * MS), Some(500 * MS));
+        assert_eq!(cpu.at(11_000 * MS, 5000 * MS), Some(500 * MS));
+        assert_eq!(cpu.at(11_003 * MS, 5000 * MS), Some(500 * MS));
+        assert_eq!(cpu.at(13_000 * MS, 5000 * MS), Some(0));
+    }
+
+    #[test]
+    fn the_first_two_may_be_close_together() {
+        let mut cpu = CpuRate::default();
+        cpu.at(0, 0);
+        assert_eq!(cpu.at(100 * MS, 100 * MS), Some(1000 * MS));
+        assert_eq!(cpu.at(2000 * MS, 1000 * MS), Some(500 * MS));
+    }
+
+    #[test]
+    fn figures_that_go_backwards_have_no_rate() {
+        let mut cpu = CpuRate::default();
+        cpu.at(5000 * MS, 5000 * MS);
+        assert_eq!(cpu.at(4000 * MS, 6000 * MS), None);
+        assert_eq!(cpu.at(9000 * MS, 1), None);
+        assert_eq!(cpu.at(u64::MAX, u64::MAX), Some(1_000_000_000));
+    }
+}

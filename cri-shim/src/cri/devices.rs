@@ -1,0 +1,173 @@
+//! Devices of a container: block devices of the node, which are plugged into its guest as disks,
+//! and character devices that the guest's kernel has itself. No other device of the node can be a
+//! virtual machine's.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Component, Path};
+
+use k8s_cri::v1::Device;
+
+use super::error::{CriError, Result};
+use crate::sandbox::{ContainerDevice, DeviceSource};
+
+/// Devices of one container.
+const DEVICES: usize = 16;
+
+/// Character devices that any container may have. In the guest they have the guest's numbers.
+const GUESTS: &[&str] = &[
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/tty",
+    "/dev/fuse",
+    "/dev/net/tun",
+];
+
+/// Those that a privileged one may have besides.
+const PRIVILEGED: &[&str] = &["/dev/kmsg", "/dev/loop-control"];
+
+/// What the sandbox is to give the container; the node's block devices are open.
+pub(super) fn open(wanted: &[Device], is_privileged: bool) -> Result<Vec<ContainerDevice>> {
+    if wanted.len() > DEVICES {
+        let reason = format!("{} are more than {DEVICES}", wanted.len());
+        return Err(CriError::invalid("config.devices", reason));
+    }
+    let mut paths = BTreeSet::new();
+    for device in wanted {
+        check(device)?;
+        if !paths.insert(&device.container_path) {
+            let reason = format!("{:?} is there twice", device.container_path);
+            return Err(CriError::invalid("config.devices.container_path", reason));
+        }
+    }
+    let devices = wanted.iter().map(|device| {
+        Ok(ContainerDevice {
+            path: device.container_path.clone(),
+            access: device.permissions.clone(),
+            source: source(device, is_privileged)?,
+        })
+    });
+    devices.collect()
+}
+
+fn check(device: &Device) -> Result<()> {
+    for (field, path) in [
+        ("config.devices.container_path", &device.container_path),
+        ("config.devices.host_path", &device.host_path),
+    ] {
+        let mut parts = Path::new(path).components();
+        let is_plain = parts.next() == Some(Component::RootDir)
+            && parts.clone().next().is_some()
+            && parts.all(|part| matches!(part, Component::Normal(_)));
+        if !is_plain || path.contains('\0') {
+            let shown: String = path.chars().take(256).collect();
+            let reason = format!("{shown:?} is not an absolute path without `..`");
+            return Err(CriError::invalid(field, reason));
+        }
+    }
+    let permissions = &device.permissions;
+    if permissions.is_empty() || !permissions.chars().all(|one| "rwm".contains(one)) {
+        let shown: String = permissions.chars().take(16).collect();
+        let reason = format!("{shown:?} is not made of `r`, `w` and `m`");
+        return Err(CriError::invalid("config.devices.permissions", reason));
+    }
+    Ok(())
+}
+
+fn source(device: &Device, is_privileged: bool) -> Result<DeviceSource> {
+    let path = Path::new(&device.host_path);
+    let is_guests = |known: &[&str]| known.contains(&device.host_path.as_str());
+    if is_guests(GUESTS) || is_privileged && is_guests(PRIVILEGED) {
+        return Ok(DeviceSource::Guest(device.host_path.clone()));
+    }
+    // Looked at first: to open a device may have effects.
+    let looked_at = fs::metadata(path).map_err(CriError::io("look at the device", path))?;
+    if !looked_at.file_type().is_block_device() {
+        return Err(CriError::Refused {
+            field: "config.devices.host_path",
+            reason: "of the node's devices, a virtual machine can have block devices; it has \
+                     /dev/fuse, /dev/net/tun, /dev/null and the like itself, and for privileged \
+                     containers /dev/kmsg and /dev/loop-control",
+        });
+    }
+    let is_read_only = !device.permissions.contains('w');
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!is_read_only)
+        .open(path)
+        .map_err(CriError::io("open the device", path))?;
+    let meta = file
+        .metadata()
+        .map_err(CriError::io("look at the device", path))?;
+    if meta.rdev() != looked_at.rdev() || !meta.file_type().is_block_device() {
+        return Err(CriError::invalid(
+            "config.devices.host_path",
+            "it became another device meanwhile; try again",
+        ));
+    }
+    let number = meta.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    Ok(DeviceSource::Disk {
+        file: file.into(),
+        serial: format!("b{major}:{minor}{}", if is_read_only { "r" } else { "w" }),
+        is_read_only,
+        mode: meta.mode() & 0o777,
+        uid: meta.uid(),
+        gid: meta.gid(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(host: &str, container: &str, permissions: &str) -> Device {
+        Device {
+            host_path: host.to_owned(),
+            container_path: container.to_owned(),
+            permissions: permissions.to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_guests_own_character_devices_are_given_by_name() {
+        let fuse = [device("/dev/fuse", "/dev/mine", "rw")];
+        let given = open(&fuse, false).unwrap();
+        assert!(matches!(&given[0].source, DeviceSource::Guest(path) if path == "/dev/fuse"));
+        assert_eq!((&*given[0].path, &*given[0].access), ("/dev/mine", "rw"));
+        let kmsg = [device("/dev/kmsg", "/dev/kmsg", "r")];
+        assert!(open(&kmsg, false).is_err());
+        open(&kmsg, true).unwrap();
+    }
+
+    #[test]
+    fn what_no_guest_can_have_is_refused_by_name() {
+        for (host, container, permissions, field) in [
+            ("/dev/ptmx", "/dev/x", "rw", "host_path"),
+            ("/dev", "/dev/x", "rw", "host_path"),
+            ("/etc/passwd", "/dev/x", "rw", "host_path"),
+            ("dev/null", "/dev/x", "rw", "host_path"),
+            ("/dev/../dev/sda", "/dev/x", "rw", "host_path"),
+            ("/dev/null", "x", "rw", "container_path"),
+            ("/dev/null", "/", "rw", "container_path"),
+            ("/dev/null", "/dev/x", "", "permissions"),
+            ("/dev/null", "/dev/x", "rx", "permissions"),
+            ("/dev/no-such-device", "/dev/x", "rw", "/dev/no-such-device"),
+        ] {
+            let refused = open(&[device(host, container, permissions)], true);
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains(field), "{host} {container}: {message}");
+        }
+        let twice = [
+            device("/dev/null", "/dev/x", "r"),
+            device("/dev/zero", "/dev/x", "r"),
+        ];
+        assert!(open(&twice, false).is_err());
+        let many = vec![device("/dev/null", "/dev/x", "r"); DEVICES + 1];
+        assert!(open(&many, false).is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! What a pod may use as a whole, as its control group says that the kubelet has made.
+//!
+//! The request for a sandbox has the sum of those limits that the pod's containers have: that some
+//! of them have none is not in it. And a limit of the pod itself is in the requests of all its
+//! containers that have none of their own. The kubelet's group alone says what holds for the pod.
+
+use std::fs;
+use std::path::Path;
+
+use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
+
+use super::cgroup;
+use crate::sandbox::{CGROUP_ROOT, parse_cpu_max};
+
+/// A bound of all that belongs to a pod.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::cri) enum Bound {
+    /// There is no group that says.
+    #[default]
+    Unknown,
+    /// The node's own.
+    Unlimited,
+    /// For the containers, without the pod's overhead.
+    At(u64),
+}
+
+/// The bounds of a pod.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::cri) struct PodBounds {
+    /// In bytes.
+    pub(in crate::cri) memory: Bound,
+    pub(in crate::cri) milli_cpus: Bound,
+}
+
+impl PodBounds {
+    pub(in crate::cri) fn of(pod: &PodSandboxConfig) -> Self {
+        Self::read(Path::new(CGROUP_ROOT), pod)
+    }
+
+    fn read(root: &Path, pod: &PodSandboxConfig) -> Self {
+        let Some(group) = cgroup::of_pod(pod) else {
+            return Self::default();
+        };
+        let Ok(group) = group.strip_prefix("/") else {
+            return Self::default();
+        };
+        let overhead = pod.linux.as_ref().and_then(|linux| linux.overhead.as_ref());
+        let bound = |name: &str, parse: fn(&str) -> Option<u64>, overhead: u64| {
+            let text = fs::read_to_string(root.join(group).join(name));
+            match text.as_deref().map(str::trim) {
+                Ok(text) if text.starts_with("max") => Bound::Unlimited,
+                Ok(text) => parse(text).map_or(Bound::Unknown, |most| {
+                    Bound::At(most.saturating_sub(overhead))
+                }),
+                Err(_) => Bound::Unknown,
+            }
+        };
+        Self {
+            memory: bound(
+                "memory.max",
+                |text| text.parse().ok(),
+                overhead.map_or(0, memory_limit),
+            ),
+            milli_cpus: bound(
+                "cpu.max",
+                parse_cpu_max,
+                overhead.map_or(0, |overhead| {
+                    milli_cpus(overhead.cpu_quota, overhead.cpu_period).unwrap_or(0)
+                }),
+            ),
+        }
+    }
+}
+
+impl Bound {
+    /// As much of `wanted` as is within the bound.
+    pub(in crate::cri) fn limit(self, wanted: u64) -> u64 {
+        match self {
+            Self::Unknown | Self::Unlimited => wanted,
+            Self::At(most) => wanted.min(most),
+        }
+    }
+}
+
+/// The limit of memory in bytes; 0 where there is none.
+pub(in crate::cri) fn memory_limit(resources: &LinuxContainerResources) -> u64 {
+    u64::try_from(resources.memory_limit_in_bytes).unwrap_or(0)
+}
+
+/// The thousandths of a CPU that `quota` of each `period` are, rounded up; `None` where these are
+/// no limit.
+pub(in crate::cri) fn milli_cpus(quota: i64, period: i64) -> Option<u64> {
+    let positive = |number: i64| u64::try_from(number).ok().filter(|number| *number > 0);
+    let (quota, period) = positive(quota).zip(positive(period))?;
+    Some(quota.saturating_mul(1000).div_ceil(period))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_cri::v1::LinuxPodSandboxConfig;
+
+    use super::*;
+
+    #[test]
+    fn the_kubelets_group_says_what_a_pod_may_use_beside_its_overhead() {
+        let root = tempfile::tempdir().unwrap();
+        let group = root.path().join("kubepods/pod1");
+        let mut pod = PodSandboxConfig {
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: "/kubepods/pod1".to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let read = |pod: &PodSandboxConfig| {
+            let bounds = PodBounds::read(root.path(), pod);
+            (bounds.memory, bounds.milli_cpus)
+        };
+        let unknown = (Bound::Unknown, Bound::Unknown);
+        assert_eq!(read(&pod), unknown);
+        assert_eq!(read(&PodSandboxConfig::default()), unknown);
+        fs::create_dir_all(&group).unwrap();
+        let says = |memory: &str, cpu: &str| {
+            fs::write(group.join("memory.max"), format!("{memory}\n")).unwrap();
+            fs::write(group.join("cpu.max"), format!("{cpu}\n")).unwrap();
+        };
+        says("max", "max 100000");
+        assert_eq!(read(&pod), (Bound::Unlimited, Bound::Unlimited));
+        says("209715200", "150000 100000");
+        assert_eq!(read(&pod), (Bound::At(200 << 20), Bound::At(1500)));
+        pod.linux.as_mut().unwrap().overhead = Some(LinuxContainerResources {
+            memory_limit_in_bytes: 50 << 20,
+            cpu_quota: 50_000,
+            cpu_period: 100_000,
+            ..Default::default()
+        });
+        assert_eq!(read(&pod), (Bound::At(150 << 20), Bound::At(1000)));
+        says("1", "1 0");
+        assert_eq!(read(&pod), (Bound::At(0), Bound::Unknown));
+        says("", "x y");
+        assert_eq!(read(&pod), unknown);
+    }
+
+    #[test]
+    fn what_is_wanted_stays_within_a_bound() {
+        assert_eq!(Bound::At(5).limit(7), 5);
+        assert_eq!(Bound::At(9).limit(7), 7);
+        assert_eq!(Bound::Unlimited.limit(u64::MAX), u64::MAX);
+        assert_eq!(Bound::Unknown.limit(7), 7);
+    }
+}

@@ -1,0 +1,90 @@
+//! Guests of containers without a limit of memory: they begin small, and get more when they run
+//! short, as far as they can grow.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tracing::{debug, info};
+
+use super::bounds::{Bound, PodBounds, memory_limit};
+use crate::cri::error::Result;
+use crate::cri::node::{Node, Pod};
+use crate::cri::state::{ContainerRecord, PodRecord};
+
+/// The least that a guest gets at once.
+const LEAST_STEP: u64 = 256 << 20;
+
+impl Node {
+    /// Has the pod's guest get more memory when it runs short, as long as one of its containers may
+    /// use any amount.
+    pub(in crate::cri) fn watch_pressure(self: &Arc<Self>, pod: &Arc<Pod>) {
+        if !self.may_grow(pod) || pod.is_watched.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (node, pod) = (Arc::clone(self), Arc::clone(pod));
+        tokio::spawn(async move {
+            let watched = node.grow_when_short(&pod).await;
+            pod.is_watched.store(false, Ordering::SeqCst);
+            match watched {
+                // A container may have come meanwhile.
+                Ok(()) => node.watch_pressure(&pod),
+                Err(error) => debug!(pod = pod.id, %error, "the guest does not grow any more"),
+            }
+        });
+    }
+
+    async fn grow_when_short(&self, pod: &Pod) -> Result<()> {
+        while self.may_grow(pod) {
+            pod.client()?.await_pressure().await?;
+            if !self.may_grow(pod) {
+                break;
+            }
+            pod.update(&self.database, |record| record.extra = more(record))?;
+            info!(
+                pod = pod.id,
+                extra = pod.record().extra,
+                "the guest is short of memory"
+            );
+            self.make_room(pod, None).await?;
+        }
+        Ok(())
+    }
+
+    fn may_grow(&self, pod: &Pod) -> bool {
+        let record = pod.record();
+        record.extra < record.size.growth && self.is_unlimited(pod, PodBounds::of(&record.config))
+    }
+
+    /// Whether a container of the pod may use any amount of memory.
+    pub(super) fn is_unlimited(&self, pod: &Pod, bounds: PodBounds) -> bool {
+        let containers = self.containers_of(&pod.id);
+        let mut records = containers.iter().map(|container| container.record());
+        !has_limit(&pod.record(), bounds) && records.any(|record| is_unlimited(&record))
+    }
+}
+
+/// Whether the pod has a limit for all its containers.
+fn has_limit(record: &PodRecord, bounds: PodBounds) -> bool {
+    let linux = record.config.linux.as_ref();
+    let resources = linux.and_then(|linux| linux.resources.as_ref());
+    match bounds.memory {
+        Bound::Unlimited => false,
+        Bound::At(_) => true,
+        Bound::Unknown => resources.is_some_and(|resources| memory_limit(resources) > 0),
+    }
+}
+
+fn is_unlimited(record: &ContainerRecord) -> bool {
+    let linux = record.config.linux.as_ref();
+    let resources = linux.and_then(|linux| linux.resources.as_ref());
+    let has_limit = resources.is_some_and(|resources| memory_limit(resources) > 0);
+    record.phase.is_there() && !has_limit
+}
+
+/// What a guest has beyond its limits next: half as much again.
+fn more(record: &PodRecord) -> u64 {
+    let size = record.size;
+    let half = size.memory.saturating_add(record.extra) / 2;
+    let step = half.max(LEAST_STEP);
+    record.extra.saturating_add(step).min(size.growth)
+}

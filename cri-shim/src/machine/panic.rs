@@ -1,0 +1,224 @@
+//! The last words of a guest's kernel that panicked, read from its log in the guest's memory after
+//! the end. So they are there without a console, for which each guest would pay at its boot.
+//!
+//! The log is a ring of blocks (Linux 5.10 and later, `kernel/printk/printk_ringbuffer.h`), each
+//! with a number of 64 bits, which goes up by one, and the text of a message. The panic's message
+//! is known by its beginning, and the others are found from there by their numbers.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What a panicking kernel says first.
+const PANIC: &[u8] = b"Kernel panic - not syncing: ";
+
+/// Where messages are looked for, as physical addresses: where kernels lie that are loaded where
+/// they ask to be, with the log that they begin with.
+const LOG_AT: std::ops::Range<u64> = 1 << 20..128 << 20;
+
+/// Memory that is looked at together.
+const WINDOW: usize = 1 << 20;
+
+/// What of a window is looked at again with the next: the messages around one.
+const OVERLAP: usize = 64 << 10;
+
+/// Messages that are kept: those before the panic's, and those after it.
+const BEFORE: usize = 24;
+const AFTER: usize = 24;
+
+/// Longest message, in bytes.
+const MESSAGE_MAX: usize = 1024;
+
+/// Bytes of a block's number, and what blocks are aligned to.
+const NUMBER: usize = size_of::<u64>();
+
+/// A kernel's panic, in the guest's own words.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelPanic {
+    /// The panic's own message.
+    message: String,
+    /// The last messages of the log, the panic's among them.
+    log: Vec<String>,
+}
+
+impl KernelPanic {
+    /// Looks for a panic's messages in memory that `read` reads from a physical address on.
+    pub(super) fn find(read: impl Fn(u64, &mut [u8]) -> usize) -> Option<Self> {
+        let mut window = vec![0; WINDOW];
+        let mut start = LOG_AT.start;
+        while start < LOG_AT.end {
+            let count = read(start, &mut window);
+            let read = window.get(..count)?;
+            if let Some(panic) = Self::within(read) {
+                return Some(panic);
+            }
+            if count < WINDOW {
+                return None;
+            }
+            start += (WINDOW - OVERLAP) as u64;
+        }
+        None
+    }
+
+    /// The last messages of the kernel's log, the oldest first.
+    #[must_use]
+    pub fn log(&self) -> &[String] {
+        &self.log
+    }
+
+    fn within(memory: &[u8]) -> Option<Self> {
+        let begin = PANIC.get(..NUMBER)?;
+        let words = memory.chunks_exact(NUMBER).enumerate();
+        let mut found = words.filter(|(_, word)| *word == begin);
+        found.find_map(|(index, _)| Self::at(memory, index.checked_sub(1)? * NUMBER))
+    }
+
+    /// The panic whose message is in the block at this place.
+    fn at(memory: &[u8], block: usize) -> Option<Self> {
+        let text = memory.get(block + NUMBER..)?;
+        // The kernel has the text of the format, too.
+        let message = text
+            .strip_prefix(PANIC)
+            .filter(|rest| !rest.starts_with(b"%"))?;
+        let number = number(memory, block)?;
+        let mut log = Vec::new();
+        let (mut next, mut after) = (block, number);
+        for _ in 0..BEFORE {
+            after = after.wrapping_sub(1);
+            let nearest = (1..=(NUMBER + MESSAGE_MAX) / NUMBER)
+                .filter_map(|words| next.checked_sub(words * NUMBER))
+                .find(|at| self::number(memory, *at) == Some(after));
+            let Some(at) = nearest else { break };
+            log.push(shown(memory.get(at + NUMBER..next)?));
+            next = at;
+        }
+        log.reverse();
+        let (mut at, mut current) = (block, number);
+        for _ in 0..=AFTER {
+            current = current.wrapping_add(1);
+            let text = at + NUMBER;
+            let most = (text + MESSAGE_MAX).min(memory.len());
+            let following = (text..most)
+                .step_by(NUMBER)
+                .find(|next| self::number(memory, *next) == Some(current));
+            log.push(shown(memory.get(text..following.unwrap_or(most))?));
+            match following {
+                Some(next) => at = next,
+                None => break,
+            }
+        }
+        let end = message.len().min(MESSAGE_MAX);
+        Some(Self {
+            message: shown(message.get(..end)?),
+            log,
+        })
+    }
+}
+
+impl fmt::Display for KernelPanic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+fn number(memory: &[u8], at: usize) -> Option<u64> {
+    let bytes = memory.get(at..at.checked_add(NUMBER)?)?;
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+/// A message's text, up to its end, without what could play with a terminal.
+fn shown(text: &[u8]) -> String {
+    let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+    let text = without_echo(text.trim_ascii_end());
+    let text = String::from_utf8_lossy(text);
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    text.trim_end().chars().map(clean).collect()
+}
+
+/// The kernel moves the text of a message over its level, which is two bytes long, and leaves the
+/// last two bytes of the text behind it. How long the text is stands elsewhere; so a message
+/// without a level whose end repeats itself loses two bytes.
+fn without_echo(text: &[u8]) -> &[u8] {
+    match text.split_last_chunk::<2>() {
+        Some((rest, echo)) if rest.ends_with(echo) => rest,
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log with these messages, the first of which has this number, and something before it.
+    fn log(first: u64, messages: &[&str]) -> Vec<u8> {
+        let mut memory = vec![0x5a; 4096];
+        for (number, message) in (first..).zip(messages) {
+            memory.extend(number.to_le_bytes());
+            memory.extend(message.as_bytes());
+            // What the kernel leaves there.
+            memory.extend(&message.as_bytes()[message.len() - 2..]);
+            memory.extend(b"\n\0");
+            memory.resize(memory.len().next_multiple_of(NUMBER), 0x20);
+        }
+        memory.resize(WINDOW * 3, 0);
+        memory
+    }
+
+    fn find(memory: &[u8], at: u64) -> Option<KernelPanic> {
+        KernelPanic::find(|address, buffer| {
+            let Some(offset) = address.checked_sub(LOG_AT.start) else {
+                return 0;
+            };
+            let offset = usize::try_from(offset).unwrap();
+            let mut bytes = vec![0; usize::try_from(at).unwrap()];
+            bytes.extend_from_slice(memory);
+            let rest = bytes.get(offset..).unwrap_or_default();
+            let count = rest.len().min(buffer.len());
+            buffer[..count].copy_from_slice(&rest[..count]);
+            count
+        })
+    }
+
+    const MESSAGES: [&str; 5] = [
+        "eth0: up",
+        "sysrq: Trigger a crash",
+        "Kernel panic - not syncing: sysrq triggered crash",
+        "CPU: 0 PID: 1 Comm: sh\u{1b}[2J",
+        "Call Trace:",
+    ];
+
+    #[test]
+    fn a_panics_messages_are_found_wherever_the_log_is() {
+        for at in [0, 8, 4096, (WINDOW - 5000) as u64, WINDOW as u64] {
+            let panic = find(&log(0xffff_fff0, &MESSAGES), at).expect("a panic");
+            assert_eq!(panic.to_string(), "sysrq triggered crash", "{at}");
+            let clean = "CPU: 0 PID: 1 Comm: sh [2J";
+            let expected = [MESSAGES[0], MESSAGES[1], MESSAGES[2], clean, MESSAGES[4]];
+            assert_eq!(panic.log(), expected, "{at}");
+        }
+    }
+
+    #[test]
+    fn the_text_of_the_format_is_no_panic() {
+        let memory = log(1, &["xx", "Kernel panic - not syncing: %s", "yy"]);
+        assert_eq!(find(&memory, 0), None);
+        assert_eq!(find(&log(1, &["all is well"]), 0), None);
+        assert_eq!(find(&[], 0), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_the_guest_has_there_is_looked_at(
+            before in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..100),
+            after in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..3000),
+        ) {
+            let mut memory = vec![0; before.len().next_multiple_of(NUMBER) - before.len()];
+            memory.extend(&before);
+            memory.extend(PANIC);
+            memory.extend(&after);
+            if let Some(panic) = KernelPanic::within(&memory) {
+                assert!(panic.log().iter().all(|line| line.len() <= MESSAGE_MAX * 3));
+            }
+        }
+    }
+}

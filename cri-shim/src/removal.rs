@@ -1,0 +1,208 @@
+//! Removal of directories that others have filled, however deep and wide they are.
+//!
+//! The standard library's removal has a descriptor and a stack frame for each level, and a guest
+//! can make more levels than a process has of either. Here each directory that is found below the
+//! top is moved into the top, so two are open at any time.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, openat, openat2,
+    renameat_with, unlinkat,
+};
+use rustix::io::Errno;
+
+/// Removes a directory and all in it. Links are not followed; what is mounted in it is not
+/// touched, and ends the removal with [`io::ErrorKind::ResourceBusy`] or
+/// [`io::ErrorKind::CrossesDevices`]. One that is not there is an error.
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let top = rustix::fs::open(path, flags, Mode::empty())?;
+    let mut moved = Moved::new();
+    // What an earlier removal had moved before it was interrupted is among the names.
+    while empty(&top, &top, &mut moved)? {
+        while let Some(name) = moved.next() {
+            remove_below(&top, &name, &mut moved)?;
+        }
+    }
+    std::fs::remove_dir(path)
+}
+
+/// [`remove_tree`], where others wait for this thread.
+pub(crate) async fn remove_tree_aside(path: &Path) -> io::Result<()> {
+    let path = path.to_owned();
+    let removed = tokio::task::spawn_blocking(move || remove_tree(&path)).await;
+    removed.unwrap_or_else(|error| Err(io::Error::other(error)))
+}
+
+/// The names in the top of the directories that were moved there, of which only their range is
+/// kept.
+struct Moved {
+    prefix: u64,
+    first: u64,
+    next: u64,
+}
+
+impl Moved {
+    fn new() -> Self {
+        use std::hash::{BuildHasher as _, RandomState};
+        Self {
+            // No name that is there already: whatever is in the top, one of these is not.
+            prefix: RandomState::new().hash_one(()),
+            first: 0,
+            next: 0,
+        }
+    }
+
+    fn name(&self, number: u64) -> CString {
+        let name = format!(".removed-{:016x}-{number}", self.prefix);
+        CString::new(name).unwrap_or_default()
+    }
+
+    fn next(&mut self) -> Option<CString> {
+        if self.first == self.next {
+            return None;
+        }
+        let name = self.name(self.first);
+        self.first += 1;
+        Some(name)
+    }
+
+    /// Moves a directory into the top.
+    fn take(&mut self, top: &OwnedFd, parent: &OwnedFd, name: &CStr) -> io::Result<()> {
+        renameat_with(
+            parent,
+            name,
+            top,
+            self.name(self.next),
+            RenameFlags::NOREPLACE,
+        )?;
+        self.next += 1;
+        Ok(())
+    }
+}
+
+/// Removes a directory in the top, and leaves those below it in the top.
+fn remove_below(top: &OwnedFd, name: &CStr, moved: &mut Moved) -> io::Result<()> {
+    // The moved ones and no mount: neither a link nor another file system.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+    let dir = openat2(top, name, flags, Mode::empty(), resolve)?;
+    while empty(top, &dir, moved)? {}
+    Ok(unlinkat(top, name, AtFlags::REMOVEDIR)?)
+}
+
+/// Takes everything out of a directory, once through its list. False when there was nothing.
+fn empty(top: &OwnedFd, dir: &OwnedFd, moved: &mut Moved) -> io::Result<bool> {
+    // A list of its own, from the beginning.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let list = openat(dir.as_fd(), c".", flags, Mode::empty())?;
+    let mut any = false;
+    for entry in Dir::new(list)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        any = true;
+        if entry.file_type() != FileType::Directory {
+            match unlinkat(dir, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => continue,
+                // Its type was not known, or is another one by now.
+                Err(Errno::ISDIR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match unlinkat(dir, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::NOTEMPTY | Errno::EXIST) => moved.take(top, dir, name)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(any)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::mkdirat;
+    use rustix::mount::{UnmountFlags, mount_bind, unmount};
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    /// Makes directories in each other.
+    fn nest(path: &Path, depth: usize) {
+        fs::create_dir_all(path).unwrap();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let mut at: OwnedFd = fs::File::open(path).unwrap().into();
+        for _ in 0..depth {
+            mkdirat(&at, c"d", Mode::from_raw_mode(0o755)).unwrap();
+            at = openat(&at, c"d", flags, Mode::empty()).unwrap();
+        }
+        openat(&at, c"file", OFlags::CREATE, Mode::from_raw_mode(0o644)).unwrap();
+    }
+
+    #[test]
+    fn directories_nest_as_deep_as_a_guest_likes() {
+        // In memory: it is the depth that matters here, not a disk.
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let top = dir.path().join("top");
+        nest(&top, 50_000);
+        // Neither the stack of a small thread nor a process's descriptors are needed.
+        let thread = std::thread::Builder::new().stack_size(128 << 10);
+        let top_too = top.clone();
+        let removal = thread.spawn(move || remove_tree(&top_too)).unwrap();
+        removal.join().unwrap().unwrap();
+        assert!(!top.exists());
+    }
+
+    #[test]
+    fn a_tree_goes_and_what_its_links_lead_to_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (top, kept) = (dir.path().join("top"), dir.path().join("kept"));
+        nest(&kept, 2);
+        for way in ["a/b/c", "a/d", "e"] {
+            nest(&top.join(way), 3);
+            symlink(&kept, top.join(way).join("link")).unwrap();
+        }
+        for number in 0..2000 {
+            fs::create_dir_all(top.join(format!("wide/{number}/x"))).unwrap();
+        }
+        remove_tree(&top).unwrap();
+        assert!(!top.exists());
+        assert!(kept.join("d/d/file").exists());
+        let again = remove_tree(&top).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::NotFound);
+        symlink(&kept, &top).unwrap();
+        assert!(remove_tree(&top).is_err());
+        assert!(kept.join("d/d/file").exists());
+    }
+
+    #[test]
+    fn a_mount_in_a_tree_keeps_its_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let (top, kept) = (dir.path().join("top"), dir.path().join("kept"));
+        nest(&kept, 2);
+        for (way, point) in [("a/b/mount", "a/b/mount"), ("mount", "mount")] {
+            let point = top.join(point);
+            fs::create_dir_all(top.join(way)).unwrap();
+            mount_bind(&kept, &point).unwrap();
+            assert!(remove_tree(&top).is_err());
+            assert!(kept.join("d/d/file").exists());
+            unmount_all_below(&top);
+        }
+        remove_tree(&top).unwrap();
+    }
+
+    /// The mount may have been moved with the directory that it is in.
+    fn unmount_all_below(top: &Path) {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+        for point in points.filter(|point| Path::new(point).starts_with(top)) {
+            unmount(point, UnmountFlags::DETACH).unwrap();
+        }
+    }
+}

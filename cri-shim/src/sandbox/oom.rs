@@ -1,0 +1,50 @@
+//! How readily the host's kernel kills a sandbox's process when the host has no memory left.
+
+use std::fs;
+use std::io;
+
+/// The file of a process that says so, from -1000 (never) to 1000 (first).
+fn file(pid: u32) -> String {
+    format!("/proc/{pid}/oom_score_adj")
+}
+
+/// Sets it. To lower it takes a privilege.
+pub(super) fn set(pid: u32, value: i16) -> io::Result<()> {
+    fs::write(file(pid), value.to_string())
+}
+
+/// Takes from a process what it inherited of its launcher's protection: that a daemon is to be
+/// spared does not mean that its machines are.
+pub(super) fn expose(pid: u32) -> io::Result<()> {
+    let inherited = fs::read_to_string(file(pid))?;
+    match inherited.trim().parse::<i16>() {
+        Ok(value) if value < 0 => set(pid, 0),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_process_has_what_it_is_given_and_no_protection_of_its_launchers() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        let value = || fs::read_to_string(file(pid)).unwrap().trim().to_owned();
+        set(pid, 500).unwrap();
+        expose(pid).unwrap();
+        assert_eq!(value(), "500");
+        // Where the privilege is missing, nothing is protected either.
+        if set(pid, -997).is_ok() {
+            assert_eq!(value(), "-997");
+            expose(pid).unwrap();
+            assert_eq!(value(), "0");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(set(pid, 0).is_err());
+    }
+}

@@ -1,0 +1,440 @@
+//! Containers of the command line whose machines have ended or do not answer: no guest is needed.
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use support::host::Host;
+use support::{Ran, Root};
+
+/// The directory of a container of this name, as `run` makes it.
+fn container(root: &Root, name: &str, number: u8) -> PathBuf {
+    let id = format!("{number:02x}").repeat(32);
+    let dir = root.path().join("c").join(&id[..12]);
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(&dir).unwrap();
+    let record = json!({
+        "id": id, "name": name, "image": "box", "imageId": "sha256:00", "created": 1,
+        "labels": {}, "remove": false, "hostname": "x", "cpus": 1, "memory": 1 << 27,
+        "interactive": false, "stopSignal": 15, "volumes": [], "jailed": true, "user": "",
+        "network": "none", "process": {"cwd": "/", "args": ["true"], "user": {"uid": 0, "gid": 0}},
+    });
+    fs::write(dir.join("container.json"), record.to_string()).unwrap();
+    dir
+}
+
+/// One that ended: its record says when, in seconds since 1970.
+fn ended(root: &Root, name: &str, number: u8, at: u64) -> PathBuf {
+    let dir = container(root, name, number);
+    let id = format!("{number:02x}").repeat(32);
+    let exit = json!({"code": 0, "exited_at_ns": at * 1_000_000_000, "oom_killed": false});
+    let info = json!({
+        "id": id, "state": "Exited", "pid": 1, "started_at_ns": 1, "exit": exit, "restarts": 0,
+    });
+    let record = json!({"exit": "PoweredOff", "containers": [info]});
+    fs::write(dir.join("exit.json"), record.to_string()).unwrap();
+    dir
+}
+
+#[test]
+fn pruning_takes_containers_that_ended_before_then_and_goes_on_after_one_that_it_cannot() {
+    let root = Root::default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let old = ended(&root, "old", 1, 1000);
+    let new = ended(&root, "new", 2, now.as_secs());
+    root.output(&["prune", "-f", "--keep-size", "1G"])
+        .printed("Total reclaimed space: 0B\n");
+    assert!(old.exists() && new.exists());
+    let bad = container(&root, "bad", 3);
+    // No socket can be connected to there.
+    fs::create_dir(bad.join("x")).unwrap();
+    symlink("control.sock", bad.join("control.sock")).unwrap();
+    let filter = ["prune", "-f", "--filter", "until=24h", "--json"];
+    let ran = root.output(&filter);
+    ran.refused(1, &["cannot remove bad"]);
+    let pruned: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(
+        (&pruned["containers"], &pruned["pods"], &pruned["deleted"]),
+        (&json!(["old"]), &json!([]), &json!([]))
+    );
+    assert!(!old.exists() && new.exists());
+    fs::remove_file(bad.join("control.sock")).unwrap();
+    root.output(&["prune", "-f"])
+        .printed("Removed containers: 2\nTotal reclaimed space: 0B\n");
+    assert!(!new.exists());
+}
+
+#[test]
+fn metrics_and_logs_are_for_machines_too() {
+    let root = Root::default();
+    ended(&root, "old", 1, 1000);
+    let first = "# HELP podvisor_containers Containers by state\n\
+                 # TYPE podvisor_containers gauge\n\
+                 podvisor_containers{state=\"exited\"} 1\n";
+    let ran = root.output(&["metrics"]);
+    assert!(ran.stdout.starts_with(first), "{ran:?}");
+    let flags = ["--log-level", "debug", "--log-format", "json"];
+    let run = [&["run"], &flags[..], &["--pull", "never", "none"]].concat();
+    let ran = root.output(&run);
+    assert_eq!(ran.code, Some(125), "{ran:?}");
+    let first: Value = serde_json::from_str(ran.stderr.lines().next().unwrap()).unwrap();
+    assert_eq!(
+        (&first["level"], &first["message"]),
+        (&json!("DEBUG"), &json!("begin"))
+    );
+    assert!(first["timestamp"].is_string(), "{first}");
+}
+
+#[test]
+fn statistics_end_when_nobody_reads_them() {
+    let root = Root::default();
+    let mut stats = root.podvisor(&["stats", "--format", "json"]);
+    let mut stats = stats.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(stats.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "[]");
+    drop(lines);
+    assert!(stats.wait().unwrap().success());
+}
+
+/// A process that listens as a machine's and says nothing.
+struct Mute {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Mute {
+    fn in_dir(dir: &Path) -> Self {
+        let test = std::env::current_exe().unwrap();
+        let target = test.parent().and_then(Path::parent).unwrap();
+        let mut child = Command::new(target.join("examples/mute"))
+            .arg(dir.join("control.sock"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the example `mute` is built with the tests");
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut mute = Self { child, lines };
+        mute.says("listening");
+        mute
+    }
+
+    fn says(&mut self, line: &str) {
+        assert_eq!(self.lines.next().unwrap().unwrap(), line);
+    }
+}
+
+impl Drop for Mute {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_machine_that_does_not_answer_is_shown_and_killed_by_force_alone() {
+    let root = Root::default();
+    let dir = container(&root, "stuck", 0xab);
+    let mut mute = Mute::in_dir(&dir);
+    let pid = mute.child.id();
+    let ps = root.output(&["ps", "--json"]);
+    assert_eq!(ps.code, Some(0), "{ps:?}");
+    let ps: Value = serde_json::from_str(&ps.stdout).unwrap();
+    assert_eq!(
+        (&ps[0]["State"], &ps[0]["Pid"]),
+        (&json!("unresponsive"), &json!(pid))
+    );
+    let process = pid.to_string();
+    for command in ["stop", "rm"] {
+        root.output(&[command, "stuck"])
+            .refused(1, &["does not answer", &process, "podvisor rm -f"]);
+    }
+    assert!(mute.child.try_wait().unwrap().is_none());
+    root.output(&["rm", "-f", "stuck"]).printed("stuck\n");
+    assert!(!mute.child.wait().unwrap().success());
+    assert!(!dir.exists());
+}
+
+#[test]
+fn a_run_ends_by_a_signal_while_it_clears_away() {
+    let host = Host::default();
+    let mut mute = Mute::in_dir(&container(&host.root, "stuck", 0xab));
+    // What it takes for a guest's files: it ends before it boots from them.
+    symlink("/bin/busybox", host.root.path().join("vmlinux")).unwrap();
+    fs::write(host.root.path().join("initramfs.cpio"), "none").unwrap();
+    let mut run = host.root.podvisor(&["run", "box", "true"]);
+    let run = run
+        .env("PODVISOR_GUEST_DIR", host.root.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    mute.says("connected");
+    let pid = Pid::from_raw(run.id().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    let ran = Ran::of(run);
+    assert_eq!(ran.code, Some(130), "{ran:?}");
+}
+
+#[test]
+fn a_stop_waits_for_who_starts_the_container() {
+    let root = Root::default();
+    let dir = container(&root, "starting", 0xcd);
+    let claim = fs::File::open(&dir).unwrap();
+    flock(&claim, FlockOperation::LockExclusive).unwrap();
+    // While a guest boots, its machine's process answers nobody.
+    let booting = Mute::in_dir(&dir);
+    let ps = root.output(&["ps", "--json"]);
+    let ps: Value = serde_json::from_str(&ps.stdout).unwrap();
+    assert_eq!(ps[0]["State"], "created");
+    drop(booting);
+    let mut stop = root.podvisor(&["stop", "starting"]);
+    let mut stop = stop.stdout(Stdio::piped()).spawn().unwrap();
+    // The kernel shows who waits for a lock.
+    let waits = |pid: u32| {
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        let mut lines = locks.lines().filter(|line| line.contains("-> FLOCK"));
+        lines.any(|line| line.split_whitespace().any(|word| word == pid.to_string()))
+    };
+    while !waits(stop.id()) {
+        assert_eq!(stop.try_wait().unwrap(), None, "it did not wait");
+    }
+    flock(claim.as_fd(), FlockOperation::Unlock).unwrap();
+    // Its starter made nothing.
+    Ran::of(stop).printed("starting\n");
+}
+
+/// The names of what `ps -a` shows with these filters.
+fn shown(root: &Root, filters: &[&str]) -> Vec<String> {
+    let filters = filters.iter().flat_map(|filter| ["--filter", filter]);
+    let arguments: Vec<&str> = ["ps", "-a", "--json"].into_iter().chain(filters).collect();
+    let ran = root.output(&arguments);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let list: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
+    let name = |one: &Value| one["Names"][0].as_str().unwrap().to_owned();
+    let mut names: Vec<String> = list.iter().map(name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn filters_of_one_kind_are_alternatives() {
+    let root = Root::default();
+    ended(&root, "web", 1, 1000);
+    ended(&root, "db", 2, 1000);
+    container(&root, "lost", 3);
+    assert_eq!(shown(&root, &["name=web", "name=lost"]), ["lost", "web"]);
+    let filters = ["name=web", "name=lost", "status=exited"];
+    assert_eq!(shown(&root, &filters), ["web"]);
+    let both = ["status=exited", "status=dead"];
+    assert_eq!(shown(&root, &both), ["db", "lost", "web"]);
+    let ran = root.output(&["ps", "--filter", "status=runing"]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("running, paused"), "{ran:?}");
+}
+
+#[test]
+fn a_record_that_is_not_understood_is_told_of_and_stays() {
+    let root = Root::default();
+    let dir = container(&root, "tomorrow", 1);
+    fs::write(dir.join("container.json"), r#"{"of": "another version"}"#).unwrap();
+    let notes = root.path().join("c/my-notes");
+    fs::create_dir(&notes).unwrap();
+    for command in [["ps", "-a"].as_slice(), &["prune", "-f"]] {
+        let ran = root.output(command);
+        ran.refused(0, &["not understood", &dir.display().to_string()]);
+        assert!(dir.join("container.json").exists() && notes.exists());
+    }
+}
+
+#[test]
+fn pruning_images_leaves_containers() {
+    let root = Root::default();
+    let dir = ended(&root, "old", 1, 1000);
+    root.output(&["image", "prune", "-f"])
+        .printed("Total reclaimed space: 0B\n");
+    let ran = root.output(&["image", "prune", "-f", "--json"]);
+    let pruned: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(
+        (&pruned["deleted"], &pruned["containers"]),
+        (&json!([]), &Value::Null)
+    );
+    assert!(dir.exists());
+}
+
+#[test]
+fn pruning_goes_by_when_a_machine_ended_and_not_by_when_it_was_made() {
+    let root = Root::default();
+    let died = container(&root, "died", 1);
+    let record = json!({"exit": "Died", "containers": []}).to_string();
+    fs::write(died.join("exit.json"), record).unwrap();
+    // Its host was started anew since then, at the least.
+    let unknown = container(&root, "unknown", 2);
+    let pod = container(&root, "pod", 3);
+    let record = fs::read_to_string(pod.join("container.json")).unwrap();
+    let mut record: Value = serde_json::from_str(&record).unwrap();
+    record["isPod"] = json!(true);
+    fs::write(pod.join("container.json"), record.to_string()).unwrap();
+    let record = json!({"exit": "PoweredOff", "containers": []}).to_string();
+    fs::write(pod.join("exit.json"), record).unwrap();
+    let filter = ["prune", "-f", "--filter", "until=2020-01-01T00:00:00Z"];
+    root.output(&filter).printed("Total reclaimed space: 0B\n");
+    let old = SystemTime::now() - std::time::Duration::from_secs(48 * 3600);
+    for dir in [&died, &pod] {
+        let record = fs::File::options().write(true).open(dir.join("exit.json"));
+        record.unwrap().set_modified(old).unwrap();
+    }
+    root.output(&["prune", "-f", "--filter", "until=24h", "--json"]);
+    assert!(!died.exists() && !pod.exists());
+    root.output(&["prune", "-f"]);
+    assert!(!unknown.exists());
+}
+
+/// Answers on a control socket that another version of the protocol is spoken there.
+fn other_version(dir: &Path) {
+    let listener = std::os::unix::net::UnixListener::bind(dir.join("control.sock")).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut length = [0; 4];
+            stream.read_exact(&mut length).unwrap();
+            let mut request = vec![0; u32::from_le_bytes(length) as usize];
+            stream.read_exact(&mut request).unwrap();
+            let request: Value = serde_json::from_slice(&request).unwrap();
+            let hello = json!({"Hello": {"version": 99_999, "missing_layers": []}});
+            let reply = json!({"number": request["number"], "answer": {"Ok": hello}});
+            let reply = serde_json::to_vec(&reply).unwrap();
+            let length = u32::try_from(reply.len()).unwrap();
+            stream.write_all(&length.to_le_bytes()).unwrap();
+            stream.write_all(&reply).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_container_of_another_version_is_shown_with_what_to_do() {
+    let root = Root::default();
+    other_version(&container(&root, "other", 1));
+    let ran = root.output(&["ps", "--json"]);
+    ran.refused(0, &["container other", "podvisor rm -f", "version 99999"]);
+    let ps: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(
+        (&ps[0]["State"], &ps[0]["Names"]),
+        (&json!("unknown"), &json!(["other"]))
+    );
+    root.output(&["stop", "other"])
+        .refused(1, &["container other", "podvisor rm -f"]);
+}
+
+#[test]
+fn a_pod_of_another_version_does_not_hide_the_others() {
+    let root = Root::default();
+    for (name, number) in [("other", 1), ("old", 2)] {
+        let dir = container(&root, name, number);
+        let record = fs::read_to_string(dir.join("container.json")).unwrap();
+        let mut record: Value = serde_json::from_str(&record).unwrap();
+        record["isPod"] = json!(true);
+        fs::write(dir.join("container.json"), record.to_string()).unwrap();
+    }
+    other_version(&root.path().join("c").join("01".repeat(6)));
+    let ran = root.output(&["pod", "ls", "--json"]);
+    ran.refused(0, &["pod other", "podvisor pod rm -f"]);
+    let pods: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
+    let mut states: Vec<_> = pods
+        .iter()
+        .map(|pod| (&pod["Name"], &pod["State"]))
+        .collect();
+    states.sort_by_key(|(name, _)| name.to_string());
+    assert_eq!(
+        states,
+        [
+            (&json!("old"), &json!("Exited")),
+            (&json!("other"), &json!("Unknown"))
+        ]
+    );
+}
+
+#[test]
+fn a_container_that_does_not_answer_is_left_out_of_the_statistics() {
+    let root = Root::default();
+    let _mute = Mute::in_dir(&container(&root, "stuck", 1));
+    let ran = root.output(&["stats", "--no-stream", "--format", "json"]);
+    ran.refused(0, &["container stuck", "left out"]);
+    assert_eq!(ran.stdout, "[]\n");
+}
+
+#[test]
+fn commands_in_a_container_end_by_a_signal_while_its_machine_is_waited_for() {
+    let root = Root::default();
+    let mut mute = Mute::in_dir(&container(&root, "stuck", 1));
+    for command in [
+        ["exec", "stuck", "true"].as_slice(),
+        &["attach", "stuck"],
+        &["top", "stuck"],
+    ] {
+        let mut command = root.podvisor(command);
+        let child = command.stderr(Stdio::piped()).spawn().unwrap();
+        mute.says("connected");
+        let pid = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+        kill_process(pid, Signal::INT).unwrap();
+        let ran = Ran::of(child);
+        assert_eq!(ran.code, Some(130), "{ran:?}");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_has_the_exit_code_of_its_command() {
+    let root = Root::default();
+    for (command, code) in [
+        ("run", 125),
+        ("exec", 125),
+        ("debug", 125),
+        ("attach", 125),
+        ("ps", 2),
+    ] {
+        assert_eq!(
+            root.output(&[command, "--nonsense"]).code,
+            Some(code),
+            "{command}"
+        );
+    }
+    for command in [["exec", "nobody", "true"].as_slice(), &["attach", "nobody"]] {
+        root.output(command)
+            .refused(125, &["no container `nobody`"]);
+    }
+}
+
+#[test]
+fn removing_by_force_what_is_not_there_is_no_failure() {
+    let root = Root::default();
+    let dir = ended(&root, "old", 1, 1000);
+    root.output(&["rm", "-f", "nobody", "old"]).printed("old\n");
+    assert!(!dir.exists());
+    root.output(&["pod", "rm", "-f", "nobody"]).printed("");
+    root.output(&["rm", "nobody"]).refused(1, &["no container"]);
+    root.output(&["pod", "rm", "nobody"])
+        .refused(1, &["no pod"]);
+}
+
+#[test]
+fn logs_are_of_one_container_or_of_several_by_their_names() {
+    let root = Root::default();
+    for (name, number) in [("one", 1), ("two", 2)] {
+        let log = ended(&root, name, number, 1000).join("container.log");
+        let line = |text| format!("2026-01-31T12:00:00.000000000Z stdout F {text}\n");
+        fs::write(log, line("a") + &line("b")).unwrap();
+    }
+    root.output(&["logs", "--tail", "all", "one"])
+        .printed("a\nb\n");
+    root.output(&["logs", "-n", "1", "one"]).printed("b\n");
+    root.output(&["logs", "-f", "-n", "1", "one", "two"])
+        .printed("one b\ntwo b\n");
+    let ran = root.output(&["logs", "--tail", "some", "one"]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+}
