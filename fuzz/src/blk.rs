@@ -32,7 +32,7 @@ pub fn run(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else {
         return;
     };
-    // In memory where there is such a folder: flushing to a real disk takes most of the time.
+    // In memory where there is such a directory: flushing to a real disk takes most of the time.
     let file = tempfile::tempfile_in("/dev/shm")
         .or_else(|_| tempfile::tempfile())
         .expect("a temporary file");

@@ -8,7 +8,7 @@ use podvisor_devices::GuestRam;
 use podvisor_devices::testing::{
     CountingInterrupt, DriverQueue, backend_readable, memory, start, stop,
 };
-use podvisor_devices::virtio::{Fault, Progress, VirtioDevice};
+use podvisor_devices::virtio::{Fault, Progress, QueueConfig, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress};
 
 /// Bytes of guest memory.
@@ -23,7 +23,7 @@ pub const QUEUE_SIZE: u16 = 16;
 /// Steps of a program that are run; the rest is cut off.
 const MAX_STEPS: usize = 200;
 /// Calls after which a device that has more to do each time counts as spinning.
-const MAX_CALLS: usize = 10_000;
+pub(crate) const MAX_CALLS: usize = 10_000;
 
 /// An address of a buffer.
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -140,6 +140,118 @@ pub enum Step {
     Reset,
 }
 
+/// Guest memory and the rings in it.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    pub(crate) mem: GuestRam,
+    queues: Vec<DriverQueue>,
+    message_at: u64,
+}
+
+impl Rings {
+    pub(crate) fn new(mem: GuestRam, queues: usize) -> Self {
+        let mut rings = Self {
+            mem,
+            queues: Vec::new(),
+            message_at: 0,
+        };
+        rings.make(queues);
+        rings
+    }
+
+    /// Empty ones.
+    fn make(&mut self, queues: usize) {
+        self.queues = (1..=queues as u64)
+            .map(|n| DriverQueue::new(&self.mem, n * 0x1_0000, QUEUE_SIZE))
+            .collect();
+    }
+
+    pub(crate) fn renew(&mut self) {
+        self.make(self.queues.len());
+    }
+
+    pub(crate) fn configs(&self) -> Vec<QueueConfig> {
+        self.queues.iter().map(DriverQueue::config).collect()
+    }
+
+    fn queue(&mut self, index: u8) -> &mut DriverQueue {
+        let index = usize::from(index) % self.queues.len();
+        &mut self.queues[index]
+    }
+
+    fn place(&mut self, bytes: &[u8]) -> (u64, u32) {
+        let len = bytes.len().min(4096);
+        let addr = BUFFERS + self.message_at;
+        self.message_at = (self.message_at + 4096) % (BUFFERS_LEN / 2);
+        self.mem
+            .write_slice(&bytes[..len], GuestAddress(addr))
+            .expect("in memory");
+        (addr, u32::try_from(len).expect("short"))
+    }
+
+    fn chain(&mut self, queue: u8, readable: &[(u64, u32)], writable: &[(u64, u32)]) {
+        let most = usize::from(QUEUE_SIZE);
+        let readable = &readable[..readable.len().min(most)];
+        let writable = &writable[..writable.len().min(most - readable.len())];
+        self.queue(queue).add(readable, writable);
+    }
+
+    /// Takes what the device gave back.
+    pub(crate) fn take_used(&mut self) {
+        for queue in &mut self.queues {
+            // The used index may have been overwritten by the program.
+            for used in std::iter::from_fn(|| queue.take_used()).take(usize::from(u16::MAX)) {
+                std::hint::black_box(used);
+            }
+        }
+    }
+
+    /// Does a step that is about memory alone; others come back.
+    pub(crate) fn step(&mut self, step: Step) -> Option<Step> {
+        match step {
+            Step::Chain {
+                queue,
+                readable,
+                writable,
+            } => {
+                let (readable, writable) = (buffers(&readable), buffers(&writable));
+                self.chain(queue, &readable, &writable);
+            }
+            Step::Message {
+                queue,
+                bytes,
+                writable,
+            } => {
+                let message = self.place(&bytes);
+                self.chain(queue, &[message], &buffers(&writable));
+            }
+            Step::Descriptor {
+                queue,
+                index,
+                addr,
+                len,
+                flags,
+                next,
+            } => {
+                let index = u16::from(index) % QUEUE_SIZE;
+                self.queue(queue)
+                    .descriptor(index, addr.get(), len.get(), flags.into(), next);
+            }
+            Step::Available { queue, head } => self.queue(queue).make_available(head),
+            Step::AvailableIndex { queue, index } => self.queue(queue).set_avail_idx(index),
+            Step::Write { addr, bytes } => {
+                // Beyond guest memory there is nothing to write to, or nothing that may be written.
+                let addr = addr.get();
+                let room = usize::try_from(MEMORY.saturating_sub(addr)).expect("small");
+                let bytes = &bytes[..bytes.len().min(room)];
+                let _ = self.mem.write_slice(bytes, GuestAddress(addr));
+            }
+            other => return Some(other),
+        }
+        None
+    }
+}
+
 /// A device under a driver.
 #[derive(Debug)]
 pub struct Bench<D> {
@@ -147,9 +259,8 @@ pub struct Bench<D> {
     pub mem: GuestRam,
     /// The device.
     pub device: D,
-    queues: Vec<DriverQueue>,
+    rings: Rings,
     irq: Arc<CountingInterrupt>,
-    message_at: u64,
 }
 
 impl<D: VirtioDevice> Bench<D> {
@@ -169,30 +280,27 @@ impl<D: VirtioDevice> Bench<D> {
     /// When it does not start.
     #[must_use]
     pub fn in_memory(device: D, mem: GuestRam) -> Self {
+        let queues = device.info().queue_sizes.len();
         let mut bench = Self {
+            rings: Rings::new(mem.clone(), queues),
             mem,
             device,
-            queues: Vec::new(),
             irq: Arc::default(),
-            message_at: 0,
         };
         bench.start();
         bench
     }
 
     fn start(&mut self) {
-        self.queues = (1u64..)
-            .zip(self.device.info().queue_sizes)
-            .map(|(n, _)| DriverQueue::new(&self.mem, n * 0x1_0000, QUEUE_SIZE))
-            .collect();
-        let queues: Vec<_> = self.queues.iter().collect();
+        self.rings.renew();
+        let queues: Vec<_> = self.rings.queues.iter().collect();
         let features = self.device.info().features;
         start(&mut self.device, &queues, &self.irq, features);
     }
 
     fn stop(&mut self) {
         let stopped = stop(&mut self.device);
-        assert_eq!(stopped.len(), self.queues.len());
+        assert_eq!(stopped.len(), self.rings.queues.len());
         assert!(stop(&mut self.device).is_empty());
     }
 
@@ -240,28 +348,14 @@ impl<D: VirtioDevice> Bench<D> {
         panic!("the backend spins");
     }
 
-    fn queue(&mut self, index: u8) -> &mut DriverQueue {
-        let index = usize::from(index) % self.queues.len();
-        &mut self.queues[index]
-    }
-
     /// Bytes somewhere among the buffers, as a descriptor of them.
     pub fn place(&mut self, bytes: &[u8]) -> (u64, u32) {
-        let len = bytes.len().min(4096);
-        let addr = BUFFERS + self.message_at;
-        self.message_at = (self.message_at + 4096) % (BUFFERS_LEN / 2);
-        self.mem
-            .write_slice(&bytes[..len], GuestAddress(addr))
-            .expect("in memory");
-        (addr, u32::try_from(len).expect("short"))
+        self.rings.place(bytes)
     }
 
     /// Makes a chain available.
     pub fn chain(&mut self, queue: u8, readable: &[(u64, u32)], writable: &[(u64, u32)]) {
-        let most = usize::from(QUEUE_SIZE);
-        let readable = &readable[..readable.len().min(most)];
-        let writable = &writable[..writable.len().min(most - readable.len())];
-        self.queue(queue).add(readable, writable);
+        self.rings.chain(queue, readable, writable);
     }
 
     /// Takes what the device gave back.
@@ -269,54 +363,19 @@ impl<D: VirtioDevice> Bench<D> {
     /// # Panics
     /// When it gave back what it cannot have.
     pub fn take_used(&mut self) {
-        for queue in &mut self.queues {
-            // The used index may have been overwritten by the program.
-            for used in std::iter::from_fn(|| queue.take_used()).take(usize::from(u16::MAX)) {
-                std::hint::black_box(used);
-            }
-        }
+        self.rings.take_used();
     }
 
     /// Does one step.
     pub fn step(&mut self, step: Step) {
+        if let Some(step) = self.rings.step(step) {
+            self.drive(step);
+        }
+        self.take_used();
+    }
+
+    fn drive(&mut self, step: Step) {
         match step {
-            Step::Chain {
-                queue,
-                readable,
-                writable,
-            } => {
-                let (readable, writable) = (buffers(&readable), buffers(&writable));
-                self.chain(queue, &readable, &writable);
-            }
-            Step::Message {
-                queue,
-                bytes,
-                writable,
-            } => {
-                let message = self.place(&bytes);
-                self.chain(queue, &[message], &buffers(&writable));
-            }
-            Step::Descriptor {
-                queue,
-                index,
-                addr,
-                len,
-                flags,
-                next,
-            } => {
-                let index = u16::from(index) % QUEUE_SIZE;
-                self.queue(queue)
-                    .descriptor(index, addr.get(), len.get(), flags.into(), next);
-            }
-            Step::Available { queue, head } => self.queue(queue).make_available(head),
-            Step::AvailableIndex { queue, index } => self.queue(queue).set_avail_idx(index),
-            Step::Write { addr, bytes } => {
-                // Beyond guest memory there is nothing to write to, or nothing that may be written.
-                let addr = addr.get();
-                let room = usize::try_from(MEMORY.saturating_sub(addr)).expect("small");
-                let bytes = &bytes[..bytes.len().min(room)];
-                let _ = self.mem.write_slice(bytes, GuestAddress(addr));
-            }
             Step::Notify(queue) => self.notify(queue.into()),
             Step::ReadConfig(offset, len) => {
                 let config = self.device.info().config;
@@ -336,8 +395,9 @@ impl<D: VirtioDevice> Bench<D> {
                 self.device.reset();
                 self.start();
             }
+            // The others are done.
+            _ => {}
         }
-        self.take_used();
     }
 }
 
@@ -380,7 +440,7 @@ pub fn run(device: impl VirtioDevice, data: &[u8]) {
 
 /// Lets the device do what is left, and stops it.
 pub fn finish<D: VirtioDevice>(mut bench: Bench<D>) -> D {
-    for queue in 0..bench.queues.len() {
+    for queue in 0..bench.rings.queues.len() {
         bench.notify(u16::try_from(queue).expect("few queues"));
     }
     bench.backend();

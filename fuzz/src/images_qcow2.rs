@@ -29,7 +29,8 @@ struct File {
     cut: u16,
 }
 
-/// Half of all inputs are files as they are, the other half describe qcow2 files with sound headers.
+/// Half of all inputs are files as they are, the other half describe qcow2 files with sound
+/// headers.
 pub fn run(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else {
         return;

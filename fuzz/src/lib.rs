@@ -7,7 +7,7 @@
 //!
 //! A target of a device decodes its input as a program for a driver ([`driver`]) and runs it
 //! against the device: descriptors, rings and registers filled with anything, and the host's
-//! side of the device as well.
+//! side of the device as well. [`transports`] has all devices behind their registers.
 
 pub mod balloon;
 pub mod blk;
@@ -31,5 +31,6 @@ pub mod rng;
 pub mod serial;
 pub mod smoke;
 pub mod snapshot;
+pub mod transports;
 pub mod virtqueue;
 pub mod vsock;

@@ -11,18 +11,20 @@ const MAX_LEN: u64 = 1500;
 /// Runs `target` on the files of `seeds/NAME` and on pseudo-random inputs.
 ///
 /// # Panics
-/// When the target does, or when a seed cannot be read.
+/// When the target does, when a seed cannot be read, or when there is none.
 pub fn run(name: &str, target: fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("seeds")
         .join(name);
-    if let Ok(entries) = std::fs::read_dir(&folder) {
-        for entry in entries {
-            let path = entry.expect("a seed's name").path();
-            let seed = std::fs::read(&path).expect("a readable seed");
-            target(&seed);
-        }
+    let entries = std::fs::read_dir(&directory).expect("a directory of seeds");
+    let mut seeds = 0;
+    for entry in entries {
+        let path = entry.expect("a seed's name").path();
+        let seed = std::fs::read(&path).expect("a readable seed");
+        target(&seed);
+        seeds += 1;
     }
+    assert!(seeds > 0, "there is no seed in {}", directory.display());
     let mut state = 0x9e37_79b9_7f4a_7c15;
     for _ in 0..INPUTS {
         let len = next(&mut state) % MAX_LEN;

@@ -63,8 +63,8 @@ enum Step {
     ResetTransport,
 }
 
-/// Where the sockets are: one folder for the process.
-static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+/// Where the sockets are: one directory for the process.
+static DIRECTORY: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a directory"));
 
 /// What there is before the program begins: bits of its first byte.
 mod given {
@@ -84,7 +84,7 @@ pub fn run(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else {
         return;
     };
-    let path = FOLDER.path().join(unique().to_string());
+    let path = DIRECTORY.path().join(unique().to_string());
     let device = VsockDevice::unix_mux(CID, &path).expect("a device");
     let listener_path = format!("{}_{PORT}", path.display());
     let listener = UnixListener::bind(&listener_path).expect("a listener");

@@ -332,7 +332,7 @@ fn pull(args: &PullArgs) -> Result<ExitCode> {
         .arg(programs.join("podvisor"))
         .arg("--registry")
         .arg(images.join("registry/data"))
-        .arg("--folder")
+        .arg("--directory")
         .arg(paths::target().join("bench/pull"))
         .stdin(Stdio::null());
     if let Some(path) = &args.json {
@@ -348,7 +348,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 /// Builds the harness and podvisor's side of it, as a program that starts once per pod should be;
-/// gives their folder.
+/// gives their directory.
 fn build(packages: &[&str]) -> Result<PathBuf> {
     let step = Step::begin("building the benchmarks");
     let programs = cargo::build_static(packages)?;
@@ -358,9 +358,10 @@ fn build(packages: &[&str]) -> Result<PathBuf> {
 
 /// An initramfs with one of the harness's own inits alone, of `benches/guest`.
 fn initramfs(source: &str, flags: &[&str]) -> Result<PathBuf> {
-    let folder = paths::target().join("bench");
-    fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
-    let init = folder.join("init");
+    let directory = paths::target().join("bench");
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("{} cannot be made", directory.display()))?;
+    let init = directory.join("init");
     process::run(
         process::tied("gcc")
             .args(["-static", "-s", "-o"])
@@ -372,7 +373,7 @@ fn initramfs(source: &str, flags: &[&str]) -> Result<PathBuf> {
     archive.directory("dev")?;
     archive.character_device("dev/console", 0o600, (5, 1))?;
     archive.file("init", 0o755, &fs::read(&init)?)?;
-    let path = folder.join(source).with_extension("cpio");
+    let path = directory.join(source).with_extension("cpio");
     fs::write(&path, archive.finish()?)
         .with_context(|| format!("{} cannot be written", path.display()))?;
     Ok(path)

@@ -42,6 +42,17 @@ pub(crate) fn build_release(package: &str, bins: &[&str], examples: &[&str]) -> 
 /// Builds the programs of `packages` as they are shipped: optimised, static, and the same in
 /// whatever directory they are built; gives their directory.
 pub(crate) fn build_static(packages: &[&str]) -> Result<PathBuf> {
+    let mut command = cargo("build");
+    command
+        .args(["--quiet", "--bins"])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .stdout(std::io::stderr());
+    process::run(as_shipped(&mut command))?;
+    Ok(paths::cargo_target().join(TRIPLE).join("release"))
+}
+
+/// Has `command` build programs as they are shipped.
+fn as_shipped(command: &mut Command) -> &mut Command {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
     let mut flags = vec!["-C target-feature=+crt-static".to_owned()];
@@ -51,14 +62,9 @@ pub(crate) fn build_static(packages: &[&str]) -> Result<PathBuf> {
             flags.push(format!("--remap-path-prefix={}=/{name}", path.display()));
         }
     }
-    let mut command = cargo("build");
     command
-        .args(["--quiet", "--release", "--bins", "--target", TRIPLE])
-        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .args(["--release", "--target", TRIPLE])
         .env("CARGO_ENCODED_RUSTFLAGS", encoded(&flags))
-        .stdout(std::io::stderr());
-    process::run(&mut command)?;
-    Ok(paths::cargo_target().join(TRIPLE).join("release"))
 }
 
 /// Flags as `CARGO_ENCODED_RUSTFLAGS` takes them, so that paths may have spaces.
@@ -72,16 +78,26 @@ fn encoded(flags: &[String]) -> String {
 pub(crate) struct TestProgram {
     /// The file to run.
     pub(crate) path: PathBuf,
-    /// The package's folder, which is its working directory.
-    pub(crate) folder: PathBuf,
-    /// `PACKAGE-FOLDER::TARGET`, for people.
+    /// The package's directory, which is its working directory.
+    pub(crate) directory: PathBuf,
+    /// `PACKAGE-DIRECTORY::TARGET`, for people.
     pub(crate) name: String,
 }
 
 /// Builds the test programs that `selection` names, else those of the default members, and
 /// gives them.
 pub(crate) fn build_tests(selection: &[&str]) -> Result<Vec<TestProgram>> {
+    test_build(cargo("test"), selection)
+}
+
+/// The same with the programs as they are shipped, and tests that are optimised, too.
+pub(crate) fn build_tests_as_shipped(selection: &[&str]) -> Result<Vec<TestProgram>> {
     let mut command = cargo("test");
+    as_shipped(&mut command);
+    test_build(command, selection)
+}
+
+fn test_build(mut command: Command, selection: &[&str]) -> Result<Vec<TestProgram>> {
     command
         .args(["--no-run", "--message-format", "json-render-diagnostics"])
         .args(selection)
@@ -111,17 +127,17 @@ fn test_programs(messages: &str) -> Result<Vec<TestProgram>> {
         if !is_test {
             continue;
         }
-        let folder = PathBuf::from(manifest)
+        let directory = PathBuf::from(manifest)
             .parent()
-            .context("a manifest lies in no folder")?
+            .context("a manifest lies in no directory")?
             .to_owned();
         let target = message["target"]["name"].as_str().unwrap_or_default();
-        let name = format!("{}::{target}", paths::display(&folder));
+        let name = format!("{}::{target}", paths::display(&directory));
         programs.insert(
             PathBuf::from(path),
             TestProgram {
                 path: path.into(),
-                folder,
+                directory,
                 name,
             },
         );
@@ -147,7 +163,7 @@ mod tests {
         let programs = test_programs(messages).unwrap();
         assert_eq!(programs.len(), 1);
         assert_eq!(programs[0].path, PathBuf::from("/t/a-1"));
-        assert_eq!(programs[0].folder, PathBuf::from("/w/a"));
+        assert_eq!(programs[0].directory, PathBuf::from("/w/a"));
         assert!(programs[0].name.ends_with("::a"));
     }
 }

@@ -11,15 +11,18 @@ use crate::cargo;
 use crate::report::Step;
 use crate::{guest, paths, process, setup, test};
 
-/// How long the whole suite may take: a container of another runtime is stopped with grace.
-const LIMIT_SECONDS: u32 = 3000;
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The runtime: podvisor, containerd (Debian's, with runc), or the path of a socket that is
     /// served in the host
     #[arg(long, value_name = "RUNTIME", default_value = "podvisor")]
     against: String,
+    /// Build podvisor and the tests with the release profile
+    #[arg(long)]
+    release: bool,
+    /// Stop after this many seconds; another runtime's containers are stopped with grace
+    #[arg(long, value_name = "SECONDS", default_value_t = 3000)]
+    timeout: u32,
     /// Run only the tests whose path contains one of these
     #[arg(value_name = "FILTER")]
     filters: Vec<String>,
@@ -32,7 +35,12 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     }
     setup::ensure(&groups)?;
     let step = Step::begin("building the tests");
-    let programs = cargo::build_tests(&["--package", "podvisor-cri", "--test", "conformance"])?;
+    let suite = ["--package", "podvisor-cri", "--test", "conformance"];
+    let programs = if args.release {
+        cargo::build_tests_as_shipped(&suite)?
+    } else {
+        cargo::build_tests(&suite)?
+    };
     let program = programs.first().context("cargo built no suite")?;
     step.done();
     guest::ensure()?;
@@ -40,7 +48,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     let own = std::env::current_exe().context("this program's own file cannot be found")?;
     let mut command = process::tied(own);
     command
-        .args(["host", "--timeout", &LIMIT_SECONDS.to_string(), "--env"])
+        .args(["host", "--timeout", &args.timeout.to_string(), "--env"])
         .arg(format!("PODVISOR_CONFORMANCE_AGAINST={}", args.against))
         .arg("--")
         .arg(&program.path)

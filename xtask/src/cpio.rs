@@ -25,7 +25,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// A folder. Its parents must have been written before.
+    /// A directory. Its parents must have been written before.
     pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
         self.entry(path, DIRECTORY | 0o755, (0, 0), &[])
     }

@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: gives the fuzz targets to libFuzzer, one after the other. What they find stays in `target/fuzz`.
+//! `cargo xtask fuzz`: gives the fuzz targets to libFuzzer, one after the other. What they find
+//! stays in `target/fuzz`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,8 @@ use anyhow::{Context, Result, bail};
 use crate::report::Step;
 use crate::{cargo, paths, process, setup};
 
-/// Coverage as libFuzzer wants it, with what a stable compiler has: no address sanitizer, but every check that debug builds have.
+/// Coverage as libFuzzer wants it, with what a stable compiler has: no address sanitizer, but every
+/// check that debug builds have.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";
@@ -60,11 +62,11 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     bail!(
         "faults were found in {}; the inputs are in {}, and `cargo xtask fuzz TARGET` tries them again",
         failed.join(", "),
-        paths::display(&folder().join("artifacts"))
+        paths::display(&directory().join("artifacts"))
     )
 }
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     paths::target().join("fuzz")
 }
 
@@ -83,7 +85,7 @@ fn targets() -> Result<Vec<String>> {
 
 fn build() -> Result<PathBuf> {
     let step = Step::begin("building the fuzz targets");
-    let target = folder().join("build");
+    let target = directory().join("build");
     let mut command = cargo::cargo("build");
     command
         .args([
@@ -107,11 +109,11 @@ fn build() -> Result<PathBuf> {
 
 /// Tries what was found before and then whatever libFuzzer makes up; false when there is a fault.
 fn run(programs: &Path, target: &str, seconds: u32) -> Result<bool> {
-    let corpus = folder().join("corpus").join(target);
-    let artifacts = folder().join("artifacts").join(target);
-    for folder in [&corpus, &artifacts] {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("{} cannot be made", folder.display()))?;
+    let corpus = directory().join("corpus").join(target);
+    let artifacts = directory().join("artifacts").join(target);
+    for directory in [&corpus, &artifacts] {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("{} cannot be made", directory.display()))?;
     }
     let mut command = process::tied(programs.join(target));
     command

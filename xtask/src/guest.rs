@@ -38,7 +38,7 @@ pub(crate) fn ensure() -> Result<[PathBuf; 2]> {
 fn initramfs() -> Result<PathBuf> {
     setup::ensure(&[setup::BUILD])?;
     let step = Step::begin("building the agent and its initramfs");
-    // A target folder of its own: other flags would make cargo rebuild everything each time.
+    // A target directory of its own: other flags would make cargo rebuild everything each time.
     let target = paths::guest().join("agent");
     process::run(
         process::tied(cargo::program())

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{self, Group, Lock};
 use crate::report::Step;
-use crate::{filler, paths, setup};
+use crate::{alignment_padding, paths, setup};
 
 /// Debian's package of the source.
 const SOURCE: &str = "linux-source-6.12";
@@ -41,7 +41,8 @@ const LEFT_OUT: &[&str] = &[
 #[derive(Debug)]
 struct Edit {
     file: &'static str,
-    /// Whole lines that follow each other, but for white space around them; they are there exactly once.
+    /// Whole lines that follow each other, but for white space around them; they are there exactly
+    /// once.
     lines: &'static [&'static str],
 }
 
@@ -173,15 +174,15 @@ fn build(config: &Path, output: &Path) -> Result<()> {
     if current(&key_file) {
         return Ok(());
     }
-    let folder = paths::guest().join("kernel");
-    let _lock = Lock::take(&folder)?;
+    let directory = paths::guest().join("kernel");
+    let _lock = Lock::take(&directory)?;
     if current(&key_file) {
         return Ok(());
     }
 
-    let tree = unpack(archive, &source, &folder)?;
+    let tree = unpack(archive, &source, &directory)?;
     configure(&tree, config, &fragment)?;
-    compile(&tree, archive, &folder.join("build.log"))?;
+    compile(&tree, archive, &directory.join("build.log"))?;
 
     let vmlinux = tree.join("vmlinux");
     let notes = process::output(Command::new("readelf").arg("-n").arg(&vmlinux))?;
@@ -200,7 +201,8 @@ fn build(config: &Path, output: &Path) -> Result<()> {
             .arg(&vmlinux),
     )?;
     let stripped = fs::read(&partial)?;
-    let slim = filler::remove(&stripped).context("the kernel's ELF file is not as expected")?;
+    let slim =
+        alignment_padding::remove(&stripped).context("the kernel's ELF file is not as expected")?;
     fs::write(&partial, slim)?;
     fs::copy(tree.join(".config"), output.with_extension("config"))?;
     fs::rename(&partial, output)?;
@@ -209,9 +211,9 @@ fn build(config: &Path, output: &Path) -> Result<()> {
 }
 
 /// Unpacks and edits the source, unless the same was done here before.
-fn unpack(archive: &Path, digest: &str, folder: &Path) -> Result<PathBuf> {
-    let tree = folder.join("source");
-    let key_file = folder.join("source.key");
+fn unpack(archive: &Path, digest: &str, directory: &Path) -> Result<PathBuf> {
+    let tree = directory.join("source");
+    let key_file = directory.join("source.key");
     let key = format!("{digest} {LEFT_OUT:?} {EDITS:?}");
     if tree.is_dir() && fs::read_to_string(&key_file).is_ok_and(|unpacked| unpacked == key) {
         return Ok(tree);

@@ -1,16 +1,16 @@
 //! podvisor's build, test and measuring commands: `cargo xtask COMMAND`.
 //!
-//! One file (or folder) per command. They share [`paths`] (where results lie), [`process`]
+//! One file (or directory) per command. They share [`paths`] (where results lie), [`process`]
 //! (children that never outlive this program), [`setup`] (Debian packages) and [`report`]
 //! (what a step tells the terminal). No product code is here, and nothing of the product
 //! depends on this crate; it is built first on a fresh machine, so its dependencies are few.
 
+mod alignment_padding;
 mod bench;
 mod cargo;
 mod conformance;
 mod cpio;
 mod demo;
-mod filler;
 mod fuzz;
 mod guest;
 mod host;

@@ -1,5 +1,5 @@
 //! Child processes that never outlive this program, and what must be undone when it ends:
-//! process groups are killed, temporary folders removed, the terminal restored. That holds
+//! process groups are killed, temporary directories removed, the terminal restored. That holds
 //! for a normal end, for an error, and for SIGINT, SIGTERM and SIGHUP; SIGKILL takes the
 //! children along too, because each asks the kernel for it (`setpriv --pdeathsig`).
 
@@ -19,13 +19,13 @@ use signal_hook::iterator::Signals;
 #[derive(Default)]
 struct Undo {
     groups: Vec<Pid>,
-    folders: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
     terminal: Option<Termios>,
 }
 
 static UNDO: Mutex<Undo> = Mutex::new(Undo {
     groups: Vec::new(),
-    folders: Vec::new(),
+    directories: Vec::new(),
     terminal: None,
 });
 
@@ -46,14 +46,14 @@ pub(crate) fn install_signal_handling() {
     });
 }
 
-/// Kills every process group, removes every temporary folder, restores the terminal.
+/// Kills every process group, removes every temporary directory, restores the terminal.
 pub(crate) fn clean_up() {
     let mut undo = undo();
     for group in undo.groups.drain(..) {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
     }
-    for folder in undo.folders.drain(..) {
-        let _ = std::fs::remove_dir_all(folder);
+    for directory in undo.directories.drain(..) {
+        let _ = std::fs::remove_dir_all(directory);
     }
     if let Some(terminal) = undo.terminal.take() {
         let _ = rustix::termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &terminal);
@@ -86,7 +86,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// A temporary folder that goes when the value is dropped, or the program ends.
+/// A temporary directory that goes when the value is dropped, or the program ends.
 #[derive(Debug)]
 pub(crate) struct TempDir(PathBuf);
 
@@ -101,8 +101,8 @@ impl TempDir {
             std::process::id()
         ));
         std::fs::create_dir(&path)
-            .with_context(|| format!("the folder {} cannot be made", path.display()))?;
-        undo().folders.push(path.clone());
+            .with_context(|| format!("the directory {} cannot be made", path.display()))?;
+        undo().directories.push(path.clone());
         Ok(Self(path))
     }
 
@@ -113,7 +113,7 @@ impl TempDir {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        undo().folders.retain(|folder| *folder != self.0);
+        undo().directories.retain(|directory| *directory != self.0);
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -249,16 +249,16 @@ pub(crate) fn key(parts: &[&str]) -> Result<String> {
 pub(crate) struct Lock(#[expect(dead_code, reason = "held, not read")] std::fs::File);
 
 impl Lock {
-    pub(crate) fn take(folder: &Path) -> Result<Self> {
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("{} cannot be made", folder.display()))?;
-        let path = folder.join(".lock");
+    pub(crate) fn take(directory: &Path) -> Result<Self> {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("{} cannot be made", directory.display()))?;
+        let path = directory.join(".lock");
         let file = std::fs::File::create(&path)
             .with_context(|| format!("{} cannot be opened", path.display()))?;
         if file.try_lock().is_err() {
             crate::report::note(&format!(
                 "waiting for another xtask that builds {}",
-                crate::paths::display(folder)
+                crate::paths::display(directory)
             ));
             file.lock()?;
         }
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_temporary_folder_goes_when_dropped() {
+    fn a_temporary_directory_goes_when_dropped() {
         let dir = TempDir::new("test").unwrap();
         let path = dir.path().to_owned();
         std::fs::write(path.join("x"), "x").unwrap();

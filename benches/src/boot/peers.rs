@@ -83,8 +83,8 @@ impl Peer {
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments);
-        if let Some(folder) = &self.libraries {
-            command.env("LD_LIBRARY_PATH", folder);
+        if let Some(directory) = &self.libraries {
+            command.env("LD_LIBRARY_PATH", directory);
         }
         command
     }

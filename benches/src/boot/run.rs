@@ -15,8 +15,8 @@ use super::sample::{self, Sample};
 const LINE: &[u8] = b"init";
 
 /// Boots once.
-pub(super) fn boot(peer: &Peer, guest: &Guest, folder: &Path) -> Result<Sample> {
-    let messages = folder.join("stderr");
+pub(super) fn boot(peer: &Peer, guest: &Guest, directory: &Path) -> Result<Sample> {
+    let messages = directory.join("stderr");
     let began = Instant::now();
     let mut child = Running(
         peer.command()

@@ -63,16 +63,16 @@ pub(crate) fn take(pid: u32, kind: Kind, memory_mib: u64, to_init: Duration) -> 
     let total = process_cpu(pid).context("the process's CPU clock cannot be read")?;
     let mut threads = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let folder = entry?.path();
-        let name = fs::read_to_string(folder.join("comm"))?
+        let directory = entry?.path();
+        let name = fs::read_to_string(directory.join("comm"))?
             .trim_end()
             .to_owned();
-        let text = fs::read_to_string(folder.join("schedstat"))?;
+        let text = fs::read_to_string(directory.join("schedstat"))?;
         let cpu = text
             .split_whitespace()
             .next()
             .and_then(|field| field.parse().ok())
-            .with_context(|| format!("no CPU time in {}", folder.display()))?;
+            .with_context(|| format!("no CPU time in {}", directory.display()))?;
         threads.push(Thread {
             vcpu: kind.is_vcpu(&name),
             name,

@@ -1,4 +1,4 @@
-//! A folder in memory, to which all that is measured is copied: no boot waits for a disk.
+//! A directory in memory, to which all that is measured is copied: no boot waits for a disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 /// A tmpfs on every Linux.
 const MEMORY: &str = "/dev/shm";
 
-/// The folder; it goes when dropped.
+/// The directory; it goes when dropped.
 #[derive(Debug)]
 pub(crate) struct Stage {
     path: PathBuf,
@@ -43,7 +43,7 @@ impl Stage {
         Ok(path)
     }
 
-    /// Copies the shared libraries of `program` to a folder for `LD_LIBRARY_PATH`; none when
+    /// Copies the shared libraries of `program` to a directory for `LD_LIBRARY_PATH`; none when
     /// it has none.
     pub(crate) fn copy_libraries(&self, program: &Path) -> Result<Option<PathBuf>> {
         let output = Command::new("ldd")
@@ -57,18 +57,19 @@ impl Stage {
             return Ok(None);
         }
         let name = program.file_name().unwrap_or_default();
-        let folder = self
+        let directory = self
             .path
             .join(format!("{}.libraries", name.to_string_lossy()));
-        fs::create_dir(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+        fs::create_dir(&directory)
+            .with_context(|| format!("{} cannot be made", directory.display()))?;
         for library in libraries {
             let Some(name) = Path::new(library).file_name() else {
                 bail!("`ldd` names {library:?}, which is no file");
             };
-            fs::copy(library, folder.join(name))
+            fs::copy(library, directory.join(name))
                 .with_context(|| format!("{library} cannot be copied"))?;
         }
-        Ok(Some(folder))
+        Ok(Some(directory))
     }
 }
 
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_goes_with_its_contents() {
+    fn the_directory_goes_with_its_contents() {
         let stage = Stage::new().unwrap();
         let path = stage.path().to_owned();
         stage.write("x", "y").unwrap();

@@ -43,8 +43,8 @@ struct RoundTrip {
     vcpu: Spread,
 }
 
-/// Medians of podvisor to those of QEMU on the same transport. Of throughputs the larger one is better, of the others
-/// the smaller one.
+/// Medians of podvisor to those of QEMU on the same transport. Of throughputs the larger one is
+/// better, of the others the smaller one.
 #[derive(Debug, Serialize)]
 struct Ratio {
     podvisor: &'static str,

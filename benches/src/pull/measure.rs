@@ -42,7 +42,8 @@ impl Cost {
             fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))
         };
         let stat = read("stat")?;
-        // The name before it may contain anything. Then utime is the 12th field, and stime, cutime and cstime follow.
+        // The name before it may contain anything. Then utime is the 12th field, and stime, cutime
+        // and cstime follow.
         let fields = stat
             .rsplit_once(") ")
             .context("/proc/PID/stat is unknown")?;
@@ -78,7 +79,7 @@ impl Sub for Cost {
     }
 }
 
-/// Space that a folder takes.
+/// Space that a directory takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Disk {
     /// Bytes of allocated blocks.
@@ -87,11 +88,11 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// What `folder` and everything below it takes; files with several names count once.
-    pub(super) fn of(folder: &Path) -> Result<Self> {
+    /// What `directory` and everything below it takes; files with several names count once.
+    pub(super) fn of(directory: &Path) -> Result<Self> {
         let mut disk = Self::default();
         let mut seen = HashSet::new();
-        let mut paths = vec![folder.to_owned()];
+        let mut paths = vec![directory.to_owned()];
         while let Some(path) = paths.pop() {
             let fault = || format!("{} cannot be read", path.display());
             let meta = fs::symlink_metadata(&path).with_context(fault)?;
@@ -120,9 +121,9 @@ impl Sub for Disk {
     }
 }
 
-/// Times `work` in `folder`. `daemon` is a process that works for it.
+/// Times `work` in `directory`. `daemon` is a process that works for it.
 pub(super) fn timed(
-    folder: &Path,
+    directory: &Path,
     daemon: Option<u32>,
     work: impl FnOnce() -> Result<()>,
 ) -> Result<(Duration, Duration, Cost)> {
@@ -131,20 +132,20 @@ pub(super) fn timed(
         daemon.map_or(Ok(own), |pid| Ok(own.plus(Cost::of(&pid.to_string())?)))
     };
     // Nothing of what came before is still to be written.
-    sync(folder)?;
+    sync(directory)?;
     let before = costs()?;
     let began = Instant::now();
     work()?;
     let wall = began.elapsed();
     let cost = costs()? - before;
     let flushing = Instant::now();
-    sync(folder)?;
+    sync(directory)?;
     Ok((wall, wall + flushing.elapsed(), cost))
 }
 
-/// Brings the file system of `folder` to the disk.
-fn sync(folder: &Path) -> Result<()> {
-    run(Command::new("sync").arg("-f").arg(folder)).map(drop)
+/// Brings the file system of `directory` to the disk.
+fn sync(directory: &Path) -> Result<()> {
+    run(Command::new("sync").arg("-f").arg(directory)).map(drop)
 }
 
 /// Runs a program to its end; its stdout.

@@ -1,7 +1,9 @@
-//! From a registry to what a container can start from: podvisor, containerd, and skopeo with umoci, side by side.
+//! From a registry to what a container can start from: podvisor, containerd, and skopeo with umoci,
+//! side by side.
 //!
-//! A docker-registry on loopback serves the images. Each run begins with an empty folder on the same file system and ends
-//! with a root file system that is ready; [`peers`] knows the programs, [`measure`] what they cost, [`report`] what is told.
+//! A docker-registry on loopback serves the images. Each run begins with an empty directory on the
+//! same file system and ends with a root file system that is ready; [`peers`] knows the programs,
+//! [`measure`] what they cost, [`report`] what is told.
 
 mod measure;
 mod peers;
@@ -28,9 +30,9 @@ pub(crate) struct Args {
     /// A docker-registry's storage with the images
     #[arg(long, value_name = "DIR")]
     registry: PathBuf,
-    /// A folder for everything that is written; it is emptied
+    /// A directory for everything that is written; it is emptied
     #[arg(long, value_name = "DIR")]
-    folder: PathBuf,
+    directory: PathBuf,
     /// Images of that registry
     #[arg(long, value_name = "NAME", default_values = ["debian:1", "split:1"])]
     image: Vec<String>,
@@ -46,8 +48,8 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     if args.runs == 0 {
         bail!("--runs 0 measures nothing: give 1 or more");
     }
-    clear(&args.folder)?;
-    let registry = Registry::start(&args.registry, &args.folder.join("registry"))?;
+    clear(&args.directory)?;
+    let registry = Registry::start(&args.registry, &args.directory.join("registry"))?;
     let mut report = Report::new(args.runs);
     for image in &args.image {
         let name = format!("{}/{image}", registry.address());
@@ -55,12 +57,13 @@ pub(crate) fn command(args: &Args) -> Result<()> {
         report.add(image, &samples)?;
     }
     drop(registry);
-    clear(&args.folder)?;
+    clear(&args.directory)?;
 
     output::print(&report, args.json.as_deref())
 }
 
-/// All programs in turn, round by round, each round beginning with another one; the first round is not counted.
+/// All programs in turn, round by round, each round beginning with another one; the first round is
+/// not counted.
 fn measure_image(args: &Args, name: &str) -> Result<Vec<(Peer, Vec<Sample>)>> {
     let mut results: Vec<(Peer, Vec<Sample>)> = Peer::all(&args.podvisor)
         .into_iter()
@@ -70,25 +73,25 @@ fn measure_image(args: &Args, name: &str) -> Result<Vec<(Peer, Vec<Sample>)>> {
         let count = results.len();
         for turn in 0..count {
             let (peer, samples) = &mut results[(round + turn) % count];
-            let folder = args.folder.join("store");
-            clear(&folder)?;
+            let directory = args.directory.join("store");
+            clear(&directory)?;
             let sample = peer
-                .measure(name, &folder)
+                .measure(name, &directory)
                 .with_context(|| format!("{} cannot pull {name}", peer.name()))?;
             if round > 0 {
                 samples.push(sample);
             }
         }
     }
-    clear(&args.folder.join("store"))?;
+    clear(&args.directory.join("store"))?;
     Ok(results)
 }
 
-/// Makes an empty folder of `folder`.
-fn clear(folder: &Path) -> Result<()> {
-    let made = match fs::remove_dir_all(folder) {
+/// Makes an empty directory of `directory`.
+fn clear(directory: &Path) -> Result<()> {
+    let made = match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => fs::create_dir_all(folder),
+        _ => fs::create_dir_all(directory),
     };
-    made.with_context(|| format!("{} cannot be emptied", folder.display()))
+    made.with_context(|| format!("{} cannot be emptied", directory.display()))
 }

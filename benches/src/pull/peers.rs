@@ -1,4 +1,4 @@
-//! The programs that are compared, each brought to pull one image into an empty folder.
+//! The programs that are compared, each brought to pull one image into an empty directory.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -42,32 +42,33 @@ impl Peer {
         }
     }
 
-    /// Pulls `image` into `folder`, which is empty.
-    pub(super) fn measure(&mut self, image: &str, folder: &Path) -> Result<Sample> {
+    /// Pulls `image` into `directory`, which is empty.
+    pub(super) fn measure(&mut self, image: &str, directory: &Path) -> Result<Sample> {
         match self {
-            Self::Podvisor(program) => podvisor(program, image, folder),
-            Self::Containerd { snapshotter } => containerd(snapshotter, image, folder),
-            Self::Umoci => umoci(image, folder),
+            Self::Podvisor(program) => podvisor(program, image, directory),
+            Self::Containerd { snapshotter } => containerd(snapshotter, image, directory),
+            Self::Umoci => umoci(image, directory),
         }
     }
 }
 
-fn podvisor(program: &Path, image: &str, folder: &Path) -> Result<Sample> {
-    let before = Disk::of(folder)?;
-    let times = timed(folder, None, || {
+fn podvisor(program: &Path, image: &str, directory: &Path) -> Result<Sample> {
+    let before = Disk::of(directory)?;
+    let times = timed(directory, None, || {
         let mut command = Command::new(program);
-        command.arg("--root").arg(folder);
+        command.arg("--root").arg(directory);
         run(command.args(["pull", "--quiet", image])).map(drop)
     })?;
-    // As `podvisor run` does: the image is found, and its file becomes the disk of a virtual machine, then of another.
+    // As `podvisor run` does: the image is found, and its file becomes the disk of a virtual
+    // machine, then of another.
     let open = || -> Result<fs::File> {
-        let store = Store::open(folder.join("images"))?;
+        let store = Store::open(directory.join("images"))?;
         Ok(store.resolve(image)?.open_rootfs()?)
     };
     let first = open()?;
-    let pulled = Disk::of(folder)?;
+    let pulled = Disk::of(directory)?;
     let second = open()?;
-    let both = Disk::of(folder)?;
+    let both = Disk::of(directory)?;
     drop((first, second));
     Ok(sample(times, pulled - before, both - pulled))
 }
@@ -75,11 +76,11 @@ fn podvisor(program: &Path, image: &str, folder: &Path) -> Result<Sample> {
 fn containerd(
     snapshotter: &mut Option<&'static str>,
     image: &str,
-    folder: &Path,
+    directory: &Path,
 ) -> Result<Sample> {
-    let config = folder.join("config.toml");
+    let config = directory.join("config.toml");
     fs::write(&config, CONTAINERD_CONFIG)?;
-    // Not below the folder: a socket's path is short.
+    // Not below the directory: a socket's path is short.
     let socket = PathBuf::from(format!(
         "/run/podvisor-bench-{}-containerd",
         std::process::id()
@@ -87,9 +88,9 @@ fn containerd(
     let mut command = Command::new("containerd");
     command.arg("--config").arg(&config);
     command.arg("--address").arg(&socket);
-    command.arg("--root").arg(folder.join("root"));
-    command.arg("--state").arg(folder.join("state"));
-    let log = folder.join("log");
+    command.arg("--root").arg(directory.join("root"));
+    command.arg("--state").arg(directory.join("state"));
+    let log = directory.join("log");
     let daemon = Server::start(command.args(["--log-level", "warn"]), &log, || {
         UnixStream::connect(&socket).is_ok()
     })?;
@@ -101,8 +102,8 @@ fn containerd(
         Some(known) => *known,
         none => *none.insert(usable_snapshotter(&ctr(&["plugins", "ls"])?)),
     };
-    let before = Disk::of(folder)?;
-    let times = timed(folder, Some(daemon.pid()), || {
+    let before = Disk::of(directory)?;
+    let times = timed(directory, Some(daemon.pid()), || {
         let arguments = ["--plain-http", "--snapshotter", snapshotter, image];
         ctr(&[&["images", "pull"], &arguments[..]].concat()).map(drop)
     })?;
@@ -120,9 +121,9 @@ fn containerd(
         ])
     };
     prepare("first")?;
-    let pulled = Disk::of(folder)?;
+    let pulled = Disk::of(directory)?;
     prepare("second")?;
-    let both = Disk::of(folder)?;
+    let both = Disk::of(directory)?;
     drop(daemon);
     let _ = fs::remove_file(&socket);
     let _ = fs::remove_file(socket.with_extension("ttrpc"));
@@ -148,26 +149,26 @@ fn topmost(listing: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-fn umoci(image: &str, folder: &Path) -> Result<Sample> {
-    let layout = folder.join("oci");
+fn umoci(image: &str, directory: &Path) -> Result<Sample> {
+    let layout = directory.join("oci");
     let layout = format!("{}:image", layout.display());
     let unpack = |bundle: &str| {
         let mut command = Command::new("umoci");
         run(command
             .args(["unpack", "--image", &layout])
-            .arg(folder.join(bundle)))
+            .arg(directory.join(bundle)))
         .map(drop)
     };
-    let before = Disk::of(folder)?;
-    let times = timed(folder, None, || {
+    let before = Disk::of(directory)?;
+    let times = timed(directory, None, || {
         let mut copy = Command::new("skopeo");
         copy.args(["copy", "--quiet", "--src-tls-verify=false"]);
         run(copy.args([format!("docker://{image}"), format!("oci:{layout}")]))?;
         unpack("first")
     })?;
-    let pulled = Disk::of(folder)?;
+    let pulled = Disk::of(directory)?;
     unpack("second")?;
-    let both = Disk::of(folder)?;
+    let both = Disk::of(directory)?;
     Ok(sample(times, pulled - before, both - pulled))
 }
 

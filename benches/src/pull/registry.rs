@@ -58,7 +58,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // None of them has anything to put in order: its folder goes next.
+        // None of them has anything to put in order: its directory goes next.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -72,11 +72,11 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Serves `storage`, read-only; `folder` is for the registry's own files.
-    pub(crate) fn start(storage: &Path, folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder)?;
+    /// Serves `storage`, read-only; `directory` is for the registry's own files.
+    pub(crate) fn start(storage: &Path, directory: &Path) -> Result<Self> {
+        fs::create_dir_all(directory)?;
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let config = folder.join("config.yml");
+        let config = directory.join("config.yml");
         let text = format!(
             "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {storage:?}}}, \
              maintenance: {{readonly: {{enabled: true}}}}}}\nhttp: {{addr: \"{address}\"}}\n"
@@ -84,7 +84,7 @@ impl Registry {
         fs::write(&config, text)?;
         let server = Server::start(
             Command::new("docker-registry").arg("serve").arg(&config),
-            &folder.join("log"),
+            &directory.join("log"),
             || TcpStream::connect(address).is_ok(),
         )?;
         Ok(Self {

@@ -24,7 +24,7 @@ const GUEST_CID: u32 = 3;
 #[derive(Debug)]
 pub(super) struct Firecracker {
     program: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
     kernel: PathBuf,
     initramfs: PathBuf,
     memory_mib: u64,
@@ -48,7 +48,7 @@ impl Firecracker {
     ) -> Result<Self> {
         Ok(Self {
             program: stage.copy(program)?,
-            folder: stage.path().to_owned(),
+            directory: stage.path().to_owned(),
             kernel,
             initramfs,
             memory_mib,
@@ -177,7 +177,7 @@ impl Firecracker {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("firecracker.{name}"))
+        self.directory.join(format!("firecracker.{name}"))
     }
 }
 

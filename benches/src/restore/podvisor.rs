@@ -14,7 +14,7 @@ use crate::boot::{Kind, Running, Sample, Stage, take};
 #[derive(Debug)]
 pub(super) struct Podvisor {
     program: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
     memory_mib: u64,
     /// What it is given to boot, and to clone.
     boot: Vec<String>,
@@ -34,7 +34,7 @@ impl Podvisor {
         let snapshot = stage.path().join("snapshot").display().to_string();
         Ok(Self {
             program: stage.copy(&args.program)?,
-            folder: stage.path().to_owned(),
+            directory: stage.path().to_owned(),
             memory_mib: args.memory,
             boot: vec![
                 "boot".to_owned(),
@@ -84,7 +84,7 @@ impl Podvisor {
     }
 
     fn start(&self, arguments: &[String], messages: &str) -> Result<Started> {
-        let messages = self.folder.join(messages);
+        let messages = self.directory.join(messages);
         let began = Instant::now();
         let process = Running(
             Command::new(&self.program)

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// The program `podvisor`
     #[arg(long, value_name = "FILE")]
     podvisor: PathBuf,
-    /// The folder of the guest's kernel and initramfs
+    /// The directory of the guest's kernel and initramfs
     #[arg(long, value_name = "DIR")]
     guest: PathBuf,
     /// An archive with the image busybox

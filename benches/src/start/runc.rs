@@ -26,8 +26,8 @@ impl Runc {
         let program = stage.copy(program)?;
         let bundle = stage.path().join("bundle");
         let root = bundle.join("rootfs");
-        for folder in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
-            fs::create_dir_all(root.join(folder))?;
+        for directory in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
+            fs::create_dir_all(root.join(directory))?;
         }
         fs::copy(busybox, root.join("bin/busybox"))
             .with_context(|| format!("{} cannot be copied", busybox.display()))?;

@@ -57,14 +57,14 @@ pub(super) struct Image {
     pub(super) manifest: Vec<u8>,
 }
 
-/// Makes the image's blobs in `folder`; `greeting` is a file of its last layer.
-pub(super) fn make(folder: &Path, greeting: &str) -> Result<Image> {
-    fs::create_dir_all(folder)?;
+/// Makes the image's blobs in `directory`; `greeting` is a file of its last layer.
+pub(super) fn make(directory: &Path, greeting: &str) -> Result<Image> {
+    fs::create_dir_all(directory)?;
     let layers = vec![
-        layer(folder, "1", "busybox and its names", programs)?,
-        layer(folder, "2", "users, and a file to take away", files)?,
+        layer(directory, "1", "busybox and its names", programs)?,
+        layer(directory, "2", "users, and a file to take away", files)?,
         layer(
-            folder,
+            directory,
             "3",
             "a whiteout of that file, and a greeting",
             |tree| changes(tree, greeting),
@@ -75,7 +75,7 @@ pub(super) fn make(folder: &Path, greeting: &str) -> Result<Image> {
         .iter()
         .map(|layer| json!({ "created_by": layer.what }))
         .collect();
-    let config = folder.join("config.json");
+    let config = directory.join("config.json");
     let text = json!({
         "architecture": "amd64",
         "os": "linux",
@@ -103,17 +103,17 @@ pub(super) fn make(folder: &Path, greeting: &str) -> Result<Image> {
     })
 }
 
-/// Packs what `fill` puts into a folder as root's own, without times.
+/// Packs what `fill` puts into a directory as root's own, without times.
 fn layer(
-    folder: &Path,
+    directory: &Path,
     name: &str,
     what: &'static str,
     fill: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<Layer> {
-    let tree = folder.join(name);
+    let tree = directory.join(name);
     fs::create_dir(&tree)?;
     fill(&tree).with_context(|| format!("the layer of {what} cannot be made"))?;
-    let tar = folder.join(format!("layer-{name}.tar"));
+    let tar = directory.join(format!("layer-{name}.tar"));
     process::run(
         process::tied("tar")
             .args(["--owner=0", "--group=0", "--numeric-owner", "--sort=name"])
@@ -127,7 +127,7 @@ fn layer(
     process::run(process::tied("gzip").arg("-nf").arg(&tar))?;
     fs::remove_dir_all(&tree)?;
     Ok(Layer {
-        blob: Blob::of(folder.join(format!("layer-{name}.tar.gz")))?,
+        blob: Blob::of(directory.join(format!("layer-{name}.tar.gz")))?,
         what,
         diff_id,
     })

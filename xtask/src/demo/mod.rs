@@ -50,15 +50,15 @@ pub(crate) fn command() -> Result<ExitCode> {
     timed("podvisor", step.done());
 
     let step = Step::begin("a registry, and an image in it");
-    let folder = paths::target().join("demo");
-    if folder.exists() {
-        fs::remove_dir_all(&folder)
-            .with_context(|| format!("{} cannot be emptied", folder.display()))?;
+    let directory = paths::target().join("demo");
+    if directory.exists() {
+        fs::remove_dir_all(&directory)
+            .with_context(|| format!("{} cannot be emptied", directory.display()))?;
     }
-    fs::create_dir_all(&folder)?;
-    let image = image::make(&folder.join("image"), "hello from layer 3")?;
-    let client = image::make(&folder.join("client"), "hello from the client's image")?;
-    let registry = Registry::start(&folder.join("registry"))?;
+    fs::create_dir_all(&directory)?;
+    let image = image::make(&directory.join("image"), "hello from layer 3")?;
+    let client = image::make(&directory.join("client"), "hello from the client's image")?;
+    let registry = Registry::start(&directory.join("registry"))?;
     registry.push(&image, REPOSITORY, TAG)?;
     registry.push(&client, CLIENT_REPOSITORY, TAG)?;
     let reference = format!("{}/{REPOSITORY}:{TAG}", registry.address());
@@ -73,7 +73,7 @@ pub(crate) fn command() -> Result<ExitCode> {
     }
     timed("registry and push", step.done());
 
-    let store = folder.join("store");
+    let store = directory.join("store");
     let step = Step::begin(format!("podvisor pull {reference}"));
     for image in [&reference, &client] {
         process::run(
@@ -111,7 +111,7 @@ pub(crate) fn command() -> Result<ExitCode> {
     let step = Step::begin("podvisor serve, and a pod of two containers");
     let example = built.join("examples/pod");
     let images = [reference.as_str(), client.as_str()];
-    let of_pod = pod::run(&folder, &podvisor, &example, &store, images)?;
+    let of_pod = pod::run(&directory, &podvisor, &example, &store, images)?;
     timed("the pod, with its host", step.done());
     drop(registry);
 
@@ -119,8 +119,8 @@ pub(crate) fn command() -> Result<ExitCode> {
     println!("The program's exit code: {status}");
     println!();
     println!("What went where:");
-    show("the image's layers", &folder.join("image"))?;
-    show("the registry's data", &folder.join("registry"))?;
+    show("the image's layers", &directory.join("image"))?;
+    show("the registry's data", &directory.join("registry"))?;
     show("podvisor's store", &store)?;
     show("the guest's kernel", &kernel)?;
     show("the guest's agent", &initramfs)?;

@@ -19,16 +19,16 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs a pod of the two images, which are in the store already; gives its exit status.
 pub(super) fn run(
-    folder: &Path,
+    directory: &Path,
     podvisor: &Path,
     example: &Path,
     store: &Path,
     images: [&str; 2],
 ) -> Result<u8> {
-    let cni = folder.join("cni");
+    let cni = directory.join("cni");
     fs::create_dir_all(&cni)?;
     fs::write(cni.join("10-demo.conflist"), network())?;
-    let file = folder.join("pod.sh");
+    let file = directory.join("pod.sh");
     let path = |path: &Path| quote(&path.display().to_string());
     let [server, client] = images.map(quote);
     let text = format!(

@@ -25,20 +25,20 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Starts a registry that keeps its data in `folder`, on a free port.
-    pub(crate) fn start(folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder)?;
+    /// Starts a registry that keeps its data in `directory`, on a free port.
+    pub(crate) fn start(directory: &Path) -> Result<Self> {
+        fs::create_dir_all(directory)?;
         // The port is free now; that nobody takes it meanwhile shows when the registry answers.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let config = folder.join("config.yml");
-        let data = serde_json::Value::from(folder.join("data").display().to_string());
+        let config = directory.join("config.yml");
+        let data = serde_json::Value::from(directory.join("data").display().to_string());
         fs::write(
             &config,
             format!(
                 "version: 0.1\nlog: {{level: warn}}\nstorage: {{filesystem: {{rootdirectory: {data}}}}}\nhttp: {{addr: \"{address}\"}}\n"
             ),
         )?;
-        let log = folder.join("log");
+        let log = directory.join("log");
         let output = fs::File::create(&log)?;
         let mut group = Group::spawn(
             process::tied("docker-registry")
@@ -186,9 +186,9 @@ mod tests {
 
     #[test]
     fn what_was_pushed_can_be_fetched() {
-        let folder = TempDir::new("registry").unwrap();
-        let image = super::super::image::make(&folder.path().join("image"), "hello").unwrap();
-        let registry = Registry::start(&folder.path().join("registry")).unwrap();
+        let directory = TempDir::new("registry").unwrap();
+        let image = super::super::image::make(&directory.path().join("image"), "hello").unwrap();
+        let registry = Registry::start(&directory.path().join("registry")).unwrap();
         registry.push(&image, "test/image", "1").unwrap();
 
         let get = |path: &str| {

@@ -52,12 +52,12 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    fn open(folder: &Path) -> Option<Self> {
-        let release = fs::read_to_string(folder.join("release")).ok()?;
+    fn open(directory: &Path) -> Option<Self> {
+        let release = fs::read_to_string(directory.join("release")).ok()?;
         Some(Self {
-            kernel: folder.join("vmlinux"),
-            initramfs: folder.join("initramfs.cpio"),
-            modules: folder.join("lib/modules").join(&release),
+            kernel: directory.join("vmlinux"),
+            initramfs: directory.join("initramfs.cpio"),
+            modules: directory.join("lib/modules").join(&release),
             release,
         })
     }
@@ -68,25 +68,25 @@ pub(crate) fn ensure() -> Result<Image> {
     let busybox = busybox()?;
     let digest = process::sha256(&busybox)?;
     let key = process::key(&[INIT, STAGE2, &format!("{MODULES:?}"), &digest])?;
-    let folder = paths::host().join(key);
-    if let Some(image) = Image::open(&folder) {
+    let directory = paths::host().join(key);
+    if let Some(image) = Image::open(&directory) {
         return Ok(image);
     }
     let _lock = Lock::take(&paths::host())?;
-    if let Some(image) = Image::open(&folder) {
+    if let Some(image) = Image::open(&directory) {
         return Ok(image);
     }
     let kernel = kernel()?;
     let step = Step::begin("making the test host's initramfs");
-    let partial = folder.with_extension("partial");
+    let partial = directory.with_extension("partial");
     if partial.exists() {
         fs::remove_dir_all(&partial)?;
     }
     fs::create_dir_all(partial.join("lib/modules"))?;
     // The kernel is shared by every initramfs made for it.
-    fs::hard_link(kernel.folder.join("vmlinux"), partial.join("vmlinux"))?;
+    fs::hard_link(kernel.directory.join("vmlinux"), partial.join("vmlinux"))?;
     // Relative, for a tree that is copied or moved.
-    let kernels = kernel.folder.strip_prefix(paths::host())?;
+    let kernels = kernel.directory.strip_prefix(paths::host())?;
     std::os::unix::fs::symlink(
         Path::new("../../..")
             .join(kernels)
@@ -98,14 +98,14 @@ pub(crate) fn ensure() -> Result<Image> {
     let file = fs::File::create(partial.join("initramfs.cpio"))?;
     write_initramfs(std::io::BufWriter::new(file), &busybox, &modules)
         .context("the test host's initramfs cannot be written")?;
-    // Last, as it marks the folder as complete.
+    // Last, as it marks the directory as complete.
     fs::write(partial.join("release"), &kernel.release)?;
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
+    if directory.exists() {
+        fs::remove_dir_all(&directory)?;
     }
-    fs::rename(&partial, &folder)?;
+    fs::rename(&partial, &directory)?;
     step.done();
-    Image::open(&folder).context("the test host was built, but cannot be found")
+    Image::open(&directory).context("the test host was built, but cannot be found")
 }
 
 fn busybox() -> Result<PathBuf> {
@@ -119,13 +119,13 @@ fn busybox() -> Result<PathBuf> {
 /// Debian's kernel, taken apart: `vmlinux` and `lib/modules/RELEASE`.
 #[derive(Debug)]
 struct Kernel {
-    folder: PathBuf,
+    directory: PathBuf,
     release: String,
 }
 
 /// Debian's kernel as Debian ships it, a bzImage: what users bring along.
 pub(crate) fn distribution_kernel() -> Result<PathBuf> {
-    Ok(kernel()?.folder.join("vmlinuz"))
+    Ok(kernel()?.directory.join("vmlinuz"))
 }
 
 /// Downloads the kernel that `linux-image-amd64` stands for today, or takes the one that was
@@ -134,11 +134,11 @@ fn kernel() -> Result<Kernel> {
     let parent = paths::host().join("kernel");
     fs::create_dir_all(&parent)?;
     for entry in fs::read_dir(&parent)? {
-        let folder = entry?.path();
-        if let Ok(release) = fs::read_to_string(folder.join("release"))
-            && folder.join("vmlinuz").is_file()
+        let directory = entry?.path();
+        if let Ok(release) = fs::read_to_string(directory.join("release"))
+            && directory.join("vmlinuz").is_file()
         {
-            return Ok(Kernel { folder, release });
+            return Ok(Kernel { directory, release });
         }
     }
     let mut step = Step::begin("downloading Debian's kernel for the test host");
@@ -177,31 +177,31 @@ fn kernel() -> Result<Kernel> {
         .file_name()
         .to_string_lossy()
         .into_owned();
-    let folder = parent.join(&release);
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
+    let directory = parent.join(&release);
+    if directory.exists() {
+        fs::remove_dir_all(&directory)?;
     }
-    fs::create_dir_all(folder.join("lib"))?;
-    fs::rename(&modules, folder.join("lib/modules"))?;
+    fs::create_dir_all(directory.join("lib"))?;
+    fs::rename(&modules, directory.join("lib/modules"))?;
     process::run(
         process::tied("depmod")
             .arg("-b")
-            .arg(&folder)
+            .arg(&directory)
             .arg(&release)
             .env("PATH", path_with_sbin()),
     )?;
-    let bzimage = folder.join("vmlinuz");
+    let bzimage = directory.join("vmlinuz");
     fs::rename(
         tree.join("boot").join(format!("vmlinuz-{release}")),
         &bzimage,
     )
     .context("the kernel package holds no kernel")?;
     let image = fs::read(&bzimage)?;
-    fs::write(folder.join("vmlinux"), unpack_bzimage(&image)?)?;
+    fs::write(directory.join("vmlinux"), unpack_bzimage(&image)?)?;
     fs::remove_dir_all(&download)?;
-    fs::write(folder.join("release"), &release)?;
+    fs::write(directory.join("release"), &release)?;
     step.done();
-    Ok(Kernel { folder, release })
+    Ok(Kernel { directory, release })
 }
 
 /// What the metapackage depends on: `linux-image-VERSION-amd64`.
@@ -298,14 +298,14 @@ fn filter(tool: &str, input: &[u8]) -> Result<Vec<u8>> {
 
 /// The files of [`MODULES`] and of all that they depend on, dependencies first, each once.
 fn load_order(kernel: &Kernel) -> Result<Vec<(String, Vec<u8>)>> {
-    let folder = kernel.folder.join("lib/modules").join(&kernel.release);
-    let dependencies = fs::read_to_string(folder.join("modules.dep"))?;
-    let builtin = fs::read_to_string(folder.join("modules.builtin"))?;
+    let directory = kernel.directory.join("lib/modules").join(&kernel.release);
+    let dependencies = fs::read_to_string(directory.join("modules.dep"))?;
+    let builtin = fs::read_to_string(directory.join("modules.builtin"))?;
     let paths = order(&dependencies, &builtin, MODULES)?;
     paths
         .into_iter()
         .map(|path| {
-            let file = folder.join(&path);
+            let file = directory.join(&path);
             let bytes =
                 fs::read(&file).with_context(|| format!("{} cannot be read", file.display()))?;
             let name = path.rsplit('/').next().unwrap_or(&path);
@@ -346,10 +346,10 @@ fn order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<Strin
 
 fn write_initramfs(out: impl Write, busybox: &Path, modules: &[(String, Vec<u8>)]) -> Result<()> {
     let mut cpio = cpio::Writer::new(out);
-    for folder in [
+    for directory in [
         "bin", "dev", "host", "lower", "modules", "new", "proc", "sys", "upper",
     ] {
-        cpio.directory(folder)?;
+        cpio.directory(directory)?;
     }
     cpio.character_device("dev/console", 0o600, (5, 1))?;
     cpio.file("bin/busybox", 0o755, &fs::read(busybox)?)?;

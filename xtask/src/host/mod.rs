@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Run right here, whatever this machine's KVM is like
     #[arg(long)]
     native: bool,
-    /// Share a folder read-write; everything else the command writes is gone afterwards
+    /// Share a directory read-write; everything else the command writes is gone afterwards
     #[arg(long, value_name = "DIR")]
     rw: Vec<PathBuf>,
     /// Copy a file to memory before the command runs, at the same path
@@ -148,7 +148,7 @@ fn execute(args: &Args, stdin: bool) -> Result<u8> {
     let job = Job {
         command,
         environment,
-        folder: std::env::current_dir().context("the current folder cannot be found")?,
+        directory: std::env::current_dir().context("the current directory cannot be found")?,
         shares: canonical(&args.rw)?,
         copies: canonical(&args.copy)?,
         terminal: args.shell,
@@ -238,10 +238,10 @@ fn native(icount: bool) -> bool {
     if !Path::new("/dev/kvm").exists() {
         return false;
     }
-    let folder = paths::cargo_target();
+    let directory = paths::cargo_target();
     let program = ["release", "debug"]
         .iter()
-        .map(|profile| folder.join(profile).join("podvisor"))
+        .map(|profile| directory.join(profile).join("podvisor"))
         .find(|path| path.is_file());
     program.is_some_and(|program| {
         Command::new("timeout")

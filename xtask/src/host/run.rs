@@ -2,9 +2,9 @@
 //! the rules by which a host that hangs is ended.
 //!
 //! Every stream is a virtio-serial port on a unix socket: `status` says `up` when the command
-//! starts and `rc=N` when it has ended, which is answered; `stdout`, `stderr` and `stdin` are the command's; with
-//! a terminal, `hvc0` is both directions and `size` carries new window sizes. The command
-//! itself travels in a small cpio archive appended to the initramfs.
+//! starts and `rc=N` when it has ended, which is answered; `stdout`, `stderr` and `stdin` are the
+//! command's; with a terminal, `hvc0` is both directions and `size` carries new window sizes. The
+//! command itself travels in a small cpio archive appended to the initramfs.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -43,7 +43,7 @@ const PULSE_LIMIT: Duration = Duration::from_secs(180);
 pub(crate) struct Job {
     pub(crate) command: Vec<String>,
     pub(crate) environment: Vec<(String, String)>,
-    pub(crate) folder: PathBuf,
+    pub(crate) directory: PathBuf,
     /// Shared read-write, at the same paths.
     pub(crate) shares: Vec<PathBuf>,
     /// Copied to memory before the command runs, at the same paths.
@@ -74,8 +74,8 @@ pub(crate) enum HostExit {
 
 /// Runs `job` to its end.
 pub(crate) fn run(image: &Image, job: &Job) -> Result<HostExit> {
-    let folder = TempDir::new("host")?;
-    let dir = folder.path();
+    let directory = TempDir::new("host")?;
+    let dir = directory.path();
     let initramfs = dir.join("initramfs.cpio");
     write_initramfs(image, job, &initramfs)?;
 
@@ -523,8 +523,8 @@ fn script(job: &Job) -> String {
     for (name, value) in &job.environment {
         text.push_str(&format!("export {name}={}\n", quote(value)));
     }
-    let folder = quote(&job.folder.display().to_string());
-    text.push_str(&format!("cd {folder} || exit 125\nexec"));
+    let directory = quote(&job.directory.display().to_string());
+    text.push_str(&format!("cd {directory} || exit 125\nexec"));
     for word in &job.command {
         text.push(' ');
         text.push_str(&quote(word));

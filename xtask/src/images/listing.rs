@@ -1,7 +1,7 @@
-//! A listing of a folder: what each file in it is, in words that can be compared.
+//! A listing of a directory: what each file in it is, in words that can be compared.
 //!
-//! One line per file: its path, then `name=value` pairs, all apart by tabs. In paths and values every byte that is not
-//! printable ASCII, and the backslash, is written `\ooo`.
+//! One line per file: its path, then `name=value` pairs, all apart by tabs. In paths and values
+//! every byte that is not printable ASCII, and the backslash, is written `\ooo`.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -21,20 +21,20 @@ const ATTRIBUTES: [&[u8]; 3] = [b"user.", b"security.", b"system.posix_acl_"];
 /// Lists everything below `root` and `root` itself, sorted by path.
 pub(super) fn list(root: &Path) -> Result<String> {
     let mut lines = Vec::new();
-    let mut folders = vec![PathBuf::new()];
+    let mut directories = vec![PathBuf::new()];
     let mut files = Vec::new();
     lines.push((PathBuf::new(), describe(root)?));
-    while let Some(folder) = folders.pop() {
-        let path = root.join(&folder);
+    while let Some(directory) = directories.pop() {
+        let path = root.join(&directory);
         for entry in
             fs::read_dir(&path).with_context(|| format!("{} cannot be read", path.display()))?
         {
             let entry = entry?;
-            let relative = folder.join(entry.file_name());
+            let relative = directory.join(entry.file_name());
             lines.push((relative.clone(), describe(&entry.path())?));
             let kind = entry.file_type()?;
             if kind.is_dir() {
-                folders.push(relative);
+                directories.push(relative);
             } else if kind.is_file() {
                 files.push((lines.len() - 1, relative));
             }

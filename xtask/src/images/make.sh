@@ -1,4 +1,4 @@
-# Makes the images in the current folder and pushes them to $REGISTRY. Arguments: Debian's suite, then sources for apt.
+# Makes the images in the current directory and pushes them to $REGISTRY. Arguments: Debian's suite, then sources for apt.
 # As root: images have owners, device nodes and capabilities.
 set -eu
 umask 022
@@ -73,7 +73,7 @@ rm part.tar
     touch modes/attributes modes/acl
     setfattr -n user.text -v hello modes/attributes
     setfattr -n user.binary -v "0x00ff$(printf '%0600d' 0)" modes/attributes
-    setfattr -n user.folder -v yes modes
+    setfattr -n user.directory -v yes modes
     setfacl -m u:1234:rw,g:50:r modes/acl
     mkdir modes/acl-default
     setfacl -d -m g:50:rx modes/acl-default
@@ -98,7 +98,7 @@ rm part.tar
 umoci repack --image oci:layers bundle
 rm -r bundle
 
-# The third and fourth: an opaque folder and a whiteout, as umoci writes them.
+# The third and fourth: an opaque directory and a whiteout, as umoci writes them.
 mkdir new
 echo 'only this' >new/file
 umoci insert --image oci:layers --opaque new /usr/share/pam

@@ -1,4 +1,5 @@
-//! Images made by other people's tools, for tests and benchmarks: mmdebstrap, umoci, buildah, skopeo.
+//! Images made by other people's tools, for tests and benchmarks: mmdebstrap, umoci, buildah,
+//! skopeo.
 //!
 //! [`ensure`] makes them once per recipe, in `target/images`:
 //!
@@ -9,8 +10,8 @@
 //! | `busybox.docker.tar` | a docker-archive by buildah |
 //! | `busybox.oci.tar` | an oci-archive by skopeo |
 //!
-//! `debian` is a Debian root in one layer, `zstd` the same in zstd, `split` the same in four layers, `layers` the same with
-//! three more layers that change it.
+//! `debian` is a Debian root in one layer, `zstd` the same in zstd, `split` the same in four
+//! layers, `layers` the same with three more layers that change it.
 
 mod listing;
 
@@ -26,17 +27,17 @@ use crate::{paths, process, setup};
 
 const RECIPE: &str = include_str!("make.sh");
 
-/// Makes the images unless they are there; gives their folder.
+/// Makes the images unless they are there; gives their directory.
 pub(crate) fn ensure() -> Result<PathBuf> {
     let base = paths::target().join("images");
     let key = process::key(&[RECIPE, include_str!("listing.rs")])?;
-    let folder = base.join(&key);
-    if folder.is_dir() {
-        return Ok(folder);
+    let directory = base.join(&key);
+    if directory.is_dir() {
+        return Ok(directory);
     }
     let _lock = process::Lock::take(&base)?;
-    if folder.is_dir() {
-        return Ok(folder);
+    if directory.is_dir() {
+        return Ok(directory);
     }
     setup::ensure(&[setup::IMAGES])?;
     if !rustix::process::geteuid().is_root() {
@@ -74,9 +75,9 @@ pub(crate) fn ensure() -> Result<PathBuf> {
         listing::list(&bundle.join("rootfs"))?,
     )?;
     fs::remove_dir_all(&bundle)?;
-    fs::rename(&partial, &folder)?;
+    fs::rename(&partial, &directory)?;
     step.done();
-    Ok(folder)
+    Ok(directory)
 }
 
 /// The code name of the Debian that this is: its keys are here.
@@ -88,7 +89,8 @@ fn suite() -> Result<String> {
         .context("/etc/os-release names no release of Debian")
 }
 
-/// Debian's sources as this machine's apt has them; none where apt has no lists, and then mmdebstrap has defaults.
+/// Debian's sources as this machine's apt has them; none where apt has no lists, and then
+/// mmdebstrap has defaults.
 fn sources() -> Vec<String> {
     let listed = process::output(Command::new("apt-get").args([
         "indextargets",

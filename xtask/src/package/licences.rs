@@ -52,10 +52,10 @@ pub(super) fn third_party() -> Result<String> {
         let field = |name: &str| package[name].as_str().unwrap_or_default();
         let name = format!("{} {}", field("name"), field("version"));
         let _ = writeln!(crates, "{name}: {}", field("license"));
-        let Some(folder) = Path::new(field("manifest_path")).parent() else {
+        let Some(directory) = Path::new(field("manifest_path")).parent() else {
             continue;
         };
-        for entry in fs::read_dir(folder)? {
+        for entry in fs::read_dir(directory)? {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().to_uppercase();
             let is_licence = NAMES.iter().any(|name| file.starts_with(name));

@@ -78,22 +78,23 @@ pub(crate) fn command() -> Result<ExitCode> {
     step.done();
 
     let step = Step::begin("packing");
-    let folder = paths::target().join("package");
-    match fs::remove_dir_all(&folder) {
+    let directory = paths::target().join("package");
+    match fs::remove_dir_all(&directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("{} cannot be removed", folder.display()));
+            return Err(error)
+                .with_context(|| format!("{} cannot be removed", directory.display()));
         }
         _ => {}
     }
-    let root = folder.join("tree");
+    let root = directory.join("tree");
     let tree = Tree::new(&root)?;
     install(&tree, &podvisor, &initramfs)?;
     install_kernels(&tree, &[&kernel, &retpoline])?;
     let time = time()?;
     let name = format!("podvisor_{}_{ARCHITECTURE}", env!("CARGO_PKG_VERSION"));
-    let archive = archive(&folder, &name, &time)?;
+    let archive = archive(&directory, &name, &time)?;
     control(&tree, &root)?;
-    let package = debian(&root, folder.join(format!("{name}.deb")), &time)?;
+    let package = debian(&root, directory.join(format!("{name}.deb")), &time)?;
     fs::remove_dir_all(&root)?;
     step.done();
     for path in [package, archive] {
@@ -205,8 +206,8 @@ fn debian(root: &Path, package: PathBuf, time: &str) -> Result<PathBuf> {
     Ok(package)
 }
 
-fn archive(folder: &Path, name: &str, time: &str) -> Result<PathBuf> {
-    let tar = folder.join(format!("{name}.tar"));
+fn archive(directory: &Path, name: &str, time: &str) -> Result<PathBuf> {
+    let tar = directory.join(format!("{name}.tar"));
     let mut command = process::tied("tar");
     command
         .args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"])
@@ -215,13 +216,13 @@ fn archive(folder: &Path, name: &str, time: &str) -> Result<PathBuf> {
         .args(["--format=gnu", "--create", "--file"])
         .arg(&tar)
         .arg("--directory")
-        .arg(folder.join("tree"))
+        .arg(directory.join("tree"))
         .arg(".");
     process::run(&mut command)?;
     let mut command = process::tied("zstd");
     command.args(["-19", "--quiet", "--rm", "-T1"]).arg(&tar);
     process::run(&mut command)?;
-    Ok(folder.join(format!("{name}.tar.zst")))
+    Ok(directory.join(format!("{name}.tar.zst")))
 }
 
 /// Seconds since 1970 of the last change to the sources.

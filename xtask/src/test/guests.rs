@@ -141,7 +141,7 @@ fn script(programs: &[&Listed]) -> String {
         let Listed {
             program, guests, ..
         } = listed;
-        let directory = quote(&program.folder.display().to_string());
+        let directory = quote(&program.directory.display().to_string());
         text.push_str(&format!(
             "\necho {}\ncd {directory} && \
              CARGO_MANIFEST_DIR={directory} {} --test-threads=1 --exact",
@@ -167,7 +167,7 @@ mod tests {
         Listed {
             program: TestProgram {
                 path: format!("/t/{name}-1").into(),
-                folder: "/w/it's".into(),
+                directory: "/w/it's".into(),
                 name: format!("vmm::{name}"),
             },
             here: vec!["a".to_owned()],

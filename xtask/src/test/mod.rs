@@ -194,7 +194,7 @@ fn listed(programs: Vec<TestProgram>, filter: Option<&str>) -> Result<Vec<Listed
             let text = process::output(
                 Command::new(&program.path)
                     .args(["--list", "--format", "terse"])
-                    .current_dir(&program.folder),
+                    .current_dir(&program.directory),
             )?;
             let (guests, here) = text
                 .lines()
@@ -231,8 +231,8 @@ fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
             .arg(&program.path)
             .arg("--exact")
             .args(here)
-            .current_dir(&program.folder)
-            .env("CARGO_MANIFEST_DIR", &program.folder)
+            .current_dir(&program.directory)
+            .env("CARGO_MANIFEST_DIR", &program.directory)
             .stdin(Stdio::null());
         count.add(read(&mut command, &program.name, here.len())?);
     }

@@ -1,4 +1,4 @@
-//! Takes the filler out of a kernel: pages that no instruction reaches and no data lies in.
+//! Takes the padding out of a kernel: pages that no instruction reaches and no data lies in.
 //!
 //! Linux aligns parts of its text to 2 MiB, for page tables of its own, and the linker fills
 //! the gaps with `int3`; data has pages of zeroes. A monitor that loads the file copies both at
@@ -30,7 +30,7 @@ struct Header {
     mem_size: u64,
 }
 
-/// `elf` without its filler and its section headers. Addresses, entry and notes stay.
+/// `elf` without its padding and its section headers. Addresses, entry and notes stay.
 pub(crate) fn remove(elf: &[u8]) -> Result<Vec<u8>> {
     let mut headers = Vec::new();
     for header in read_headers(elf)? {
@@ -114,23 +114,23 @@ fn contents_of<'a>(elf: &'a [u8], header: &Header) -> Result<&'a [u8]> {
         .context("a segment reaches beyond the file")
 }
 
-/// The parts of a segment between runs of filler, in order. BSS goes to the last one.
+/// The parts of a segment between runs of padding, in order. BSS goes to the last one.
 fn split(elf: &[u8], header: &Header) -> Result<Vec<Header>> {
     let contents = contents_of(elf, header)?;
     let mut kept: Vec<std::ops::Range<usize>> = Vec::new();
-    let mut filler = 0;
+    let mut padding = 0;
     for (index, page) in contents.chunks(PAGE).enumerate() {
-        let is_filler = [0, INT3].iter().any(|f| page.iter().all(|b| b == f));
-        if is_filler {
-            filler += 1;
+        let is_padding = [0, INT3].iter().any(|f| page.iter().all(|b| b == f));
+        if is_padding {
+            padding += 1;
             continue;
         }
         let end = index * PAGE + page.len();
         match kept.last_mut() {
-            Some(last) if filler < RUN => last.end = end,
+            Some(last) if padding < RUN => last.end = end,
             _ => kept.push(index * PAGE..end),
         }
-        filler = 0;
+        padding = 0;
     }
     if kept.is_empty() {
         kept.push(0..0);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_but_filler_is_where_it_was() {
+    fn everything_but_padding_is_where_it_was() {
         let contents = pages(&[
             (1, 3),
             (INT3, 40),
