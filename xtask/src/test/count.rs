@@ -11,6 +11,8 @@ pub(crate) struct Count {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) failures: Vec<String>,
+    /// Tests that failed and then passed.
+    pub(crate) unsteady: Vec<String>,
     /// The tests with the time each took.
     times: Vec<(Duration, String)>,
 }
@@ -71,10 +73,22 @@ impl Count {
         }
     }
 
+    /// Takes what a second run of a test that failed gave.
+    pub(crate) fn again(&mut self, test: &str, second: Self) {
+        if second.passed == 1 && second.failed == 0 {
+            self.failures.retain(|failed| failed != test);
+            self.unsteady.push(test.to_owned());
+            self.failed -= 1;
+            self.passed += 1;
+        }
+        self.times.extend(second.times);
+    }
+
     pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.failures.extend(other.failures);
+        self.unsteady.extend(other.unsteady);
         self.times.extend(other.times);
     }
 
@@ -139,6 +153,26 @@ mod tests {
         );
         count.settle("x", 2, false, "exit status: 1");
         assert_eq!(count.to_string(), "2 passed, 1 failed");
+    }
+
+    #[test]
+    fn only_a_test_that_passes_the_second_time_is_unsteady() {
+        let result = |text: &str| {
+            let mut count = Count::default();
+            count.line(text, Duration::ZERO);
+            count
+        };
+        let mut count = result("test result: FAILED. 7 passed; 2 failed; 0 ignored");
+        count.failures = vec!["a".to_owned(), "b".to_owned()];
+        count.again("a", result("test result: ok. 1 passed; 0 failed"));
+        count.again("b", result("test result: FAILED. 0 passed; 1 failed"));
+        // Its program did not even come to it.
+        count.again("b", Count::default());
+        assert_eq!(count.to_string(), "8 passed, 1 failed");
+        assert_eq!(
+            (count.failures, count.unsteady),
+            (vec!["b".to_owned()], vec!["a".to_owned()])
+        );
     }
 
     #[test]

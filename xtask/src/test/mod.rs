@@ -165,6 +165,9 @@ fn conclude(results: &Results) -> ExitCode {
     {
         println!("failed: {failed}");
     }
+    for unsteady in &results.guests.unsteady {
+        println!("unsteady, it failed and then passed: {unsteady}");
+    }
     println!("on this machine: {}", results.machine);
     println!("with guests: {}", results.guests);
     if !results.failed.is_empty() {
