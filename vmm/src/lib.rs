@@ -110,7 +110,7 @@ pub use podvisor_devices::blk::{
     UringDisk, create_overlay, create_qcow2, open_disk,
 };
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
-pub use podvisor_devices::fs::{FsDevice, FsDeviceError};
+pub use podvisor_devices::fs::{FsDevice, FsDeviceError, IdMap};
 pub use podvisor_devices::net::{
     LinkState, MAX_QUEUE_PAIRS, MacAddress, NetDevice, NetDeviceError,
 };

@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::exchange::{Exchange, ExchangeError, Refused};
-use super::tree::{Access, Counters as TreeCounters, Tree};
+use super::tree::{Access, Counters as TreeCounters, IdMap, Tree};
 use crate::GuestRam;
 use crate::descriptors::Quota;
 use crate::virtio::{
@@ -71,6 +71,7 @@ pub struct FsDevice {
     root: OwnedFd,
     access: Access,
     quota: Quota,
+    ids: Option<IdMap>,
     tree: Arc<Tree>,
     server: Server<Arc<Tree>>,
     exchange: Option<Exchange>,
@@ -120,6 +121,7 @@ impl fmt::Debug for FsDevice {
             .field("root", &self.root)
             .field("access", &self.access)
             .field("quota", &self.quota)
+            .field("ids", &self.ids)
             .field("queues", &self.queues)
             .finish_non_exhaustive()
     }
@@ -138,12 +140,13 @@ impl FsDevice {
             return Err(FsDeviceError::Tag { tag: tag.into() });
         }
         let (access, quota) = (Access::ReadWrite, Quota::of_files());
-        let tree = tree(&root, access, &quota)?;
+        let tree = tree(&root, access, &quota, None)?;
         Ok(Self {
             tag: tag.to_owned(),
             root,
             access,
             quota,
+            ids: None,
             server: Server::new(tree.clone()),
             counters: Counters::of(&tree),
             tree,
@@ -199,8 +202,17 @@ impl FsDevice {
         self.rebuild()
     }
 
+    /// Users of the guest are others on the host.
+    ///
+    /// # Errors
+    /// When the root cannot be opened once more.
+    pub fn map_ids(mut self, ids: IdMap) -> Result<Self, FsDeviceError> {
+        self.ids = Some(ids);
+        self.rebuild()
+    }
+
     fn rebuild(mut self) -> Result<Self, FsDeviceError> {
-        self.tree = tree(&self.root, self.access, &self.quota)?;
+        self.tree = tree(&self.root, self.access, &self.quota, self.ids)?;
         self.counters = Counters::of(&self.tree);
         self.server = Server::new(self.tree.clone());
         Ok(self)
@@ -326,8 +338,13 @@ fn fault(error: ExchangeError) -> Fault {
     }
 }
 
-fn tree(root: &OwnedFd, access: Access, quota: &Quota) -> Result<Arc<Tree>, FsDeviceError> {
-    Tree::new(root, access, quota.clone())
+fn tree(
+    root: &OwnedFd,
+    access: Access,
+    quota: &Quota,
+    ids: Option<IdMap>,
+) -> Result<Arc<Tree>, FsDeviceError> {
+    Tree::new(root, access, quota.clone(), ids)
         .map(Arc::new)
         .map_err(FsDeviceError::Root)
 }

@@ -19,6 +19,10 @@
 //!   is read-only. Where the root is made of mount points alone, the client can be kept from
 //!   changing it: the host mounts on names that nobody else moves.
 //!
+//! * Users of the guest are those of the host with the same numbers, or with the numbers that
+//!   an [`IdMap`] gives: an id of the host's that none of the guest's stands for is nobody's
+//!   there, and none that stands for nothing can own a file.
+//!
 //! # What it must not know
 //!
 //! Paths: the root is a descriptor, and after that the device opens nothing by an absolute path.
@@ -28,3 +32,4 @@ mod exchange;
 mod tree;
 
 pub use device::{FsDevice, FsDeviceError, MAX_TAG_LEN};
+pub use tree::IdMap;

@@ -15,7 +15,7 @@ fn nothing_changes_in_the_mount_of_a_root_that_is_made_of_mount_points() {
 fn what_is_mounted_below_a_root_of_mount_points_changes() {
     // A mount of its own on each Linux, with another one below it.
     let root: OwnedFd = File::open("/dev").unwrap().into();
-    let tree = Tree::new(&root, Access::BelowMounts, Quota::own(100)).unwrap();
+    let tree = Tree::new(&root, Access::BelowMounts, Quota::own(100), None).unwrap();
     tree.prepare_thread().unwrap();
     let (context, refused) = (me(), Some(Errno::ROFS));
     let own = name(&format!("podvisor-test-{}", std::process::id()));

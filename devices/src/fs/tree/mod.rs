@@ -8,6 +8,7 @@
 mod attributes;
 mod credentials;
 mod directory;
+mod ids;
 mod operations;
 mod table;
 mod xattr;
@@ -30,6 +31,7 @@ use crate::descriptors::Quota;
 use crate::virtio::Count;
 use attributes::{Attributes, is_generated};
 use credentials::Acting;
+pub use ids::IdMap;
 use table::{Handle, Object, Table};
 
 /// How long the client may keep names and attributes: what the host changes is seen within
@@ -73,12 +75,19 @@ pub(super) struct Tree {
     root_mount: u64,
     /// Objects are made in the name of the guest's users.
     switch_users: bool,
+    /// Who they are on the host; none where each is who has the same number.
+    ids: Option<IdMap>,
     counters: Arc<Counters>,
 }
 
 impl Tree {
     /// Serves `root`, with as many objects and handles open as `quota` has.
-    pub(super) fn new(root: &OwnedFd, access: Access, quota: Quota) -> io::Result<Self> {
+    pub(super) fn new(
+        root: &OwnedFd,
+        access: Access,
+        quota: Quota,
+        ids: Option<IdMap>,
+    ) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = openat(root, c".", flags, Mode::empty())?;
         let attributes = Attributes::of(&fd)?;
@@ -95,6 +104,7 @@ impl Tree {
             table: Mutex::new(Table::new(root, quota)),
             access,
             switch_users: credentials::may_switch(),
+            ids,
             counters: Arc::default(),
         })
     }
@@ -158,7 +168,25 @@ impl Tree {
 
     /// To open what is there already: only as this user may.
     fn acting(&self, context: &Context) -> io::Result<Acting> {
-        Acting::as_user(self.switch_users, context.uid, context.gid)
+        let (uid, gid) = (self.host_id(context.uid)?, self.host_id(context.gid)?);
+        Acting::as_user(self.switch_users, uid, gid)
+    }
+
+    /// The host's id for one of the client's.
+    fn host_id(&self, id: u32) -> io::Result<u32> {
+        let Some(ids) = self.ids else { return Ok(id) };
+        // As the kernel answers where a mount maps ids.
+        Ok(ids.to_host(id).ok_or(Errno::OVERFLOW)?)
+    }
+
+    /// Attributes as the client has them.
+    fn stat(&self, attributes: &Attributes) -> libc::stat64 {
+        let mut stat = attributes.stat();
+        if let Some(ids) = self.ids {
+            stat.st_uid = ids.to_guest(stat.st_uid);
+            stat.st_gid = ids.to_guest(stat.st_gid);
+        }
+        stat
     }
 
     /// To make something new in a directory.
@@ -195,7 +223,7 @@ impl Tree {
         Ok(Entry {
             inode,
             generation: 0,
-            attr: attributes.stat(),
+            attr: self.stat(&attributes),
             attr_flags: if is_mount { ATTR_SUBMOUNT } else { 0 },
             attr_timeout: KEEP,
             entry_timeout: KEEP,

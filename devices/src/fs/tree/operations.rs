@@ -92,7 +92,7 @@ impl FileSystem for Tree {
             Some(handle) => Attributes::of(&*file(&*self.handle(handle, inode)?))?,
             None => Attributes::of(&self.object(inode)?.fd)?,
         };
-        Ok((attributes.stat(), KEEP))
+        Ok((self.stat(&attributes), KEEP))
     }
 
     fn setattr(
@@ -117,6 +117,8 @@ impl FileSystem for Tree {
             if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
                 return Err(Errno::INVAL.into());
             }
+            let host_id = |id: Option<u32>| id.map(|id| self.host_id(id)).transpose();
+            let (uid, gid) = (host_id(uid)?, host_id(gid)?);
             let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
             chownat(&object.fd, c"", uid, gid, flags)?;

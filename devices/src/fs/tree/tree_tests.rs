@@ -9,6 +9,8 @@ use std::path::Path;
 mod access_tests;
 #[path = "credentials_tests.rs"]
 mod credentials_tests;
+#[path = "ids_tests.rs"]
+mod ids_tests;
 
 struct Rig {
     dir: tempfile::TempDir,
@@ -20,7 +22,7 @@ const ROOT: u64 = table::ROOT;
 fn rig_with(access: Access, limit: usize) -> Rig {
     let dir = tempfile::tempdir().unwrap();
     let root: OwnedFd = File::open(dir.path()).unwrap().into();
-    let tree = Tree::new(&root, access, Quota::own(limit)).unwrap();
+    let tree = Tree::new(&root, access, Quota::own(limit), None).unwrap();
     tree.prepare_thread().unwrap();
     Rig { dir, tree }
 }
@@ -461,7 +463,7 @@ fn files_without_a_size_are_read_past_the_clients_cache_and_never_waited_for() {
     let ordinary = dir.path().join("file");
     std::fs::write(&ordinary, "").unwrap();
     let root: OwnedFd = File::open("/").unwrap().into();
-    let tree = Tree::new(&root, Access::ReadWrite, Quota::own(100)).unwrap();
+    let tree = Tree::new(&root, Access::ReadWrite, Quota::own(100), None).unwrap();
     tree.prepare_thread().unwrap();
     let generated = [
         "/proc/version",
