@@ -235,15 +235,18 @@ impl CriError {
             Self::Sandbox(error) => sandbox_code(error),
             Self::Image(error) => image_code(error),
             Self::Assets(_) => Code::FailedPrecondition,
-            Self::Io { source, .. } | Self::Host { source, .. } => match source.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    Code::ResourceExhausted
-                }
-                _ => Code::Internal,
-            },
-            Self::State(_) | Self::Unkillable { .. } => Code::Internal,
+            Self::Io { source, .. } | Self::Host { source, .. } => file_code(Some(source.kind())),
+            Self::State(error) => file_code(error.io_kind()),
+            Self::Unkillable { .. } => Code::Internal,
             Self::Shared(status) => status.code(),
         }
+    }
+}
+
+fn file_code(kind: Option<io::ErrorKind>) -> Code {
+    match kind {
+        Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => Code::ResourceExhausted,
+        _ => Code::Internal,
     }
 }
 

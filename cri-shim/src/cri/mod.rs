@@ -11,6 +11,8 @@ mod calls;
 mod config;
 mod containers;
 mod devices;
+#[cfg(test)]
+mod disk;
 mod error;
 mod events;
 mod flights;

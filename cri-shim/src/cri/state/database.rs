@@ -1,8 +1,11 @@
 //! The database file.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use redb::{Database as Redb, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use tracing::{info, warn};
 
 use super::Record;
 use super::records::{AnyRecord, Versioned};
@@ -55,10 +58,25 @@ pub(crate) enum StateError {
     },
 }
 
+impl StateError {
+    /// What the operating system said of the file, if it said anything.
+    pub(crate) fn io_kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Self::Database { source, .. } => match &**source {
+                redb::Error::Io(error) => Some(error.kind()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
 /// Pods and containers of the node; one daemon at a time has it open.
 #[derive(Debug)]
 pub(crate) struct Database {
-    redb: Redb,
+    /// None after a failure of its file, until somebody asks again: redb refuses whatever comes
+    /// after one.
+    redb: Mutex<Option<Redb>>,
     path: PathBuf,
 }
 
@@ -69,15 +87,10 @@ fn table<R: Record>() -> TableDefinition<'static, &'static str, &'static [u8]> {
 impl Database {
     /// Opens the file or makes it.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
-        let path = path.to_owned();
-        match Redb::create(&path) {
-            Ok(redb) => Ok(Self { redb, path }),
-            Err(error) => Err(StateError::Database {
-                action: "open",
-                path,
-                source: Box::new(error.into()),
-            }),
-        }
+        Ok(Self {
+            redb: Mutex::new(Some(open(path)?)),
+            path: path.to_owned(),
+        })
     }
 
     /// Writes a record; on the disk when this returns.
@@ -88,7 +101,7 @@ impl Database {
         };
         let bytes = serde_json::to_vec(&versioned);
         let bytes = bytes.map_err(|source| self.damaged::<R>(record.id(), source))?;
-        self.write(|redb| {
+        self.with("write", |redb| {
             let transaction = redb.begin_write()?;
             transaction
                 .open_table(table::<R>())?
@@ -99,7 +112,7 @@ impl Database {
 
     /// Forgets a record; one that is not there is no error.
     pub(crate) fn remove<R: Record>(&self, id: &str) -> Result<(), StateError> {
-        self.write(|redb| {
+        self.with("write", |redb| {
             let transaction = redb.begin_write()?;
             transaction.open_table(table::<R>())?.remove(id)?;
             Ok(transaction.commit()?)
@@ -108,21 +121,20 @@ impl Database {
 
     /// All records of a kind.
     pub(crate) fn all<R: Record>(&self) -> Result<Vec<R>, StateError> {
-        let mut found: Vec<(String, Vec<u8>)> = Vec::new();
-        let mut read = || -> Result<(), redb::Error> {
-            let transaction = self.redb.begin_read()?;
+        let found = self.with("read", |redb| {
+            let mut found: Vec<(String, Vec<u8>)> = Vec::new();
+            let transaction = redb.begin_read()?;
             let table = match transaction.open_table(table::<R>()) {
                 Ok(table) => table,
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(()),
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(found),
                 Err(error) => return Err(error.into()),
             };
             for entry in table.iter()? {
                 let (id, bytes) = entry?;
                 found.push((id.value().to_owned(), bytes.value().to_vec()));
             }
-            Ok(())
-        };
-        read().map_err(|source| self.failed("read", source))?;
+            Ok(found)
+        })?;
         let decode = |(id, bytes): (String, Vec<u8>)| self.decode::<R>(&id, &bytes);
         found.into_iter().map(decode).collect()
     }
@@ -143,19 +155,31 @@ impl Database {
         Ok(record.rest)
     }
 
-    fn write(
+    /// Does something with the database, which is opened again where its file has failed before.
+    fn with<T>(
         &self,
-        write: impl FnOnce(&Redb) -> Result<(), redb::Error>,
-    ) -> Result<(), StateError> {
-        write(&self.redb).map_err(|source| self.failed("write", source))
-    }
-
-    fn failed(&self, action: &'static str, source: redb::Error) -> StateError {
-        StateError::Database {
-            action,
-            path: self.path.clone(),
-            source: Box::new(source),
+        action: &'static str,
+        work: impl FnOnce(&Redb) -> Result<T, redb::Error>,
+    ) -> Result<T, StateError> {
+        let mut kept = self.redb.lock().unwrap_or_else(PoisonError::into_inner);
+        let redb = match kept.take() {
+            Some(redb) => redb,
+            None => {
+                let redb = open(&self.path)?;
+                info!(path = %self.path.display(), "the database is open again");
+                redb
+            }
+        };
+        let done = work(&redb);
+        match &done {
+            Err(error) if ends_use(error) => {
+                // Closed before anything else is: it locks its file.
+                drop(redb);
+                warn!(path = %self.path.display(), %error, "the database is opened again later");
+            }
+            _ => *kept = Some(redb),
         }
+        done.map_err(|source| failed(action, &self.path, source))
     }
 
     fn damaged<R: Record>(&self, id: &str, source: serde_json::Error) -> StateError {
@@ -168,9 +192,33 @@ impl Database {
     }
 }
 
+fn open(path: &Path) -> Result<Redb, StateError> {
+    Redb::create(path).map_err(|error| failed("open", path, error.into()))
+}
+
+fn failed(action: &'static str, path: &Path, source: redb::Error) -> StateError {
+    StateError::Database {
+        action,
+        path: path.to_owned(),
+        source: Box::new(source),
+    }
+}
+
+/// Whether redb answers nothing any more after such an error.
+fn ends_use(error: &redb::Error) -> bool {
+    matches!(
+        error,
+        redb::Error::Io(_)
+            | redb::Error::PreviousIo
+            | redb::Error::DatabaseClosed
+            | redb::Error::LockPoisoned(_)
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cri::disk::SmallDisk;
     use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 
     fn record(id: &str) -> PodRecord {
@@ -220,6 +268,30 @@ mod tests {
         database.remove::<PodRecord>("b").unwrap();
         database.remove::<PodRecord>("b").unwrap();
         assert_eq!(database.all::<PodRecord>().unwrap(), [stopped]);
+    }
+
+    #[test]
+    fn a_disk_that_was_full_is_written_again_when_it_has_room() {
+        let disk = SmallDisk::new();
+        let database = Database::open(&disk.path().join("x.redb")).unwrap();
+        database.put(&record("a")).unwrap();
+        disk.fill();
+        let large = PodRecord {
+            config: k8s_cri::v1::PodSandboxConfig {
+                hostname: "x".repeat(4 << 20),
+                ..Default::default()
+            },
+            ..record("b")
+        };
+        for _ in 0..2 {
+            let refused = database.put(&large).unwrap_err();
+            let full = io::ErrorKind::StorageFull;
+            assert_eq!(refused.io_kind(), Some(full), "{refused:?}");
+        }
+        disk.clear();
+        database.put(&record("b")).unwrap();
+        let all = database.all::<PodRecord>().unwrap();
+        assert_eq!(all, [record("a"), record("b")]);
     }
 
     #[test]

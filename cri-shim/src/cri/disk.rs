@@ -1,0 +1,46 @@
+//! For tests: a disk that is soon full.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tempfile::TempDir;
+
+/// More than it has room for, in bytes.
+const SIZE: usize = 6 << 20;
+
+/// A file system of a few MiB; unmounted when dropped.
+pub(crate) struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let flags = MountFlags::empty();
+        mount("tmpfs", dir.path(), "tmpfs", flags, c"size=6m").unwrap();
+        Self(dir)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.path().join("filler")
+    }
+
+    pub(crate) fn fill(&self) {
+        let full = fs::write(self.filler(), vec![0; SIZE]).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    }
+
+    pub(crate) fn clear(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = unmount(self.path(), UnmountFlags::DETACH);
+    }
+}
