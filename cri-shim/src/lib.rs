@@ -17,6 +17,7 @@ mod cli;
 mod cni;
 mod cri;
 pub mod machine;
+mod patience;
 mod removal;
 mod request;
 pub mod sandbox;

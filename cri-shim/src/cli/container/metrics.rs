@@ -6,15 +6,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use clap::Args;
 use futures_util::{StreamExt as _, stream};
-use tokio::time::{Duration, timeout};
 
 use super::memory::HostMemory;
 use super::state::{AT_ONCE, states};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
+use crate::patience::timeout;
 use crate::sandbox::ContainerStats;
 
 /// How long a guest may take to say what its container uses.

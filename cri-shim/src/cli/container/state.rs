@@ -3,12 +3,12 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::{StreamExt as _, stream};
-use tokio::time::timeout;
 use tracing::debug;
 
 use super::Entry;
 use super::ports::Port;
 use super::record::Claim;
+use crate::patience::timeout;
 use crate::sandbox::{
     ContainerInfo, ContainerState, ProcessExit, SandboxClient, SandboxError, SandboxExit,
     exit_record, exit_recorded_at,

@@ -7,7 +7,6 @@ use std::time::Duration;
 use clap::Args;
 use futures_util::{StreamExt as _, stream};
 use serde_json::json;
-use tokio::time::timeout;
 
 use super::memory::{self, HostMemory};
 use super::metrics::ANSWERS;
@@ -15,6 +14,7 @@ use super::state::{AT_ONCE, states};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, size, terminal};
+use crate::patience::timeout;
 use crate::sandbox::{ContainerStats, SandboxClient};
 
 /// Time between two looks.

@@ -10,7 +10,6 @@ use k8s_cri::v1::{
     NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes, PodSandboxStats,
     PodSandboxStatsFilter, ProcessUsage, UInt64Value, UpdateContainerResourcesRequest,
 };
-use tokio::time::timeout;
 
 use crate::cni::InterfaceCounters;
 use crate::cri::error::Result;
@@ -19,6 +18,7 @@ use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::pods::{NewLimits, matches_labels};
 use crate::cri::spec;
 use crate::cri::state::{ContainerPhase, PodPhase};
+use crate::patience::timeout;
 use crate::sandbox::ContainerStats as Figures;
 
 /// How long a call that lists figures waits for a guest's. A kubelet asks every 10 s.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::stop::shut_down;
@@ -15,6 +14,7 @@ use crate::cri::error::Result;
 use crate::cri::node::{Container, Node, Pod};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord};
 use crate::cri::volumes;
+use crate::patience::timeout;
 use crate::sandbox::{ContainerInfo, ContainerState, SandboxClient, SandboxError, SandboxExit};
 
 /// How long a pod's process may take to answer on a node that has just begun.

@@ -17,7 +17,6 @@ use rustix::process::{Signal, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 
 use super::cgroup;
@@ -28,6 +27,7 @@ use super::types::{GuestNetwork, LaunchConfig, SandboxExit};
 use super::wire::{
     Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, MAX_FRAME, Reply, Request,
 };
+use crate::patience::timeout;
 use crate::request;
 use connection::Connection;
 
@@ -181,25 +181,30 @@ impl SandboxClient {
     /// # Errors
     /// As [`Self::connect`].
     pub async fn connect_within(dir: &Path, limit: Duration) -> Result<Self, SandboxError> {
-        let deadline = Instant::now() + limit;
-        let unresponsive = |pid| SandboxError::Unresponsive {
-            dir: dir.to_owned(),
-            pid,
-            waited: limit,
+        let mut pid = None;
+        let connected = async {
+            let connection = Connection::open(dir).await?;
+            pid = Some(connection.pid());
+            Self::over(connection, dir).greeted(dir).await
         };
-        let Ok(connection) = timeout_at(deadline, Connection::open(dir)).await else {
-            return Err(unresponsive(None));
-        };
-        let mut client = Self::over(connection?, dir);
+        match timeout(limit, connected).await {
+            Ok(client) => client,
+            Err(_) => Err(SandboxError::Unresponsive {
+                dir: dir.to_owned(),
+                pid,
+                waited: limit,
+            }),
+        }
+    }
+
+    /// Waits until the process has said who it is.
+    async fn greeted(mut self, dir: &Path) -> Result<Self, SandboxError> {
         // A process that was just answering for this pid answers here too: the number was not
         // given to another in between.
         let hello = Call::Hello {
             version: CONTROL_VERSION,
         };
-        let Ok(answer) = timeout_at(deadline, client.call(hello, Vec::new())).await else {
-            return Err(unresponsive(Some(client.pid())));
-        };
-        match answer? {
+        match self.call(hello, Vec::new()).await? {
             (
                 Answer::Hello {
                     version,
@@ -209,20 +214,20 @@ impl SandboxClient {
                 },
                 _,
             ) if version == CONTROL_VERSION => {
-                let inner = &client.inner;
+                let inner = &self.inner;
                 inner.takes_devices.store(takes_devices, Ordering::Relaxed);
                 inner
                     .tells_pressure
                     .store(tells_pressure, Ordering::Relaxed);
-                client.missing_layers = missing_layers.into();
-                Ok(client)
+                self.missing_layers = missing_layers.into();
+                Ok(self)
             }
             (Answer::Hello { version, .. }, _) => Err(SandboxError::Version {
                 dir: dir.to_owned(),
                 theirs: version,
                 ours: CONTROL_VERSION,
             }),
-            _ => Err(client.unfit()),
+            _ => Err(self.unfit()),
         }
     }
 

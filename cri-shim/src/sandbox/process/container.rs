@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use podvisor_agent_protocol::ErrorKind;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::super::agent::{Agent, LinkError, now_ns};
@@ -18,6 +18,7 @@ use super::super::types::{ContainerInfo, ContainerState, ProcessExit, Started};
 use super::MACHINE_ENDS;
 use super::output::ContainerStreams;
 use super::restart::{Processes, Restarts};
+use crate::patience::timeout;
 
 /// How long output may still come when its process has ended: what it started may hold the
 /// streams open for ever.
