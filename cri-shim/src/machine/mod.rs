@@ -9,6 +9,7 @@ mod console;
 mod error;
 mod nic;
 mod panic;
+mod pause;
 
 use std::fmt;
 use std::fs::File;
@@ -37,6 +38,7 @@ pub(crate) use error::causes;
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use nic::{Nic, NicKind};
 pub use panic::KernelPanic;
+use pause::while_busy;
 pub use podvisor_vmm::{Snapshot, Transport, WorkingSet};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
@@ -383,7 +385,7 @@ impl Machine {
     /// # Errors
     /// The machine does not run, or a device is in the middle of something that takes long.
     pub async fn pause(&self) -> Result<(), MachineError> {
-        self.blocking(|vm| vm.pause()).await
+        self.blocking(|vm| while_busy(|| vm.pause())).await
     }
 
     /// Lets a paused guest go on.

@@ -1,0 +1,46 @@
+//! Pauses of machines on hosts that have much else to do.
+
+use podvisor_vmm::VmError;
+use tracing::debug;
+
+/// How often a machine is to pause before it is taken for one that cannot. On a host that has much
+/// else to do its threads may not get their turn in the time that a VM gives them.
+const PAUSES: usize = 5;
+
+/// Tries again for as long as a VM is busy, within bounds.
+pub(super) fn while_busy(mut pause: impl FnMut() -> Result<(), VmError>) -> Result<(), VmError> {
+    for _ in 1..PAUSES {
+        match pause() {
+            Err(VmError::Busy { what }) => debug!(what, "the machine does not pause yet"),
+            done => return done,
+        }
+    }
+    pause()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pauses a VM that is busy so many times, and says how often it was tried.
+    fn tried(busy: usize) -> (Result<(), VmError>, usize) {
+        let mut tries = 0;
+        let paused = while_busy(|| {
+            tries += 1;
+            match tries <= busy {
+                true => Err(VmError::Busy {
+                    what: "vcpu".to_owned(),
+                }),
+                false => Ok(()),
+            }
+        });
+        (paused, tries)
+    }
+
+    #[test]
+    fn a_machine_that_is_busy_for_a_moment_pauses_and_one_that_stays_so_does_not() {
+        assert!(matches!(tried(0), (Ok(()), 1)));
+        assert!(matches!(tried(2), (Ok(()), 3)));
+        assert!(matches!(tried(99), (Err(VmError::Busy { .. }), PAUSES)));
+    }
+}
