@@ -77,7 +77,9 @@ fn guest_reads_and_writes_its_console_on_both_transports() {
         let (serial, shown) = (Console::default(), Console::default());
         let (typed, mut keys) = UnixStream::pair().unwrap();
         let script = "until [ -c /dev/hvc0 ]; do sleep 0.1; done; exec < /dev/hvc0 > /dev/hvc0\n\
-             echo ready; read line; echo got $line; stty size; dmesg -n 1; seq 1 3000; echo over";
+             echo ready; read line; echo got $line\n\
+             until [ \"$(stty size)\" = '43 132' ]; do :; done\n\
+             stty size; dmesg -n 1; seq 1 3000; echo over";
         let console = ConsoleDevice::new(Box::new(shown.clone()));
         let vm = linux(script, &serial)
             .transport(transport)

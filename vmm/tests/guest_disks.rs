@@ -18,7 +18,7 @@ use podvisor_vmm::devices::blk::{
 };
 use podvisor_vmm::{BlockDevice, FsDevice, IoEngine, MemorySize, Transport, Vm, VmExit};
 use support::mounts::{mount, own_mounts};
-use support::{Console, busybox_with, linux_with, program};
+use support::{Console, PATIENCE, busybox_with, linux_with, program};
 
 const MIB: usize = 1 << 20;
 /// Bytes of the disks under load, whose contents follow from each piece's place (`disks.c`).
@@ -32,8 +32,6 @@ const LAST: u64 = 12;
 const FILE_SYSTEM: usize = 32 * MIB;
 const SYNCED: usize = 8;
 const LONGEST: u64 = 65536;
-/// How long the guest may take for its next steps, on an emulated host too.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
 fn guest_disks_hold_what_was_written_under_load_while_media_change_and_when_it_is_killed() {

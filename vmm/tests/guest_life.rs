@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podvisor_vmm::{Action, MemorySize, PoisonCause, State, Vm, VmError, VmExit};
-use support::{Console, in_time, linux, tiny_kernel};
+use support::{Console, in_time, linux, pause, tiny_kernel};
 
 /// 32-bit code that writes `value` to `port`, then loops.
 fn out_byte(port: u16, value: u8) -> Vec<u8> {
@@ -74,7 +74,7 @@ fn guest_that_spins_is_paused_resumed_and_stopped() {
     let exits = |vm: &Vm| vm.counters()[0].counters[1].value;
     for _ in 0..20 {
         let paused = vm.clone();
-        in_time("pause", move || paused.pause()).unwrap();
+        in_time("pause", move || pause(&paused));
         assert_eq!(vm.state(), State::Paused);
         let before = exits(&vm);
         std::thread::sleep(Duration::from_millis(5));
@@ -102,7 +102,7 @@ fn guest_that_spins_is_paused_resumed_and_stopped() {
 fn guest_that_is_paused_can_be_stopped_and_dropped() {
     let vm = tiny(&[0xeb, 0xfe]);
     vm.start().unwrap();
-    vm.pause().unwrap();
+    pause(&vm);
     in_time("drop", move || drop(vm));
     // Never started.
     drop(tiny(&[0xeb, 0xfe]));
@@ -183,7 +183,7 @@ fn guest_linux_goes_on_after_a_pause() {
     .unwrap();
     vm.start().unwrap();
     console.wait_for("one");
-    vm.pause().unwrap();
+    pause(&vm);
     vm.resume().unwrap();
     assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     assert!(console.text().contains("two"));

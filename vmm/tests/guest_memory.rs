@@ -6,9 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use podvisor_vmm::{MemorySize, Transport, Vm, VmExit};
-use support::{Console, linux};
+use support::{Console, PATIENCE, linux};
 
-const PATIENCE: Duration = Duration::from_secs(120);
 const BALLOON: MemorySize = MemorySize::mib(32);
 const MOST: MemorySize = MemorySize::mib(512);
 

@@ -5,19 +5,17 @@ mod support;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
 
 use podvisor_vmm::{
     LinkState, MacAddress, MemorySize, NetDevice, NetDeviceError, Transport, VmExit,
 };
 use support::tap::{queue, tap_queues, vhost};
-use support::{Console, linux};
+use support::{Console, PATIENCE, linux};
 
 /// Bytes that go each way.
 const LEN: usize = 2 << 20;
-/// Memory that the guest gets while it runs, and how long it may take.
+/// Memory that the guest gets while it runs.
 const PLUGGED: MemorySize = MemorySize::mib(128);
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Bytes without a pattern (xorshift64*).
 fn bytes() -> Vec<u8> {
@@ -59,12 +57,12 @@ fn talks_and_sees_its_link(transport: Transport, pairs: u8, backend: Backend) {
     let script = "cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu\n\
          ls /sys/class/net/eth0/queues | xargs echo queues\n\
          ip link set lo up; ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up\n\
-         ping -c 3 -q 10.9.0.1 > /dev/null && echo pinged\n\
+         until ping -c 1 -W 9 -q 10.9.0.1 > /dev/null; do :; done; echo pinged\n\
          mkdir /www; nc 10.9.0.1 5001 < /dev/null > /www/file; wc -c < /www/file\n\
          httpd -h /www; echo serving\n\
          carrier() { until [ \"$(cat /sys/class/net/eth0/carrier)\" = $1 ]; do :; done; }\n\
          carrier 0; echo unplugged; carrier 1; echo plugged\n\
-         ping -c 1 -q 10.9.0.1 > /dev/null && echo pinged again";
+         until ping -c 1 -W 9 -q 10.9.0.1 > /dev/null; do :; done; echo pinged again";
     let card = match backend {
         Backend::Own => NetDevice::tap_queues(taps.into_iter().map(Into::into).collect()),
         Backend::Kernel => NetDevice::vhost(taps.remove(0).into(), vhost()),

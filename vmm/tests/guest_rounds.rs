@@ -17,12 +17,10 @@ use podvisor_vmm::{
     VsockDevice,
 };
 use support::tap::{HOST, tap, vhost};
-use support::{Console, busybox_with, linux_with, program};
+use support::{Console, PATIENCE, busybox_with, linux_with, pause, program};
 
 /// Rounds on each transport, unless `PODVISOR_TEST_ROUNDS` says another number.
 const ROUNDS: usize = 3;
-/// How long the guest may take for its next steps, on an emulated host too.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// Where the host echoes, over TCP and over vsock (`load.c`).
 const PORT: u16 = 7000;
 
@@ -75,14 +73,14 @@ fn loses_nothing(transport: Transport, card: fn(OwnedFd) -> NetDevice) {
     let mut done = goes_on(&vm, &console, [0; 4]);
     let mut first = None;
     for round in 0..rounds {
-        vm.pause().unwrap();
+        pause(&vm);
         let place = dir.path().join(round.to_string());
         vm.snapshot(&place).unwrap();
         nothing_changes_while_paused(&vm, &place);
         vm.resume().unwrap();
         done = goes_on(&vm, &console, done);
 
-        vm.pause().unwrap();
+        pause(&vm);
         let place = dir.path().join(format!("{round}.last"));
         vm.snapshot(&place).unwrap();
         vm.stop().unwrap();

@@ -8,7 +8,7 @@ use podvisor_vmm::{
     BlockDevice, MacAddress, MemorySize, NetDevice, Snapshot, Transport, VmBuilder, VmExit,
 };
 use support::tap::tap;
-use support::{Console, linux};
+use support::{Console, linux, pause};
 
 /// What the guest does for ever: reads its disk, asks its neighbour, and uses a CPU besides.
 const WORK: &str = "ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up\n\
@@ -17,7 +17,7 @@ const WORK: &str = "ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up\n\
      while :; do\n\
        n=$((n + 1)); echo 3 > /proc/sys/vm/drop_caches\n\
        sum=$(md5sum < /dev/vda)\n\
-       ping -c 1 -W 30 -q 10.9.0.1 > /dev/null && net=ok || net=bad\n\
+       ping -c 1 -W 120 -q 10.9.0.1 > /dev/null && net=ok || net=bad\n\
        echo round $n ${sum%% *} $net $(cut -d' ' -f1 /proc/uptime) end\n\
      done";
 
@@ -76,7 +76,7 @@ fn goes_on(transport: Transport, clones: usize) {
     let vm = devices(vm.transport(transport)).build().unwrap();
     vm.start().unwrap();
     console.wait_for("round 2 ");
-    vm.pause().unwrap();
+    pause(&vm);
     let parent = tempfile::tempdir().unwrap();
     let place = parent.path().join("warm");
     vm.snapshot(&place).unwrap();

@@ -7,11 +7,10 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
 use podvisor_vmm::{MacAddress, MemorySize, NetDevice, Transport, Vm, VmExit, VsockDevice};
 use support::tap::tap_queues;
-use support::{Console, busybox_with, linux_with, program, raise_limit_of_files};
+use support::{Console, PATIENCE, busybox_with, linux_with, program, raise_limit_of_files};
 
 /// Where the host echoes, where the guest waits for it, and where it is called (`traffic.c`).
 const ECHO: u16 = 7000;
@@ -20,8 +19,6 @@ const CALLS: u32 = 7002;
 /// vsock connections from each side, and bytes over each.
 const EACH_WAY: usize = 500;
 const MESSAGE: usize = 512;
-/// How long the guest may take for one step, on an emulated host too.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
 fn guest_has_a_thousand_connections_with_offloads_on_mmio_and_without_on_pci() {

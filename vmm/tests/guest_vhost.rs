@@ -18,6 +18,7 @@ use podvisor_vmm::devices::virtio::{
     Fault, Progress, Queue, QueueState, Rate, VirtioDevice, features,
 };
 use podvisor_vmm::{LinkState, NetDevice};
+use support::PATIENCE;
 use support::tap::{tap, vhost};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -30,7 +31,6 @@ const HEADER: usize = 12;
 const SENT: u64 = 0x10_0000;
 const RECEIVED: u64 = 0x20_0000;
 const BUFFER: u32 = 2048;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Rig {
     mem: GuestRam,

@@ -7,14 +7,14 @@ use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use podvisor_vmm::{Initramfs, InitramfsBuilder, Kernel, Vm, VmBuilder};
+use podvisor_vmm::{Initramfs, InitramfsBuilder, Kernel, Vm, VmBuilder, VmError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub(crate) mod mounts;
 pub(crate) mod tap;
 
 /// How long a guest may take for anything, on an emulated host too.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A file that guests boot from, made by `cargo xtask guest`.
 pub(crate) fn guest_file(name: &str) -> PathBuf {
@@ -96,7 +96,8 @@ pub(crate) fn linux_with(initramfs: Initramfs, console: &Console) -> VmBuilder {
     Vm::builder()
         .kernel(kernel())
         .initramfs(initramfs)
-        .cmdline("console=ttyS0 quiet panic=-1 reboot=k pci=off")
+        // A host that stands still for a moment is no stall of the guest's to complain of.
+        .cmdline("console=ttyS0 quiet panic=-1 reboot=k pci=off rcupdate.rcu_cpu_stall_timeout=300")
         .serial(console.clone())
 }
 
@@ -188,6 +189,18 @@ impl Write for Console {
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Pauses a VM in which nothing blocks. On a host that is busy beyond measure its threads may not
+/// get their turn in time: it is tried again then.
+pub(crate) fn pause(vm: &Vm) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match vm.pause() {
+            Err(VmError::Busy { .. }) if Instant::now() < deadline => {}
+            paused => return paused.unwrap(),
+        }
     }
 }
 
