@@ -377,6 +377,7 @@ fn a_rate_is_the_devices_and_not_each_queues() {
         per_second: 4,
         burst: 6,
     });
+    let begin = Instant::now();
     let device = BlockDevice::new(Box::new(Gated::new(9)));
     let mut rig = Rig::over(device.limit(None, rate).unwrap());
     for queue in (0..QUEUES).chain([1, 2]) {
@@ -386,10 +387,14 @@ fn a_rate_is_the_devices_and_not_each_queues() {
         rig.add(queue, 0, 0);
         rig.notify(queue);
     }
+    // Else there may have been something for each of them.
+    let came_at_once = begin.elapsed() < Duration::from_millis(200);
     std::thread::sleep(Duration::from_millis(100));
     let drivers = rig.drivers.iter_mut();
     let done = drivers.filter_map(DriverQueue::take_used).count();
-    assert!(done <= 1, "{done} in a tenth of a second");
+    // On a machine that stood still meanwhile more may have come.
+    let quarters = begin.elapsed().as_millis() / 250;
+    assert!(done as u128 <= quarters, "{done} in {quarters}/4 s");
     // The others come by their timers.
     let deadline = Instant::now() + PATIENCE;
     let mut left = usize::from(QUEUES) - done;
@@ -401,7 +406,7 @@ fn a_rate_is_the_devices_and_not_each_queues() {
         let drivers = rig.drivers.iter_mut();
         left -= drivers.filter_map(DriverQueue::take_used).count();
     }
-    assert!(crate::testing::counter(rig.device(), "limited") > 0);
+    assert!(crate::testing::counter(rig.device(), "limited") > 0 || !came_at_once);
     rig.end();
 }
 
