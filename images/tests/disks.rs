@@ -338,7 +338,7 @@ async fn a_server_that_stalls_is_given_up_and_asked_again() {
         })
     });
     let mut registries = registries();
-    registries.stall_timeout = Duration::from_millis(300);
+    registries.stall_timeout = Duration::from_secs(2);
     let test = TestStore::new();
     let options = options().registries(registries);
     let disk = test
@@ -347,7 +347,8 @@ async fn a_server_that_stalls_is_given_up_and_asked_again() {
         .await
         .unwrap();
     assert!(content(&disk) == bytes);
-    assert_eq!(server.paths().len(), 2);
+    // More often on a machine that stands still itself.
+    assert!(server.paths().len() >= 2);
 }
 
 #[tokio::test]

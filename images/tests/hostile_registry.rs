@@ -271,7 +271,7 @@ async fn a_server_that_stalls_is_given_up_and_asked_again() {
             .then(|| Reply::ok(Body::Stall(layer.clone(), 1_500_000)))
     });
     let mut registries = registries();
-    registries.stall_timeout = Duration::from_secs(1);
+    registries.stall_timeout = Duration::from_secs(2);
     TestStore::new()
         .store
         .pull(&server.name(), &options().registries(registries))

@@ -355,10 +355,10 @@ async fn a_port_is_forwarded_with_half_close_in_both_directions() {
 #[tokio::test]
 async fn ports_where_nobody_listens_and_bad_requests_have_their_own_kinds() {
     let guest = Guest::new().await;
-    let free = {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        listener.local_addr().unwrap().port()
-    };
+    // Bound, so that nobody else listens there, and not listening.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let free = socket.local_addr().unwrap().port();
     for (stream, port, expected) in [
         (vec![8; 16], u32::from(free), ErrorKind::ConnectionRefused),
         (vec![8; 16], 0, ErrorKind::InvalidArgument),

@@ -53,7 +53,7 @@ impl Registry {
                 .stderr(Stdio::null())
                 .spawn()
                 .expect("docker-registry is needed: apt-get install docker-registry");
-            let deadline = Instant::now() + Duration::from_secs(30);
+            let deadline = Instant::now() + Duration::from_secs(60);
             while Instant::now() < deadline && child.try_wait().unwrap().is_none() {
                 if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
                     let scheme = if extra.contains("tls:") {
