@@ -7,6 +7,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
 
 use support::host::{Host, kill, sandboxes};
+use support::until;
 
 impl Host {
     /// What has happened so far, as words.
@@ -26,14 +27,17 @@ fn guest_events_are_told_as_they_happen_and_none_is_missing() {
     let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
     // Nothing tells when it listens but what it says.
-    while !host.root.path().join("events.log").exists() {}
+    let log = host.root.path().join("events.log");
+    until("the log of events", || log.exists());
     let id = host.start(&["--name", "web", "-l", "tier=front"], "exec sleep 9999");
     host.podvisor(&["pause", "web"]).printed("web\n");
     host.podvisor(&["unpause", "web"]).printed("web\n");
     host.podvisor(&["exec", "web", "true"]).printed("");
     // What a killed process left unsaid, the next command says.
     sandboxes().into_iter().for_each(kill);
-    while !host.podvisor(&["ps", "-q"]).stdout.is_empty() {}
+    until("the end of the killed one", || {
+        host.podvisor(&["ps", "-q"]).stdout.is_empty()
+    });
     host.podvisor(&["rm", "web"]).printed("web\n");
     let mut words = Vec::new();
     while words.last().map(String::as_str) != Some("destroy") {
@@ -133,18 +137,24 @@ fn guest_program_is_started_again_as_its_policy_says() {
     host.start(&["--name", "always", "--restart", "always"], script);
     let mut wait = host.root.podvisor(&["wait", "always"]);
     let wait = wait.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    while host.podvisor(&["logs", "always"]).stdout.lines().count() < 3 {}
+    until("two restarts", || {
+        host.podvisor(&["logs", "always"]).stdout.lines().count() >= 3
+    });
     assert_eq!(host.json(&["ps", "--json"])[0]["Restarts"], 2);
     host.podvisor(&["exec", "always", "true"]).printed("");
-    host.podvisor(&["stop", "always"]).printed("always\n");
+    host.podvisor(&["stop", "-t", "300", "always"])
+        .printed("always\n");
     support::Ran::of(wait).printed("7\n");
     host.podvisor(&["logs", "always"]).printed("up\nup\nup\n");
 
     // Also while it waits for its next start.
     host.start(&["--name", "waits", "--restart", "always"], "exit 5");
     let status = || host.json(&["ps", "-a", "--json", "-f", "name=waits"])[0]["State"].clone();
-    while host.json(&["inspect", "waits"])[0]["RestartCount"].as_u64() < Some(5) {}
-    while status() != "restarting" {}
+    // By then it waits for longer than it takes to see that it does.
+    until("seven restarts", || {
+        host.json(&["inspect", "waits"])[0]["RestartCount"].as_u64() >= Some(7)
+    });
+    until("a wait for the next one", || status() == "restarting");
     host.podvisor(&["kill", "waits"]).printed("waits\n");
     host.podvisor(&["wait", "waits"]).printed("5\n");
     host.podvisor(&["rm", "fails", "always", "waits"])

@@ -9,11 +9,10 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::Ran;
 use support::host::{Host, kill, sandboxes};
+use support::{Ran, until};
 
 /// The lines that come, while they come.
 fn lines_of(stdout: ChildStdout) -> mpsc::Receiver<String> {
@@ -29,9 +28,10 @@ fn lines_of(stdout: ChildStdout) -> mpsc::Receiver<String> {
 
 /// Waits until there is a sandbox, or will not be one.
 fn launched(run: &mut Child) {
-    while sandboxes().is_empty() {
+    until("a sandbox", || {
         assert_eq!(run.try_wait().unwrap(), None);
-    }
+        !sandboxes().is_empty()
+    });
 }
 
 #[test]
@@ -168,9 +168,10 @@ fn guest_container_is_found_again_by_every_command() {
     run("dd if=/dev/zero of=/tmp/way/big bs=1 count=0 seek=1G 2>/dev/null");
     let mut copy = host.root.podvisor(&["cp", "web:/tmp/way/big", &at("")]);
     let mut copy = copy.stderr(Stdio::piped()).spawn().unwrap();
-    while !is_half_way() {
+    until("the half of a copy", || {
         assert_eq!(copy.try_wait().unwrap(), None);
-    }
+        is_half_way()
+    });
     let pid = Pid::from_raw(copy.id().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
     let copied = Ran::of(copy);
@@ -223,10 +224,14 @@ fn guest_container_is_found_again_by_every_command() {
     let wait = host.root.podvisor(&["wait", "web"]);
     let wait = { wait }.stdout(Stdio::piped()).spawn().unwrap();
     // Nothing but what is written from then on tells that somebody is attached.
-    while attached.try_recv() == Err(TryRecvError::Empty) {
-        host.podvisor(&["kill", "-s", "USR1", "web"])
-            .printed("web\n");
-    }
+    until("what the container writes", || {
+        let is_attached = attached.try_recv() != Err(TryRecvError::Empty);
+        if !is_attached {
+            host.podvisor(&["kill", "-s", "USR1", "web"])
+                .printed("web\n");
+        }
+        is_attached
+    });
     host.podvisor(&["stop", "-t", "300", "web"])
         .printed("web\n");
     assert_eq!(fs::read_to_string(data.join("flushed")).unwrap(), "whole\n");
@@ -310,11 +315,9 @@ fn guest_containers_begin_as_clones_of_the_first_ones_template() {
         !name.starts_with('.') && dir.path().join("state").exists()
     };
     let templates = host.root.path().join("templates");
-    let begin = Instant::now();
-    while !fs::read_dir(&templates).is_ok_and(|dirs| dirs.flatten().any(complete)) {
-        assert!(begin.elapsed() < Duration::from_secs(300), "no template");
-        thread::sleep(Duration::from_millis(100));
-    }
+    until("a template", || {
+        fs::read_dir(&templates).is_ok_and(|dirs| dirs.flatten().any(complete))
+    });
     let second = run("second");
     assert!(second.contains("is_clone=true"), "{second}");
     host.podvisor(&["rm", "-f", "first", "second"])
@@ -364,11 +367,12 @@ fn guest_programs_begin_with_a_snapshot_of_the_users() {
 #[test]
 fn guest_container_that_does_not_end_is_killed_after_its_grace_period() {
     let host = Host::default();
-    let script = "trap 'echo no' TERM; echo up; while :; do sleep 1; done";
+    let script = "trap 'echo no' TERM; echo up; while :; do sleep 0.1; done";
     host.start(&["--name", "deaf"], script);
     host.logs_with("deaf", "up");
-    // The deadline is the sandbox's: it holds when who asked for it is gone.
-    let mut stop = host.root.podvisor(&["stop", "-t", "3", "deaf"]);
+    // The deadline is the sandbox's: it holds when who asked for it is gone. It is far enough for
+    // a slow guest to say no before it.
+    let mut stop = host.root.podvisor(&["stop", "-t", "20", "deaf"]);
     let mut stop = stop.spawn().unwrap();
     host.logs_with("deaf", "no");
     stop.kill().unwrap();
@@ -432,13 +436,10 @@ fn guest_node_is_clean_after_anything_was_killed() {
         assert_eq!((ps.code, &*ps.stdout), (Some(0), ""), "{killed:?}: {ps:?}");
         // A process that has been killed is gone a moment later, and its group with the next
         // command.
-        for _ in 0..500 {
-            if host.left().is_empty() {
-                break;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        assert_eq!(host.left(), Vec::<String>::new(), "{killed:?}");
+        until(&format!("a clean node after {killed:?}"), || {
+            host.podvisor(&["ps", "-aq"]).printed("");
+            host.left().is_empty()
+        });
     }
     assert!(data.exists());
 }

@@ -8,7 +8,6 @@ use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::*;
@@ -16,6 +15,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use support::cri::{Daemon, UpdatePodSandboxResourcesRequest};
 use support::image::Image as TestImage;
+use support::pod::eventually;
 use support::registry::Registry;
 use tonic::transport::Channel;
 use tonic::{Code, Streaming};
@@ -103,7 +103,6 @@ fn mount(host: &Path, container: &str, readonly: bool) -> Mount {
     }
 }
 
-/// A volume as the kubelet makes those of configMaps: a link to a link that it swaps.
 /// The pod's control group, as the kubelet makes it: with controllers, and in this one no limits.
 fn make_group() {
     let group = Path::new(GROUP);
@@ -115,6 +114,7 @@ fn make_group() {
     fs::create_dir_all(group).unwrap();
 }
 
+/// A volume as the kubelet makes those of configMaps: a link to a link that it swaps.
 fn config_map(dir: &Path, version: &str, greeting: &str) {
     fs::create_dir_all(dir.join(version)).unwrap();
     fs::write(dir.join(version).join("greeting"), greeting).unwrap();
@@ -202,7 +202,7 @@ impl Story {
     async fn until_memory(&mut self, id: &str, condition: &str) {
         let total = "$(awk '/MemTotal/ { print $2 }' /proc/meminfo)";
         let script = format!("until [ {total} {condition} ]; do sleep 0.1; done");
-        let waited = self.exec(id, &script, 60).await.unwrap();
+        let waited = self.exec(id, &script, 300).await.unwrap();
         assert_eq!(waited.exit_code, 0, "{waited:?}");
     }
 
@@ -317,13 +317,9 @@ async fn first_pod(daemon: &Daemon, runtime: &mut RuntimeServiceClient<Channel>)
         let path = entry.path();
         path.join("state").exists() && path.extension().is_none()
     };
-    let begin = Instant::now();
-    while !fs::read_dir(daemon.path("root/templates"))
-        .is_ok_and(|entries| entries.flatten().any(is_template))
-    {
-        assert!(begin.elapsed() < Duration::from_secs(300), "no template");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let templates = daemon.path("root/templates");
+    let made = || fs::read_dir(&templates).is_ok_and(|all| all.flatten().any(is_template));
+    eventually("a template", made).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -449,7 +445,7 @@ async fn guest_lives_the_story_of_a_pod() {
         "made by job\nstory\n"
     );
     let ran = story
-        .exec(&web, "echo out; echo err >&2; exit 5", 60)
+        .exec(&web, "echo out; echo err >&2; exit 5", 300)
         .await
         .unwrap();
     assert_eq!((ran.exit_code, ran.stdout.as_slice()), (5, &b"out\n"[..]));
@@ -468,14 +464,17 @@ async fn guest_lives_the_story_of_a_pod() {
     );
 
     // The pod's address, from this machine.
-    let ping = Command::new("busybox")
-        .args(["ping", "-c", "1", "-W", "60", &address])
-        .output();
-    let ping = ping.unwrap();
+    let mut ping = Command::new("busybox");
+    ping.args(["ping", "-c", "1", "-W", "300", &address]);
+    let ping = ping.output().unwrap();
     assert!(ping.status.success(), "{ping:?}");
     let mut answer = String::new();
-    let mut connection = TcpStream::connect((address.as_str(), 8080)).unwrap();
-    connection.read_to_string(&mut answer).unwrap();
+    // It may just be about to listen again.
+    let answered = || {
+        let connected = TcpStream::connect((address.as_str(), 8080));
+        connected.is_ok_and(|mut stream| stream.read_to_string(&mut answer).is_ok())
+    };
+    eventually("the web server's answer", answered).await;
     assert_eq!(answer, "hello from web\n");
 
     // The kubelet swaps the configMap.

@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use support::host::{Host, kill, networks_left, own_address, processes, sandboxes};
+use support::{PATIENCE, until};
 
 /// Who is killed.
 #[derive(Debug, Clone, Copy)]
@@ -134,11 +135,10 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
             }
             Victim::Guest => {
                 let panic = "echo c >/proc/sysrq-trigger";
-                while host
-                    .podvisor(&["debug", "victim", "sh", "-c", panic])
-                    .stderr
-                    .contains("no container")
-                {}
+                until("the victim", || {
+                    let ran = host.podvisor(&["debug", "victim", "sh", "-c", panic]);
+                    !ran.stderr.contains("no container")
+                });
             }
         }
         if !matches!(victim, Victim::Launcher | Victim::Both) {
@@ -159,7 +159,7 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
                 break;
             }
             assert!(
-                begin.elapsed() < Duration::from_secs(120),
+                begin.elapsed() < PATIENCE,
                 "{told}: {:?}",
                 left.symmetric_difference(&clean)
             );
@@ -207,8 +207,7 @@ fn guest_rounds_of_containers_leave_nothing() {
             if more.is_empty() {
                 break;
             }
-            let patient = begin.elapsed() < Duration::from_secs(20);
-            assert!(patient, "round {number}: {more:?}");
+            assert!(begin.elapsed() < PATIENCE, "round {number}: {more:?}");
         }
     }
 }

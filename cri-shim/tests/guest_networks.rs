@@ -9,11 +9,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
-use support::Ran;
 use support::host::{Host, command, kill, networks_left, own_address, sandboxes};
+use support::{PATIENCE, Ran, until};
 
 /// The bridge's address, by which guests reach the host.
 const GATEWAY: &str = "10.209.0.1";
@@ -57,8 +57,9 @@ fn serve(host: &Host, name: &str, flags: &[&str]) -> String {
 /// client has spoken.
 fn said(address: &str) -> String {
     let address: SocketAddr = address.parse().unwrap();
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(60))
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)
         .unwrap_or_else(|error| panic!("{address}: {error}"));
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(b"x\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
@@ -72,7 +73,7 @@ fn echoes(address: &str) -> bool {
         .set_read_timeout(Some(Duration::from_secs(5)))
         .unwrap();
     socket.connect(address).unwrap();
-    (0..5).any(|_| {
+    (0..20).any(|_| {
         let mut answer = [0; 9];
         // Refused while nobody listens.
         let _ = socket.send(b"datagram");
@@ -188,9 +189,7 @@ fn guest_containers_on_the_bridge_reach_the_host_each_other_and_are_reached() {
             .try_into()
             .unwrap(),
     );
-    while sandboxes().len() > 1 {
-        thread::sleep(Duration::from_millis(20));
-    }
+    until("the end of one machine", || sandboxes().len() == 1);
     host.podvisor(&["ps"]);
     assert!(!Path::new(netns.as_str().unwrap()).exists());
     let inspect = host.json(&["inspect", "client"]);
@@ -330,11 +329,9 @@ fn guest_network_of_a_user_goes_out_and_is_reached_by_ports() {
         let name = dir.file_name().into_string().unwrap();
         !name.starts_with('.') && dir.path().join("state").exists()
     };
-    let begin = Instant::now();
-    while !fs::read_dir(&templates).is_ok_and(|dirs| dirs.flatten().any(is_complete)) {
-        assert!(begin.elapsed() < Duration::from_secs(300), "no template");
-        thread::sleep(Duration::from_millis(100));
-    }
+    until("a template", || {
+        fs::read_dir(&templates).is_ok_and(|dirs| dirs.flatten().any(is_complete))
+    });
     let second = serve(
         &host,
         "second",
@@ -352,7 +349,7 @@ fn guest_network_of_a_user_goes_out_and_is_reached_by_ports() {
     sends("second", 1000);
 
     // Whoever serves a machine's network ends with it.
-    assert_eq!(running("passt"), 2);
+    until("nobody's network but theirs", || running("passt") == 2);
     let inspect = host.json(&["inspect", &first]);
     kill(
         inspect[0]["State"]["Pid"]
@@ -363,9 +360,7 @@ fn guest_network_of_a_user_goes_out_and_is_reached_by_ports() {
     );
     host.podvisor(&["stop", "-t", "1", "second"])
         .printed("second\n");
-    while running("passt") > 0 {
-        thread::sleep(Duration::from_millis(20));
-    }
+    until("the end of both networks", || running("passt") == 0);
     host.podvisor(&["rm", "-f", "first", "second"])
         .printed("first\nsecond\n");
     assert_eq!(networks_left(), [""; 0]);

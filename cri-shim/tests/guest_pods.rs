@@ -5,8 +5,8 @@ mod support;
 
 use std::fs;
 
-use support::Ran;
 use support::host::{Host, kill, sandboxes};
+use support::{Ran, until};
 
 impl Host {
     fn in_pod(&self, flags: &[&str], script: &str) -> Ran {
@@ -100,7 +100,8 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     );
     assert_eq!(again.code, Some(0), "{again:?}");
     host.logs_with("ends", "up");
-    host.podvisor(&["pod", "stop", "team"]).printed("team\n");
+    host.podvisor(&["pod", "stop", "-t", "300", "team"])
+        .printed("team\n");
     host.podvisor(&["wait", "ends"]).printed("0\n");
     assert_eq!(sandboxes(), [0; 0]);
     let exited = &host.json(&["pod", "inspect", "team"])[0];
@@ -128,7 +129,9 @@ fn guest_pod_whose_machine_was_killed_goes_with_its_containers() {
     let ran = host.in_pod(&["-d", "--name", "one"], "exec sleep 9999");
     assert_eq!(ran.code, Some(0), "{ran:?}");
     sandboxes().into_iter().for_each(kill);
-    while host.json(&["pod", "ls", "--format", "json"])[0]["State"] != "Exited" {}
+    until("the pod's end", || {
+        host.json(&["pod", "ls", "--format", "json"])[0]["State"] == "Exited"
+    });
     let ps = host.json(&["ps", "-a", "--json"]);
     assert_eq!(ps[0]["State"], "dead", "{ps}");
     let pruned = host.podvisor(&["prune", "-f"]);

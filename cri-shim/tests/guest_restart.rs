@@ -5,14 +5,16 @@ mod support;
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::*;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use support::PATIENCE;
 use support::cri::Daemon;
 use support::image::Image as TestImage;
+use support::pod::eventually;
 use support::registry::Registry;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -137,14 +139,15 @@ impl Node {
     }
 
     async fn ended(&mut self, id: &str) -> ContainerStatus {
-        for _ in 0..3000 {
+        let begin = Instant::now();
+        loop {
             let status = self.status(id).await;
             if status.state() == ContainerState::ContainerExited {
                 return status;
             }
+            assert!(begin.elapsed() < PATIENCE, "{status:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        panic!("{:?}", self.status(id).await);
     }
 
     async fn pods(&mut self) -> Vec<PodSandbox> {
@@ -189,21 +192,11 @@ impl Node {
 
     /// What a killed daemon left half made is removed while the next one serves already.
     async fn becomes_clean(&self) {
-        for _ in 0..1500 {
-            let is_left = |dir: &&str| count(&self.daemon.path(dir)) > 0;
-            if !["run/netns", "run/sb", "root/cni"].iter().any(is_left) {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        self.is_clean();
-    }
-
-    fn is_clean(&self) {
-        assert_eq!(sandboxes(), Vec::<Pid>::new());
-        for dir in ["run/netns", "run/sb", "root/cni"] {
-            assert_eq!(count(&self.daemon.path(dir)), 0, "{dir}");
-        }
+        let is_left = |dir: &&str| count(&self.daemon.path(dir)) > 0;
+        eventually("a clean node", || {
+            !["run/netns", "run/sb", "root/cni"].iter().any(is_left) && sandboxes().is_empty()
+        })
+        .await;
     }
 }
 
@@ -373,7 +366,7 @@ async fn while_the_pod_is_stopped_and_removed(node: &mut Node) {
         .await;
     node.runtime.remove_pod_sandbox(remove).await.unwrap();
     assert!(node.pods().await.is_empty() && node.containers().await.is_empty());
-    node.is_clean();
+    node.becomes_clean().await;
 }
 
 /// Not the daemon but the pod's own process is killed.

@@ -1,13 +1,12 @@
 //! Containers: their life, what they execute, and how they end.
 
-use std::time::Duration;
-
 use k8s_cri::v1::*;
 use tonic::Code;
 
 use crate::client::{ask, ask_images, raw};
 use crate::fixture::{MANY_IMAGES, RUNTIME};
 use crate::pod::{Container, Pod, image, labels, stdout, strings};
+use crate::support::{PATIENCE, until};
 
 fn listed(filter: ContainerFilter) -> Vec<k8s_cri::v1::Container> {
     ask!(list_containers(ListContainersRequest {
@@ -196,9 +195,9 @@ fn guest_the_end_of_a_container_comes_as_an_event() {
         config.command = strings(&["sh", "-c", "exit 5"]);
     });
     let mut kinds = Vec::new();
-    let limit = Duration::from_secs(60);
     while kinds.last() != Some(&ContainerEventType::ContainerStoppedEvent) {
-        let next = crate::client::wait(async { tokio::time::timeout(limit, events.next()).await });
+        let next =
+            crate::client::wait(async { tokio::time::timeout(PATIENCE, events.next()).await });
         let event = next.expect("no event came").unwrap().unwrap();
         if event.container_id == container.id {
             kinds.push(event.container_event_type());
@@ -289,11 +288,8 @@ fn guest_stop_gives_a_container_its_time_to_end_by_itself() {
         let script = "trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.1; done";
         config.command = strings(&["sh", "-c", script]);
     });
-    // The trap must be set.
-    while container.lines().is_empty() {
-        std::thread::yield_now();
-    }
-    container.stop(60);
+    until("the trap", || !container.lines().is_empty());
+    container.stop(200);
     assert_eq!(container.status().exit_code, 7);
     assert_eq!(stdout(&container.lines()), ["ready", "bye"]);
     container.remove();
@@ -347,11 +343,8 @@ fn guest_stop_sends_the_signal_that_was_asked_for() {
     let container = pod.try_create_newer(config, &wanted(SIGUSR1)).unwrap();
     assert_eq!(told_stop_signal(&container), SIGUSR1);
     container.start();
-    // The traps must be set.
-    while container.lines().is_empty() {
-        std::thread::yield_now();
-    }
-    container.stop(60);
+    until("the traps", || !container.lines().is_empty());
+    container.stop(200);
     assert_eq!(container.status().exit_code, 9);
     container.remove();
     let usual = pod.start("usual-signal", |_| {});
@@ -386,7 +379,7 @@ fn guest_a_container_is_made_again_in_the_same_sandbox() {
 fn guest_exec_tells_output_exit_code_and_what_took_too_long() {
     let container = Pod::shared().start("exec", |_| {});
     let output = container
-        .try_exec(&["sh", "-c", "echo out; echo err >&2; exit 3"], 60)
+        .try_exec(&["sh", "-c", "echo out; echo err >&2; exit 3"], 200)
         .unwrap();
     assert_eq!(
         (output.code, output.stdout.as_str(), output.stderr.as_str()),
@@ -394,14 +387,11 @@ fn guest_exec_tells_output_exit_code_and_what_took_too_long() {
     );
     let late = container.try_exec(&["sleep", "1000"], 1);
     assert_eq!(late.err().unwrap().code(), Code::DeadlineExceeded);
-    let mut looks = 0..100;
-    while container
-        .sh("cat /proc/[0-9]*/cmdline")
-        .contains("sleep\x001000\0")
-    {
-        looks.next().expect("what took too long still runs");
-    }
-    let missing = container.try_exec(&["/no/such/program"], 60);
+    until("the end of what took too long", || {
+        let all = container.sh("cat /proc/[0-9]*/cmdline 2>/dev/null; true");
+        !all.contains("sleep\x001000\0")
+    });
+    let missing = container.try_exec(&["/no/such/program"], 200);
     assert!(missing.is_err() || missing.unwrap().code != 0);
     let megabytes = container.try_exec(&["head", "-c", "3000000", "/dev/zero"], 0);
     assert_eq!(megabytes.unwrap().stdout.len(), 3_000_000);

@@ -6,11 +6,12 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
 
+use crate::support::PATIENCE;
 use crate::support::image::Image;
 use crate::support::registry::Registry;
 
@@ -201,10 +202,14 @@ fn serve(mut command: Command, dir: &Path, socket: &Path) {
         panic!("the runtime ended: {status:?}");
     });
     assert!(is_started.recv().unwrap(), "the runtime could not be run");
-    let listening = (0..1200).any(|_| {
+    let begin = Instant::now();
+    while std::os::unix::net::UnixStream::connect(socket).is_err() {
+        let log = || fs::read_to_string(dir.join("runtime.log")).unwrap_or_default();
+        assert!(
+            begin.elapsed() < PATIENCE,
+            "the runtime does not listen: {}",
+            log()
+        );
         thread::sleep(Duration::from_millis(50));
-        std::os::unix::net::UnixStream::connect(socket).is_ok()
-    });
-    let log = fs::read_to_string(dir.join("runtime.log")).unwrap_or_default();
-    assert!(listening, "the runtime does not listen: {log}");
+    }
 }

@@ -1,13 +1,12 @@
 //! Logs: their format, and rotation.
 
 use std::fs;
-use std::thread;
-use std::time::Duration;
 
 use k8s_cri::v1::*;
 
 use crate::client::ask;
 use crate::pod::{Pod, strings};
+use crate::support::until;
 
 #[test]
 fn guest_both_streams_are_logged_with_time_and_tag() {
@@ -68,19 +67,21 @@ fn guest_a_long_line_is_logged_in_parts_that_join_to_the_whole() {
 fn guest_a_log_that_was_moved_away_is_opened_anew_without_losing_a_line() {
     let pod = Pod::shared();
     let container = pod.start("rotated", |config| {
-        let script = "i=0; while [ $i -lt 300 ]; do echo $i; i=$((i+1)); sleep 0.01; done";
+        let script = "i=0; while [ $i -lt 300 ]; do echo $i; i=$((i+1)); sleep 0.01; done; \
+                      until [ -e /rotated ]; do sleep 0.1; done";
         config.command = strings(&["sh", "-c", script]);
     });
     let old = container.log().with_extension("old");
-    while fs::read(container.log()).unwrap_or_default().is_empty() {
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("the first line", || {
+        fs::read(container.log()).is_ok_and(|log| !log.is_empty())
+    });
     fs::rename(container.log(), &old).unwrap();
     ask!(reopen_container_log(ReopenContainerLogRequest {
         container_id: container.id.clone(),
     }))
     .unwrap();
     assert!(container.log().exists());
+    container.sh("touch /rotated");
     container.ended();
     let mut numbers = Vec::new();
     for file in [old.as_path(), container.log()] {

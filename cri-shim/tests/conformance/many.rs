@@ -5,6 +5,7 @@ use std::thread;
 
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, stdout, strings};
+use crate::support::until;
 
 /// As many as the variable says, for a long run by hand.
 pub(crate) fn count(variable: &str, otherwise: usize) -> usize {
@@ -14,6 +15,14 @@ pub(crate) fn count(variable: &str, otherwise: usize) -> usize {
 
 /// Counts the container's own process, and the shell that counts.
 const PROCESSES: &str = "set -- /proc/[0-9]*; echo $#";
+
+/// Waits for the end of all programs in the container but its own. They are reaped soon after their
+/// ends were told.
+fn until_alone(container: &Container) {
+    until("the end of all programs", || {
+        container.sh(PROCESSES) == "2\n"
+    });
+}
 
 /// Kibibytes that the kernel could still give.
 fn available(meter: &Container) -> u64 {
@@ -55,7 +64,7 @@ fn guest_containers_come_and_go_in_one_pod_and_leave_nothing() {
     if RUNTIME.is_vm {
         let lost = before.saturating_sub(after);
         assert!(lost < 16 << 10, "{lost} KiB are lost");
-        assert_eq!(meter.sh(PROCESSES), "2\n");
+        until_alone(&meter);
     }
 }
 
@@ -75,11 +84,7 @@ fn guest_many_programs_run_at_once_in_one_container() {
             });
         }
     });
-    // They are reaped soon after their ends were told.
-    let mut looks = 0..20;
-    while container.sh(PROCESSES) != "2\n" {
-        looks.next().expect("programs are left");
-    }
+    until_alone(&container);
     container.stop(0);
     container.remove();
 }

@@ -4,16 +4,20 @@ use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_cri::v1::*;
 
 use crate::many::count;
 use crate::pod::{Container, Pod, strings};
+use crate::support::PATIENCE;
 
 fn server(pod: &Pod) -> Container {
     server_of(pod, "hello from the pod")
 }
+
+/// What nobody has answered by then is asked anew.
+const LOST: Duration = Duration::from_secs(60);
 
 /// A container that says `text` to everybody.
 fn server_of(pod: &Pod, text: &str) -> Container {
@@ -25,11 +29,17 @@ fn server_of(pod: &Pod, text: &str) -> Container {
     container
 }
 
+/// A script that prints what a server says, with which it may just be about to listen again.
+fn asks(address: &str) -> String {
+    format!("until echo x | busybox nc -w 60 {address} 8080 2>/dev/null; do :; done")
+}
+
 /// What a server says. Netcat serves one client at a time: a refusal is tried again.
 fn said(address: SocketAddr) -> String {
-    for _ in 0..10 {
-        if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
-            let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        if let Ok(mut stream) = TcpStream::connect_timeout(&address, LOST) {
+            let _ = stream.set_read_timeout(Some(LOST));
             let _ = stream.write_all(b"x\n");
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let mut text = String::new();
@@ -130,7 +140,7 @@ fn guest_a_pod_is_reached_by_its_address_and_by_a_port_of_the_host() {
     }
     assert_eq!(container.sh("hostname"), "net-host\n");
     let neighbour = Pod::shared().start("neighbour", |_| {});
-    let answer = neighbour.sh(&format!("echo x | busybox nc -w 20 {ip} 8080"));
+    let answer = neighbour.sh(&asks(&ip.to_string()));
     assert_eq!(answer, "hello from the pod\n");
     neighbour.stop(0);
     neighbour.remove();
@@ -141,7 +151,7 @@ fn guest_containers_of_a_pod_meet_on_its_loopback() {
     let pod = Pod::shared();
     let container = server(pod);
     let other = pod.start("client", |_| {});
-    let answer = other.sh("echo x | busybox nc -w 20 127.0.0.1 8080");
+    let answer = other.sh(&asks("127.0.0.1"));
     assert_eq!(answer, "hello from the pod\n");
     for container in [container, other] {
         container.stop(0);

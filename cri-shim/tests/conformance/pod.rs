@@ -4,23 +4,25 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_cri::v1::*;
 use prost::Message;
 
 use crate::client::{ask, ask_images, raw};
 use crate::fixture::RUNTIME;
+use crate::support::PATIENCE;
 
-/// Most tests need a container in some pod: this one lives until the program ends.
-static SHARED: LazyLock<Pod> = LazyLock::new(|| {
-    // Nothing drops it, and its machine would outlive runtime and program.
-    let pod = Pod::run("shared", |_| {});
-    assert_eq!(atexit(remove_shared), 0);
-    pod
-});
+/// Most tests need a container in some pod: this one lives until the program ends, or until
+/// something has happened to it.
+static SHARED: Mutex<Option<&'static Pod>> = Mutex::new(None);
+
+/// The shared pod's place. A test that failed while it was made leaves it empty.
+fn shared() -> MutexGuard<'static, Option<&'static Pod>> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 #[allow(unsafe_code)]
 // SAFETY: as the C library declares it; it may be called at any time.
@@ -31,8 +33,10 @@ unsafe extern "C" {
 extern "C" fn remove_shared() {
     // In a thread of its own: what this one has of its own is gone by now.
     let removed = thread::spawn(|| {
-        SHARED.stop();
-        SHARED.remove();
+        if let Some(pod) = shared().take() {
+            pod.stop();
+            pod.remove();
+        }
     });
     // The tests have said what they had to say.
     let _ = removed.join();
@@ -84,7 +88,7 @@ pub(crate) fn image(repository: &str) -> ImageSpec {
         image: name.clone(),
         ..Default::default()
     };
-    let mut pulled = PULLED.lock().unwrap();
+    let mut pulled = PULLED.lock().unwrap_or_else(PoisonError::into_inner);
     if !pulled.contains(&name) {
         ask_images!(pull_image(PullImageRequest {
             image: Some(spec.clone()),
@@ -98,7 +102,22 @@ pub(crate) fn image(repository: &str) -> ImageSpec {
 
 impl Pod {
     pub(crate) fn shared() -> &'static Self {
-        &SHARED
+        let mut shared = shared();
+        if let Some(pod) = *shared {
+            let status = pod.status();
+            if status.is_ok_and(|status| status.state() == PodSandboxState::SandboxReady) {
+                return pod;
+            }
+            // What ended it has failed one test, and is not to fail all that follow.
+            pod.stop();
+            pod.remove();
+        }
+        // Nothing drops it, and its machine would outlive runtime and program.
+        let pod = &*Box::leak(Box::new(Self::run("shared", |_| {})));
+        if shared.replace(pod).is_none() {
+            assert_eq!(atexit(remove_shared), 0);
+        }
+        pod
     }
 
     /// The configuration of a pod as `change` wants it.
@@ -310,14 +329,15 @@ impl Container {
 
     /// The status after the container has ended. The interface has no call that waits.
     pub(crate) fn ended(&self) -> ContainerStatus {
-        for _ in 0..3000 {
+        let begin = Instant::now();
+        loop {
             let status = self.status();
             if status.state() == ContainerState::ContainerExited {
                 return status;
             }
+            assert!(begin.elapsed() < PATIENCE, "{status:?}");
             thread::sleep(Duration::from_millis(50));
         }
-        panic!("{} has not ended: {:?}", self.id, self.status());
     }
 
     pub(crate) fn try_exec(&self, words: &[&str], timeout: i64) -> Result<Output, tonic::Status> {

@@ -4,7 +4,6 @@ use std::ffi::CStr;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use k8s_cri::v1::*;
 use rustix::mount::{
@@ -14,6 +13,7 @@ use tonic::Code;
 
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, image, security, stdout, strings};
+use crate::support::until;
 
 fn mount(host: &Path, container: &str) -> Mount {
     Mount {
@@ -90,8 +90,7 @@ fn guest_a_volume_that_the_host_swaps_by_a_link_is_seen_anew() {
     assert_eq!(container.sh("cat /config/key"), "first");
     symlink("..v2", dir.join("..data_tmp")).unwrap();
     fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
-    let script = "i=0; while [ $i -lt 20 ]; do grep -q second /config/key && exit 0; \
-                  i=$((i+1)); sleep 0.1; done; exit 1";
+    let script = "until grep -q second /config/key; do sleep 0.1; done";
     container.sh(script);
     container.stop(0);
     container.remove();
@@ -239,10 +238,9 @@ fn guest_containers_find_the_same_objects_in_what_they_share() {
     }
     assert_eq!(fs::read_to_string(dir.join("more")).unwrap(), "more\n");
     // Nobody has the disk any more, the guest and its machine neither.
-    let began = Instant::now();
-    while let Err(error) = unmount(&disk.0, UnmountFlags::empty()) {
-        assert!(began.elapsed() < Duration::from_secs(30), "{error}");
-    }
+    until("the end of its use", || {
+        unmount(&disk.0, UnmountFlags::empty()).is_ok()
+    });
 }
 
 #[test]

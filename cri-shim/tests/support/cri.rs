@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use k8s_cri::v1::LinuxContainerResources;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
@@ -12,8 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
-/// Longest time until a daemon answers.
-const UP: Duration = Duration::from_secs(300);
+use super::PATIENCE;
 
 /// A message that k8s-cri does not have yet.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -103,7 +102,7 @@ impl Daemon {
         while std::os::unix::net::UnixStream::connect(self.path("s")).is_err() {
             let ended = self.child.as_mut().unwrap().try_wait().unwrap();
             assert!(ended.is_none(), "the daemon ended: {ended:?}");
-            assert!(begin.elapsed() < UP, "the daemon does not answer");
+            assert!(begin.elapsed() < PATIENCE, "the daemon does not answer");
             std::thread::yield_now();
         }
     }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use super::PATIENCE;
+
 /// One of the images' files.
 pub(crate) fn path(name: &str) -> PathBuf {
     let directory = std::env::var_os("PODVISOR_TEST_IMAGES").expect(
@@ -45,7 +47,7 @@ impl Registry {
             .stderr(Stdio::null())
             .spawn()
             .expect("docker-registry is needed: apt-get install docker-registry");
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + PATIENCE;
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
             let ended = child.try_wait().unwrap();
             assert!(ended.is_none(), "docker-registry ended: {ended:?}");

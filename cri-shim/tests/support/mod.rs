@@ -9,12 +9,27 @@ pub(crate) mod host;
 pub(crate) mod image;
 pub(crate) mod pod;
 pub(crate) mod registry;
+pub(crate) mod terminal;
 pub(crate) mod tree;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+/// How long anything may take, of a guest on an emulated host that has much else to do, too.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Waits for something of which nothing tells.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < PATIENCE, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
 
 /// A directory for podvisor's state, gone when dropped.
 pub(crate) struct Root {
@@ -33,6 +48,7 @@ impl Drop for Root {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.tell();
+            self.clear();
         }
     }
 }
@@ -82,6 +98,23 @@ impl Root {
             if let Ok(text) = std::fs::read_to_string(&log) {
                 eprintln!("{}:\n{text}", log.display());
             }
+        }
+    }
+
+    /// Ends what a test has left that failed: the next one would find it on the same host.
+    fn clear(&self) {
+        for (list, remove) in [
+            (&["pod", "ls", "-q"][..], &["pod", "rm", "-f"][..]),
+            (&["ps", "-aq"], &["rm", "-f"]),
+        ] {
+            let Ok(listed) = self.podvisor(list).output() else {
+                continue;
+            };
+            let names = String::from_utf8_lossy(&listed.stdout);
+            let _ = self
+                .podvisor(remove)
+                .args(names.split_whitespace())
+                .output();
         }
     }
 

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use oci_spec::runtime::Process;
 use podvisor_cri::machine::Assets;
@@ -15,6 +16,8 @@ use podvisor_cri::sandbox::{
 };
 use podvisor_images::{Image, ImportSource, PullOptions, Store};
 use tempfile::TempDir;
+
+use super::PATIENCE;
 
 /// A directory with a sandbox's own, logs, and a store with images.
 pub(crate) struct Pod {
@@ -227,11 +230,9 @@ pub(crate) async fn sh(sandbox: &SandboxClient, id: &str, exec_id: &str, script:
 
 /// Waits for something that another process brings about.
 pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
-    for _ in 0..3000 {
-        if is_true() {
-            return;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    let begin = Instant::now();
+    while !is_true() {
+        assert!(begin.elapsed() < PATIENCE, "{what} never came");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("{what} never came");
 }
