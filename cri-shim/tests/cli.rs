@@ -99,11 +99,10 @@ fn an_image_that_is_not_here_and_may_not_be_pulled_is_refused() {
 #[test]
 fn a_registry_that_is_down_is_named() {
     let root = Root::default();
-    // Bound and closed again, so that nobody answers there.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    // Bound, so that nobody else listens there, and not listening.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = socket.local_addr().unwrap();
     let image = format!("{port}/app:1");
     let kernel = elf(&root);
     run(&root, &["--kernel", &kernel, &image]).refused(125, &[&port.to_string()]);

@@ -8,11 +8,12 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_cri::v1::*;
 use rustix::process::Signal;
 use serde_json::json;
+use support::PATIENCE;
 use support::cri::{Daemon, UpdatePodSandboxResourcesRequest};
 use support::image::Image as TestImage;
 use support::registry::Registry;
@@ -133,9 +134,11 @@ fn http_get(port: u16, path: &str) -> String {
 async fn a_settings_file_adds_handlers_and_health_and_metrics_are_served() {
     let (mut daemon, guest) = Daemon::without_guests(&[]);
     daemon.end(Signal::TERM);
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    // None that a socket gets which asks for any: those of other tests do.
+    let ports = 20_000..30_000;
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let first = u16::try_from(std::process::id() % 10_000).unwrap();
+    let port = ports.cycle().skip(first.into()).find(is_free).unwrap();
     let file = daemon.path("config.toml");
     let text = format!("metrics = \"127.0.0.1:{port}\"\n[handlers.large]\ncpus = 4\n");
     fs::write(&file, text).unwrap();
@@ -411,13 +414,11 @@ async fn a_daemon_serves_while_it_undoes_pods_and_shows_one_that_it_cannot_undo(
 }
 
 async fn until(condition: impl Fn() -> bool) {
-    for _ in 0..2000 {
-        if condition() {
-            return;
-        }
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < PATIENCE, "it did not come to that");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("it did not come to that");
 }
 
 #[tokio::test]

@@ -212,11 +212,15 @@ pub(super) fn clean(text: &str) -> String {
     text.take(MESSAGE_CHARS).collect()
 }
 
-/// A plugin for tests.
+/// A plugin for tests. It is written by another process: what this one's threads start meanwhile
+/// would have it open for writing, too, and nobody could execute it then.
 #[cfg(test)]
 pub(super) fn write_script(dir: &std::path::Path, name: &str, script: &str) {
-    use std::os::unix::fs::PermissionsExt as _;
-    let path = dir.join(name);
-    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut write = std::process::Command::new("sh");
+    write.args([
+        "-c",
+        r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#,
+    ]);
+    let written = write.arg(dir.join(name)).arg(script).status();
+    assert!(written.unwrap().success());
 }

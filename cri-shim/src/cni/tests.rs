@@ -412,12 +412,17 @@ fn a_plugin_that_hangs_or_floods_is_killed_with_all_that_it_started() {
         let dir = world.dir.path().display().to_string();
         let hang = format!("[ $CNI_COMMAND = DEL ] && exit; echo $$ >{dir}/pid; sleep 1000; exit");
         world.script("script", &hang);
-        world.cni.options.plugin_timeout = Duration::from_secs(1);
-        let error = world.attach(Capabilities::new()).await.unwrap_err();
-        assert!(
-            matches!(error, CniError::Hangs { command: "ADD", .. }),
-            "{error}"
-        );
+        // As long as it takes to have come so far that it hangs.
+        let mut limit = Duration::from_secs(1);
+        while !world.dir.path().join("pid").exists() {
+            world.cni.options.plugin_timeout = limit;
+            let error = world.attach(Capabilities::new()).await.unwrap_err();
+            assert!(
+                matches!(error, CniError::Hangs { command: "ADD", .. }),
+                "{error}"
+            );
+            limit *= 4;
+        }
         let pid = world.read("pid");
         assert_eq!(living_of_group(pid.trim()), 0);
 

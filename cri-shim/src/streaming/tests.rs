@@ -311,9 +311,9 @@ async fn connections_to_ports_do_not_mix() {
         client.send(*id, b"", FLAG_FIN).await;
     }
     // A port where nobody listens is told while the others go on.
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let closed = tokio::net::TcpSocket::new_v4().unwrap();
+    closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let nobody = closed.local_addr().unwrap().port().to_string();
-    drop(closed);
     let headers = [("port", nobody.as_str()), ("requestid", "3")];
     let with = |kind| [("streamtype", kind), headers[0], headers[1]];
     let error = client.open(&with("error")).await;

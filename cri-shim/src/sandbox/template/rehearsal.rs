@@ -182,24 +182,22 @@ fn nowhere() -> Result<StdioFds, TemplateError> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::process::Command;
+
     use super::*;
-    use std::io::Write as _;
-    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn the_program_is_one_that_linux_runs() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(PROGRAM);
-        let mut file = File::create(&path).unwrap();
-        file.write_all(&program()).unwrap();
-        file.set_permissions(std::fs::Permissions::from_mode(0o755))
-            .unwrap();
-        drop(file);
-        assert!(
-            std::process::Command::new(&path)
-                .status()
-                .unwrap()
-                .success()
-        );
+        let (bytes, path) = (dir.path().join("bytes"), dir.path().join(PROGRAM));
+        std::fs::write(&bytes, program()).unwrap();
+        let run = |program: &OsStr, arguments: &[&OsStr]| {
+            let status = Command::new(program).args(arguments).status();
+            assert!(status.unwrap().success());
+        };
+        // By a process of its own: what others start meanwhile does not have it open for writing.
+        run("install".as_ref(), &[bytes.as_ref(), path.as_ref()]);
+        run(path.as_ref(), &[]);
     }
 }
