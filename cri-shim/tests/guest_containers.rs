@@ -322,7 +322,42 @@ fn guest_containers_begin_as_clones_of_the_first_ones_template() {
     assert!(second.contains("is_clone=true"), "{second}");
     host.podvisor(&["rm", "-f", "first", "second"])
         .printed("first\nsecond\n");
-    assert_eq!(host.left(), [""; 0]);
+    host.leaves_nothing();
+}
+
+/// While the machine's process still takes it apart.
+#[test]
+fn guest_that_has_ended_leaves_its_name_and_image_to_the_next_command() {
+    let host = Host::default();
+    let run = |flags: &[&str]| {
+        let same = [
+            "run",
+            "--name",
+            "same",
+            "--memory",
+            "128M",
+            "-e",
+            "PATH=/bin",
+        ];
+        let program = ["box", "sh", "-c", "echo up; exit 3"];
+        let ran = host.podvisor(&[&same, flags, &program].concat());
+        assert_eq!((ran.code, &*ran.stdout), (Some(3), "up\n"), "{ran:?}");
+    };
+    for _ in 0..3 {
+        run(&["--rm"]);
+        host.podvisor(&["ps", "-aq"]).printed("");
+    }
+    run(&[]);
+    let state = &host.json(&["inspect", "same"])[0]["State"];
+    assert_eq!(
+        (&state["Status"], &state["ExitCode"]),
+        (&"exited".into(), &3.into())
+    );
+    host.podvisor(&["rm", "same"]).printed("same\n");
+    run(&["--rm"]);
+    let removed = host.podvisor(&["rmi", "box"]);
+    assert_eq!(removed.code, Some(0), "{removed:?}");
+    host.leaves_nothing();
 }
 
 #[test]

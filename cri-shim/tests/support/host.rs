@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -113,6 +114,22 @@ impl Host {
         let groups = groups.filter(|entry| entry.path().is_dir());
         left.extend(groups.map(|group| group.path().display().to_string()));
         left
+    }
+}
+
+impl Host {
+    /// Waits until [`Self::left`] has nothing: the process of a machine that has ended takes it
+    /// apart when who ran it is gone already, and its control group goes with the next command.
+    pub(crate) fn leaves_nothing(&self) {
+        let begin = Instant::now();
+        loop {
+            assert_eq!(self.podvisor(&["ps"]).code, Some(0));
+            let left = self.left();
+            if left.is_empty() {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(120), "{left:?}");
+        }
     }
 }
 

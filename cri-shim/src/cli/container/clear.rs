@@ -22,10 +22,8 @@ const ANSWERS: Duration = Duration::from_secs(1);
 /// Removes a container or pod that has ended, and all that is left of it. One that somebody else
 /// removes at the same time is removed.
 pub(in crate::cli) async fn remove(entry_dir: &Path) -> anyhow::Result<()> {
-    let _claim = match Claim::wait(entry_dir).await {
-        Ok(claim) => claim,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error).context("cannot lock the container's directory"),
+    let Some(_claim) = claim(entry_dir).await? else {
+        return Ok(());
     };
     let record = record::read(entry_dir).with_context(|| unreadable(entry_dir))?;
     let pod = record.as_ref().filter(|record| record.pod.is_some());
@@ -38,14 +36,37 @@ pub(in crate::cli) async fn remove(entry_dir: &Path) -> anyhow::Result<()> {
         },
         Some(record) => leave_pod(entry_dir, record).await?,
     }
-    if let Some(record) = &record {
+    remove_files(entry_dir, record.as_ref()).await
+}
+
+/// As [`remove`], of a container with a machine of its own, which has ended: its process may still
+/// be there, and is not waited for.
+pub(in crate::cli) async fn remove_ended(entry: &Entry) -> anyhow::Result<()> {
+    match claim(&entry.dir).await? {
+        Some(_claim) => remove_files(&entry.dir, Some(&entry.record)).await,
+        None => Ok(()),
+    }
+}
+
+/// None when somebody else has removed the directory.
+async fn claim(entry_dir: &Path) -> anyhow::Result<Option<Claim>> {
+    match Claim::wait(entry_dir).await {
+        Ok(claim) => Ok(Some(claim)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).context("cannot lock the container's directory"),
+    }
+}
+
+/// Removes what there is of a container on the host besides its machine.
+async fn remove_files(entry_dir: &Path, record: Option<&Record>) -> anyhow::Result<()> {
+    if let Some(record) = record {
         events::note_end(entry_dir, record);
         network::detach(entry_dir, record).await?;
     }
     volumes::unmount_all(entry_dir)?;
     let removed = remove_tree_aside(entry_dir).await;
     removed.with_context(|| format!("cannot remove {}", entry_dir.display()))?;
-    if let Some(record) = &record
+    if let Some(record) = record
         && !record.is_pod
     {
         events::note(entry_dir, &events::event(record, EventAction::Destroy));

@@ -1,13 +1,14 @@
 //! What `run` makes before its program runs: the record, the machine, the container.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
 use oci_spec::runtime::{LinuxNamespaceType, MountBuilder, Spec};
 use podvisor_images::Image;
+use rustix::fs::{FlockOperation, flock};
 use tracing::debug;
 
 use super::args::{Bus, RunArgs};
@@ -182,13 +183,35 @@ pub(in crate::cli) async fn launch_machine(
     Ok(SandboxClient::launch(config, network).await?)
 }
 
+/// A container that is made.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) client: SandboxClient,
+    pub(super) image: ImagePin,
+}
+
+/// The image that a container runs from, which cannot be removed while its machine's process has
+/// the file, too.
+#[derive(Debug)]
+pub(super) struct ImagePin(File);
+
+impl ImagePin {
+    /// Lets others remove the image, whoever has the file: for a machine that has ended and whose
+    /// process has not.
+    pub(super) fn release(self) {
+        if let Err(error) = flock(&self.0, FlockOperation::Unlock) {
+            debug!(%error, "the image is free when the machine's process is gone");
+        }
+    }
+}
+
 /// Starts the sandbox, unless the container is for a pod's, and makes the container.
 pub(super) async fn launch(
     args: &RunArgs,
     place: &Place,
     image: &Image,
     entry: &Entry,
-) -> anyhow::Result<SandboxClient> {
+) -> anyhow::Result<Made> {
     let record = &entry.record;
     let (client, attached) = match place {
         Place::Own { guest, .. } => {
@@ -223,10 +246,12 @@ pub(super) async fn launch(
             (client, attached)
         }
     };
+    // Open and locked, it cannot be removed under the guest's feet.
+    let rootfs = image.open_rootfs()?;
+    let pin = ImagePin(rootfs.try_clone().context("cannot keep the image open")?);
     let container = CreateContainer {
         id: record.id.clone(),
-        // Open and locked, it cannot be removed under the guest's feet.
-        image: image.open_rootfs()?.into(),
+        image: rootfs.into(),
         image_digest: image.id().to_string(),
         volumes: Vec::new(),
         readonly_rootfs: args.rights.read_only,
@@ -253,7 +278,7 @@ pub(super) async fn launch(
     if record.pod.is_none() {
         client.end_with(&record.id).await?;
     }
-    Ok(client)
+    Ok(Made { client, image: pin })
 }
 
 /// Images that a machine of one container may have at once.

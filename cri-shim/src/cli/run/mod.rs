@@ -21,18 +21,18 @@ use tracing::debug;
 use super::container::events::{self, event};
 use super::container::foreground::{Outcome, Program, Served, exit_code};
 use super::container::lifecycle::{end, force_remove, has_failed, is_killed};
-use super::container::{Containers, Entry, Record, clear, exec, sweep, volumes};
+use super::container::{Containers, Entry, NetworkMode, Record, clear, exec, sweep, volumes};
 use super::guest::Guest;
 use super::progress::Progress;
 use super::pull::{Pulled, pull};
 use super::signals::{Signals, exit_code_of};
 use super::{Globals, advice, terminal};
-use crate::sandbox::{EventAction, SandboxClient, SandboxError};
+use crate::sandbox::{EventAction, SandboxClient, SandboxError, SandboxExit};
 use args::Pull;
 pub(super) use args::{RunArgs, from_here};
 pub(super) use args::{parse_console, parse_hostname, parse_label, parse_sysctl};
+use make::{ImagePin, Made, Place, launch, record};
 pub(super) use make::{MachineOptions, keep_etc_files, launch_machine, now};
-use make::{Place, launch, record};
 
 const SIGKILL: u8 = 9;
 
@@ -169,10 +169,10 @@ async fn in_sandbox(
         }
     };
     let started = match launched {
-        Ok(client) => {
+        Ok(made) => {
             debug!(elapsed = ?begin.elapsed(), "the container is made");
             tokio::select! {
-                started = start(args, &entry, client) => started,
+                started = start(args, &entry, made) => started,
                 signal = signals.ending() => {
                     drop(claim);
                     remove_unstarted(&entry).await?;
@@ -183,7 +183,11 @@ async fn in_sandbox(
         Err(error) => Err(error),
     };
     drop(claim);
-    let (program, served) = match started {
+    let Begun {
+        program,
+        served,
+        image,
+    } = match started {
         Ok(started) => started,
         Err(error) => {
             // Nothing of it ever ran.
@@ -198,9 +202,11 @@ async fn in_sandbox(
         return Ok(0);
     };
     let outcome = program.wait(served, signals).await;
+    let mut has_ended = false;
     match &outcome {
         Ok(Outcome::Ended(exit)) => {
-            let machine = entry.ended(&program.client).await;
+            let machine = machine_ended(args, &entry, &program.client).await;
+            has_ended = machine.is_some();
             if let Some(machine) = machine.filter(|machine| has_failed(machine) && is_killed(exit))
             {
                 super::notice(&format!("{machine}, and the program was killed with it"));
@@ -219,19 +225,42 @@ async fn in_sandbox(
         Ok(left @ Outcome::Left) => return Ok(exit_code(left)),
         Err(_) => {}
     }
+    if has_ended {
+        image.release();
+    }
     // The program's exit code is told whatever stays.
-    match args.rm {
-        true => {
-            if let Err(error) = clear::remove(&entry.dir).await {
-                super::report(&error);
-            }
-        }
-        false => clear::settle(&entry).await,
+    if !args.rm {
+        clear::settle(&entry).await;
+    } else if let Err(error) = match has_ended {
+        true => clear::remove_ended(&entry).await,
+        false => clear::remove(&entry.dir).await,
+    } {
+        super::report(&error);
     }
     debug!(elapsed = ?begin.elapsed(), "done");
     match outcome {
         Ok(outcome) => Ok(exit_code(&outcome)),
         Err(error) => advised(args, error),
+    }
+}
+
+/// Waits for the end of the container's machine, if that is its own: how it ended.
+///
+/// The machine's process takes it apart after that, and is not waited for: nobody needs what it
+/// still has. But for what is somebody else's, too: directories of the host, a console's file, and
+/// ports, which a network in user space has for as long as the process.
+async fn machine_ended(
+    args: &RunArgs,
+    entry: &Entry,
+    client: &SandboxClient,
+) -> Option<SandboxExit> {
+    let record = &entry.record;
+    let has_ports = record.network == NetworkMode::User && !record.ports.is_empty();
+    match record.pod {
+        None if record.volumes.is_empty() && args.console.is_none() && !has_ports => {
+            Some(client.machine_ended().await)
+        }
+        _ => entry.ended(client).await,
     }
 }
 
@@ -262,11 +291,16 @@ async fn remove_unstarted(entry: &Entry) -> anyhow::Result<()> {
     clear::remove(&entry.dir).await
 }
 
-async fn start(
-    args: &RunArgs,
-    entry: &Entry,
-    client: SandboxClient,
-) -> anyhow::Result<(Program, Option<Served>)> {
+/// A program that has been started.
+struct Begun {
+    program: Program,
+    /// Its streams; none of one that is detached.
+    served: Option<Served>,
+    image: ImagePin,
+}
+
+async fn start(args: &RunArgs, entry: &Entry, made: Made) -> anyhow::Result<Begun> {
+    let Made { client, image } = made;
     write_id(args, entry)?;
     let program = Program {
         client,
@@ -277,14 +311,22 @@ async fn start(
     };
     if args.detach {
         program.client.start_container(&program.id).await?;
-        return Ok((program, None));
+        return Ok(Begun {
+            program,
+            served: None,
+            image,
+        });
     }
     let (streams, theirs) = program.streams()?;
     program.client.attach_whole(&program.id, theirs).await?;
     let served = program.serve(streams, &args.leave.detach_keys)?;
     program.client.start_container(&program.id).await?;
     debug!("the program runs");
-    Ok((program, Some(served)))
+    Ok(Begun {
+        program,
+        served: Some(served),
+        image,
+    })
 }
 
 /// An error with its remedy, where it is a sandbox's.

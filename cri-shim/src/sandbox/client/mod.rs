@@ -67,6 +67,9 @@ struct Inner {
     next: AtomicU64,
     waiting: Arc<Waiting>,
     requests: mpsc::Sender<Outgoing>,
+    /// How it ended, once its machine has, or its process.
+    machine: watch::Receiver<Option<SandboxExit>>,
+    /// As `machine`, once its process is gone.
     exit: watch::Receiver<Option<SandboxExit>>,
     tasks: [JoinHandle<()>; 2],
 }
@@ -264,6 +267,7 @@ impl SandboxClient {
         let process = Arc::new(process);
         let waiting = Arc::new(Waiting(Mutex::new(Some(HashMap::new()))));
         let (requests, outgoing) = mpsc::channel(UNSENT);
+        let (machine_sender, machine) = watch::channel(None);
         let (exit_sender, exit) = watch::channel(None);
         let tasks = [
             tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing)),
@@ -272,6 +276,7 @@ impl SandboxClient {
                 Arc::clone(&waiting),
                 Arc::clone(&process),
                 dir.to_owned(),
+                machine_sender,
                 exit_sender,
             )),
         ];
@@ -285,6 +290,7 @@ impl SandboxClient {
                 next: AtomicU64::new(0),
                 waiting,
                 requests,
+                machine,
                 exit,
                 tasks,
             }),
@@ -313,13 +319,14 @@ impl SandboxClient {
 
     /// Waits until the sandbox's process is gone, and says how it ended.
     pub async fn ended(&self) -> SandboxExit {
-        let mut exit = self.inner.exit.clone();
-        let known = exit.wait_for(Option::is_some).await;
-        match known.ok().and_then(|exit| exit.clone()) {
-            Some(exit) => exit,
-            // The task that says so ends after it has said it, or with the last client.
-            None => pending().await,
-        }
+        told(self.inner.exit.clone()).await
+    }
+
+    /// Waits until the sandbox's machine has ended and its process has written down how, and says
+    /// so: nothing runs in the guest any more, and its logs are complete. The process itself may
+    /// take some more time to take the machine apart, which [`Self::ended`] waits for.
+    pub async fn machine_ended(&self) -> SandboxExit {
+        told(self.inner.machine.clone()).await
     }
 
     /// Ends the sandbox: the guest is asked to stop, and killed when it has not within `grace`.
@@ -469,6 +476,16 @@ impl SandboxClient {
     }
 }
 
+/// How a sandbox ended, once that is known.
+async fn told(mut exit: watch::Receiver<Option<SandboxExit>>) -> SandboxExit {
+    let known = exit.wait_for(Option::is_some).await;
+    match known.ok().and_then(|exit| exit.clone()) {
+        Some(exit) => exit,
+        // The task that says so ends after it has said it, or with the last client.
+        None => pending().await,
+    }
+}
+
 /// How long the process of a lost connection may take to be gone.
 const LOST: Duration = Duration::from_secs(5);
 
@@ -490,12 +507,14 @@ async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) 
     }
 }
 
-/// Passes answers on until the connection ends, then waits for the process's end.
+/// Passes answers on until the connection ends, then waits for the process's end. One that ends in
+/// good order writes its record before it closes its connections.
 async fn read(
     mut reader: FrameReader,
     waiting: Arc<Waiting>,
     process: Arc<AsyncFd<OwnedFd>>,
     dir: PathBuf,
+    machine: watch::Sender<Option<SandboxExit>>,
     exit: watch::Sender<Option<SandboxExit>>,
 ) {
     loop {
@@ -516,10 +535,18 @@ async fn read(
     }
     drop(reader);
     waiting.close();
+    let left = record::read(&dir).map(|record| record.exit);
+    machine.send_replace(left.clone());
     // Fails only when the runtime shuts down.
     if process.readable().await.is_ok() {
         cgroup::remove_of(&dir);
-        let ended = record::read(&dir).map_or(SandboxExit::Died, |record| record.exit);
-        let _ = exit.send(Some(ended));
+        // Its directory may be removed by now.
+        let left = left.or_else(|| record::read(&dir).map(|record| record.exit));
+        let ended = left.unwrap_or(SandboxExit::Died);
+        machine.send_replace(Some(ended.clone()));
+        exit.send_replace(Some(ended));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -82,6 +82,8 @@ pub(super) async fn serve(listener: UnixListener, service: Service) {
             () = has_ended(&mut exit) => break,
         }
     }
+    // Who comes now finds nobody, and not a machine that does not answer.
+    drop(listener);
     while connections.join_next().await.is_some() {}
 }
 

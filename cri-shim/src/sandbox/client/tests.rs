@@ -1,0 +1,58 @@
+use tokio::net::UnixListener;
+
+use super::super::launch::CONTROL_SOCKET;
+use super::super::record::ExitRecord;
+use super::*;
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A sandbox whose process is this one, which lives on: it answers the first request, writes this
+/// record and leaves.
+async fn left_behind(dir: &Path, record: Option<ExitRecord>) -> SandboxClient {
+    let listener = UnixListener::bind(dir.join(CONTROL_SOCKET)).unwrap();
+    let file = record::create(dir).unwrap();
+    let leaves = async {
+        let stream = Arc::new(listener.accept().await.unwrap().0);
+        let mut requests = FrameReader::new(Arc::clone(&stream));
+        let hello = requests.next().await.unwrap().unwrap();
+        let hello: Request = serde_json::from_slice(&hello.body).unwrap();
+        let answer = Answer::Hello {
+            version: CONTROL_VERSION,
+            takes_devices: true,
+            missing_layers: Vec::new(),
+            tells_pressure: true,
+        };
+        let reply = Reply {
+            number: hello.number,
+            answer: Ok(answer),
+        };
+        let body = serde_json::to_vec(&reply).unwrap();
+        if let Some(record) = record {
+            record::write(&file, &record).unwrap();
+        }
+        FrameWriter::new(stream).send(&body, &[]).await.unwrap();
+    };
+    let (client, ()) = tokio::join!(SandboxClient::connect_within(dir, PATIENCE), leaves);
+    client.unwrap()
+}
+
+#[tokio::test]
+async fn a_machines_end_is_known_before_its_process_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let record = ExitRecord {
+        exit: SandboxExit::PoweredOff,
+        containers: Vec::new(),
+    };
+    let client = left_behind(dir.path(), Some(record)).await;
+    let ended = timeout(PATIENCE, client.machine_ended()).await;
+    assert_eq!(ended.unwrap(), SandboxExit::PoweredOff);
+    assert!(client.inner.exit.borrow().is_none(), "its process is here");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_record_it_is_the_processs_end_that_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = left_behind(dir.path(), None).await;
+    timeout(PATIENCE, client.machine_ended()).await.unwrap_err();
+}
