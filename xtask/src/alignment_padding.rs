@@ -15,19 +15,19 @@ const RUN: usize = 16;
 /// What the linker puts between functions.
 const INT3: u8 = 0xcc;
 
-const PT_LOAD: u32 = 1;
+pub(crate) const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 
 /// A program header, by the fields that matter here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Header {
-    kind: u32,
+pub(crate) struct Header {
+    pub(crate) kind: u32,
     flags: u32,
-    offset: usize,
-    virtual_address: u64,
+    pub(crate) offset: usize,
+    pub(crate) virtual_address: u64,
     address: u64,
-    file_size: usize,
-    mem_size: u64,
+    pub(crate) file_size: usize,
+    pub(crate) mem_size: u64,
 }
 
 /// `elf` without its padding and its section headers. Addresses, entry and notes stay.
@@ -75,7 +75,7 @@ pub(crate) fn remove(elf: &[u8]) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-fn read_headers(elf: &[u8]) -> Result<Vec<Header>> {
+pub(crate) fn read_headers(elf: &[u8]) -> Result<Vec<Header>> {
     if !elf.starts_with(b"\x7fELF\x02\x01") {
         bail!("not a 64-bit ELF file");
     }
@@ -155,13 +155,13 @@ fn split(elf: &[u8], header: &Header) -> Result<Vec<Header>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const BASE: u64 = 0x100_0000;
 
     /// An ELF file with one segment of `contents` and `bss`, and a note.
-    fn elf(contents: &[u8], bss: u64) -> Vec<u8> {
+    pub(crate) fn elf(contents: &[u8], bss: u64) -> Vec<u8> {
         let mut elf = b"\x7fELF\x02\x01".to_vec();
         elf.resize(EHDR, 0);
         elf[32..40].copy_from_slice(&64u64.to_le_bytes());

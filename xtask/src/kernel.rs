@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{self, Group, Lock};
 use crate::report::Step;
-use crate::{alignment_padding, paths, setup};
+use crate::{alignment_padding, jump_table, paths, setup};
 
 /// Debian's package of the source.
 const SOURCE: &str = "linux-source-6.12";
@@ -21,7 +21,7 @@ const SOURCE: &str = "linux-source-6.12";
 const ARCHIVE: &str = "/usr/src/linux-source-6.12.tar.xz";
 
 /// Raise when this file builds something else from the same inputs.
-const RECIPE: &str = "2";
+const RECIPE: &str = "3";
 
 /// Parts of the source that no configuration of ours reaches; their Kconfig files and
 /// makefiles stay, because the configuration reads them.
@@ -41,8 +41,10 @@ const LEFT_OUT: &[&str] = &[
 #[derive(Debug)]
 struct Edit {
     file: &'static str,
-    /// Whole lines that follow each other, but for white space around them; they are there exactly
-    /// once.
+    /// Whole lines before them, which stay: where they alone are not enough to find the place.
+    after: &'static [&'static str],
+    /// Whole lines that follow each other, but for white space around them; with those before them
+    /// they are there exactly once.
     lines: &'static [&'static str],
 }
 
@@ -50,14 +52,17 @@ struct Edit {
 const EDITS: &[Edit] = &[
     Edit {
         file: "mm/slub.c",
+        after: &[],
         lines: &["late_initcall(slab_late_init);"],
     },
     Edit {
         file: "arch/x86/kernel/apic/io_apic.c",
+        after: &[],
         lines: &["clear_IO_APIC();"],
     },
     Edit {
         file: "arch/x86/kernel/apic/apic.c",
+        after: &[],
         lines: &[
             "ret = save_ioapic_entries();",
             "if (ret) {",
@@ -68,6 +73,7 @@ const EDITS: &[Edit] = &[
     },
     Edit {
         file: "arch/x86/kernel/apic/apic.c",
+        after: &[],
         lines: &[
             "mask_ioapic_entries();",
             "",
@@ -76,15 +82,28 @@ const EDITS: &[Edit] = &[
     },
     Edit {
         file: "arch/x86/kernel/apic/apic.c",
+        after: &[],
         lines: &["if (ir_stat < 0)", "restore_ioapic_entries();"],
     },
     Edit {
         file: "arch/x86/pci/init.c",
+        after: &[],
         lines: &[
             "if (!raw_pci_ops && !raw_pci_ext_ops)",
             "printk(KERN_ERR",
             r#""PCI: Fatal: No config space access function found\n");"#,
         ],
+    },
+    Edit {
+        file: "drivers/ptp/Kconfig",
+        after: &[],
+        lines: &["select NET_PTP_CLASSIFY"],
+    },
+    // `jump_table` does it.
+    Edit {
+        file: "kernel/jump_label.c",
+        after: &["cpus_read_lock();", "jump_label_lock();"],
+        lines: &["jump_label_sort_entries(iter_start, iter_stop);"],
     },
 ];
 
@@ -200,9 +219,13 @@ fn build(config: &Path, output: &Path) -> Result<()> {
             .arg(&partial)
             .arg(&vmlinux),
     )?;
-    let stripped = fs::read(&partial)?;
-    let slim =
-        alignment_padding::remove(&stripped).context("the kernel's ELF file is not as expected")?;
+    let mut kernel = fs::read(&partial)?;
+    let unexpected = "the kernel's ELF file is not as expected";
+    // Stripped, it does not say any more where its tables are.
+    let symbols = process::output(Command::new("nm").arg(&vmlinux))?;
+    let table = jump_table::find(&symbols).context(unexpected)?;
+    jump_table::sort(&mut kernel, table).context(unexpected)?;
+    let slim = alignment_padding::remove(&kernel).context(unexpected)?;
     fs::write(&partial, slim)?;
     fs::copy(tree.join(".config"), output.with_extension("config"))?;
     fs::rename(&partial, output)?;
@@ -241,10 +264,11 @@ fn unpack(archive: &Path, digest: &str, directory: &Path) -> Result<PathBuf> {
         let file = tree.join(edit.file);
         let text = fs::read_to_string(&file)
             .with_context(|| format!("{} cannot be read", file.display()))?;
-        let text = without_lines(&text, edit.lines).with_context(|| {
+        let text = without_lines(&text, edit.after, edit.lines).with_context(|| {
             format!(
                 "{} does not have the lines {:?} exactly once: the source is not as expected",
-                edit.file, edit.lines
+                edit.file,
+                [edit.after, edit.lines].concat()
             )
         })?;
         fs::write(&file, text).with_context(|| format!("{} cannot be written", file.display()))?;
@@ -254,18 +278,20 @@ fn unpack(archive: &Path, digest: &str, directory: &Path) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// `text` without the one place that reads `lines`; `None` when there is none or more of them.
-fn without_lines(text: &str, lines: &[&str]) -> Option<String> {
+/// `text` without the one place that reads `lines` behind `after`; `None` when there is none or more
+/// of them.
+fn without_lines(text: &str, after: &[&str], lines: &[&str]) -> Option<String> {
     let all: Vec<&str> = text.split_inclusive('\n').collect();
+    let wanted = [after, lines].concat();
     let is_it = |at: &usize| {
         let here = all[*at..].iter().map(|line| line.trim());
-        here.take(lines.len()).eq(lines.iter().copied())
+        here.take(wanted.len()).eq(wanted.iter().copied())
     };
     let mut places = (0..all.len()).filter(is_it);
     let (Some(place), None) = (places.next(), places.next()) else {
         return None;
     };
-    let (before, rest) = all.split_at(place);
+    let (before, rest) = all.split_at(place + after.len());
     Some([before, &rest[lines.len()..]].concat().concat())
 }
 
@@ -374,14 +400,16 @@ mod tests {
     #[test]
     fn an_edit_takes_out_its_lines_or_fails() {
         let text = "a\n\tcall();\nb call();\n";
-        assert_eq!(without_lines(text, &["call();"]).unwrap(), "a\nb call();\n");
-        assert_eq!(
-            without_lines(text, &["call();", "b call();"]).unwrap(),
-            "a\n"
-        );
-        assert_eq!(without_lines(text, &["b call();", ""]), None);
-        assert_eq!(without_lines(text, &["missing();"]), None);
-        assert_eq!(without_lines("call();\n  call();\n", &["call();"]), None);
+        let without = |lines: &[&str]| without_lines(text, &[], lines);
+        assert_eq!(without(&["call();"]).unwrap(), "a\nb call();\n");
+        assert_eq!(without(&["call();", "b call();"]).unwrap(), "a\n");
+        assert_eq!(without(&["b call();", ""]), None);
+        assert_eq!(without(&["missing();"]), None);
+        let twice = "a\ncall();\nb\n  call();\n";
+        assert_eq!(without_lines(twice, &[], &["call();"]), None);
+        let one = without_lines(twice, &["b"], &["call();"]);
+        assert_eq!(one.unwrap(), "a\ncall();\nb\n");
+        assert_eq!(without_lines(twice, &["c"], &["call();"]), None);
     }
 
     #[test]

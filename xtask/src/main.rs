@@ -15,6 +15,7 @@ mod fuzz;
 mod guest;
 mod host;
 mod images;
+mod jump_table;
 mod kernel;
 mod mutants;
 mod package;
