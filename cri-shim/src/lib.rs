@@ -13,6 +13,7 @@
 //! `podvisor-vmm`'s.
 
 mod bind;
+mod blocking;
 mod cli;
 mod cni;
 mod cri;

@@ -60,6 +60,18 @@ impl Users {
         for users in self.0.values_mut() {
             users.remove(container);
         }
+        self.unused()
+    }
+
+    /// No container has any of them any more. Gives all their names.
+    pub(super) fn release_all(&mut self) -> Vec<String> {
+        for users in self.0.values_mut() {
+            users.clear();
+        }
+        self.unused()
+    }
+
+    fn unused(&self) -> Vec<String> {
         let unused = self.0.iter().filter(|(_, users)| users.is_empty());
         unused.map(|(name, _)| name.clone()).collect()
     }

@@ -65,7 +65,8 @@ pub(super) fn mount(
                 is_slave: is_slave(wanted),
             }),
             Err(error) => {
-                remove_unused(shared, &mut users, container)?;
+                let unused = users.release(container);
+                remove_unused(shared, &mut users, unused)?;
                 return Err(error);
             }
         }
@@ -75,12 +76,21 @@ pub(super) fn mount(
 
 /// The container has no volumes any more: those that no other one has are unmounted.
 pub(super) fn release(shared: &Path, mounted: &Mounted, container: &str) -> Result<()> {
-    remove_unused(shared, &mut mounted.lock(), container)
+    let mut users = mounted.lock();
+    let unused = users.release(container);
+    remove_unused(shared, &mut users, unused)
 }
 
-fn remove_unused(shared: &Path, users: &mut Users, container: &str) -> Result<()> {
+/// No container has volumes any more, as their machine is gone: all are unmounted.
+pub(super) fn release_all(shared: &Path, mounted: &Mounted) -> Result<()> {
+    let mut users = mounted.lock();
+    let unused = users.release_all();
+    remove_unused(shared, &mut users, unused)
+}
+
+fn remove_unused(shared: &Path, users: &mut Users, unused: Vec<String>) -> Result<()> {
     let mut first = Ok(());
-    for name in users.release(container) {
+    for name in unused {
         let removed = remove_one(&shared.join(&name));
         if removed.is_ok() {
             users.forget(&name);
@@ -467,6 +477,31 @@ mod tests {
                 release(&shared, &mounted, "g").unwrap();
             }
         }
+    }
+
+    #[test]
+    fn a_pod_that_ends_has_nothing_mounted_whoever_had_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let [shared, first, second] = ["shared", "first", "second"].map(|name| {
+            let path = dir.path().join(name);
+            fs::create_dir(&path).unwrap();
+            path
+        });
+        let mounted = Mounted::of("u");
+        for container in ["a", "b"] {
+            let mounts = [wanted(&first), wanted(&second)];
+            mount(&shared, &mounted, container, &mounts, none()).unwrap();
+        }
+        assert_eq!(mount_points(&shared).unwrap().len(), 2);
+        release_all(&shared, &mounted).unwrap();
+        assert_eq!(mount_points(&shared).unwrap().len(), 0);
+        assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
+        // Their removal finds nothing to do, also where the directory is gone with a boot.
+        fs::remove_dir(&shared).unwrap();
+        release(&shared, &mounted, "a").unwrap();
+        mounted.lock().add("a-0", "a");
+        release_all(&shared, &mounted).unwrap();
+        assert_eq!(mounted.lock().names().count(), 0);
     }
 
     #[test]

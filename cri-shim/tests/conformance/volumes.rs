@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::*;
@@ -120,6 +120,34 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
+}
+
+/// How many mounts there are of a file system.
+fn mounts_of(device: u64) -> usize {
+    let id = format!(
+        "{}:{}",
+        rustix::fs::major(device),
+        rustix::fs::minor(device)
+    );
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let ids = table.lines().filter_map(|line| line.split(' ').nth(2));
+    ids.filter(|mounted| *mounted == id).count()
+}
+
+#[test]
+fn guest_a_stopped_pod_has_no_volume_of_the_host_mounted() {
+    let volume = Mounted::at(RUNTIME.directory("of-a-stopped-pod"));
+    let pod = Pod::run("unmounted", |_| {});
+    for name in ["first", "second"] {
+        pod.start(name, |config| {
+            config.mounts = vec![mount(&volume.0, "/data")];
+        });
+    }
+    pod.stop();
+    // A kubelet unmounts volumes now, before it removes the containers.
+    let device = fs::metadata(&volume.0).unwrap().dev();
+    assert_eq!(mounts_of(device), 1);
+    pod.remove();
 }
 
 #[test]

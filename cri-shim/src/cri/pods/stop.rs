@@ -8,6 +8,7 @@ use k8s_cri::v1::ContainerEventType;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use crate::blocking::in_place;
 use crate::cri::error::Result;
 use crate::cri::flights::to_the_end;
 use crate::cri::node::{Node, Pod, now};
@@ -89,7 +90,16 @@ impl Node {
             self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
             info!(pod = pod.id, "the pod sandbox is stopped");
         }
-        Ok(self.cni.detach(&pod.id).await?)
+        // Who asked for the end unmounts next where they come from.
+        let released = self.release_volumes(pod);
+        self.cni.detach(&pod.id).await?;
+        released
+    }
+
+    /// Unmounts what the containers of a machine that is gone had of the host.
+    fn release_volumes(&self, pod: &Pod) -> Result<()> {
+        let shared = self.dir(&pod.id).join(volumes::SHARED);
+        in_place(|| volumes::release_all(&shared, &pod.mounted))
     }
 
     /// Kills what still runs, all at once, so that as much as can be is known of its end. Those
@@ -143,6 +153,10 @@ impl Node {
             };
         })?;
         self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
+        if let Err(error) = self.release_volumes(pod) {
+            // StopPodSandbox tries again.
+            warn!(pod = pod.id, %error, "volumes of the pod stay mounted for now");
+        }
         Ok(())
     }
 
