@@ -7,6 +7,7 @@
 //! specification of `spec`. Work that a caller asked for goes on when the caller goes away, and
 //! what was half made is undone. Nothing here knows virtual machines or the command line.
 
+mod backoff;
 mod calls;
 mod config;
 mod containers;

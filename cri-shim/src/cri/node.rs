@@ -12,14 +12,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use k8s_cri::v1::RunPodSandboxRequest;
 use podvisor_images::Store;
 use tokio::sync::watch;
+use tracing::{debug, warn};
 
+use super::backoff::Backoff;
 use super::config::ServeConfig;
 use super::containers::{CpuRate, CreateRequest};
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::Flights;
 use super::mounted::Mounted;
-use super::state::{ContainerPhase, ContainerRecord, Database, PodPhase, PodRecord};
+use super::state::{
+    ContainerPhase, ContainerRecord, Database, Kept, PodPhase, PodRecord, StateError,
+};
 use super::volumes;
 use crate::cni::Cni;
 use crate::sandbox::SandboxClient;
@@ -67,7 +71,7 @@ pub(super) struct Pod {
     pub(super) is_watched: AtomicBool,
     /// Its volumes, and who has them.
     pub(super) mounted: Mounted,
-    record: Mutex<PodRecord>,
+    record: Kept<PodRecord>,
     client: Mutex<Option<SandboxClient>>,
 }
 
@@ -103,7 +107,7 @@ pub(super) struct Container {
     pub(super) was_signaled: AtomicBool,
     /// CPU time per second.
     pub(super) cpu_rate: Mutex<CpuRate>,
-    record: Mutex<ContainerRecord>,
+    record: Kept<ContainerRecord>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -121,7 +125,7 @@ impl Pod {
             given: tokio::sync::Mutex::default(),
             is_watched: AtomicBool::new(false),
             mounted,
-            record: Mutex::new(record),
+            record: Kept::new(record),
             client: Mutex::new(None),
         })
     }
@@ -140,11 +144,11 @@ impl Pod {
     }
 
     pub(super) fn record(&self) -> PodRecord {
-        lock(&self.record).clone()
+        self.record.get()
     }
 
     pub(super) fn phase(&self) -> PodPhase {
-        lock(&self.record).phase.clone()
+        self.record.of(|record| record.phase.clone())
     }
 
     /// Its sandbox's process.
@@ -168,14 +172,12 @@ impl Pod {
         database: &Database,
         change: impl FnOnce(&mut PodRecord),
     ) -> Result<()> {
-        let mut record = lock(&self.record);
-        let mut changed = record.clone();
-        change(&mut changed);
-        if changed != *record {
-            database.put(&changed)?;
-            *record = changed;
-        }
-        Ok(())
+        Ok(self.record.update(database, change)?)
+    }
+
+    /// Writes the record as it is.
+    pub(super) fn write(&self, database: &Database) -> Result<(), StateError> {
+        self.record.write(database)
     }
 }
 
@@ -188,16 +190,16 @@ impl Container {
             ended: watch::Sender::new(matches!(record.phase, ContainerPhase::Exited(_))),
             was_signaled: AtomicBool::new(false),
             cpu_rate: Mutex::default(),
-            record: Mutex::new(record),
+            record: Kept::new(record),
         })
     }
 
     pub(super) fn record(&self) -> ContainerRecord {
-        lock(&self.record).clone()
+        self.record.get()
     }
 
     pub(super) fn phase(&self) -> ContainerPhase {
-        lock(&self.record).phase.clone()
+        self.record.of(|record| record.phase.clone())
     }
 
     /// Changes the record, on the disk first.
@@ -206,19 +208,20 @@ impl Container {
         database: &Database,
         change: impl FnOnce(&mut ContainerRecord),
     ) -> Result<()> {
-        let mut record = lock(&self.record);
-        let mut changed = record.clone();
-        change(&mut changed);
-        if changed != *record {
-            database.put(&changed)?;
-            *record = changed;
-        }
-        let has_ended = matches!(record.phase, ContainerPhase::Exited(_));
-        drop(record);
-        if has_ended {
+        let updated = self.record.update(database, change);
+        self.tell_end();
+        Ok(updated?)
+    }
+
+    /// Writes the record as it is.
+    pub(super) fn write(&self, database: &Database) -> Result<(), StateError> {
+        self.record.write(database)
+    }
+
+    fn tell_end(&self) {
+        if matches!(self.phase(), ContainerPhase::Exited(_)) {
             self.ended.send_replace(true);
         }
-        Ok(())
     }
 
     /// Refuses in another state.
@@ -340,18 +343,61 @@ impl Node {
         Ok(())
     }
 
-    pub(super) fn forget_pod(&self, id: &str) -> Result<()> {
-        self.database.remove::<PodRecord>(id)?;
-        lock(&self.known).pods.remove(id);
-        self.pod_flights.forget(id);
+    pub(super) fn forget_pod(&self, pod: &Pod) -> Result<()> {
+        pod.record.remove(&self.database)?;
+        lock(&self.known).pods.remove(&pod.id);
+        self.pod_flights.forget(&pod.id);
         Ok(())
     }
 
-    pub(super) fn forget_container(&self, id: &str) -> Result<()> {
-        self.database.remove::<ContainerRecord>(id)?;
-        lock(&self.known).containers.remove(id);
-        self.container_flights.forget(id);
+    pub(super) fn forget_container(&self, container: &Container) -> Result<()> {
+        container.record.remove(&self.database)?;
+        lock(&self.known).containers.remove(&container.id);
+        self.container_flights.forget(&container.id);
         Ok(())
+    }
+
+    /// Takes down what has become of a pod: it is so at once, and on the disk as soon as that can
+    /// be written.
+    pub(super) fn note_pod(self: &Arc<Self>, pod: &Arc<Pod>, change: impl FnOnce(&mut PodRecord)) {
+        if let Err(error) = pod.record.note(&self.database, change) {
+            warn!(pod = pod.id, %error, "what became of the pod is written later");
+            let pod = Arc::clone(pod);
+            self.write_later(move |database| pod.write(database));
+        }
+    }
+
+    /// As [`Self::note_pod`], of a container.
+    pub(super) fn note_container(
+        self: &Arc<Self>,
+        container: &Arc<Container>,
+        change: impl FnOnce(&mut ContainerRecord),
+    ) {
+        let noted = container.record.note(&self.database, change);
+        container.tell_end();
+        if let Err(error) = noted {
+            let id = &container.id;
+            warn!(container = id, %error, "what became of the container is written later");
+            let container = Arc::clone(container);
+            self.write_later(move |database| container.write(database));
+        }
+    }
+
+    fn write_later(
+        self: &Arc<Self>,
+        write: impl Fn(&Database) -> Result<(), StateError> + Send + 'static,
+    ) {
+        let node = Arc::clone(self);
+        tokio::spawn(async move {
+            let mut backoff = Backoff::default();
+            loop {
+                backoff.wait().await;
+                match write(&node.database) {
+                    Ok(()) => return,
+                    Err(error) => debug!(%error, "the database cannot be written yet"),
+                }
+            }
+        });
     }
 
     /// A pod by its id or the beginning of it.

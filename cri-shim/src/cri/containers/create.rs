@@ -208,7 +208,7 @@ impl Node {
         let container = Container::new(record, Arc::clone(pod));
         self.add_container(&container)?;
         let make = async {
-            self.database.put(&container.record())?;
+            container.write(&self.database)?;
             self.make_room(pod, None).await?;
             let (identity, start_error) = match client.create_container(create).await {
                 Ok(user) => (Some(user), None),
@@ -230,13 +230,13 @@ impl Node {
             made = make => made,
             () = pod.is_to_end() => {
                 // What there is of it goes with the machine.
-                self.forget_container(id)?;
+                self.forget_container(&container)?;
                 return Err(not_ready(pod));
             }
         };
         if let Err(error) = made {
             self.undo_in_guest(&client, id).await;
-            self.forget_container(id)?;
+            self.forget_container(&container)?;
             self.give_back(pod).await;
             return Err(error);
         }

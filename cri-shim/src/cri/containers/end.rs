@@ -112,7 +112,7 @@ impl Node {
         }
         let shared = self.dir(&container.pod.id).join(volumes::SHARED);
         volumes::release(&shared, &container.pod.mounted, &container.id)?;
-        self.forget_container(&container.id)?;
+        self.forget_container(container)?;
         self.weigh(&container.pod);
         self.give_back(&container.pod).await;
         self.emit(container, ContainerEventType::ContainerDeletedEvent);

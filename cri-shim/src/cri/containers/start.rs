@@ -50,7 +50,7 @@ impl Node {
         let started = match container.record().start_error {
             None => client.start_container(&container.id).await,
             Some(message) => {
-                self.note_start_error(container, &message)?;
+                self.note_start_error(container, &message);
                 let id = container.id.clone();
                 return Err(CriError::NoCommand { id, message });
             }
@@ -58,23 +58,23 @@ impl Node {
         match started {
             Ok(started) => {
                 let started_at = i64::try_from(started.started_at_ns).unwrap_or_else(|_| now());
-                container.update(&self.database, |record| {
+                self.note_container(container, |record| {
                     record.phase = ContainerPhase::Running { started_at };
-                })?;
+                });
                 self.emit(container, ContainerEventType::ContainerStartedEvent);
                 self.watch_container(container, client);
                 info!(container = container.id, "the container runs");
                 Ok(())
             }
             Err(error) => {
-                self.note_start_error(container, &error.to_string())?;
+                self.note_start_error(container, &error.to_string());
                 Err(error.into())
             }
         }
     }
 
-    fn note_start_error(&self, container: &Arc<Container>, message: &str) -> Result<()> {
-        container.update(&self.database, |record| {
+    fn note_start_error(self: &Arc<Self>, container: &Arc<Container>, message: &str) {
+        self.note_container(container, |record| {
             record.phase = ContainerPhase::Exited(ContainerExit {
                 started_at: 0,
                 finished_at: now(),
@@ -82,9 +82,8 @@ impl Node {
                 reason: "StartError".to_owned(),
                 message: message.to_owned(),
             });
-        })?;
+        });
         self.emit(container, ContainerEventType::ContainerStoppedEvent);
-        Ok(())
     }
 
     /// Notes the end of a running container when it comes.
@@ -106,19 +105,17 @@ impl Node {
                     (UNKNOWN, "Unknown", error.to_string(), now())
                 }
             };
-            if let Err(error) = node.note_exit(&container, exit) {
-                warn!(container = container.id, %error, "the container's end is not noted");
-            }
+            node.note_exit(&container, exit);
         });
     }
 
     fn note_exit(
-        &self,
+        self: &Arc<Self>,
         container: &Arc<Container>,
         (code, reason, message, finished_at): (i32, &str, String, i64),
-    ) -> Result<()> {
+    ) {
         let mut is_new = false;
-        container.update(&self.database, |record| {
+        self.note_container(container, |record| {
             if let ContainerPhase::Running { started_at } = record.phase {
                 is_new = true;
                 record.phase = ContainerPhase::Exited(ContainerExit {
@@ -129,7 +126,7 @@ impl Node {
                     message,
                 });
             }
-        })?;
+        });
         if is_new {
             info!(
                 container = container.id,
@@ -138,7 +135,6 @@ impl Node {
             self.weigh(&container.pod);
             self.emit(container, ContainerEventType::ContainerStoppedEvent);
         }
-        Ok(())
     }
 
     /// ReopenContainerLog.

@@ -96,7 +96,7 @@ impl Node {
                 self.watch_pressure(pod);
                 info!(pod = pod.id, "the pod sandbox runs on");
             }
-            (PodPhase::Ready, None) => self.note_end(pod, &SandboxExit::Died)?,
+            (PodPhase::Ready, None) => self.note_end(pod, &SandboxExit::Died),
             (PodPhase::Stopped { .. }, Some(client)) => {
                 let pod = Arc::clone(pod);
                 tokio::spawn(async move {
@@ -111,7 +111,7 @@ impl Node {
             (PodPhase::Creating | PodPhase::Removing, _) => {
                 info!(pod = pod.id, "the pod was half made or half removed");
                 for container in self.containers_of(&pod.id) {
-                    self.forget_container(&container.id)?;
+                    self.forget_container(&container)?;
                 }
                 let (node, pod) = (Arc::clone(self), Arc::clone(pod));
                 // Whoever wants to have its name waits for the turn.

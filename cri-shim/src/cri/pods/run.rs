@@ -70,7 +70,7 @@ impl Node {
             drop(other.turn.lock().await);
         }
         self.add_pod(&pod)?;
-        let made = match self.database.put(&pod.record()) {
+        let made = match pod.write(&self.database) {
             Ok(()) => self.try_make_pod(&pod).await,
             Err(error) => Err(error.into()),
         };
@@ -177,20 +177,17 @@ impl Node {
     /// as a stopped pod, for the kubelet to remove.
     pub(super) async fn undo_pod(self: &Arc<Self>, pod: &Arc<Pod>) {
         let undone = match self.tear_down(pod).await {
-            Ok(()) => self.forget_pod(&pod.id),
+            Ok(()) => self.forget_pod(pod),
             Err(error) => Err(error),
         };
         if let Err(error) = undone {
             warn!(pod = pod.id, %error, "something of the pod is left; it is removed with the pod");
             let reason = Some("it could not be made, nor removed".to_owned());
-            let noted = pod.update(&self.database, |record| {
+            self.note_pod(pod, |record| {
                 if record.phase == PodPhase::Creating {
                     record.phase = PodPhase::Stopped { reason };
                 }
             });
-            if let Err(error) = noted {
-                warn!(pod = pod.id, %error, "the pod's state is not noted");
-            }
         }
     }
 }

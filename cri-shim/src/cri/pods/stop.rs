@@ -63,7 +63,7 @@ impl Node {
                 node.remove_container_now(&container).await?;
             }
             node.tear_down(&pod).await?;
-            node.forget_pod(&pod.id)?;
+            node.forget_pod(&pod)?;
             node.emit_pod(&pod, ContainerEventType::ContainerDeletedEvent);
             info!(pod = pod.id, "the pod sandbox is removed");
             Ok(())
@@ -80,12 +80,12 @@ impl Node {
             shut_down(&client).await?;
             pod.set_client(None);
         }
-        self.lose_containers(pod, "the pod sandbox was stopped")?;
-        pod.update(&self.database, |record| {
+        self.lose_containers(pod, "the pod sandbox was stopped");
+        self.note_pod(pod, |record| {
             if matches!(record.phase, PodPhase::Ready | PodPhase::Creating) {
                 record.phase = PodPhase::Stopped { reason: None };
             }
-        })?;
+        });
         if was_ready {
             self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
             info!(pod = pod.id, "the pod sandbox is stopped");
@@ -132,40 +132,37 @@ impl Node {
         tokio::spawn(async move {
             let exit = client.ended().await;
             let _turn = pod.turn.lock().await;
-            if let Err(error) = node.note_end(&pod, &exit) {
-                warn!(pod = pod.id, %error, "the end of the pod sandbox is not noted");
-            }
+            node.note_end(&pod, &exit);
         });
     }
 
     /// Notes that a pod's machine is gone, unless somebody stopped it.
-    pub(super) fn note_end(self: &Arc<Self>, pod: &Arc<Pod>, exit: &SandboxExit) -> Result<()> {
+    pub(super) fn note_end(self: &Arc<Self>, pod: &Arc<Pod>, exit: &SandboxExit) {
         if pod.phase() != PodPhase::Ready {
-            return Ok(());
+            return;
         }
         let reason = exit.to_string();
         warn!(pod = pod.id, reason, "the pod sandbox has ended");
         pod.set_client(None);
-        self.lose_containers(pod, &format!("the pod sandbox has ended: {reason}"))?;
-        pod.update(&self.database, |record| {
+        self.lose_containers(pod, &format!("the pod sandbox has ended: {reason}"));
+        self.note_pod(pod, |record| {
             record.phase = PodPhase::Stopped {
                 reason: Some(reason),
             };
-        })?;
+        });
         self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
         if let Err(error) = self.release_volumes(pod) {
             // StopPodSandbox tries again.
             warn!(pod = pod.id, %error, "volumes of the pod stay mounted for now");
         }
-        Ok(())
     }
 
     /// Marks what ran in a machine that is gone. A container that never ran stays created: it has
     /// no end to tell of.
-    fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>, message: &str) -> Result<()> {
+    fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>, message: &str) {
         for container in self.containers_of(&pod.id) {
             let mut is_lost = false;
-            container.update(&self.database, |record| {
+            self.note_container(&container, |record| {
                 let ContainerPhase::Running { started_at } = record.phase else {
                     return;
                 };
@@ -177,12 +174,11 @@ impl Node {
                     reason: "SandboxGone".to_owned(),
                     message: message.to_owned(),
                 });
-            })?;
+            });
             if is_lost {
                 self.emit(&container, ContainerEventType::ContainerStoppedEvent);
             }
         }
-        Ok(())
     }
 }
 

@@ -219,29 +219,7 @@ fn ends_use(error: &redb::Error) -> bool {
 mod tests {
     use super::*;
     use crate::cri::disk::SmallDisk;
-    use crate::cri::state::{GuestSize, PodPhase, PodRecord};
-
-    fn record(id: &str) -> PodRecord {
-        PodRecord {
-            id: id.to_owned(),
-            config: k8s_cri::v1::PodSandboxConfig {
-                hostname: "web".to_owned(),
-                ..Default::default()
-            },
-            handler: String::new(),
-            created_at: 7,
-            phase: PodPhase::Ready,
-            addresses: vec!["10.0.0.2".parse().unwrap()],
-            size: GuestSize {
-                memory: 1 << 28,
-                growth: 1 << 34,
-                vcpus: 1,
-                max_vcpus: 8,
-            },
-            memory_volumes: None,
-            extra: 0,
-        }
-    }
+    use crate::cri::state::{PodPhase, PodRecord, pod_record as record};
 
     #[test]
     fn records_survive_and_are_replaced_and_forgotten() {

@@ -3,9 +3,13 @@
 //! in between knows what may be left of it. What can be derived is not in them.
 
 mod database;
+mod kept;
 mod records;
 
 pub(crate) use database::{Database, StateError};
+pub(crate) use kept::Kept;
+#[cfg(test)]
+pub(crate) use records::pod_record;
 pub(crate) use records::{
     ContainerExit, ContainerPhase, ContainerRecord, GuestSize, MemoryVolume, PodPhase, PodRecord,
     Record,

@@ -202,3 +202,27 @@ pub(super) struct Versioned<T> {
 
 /// The version of a record that may be of any.
 pub(super) type AnyRecord = Versioned<BTreeMap<String, serde_json::Value>>;
+
+/// For tests: a pod that runs.
+#[cfg(test)]
+pub(crate) fn pod_record(id: &str) -> PodRecord {
+    PodRecord {
+        id: id.to_owned(),
+        config: PodSandboxConfig {
+            hostname: "web".to_owned(),
+            ..Default::default()
+        },
+        handler: String::new(),
+        created_at: 7,
+        phase: PodPhase::Ready,
+        addresses: vec!["10.0.0.2".parse().unwrap()],
+        size: GuestSize {
+            memory: 1 << 28,
+            growth: 1 << 34,
+            vcpus: 1,
+            max_vcpus: 8,
+        },
+        memory_volumes: None,
+        extra: 0,
+    }
+}

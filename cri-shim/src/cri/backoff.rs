@@ -1,0 +1,47 @@
+//! Waiting before something is tried again that failed for want of what comes back by itself: room
+//! on a disk, descriptors, memory.
+
+use std::time::Duration;
+
+/// Before the second attempt.
+const FIRST: Duration = Duration::from_millis(100);
+
+/// Longest time between two attempts.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Times to wait, each twice as long as the one before.
+#[derive(Debug)]
+pub(super) struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(FIRST)
+    }
+}
+
+impl Backoff {
+    /// How long to wait now.
+    fn next(&mut self) -> Duration {
+        let next = self.0;
+        self.0 = next.saturating_mul(2).min(LONGEST);
+        next
+    }
+
+    /// Waits until it is time for another attempt.
+    pub(super) async fn wait(&mut self) {
+        tokio::time::sleep(self.next()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_grow_up_to_a_bound() {
+        let mut backoff = Backoff::default();
+        let times: Vec<_> = (0..20).map(|_| backoff.next()).collect();
+        assert_eq!(times[..3], [FIRST, FIRST * 2, FIRST * 4]);
+        assert_eq!(times[19], LONGEST);
+    }
+}

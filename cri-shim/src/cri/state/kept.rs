@@ -1,0 +1,156 @@
+//! A record in memory, and the same in the database.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::database::{Database, StateError};
+use super::records::Record;
+use crate::blocking::in_place;
+
+/// A record. Who reads it does not wait for the disk.
+#[derive(Debug)]
+pub(crate) struct Kept<R> {
+    current: Mutex<R>,
+    /// Held by who changes the record, while the disk works.
+    disk: Mutex<OnDisk>,
+}
+
+/// What the database is to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnDisk {
+    Record,
+    /// Nothing, whatever still becomes of the one in memory.
+    Nothing,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<R: Record + PartialEq> Kept<R> {
+    /// In memory only.
+    pub(crate) fn new(record: R) -> Self {
+        Self {
+            current: Mutex::new(record),
+            disk: Mutex::new(OnDisk::Record),
+        }
+    }
+
+    pub(crate) fn get(&self) -> R {
+        lock(&self.current).clone()
+    }
+
+    /// A part of it.
+    pub(crate) fn of<T>(&self, part: impl FnOnce(&R) -> T) -> T {
+        part(&lock(&self.current))
+    }
+
+    /// Writes what is in memory.
+    pub(crate) fn write(&self, database: &Database) -> Result<(), StateError> {
+        in_place(|| {
+            let disk = lock(&self.disk);
+            put(*disk, database, &self.get())
+        })
+    }
+
+    /// Does what was asked for, on the disk first: when that fails, nothing has changed.
+    pub(crate) fn update(
+        &self,
+        database: &Database,
+        change: impl FnOnce(&mut R),
+    ) -> Result<(), StateError> {
+        in_place(|| {
+            let disk = lock(&self.disk);
+            let before = self.get();
+            let mut changed = before.clone();
+            change(&mut changed);
+            if changed != before {
+                put(*disk, database, &changed)?;
+                *lock(&self.current) = changed;
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes down what has happened, in memory first: it is so whether or not the disk can be
+    /// written. On an error [`Self::write`] is to be called again.
+    pub(crate) fn note(
+        &self,
+        database: &Database,
+        change: impl FnOnce(&mut R),
+    ) -> Result<(), StateError> {
+        in_place(|| {
+            let disk = lock(&self.disk);
+            let before = self.get();
+            let mut changed = before.clone();
+            change(&mut changed);
+            if changed == before {
+                return Ok(());
+            }
+            *lock(&self.current) = changed.clone();
+            put(*disk, database, &changed)
+        })
+    }
+
+    /// Removes it from the database, for good.
+    pub(crate) fn remove(&self, database: &Database) -> Result<(), StateError> {
+        in_place(|| {
+            let mut disk = lock(&self.disk);
+            database.remove::<R>(self.get().id())?;
+            *disk = OnDisk::Nothing;
+            Ok(())
+        })
+    }
+}
+
+fn put<R: Record>(disk: OnDisk, database: &Database, record: &R) -> Result<(), StateError> {
+    match disk {
+        OnDisk::Record => database.put(record),
+        OnDisk::Nothing => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cri::disk::SmallDisk;
+    use crate::cri::state::{PodPhase, PodRecord, pod_record};
+
+    fn stop(record: &mut PodRecord) {
+        record.phase = PodPhase::Stopped { reason: None };
+    }
+
+    #[test]
+    fn what_has_happened_is_told_though_the_disk_is_full_and_written_later() {
+        let disk = SmallDisk::new();
+        let database = Database::open(&disk.path().join("x.redb")).unwrap();
+        // A record that needs more room than the file has.
+        let mut large = pod_record("a");
+        large.config.hostname = "x".repeat(3 << 20);
+        let kept = Kept::new(large.clone());
+        disk.fill();
+        kept.write(&database).unwrap_err();
+        kept.update(&database, stop).unwrap_err();
+        assert_eq!(kept.of(|record| record.phase.clone()), PodPhase::Ready);
+        kept.note(&database, stop).unwrap_err();
+        stop(&mut large);
+        assert_eq!(kept.get(), large);
+        kept.write(&database).unwrap_err();
+        disk.clear();
+        kept.write(&database).unwrap();
+        assert_eq!(database.all::<PodRecord>().unwrap(), [large]);
+    }
+
+    #[test]
+    fn what_is_written_late_does_not_bring_a_removed_record_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(&dir.path().join("x.redb")).unwrap();
+        let kept = Kept::new(pod_record("a"));
+        kept.write(&database).unwrap();
+        kept.remove(&database).unwrap();
+        kept.write(&database).unwrap();
+        kept.update(&database, stop).unwrap();
+        kept.note(&database, |record| record.extra = 1).unwrap();
+        assert_eq!(kept.of(|record| record.extra), 1);
+        assert_eq!(database.all::<PodRecord>().unwrap(), []);
+    }
+}
