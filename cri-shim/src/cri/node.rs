@@ -136,6 +136,11 @@ impl Pod {
         Ending(&self.ending)
     }
 
+    /// Whether it is to end.
+    pub(super) fn is_ending(&self) -> bool {
+        *self.ending.borrow() > 0
+    }
+
     /// Waits until it is to end.
     pub(super) async fn is_to_end(&self) {
         let mut ending = self.ending.subscribe();
@@ -154,12 +159,16 @@ impl Pod {
     /// Its sandbox's process.
     pub(super) fn client(&self) -> Result<SandboxClient> {
         let client = lock(&self.client).clone();
-        client.ok_or_else(|| CriError::WrongState {
+        client.ok_or_else(|| self.not_ready())
+    }
+
+    pub(super) fn not_ready(&self) -> CriError {
+        CriError::WrongState {
             kind: Kind::Pod,
             id: self.id.clone(),
             state: "not ready",
             wanted: "run a new one",
-        })
+        }
     }
 
     pub(super) fn set_client(&self, client: Option<SandboxClient>) {

@@ -51,15 +51,6 @@ fn stop_signal(number: i32) -> Result<Option<u32>> {
     })
 }
 
-fn not_ready(pod: &Pod) -> CriError {
-    CriError::WrongState {
-        kind: Kind::Pod,
-        id: pod.id.clone(),
-        state: "not ready",
-        wanted: "run a new one",
-    }
-}
-
 impl Node {
     /// CreateContainer.
     pub(in crate::cri) async fn create_container(
@@ -97,7 +88,7 @@ impl Node {
         // The pod cannot be stopped in the middle.
         let _turn = pod.turn.lock().await;
         if pod.phase() != PodPhase::Ready {
-            return Err(not_ready(pod));
+            return Err(pod.not_ready());
         }
         self.target(pod, &mut config)?;
         let id = random_id().map_err(CriError::host("make up an id"))?;
@@ -231,7 +222,7 @@ impl Node {
             () = pod.is_to_end() => {
                 // What there is of it goes with the machine.
                 self.forget_container(&container)?;
-                return Err(not_ready(pod));
+                return Err(pod.not_ready());
             }
         };
         if let Err(error) = made {

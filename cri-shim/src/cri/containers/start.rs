@@ -10,7 +10,7 @@ use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::flights::to_the_end;
 use crate::cri::node::{Container, Node, now};
 use crate::cri::state::{ContainerExit, ContainerPhase};
-use crate::sandbox::{ProcessExit, SandboxClient};
+use crate::sandbox::{ProcessExit, RefusalKind, SandboxClient, SandboxError};
 
 /// Exit code of a container that could not be started, as other runtimes have it.
 const NOT_STARTED: i32 = 128;
@@ -46,6 +46,10 @@ impl Node {
                 wanted: "only one that was created can be started",
             });
         }
+        // One that is started now would have to be ended at once.
+        if container.pod.is_ending() {
+            return Err(container.pod.not_ready());
+        }
         let client = container.pod.client()?;
         let started = match container.record().start_error {
             None => client.start_container(&container.id).await,
@@ -67,7 +71,11 @@ impl Node {
                 Ok(())
             }
             Err(error) => {
-                self.note_start_error(container, &error.to_string());
+                // It is not the container's fault: it never ran, and has no end to tell of.
+                let is_of_the_pod = container.pod.is_ending() || has_ended(&client, &error).await;
+                if !is_of_the_pod {
+                    self.note_start_error(container, &error.to_string());
+                }
                 Err(error.into())
             }
         }
@@ -96,10 +104,7 @@ impl Node {
         tokio::spawn(async move {
             let exit = match client.wait(&container.id, None).await {
                 Ok(exit) => exit_of(&exit),
-                Err(error) if error.is_gone() => {
-                    // The pod's watcher knows why, and notes it for all its containers.
-                    return;
-                }
+                Err(error) if error.is_gone() => return node.lose_late(&container).await,
                 Err(error) => {
                     warn!(container = container.id, %error, "the container's end is unknown");
                     (UNKNOWN, "Unknown", error.to_string(), now())
@@ -109,10 +114,11 @@ impl Node {
         });
     }
 
-    fn note_exit(
+    /// Notes the end of a container that ran, unless it is known.
+    pub(in crate::cri) fn note_exit(
         self: &Arc<Self>,
         container: &Arc<Container>,
-        (code, reason, message, finished_at): (i32, &str, String, i64),
+        (code, reason, message, finished_at): ExitFacts,
     ) {
         let mut is_new = false;
         self.note_container(container, |record| {
@@ -153,7 +159,19 @@ impl Node {
     }
 }
 
-fn exit_of(exit: &ProcessExit) -> (i32, &'static str, String, i64) {
+/// Whether a call failed because its machine has ended.
+async fn has_ended(client: &SandboxClient, error: &SandboxError) -> bool {
+    match error.kind() {
+        // As a process answers that still tells what its machine has ended by.
+        Some(RefusalKind::Internal) => client.has_ended().await,
+        _ => error.is_gone(),
+    }
+}
+
+/// A container's end: code, reason, message and when it was.
+pub(in crate::cri) type ExitFacts = (i32, &'static str, String, i64);
+
+pub(in crate::cri) fn exit_of(exit: &ProcessExit) -> ExitFacts {
     let reason = match (exit.oom_killed, exit.code) {
         (true, _) => "OOMKilled",
         (false, 0) => "Completed",

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use k8s_cri::v1::ContainerEventType;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::blocking::in_place;
+use crate::cri::containers::{ExitFacts, exit_of};
 use crate::cri::error::Result;
 use crate::cri::flights::to_the_end;
-use crate::cri::node::{Node, Pod, now};
-use crate::cri::state::{ContainerExit, ContainerPhase, PodPhase};
+use crate::cri::node::{Container, Node, Pod, now};
+use crate::cri::state::PodPhase;
 use crate::cri::volumes;
-use crate::sandbox::{SandboxClient, SandboxExit};
+use crate::sandbox::{SandboxClient, SandboxExit, exit_record};
 
 /// How long a guest may take to power itself off before its machine is killed.
 const GRACE: Duration = Duration::from_secs(10);
@@ -22,8 +24,45 @@ const GRACE: Duration = Duration::from_secs(10);
 /// How long its containers may take to be killed before that.
 const KILLS: Duration = Duration::from_secs(10);
 
-/// Exit code of a container whose sandbox went away, as for a lost process.
-const LOST: i32 = 255;
+/// Why a machine is gone.
+#[derive(Debug, Clone, Copy)]
+enum Gone<'a> {
+    /// Somebody asked for it.
+    Stopped,
+    /// By itself, in these words.
+    Ended(&'a str),
+}
+
+impl<'a> Gone<'a> {
+    /// By what is noted of a pod; none when nothing is noted yet.
+    fn by(phase: &'a PodPhase) -> Option<Self> {
+        match phase {
+            PodPhase::Ready => None,
+            PodPhase::Stopped {
+                reason: Some(reason),
+            } => Some(Self::Ended(reason)),
+            PodPhase::Creating | PodPhase::Stopped { .. } | PodPhase::Removing => {
+                Some(Self::Stopped)
+            }
+        }
+    }
+
+    /// The end of a container of which nothing better is known.
+    fn exit(self) -> ExitFacts {
+        match self {
+            // As of a container that is killed.
+            Self::Stopped => {
+                let message = "the pod sandbox was stopped".to_owned();
+                (137, "Error", message, now())
+            }
+            // As for a lost process.
+            Self::Ended(reason) => {
+                let message = format!("the pod sandbox has ended: {reason}");
+                (255, "SandboxGone", message, now())
+            }
+        }
+    }
+}
 
 impl Node {
     /// StopPodSandbox: also for one that is stopped, or gone.
@@ -74,13 +113,19 @@ impl Node {
     /// Stops containers and machine, and undoes the network. May be repeated until it
     /// succeeds.
     async fn stop_pod_now(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<()> {
+        if let Ok(client) = pod.client()
+            && let Some(exit) = client.ended().now_or_never()
+        {
+            // Nobody has noted it yet.
+            self.note_end(pod, &exit);
+        }
         let was_ready = pod.phase() == PodPhase::Ready;
         if let Ok(client) = pod.client() {
             self.kill_all(pod, &client).await;
             shut_down(&client).await?;
             pod.set_client(None);
         }
-        self.lose_containers(pod, "the pod sandbox was stopped");
+        self.lose_containers(pod, Gone::Stopped);
         self.note_pod(pod, |record| {
             if matches!(record.phase, PodPhase::Ready | PodPhase::Creating) {
                 record.phase = PodPhase::Stopped { reason: None };
@@ -102,11 +147,12 @@ impl Node {
         in_place(|| volumes::release_all(&shared, &pod.mounted))
     }
 
-    /// Kills what still runs, all at once, so that as much as can be is known of its end. Those
-    /// that take too long go with the machine.
+    /// Kills what still runs, all at once, so that as much as can be is known of its end, and what
+    /// is being started as soon as it runs. Those that take too long go with the machine.
     async fn kill_all(&self, pod: &Pod, client: &SandboxClient) {
         let containers = self.containers_of(&pod.id);
         let killed = join_all(containers.iter().map(|container| async move {
+            let _turn = container.turn.lock().await;
             if let Err(error) = self.kill(container, client).await {
                 warn!(container = container.id, %error, "cannot kill the container");
             }
@@ -144,7 +190,7 @@ impl Node {
         let reason = exit.to_string();
         warn!(pod = pod.id, reason, "the pod sandbox has ended");
         pod.set_client(None);
-        self.lose_containers(pod, &format!("the pod sandbox has ended: {reason}"));
+        self.lose_containers(pod, Gone::Ended(&reason));
         self.note_pod(pod, |record| {
             record.phase = PodPhase::Stopped {
                 reason: Some(reason),
@@ -159,25 +205,27 @@ impl Node {
 
     /// Marks what ran in a machine that is gone. A container that never ran stays created: it has
     /// no end to tell of.
-    fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>, message: &str) {
+    fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>, gone: Gone<'_>) {
+        // What the machine's process knew when it ended.
+        let last = in_place(|| exit_record(&self.dir(&pod.id)));
+        let last = last.map_or_else(Vec::new, |last| last.containers);
         for container in self.containers_of(&pod.id) {
-            let mut is_lost = false;
-            self.note_container(&container, |record| {
-                let ContainerPhase::Running { started_at } = record.phase else {
-                    return;
-                };
-                is_lost = true;
-                record.phase = ContainerPhase::Exited(ContainerExit {
-                    started_at,
-                    finished_at: now(),
-                    code: LOST,
-                    reason: "SandboxGone".to_owned(),
-                    message: message.to_owned(),
-                });
-            });
-            if is_lost {
-                self.emit(&container, ContainerEventType::ContainerStoppedEvent);
-            }
+            let known = last.iter().find(|info| info.id == container.id);
+            let exit = match known.and_then(|info| info.exit) {
+                Some(exit) => exit_of(&exit),
+                None => gone.exit(),
+            };
+            self.note_exit(&container, exit);
+        }
+    }
+
+    /// Marks a container that was noted to run when its pod's end was noted already.
+    pub(in crate::cri) async fn lose_late(self: &Arc<Self>, container: &Arc<Container>) {
+        let _turn = container.pod.turn.lock().await;
+        let phase = container.pod.phase();
+        // Otherwise the pod's watcher does this for all of its containers.
+        if let Some(gone) = Gone::by(&phase) {
+            self.note_exit(container, gone.exit());
         }
     }
 }

@@ -40,6 +40,9 @@ const CALLS: Duration = Duration::from_secs(300);
 /// How long a process may take to end after its guest's time to end is over.
 const ENDS: Duration = Duration::from_secs(20);
 
+/// How long a process may take to say that its machine has ended, when it has.
+const ENDED: Duration = Duration::from_secs(1);
+
 /// Characters of a refusal that are told.
 const MESSAGE: usize = 4 << 10;
 
@@ -327,6 +330,15 @@ impl SandboxClient {
     /// take some more time to take the machine apart, which [`Self::ended`] waits for.
     pub async fn machine_ended(&self) -> SandboxExit {
         told(self.inner.machine.clone()).await
+    }
+
+    /// Whether the machine has ended, though its process may still answer.
+    pub(crate) async fn has_ended(&self) -> bool {
+        match timeout(ENDED, self.wait_for(Call::Ended, Vec::new())).await {
+            Ok(Ok((Answer::Ended(_), _))) => true,
+            Ok(Err(error)) => error.is_gone(),
+            _ => false,
+        }
     }
 
     /// Ends the sandbox: the guest is asked to stop, and killed when it has not within `grace`.
