@@ -83,12 +83,14 @@ impl<R: PartialEq> Flights<R> {
         })
     }
 
-    /// Forgets an answer that nobody has fetched: what it made is being removed.
+    /// Forgets an answer that nobody has fetched: what it made, or was to do something with, is
+    /// being removed.
     pub(super) fn forget(&self, made: &str) {
         let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        flights.retain(|_, flight| {
-            let answer = flight.answer.borrow();
-            !matches!(&*answer, Some(Ok(id)) if id == made)
+        flights.retain(|name, flight| match &*flight.answer.borrow() {
+            Some(Ok(id)) => id != made,
+            Some(Err(_)) => name != made,
+            None => true,
         });
     }
 }
@@ -165,5 +167,31 @@ mod tests {
             .join("a", 1, || async { Ok("anew".to_owned()) })
             .await;
         assert_eq!(anew.unwrap().unwrap(), "anew");
+    }
+
+    #[tokio::test]
+    async fn an_answer_about_what_is_removed_is_forgotten() {
+        let flights = Flights::<()>::default();
+        for fails in [false, true] {
+            let done = Arc::new(Notify::new());
+            let told = Arc::clone(&done);
+            let work = || async move {
+                told.notify_one();
+                match fails {
+                    true => Err(CriError::invalid("x", "y")),
+                    false => Ok("a".to_owned()),
+                }
+            };
+            {
+                let mut call = std::pin::pin!(flights.join("a", (), work));
+                // The caller goes away before it is answered.
+                assert!(futures_util::poll!(&mut call).is_pending());
+            }
+            done.notified().await;
+            tokio::task::yield_now().await;
+            flights.forget("a");
+            let anew = flights.join("a", (), || async { Ok("anew".to_owned()) });
+            assert_eq!(anew.await.unwrap().unwrap(), "anew");
+        }
     }
 }

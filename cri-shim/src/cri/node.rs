@@ -46,6 +46,7 @@ pub(crate) struct Node {
     pub(super) events: Events,
     pub(super) pod_flights: Flights<RunPodSandboxRequest>,
     pub(super) container_flights: Flights<CreateRequest>,
+    pub(super) start_flights: Flights<()>,
     /// Of pods that begin.
     pub(super) starts: Turns,
     known: Mutex<Known>,
@@ -275,6 +276,7 @@ impl Node {
             events: Events::default(),
             pod_flights: Flights::default(),
             container_flights: Flights::default(),
+            start_flights: Flights::default(),
             starts: Turns::default(),
             known: Mutex::default(),
             config,
@@ -363,6 +365,7 @@ impl Node {
         container.record.remove(&self.database)?;
         lock(&self.known).containers.remove(&container.id);
         self.container_flights.forget(&container.id);
+        self.start_flights.forget(&container.id);
         Ok(())
     }
 

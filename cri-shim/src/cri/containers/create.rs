@@ -240,8 +240,8 @@ impl Node {
         Ok(())
     }
 
-    /// Removes what there is in the guest of a container that was not made.
-    async fn undo_in_guest(&self, client: &SandboxClient, id: &str) {
+    /// Removes what there is in the guest of a container that was not made, or not started.
+    pub(super) async fn undo_in_guest(&self, client: &SandboxClient, id: &str) {
         if let Err(error) = client.delete_container(id).await {
             debug!(container = id, %error, "nothing of the container to delete in the guest");
         }

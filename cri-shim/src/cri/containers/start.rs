@@ -7,7 +7,6 @@ use tracing::{info, warn};
 
 use super::create::open_log;
 use crate::cri::error::{CriError, Kind, Result};
-use crate::cri::flights::to_the_end;
 use crate::cri::node::{Container, Node, now};
 use crate::cri::state::{ContainerExit, ContainerPhase};
 use crate::sandbox::{ProcessExit, RefusalKind, SandboxClient, SandboxError};
@@ -22,12 +21,18 @@ impl Node {
     /// StartContainer.
     pub(in crate::cri) async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
         let container = self.container(id)?;
+        let id = container.id.clone();
         let node = Arc::clone(self);
-        to_the_end(async move {
+        let work = || async move {
             let _turn = container.turn.lock().await;
-            node.start_now(&container).await
-        })
-        .await
+            node.start_now(&container).await?;
+            Ok(container.id.clone())
+        };
+        match self.start_flights.join(&id, (), work).await {
+            Some(started) => started.map(drop),
+            // All requests of one name are equal.
+            None => Ok(()),
+        }
     }
 
     async fn start_now(self: &Arc<Self>, container: &Arc<Container>) -> Result<()> {
@@ -74,6 +79,8 @@ impl Node {
                 // It is not the container's fault: it never ran, and has no end to tell of.
                 let is_of_the_pod = container.pod.is_ending() || has_ended(&client, &error).await;
                 if !is_of_the_pod {
+                    // Once it is told that it has failed, another one may be made in its place.
+                    self.undo_in_guest(&client, &container.id).await;
                     self.note_start_error(container, &error.to_string());
                 }
                 Err(error.into())
