@@ -27,9 +27,11 @@ impl Backoff {
         next
     }
 
-    /// Waits until it is time for another attempt.
-    pub(super) async fn wait(&mut self) {
-        tokio::time::sleep(self.next()).await;
+    /// Waits until it is time for another attempt, and says how long that is.
+    pub(super) async fn wait(&mut self) -> Duration {
+        let next = self.next();
+        tokio::time::sleep(next).await;
+        next
     }
 }
 

@@ -66,6 +66,8 @@ pub(super) struct Pod {
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
     /// How many wait for the turn in order to end it: who makes something in it gives up.
     ending: watch::Sender<usize>,
+    /// It and its containers are what their records say: a new daemon has asked its sandbox.
+    settled: watch::Sender<bool>,
     /// What its guest was last given beyond what it began with.
     pub(super) given: tokio::sync::Mutex<Given>,
     /// It is waited for that its guest runs short of memory.
@@ -117,18 +119,39 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Pod {
     pub(super) fn new(record: PodRecord) -> Arc<Self> {
+        Self::of(record, true)
+    }
+
+    /// One of the database, of which [`Self::set_settled`] tells that more is known.
+    pub(super) fn found(record: PodRecord) -> Arc<Self> {
+        Self::of(record, false)
+    }
+
+    fn of(record: PodRecord, is_settled: bool) -> Arc<Self> {
         let metadata = record.config.metadata.as_ref();
         let mounted = Mounted::of(metadata.map_or("", |metadata| &metadata.uid));
         Arc::new(Self {
             id: record.id.clone(),
             turn: Arc::default(),
             ending: watch::Sender::new(0),
+            settled: watch::Sender::new(is_settled),
             given: tokio::sync::Mutex::default(),
             is_watched: AtomicBool::new(false),
             mounted,
             record: Kept::new(record),
             client: Mutex::new(None),
         })
+    }
+
+    /// It and its containers are known as they are.
+    pub(super) fn set_settled(&self) {
+        self.settled.send_replace(true);
+    }
+
+    /// Waits until it and its containers are known as they are.
+    async fn settled(&self) {
+        // The sender lives as long as the pod.
+        let _ = self.settled.subscribe().wait_for(|settled| *settled).await;
     }
 
     /// Says that it is to end, until the answer is dropped.
@@ -420,6 +443,27 @@ impl Node {
     /// A container by its id or the beginning of it.
     pub(super) fn container(&self, id: &str) -> Result<Arc<Container>> {
         find(&lock(&self.known).containers, id, Kind::Container)
+    }
+
+    /// A pod that a call names, once it is known as it is.
+    pub(super) async fn settled_pod(&self, id: &str) -> Result<Arc<Pod>> {
+        let pod = self.pod(id)?;
+        pod.settled().await;
+        Ok(pod)
+    }
+
+    /// As [`Self::settled_pod`], a container.
+    pub(super) async fn settled_container(&self, id: &str) -> Result<Arc<Container>> {
+        let container = self.container(id)?;
+        container.pod.settled().await;
+        Ok(container)
+    }
+
+    /// Waits until all pods that there are by now are known as they are.
+    pub(super) async fn all_settled(&self) {
+        for pod in self.pods() {
+            pod.settled().await;
+        }
     }
 
     pub(super) fn pods(&self) -> Vec<Arc<Pod>> {

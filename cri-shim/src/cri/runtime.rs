@@ -170,7 +170,8 @@ impl RuntimeService for Runtime {
         let request = request.into_inner();
         let status = self
             .node
-            .pod_status(&request.pod_sandbox_id, request.verbose)?;
+            .pod_status(&request.pod_sandbox_id, request.verbose)
+            .await?;
         Ok(Response::new(status))
     }
 
@@ -178,7 +179,7 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<ListPodSandboxRequest>,
     ) -> Answer<ListPodSandboxResponse> {
-        let items = self.node.list_pods(request.into_inner().filter);
+        let items = self.node.list_pods(request.into_inner().filter).await;
         Ok(Response::new(ListPodSandboxResponse { items }))
     }
 
@@ -229,7 +230,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<ListContainersRequest>,
     ) -> Answer<ListContainersResponse> {
-        let containers = self.node.list_containers(request.into_inner().filter);
+        let filter = request.into_inner().filter;
+        let containers = self.node.list_containers(filter).await;
         Ok(Response::new(ListContainersResponse { containers }))
     }
 
@@ -240,7 +242,8 @@ impl RuntimeService for Runtime {
         let request = request.into_inner();
         let status = self
             .node
-            .container_status(&request.container_id, request.verbose)?;
+            .container_status(&request.container_id, request.verbose)
+            .await?;
         Ok(Response::new(status))
     }
 
@@ -270,7 +273,7 @@ impl RuntimeService for Runtime {
 
     async fn exec(&self, request: Request<ExecRequest>) -> Answer<ExecResponse> {
         let request = request.into_inner();
-        let container = self.node.container(&request.container_id)?;
+        let container = self.node.settled_container(&request.container_id).await?;
         container.running()?;
         let exec = streaming::ExecRequest {
             container: container.id.clone(),
@@ -286,7 +289,7 @@ impl RuntimeService for Runtime {
 
     async fn attach(&self, request: Request<AttachRequest>) -> Answer<AttachResponse> {
         let request = request.into_inner();
-        let container = self.node.container(&request.container_id)?;
+        let container = self.node.settled_container(&request.container_id).await?;
         container.running()?;
         let attach = streaming::AttachRequest {
             container: container.id.clone(),
@@ -304,7 +307,7 @@ impl RuntimeService for Runtime {
         request: Request<PortForwardRequest>,
     ) -> Answer<PortForwardResponse> {
         let request = request.into_inner();
-        let pod = self.node.pod(&request.pod_sandbox_id)?;
+        let pod = self.node.settled_pod(&request.pod_sandbox_id).await?;
         pod.client()?;
         let ports: Result<Vec<u16>, _> = request.port.iter().map(|&port| port.try_into()).collect();
         let ports = ports.map_err(|_| CriError::invalid("port", "a port is from 0 to 65535"))?;

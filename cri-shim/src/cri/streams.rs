@@ -22,7 +22,7 @@ pub(super) struct Streams(pub(super) Arc<Node>);
 
 impl Streams {
     async fn start(&self, request: ExecRequest, stdio: StdioFds) -> Result<Process> {
-        let container = self.0.container(&request.container)?;
+        let container = self.0.settled_container(&request.container).await?;
         container.running()?;
         let client = container.pod.client()?;
         let record = container.record();
@@ -41,7 +41,7 @@ impl Streams {
     }
 
     async fn join(&self, request: AttachRequest, stdio: StdioFds) -> Result<Process> {
-        let container = self.0.container(&request.container)?;
+        let container = self.0.settled_container(&request.container).await?;
         container.running()?;
         let client = container.pod.client()?;
         let has_output = stdio.stdout.is_some() || stdio.stderr.is_some();
@@ -56,7 +56,7 @@ impl Streams {
     }
 
     async fn connect(&self, pod: &str, port: u16) -> Result<OwnedFd> {
-        let client = self.0.pod(pod)?.client()?;
+        let client = self.0.settled_pod(pod).await?.client()?;
         Ok(client.port_forward(port).await?)
     }
 }

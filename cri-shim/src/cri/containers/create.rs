@@ -57,7 +57,7 @@ impl Node {
         self: &Arc<Self>,
         request: CreateRequest,
     ) -> Result<String> {
-        let pod = self.pod(&request.request.pod_sandbox_id)?;
+        let pod = self.settled_pod(&request.request.pod_sandbox_id).await?;
         let config = request.request.config.clone().unwrap_or_default();
         check(&config)?;
         spec::mounts::check_sub_paths(&request.image_sub_paths)?;

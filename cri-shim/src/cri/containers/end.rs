@@ -27,7 +27,7 @@ impl Node {
         id: &str,
         seconds: i64,
     ) -> Result<()> {
-        let container = match self.container(id) {
+        let container = match self.settled_container(id).await {
             Ok(container) => container,
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(error),
@@ -82,7 +82,7 @@ impl Node {
 
     /// RemoveContainer: ends it first when it runs; also for one that is gone.
     pub(in crate::cri) async fn remove_container(self: &Arc<Self>, id: &str) -> Result<()> {
-        let container = match self.container(id) {
+        let container = match self.settled_container(id).await {
             Ok(container) => container,
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(error),

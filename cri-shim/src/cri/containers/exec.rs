@@ -41,7 +41,7 @@ impl Node {
         &self,
         request: ExecSyncRequest,
     ) -> Result<ExecSyncResponse> {
-        let container = self.container(&request.container_id)?;
+        let container = self.settled_container(&request.container_id).await?;
         container.running()?;
         let record = container.record();
         let process = spec::exec_process(&record.process, &request.cmd, false)?;

@@ -30,7 +30,7 @@ impl Node {
         self: &Arc<Self>,
         request: UpdateContainerResourcesRequest,
     ) -> Result<()> {
-        let container = self.container(&request.container_id)?;
+        let container = self.settled_container(&request.container_id).await?;
         let Some(wanted) = request.linux else {
             return Ok(());
         };
@@ -83,7 +83,7 @@ impl Node {
 
     /// ContainerStats.
     pub(in crate::cri) async fn container_stats(&self, id: &str) -> Result<ContainerStats> {
-        let container = self.container(id)?;
+        let container = self.settled_container(id).await?;
         let figures = self.figures(&container).await?;
         Ok(self.shown_stats(&container, &figures))
     }
@@ -94,6 +94,7 @@ impl Node {
         filter: Option<ContainerStatsFilter>,
     ) -> Vec<ContainerStats> {
         let filter = filter.unwrap_or_default();
+        self.all_settled().await;
         let mut wanted = self.containers();
         wanted.retain(|container| {
             let record = container.record();
@@ -111,7 +112,7 @@ impl Node {
 
     /// PodSandboxStats.
     pub(in crate::cri) async fn pod_stats(&self, id: &str) -> Result<PodSandboxStats> {
-        let pod = self.pod(id)?;
+        let pod = self.settled_pod(id).await?;
         pod.client()?;
         Ok(self.stats_of(&pod).await)
     }
@@ -122,6 +123,7 @@ impl Node {
         filter: Option<PodSandboxStatsFilter>,
     ) -> Vec<PodSandboxStats> {
         let filter = filter.unwrap_or_default();
+        self.all_settled().await;
         let mut wanted = self.pods();
         wanted.retain(|pod| {
             let record = pod.record();

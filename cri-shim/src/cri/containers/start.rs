@@ -20,7 +20,7 @@ const UNKNOWN: i32 = 255;
 impl Node {
     /// StartContainer.
     pub(in crate::cri) async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
-        let container = self.container(id)?;
+        let container = self.settled_container(id).await?;
         let id = container.id.clone();
         let node = Arc::clone(self);
         let work = || async move {
@@ -152,7 +152,7 @@ impl Node {
 
     /// ReopenContainerLog.
     pub(in crate::cri) async fn reopen_log(&self, id: &str) -> Result<()> {
-        let container = self.container(id)?;
+        let container = self.settled_container(id).await?;
         container.running()?;
         let record = container.record();
         if let Some(log) = open_log(&record.log_path)? {

@@ -42,12 +42,12 @@ fn user(user: crate::sandbox::ContainerUser) -> ContainerUser {
 
 impl Node {
     /// ContainerStatus.
-    pub(in crate::cri) fn container_status(
+    pub(in crate::cri) async fn container_status(
         &self,
         id: &str,
         verbose: bool,
     ) -> Result<ContainerStatusResponse> {
-        let container = self.container(id)?;
+        let container = self.settled_container(id).await?;
         let mut info = HashMap::new();
         if verbose {
             let record = container.record();
@@ -113,7 +113,11 @@ impl Node {
     }
 
     /// ListContainers.
-    pub(in crate::cri) fn list_containers(&self, filter: Option<ContainerFilter>) -> Vec<Shown> {
+    pub(in crate::cri) async fn list_containers(
+        &self,
+        filter: Option<ContainerFilter>,
+    ) -> Vec<Shown> {
+        self.all_settled().await;
         let filter = filter.unwrap_or_default();
         let wanted = filter.state.map(|state| state.state);
         let records = self

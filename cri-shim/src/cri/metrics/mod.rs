@@ -483,6 +483,7 @@ fn of_interface(
 impl Node {
     /// ListPodSandboxMetrics: of pods that run.
     pub(super) async fn list_metrics(&self) -> Vec<PodSandboxMetrics> {
+        self.all_settled().await;
         let mut pods = self.pods();
         pods.retain(|pod| pod.phase() == PodPhase::Ready);
         in_time(pods.iter().map(|pod| self.metrics_of_pod(pod))).await

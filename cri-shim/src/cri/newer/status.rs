@@ -1,6 +1,6 @@
 //! ContainerStatus, which tells more.
 
-use std::future::{Ready, ready};
+use std::pin::Pin;
 use std::sync::Arc;
 
 use k8s_cri::v1::{ContainerStatusRequest, ContainerStatusResponse};
@@ -66,29 +66,31 @@ impl Encoder for StatusCodec {
 #[derive(Debug)]
 pub(super) struct StatusCall(pub(super) Arc<Node>);
 
-impl StatusCall {
-    fn status(&self, request: &ContainerStatusRequest) -> Result<FullStatus, Status> {
-        let known = self
-            .0
-            .container_status(&request.container_id, request.verbose)?;
-        let signal = self.0.stop_signal(&request.container_id)?;
-        Ok(FullStatus {
-            known,
-            newer: NewerStatusResponse {
-                status: Some(NewerStatus {
-                    stop_signal: stop_signal::to_cri(signal),
-                }),
-            },
-        })
-    }
+async fn full_status(node: &Node, request: &ContainerStatusRequest) -> Result<FullStatus, Status> {
+    let id = &request.container_id;
+    let known = node.container_status(id, request.verbose).await?;
+    let signal = node.stop_signal(id)?;
+    Ok(FullStatus {
+        known,
+        newer: NewerStatusResponse {
+            status: Some(NewerStatus {
+                stop_signal: stop_signal::to_cri(signal),
+            }),
+        },
+    })
 }
 
 impl UnaryService<ContainerStatusRequest> for StatusCall {
     type Response = FullStatus;
-    type Future = Ready<Result<tonic::Response<FullStatus>, Status>>;
+    type Future =
+        Pin<Box<dyn Future<Output = Result<tonic::Response<Self::Response>, Status>> + Send>>;
 
     fn call(&mut self, request: tonic::Request<ContainerStatusRequest>) -> Self::Future {
-        ready(self.status(request.get_ref()).map(tonic::Response::new))
+        let node = Arc::clone(&self.0);
+        Box::pin(async move {
+            let status = full_status(&node, request.get_ref()).await?;
+            Ok(tonic::Response::new(status))
+        })
     }
 }
 

@@ -164,7 +164,7 @@ impl Node {
         &self,
         mut request: UpdatePodSandboxResourcesRequest,
     ) -> Result<()> {
-        let pod = self.pod(&request.pod_sandbox_id)?;
+        let pod = self.settled_pod(&request.pod_sandbox_id).await?;
         let _turn = pod.turn.lock().await;
         pod.client()?;
         for resources in [&mut request.overhead, &mut request.resources] {

@@ -7,18 +7,24 @@ use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::stop::shut_down;
+use crate::cri::backoff::Backoff;
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node, Pod};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord};
 use crate::cri::volumes;
 use crate::patience::timeout;
-use crate::sandbox::{ContainerInfo, ContainerState, SandboxClient, SandboxError, SandboxExit};
+use crate::sandbox::{
+    ContainerInfo, ContainerState, SandboxClient, SandboxError, SandboxExit, exit_record,
+};
 
 /// How long a pod's process may take to answer on a node that has just begun.
 const ANSWERS: Duration = Duration::from_secs(60);
+
+/// How long it may take when it is asked once.
+const ATTEMPT: Duration = Duration::from_secs(20);
 
 /// How long the node waits for all of its pods before it serves: those that take longer go on.
 const RECOVERY: Duration = Duration::from_secs(20);
@@ -28,7 +34,7 @@ impl Node {
     /// to tasks: removing what belongs to no pod, or to one that was half made or half removed.
     pub(crate) async fn recover(self: &Arc<Self>) -> Result<()> {
         for record in self.database.all::<PodRecord>()? {
-            self.add_pod(&Pod::new(record))?;
+            self.add_pod(&Pod::found(record))?;
         }
         for record in self.database.all::<ContainerRecord>()? {
             match self.pod(&record.pod) {
@@ -44,12 +50,11 @@ impl Node {
         let mut recovering = JoinSet::new();
         for pod in self.pods() {
             let node = Arc::clone(self);
-            // Whoever wants something of the pod waits for the turn.
+            // Whoever wants to change something of the pod waits for the turn.
             let turn = Arc::clone(&pod.turn).lock_owned().await;
             recovering.spawn(async move {
-                if let Err(error) = node.recover_pod(&pod, turn).await {
-                    warn!(pod = pod.id, %error, "the pod is not as it was");
-                }
+                let _settling = Settling(&pod);
+                node.recover_pod(&pod, turn).await;
             });
         }
         let all = async { while recovering.join_next().await.is_some() {} };
@@ -61,57 +66,48 @@ impl Node {
         self.clean()
     }
 
-    async fn recover_pod(
-        self: &Arc<Self>,
-        pod: &Arc<Pod>,
-        turn: OwnedMutexGuard<()>,
-    ) -> Result<()> {
+    async fn recover_pod(self: &Arc<Self>, pod: &Arc<Pod>, turn: OwnedMutexGuard<()>) {
         let dir = self.dir(&pod.id);
-        let client = match SandboxClient::connect_within(&dir, ANSWERS).await {
-            Ok(client) => Some(client),
-            Err(error @ SandboxError::Unresponsive { .. }) => {
-                // What cannot be asked cannot be a pod any more.
-                warn!(pod = pod.id, %error, "the pod's machine is killed");
-                SandboxClient::kill(&dir).await?;
-                None
-            }
-            Err(error) => {
-                info!(pod = pod.id, %error, "no sandbox process");
-                None
-            }
+        let connected = reach(|limit| SandboxClient::connect_within(&dir, limit));
+        let found = match connected.await {
+            Ok(client) => Ok(client),
+            Err(error) => Err(end_machine(pod, &dir, error).await),
         };
-        pod.set_client(client.clone());
-        match (pod.phase(), client) {
-            (PodPhase::Ready, Some(client)) => {
-                self.watch_pod(pod, client.clone());
-                let Ok(there) = timeout(ANSWERS, client.list()).await else {
-                    // It says who it is and no more. Its end is noted by the watch.
-                    warn!(
-                        pod = pod.id,
-                        "the pod's machine does not answer and is killed"
-                    );
-                    return Ok(client.kill_now().await?);
-                };
-                self.recover_containers(pod, &client, there?).await?;
-                self.watch_pressure(pod);
-                info!(pod = pod.id, "the pod sandbox runs on");
+        match (pod.phase(), found) {
+            (PodPhase::Ready, Ok(client)) => {
+                match reach(|limit| list_within(&client, limit)).await {
+                    Ok(there) => self.take_over(pod, client, there).await,
+                    Err(error) => {
+                        let exit = end_machine(pod, &dir, error).await;
+                        self.note_end(pod, &exit);
+                    }
+                }
             }
-            (PodPhase::Ready, None) => self.note_end(pod, &SandboxExit::Died),
-            (PodPhase::Stopped { .. }, Some(client)) => {
-                let pod = Arc::clone(pod);
+            (PodPhase::Ready, Err(exit)) => self.note_end(pod, &exit),
+            (PodPhase::Stopped { .. }, Ok(client)) => {
+                pod.set_client(Some(client.clone()));
+                let (node, pod) = (Arc::clone(self), Arc::clone(pod));
                 tokio::spawn(async move {
                     let _turn = turn;
-                    match shut_down(&client).await {
-                        Ok(()) => pod.set_client(None),
-                        Err(error) => warn!(pod = pod.id, %error, "a stopped machine runs on"),
+                    if let Err(error) = shut_down(&client).await {
+                        // StopPodSandbox tries again.
+                        warn!(pod = pod.id, %error, "a stopped machine runs on");
+                        return;
+                    }
+                    pod.set_client(None);
+                    if let Err(error) = node.release_volumes(&pod) {
+                        warn!(pod = pod.id, %error, "volumes of the pod stay mounted for now");
                     }
                 });
             }
-            (PodPhase::Stopped { .. }, None) => {}
-            (PodPhase::Creating | PodPhase::Removing, _) => {
+            (PodPhase::Stopped { .. }, Err(_)) => {}
+            (PodPhase::Creating | PodPhase::Removing, found) => {
                 info!(pod = pod.id, "the pod was half made or half removed");
+                pod.set_client(found.ok());
                 for container in self.containers_of(&pod.id) {
-                    self.forget_container(&container)?;
+                    if let Err(error) = self.forget_container(&container) {
+                        warn!(container = container.id, %error, "the container is still known");
+                    }
                 }
                 let (node, pod) = (Arc::clone(self), Arc::clone(pod));
                 // Whoever wants to have its name waits for the turn.
@@ -121,28 +117,28 @@ impl Node {
                 });
             }
         }
-        Ok(())
     }
 
-    /// Takes over what the sandbox knows of its containers.
-    async fn recover_containers(
+    /// Takes over a pod that runs on, with what its sandbox knows of its containers.
+    async fn take_over(
         self: &Arc<Self>,
         pod: &Arc<Pod>,
-        client: &SandboxClient,
+        client: SandboxClient,
         there: Vec<ContainerInfo>,
-    ) -> Result<()> {
+    ) {
+        pod.set_client(Some(client.clone()));
+        self.watch_pod(pod, client.clone());
+        let mut half = Vec::new();
         for container in self.containers_of(&pod.id) {
             let found = there.iter().find(|info| info.id == container.id);
             match (container.phase(), found) {
-                (ContainerPhase::Creating | ContainerPhase::Removing, _) => {
-                    self.remove_container_now(&container).await?;
-                }
+                (ContainerPhase::Creating | ContainerPhase::Removing, _) => half.push(container),
                 // A start was under way: the sandbox knows whether it came to it.
                 (ContainerPhase::Created, Some(info)) if info.state != ContainerState::Created => {
                     let started_at = i64::try_from(info.started_at_ns).unwrap_or(i64::MAX);
-                    container.update(&self.database, |record| {
+                    self.note_container(&container, |record| {
                         record.phase = ContainerPhase::Running { started_at };
-                    })?;
+                    });
                     self.watch_container(&container, client.clone());
                 }
                 (ContainerPhase::Running { .. }, _) => {
@@ -151,12 +147,23 @@ impl Node {
                 (ContainerPhase::Created | ContainerPhase::Exited(_), _) => {}
             }
         }
-        for info in there {
-            if self.container(&info.id).is_err() {
-                client.delete_container(&info.id).await?;
+        self.watch_pressure(pod);
+        info!(pod = pod.id, "the pod sandbox runs on");
+        // What follows takes as long as the guest likes, and nobody asks for it.
+        pod.set_settled();
+        for container in half {
+            if let Err(error) = self.remove_container_now(&container).await {
+                let id = &container.id;
+                warn!(container = id, %error, "a half made or removed container stays for now");
             }
         }
-        Ok(())
+        for info in there {
+            if self.container(&info.id).is_err()
+                && let Err(error) = client.delete_container(&info.id).await
+            {
+                warn!(container = info.id, %error, "a container that nobody knows stays");
+            }
+        }
     }
 
     /// Asks the plugins of pods that run on, one after the other: it is for the log.
@@ -204,11 +211,153 @@ impl Node {
     }
 }
 
+/// A pod that is being recovered: when that has ended, however it did, nobody waits for it.
+struct Settling<'a>(&'a Pod);
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        self.0.set_settled();
+    }
+}
+
+/// Asks until there is an answer, the other side is gone, or it has been waited for long enough:
+/// one may not answer because the node is short of descriptors, or busy, as it is when all pods
+/// come back. What this host loses meanwhile does not count.
+async fn reach<T, F>(mut ask: impl FnMut(Duration) -> F) -> Result<T, SandboxError>
+where
+    F: Future<Output = Result<T, SandboxError>>,
+{
+    let mut backoff = Backoff::default();
+    let mut waited = Duration::ZERO;
+    loop {
+        let error = match ask(ATTEMPT).await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        if matches!(error, SandboxError::Unresponsive { .. }) {
+            waited += ATTEMPT;
+        }
+        // These answers do not change.
+        let is_final = error.is_gone() || matches!(error, SandboxError::Version { .. });
+        if is_final || waited >= ANSWERS {
+            return Err(error);
+        }
+        debug!(%error, "the sandbox is asked again");
+        waited += backoff.wait().await;
+    }
+}
+
+async fn list_within(
+    client: &SandboxClient,
+    limit: Duration,
+) -> Result<Vec<ContainerInfo>, SandboxError> {
+    match timeout(limit, client.list()).await {
+        Ok(listed) => listed,
+        Err(_) => Err(SandboxError::Unresponsive {
+            dir: client.dir().to_owned(),
+            pid: Some(client.pid()),
+            waited: limit,
+        }),
+    }
+}
+
+/// Sees to it that a machine is gone that cannot be asked, and says how it ended: what cannot be
+/// asked cannot be a pod any more, and must not run when it is told to have ended.
+async fn end_machine(pod: &Pod, dir: &Path, error: SandboxError) -> SandboxExit {
+    match error {
+        SandboxError::Gone {
+            exit: Some(exit), ..
+        } => return exit,
+        // Nobody listens, or the connection was lost: see below.
+        SandboxError::Gone { exit: None, .. } => info!(pod = pod.id, %error, "no sandbox process"),
+        error => warn!(pod = pod.id, %error, "the pod's machine is killed"),
+    }
+    let mut backoff = Backoff::default();
+    while let Err(error) = SandboxClient::kill(dir).await {
+        warn!(pod = pod.id, %error, "the pod's machine cannot be killed yet");
+        // Until then the pod is what it was, and nobody waits for that.
+        pod.set_settled();
+        backoff.wait().await;
+    }
+    exit_record(dir).map_or(SandboxExit::Died, |record| record.exit)
+}
+
 async fn remove_sandbox(dir: &Path) -> Result<()> {
     match SandboxClient::connect_within(dir, ANSWERS).await {
         Ok(client) => shut_down(&client).await?,
-        Err(SandboxError::Unresponsive { .. }) => SandboxClient::kill(dir).await?,
-        Err(_) => {}
+        Err(SandboxError::Gone { exit: Some(_), .. }) => {}
+        Err(_) => SandboxClient::kill(dir).await?,
     }
     volumes::remove_dir(dir).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    fn short_of_descriptors() -> SandboxError {
+        SandboxError::File {
+            action: "connect to",
+            path: "/x".into(),
+            source: io::Error::from_raw_os_error(libc::EMFILE),
+        }
+    }
+
+    fn silent() -> SandboxError {
+        SandboxError::Unresponsive {
+            dir: "/x".into(),
+            pid: None,
+            waited: ATTEMPT,
+        }
+    }
+
+    fn gone() -> SandboxError {
+        SandboxError::Gone {
+            dir: "/x".into(),
+            exit: None,
+        }
+    }
+
+    /// Asks one after the other for these answers, and says how many were asked for.
+    async fn ask(answers: Vec<Result<u8, SandboxError>>) -> (Result<u8, SandboxError>, usize) {
+        let all = answers.len();
+        let mut answers = answers.into_iter();
+        let answer = reach(|_| {
+            let answer = answers.next().unwrap_or_else(|| Err(silent()));
+            async move {
+                if matches!(answer, Err(SandboxError::Unresponsive { .. })) {
+                    tokio::time::sleep(ATTEMPT).await;
+                }
+                answer
+            }
+        });
+        let answer = answer.await;
+        (answer, all - answers.len())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sandbox_that_does_not_answer_at_once_is_asked_again() {
+        let answers = vec![Err(short_of_descriptors()), Err(silent()), Ok(7)];
+        let (answer, asked) = ask(answers).await;
+        assert_eq!((answer.unwrap(), asked), (7, 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sandbox_that_is_gone_is_not_asked_again() {
+        let (answer, asked) = ask(vec![Err(gone()), Ok(7)]).await;
+        assert!(answer.unwrap_err().is_gone());
+        assert_eq!(asked, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sandbox_that_never_answers_is_not_asked_for_ever_and_not_taken_for_gone() {
+        for answer in [silent, short_of_descriptors] {
+            let answers = (0..1000).map(|_| Err(answer())).collect();
+            let (answer, asked) = ask(answers).await;
+            assert!(!answer.unwrap_err().is_gone());
+            assert!((3..1000).contains(&asked), "{asked}");
+        }
+    }
 }

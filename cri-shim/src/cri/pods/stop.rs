@@ -67,7 +67,7 @@ impl<'a> Gone<'a> {
 impl Node {
     /// StopPodSandbox: also for one that is stopped, or gone.
     pub(in crate::cri) async fn stop_pod(self: &Arc<Self>, id: &str) -> Result<()> {
-        let pod = match self.pod(id) {
+        let pod = match self.settled_pod(id).await {
             Ok(pod) => pod,
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(error),
@@ -83,7 +83,7 @@ impl Node {
 
     /// RemovePodSandbox: with its containers; also for one that is gone.
     pub(in crate::cri) async fn remove_pod(self: &Arc<Self>, id: &str) -> Result<()> {
-        let pod = match self.pod(id) {
+        let pod = match self.settled_pod(id).await {
             Ok(pod) => pod,
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(error),
@@ -142,7 +142,7 @@ impl Node {
     }
 
     /// Unmounts what the containers of a machine that is gone had of the host.
-    fn release_volumes(&self, pod: &Pod) -> Result<()> {
+    pub(super) fn release_volumes(&self, pod: &Pod) -> Result<()> {
         let shared = self.dir(&pod.id).join(volumes::SHARED);
         in_place(|| volumes::release_all(&shared, &pod.mounted))
     }

@@ -58,12 +58,12 @@ fn status(record: &PodRecord) -> PodSandboxStatus {
 
 impl Node {
     /// PodSandboxStatus.
-    pub(in crate::cri) fn pod_status(
+    pub(in crate::cri) async fn pod_status(
         &self,
         id: &str,
         verbose: bool,
     ) -> Result<PodSandboxStatusResponse> {
-        let pod = self.pod(id)?;
+        let pod = self.settled_pod(id).await?;
         // A kubelet keeps the newer of two: what changes while this is read counts as later.
         let timestamp = now();
         let record = pod.record();
@@ -102,7 +102,11 @@ impl Node {
     }
 
     /// ListPodSandbox.
-    pub(in crate::cri) fn list_pods(&self, filter: Option<PodSandboxFilter>) -> Vec<PodSandbox> {
+    pub(in crate::cri) async fn list_pods(
+        &self,
+        filter: Option<PodSandboxFilter>,
+    ) -> Vec<PodSandbox> {
+        self.all_settled().await;
         let filter = filter.unwrap_or_default();
         let wanted = filter.state.map(|state| state.state);
         let records = self.pods().into_iter().map(|pod| pod.record());
