@@ -12,6 +12,7 @@ use k8s_cri::v1::{ContainerConfig, ContainerEventType, CreateContainerRequest, N
 use podvisor_images::{Error as ImageError, Image, Reference};
 use tracing::{debug, info, warn};
 
+use crate::blocking::in_place;
 use crate::cni;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::newer::stop_signal_from_cri;
@@ -96,22 +97,27 @@ impl Node {
             .image
             .as_ref()
             .map_or("", |image| image.image.as_str());
-        let image = self.image_named(wanted)?;
-        let rootfs = image.open_rootfs()?;
         let shared = self.dir(&pod.id).join(volumes::SHARED);
-        let (of_images, images) = self.image_volumes(&config, &newer.image_sub_paths)?;
-        let in_memory = self.memory_volumes(pod, &config)?;
-        let mut mounted = volumes::mount(&shared, &pod.mounted, &id, &config.mounts, in_memory)?;
-        mounted.extend(of_images);
-        let image = Images {
-            root: &image,
-            rootfs,
-            volumes: images,
-        };
-        let made = self.with_volumes(pod, &id, config, image, &mounted, newer.stop_signal);
+        // Directories of the host may be on a disk, or a server, that takes its time.
+        let (images, mounted) = in_place(|| -> Result<_> {
+            let root = self.image_named(wanted)?;
+            let rootfs = root.open_rootfs()?;
+            let (of_images, volumes) = self.image_volumes(&config, &newer.image_sub_paths)?;
+            let in_memory = self.memory_volumes(pod, &config)?;
+            let mounts = &config.mounts;
+            let mut mounted = volumes::mount(&shared, &pod.mounted, &id, mounts, in_memory)?;
+            mounted.extend(of_images);
+            let images = Images {
+                root,
+                rootfs,
+                volumes,
+            };
+            Ok((images, mounted))
+        })?;
+        let made = self.with_volumes(pod, &id, config, images, &mounted, newer.stop_signal);
         let made = made.await;
         if made.is_err()
-            && let Err(error) = volumes::release(&shared, &pod.mounted, &id)
+            && let Err(error) = in_place(|| volumes::release(&shared, &pod.mounted, &id))
         {
             // They go with the pod.
             warn!(container = id, %error, "volumes of a container that was not made stay");
@@ -126,11 +132,11 @@ impl Node {
         pod: &Arc<Pod>,
         id: &str,
         config: ContainerConfig,
-        images: Images<'_>,
+        images: Images,
         mounted: &[Volume],
         stop_signal: Option<u32>,
     ) -> Result<()> {
-        let image = images.root;
+        let image = &images.root;
         let pod_record = pod.record();
         let hostname = resolver::hostname(&pod_record.config)?;
         let settings = image.config().config().as_ref();
@@ -181,12 +187,12 @@ impl Node {
             spec,
             user,
             supplemental_groups: groups,
-            log: open_log(&record.log_path)?,
+            log: in_place(|| open_log(&record.log_path))?,
             tty: record.config.tty,
             stdin: record.config.stdin,
             stdin_once: record.config.stdin && record.config.stdin_once,
             restart: crate::sandbox::RestartPolicy::Never,
-            devices: devices::open(&record.config.devices, is_privileged)?,
+            devices: in_place(|| devices::open(&record.config.devices, is_privileged))?,
             guest_devices: is_privileged,
             etc_hosts: cni::resolver::hosts(&hostname, &pod_record.addresses),
             etc_resolv_conf: resolver::resolv_conf(
@@ -231,7 +237,7 @@ impl Node {
             self.give_back(pod).await;
             return Err(error);
         }
-        if let Err(error) = self.store.touch(&image.id().to_string()) {
+        if let Err(error) = in_place(|| self.store.touch(&image.id().to_string())) {
             debug!(%error, "the use of the image is not noted");
         }
         self.weigh(pod);
@@ -335,8 +341,8 @@ impl Node {
 }
 
 /// A container's images, open: so they cannot be removed under the guest's feet.
-struct Images<'a> {
-    root: &'a Image,
+struct Images {
+    root: Image,
     rootfs: File,
     volumes: Vec<ImageVolume>,
 }

@@ -8,6 +8,7 @@ use k8s_cri::v1::ContainerEventType;
 use tokio::time::timeout;
 use tracing::{debug, info};
 
+use crate::blocking::in_place;
 use crate::cri::error::{CriError, Result};
 use crate::cri::flights::to_the_end;
 use crate::cri::node::{Container, Node};
@@ -111,7 +112,7 @@ impl Node {
             passing(client.delete_container(&container.id).await)?;
         }
         let shared = self.dir(&container.pod.id).join(volumes::SHARED);
-        volumes::release(&shared, &container.pod.mounted, &container.id)?;
+        in_place(|| volumes::release(&shared, &container.pod.mounted, &container.id))?;
         self.forget_container(container)?;
         self.weigh(&container.pod);
         self.give_back(&container.pod).await;

@@ -6,6 +6,7 @@ use k8s_cri::v1::ContainerEventType;
 use tracing::{info, warn};
 
 use super::create::open_log;
+use crate::blocking::in_place;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Container, Node, now};
 use crate::cri::state::{ContainerExit, ContainerPhase};
@@ -155,7 +156,7 @@ impl Node {
         let container = self.settled_container(id).await?;
         container.running()?;
         let record = container.record();
-        if let Some(log) = open_log(&record.log_path)? {
+        if let Some(log) = in_place(|| open_log(&record.log_path))? {
             container
                 .pod
                 .client()?

@@ -9,6 +9,7 @@ use tracing::{info, warn};
 
 use super::Record;
 use super::records::{AnyRecord, Versioned};
+use crate::blocking::in_place;
 
 /// Why the database is of no use.
 #[derive(Debug, thiserror::Error)]
@@ -157,6 +158,14 @@ impl Database {
 
     /// Does something with the database, which is opened again where its file has failed before.
     fn with<T>(
+        &self,
+        action: &'static str,
+        work: impl FnOnce(&Redb) -> Result<T, redb::Error>,
+    ) -> Result<T, StateError> {
+        in_place(|| self.with_now(action, work))
+    }
+
+    fn with_now<T>(
         &self,
         action: &'static str,
         work: impl FnOnce(&Redb) -> Result<T, redb::Error>,
