@@ -2,13 +2,16 @@
 
 mod support;
 
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use podvisor_cri::sandbox::{SandboxClient, SandboxError};
+use podvisor_cri::sandbox::{
+    CreateContainer, ImageVolume, RefusalKind, SandboxClient, SandboxError,
+};
 use support::Root;
 use support::guest_files::{elf, guest_dir};
 use support::pod::{Pod, launch};
@@ -111,19 +114,60 @@ fn who_types_the_process_of_a_sandbox_is_told_what_it_is() {
     assert!(ran.stderr.contains("podvisor:"), "{ran:?}");
 }
 
-#[tokio::test]
-async fn a_machine_that_says_who_it_is_and_nothing_else_is_killed() {
-    let dir = tempfile::tempdir().unwrap();
+/// A machine's process that says who it is, and nothing else.
+fn mute(dir: &Path) -> Child {
     let test = std::env::current_exe().unwrap();
     let target = test.parent().and_then(Path::parent).unwrap();
     let mut mute = Command::new(target.join("examples/mute"))
-        .arg(dir.path().join("control.sock"))
+        .arg(dir.join("control.sock"))
         .arg(r#"{"number":0,"answer":{"Ok":{"Hello":{"version":2}}}}"#)
         .stdout(Stdio::piped())
         .spawn()
         .expect("the example `mute` is built with the tests");
-    let mut lines = BufReader::new(mute.stdout.take().unwrap()).lines();
-    assert_eq!(lines.next().unwrap().unwrap(), "listening");
+    let mut reader = BufReader::new(mute.stdout.take().unwrap());
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    assert_eq!(line, "listening\n");
+    // It goes on to write there.
+    mute.stdout = Some(reader.into_inner());
+    mute
+}
+
+#[tokio::test]
+async fn a_request_with_too_many_files_is_refused_and_others_are_not_hurt() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut mute = mute(dir.path());
+    let client = SandboxClient::connect(dir.path()).await.unwrap();
+    let open = || fs::File::open("/dev/null").unwrap();
+    let container = |volumes: usize| {
+        let mut container = CreateContainer::new("c", open(), "sha256:0", Default::default());
+        container
+            .volumes
+            .extend((0..volumes).map(|number| ImageVolume {
+                image: open().into(),
+                digest: format!("sha256:{number}"),
+            }));
+        container
+    };
+    let refused = client.create_container(container(64)).await.unwrap_err();
+    assert_eq!(refused.kind(), Some(RefusalKind::InvalidArgument));
+    assert!(refused.to_string().contains("65 files"), "{refused}");
+    // The connection stands: this one is sent, and the process does not answer.
+    let create = client.create_container(container(63));
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), create)
+            .await
+            .is_err()
+    );
+    mute.kill().unwrap();
+    mute.wait().unwrap();
+    client.ended().await;
+}
+
+#[tokio::test]
+async fn a_machine_that_says_who_it_is_and_nothing_else_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut mute = mute(dir.path());
     let client = SandboxClient::connect(dir.path()).await.unwrap();
     // From here on nothing is waited for longer than it takes.
     tokio::time::pause();

@@ -1,6 +1,7 @@
 //! Mounts of a container: the file systems that every program expects, the pod's shared
 //! memory, then its volumes, each before those below it.
 
+use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 use k8s_cri::v1::{Mount as CriMount, MountPropagation};
@@ -18,11 +19,19 @@ const SUB_PATH_BYTES: usize = 4095;
 /// Most volumes of one container.
 const VOLUMES: usize = 512;
 
+/// Most images that one container mounts: each is a disk of its pod's guest, which has few.
+const IMAGES: usize = 32;
+
 /// Checks a mount of a request before anything is done with it.
 pub(in crate::cri) fn check(mounts: &[CriMount]) -> Result<(), SpecFault> {
     if mounts.len() > VOLUMES {
         let reason = format!("{} are more than {VOLUMES}", mounts.len());
         return Err(SpecFault::invalid("mounts", reason));
+    }
+    let images: BTreeSet<_> = mounts.iter().filter_map(image_of).collect();
+    if images.len() > IMAGES {
+        let reason = format!("{} images are more than {IMAGES}", images.len());
+        return Err(SpecFault::invalid("mounts.image", reason));
     }
     for mount in mounts {
         check_one(mount)?;

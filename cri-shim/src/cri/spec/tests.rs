@@ -545,7 +545,19 @@ fn mounts_that_no_guest_can_have_are_refused_by_name() {
     let mut of_image = good();
     image(&mut of_image);
     of_image.host_path = String::new();
-    mounts::check(&[of_image]).unwrap();
+    mounts::check(std::slice::from_ref(&of_image)).unwrap();
+    let of_images = |count: usize| -> Vec<_> {
+        let names = (0..count).map(|number| format!("image-{}", number % 33));
+        let mounts = names.map(|name| {
+            let mut mount = of_image.clone();
+            mount.image.as_mut().unwrap().image = name;
+            mount
+        });
+        mounts.collect()
+    };
+    mounts::check(&of_images(32)).unwrap();
+    let many = mounts::check(&of_images(100)).unwrap_err().to_string();
+    assert!(many.contains("33 images are more than 32"), "{many}");
 }
 
 #[test]

@@ -25,7 +25,8 @@ use super::launch::Launching;
 use super::record;
 use super::types::{GuestNetwork, LaunchConfig, SandboxExit};
 use super::wire::{
-    Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, MAX_FRAME, Reply, Request,
+    Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, MAX_FDS, MAX_FRAME, Reply,
+    Request,
 };
 use crate::patience::timeout;
 use crate::request;
@@ -444,6 +445,15 @@ impl SandboxClient {
         let body = body.map_err(|error| self.control(error.into()))?;
         if body.len() > MAX_FRAME {
             let message = format!("a request of {} bytes is too long", body.len());
+            return Err(SandboxError::refused(RefusalKind::InvalidArgument, message));
+        }
+        // What does not fit one frame would end the connection, which others use.
+        if fds.len() > MAX_FDS {
+            let message = format!(
+                "a request with {} files, and at most {MAX_FDS} are possible: images, disks and \
+                 a log",
+                fds.len()
+            );
             return Err(SandboxError::refused(RefusalKind::InvalidArgument, message));
         }
         let Some(answer) = inner.waiting.add(number) else {
