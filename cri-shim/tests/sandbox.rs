@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use podvisor_cri::sandbox::{
-    CreateContainer, ImageVolume, RefusalKind, SandboxClient, SandboxError,
+    CreateContainer, ImageVolume, JailMode, Launching, RefusalKind, SandboxClient, SandboxError,
 };
 use support::Root;
 use support::guest_files::{elf, guest_dir};
@@ -94,6 +94,27 @@ async fn a_program_that_is_not_podvisor_fails_the_launch() {
     match SandboxClient::launch_program(program, config(&root, &pod), Default::default()).await {
         Err(SandboxError::Launch(why)) => assert!(why.contains("it said nothing"), "{why}"),
         other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_never_says_that_its_guest_is_up_is_killed() {
+    let (root, pod) = (Root::default(), Pod::default());
+    // It says a lot, but not that.
+    let program = Path::new("/usr/bin/yes");
+    let mut config = config(&root, &pod);
+    config.jail = JailMode::Disabled;
+    let launching = Launching::begin_program(program, config).await.unwrap();
+    // From here on nothing is waited for longer than it takes.
+    tokio::time::pause();
+    let failed = launching.finish(Default::default()).await;
+    tokio::time::resume();
+    let Err(SandboxError::Unresponsive { pid: Some(pid), .. }) = failed else {
+        panic!("{failed:?}");
+    };
+    let process = format!("/proc/{pid}/cmdline");
+    while fs::read(&process).is_ok_and(|line| !line.is_empty()) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Once};
+use std::time::Duration;
 
 use podvisor_agent_protocol::validate_id;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
@@ -29,6 +30,7 @@ use super::wire::{
 };
 use super::{BOOT_TIMEOUT_VARIABLE, SandboxClient, boot_timeout, cgroup, oom, record};
 use crate::machine::causes;
+use crate::patience::timeout;
 use crate::request;
 
 /// The control socket in a sandbox's directory.
@@ -40,11 +42,20 @@ const LOG: &str = "sandbox.log";
 /// Longest path of a directory in which sockets are made, in bytes.
 pub(crate) const DIR_MAX: usize = 90;
 
+/// What a launch may take beside its guest's boots.
+const MARGIN: Duration = Duration::from_secs(60);
+
 /// How much of a failed process's last words is told.
 const LAST_WORDS: usize = 1000;
 
 /// How many bytes of its log are read for that.
 const LOG_END: u64 = 64 << 10;
+
+/// How long a process may take until its guest is up: it may boot one after a clone has failed,
+/// and has limits of its own for both. One that is stopped, or waits for a disk, has none.
+fn time_limit() -> Duration {
+    boot_timeout().saturating_mul(2).saturating_add(MARGIN)
+}
 
 /// A process that is killed with this, unless it is kept.
 #[derive(Debug)]
@@ -151,11 +162,13 @@ impl Launching {
             wanted,
             has_template: header.has_template,
         };
-        match launching.send(&header, &fds).await {
-            Ok(()) => Ok(launching),
-            Err(FrameError::Json(error)) => Err(launching.control(error.into())),
+        let limit = time_limit();
+        match timeout(limit, launching.send(&header, &fds)).await {
+            Ok(Ok(())) => Ok(launching),
+            Ok(Err(FrameError::Json(error))) => Err(launching.control(error.into())),
             // It is gone.
-            Err(_) => Err(launching.failed().await),
+            Ok(Err(_)) => Err(launching.failed().await),
+            Err(_) => Err(launching.silent(limit)),
         }
     }
 
@@ -165,9 +178,16 @@ impl Launching {
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
     pub async fn finish(self, network: GuestNetwork) -> Result<SandboxClient, SandboxError> {
-        let sent = self.send(&network, &[]).await;
-        // One that has failed before does not listen, and has answered.
-        let reply = FrameReader::new(Arc::clone(&self.stream)).next().await;
+        let limit = time_limit();
+        let answered = async {
+            let sent = self.send(&network, &[]).await;
+            // One that has failed before does not listen, and has answered.
+            let reply = FrameReader::new(Arc::clone(&self.stream)).next().await;
+            (sent, reply)
+        };
+        let Ok((sent, reply)) = timeout(limit, answered).await else {
+            return Err(self.silent(limit));
+        };
         let reply: Option<LaunchReply> = match reply {
             Ok(Some(frame)) => {
                 let reply = serde_json::from_slice(&frame.body);
@@ -237,6 +257,16 @@ impl Launching {
     async fn failed(self) -> SandboxError {
         let log = self.dir.join(LOG);
         SandboxError::Launch(last_words(self.launched, &log).await)
+    }
+
+    /// The error of a process that says neither that its guest is up nor why it is not. It is
+    /// killed when this is dropped.
+    fn silent(&self, waited: Duration) -> SandboxError {
+        SandboxError::Unresponsive {
+            dir: self.dir.clone(),
+            pid: self.launched.child.as_ref().and_then(Child::id),
+            waited,
+        }
     }
 
     fn control(&self, source: FrameError) -> SandboxError {
