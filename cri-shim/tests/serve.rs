@@ -180,6 +180,17 @@ async fn a_settings_file_adds_handlers_and_health_and_metrics_are_served() {
 }
 
 #[tokio::test]
+async fn it_may_open_as_many_files_as_the_node_allows() {
+    let (daemon, _guest) = Daemon::without_guests(&["prlimit", "--nofile=512:2048"]);
+    let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).unwrap();
+    let files = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let words: Vec<_> = files.unwrap().split_whitespace().collect();
+    assert_eq!(words[3..5], ["2048", "2048"]);
+}
+
+#[tokio::test]
 async fn what_is_gone_can_be_stopped_and_removed_and_nothing_else() {
     let (daemon, _guest) = Daemon::without_guests(&[]);
     let mut runtime = daemon.runtime().await;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::registries::RegistryArgs;
@@ -187,6 +188,15 @@ pub(super) fn faults(globals: &Globals, file: Settings) -> anyhow::Result<Vec<St
         .collect())
 }
 
+/// As many open files as the node allows: each pod has some, and many come at once.
+fn raise_files() {
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, files) {
+        tracing::warn!(%error, "no more open files than usual");
+    }
+}
+
 pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
     let config = args.merge(globals, Settings::read(args.config.as_deref())?)?;
     if let Some(dir) = &config.consoles {
@@ -198,6 +208,7 @@ pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
             "containers of one pod could read each other's memory on this CPU: `podvisor check`"
         );
     }
+    raise_files();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

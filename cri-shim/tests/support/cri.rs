@@ -107,6 +107,10 @@ impl Daemon {
         }
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
     /// Sends a signal and waits for the daemon's end.
     pub(crate) fn end(&mut self, signal: Signal) {
         if let Some(mut child) = self.child.take() {
