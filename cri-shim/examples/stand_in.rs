@@ -1,0 +1,188 @@
+//! Stands in for a machine's process, for tests of the daemon without guests: it answers on a
+//! control socket what such a process would, and does what files in a directory say.
+//!
+//! The arguments are the socket, the directory and the version that is spoken. In the directory,
+//! - a file with a call's name holds that call back until the file is gone,
+//! - `refuse` is the message with which starts are refused,
+//! - with `lose-exits` nobody is told of exits,
+//! - `running` has ids of containers, a line each, that run from the beginning,
+//! - calls are written to `calls`, a line each, before they are held back.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// When it is looked again whether a file is gone.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Whether containers run, by their ids; one that has ended does not.
+#[derive(Debug, Default)]
+struct Containers(Mutex<BTreeMap<String, State>>, Condvar);
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    Created,
+    Running,
+    Exited,
+}
+
+#[derive(Debug)]
+struct Process {
+    directory: PathBuf,
+    version: u32,
+    containers: Containers,
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let mut next = || arguments.next().expect("an argument");
+    let listener = UnixListener::bind(next()).expect("a socket");
+    let directory = PathBuf::from(next());
+    let version = next().parse().expect("a version");
+    let running = fs::read_to_string(directory.join("running")).unwrap_or_default();
+    let running = running.lines().map(|id| (id.to_owned(), State::Running));
+    let containers = Containers(Mutex::new(running.collect()), Condvar::new());
+    let process = Arc::new(Process {
+        directory,
+        version,
+        containers,
+    });
+    println!("listening");
+    for stream in listener.incoming() {
+        let process = Arc::clone(&process);
+        let stream = stream.expect("a connection");
+        thread::spawn(move || process.converse(stream));
+    }
+}
+
+/// A frame is its length in four bytes, the least one first, and so many bytes.
+fn read(stream: &mut UnixStream) -> io::Result<Value> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let mut body = vec![0; u32::from_le_bytes(length) as usize];
+    stream.read_exact(&mut body)?;
+    Ok(serde_json::from_slice(&body)?)
+}
+
+fn write(stream: &Mutex<UnixStream>, reply: &Value) -> io::Result<()> {
+    let body = reply.to_string();
+    let length = u32::try_from(body.len()).unwrap_or(0).to_le_bytes();
+    let mut stream = stream.lock().expect("a thread panicked");
+    stream.write_all(&length)?;
+    stream.write_all(body.as_bytes())
+}
+
+impl Process {
+    fn converse(self: Arc<Self>, mut stream: UnixStream) {
+        let replies = Arc::new(Mutex::new(stream.try_clone().expect("a descriptor")));
+        while let Ok(request) = read(&mut stream) {
+            let (process, replies) = (Arc::clone(&self), Arc::clone(&replies));
+            thread::spawn(move || {
+                let (name, arguments) = call(&request["call"]);
+                let Some(answer) = process.answer(name, arguments) else {
+                    return;
+                };
+                let reply = json!({ "number": request["number"], "answer": answer });
+                // Whoever asked may be gone.
+                let _ = write(&replies, &reply);
+                if name == "Shutdown" {
+                    std::process::exit(0);
+                }
+            });
+        }
+    }
+
+    /// None for what is not answered.
+    fn answer(&self, name: &str, arguments: &Value) -> Option<Value> {
+        let id = arguments["id"].as_str().unwrap_or_default();
+        self.note(&format!("{name} {id}"));
+        while self.directory.join(name).exists() {
+            thread::sleep(LOOK);
+        }
+        let done = match name {
+            "Hello" => json!({ "Hello": { "version": self.version, "takes_devices": true } }),
+            "Create" => {
+                self.set(id, State::Created);
+                json!({ "Created": { "uid": 0, "gid": 0, "groups": [] } })
+            }
+            "Start" => {
+                if let Ok(message) = fs::read_to_string(self.directory.join("refuse")) {
+                    return Some(json!({ "Err": { "kind": "Internal", "message": message } }));
+                }
+                self.set(id, State::Running);
+                json!({ "Started": { "pid": 7, "started_at_ns": 7 } })
+            }
+            "Signal" => {
+                if !self.directory.join("lose-exits").exists() {
+                    self.set(id, State::Exited);
+                }
+                json!("Done")
+            }
+            "Wait" => {
+                self.wait(id);
+                let exit = json!({ "code": 137, "exited_at_ns": 8, "oom_killed": false });
+                json!({ "Exit": exit })
+            }
+            "List" => json!({ "List": self.list() }),
+            "Grow" => json!({ "Grown": arguments["bytes"] }),
+            "AwaitPressure" | "Ended" => return None,
+            _ => json!("Done"),
+        };
+        Some(json!({ "Ok": done }))
+    }
+
+    fn note(&self, line: &str) {
+        let mut options = OpenOptions::new();
+        let calls = options.create(true).append(true).open(self.calls());
+        let line = format!("{}\n", line.trim_end());
+        calls
+            .and_then(|mut calls| calls.write_all(line.as_bytes()))
+            .expect("a file that can be written");
+    }
+
+    fn calls(&self) -> PathBuf {
+        Path::new(&self.directory).join("calls")
+    }
+
+    fn set(&self, id: &str, state: State) {
+        let Containers(states, changed) = &self.containers;
+        let mut states = states.lock().expect("a thread panicked");
+        states.insert(id.to_owned(), state);
+        changed.notify_all();
+    }
+
+    fn wait(&self, id: &str) {
+        let Containers(states, changed) = &self.containers;
+        let mut states = states.lock().expect("a thread panicked");
+        while states.get(id) != Some(&State::Exited) {
+            states = changed.wait(states).expect("a thread panicked");
+        }
+    }
+
+    fn list(&self) -> Vec<Value> {
+        let states = self.containers.0.lock().expect("a thread panicked");
+        let all = states.iter().map(|(id, state)| {
+            json!({
+                "id": id, "state": format!("{state:?}"), "pid": 7, "started_at_ns": 7,
+                "exit": null,
+            })
+        });
+        all.collect()
+    }
+}
+
+/// The name of a call and what comes with it.
+fn call(call: &Value) -> (&str, &Value) {
+    let with = call.as_object().and_then(|call| call.iter().next());
+    match with {
+        Some((name, arguments)) => (name, arguments),
+        None => (call.as_str().unwrap_or_default(), &Value::Null),
+    }
+}

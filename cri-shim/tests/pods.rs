@@ -1,0 +1,414 @@
+//! Pods of a daemon whose machines' processes are stand-ins (`examples/stand_in.rs`), which do at
+//! the right moment what those of guests do seldom: no guest is needed.
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::*;
+use rustix::process::Signal;
+use serde_json::json;
+use support::PATIENCE;
+use support::cri::Daemon;
+use support::image::Image as TestImage;
+use support::registry::Registry;
+use tempfile::TempDir;
+use tonic::Code;
+use tonic::transport::Channel;
+
+const POD: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+/// Digits of a pod's id that are its directory's name.
+const DIR_DIGITS: usize = 24;
+
+/// A daemon that finds a pod when it begins.
+struct Node {
+    daemon: Daemon,
+    control: PathBuf,
+    process: Child,
+    image: String,
+    _registry: Registry,
+    _guest: TempDir,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Gone already where a test ended it.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn pod_config() -> PodSandboxConfig {
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: "pod".to_owned(),
+            uid: "uid".to_owned(),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        ..PodSandboxConfig::default()
+    }
+}
+
+/// Writes a pod into the database of a daemon that is not there.
+fn add_pod(database: &Path) {
+    let size = json!({ "memory": 1 << 28, "growth": 0, "vcpus": 1, "max_vcpus": 1 });
+    let record = json!({
+        "version": 1, "id": POD, "config": pod_config(), "handler": "", "created_at": 1,
+        "phase": "Ready", "addresses": [], "size": size, "memory_volumes": [], "extra": 0,
+    });
+    let pods = redb::TableDefinition::<&str, &[u8]>::new("pods");
+    let database = redb::Database::create(database).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let bytes = record.to_string();
+    let mut table = transaction.open_table(pods).unwrap();
+    table.insert(POD, bytes.as_bytes()).unwrap();
+    drop(table);
+    transaction.commit().unwrap();
+}
+
+fn stand_in(socket: &Path, control: &Path, version: u32) -> Child {
+    let test = std::env::current_exe().unwrap();
+    let target = test.parent().and_then(Path::parent).unwrap();
+    let mut process = Command::new(target.join("examples/stand_in"))
+        .args([socket, control])
+        .arg(version.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example `stand_in` is built with the tests");
+    let mut line = String::new();
+    let mut lines = BufReader::new(process.stdout.take().unwrap());
+    lines.read_line(&mut line).unwrap();
+    assert_eq!(line, "listening\n");
+    process
+}
+
+impl Node {
+    /// A daemon that has found its pod's process, which speaks this version.
+    async fn new(version: u32) -> Self {
+        let mut node = Self::ended(version).await;
+        node.daemon.start();
+        node
+    }
+
+    /// As [`Self::new`], before the daemon begins.
+    async fn ended(version: u32) -> Self {
+        let (mut daemon, guest) = Daemon::without_guests(&[]);
+        daemon.end(Signal::TERM);
+        add_pod(&daemon.path("root/cri.redb"));
+        let control = daemon.path("control");
+        fs::create_dir(&control).unwrap();
+        let sandbox = daemon.path("run/sb").join(&POD[..DIR_DIGITS]);
+        fs::create_dir_all(sandbox.join("shared")).unwrap();
+        let process = stand_in(&sandbox.join("control.sock"), &control, version);
+        let image = TestImage::busybox(json!({ "Cmd": ["true"] }));
+        let registry = Registry::serve(&[("test/busybox", image)]);
+        Self {
+            image: registry.name("test/busybox"),
+            daemon,
+            control,
+            process,
+            _registry: registry,
+            _guest: guest,
+        }
+    }
+
+    async fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        self.daemon.runtime().await
+    }
+
+    /// A call is held back from now on.
+    fn hold(&self, call: &str) {
+        fs::write(self.control.join(call), "").unwrap();
+    }
+
+    fn let_go(&self, call: &str) {
+        fs::remove_file(self.control.join(call)).unwrap();
+    }
+
+    /// How often the process was asked for this.
+    fn asked(&self, call: &str) -> usize {
+        let calls = fs::read_to_string(self.control.join("calls")).unwrap_or_default();
+        calls.lines().filter(|line| *line == call).count()
+    }
+
+    async fn create(&self, name: &str, volume: Option<&Path>) -> String {
+        let image = Some(ImageSpec {
+            image: self.image.clone(),
+            ..ImageSpec::default()
+        });
+        let pull = PullImageRequest {
+            image: image.clone(),
+            ..PullImageRequest::default()
+        };
+        let mut images = self.daemon.images().await;
+        images.pull_image(pull).await.unwrap();
+        let mounts = volume.iter().map(|path| Mount {
+            container_path: "/data".to_owned(),
+            host_path: path.to_str().unwrap().to_owned(),
+            ..Mount::default()
+        });
+        let config = ContainerConfig {
+            metadata: Some(ContainerMetadata {
+                name: name.to_owned(),
+                attempt: 0,
+            }),
+            image,
+            mounts: mounts.collect(),
+            ..ContainerConfig::default()
+        };
+        let request = CreateContainerRequest {
+            pod_sandbox_id: POD.to_owned(),
+            config: Some(config),
+            sandbox_config: Some(pod_config()),
+        };
+        let created = self.runtime().await.create_container(request).await;
+        created.unwrap().into_inner().container_id
+    }
+
+    async fn start(&self, id: &str) -> Result<(), tonic::Status> {
+        let request = StartContainerRequest {
+            container_id: id.to_owned(),
+        };
+        let started = self.runtime().await.start_container(request).await;
+        started.map(|_| ())
+    }
+
+    async fn status(&self, id: &str) -> ContainerStatus {
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let status = self.runtime().await.container_status(request).await;
+        status.unwrap().into_inner().status.unwrap()
+    }
+
+    /// Waits until the pod is being stopped, as this container, which runs, tells.
+    async fn is_stopping(&self, container: &str) {
+        until(async || self.asked(&format!("Signal {container}")) == 1).await;
+    }
+
+    async fn stop(&self) {
+        let request = StopPodSandboxRequest {
+            pod_sandbox_id: POD.to_owned(),
+        };
+        self.runtime()
+            .await
+            .stop_pod_sandbox(request)
+            .await
+            .unwrap();
+    }
+
+    async fn pod_state(&self) -> PodSandboxState {
+        let request = ListPodSandboxRequest::default();
+        let listed = self.runtime().await.list_pod_sandbox(request).await;
+        listed.unwrap().into_inner().items[0].state()
+    }
+
+    /// Mounts of the pod's directory that the daemon sees.
+    fn mounts(&self) -> Vec<String> {
+        let shared = self.daemon.path("run/sb").join(&POD[..DIR_DIGITS]);
+        let table = format!("/proc/{}/mountinfo", self.daemon.pid());
+        let table = fs::read_to_string(table).unwrap();
+        let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+        let below = points.filter(|point| Path::new(point).starts_with(&shared));
+        below.map(str::to_owned).collect()
+    }
+
+    fn process_ended(&mut self) -> ExitStatus {
+        self.process.wait().unwrap()
+    }
+}
+
+async fn until(condition: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("it did not come to that");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_is_stopped_while_a_container_starts_kills_it_when_it_runs() {
+    let mut node = Node::new(2).await;
+    let [id, other] = [node.create("a", None).await, node.create("b", None).await];
+    node.start(&other).await.unwrap();
+    node.hold("Start");
+    let stopped = async {
+        until(async || node.asked(&format!("Start {id}")) == 1).await;
+        let stop = node.stop();
+        let let_go = async {
+            node.is_stopping(&other).await;
+            assert_eq!(node.asked(&format!("Signal {id}")), 0);
+            assert_eq!(node.asked("Shutdown"), 0);
+            node.let_go("Start");
+        };
+        tokio::join!(stop, let_go);
+    };
+    let (started, ()) = tokio::join!(node.start(&id), stopped);
+    started.unwrap();
+    assert_eq!(node.asked(&format!("Signal {id}")), 1);
+    let status = node.status(&id).await;
+    assert_eq!(status.state(), ContainerState::ContainerExited);
+    assert_eq!((status.exit_code, &*status.reason), (137, "Error"));
+    assert!(node.process_ended().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_whose_start_fails_with_its_pods_end_stays_created() {
+    let node = Node::new(2).await;
+    let [id, late] = [node.create("a", None).await, node.create("b", None).await];
+    let other = node.create("c", None).await;
+    node.start(&other).await.unwrap();
+    node.hold("Start");
+    let stopped = async {
+        until(async || node.asked(&format!("Start {id}")) == 1).await;
+        let stop = node.stop();
+        let others = async {
+            node.is_stopping(&other).await;
+            // One that is asked for while the pod ends is not started.
+            let refused = node.start(&late).await.unwrap_err();
+            assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+            fs::write(node.control.join("refuse"), "the guest is not there").unwrap();
+            node.let_go("Start");
+        };
+        tokio::join!(stop, others);
+    };
+    let (started, ()) = tokio::join!(node.start(&id), stopped);
+    started.unwrap_err();
+    for id in [id, late] {
+        let status = node.status(&id).await;
+        assert_eq!(
+            status.state(),
+            ContainerState::ContainerCreated,
+            "{status:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_whose_exit_is_lost_was_killed_where_that_was_asked_for() {
+    let mut node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.start(&id).await.unwrap();
+    fs::write(node.control.join("lose-exits"), "").unwrap();
+    node.stop().await;
+    let status = node.status(&id).await;
+    assert_eq!((status.exit_code, &*status.reason), (137, "Error"));
+    assert!(node.process_ended().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_fails_leaves_nothing_in_the_guest_and_is_told_to_all_who_ask() {
+    let node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    fs::write(node.control.join("refuse"), "no such luck").unwrap();
+    node.hold("Start");
+    let both = async {
+        until(async || node.asked(&format!("Start {id}")) == 1).await;
+        let mut runtime = node.runtime().await;
+        let (mut again, request) = (
+            runtime.clone(),
+            StartContainerRequest {
+                container_id: id.clone(),
+            },
+        );
+        let let_go = async {
+            // It comes after the other call, over the same connection.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            runtime.version(VersionRequest::default()).await.unwrap();
+            node.let_go("Start");
+        };
+        let (again, ()) = tokio::join!(again.start_container(request), let_go);
+        again.map(|_| ())
+    };
+    let (first, second) = tokio::join!(node.start(&id), both);
+    for failed in [first, second] {
+        let failed = failed.unwrap_err();
+        assert!(failed.message().contains("no such luck"), "{failed}");
+    }
+    assert_eq!(node.asked(&format!("Start {id}")), 1);
+    assert_eq!(node.asked(&format!("Delete {id}")), 1);
+    let status = node.status(&id).await;
+    assert_eq!((status.exit_code, &*status.reason), (128, "StartError"));
+    // One that has failed stays so.
+    let refused = node.start(&id).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_has_ended_has_no_volumes_mounted() {
+    for is_stopped in [true, false] {
+        let mut node = Node::new(2).await;
+        let volume = node.daemon.path("volume");
+        fs::create_dir(&volume).unwrap();
+        let id = node.create("a", Some(&volume)).await;
+        node.create("b", Some(&volume)).await;
+        node.start(&id).await.unwrap();
+        assert_eq!(node.mounts().len(), 1);
+        if is_stopped {
+            node.stop().await;
+        } else {
+            node.process.kill().unwrap();
+            node.process_ended();
+            let not_ready = PodSandboxState::SandboxNotready;
+            until(async || node.pod_state().await == not_ready).await;
+            until(async || node.mounts().is_empty()).await;
+            let status = node.status(&id).await;
+            assert_eq!((status.exit_code, &*status.reason), (255, "SandboxGone"));
+        }
+        assert_eq!(node.mounts(), [""; 0]);
+        let request = RemovePodSandboxRequest {
+            pod_sandbox_id: POD.to_owned(),
+        };
+        let removed = node.runtime().await.remove_pod_sandbox(request).await;
+        removed.unwrap();
+        assert!(volume.exists());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_of_another_version_is_killed_before_its_pod_is_told_to_have_ended() {
+    let mut node = Node::new(999).await;
+    assert_eq!(node.pod_state().await, PodSandboxState::SandboxNotready);
+    let ended = node.process.try_wait().unwrap();
+    assert_eq!(ended.and_then(|status| status.signal()), Some(9));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_told_of_a_pod_before_its_machine_was_asked() {
+    let mut node = Node::ended(2).await;
+    node.hold("List");
+    // It serves after a while, and goes on to wait for this pod.
+    node.daemon.start();
+    let told = async {
+        let mut runtime = node.runtime().await;
+        let containers = runtime.list_containers(ListContainersRequest::default());
+        let containers = containers.await.unwrap().into_inner().containers;
+        assert_eq!(containers, []);
+        let request = PodSandboxStatusRequest {
+            pod_sandbox_id: POD.to_owned(),
+            verbose: true,
+        };
+        let status = runtime.pod_sandbox_status(request).await.unwrap();
+        let info = &status.get_ref().info["info"];
+        let pid = format!("\"pid\":{}", node.process.id());
+        assert!(info.contains(&pid), "{info}");
+    };
+    let mut told = std::pin::pin!(told);
+    let early = tokio::time::timeout(Duration::from_millis(500), &mut told).await;
+    assert!(early.is_err());
+    node.let_go("List");
+    told.await;
+    assert_eq!(node.pod_state().await, PodSandboxState::SandboxReady);
+}
