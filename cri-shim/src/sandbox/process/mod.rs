@@ -477,8 +477,10 @@ async fn ended(
         let kill_at = deadline.unwrap_or_else(Instant::now);
         let ends_by = lost_at.map_or_else(Instant::now, |at| at + MACHINE_ENDS);
         tokio::select! {
+            // After a moment in which the host stood still several may be true at once.
+            biased;
             exit = sandbox.machine().ended() => return exit.into(),
-            () = sandbox.agent().lost() => lost_at = lost_at.or_else(|| Some(Instant::now())),
+            () = sandbox.agent().lost(), if lost_at.is_none() => lost_at = Some(Instant::now()),
             () = sleep_until(ends_by), if lost_at.is_some() => {
                 warn!("the guest's agent is lost, and its guest does not end");
                 sandbox.machine().kill();
