@@ -146,8 +146,8 @@ fn take_stdin() -> Result<Arc<UnixStream>, ProcessError> {
 }
 
 /// How long the end of a machine may come after its guest was lost. Then it is killed: nobody can
-/// do anything with it any more.
-const MACHINE_ENDS: Duration = Duration::from_secs(8);
+/// do anything with it any more. A guest that panicked is looked through for why before.
+const MACHINE_ENDS: Duration = Duration::from_secs(30);
 
 /// Why a machine is to end.
 #[derive(Debug, Clone, Copy)]
