@@ -1,5 +1,6 @@
 //! The `podvisor-agent` binary: `/init` of a guest, and what `/init` starts itself
-//! anew as: the launcher of a container, and the first process of a shared pid namespace.
+//! anew as: the launcher of a container, the first process of a shared pid namespace, and the one
+//! that a user namespace is made by.
 
 use std::process::ExitCode;
 
@@ -11,6 +12,9 @@ fn main() -> ExitCode {
         }
         (Some(podvisor_agent::container::pidns::SUBCOMMAND), _) => {
             podvisor_agent::container::pidns::main()
+        }
+        (Some(podvisor_agent::container::users::SUBCOMMAND), _) => {
+            podvisor_agent::container::users::main()
         }
         (_, 1) => podvisor_agent::init::main(),
         _ => {

@@ -4,8 +4,11 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd as _, OwnedFd};
+use std::path::Path;
 
 use podvisor_agent_protocol::limits::ENTROPY_BYTES;
+use rustix::fs::CWD;
+use rustix::mount::{OpenTreeFlags, open_tree};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -309,6 +312,67 @@ pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> 
         return Err(io::Error::last_os_error());
     }
     started
+}
+
+/// Moves this process, which has one thread, into a new user namespace.
+///
+/// # Errors
+///
+/// `EINVAL` with more than one thread; `ENOSPC` when there are too many namespaces.
+pub(crate) fn unshare_users() -> io::Result<()> {
+    // SAFETY: the call changes the rights of the process, and no memory.
+    match unsafe { libc::unshare(libc::CLONE_NEWUSER) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Gives this process mounts and a view of control groups of its own, as it has them now: they
+/// belong to the user namespace that it is in.
+///
+/// # Errors
+///
+/// `EPERM` without `CAP_SYS_ADMIN` in its user namespace.
+pub(crate) fn own_mounts_and_cgroups() -> io::Result<()> {
+    // SAFETY: the call changes what paths lead to, and no memory.
+    match unsafe { libc::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A copy of the mount at `path`, mounted nowhere, in which ids are those of a user namespace: 0
+/// in the file system is the namespace's 0.
+///
+/// # Errors
+///
+/// `EINVAL` for a file system whose ids cannot be mapped.
+pub(crate) fn map_mount(path: &Path, users: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let copy = open_tree(CWD, path, flags)?;
+    let userns_fd = u64::try_from(users.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
+    let wanted = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd,
+    };
+    // SAFETY: the path is a C string, the structure is of the size that is told, and the kernel
+    // writes to neither.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            copy.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const wanted,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    match result {
+        0 => Ok(copy),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Moves this thread into a new network namespace.

@@ -89,6 +89,8 @@ pub mod limits {
     pub const USER_BYTES: usize = 256;
     /// Containers that a guest may have at once.
     pub const CONTAINERS: usize = 256;
+    /// User namespaces that a guest may have: containers with the same mappings share one.
+    pub const USER_NAMESPACES: usize = 16;
     /// Volumes in memory that a guest may have.
     pub const MEMORY_VOLUMES: usize = 512;
     /// Processes started by exec that a container may have at once, ended ones that were not

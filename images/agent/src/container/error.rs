@@ -13,6 +13,7 @@ use super::nodes::NodeError;
 use super::rootfs::RootfsError;
 use super::spec::SpecError;
 use super::user::UserError;
+use super::users::IdKind;
 use crate::guest::with_causes;
 use crate::launcher::Failure;
 
@@ -54,6 +55,14 @@ pub enum ContainerError {
     /// The user.
     #[error(transparent)]
     User(#[from] UserError),
+    /// It has no number in the guest.
+    #[error("{kind} {id} is none of the container's user namespace: choose one that is mapped")]
+    NotMapped {
+        /// Whose it is.
+        kind: IdKind,
+        /// In the container.
+        id: u32,
+    },
     /// The specification.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -119,6 +128,7 @@ impl ContainerError {
                 | SpecError::Seccomp(_),
             )
             | Self::User(UserError::Malformed(_))
+            | Self::NotMapped { .. }
             | Self::Rootfs(RootfsError::Disk(DiskError::InvalidSerial(_)))
             | Self::Devices(DeviceError::Rule { .. } | DeviceError::TooMany)
             | Self::Nodes(

@@ -195,9 +195,10 @@ pub struct Launcher<'a> {
     pub state: PathBuf,
     /// Where a console socket may be made; short enough for a socket's name.
     pub directory: PathBuf,
-    /// The process's user, who gets its streams: it may open them anew, as /dev/stdout.
+    /// The process's user, by the guest's number, who gets its streams: it may open them anew, as
+    /// /dev/stdout.
     pub uid: u32,
-    /// What libcontainer is not told of, for a process with a seccomp filter.
+    /// What libcontainer is not told of, for a process with a seccomp filter or a user namespace.
     pub confinement: Option<Confinement>,
 }
 

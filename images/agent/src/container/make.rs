@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use oci_spec::runtime::User;
+use oci_spec::runtime::{Process as SpecProcess, User};
 use podvisor_agent_protocol::api;
 
 use super::cgroup::Cgroup;
@@ -14,11 +14,12 @@ use super::execs::Execs;
 use super::launch::{Launcher, Streams};
 use super::nodes::Nodes;
 use super::process::Process;
-use super::rootfs::Rootfs;
+use super::rootfs::{Image, MountPoint, Rootfs};
 use super::spec::{self, EtcFile};
 use super::user::Databases;
+use super::users::{IdKind, IdMaps, UserNamespace};
 use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, resources, rootfs};
-use crate::launcher::{Confinement, Kind};
+use crate::launcher::{Confinement, Kind, UserEntry};
 
 impl Containers {
     /// Makes a container; what there was of one that could not be made is gone.
@@ -35,17 +36,31 @@ impl Containers {
             memory,
             submounts,
             pids,
+            users,
             launches,
             ..
         } = &*self.shared;
         let default_stdio = api::Stdio::default();
         let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
         let mut spec = spec::parse(&request.spec_json)?;
+        let users = match IdMaps::take(&mut spec)? {
+            Some(maps) => Some(users.get(maps, reaper).await?),
+            None => None,
+        };
+        let maps = users.as_ref().map(|users| users.maps());
         let linux = spec.linux_mut().as_mut();
         if let Some(resources) = linux.and_then(|linux| linux.resources_mut().as_mut()) {
             resources::keep_what_is_there(resources);
         }
-        let mut nodes = Nodes::find(request).await?;
+        let mut devices = request.devices.clone();
+        if let Some(maps) = maps {
+            maps.translate(&mut spec)?;
+            for device in &mut devices {
+                device.uid = maps.id(IdKind::User, device.uid)?;
+                device.gid = maps.id(IdKind::Group, device.gid)?;
+            }
+        }
+        let mut nodes = Nodes::find(&devices, request.guest_devices).await?;
         nodes.allow(&mut spec);
         let devices = spec.linux().as_ref().map(DeviceFilter::new).transpose()?;
         nodes.show(&mut spec);
@@ -56,11 +71,12 @@ impl Containers {
         let image = images
             .get(&request.image_serial, &base.join("images"))
             .await?;
-        let rootfs = Rootfs::create(image, &directory.path)?;
+        let rootfs = Rootfs::create(image, &directory.path, users.as_deref())?;
         let mut volumes = Vec::new();
         for serial in spec::mounted_images(&spec) {
             volumes.push(images.get(&serial, &base.join("images")).await?);
         }
+        let (mut bound, places) = place_of(&volumes, users.as_deref(), &directory)?;
 
         let databases = Databases::read(rootfs.path())?;
         let user = (!request.user.is_empty())
@@ -75,11 +91,11 @@ impl Containers {
         };
         spec::join_pids(&mut spec, shared, |id| self.pids_of(id))?;
         spec::place_images(&mut spec, |serial| {
-            let image = volumes.iter().find(|image| image.serial() == serial);
-            image.map(|image| image.path().to_owned())
+            let number = volumes.iter().position(|image| image.serial() == serial)?;
+            places.get(number).cloned()
         })?;
         let held = submounts.hold(spec::shared_volumes(&spec)).await;
-        let bound = memory.place(spec.mounts_mut().as_mut(), base, &directory.path)?;
+        bound.extend(memory.place(spec.mounts_mut().as_mut(), base, &directory.path, maps)?);
         spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
         spec::show_files(
             &mut spec,
@@ -98,17 +114,21 @@ impl Containers {
                     contents: &request.etc_resolv_conf,
                 },
             ],
+            maps.map(IdMaps::root),
         )?;
+        rootfs.make_parents(&spec::destinations(&spec));
         let filter = spec::store_filter(spec::take_filter(&mut spec)?, &directory.path)?;
+        let takes_dev = spec::has_own_dev(&spec);
         let mut confinement = None;
+        let mut own_user = User::default();
         if let Some(process) = spec.process_mut() {
             let home = |uid| databases.home_of(uid);
             spec::complete_process(process, user, home, streams.is_terminal());
             rootfs.make_dir(process.cwd())?;
-            confinement = filter.map(|filter| Confinement::take(process, filter));
+            own_user = process.user().clone();
+            let entry = entry(users.as_deref(), process, EntryKind::First { takes_dev })?;
+            confinement = Confinement::take(process, filter, entry);
         }
-        let process = spec.process().as_ref();
-        let user = process.map_or_else(User::default, |process| process.user().clone());
         spec::store(&spec, directory.path.join("config.json"))?;
 
         let launcher = Launcher {
@@ -118,7 +138,7 @@ impl Containers {
             name: &name,
             state: base.join("state"),
             directory: directory.path.clone(),
-            uid: user.uid(),
+            uid: guest_uid(users.as_deref(), own_user.uid())?,
             confinement: confinement.clone(),
         };
         let made = async {
@@ -147,7 +167,8 @@ impl Containers {
                 confinement,
                 started: Mutex::default(),
                 execs: Execs::default(),
-                user,
+                user: own_user,
+                users,
                 rootfs: Mutex::new(Some(rootfs)),
                 volumes: Mutex::new(volumes),
                 bound: Mutex::new(bound),
@@ -210,8 +231,10 @@ impl Containers {
                 .path
                 .join(format!("exec-{}", request.exec_id)),
         )?;
-        let confinement = spec::stored_filter(&container.directory.path)
-            .map(|filter| Confinement::take(&mut process, filter));
+        let uid = container.guest_uid(process.user().uid())?;
+        let filter = spec::stored_filter(&container.directory.path);
+        let entry = entry(container.users.as_deref(), &process, EntryKind::Further)?;
+        let confinement = Confinement::take(&mut process, filter, entry);
         let path = spec::store(&process, directory.path.join("process.json"))?;
         let launcher = Launcher {
             launches: &self.shared.launches,
@@ -221,10 +244,76 @@ impl Containers {
             state: self.shared.base.join("state"),
             // Not the exec's own directory, whose name can be too long for a socket.
             directory: container.directory.path.clone(),
-            uid: process.user().uid(),
+            uid,
             confinement,
         };
         let kind = Kind::Exec { process: path };
         Ok(launcher.make(kind, streams).await?)
+    }
+}
+
+/// Where the images of a container's volumes are mounted, with what is mounted for that.
+fn place_of(
+    volumes: &[Arc<Image>],
+    users: Option<&UserNamespace>,
+    directory: &Directory,
+) -> Result<(Vec<MountPoint>, Vec<PathBuf>)> {
+    let mut mapped = Vec::new();
+    let mut places = Vec::new();
+    for (number, image) in volumes.iter().enumerate() {
+        match users {
+            Some(users) => {
+                let target = directory.path.join(format!("image-{number}"));
+                let mount = image.map(users, target)?;
+                places.push(mount.path().to_owned());
+                mapped.push(mount);
+            }
+            None => places.push(image.path().to_owned()),
+        }
+    }
+    Ok((mapped, places))
+}
+
+/// The guest's number of a user of a container.
+fn guest_uid(users: Option<&UserNamespace>, uid: u32) -> Result<u32> {
+    users.map_or(Ok(uid), |users| users.maps().id(IdKind::User, uid))
+}
+
+/// Which of a container's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EntryKind {
+    /// Its own, for which mounts are made.
+    First {
+        /// A /dev is among them.
+        takes_dev: bool,
+    },
+    /// One that joins it.
+    Further,
+}
+
+/// How a process gets into its user namespace, which must have all of its ids.
+fn entry(
+    users: Option<&UserNamespace>,
+    process: &SpecProcess,
+    kind: EntryKind,
+) -> Result<Option<UserEntry>> {
+    let Some(users) = users else { return Ok(None) };
+    let (maps, user) = (users.maps(), process.user());
+    maps.id(IdKind::User, user.uid())?;
+    let groups = user.additional_gids().iter().flatten();
+    for gid in groups.chain([&user.gid()]) {
+        maps.id(IdKind::Group, *gid)?;
+    }
+    Ok(Some(UserEntry {
+        namespace: users.path(),
+        owns_mounts: kind != EntryKind::Further,
+        dev: (kind == EntryKind::First { takes_dev: true }).then(|| maps.root()),
+    }))
+}
+
+impl Container {
+    /// The guest's number of a user of the container.
+    pub(super) fn guest_uid(&self, uid: u32) -> Result<u32> {
+        guest_uid(self.users.as_deref(), uid)
     }
 }

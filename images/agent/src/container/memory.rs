@@ -19,6 +19,7 @@ use rustix::mount::{MountFlags, mount, mount_bind};
 use super::ContainerError;
 use super::rootfs::{MountPoint, RootfsError};
 use super::spec::{SpecError, is_plain};
+use super::users::{IdKind, IdMaps};
 
 /// A bind mount's source that is a volume in memory: this, its key, and perhaps a path in it.
 const SOURCE: &str = "memory:";
@@ -196,7 +197,7 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Makes sure that a container's volumes in memory are there, and gives its mounts their
-    /// sources. What is bound for this container only is mounted in `directory`, until the value is
+    /// sources; their owners are the container's, with the mappings `maps`. What is bound for this container only is mounted in `directory`, until the value is
     /// dropped.
     ///
     /// # Errors
@@ -207,12 +208,17 @@ impl Memory {
         mounts: Option<&mut Vec<Mount>>,
         base: &Path,
         directory: &Path,
+        maps: Option<&IdMaps>,
     ) -> Result<Vec<MountPoint>, ContainerError> {
         let mut bound = Vec::new();
         for mount in mounts.into_iter().flatten() {
-            let Some(wanted) = Wanted::of(mount)? else {
+            let Some(mut wanted) = Wanted::of(mount)? else {
                 continue;
             };
+            if let Some(maps) = maps {
+                wanted.uid = maps.id(IdKind::User, wanted.uid)?;
+                wanted.gid = maps.id(IdKind::Group, wanted.gid)?;
+            }
             let root = self.ensure(&wanted, &base.join(NAME))?;
             let path = match &wanted.below {
                 None => root,

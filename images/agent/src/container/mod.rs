@@ -1,8 +1,8 @@
 //! Containers: made of an image, run by libcontainer, ended and cleaned up.
 //!
 //! A request enters through [`Containers`]. A container is put together in this order, and
-//! taken down in the opposite one: image and overlay ([`rootfs`], [`disk`]), user ([`user`]),
-//! specification ([`spec`], [`nodes`], [`devices`], [`memory`]), process with its streams
+//! taken down in the opposite one: user namespace ([`users`]), image and overlay ([`rootfs`],
+//! [`disk`]), user ([`user`]), specification ([`spec`], [`nodes`], [`devices`], [`memory`]), process with its streams
 //! ([`launch`], [`process`]), all in `make`; its processes live in one control group ([`cgroup`]).
 //!
 //! Within the guest a container has a short name of the agent's own (`c1`), so that paths
@@ -22,6 +22,7 @@ pub mod resources;
 pub mod rootfs;
 pub mod spec;
 pub mod user;
+pub mod users;
 
 mod directory;
 mod error;
@@ -58,6 +59,7 @@ use process::Process;
 use rootfs::{Image, Images, MountPoint, Rootfs};
 pub use status::{ContainerExit, Created, Started};
 use submounts::{Held, Submounts};
+use users::{UserNamespace, UserNamespaces};
 
 /// Where the agent keeps what containers need.
 pub const BASE: &str = "/run/podvisor";
@@ -77,6 +79,7 @@ struct Shared {
     memory: Memory,
     submounts: Submounts,
     pids: SharedPids,
+    users: UserNamespaces,
     launches: Launches,
     pressure: Pressure,
     table: Mutex<Table>,
@@ -114,12 +117,14 @@ struct Container {
     started: Mutex<Option<u64>>,
     execs: Execs,
     user: User,
+    /// The user namespace of its processes, where they are not in the guest's.
+    users: Option<Arc<UserNamespace>>,
     // Fields drop in order: what is mounted in the directory goes before the directory. Nothing is
     // mounted any more while the container is being deleted, or once it was released.
     rootfs: Mutex<Option<Rootfs>>,
     /// Images that are mounted beside the root.
     volumes: Mutex<Vec<Arc<Image>>>,
-    /// What is bound from volumes in memory.
+    /// What is bound from volumes in memory, and from images whose ids are mapped.
     bound: Mutex<Vec<MountPoint>>,
     /// Volumes of the host's.
     held: Mutex<Held>,
@@ -139,6 +144,7 @@ impl Containers {
                 memory: Memory::default(),
                 submounts: Submounts::default(),
                 pids: SharedPids::default(),
+                users: UserNamespaces::default(),
                 launches: Launches::default(),
                 pressure: Pressure::default(),
                 table: Mutex::default(),

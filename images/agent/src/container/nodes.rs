@@ -90,13 +90,13 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Finds the devices of a request; waits for disks to appear.
+    /// Finds the devices of a request, whose owners are the guest's ids; waits for disks to appear.
+    /// With `guest_devices` all of the guest's are found, too.
     ///
     /// # Errors
     ///
     /// [`NodeError`].
-    pub async fn find(request: &api::CreateContainerRequest) -> Result<Self, NodeError> {
-        let devices = &request.devices;
+    pub async fn find(devices: &[api::Device], guest_devices: bool) -> Result<Self, NodeError> {
         if devices.len() > MAX_DEVICES {
             return Err(NodeError::TooMany);
         }
@@ -126,7 +126,7 @@ impl Nodes {
             };
             found.add(device, &source, mode, owner)?;
         }
-        if request.guest_devices {
+        if guest_devices {
             found.add_guests(Path::new(DEV))?;
         }
         Ok(found)
@@ -324,11 +324,7 @@ mod tests {
     }
 
     async fn found(devices: Vec<api::Device>) -> Result<Nodes, NodeError> {
-        let request = api::CreateContainerRequest {
-            devices,
-            ..Default::default()
-        };
-        Nodes::find(&request).await
+        Nodes::find(&devices, false).await
     }
 
     #[tokio::test]

@@ -85,7 +85,7 @@ impl Containers {
             name: &container.name,
             state: self.shared.base.join("state"),
             directory: container.directory.path.clone(),
-            uid: container.user.uid(),
+            uid: container.guest_uid(container.user.uid())?,
             confinement: container.confinement.clone(),
         };
         let kind = Kind::Create {
@@ -110,6 +110,7 @@ impl Container {
             started: Mutex::default(),
             execs: Execs::default(),
             user: self.user.clone(),
+            users: self.users.clone(),
             rootfs: Mutex::new(lock(&self.rootfs).take()),
             volumes: Mutex::new(std::mem::take(&mut *lock(&self.volumes))),
             bound: Mutex::new(std::mem::take(&mut *lock(&self.bound))),

@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 
 use pathrs::Root;
 use podvisor_agent_protocol::api;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags, mount, move_mount, unmount};
 
 use super::disk::{self, DiskError};
+use super::users::{Owner, UserNamespace};
 
 /// A filesystem whose last mount is gone ends at once, or after what still uses it.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -168,6 +169,22 @@ impl Image {
     pub fn path(&self) -> &Path {
         self.mount.path()
     }
+
+    /// Mounts it once more on `target`, with ids of a user namespace.
+    pub(super) fn map(
+        &self,
+        users: &UserNamespace,
+        target: PathBuf,
+    ) -> Result<MountPoint, RootfsError> {
+        let target = MountPoint::create(target)?;
+        let mount = crate::sys::map_mount(self.path(), users)
+            .map_err(RootfsError::mount("map the ids of", self.path()))?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        move_mount(&mount, c"", CWD, target.path(), flags)
+            .map_err(io::Error::from)
+            .map_err(RootfsError::mount("mount an image on", target.path()))?;
+        Ok(target.mounted())
+    }
 }
 
 /// A container's root filesystem.
@@ -176,7 +193,10 @@ pub struct Rootfs {
     // Fields drop in order: the overlay goes before what it is made of.
     overlay: MountPoint,
     upper: MountPoint,
+    /// The image with ids of a user namespace.
+    mapped: Option<MountPoint>,
     _image: Arc<Image>,
+    owner: Option<Owner>,
 }
 
 impl Rootfs {
@@ -185,10 +205,21 @@ impl Rootfs {
     /// The overlay is mounted `nodev`: device nodes that an image or a container makes in it
     /// open nothing. The devices of the specification lie in a tmpfs on /dev.
     ///
+    /// In a container that is in a user namespace, `users`, owners in the image are those of the
+    /// namespace with the same ids.
+    ///
     /// # Errors
     ///
     /// [`RootfsError::Mount`].
-    pub fn create(image: Arc<Image>, base: &Path) -> Result<Self, RootfsError> {
+    pub fn create(
+        image: Arc<Image>,
+        base: &Path,
+        users: Option<&UserNamespace>,
+    ) -> Result<Self, RootfsError> {
+        let mapped = users
+            .map(|users| image.map(users, base.join("image")))
+            .transpose()?;
+        let lower = mapped.as_ref().unwrap_or(&image.mount).path().to_owned();
         let upper = MountPoint::create(base.join("upper"))?;
         mount(
             "tmpfs",
@@ -204,13 +235,13 @@ impl Rootfs {
         for dir in [&data, &work] {
             fs::create_dir(dir).map_err(RootfsError::mount("create", dir))?;
         }
-        copy_root_attributes(image.mount.path(), &data)
+        copy_root_attributes(&lower, &data)
             .map_err(RootfsError::mount("set the attributes of", &data))?;
 
         let overlay = MountPoint::create(base.join("rootfs"))?;
         let options = format!(
             "lowerdir={},upperdir={},workdir={}",
-            image.mount.path().display(),
+            lower.display(),
             data.display(),
             work.display()
         );
@@ -230,7 +261,9 @@ impl Rootfs {
         Ok(Self {
             overlay: overlay.mounted(),
             upper,
+            mapped,
             _image: image,
+            owner: users.map(|users| users.maps().root()),
         })
     }
 
@@ -260,12 +293,50 @@ impl Rootfs {
     ///
     /// [`RootfsError::Mount`].
     pub fn make_dir(&self, path: &Path) -> Result<(), RootfsError> {
-        // Links of the image are followed within the root filesystem only.
-        Root::open(self.path())
-            .and_then(|root| root.mkdir_all(path, &fs::Permissions::from_mode(0o755)))
-            .map(drop)
-            .map_err(io::Error::other)
+        self.try_make_dir(path)
             .map_err(RootfsError::mount("create the container's directory", path))
+    }
+
+    fn try_make_dir(&self, path: &Path) -> io::Result<()> {
+        // Links of the image are followed within the root filesystem only.
+        let root = Root::open(self.path()).map_err(io::Error::other)?;
+        let missing: Vec<&Path> = match self.owner {
+            Some(_) => {
+                let above = path.ancestors().filter(|above| above.parent().is_some());
+                above
+                    .take_while(|above| root.resolve(above).is_err())
+                    .collect()
+            }
+            None => Vec::new(),
+        };
+        root.mkdir_all(path, &fs::Permissions::from_mode(0o755))
+            .map_err(io::Error::other)?;
+        for (made, owner) in missing.iter().zip(self.owner.iter().cycle()) {
+            let made = root.resolve(made).map_err(io::Error::other)?;
+            let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+            chownat(&made, c"", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the directories that mounts are to be in, for the container's root to own: what else
+    /// is missing is made with the mounts, and is the guest's root's.
+    pub fn make_parents(&self, destinations: &[&Path]) {
+        if self.owner.is_none() {
+            return;
+        }
+        for (number, destination) in destinations.iter().enumerate() {
+            let mut before = destinations.iter().take(number);
+            let is_in_another = before.any(|other| destination.starts_with(other));
+            if let Some(parent) = destination.parent()
+                && parent.parent().is_some()
+                && !is_in_another
+                && let Err(error) = self.make_dir(parent)
+            {
+                // The mount tells what is wrong.
+                tracing::debug!(%error, "cannot prepare a mount point");
+            }
+        }
     }
 
     /// Unmounts it; gives back what it was made of.
@@ -274,10 +345,13 @@ impl Rootfs {
         let Self {
             overlay,
             upper,
+            mapped,
             _image: image,
+            ..
         } = self;
         drop(overlay);
         drop(upper);
+        drop(mapped);
         image
     }
 

@@ -10,6 +10,7 @@
 //! This module is what runs in the launcher; `container::launch` is PID 1's side.
 
 mod confinement;
+mod entry;
 mod executor;
 
 use std::fs::File;
@@ -27,6 +28,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 pub use confinement::Confinement;
+pub use entry::UserEntry;
 use executor::Command;
 
 /// First argument of a launcher's command line; the second is a [`LaunchRequest`] as JSON.
@@ -46,7 +48,7 @@ pub struct LaunchRequest {
     pub console: Option<PathBuf>,
     /// The inherited descriptor of the report pipe.
     pub report_fd: i32,
-    /// What libcontainer is not told of, for a process with a seccomp filter.
+    /// What libcontainer is not told of, for a process with a seccomp filter or a user namespace.
     pub confinement: Option<Confinement>,
     /// Which process.
     pub kind: Kind,

@@ -12,6 +12,7 @@ use podvisor_agent_protocol::limits;
 use super::cgroup::Cgroup;
 use super::memory::Wanted;
 use super::user::User;
+use super::users::{self, Owner};
 use super::{disk, pidns};
 use crate::guest::shares::is_below_share;
 use crate::seccomp::{self, Filter, ProfileError};
@@ -202,6 +203,22 @@ pub fn mounted_images(spec: &Spec) -> Vec<String> {
     serials.sort_unstable();
     serials.dedup();
     serials
+}
+
+/// Where the specification mounts, in its order.
+#[must_use]
+pub fn destinations(spec: &Spec) -> Vec<&Path> {
+    let mounts = spec.mounts().iter().flatten();
+    mounts.map(|mount| mount.destination().as_path()).collect()
+}
+
+/// Whether the container has a /dev of its own, and not the host's.
+#[must_use]
+pub fn has_own_dev(spec: &Spec) -> bool {
+    let mut mounts = spec.mounts().iter().flatten();
+    mounts.any(|mount| {
+        mount.destination() == Path::new("/dev") && mount.typ().as_deref() == Some("tmpfs")
+    })
 }
 
 /// Where the host's volumes are that the specification mounts.
@@ -422,8 +439,8 @@ pub fn complete_process(
     process.set_terminal(Some(terminal));
 }
 
-/// Writes the files to `directory` and mounts them over the image's, unless the specification
-/// has mounts there.
+/// Writes the files to `directory`, with an owner other than the guest's root where there is one,
+/// and mounts them over the image's, unless the specification has mounts there.
 ///
 /// # Errors
 ///
@@ -432,6 +449,7 @@ pub fn show_files(
     spec: &mut Spec,
     directory: &Path,
     files: &[EtcFile<'_>],
+    owner: Option<Owner>,
 ) -> Result<(), SpecError> {
     for file in files {
         let limit = limits::ETC_FILE_BYTES;
@@ -447,7 +465,9 @@ pub fn show_files(
             continue;
         }
         let path = directory.join(destination.file_name().unwrap_or_default());
-        std::fs::write(&path, file.contents).map_err(|source| SpecError::Write {
+        let written = std::fs::write(&path, file.contents)
+            .and_then(|()| owner.map_or(Ok(()), |owner| users::give(&path, owner)));
+        written.map_err(|source| SpecError::Write {
             path: path.clone(),
             source,
         })?;

@@ -156,6 +156,7 @@ fn files_are_shown_unless_the_specification_mounts_there() {
             file("/etc/hostname", b""),
             file("/etc/resolv.conf", b"nameserver 10.0.0.1\n"),
         ],
+        None,
     )
     .unwrap();
     let mounts = spec.mounts().as_ref().unwrap();
@@ -166,7 +167,12 @@ fn files_are_shown_unless_the_specification_mounts_there() {
     assert!(!directory.path().join("hosts").exists());
 
     let huge = vec![0; limits::ETC_FILE_BYTES + 1];
-    let error = show_files(&mut spec, directory.path(), &[file("/etc/hostname", &huge)]);
+    let error = show_files(
+        &mut spec,
+        directory.path(),
+        &[file("/etc/hostname", &huge)],
+        None,
+    );
     assert!(matches!(error, Err(SpecError::TooLarge { .. })));
 }
 

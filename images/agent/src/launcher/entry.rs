@@ -1,0 +1,196 @@
+//! The way into a user namespace, the last of those that a process enters.
+//!
+//! Until then it has the rights of the guest's root: libcontainer makes mounts, devices and control
+//! groups with them, and is told of no other user. From then on it has rights in the namespace
+//! alone, over mounts among others, and becomes its user there.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{MetadataExt as _, lchown};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use oci_spec::runtime::{Process, User};
+use rustix::process::{Gid, Uid};
+use rustix::thread::{
+    LinkNameSpaceType, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::container::users::Owner;
+
+/// Where the container's devices are.
+const DEV: &str = "/dev";
+
+/// Where its terminals are, a file system of its own.
+const TERMINALS: &str = "/dev/pts";
+
+/// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
+const TERMINALS_MAGIC: u32 = 0x1cd1;
+
+/// A user namespace to enter.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct UserEntry {
+    /// Where the guest's root opens it.
+    pub namespace: PathBuf,
+    /// The container's mounts, and its view of control groups, become the namespace's.
+    pub owns_mounts: bool,
+    /// Who gets what libcontainer has made in /dev, if that is the container's own.
+    pub dev: Option<Owner>,
+}
+
+/// A user namespace to enter, and who to be in it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct UserStep {
+    entry: UserEntry,
+    user: User,
+}
+
+impl UserStep {
+    /// Takes the user out of `process`, which is the guest's root until it enters.
+    pub(super) fn take(process: &mut Process, entry: UserEntry) -> Self {
+        let user = process.user().clone();
+        let root = process.user_mut();
+        root.set_uid(0).set_gid(0).set_additional_gids(None);
+        Self { entry, user }
+    }
+
+    /// Opens the namespace while it can be seen.
+    pub(super) fn load(self) -> anyhow::Result<LoadedStep> {
+        let namespace =
+            File::open(&self.entry.namespace).context("cannot open the user namespace")?;
+        Ok(LoadedStep {
+            namespace: Arc::new(namespace),
+            owns_mounts: self.entry.owns_mounts,
+            dev: self.entry.dev,
+            user: self.user,
+        })
+    }
+}
+
+/// A [`UserStep`] that needs no file any more.
+#[derive(Debug, Clone)]
+pub(super) struct LoadedStep {
+    namespace: Arc<File>,
+    owns_mounts: bool,
+    dev: Option<Owner>,
+    user: User,
+}
+
+impl LoadedStep {
+    /// Enters the namespace for good. All capabilities in it are there afterwards, whoever the user
+    /// is.
+    pub(super) fn enter(&self) -> anyhow::Result<()> {
+        if let Some(owner) = self.dev {
+            give_dev(owner).context("cannot give /dev to the container")?;
+        }
+        let users = Some(LinkNameSpaceType::User);
+        move_into_link_name_space(self.namespace.as_fd(), users)
+            .context("cannot enter the user namespace")?;
+        if self.owns_mounts {
+            crate::sys::own_mounts_and_cgroups()
+                .context("cannot make the container's mounts its own")?;
+        }
+        let groups = self.user.additional_gids().iter().flatten();
+        let groups: Vec<Gid> = groups.map(|gid| Gid::from_raw(*gid)).collect();
+        let (uid, gid) = (
+            Uid::from_raw(self.user.uid()),
+            Gid::from_raw(self.user.gid()),
+        );
+        set_thread_groups(&groups).context("cannot set supplementary groups")?;
+        set_thread_res_gid(gid, gid, gid).context("cannot set the group")?;
+        set_thread_res_uid(uid, uid, uid).context("cannot set the user")
+    }
+}
+
+/// Makes `owner` the owner of what the guest's root has in the container's /dev.
+fn give_dev(owner: Owner) -> io::Result<()> {
+    give_entries(Path::new(DEV), owner)?;
+    let kind = rustix::fs::statfs(TERMINALS).map(|about| u32::try_from(about.f_type));
+    match kind {
+        Ok(Ok(TERMINALS_MAGIC)) => give_entries(Path::new(TERMINALS), owner),
+        // None, or those of a volume.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Makes `owner` the owner of `dir` and what the guest's root has in it and below, but for other
+/// mounts.
+fn give_entries(dir: &Path, owner: Owner) -> io::Result<()> {
+    let meta = fs::symlink_metadata(dir)?;
+    let mut found = vec![dir.to_owned()];
+    while let Some(path) = found.pop() {
+        let its = fs::symlink_metadata(&path)?;
+        if its.dev() != meta.dev() {
+            continue;
+        }
+        let uid = (its.uid() == 0).then_some(owner.uid);
+        let gid = (its.gid() == 0).then_some(owner.gid);
+        lchown(&path, uid, gid)?;
+        if its.is_dir() {
+            for entry in fs::read_dir(&path)? {
+                found.push(entry?.path());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_guests_root_has_in_dev_becomes_the_containers_roots() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("dir")).unwrap();
+        for name in ["dir/node", "terminal", "outside"] {
+            fs::write(at(name), "").unwrap();
+        }
+        lchown(at("terminal"), Some(66_536), Some(5)).unwrap();
+        std::os::unix::fs::symlink(at("outside"), at("dir/link")).unwrap();
+        let owner = Owner {
+            uid: 65_536,
+            gid: 131_072,
+        };
+        give_entries(&at("dir"), owner).unwrap();
+        let ids = |name: &str| {
+            let meta = fs::symlink_metadata(at(name)).unwrap();
+            (meta.uid(), meta.gid())
+        };
+        for given in ["dir", "dir/node", "dir/link"] {
+            assert_eq!(ids(given), (65_536, 131_072), "{given}");
+        }
+        assert_eq!(ids("outside"), (0, 0));
+        give_entries(dir.path(), owner).unwrap();
+        assert_eq!(ids("terminal"), (66_536, 5));
+    }
+
+    #[test]
+    fn libcontainer_is_told_of_the_guests_root_alone() {
+        let mut process = Process::default();
+        let user = process.user_mut();
+        user.set_uid(1000).set_gid(2000);
+        user.set_additional_gids(Some(vec![3000]))
+            .set_umask(Some(7));
+        let entry = UserEntry {
+            namespace: "/proc/1/fd/9".into(),
+            owns_mounts: false,
+            dev: None,
+        };
+        let step = UserStep::take(&mut process, entry);
+        let user = process.user();
+        assert_eq!((user.uid(), user.gid()), (0, 0));
+        assert_eq!(user.additional_gids(), &None);
+        assert_eq!(user.umask(), Some(7));
+        assert_eq!((step.user.uid(), step.user.gid()), (1000, 2000));
+        assert_eq!(step.user.additional_gids(), &Some(vec![3000]));
+    }
+}
