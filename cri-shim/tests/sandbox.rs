@@ -31,6 +31,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         image_slots: 0,
         nics: Vec::new(),
         shared_dir: None,
+        users: None,
         console: None,
         events: None,
         sysctls: Default::default(),

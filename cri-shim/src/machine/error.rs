@@ -7,6 +7,8 @@ use podvisor_vmm::{
     NetDeviceError, PlugError, SnapshotError, VsockError,
 };
 
+use super::UserRange;
+
 /// Why there is no machine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -29,6 +31,12 @@ pub enum MachineError {
     /// A network card's tap.
     #[error(transparent)]
     Net(#[from] NetDeviceError),
+    /// Users of a shared directory that no guest can have.
+    #[error(
+        "{} users from {} on cannot be mapped: take at least one, from 1 on, up to 4294967293",
+        .0.count, .0.first
+    )]
+    Users(UserRange),
     /// The shared directory.
     #[error(transparent)]
     Share(#[from] FsDeviceError),

@@ -10,11 +10,11 @@ mod error;
 mod nic;
 mod panic;
 mod pause;
+mod share;
 
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use podvisor_vmm::devices::blk::FileDisk;
 use podvisor_vmm::{
-    BlockDevice, BlockHandle, BuildError, FsDevice, Initramfs, Kernel, MemorySize, PlugError,
-    Plugged, Vm, VmExit, VsockDevice, VsockHandle,
+    BlockDevice, BlockHandle, BuildError, Initramfs, Kernel, MemorySize, PlugError, Plugged, Vm,
+    VmExit, VsockDevice, VsockHandle,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -40,6 +40,7 @@ pub use nic::{Nic, NicKind};
 pub use panic::KernelPanic;
 use pause::while_busy;
 pub use podvisor_vmm::{Snapshot, Transport, WorkingSet};
+pub use share::{SharedDir, UserRange};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
 /// machines do not see each other.
@@ -155,9 +156,8 @@ pub struct MachineConfig {
     pub spare_disks: u8,
     /// Network cards.
     pub nics: Vec<Nic>,
-    /// The host's directory that the guest finds under [`SHARE_TAG`]. The guest may change
-    /// what is mounted in it and nothing else.
-    pub share: Option<OwnedFd>,
+    /// What the guest finds under [`SHARE_TAG`].
+    pub share: Option<SharedDir>,
     /// The bus of its devices.
     pub transport: Transport,
     /// Where the guest's serial console goes; `None` makes the boot faster.
@@ -295,8 +295,8 @@ impl BuiltMachine {
         for nic in config.nics {
             builder = builder.net(nic.device()?);
         }
-        if let Some(root) = config.share {
-            builder = builder.fs(FsDevice::new(SHARE_TAG, root)?.writable_below_mounts()?);
+        if let Some(share) = config.share {
+            builder = builder.fs(share.device()?);
         }
         let mut vsock = VsockDevice::in_process(GUEST_CID)?;
         for HostPort { port, on_connect } in host_ports {

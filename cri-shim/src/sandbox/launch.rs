@@ -402,6 +402,7 @@ fn prepare(
         image_slots: config.image_slots,
         nics,
         has_shared_dir: config.shared_dir.is_some(),
+        users: config.users,
         has_console: config.console.is_some(),
         has_events,
         sysctls: config.sysctls,

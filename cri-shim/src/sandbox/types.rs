@@ -11,7 +11,7 @@ use oci_spec::runtime::{Process, Spec};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::DEFAULT_CGROUP_PARENT;
-use crate::machine::{KernelPanic, MachineExit, NicKind};
+use crate::machine::{KernelPanic, MachineExit, NicKind, UserRange};
 
 /// Longest host name, in bytes.
 const HOSTNAME_MAX: usize = 64;
@@ -47,6 +47,9 @@ pub struct LaunchConfig {
     /// The directory that the guest sees as `/run/podvisor/shared`, with what is or will be
     /// mounted below it.
     pub shared_dir: Option<PathBuf>,
+    /// Users of the guest that are the host's from 0 on in what is shared, as those of containers
+    /// in a user namespace with these ids; `None`: all are the host's with the same numbers.
+    pub users: Option<UserRange>,
     /// File for what the guest's kernel prints; a console makes the boot slower.
     pub console: Option<PathBuf>,
     /// Where starts and ends of containers are noted, opened for appending: lines that
@@ -95,6 +98,7 @@ impl LaunchConfig {
             image_slots: 1,
             nics: Vec::new(),
             shared_dir: None,
+            users: None,
             console: None,
             events: None,
             sysctls: BTreeMap::new(),

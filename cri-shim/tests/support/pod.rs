@@ -71,6 +71,7 @@ impl Pod {
             image_slots,
             nics: Vec::new(),
             shared_dir: None,
+            users: None,
             console: None,
             events: None,
             sysctls: Default::default(),

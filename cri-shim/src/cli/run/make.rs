@@ -164,6 +164,7 @@ pub(in crate::cli) async fn launch_machine(
         image_slots: options.image_slots,
         nics: std::mem::take(&mut attached.nics),
         shared_dir: options.shares.then(|| entry.shared()),
+        users: None,
         pci: match options.transport {
             Some(bus) => bus == Bus::Pci,
             None => guest.templates.is_some() && options.console.is_none(),

@@ -123,6 +123,7 @@ impl Node {
                 image_slots: guest.sizes.image_slots,
                 nics,
                 shared_dir: Some(shared.clone()),
+                users: None,
                 console: self.config.console(&pod.id),
                 events: None,
                 sysctls: sysctls(config),

@@ -50,7 +50,9 @@ use super::wire::{
     FrameError, FrameReader, FrameWriter, LAUNCH_VERSION, LaunchHeader, LaunchReply,
 };
 use super::{BuiltSandbox, Sandbox, SandboxConfig, SandboxError};
-use crate::machine::{Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, Transport, causes};
+use crate::machine::{
+    Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, SharedDir, Transport, causes,
+};
 use crate::request;
 use containers::Containers;
 pub(crate) use images::mount_source as image_source;
@@ -374,6 +376,12 @@ async fn boot(
                 mtu: nic.mtu,
             })
         });
+        let share = files.shared_dir.as_ref().map(|dir| {
+            Ok::<_, io::Error>(SharedDir {
+                dir: dir.try_clone()?,
+                users: launch.users,
+            })
+        });
         Ok(SandboxConfig {
             guest: guest.clone(),
             machine: MachineConfig {
@@ -385,11 +393,7 @@ async fn boot(
                 disks: Vec::new(),
                 spare_disks: launch.image_slots,
                 nics: nics.collect::<io::Result<_>>()?,
-                share: files
-                    .shared_dir
-                    .as_ref()
-                    .map(OwnedFd::try_clone)
-                    .transpose()?,
+                share: share.transpose()?,
                 transport: match launch.pci {
                     true => Transport::Pci,
                     false => Transport::Mmio,

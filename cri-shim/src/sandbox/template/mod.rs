@@ -37,7 +37,8 @@ use super::types::LaunchConfig;
 use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError, oom};
 use crate::cni;
 use crate::machine::{
-    Boot, GuestFiles, MachineConfig, MachineError, Nic, NicKind, Snapshot, Transport, causes,
+    Boot, GuestFiles, MachineConfig, MachineError, Nic, NicKind, SharedDir, Snapshot, Transport,
+    causes,
 };
 
 /// How long nobody tries again when a template could not be made.
@@ -402,7 +403,9 @@ impl HostEnds {
             disks: Vec::new(),
             spare_disks: shape.image_slots,
             nics: nics.map_err(TemplateError::Devices)?,
-            share: share.map_err(TemplateError::Devices)?,
+            share: share
+                .map_err(TemplateError::Devices)?
+                .map(|dir| SharedDir { dir, users: None }),
             transport: match shape.pci {
                 true => Transport::Pci,
                 false => Transport::Mmio,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use oci_spec::runtime::{LinuxResources, Process, Spec};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::NicKind;
+use crate::machine::{NicKind, UserRange};
 use crate::sandbox::error::RefusalKind;
 use crate::sandbox::types::{
     ContainerInfo, ContainerStats, ContainerUser, JailMode, ProcessExit, RestartPolicy,
@@ -17,7 +17,7 @@ use crate::sandbox::types::{
 pub(in crate::sandbox) const CONTROL_VERSION: u32 = 2;
 
 /// Version of the frames of a launch, whose two ends are mostly of one executable.
-pub(in crate::sandbox) const LAUNCH_VERSION: u32 = 3;
+pub(in crate::sandbox) const LAUNCH_VERSION: u32 = 4;
 
 /// A request, with a number of the asker's choice that comes back with the answer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -263,6 +263,7 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) image_slots: u8,
     pub(in crate::sandbox) nics: Vec<NicHeader>,
     pub(in crate::sandbox) has_shared_dir: bool,
+    pub(in crate::sandbox) users: Option<UserRange>,
     pub(in crate::sandbox) has_console: bool,
     pub(in crate::sandbox) has_events: bool,
     pub(in crate::sandbox) sysctls: BTreeMap<String, String>,
