@@ -93,7 +93,7 @@ impl RuntimeService for Runtime {
         }
         let features = RuntimeHandlerFeatures {
             recursive_read_only_mounts: true,
-            user_namespaces: false,
+            user_namespaces: true,
         };
         let handler = |name: &str| RuntimeHandler {
             name: name.to_owned(),

@@ -20,4 +20,5 @@ mod security;
 mod streaming;
 #[path = "../support/mod.rs"]
 mod support;
+mod users;
 mod volumes;

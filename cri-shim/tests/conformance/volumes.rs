@@ -97,7 +97,7 @@ fn guest_a_volume_that_the_host_swaps_by_a_link_is_seen_anew() {
 }
 
 /// A directory of the host with a file system of its own mounted in it, until it is dropped.
-struct Mounted(PathBuf);
+pub(crate) struct Mounted(pub(crate) PathBuf);
 
 impl Mounted {
     fn at(path: PathBuf) -> Self {
@@ -214,7 +214,7 @@ fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
 }
 
 /// A directory of the host as a kubelet has that of an emptyDir of the medium Memory.
-fn memory_volume(name: &str, options: &CStr) -> Mounted {
+pub(crate) fn memory_volume(name: &str, options: &CStr) -> Mounted {
     let dir = RUNTIME.directory(name);
     let volume = dir.join("volumes/kubernetes.io~empty-dir/cache");
     fs::create_dir_all(&volume).unwrap();

@@ -20,6 +20,7 @@ use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, MemorySource, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
 use crate::cri::{devices, memory, resolver, volumes};
+use crate::machine::UserRange;
 use crate::sandbox::{
     CreateContainer, ImageVolume, RefusalKind, SandboxClient, SandboxError, random_id,
 };
@@ -60,7 +61,7 @@ impl Node {
     ) -> Result<String> {
         let pod = self.settled_pod(&request.request.pod_sandbox_id).await?;
         let config = request.request.config.clone().unwrap_or_default();
-        check(&config)?;
+        check(&config, spec::users_of(&pod.record().config)?)?;
         spec::mounts::check_sub_paths(&request.image_sub_paths)?;
         let newer = NewerSettings {
             image_sub_paths: request.image_sub_paths.clone(),
@@ -146,6 +147,7 @@ impl Node {
             container: &config,
             image: settings,
             volumes: mounted,
+            users: spec::users_of(&pod_record.config)?,
         };
         let ContainerSpec {
             spec,
@@ -348,7 +350,7 @@ struct Images {
 }
 
 /// What a request must have before anything is made.
-fn check(config: &ContainerConfig) -> Result<()> {
+fn check(config: &ContainerConfig, users: Option<UserRange>) -> Result<()> {
     let metadata = config.metadata.as_ref();
     let metadata = metadata.ok_or_else(|| CriError::invalid("config.metadata", "it is missing"))?;
     if metadata.name.is_empty() {
@@ -368,7 +370,7 @@ fn check(config: &ContainerConfig) -> Result<()> {
                      block devices in `devices`",
         });
     }
-    Ok(spec::mounts::check(&config.mounts)?)
+    Ok(spec::mounts::check(&config.mounts, users)?)
 }
 
 fn is_privileged(config: &ContainerConfig) -> bool {

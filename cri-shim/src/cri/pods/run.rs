@@ -123,7 +123,7 @@ impl Node {
                 image_slots: guest.sizes.image_slots,
                 nics,
                 shared_dir: Some(shared.clone()),
-                users: None,
+                users: spec::users_of(config)?,
                 console: self.config.console(&pod.id),
                 events: None,
                 sysctls: sysctls(config),

@@ -11,6 +11,7 @@ mod namespaces;
 mod process;
 mod resources;
 mod security;
+mod users;
 
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,10 @@ use k8s_cri::v1::{
 use oci_spec::image;
 use oci_spec::runtime::{LinuxBuilder, Process, RootBuilder, Spec, SpecBuilder};
 
+use crate::machine::UserRange;
 use crate::sandbox::{SPEC_VERSION, SupplementalGroups};
 
-pub(super) use namespaces::check_sandbox;
+pub(super) use namespaces::{check_sandbox, users_of};
 pub(super) use process::exec_process;
 pub(super) use resources::resources;
 
@@ -124,6 +126,8 @@ pub(super) struct SpecRequest<'a> {
     pub(super) image: Option<&'a image::Config>,
     /// Its volumes.
     pub(super) volumes: &'a [Volume],
+    /// The ids of the pod's users, where it has a user namespace.
+    pub(super) users: Option<UserRange>,
 }
 
 /// A specification with what the agent is told beside it.
@@ -143,7 +147,7 @@ pub(super) fn container_spec(request: &SpecRequest<'_>) -> Result<ContainerSpec,
     let linux = request.container.linux.as_ref();
     let security = linux.and_then(|linux| linux.security_context.as_ref());
     let security = security.unwrap_or(&empty);
-    namespaces::check_container(security)?;
+    namespaces::check_container(security, request.users)?;
     security::no_apparmor(security)?;
     let user = process::user(security, request.image)?;
     let process: Process = process::process(request, security)?;
@@ -153,10 +157,14 @@ pub(super) fn container_spec(request: &SpecRequest<'_>) -> Result<ContainerSpec,
 
     let mut linux = LinuxBuilder::default()
         .cgroups_path(format!("/podvisor/{}", request.id))
-        .namespaces(namespaces::namespaces(security)?)
+        .namespaces(namespaces::namespaces(security, request.users)?)
         .masked_paths(security::masked_paths(security))
         .readonly_paths(security::readonly_paths(security))
         .resources(resources::with_devices(resources, is_privileged)?);
+    if let Some(users) = request.users {
+        let mappings = users::mappings(users)?;
+        linux = linux.uid_mappings(mappings.clone()).gid_mappings(mappings);
+    }
     if let Some(profile) = security::seccomp(security, &allowed)? {
         linux = linux.seccomp(profile);
     }

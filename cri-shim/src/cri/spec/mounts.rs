@@ -7,7 +7,8 @@ use std::path::{Component, Path};
 use k8s_cri::v1::{Mount as CriMount, MountPropagation};
 use oci_spec::runtime::{Mount, MountBuilder};
 
-use super::{MemorySource, SpecFault, SpecRequest, Volume, VolumeSource};
+use super::{MemorySource, SpecFault, SpecRequest, Volume, VolumeSource, users};
+use crate::machine::UserRange;
 use crate::sandbox::{default_mounts, image_source};
 
 /// Where the guest has the pod's shared directory.
@@ -22,8 +23,11 @@ const VOLUMES: usize = 512;
 /// Most images that one container mounts: each is a disk of its pod's guest, which has few.
 const IMAGES: usize = 32;
 
-/// Checks a mount of a request before anything is done with it.
-pub(in crate::cri) fn check(mounts: &[CriMount]) -> Result<(), SpecFault> {
+/// Checks the mounts of a request, of a pod with these users, before anything is done with it.
+pub(in crate::cri) fn check(
+    mounts: &[CriMount],
+    users: Option<UserRange>,
+) -> Result<(), SpecFault> {
     if mounts.len() > VOLUMES {
         let reason = format!("{} are more than {VOLUMES}", mounts.len());
         return Err(SpecFault::invalid("mounts", reason));
@@ -34,7 +38,7 @@ pub(in crate::cri) fn check(mounts: &[CriMount]) -> Result<(), SpecFault> {
         return Err(SpecFault::invalid("mounts.image", reason));
     }
     for mount in mounts {
-        check_one(mount)?;
+        check_one(mount, users)?;
     }
     Ok(())
 }
@@ -57,7 +61,7 @@ pub(in crate::cri) fn check_sub_paths(paths: &[String]) -> Result<(), SpecFault>
     Ok(())
 }
 
-fn check_one(mount: &CriMount) -> Result<(), SpecFault> {
+fn check_one(mount: &CriMount, users: Option<UserRange>) -> Result<(), SpecFault> {
     let field = "mounts.container_path";
     let path = Path::new(&mount.container_path);
     if mount.container_path.is_empty() || mount.container_path.contains('\0') {
@@ -72,18 +76,13 @@ fn check_one(mount: &CriMount) -> Result<(), SpecFault> {
             "the root file system is the image's",
         ));
     }
+    users::check_mount(&mount.uid_mappings, &mount.gid_mappings, users)?;
     if image_of(mount).is_some() {
         return check_image(mount);
     }
     if !mount.host_path.starts_with('/') || mount.host_path.contains('\0') {
         let reason = format!("{:?} is not an absolute path", mount.host_path);
         return Err(SpecFault::invalid("mounts.host_path", reason));
-    }
-    if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
-        return Err(SpecFault::Refused {
-            field: "mounts.uid_mappings",
-            reason: "the pod has no user namespace",
-        });
     }
     match MountPropagation::try_from(mount.propagation) {
         Ok(MountPropagation::PropagationBidirectional) => Err(SpecFault::Refused {

@@ -6,7 +6,8 @@ use k8s_cri::v1::{
 };
 use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType};
 
-use super::{SpecFault, sandbox_security};
+use super::{SpecFault, sandbox_security, users};
+use crate::machine::UserRange;
 
 /// The agent's name for the PID namespace that the pod's containers share.
 const SHARED_PIDS: &str = "sandbox";
@@ -16,13 +17,26 @@ const CONTAINER_PIDS: &str = "container:";
 
 /// Whether a virtual machine can be this pod's sandbox.
 pub(in crate::cri) fn check_sandbox(pod: &PodSandboxConfig) -> Result<(), SpecFault> {
-    let security = sandbox_security(pod);
-    let options = security.and_then(|security| security.namespace_options.as_ref());
-    options.map_or(Ok(()), check)
+    sandbox_options(pod).map_or(Ok(()), check)?;
+    users_of(pod).map(drop)
 }
 
-pub(super) fn check_container(security: &LinuxContainerSecurityContext) -> Result<(), SpecFault> {
-    security.namespace_options.as_ref().map_or(Ok(()), check)
+/// The ids that the users of a pod's containers have in the guest, where they are in a user
+/// namespace.
+pub(in crate::cri) fn users_of(pod: &PodSandboxConfig) -> Result<Option<UserRange>, SpecFault> {
+    users::users(sandbox_options(pod))
+}
+
+fn sandbox_options(pod: &PodSandboxConfig) -> Option<&NamespaceOption> {
+    sandbox_security(pod)?.namespace_options.as_ref()
+}
+
+pub(super) fn check_container(
+    security: &LinuxContainerSecurityContext,
+    pod: Option<UserRange>,
+) -> Result<(), SpecFault> {
+    security.namespace_options.as_ref().map_or(Ok(()), check)?;
+    users::check_container(security, pod)
 }
 
 fn check(options: &NamespaceOption) -> Result<(), SpecFault> {
@@ -39,13 +53,6 @@ fn check(options: &NamespaceOption) -> Result<(), SpecFault> {
             field: "namespace_options.ipc (hostIPC)",
             reason: "a virtual machine shares no memory with the host's processes; run this \
                      pod with another runtime class",
-        });
-    }
-    let users = options.userns_options.as_ref();
-    if users.is_some_and(|users| is(users.mode, NamespaceMode::Pod)) {
-        return Err(SpecFault::Refused {
-            field: "namespace_options.userns_options (hostUsers: false)",
-            reason: "users of a virtual machine are not the host's anyway; leave hostUsers out",
         });
     }
     for (field, mode) in [
@@ -72,9 +79,12 @@ fn check(options: &NamespaceOption) -> Result<(), SpecFault> {
 /// The namespaces of a container; one that is not listed is the guest's.
 pub(super) fn namespaces(
     security: &LinuxContainerSecurityContext,
+    users: Option<UserRange>,
 ) -> Result<Vec<LinuxNamespace>, SpecFault> {
     let mut namespaces = Vec::new();
-    for kind in [LinuxNamespaceType::Mount, LinuxNamespaceType::Cgroup] {
+    let of_users = users.map(|_| LinuxNamespaceType::User);
+    let kinds = [LinuxNamespaceType::Mount, LinuxNamespaceType::Cgroup];
+    for kind in kinds.into_iter().chain(of_users) {
         namespaces.push(LinuxNamespaceBuilder::default().typ(kind).build()?);
     }
     let mode = security

@@ -54,6 +54,7 @@ fn build_with(container: &ContainerConfig, volumes: &[Volume]) -> Result<Contain
         container,
         image: Some(&image),
         volumes,
+        users: None,
     })
 }
 
@@ -319,7 +320,7 @@ fn containers_share_the_guests_network_and_processes_as_the_pod_wants() {
         }),
         ..LinuxContainerSecurityContext::default()
     };
-    let joined = namespaces::namespaces(&target).unwrap();
+    let joined = namespaces::namespaces(&target, None).unwrap();
     let joined = joined.iter().find(|n| n.typ() == LinuxNamespaceType::Pid);
     let path = joined.and_then(|pid| pid.path().clone());
     assert_eq!(path, Some("container:web".into()));
@@ -521,11 +522,11 @@ fn mounts_that_no_guest_can_have_are_refused_by_name() {
         host_path: "/y".to_owned(),
         ..Mount::default()
     };
-    mounts::check(&[good()]).unwrap();
+    mounts::check(&[good()], None).unwrap();
     let refusal = |change: fn(&mut Mount)| {
         let mut mount = good();
         change(&mut mount);
-        mounts::check(&[mount]).unwrap_err().to_string()
+        mounts::check(&[mount], None).unwrap_err().to_string()
     };
     let bidirectional = |mount: &mut Mount| {
         mount.propagation = MountPropagation::PropagationBidirectional.into();
@@ -545,7 +546,7 @@ fn mounts_that_no_guest_can_have_are_refused_by_name() {
     let mut of_image = good();
     image(&mut of_image);
     of_image.host_path = String::new();
-    mounts::check(std::slice::from_ref(&of_image)).unwrap();
+    mounts::check(std::slice::from_ref(&of_image), None).unwrap();
     let of_images = |count: usize| -> Vec<_> {
         let names = (0..count).map(|number| format!("image-{}", number % 33));
         let mounts = names.map(|name| {
@@ -555,8 +556,10 @@ fn mounts_that_no_guest_can_have_are_refused_by_name() {
         });
         mounts.collect()
     };
-    mounts::check(&of_images(32)).unwrap();
-    let many = mounts::check(&of_images(100)).unwrap_err().to_string();
+    mounts::check(&of_images(32), None).unwrap();
+    let many = mounts::check(&of_images(100), None)
+        .unwrap_err()
+        .to_string();
     assert!(many.contains("33 images are more than 32"), "{many}");
 }
 
