@@ -1,7 +1,7 @@
 //! Ids of users and groups that differ on the two sides.
 
 /// What ids that the client has no number for are to it: nobody's, whatever it maps itself.
-const NOBODY: u32 = u32::MAX - 1;
+pub(super) const NOBODY: u32 = u32::MAX - 1;
 
 /// Ids of the guest's that stand for others of the host's.
 ///
@@ -29,6 +29,11 @@ impl IdMap {
             true => self.first.saturating_add(id),
             false => NOBODY,
         }
+    }
+
+    /// Whether the client has numbers for who owns a file of the host.
+    pub(super) fn has_owners(self, attributes: &libc::stat64) -> bool {
+        attributes.st_uid < self.count && attributes.st_gid < self.count
     }
 
     /// The host's id for one of the guest's; none where it may own nothing.

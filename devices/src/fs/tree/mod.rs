@@ -32,6 +32,7 @@ use crate::virtio::Count;
 use attributes::{Attributes, is_generated};
 use credentials::Acting;
 pub use ids::IdMap;
+use ids::NOBODY;
 use table::{Handle, Object, Table};
 
 /// How long the client may keep names and attributes: what the host changes is seen within
@@ -166,7 +167,18 @@ impl Tree {
         }
     }
 
-    /// To open what is there already: only as this user may.
+    /// To open what is there already: only as this user may. Where ids are mapped, a user that is
+    /// root to the host has no rights over what ids own that it does not have.
+    fn acting_on(&self, context: &Context, object: &Object) -> io::Result<Acting> {
+        if let Some(ids) = self.ids
+            && context.uid != 0
+            && !ids.has_owners(&Attributes::of(&object.fd)?.stat())
+        {
+            return Acting::as_user(self.switch_users, NOBODY, NOBODY);
+        }
+        self.acting(context)
+    }
+
     fn acting(&self, context: &Context) -> io::Result<Acting> {
         let (uid, gid) = (self.host_id(context.uid)?, self.host_id(context.gid)?);
         Acting::as_user(self.switch_users, uid, gid)

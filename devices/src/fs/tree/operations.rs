@@ -325,7 +325,7 @@ impl FileSystem for Tree {
                     let kill = args.fuse_flags & FOPEN_IN_KILL_SUIDGID != 0;
                     let _ordinary = Ordinary::when(kill)?;
                     // The client takes it for new, and checks no permissions of it.
-                    let _acting = self.acting(context)?;
+                    let _acting = self.acting_on(context, &object)?;
                     self.open_file(&object, args.flags)
                 });
                 match opened {
