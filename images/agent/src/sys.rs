@@ -294,6 +294,16 @@ pub(crate) fn ignore_children() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
+/// Has this thread see namespaces of its own, of these kinds.
+fn unshare(kinds: i32) -> io::Result<()> {
+    // SAFETY: the call changes what the thread sees of the system and what rights it has in it,
+    // and touches no memory.
+    match unsafe { libc::unshare(kinds) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Runs `start` such that the process it starts is the first of a new pid namespace.
 ///
 /// # Errors
@@ -302,12 +312,10 @@ pub(crate) fn ignore_children() {
 /// namespace's first one is to be ended then.
 pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let own = std::fs::File::open("/proc/self/ns/pid")?;
-    // SAFETY: the call decides where children of this thread go, and touches no memory.
-    if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    unshare(libc::CLONE_NEWPID)?;
     let started = start();
-    // SAFETY: as above; the descriptor is open.
+    // SAFETY: the call decides where children of this thread go, and touches no memory; the
+    // descriptor is open.
     if unsafe { libc::setns(own.as_raw_fd(), libc::CLONE_NEWPID) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -320,11 +328,7 @@ pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> 
 ///
 /// `EINVAL` with more than one thread; `ENOSPC` when there are too many namespaces.
 pub(crate) fn unshare_users() -> io::Result<()> {
-    // SAFETY: the call changes the rights of the process, and no memory.
-    match unsafe { libc::unshare(libc::CLONE_NEWUSER) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    unshare(libc::CLONE_NEWUSER)
 }
 
 /// Gives this process mounts and a view of control groups of its own, as it has them now: they
@@ -334,11 +338,7 @@ pub(crate) fn unshare_users() -> io::Result<()> {
 ///
 /// `EPERM` without `CAP_SYS_ADMIN` in its user namespace.
 pub(crate) fn own_mounts_and_cgroups() -> io::Result<()> {
-    // SAFETY: the call changes what paths lead to, and no memory.
-    match unsafe { libc::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    unshare(libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP)
 }
 
 /// A copy of the mount at `path`, mounted nowhere, in which ids are those of a user namespace: 0
@@ -378,11 +378,7 @@ pub(crate) fn map_mount(path: &Path, users: impl AsFd) -> io::Result<OwnedFd> {
 /// Moves this thread into a new network namespace.
 #[cfg(test)]
 pub(crate) fn unshare_network() -> io::Result<()> {
-    // SAFETY: the call changes which network the thread sees, and no memory.
-    match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    unshare(libc::CLONE_NEWNET)
 }
 
 #[cfg(test)]

@@ -299,7 +299,7 @@ fn entry(
 ) -> Result<Option<UserEntry>> {
     let Some(users) = users else { return Ok(None) };
     let (maps, user) = (users.maps(), process.user());
-    maps.id(IdKind::User, user.uid())?;
+    let uid = maps.id(IdKind::User, user.uid())?;
     let groups = user.additional_gids().iter().flatten();
     for gid in groups.chain([&user.gid()]) {
         maps.id(IdKind::Group, *gid)?;
@@ -308,6 +308,7 @@ fn entry(
         namespace: users.path(),
         owns_mounts: kind != EntryKind::Further,
         dev: (kind == EntryKind::First { takes_dev: true }).then(|| maps.root()),
+        uid,
     }))
 }
 

@@ -197,8 +197,8 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Makes sure that a container's volumes in memory are there, and gives its mounts their
-    /// sources; their owners are the container's, with the mappings `maps`. What is bound for this container only is mounted in `directory`, until the value is
-    /// dropped.
+    /// sources; their owners are the container's, with the mappings `maps`. What is bound for this
+    /// container only is mounted in `directory`, until the value is dropped.
     ///
     /// # Errors
     ///

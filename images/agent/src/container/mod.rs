@@ -2,8 +2,9 @@
 //!
 //! A request enters through [`Containers`]. A container is put together in this order, and
 //! taken down in the opposite one: user namespace ([`users`]), image and overlay ([`rootfs`],
-//! [`disk`]), user ([`user`]), specification ([`spec`], [`nodes`], [`devices`], [`memory`]), process with its streams
-//! ([`launch`], [`process`]), all in `make`; its processes live in one control group ([`cgroup`]).
+//! [`disk`]), user ([`user`]), specification ([`spec`], [`nodes`], [`devices`], [`memory`]),
+//! process with its streams ([`launch`], [`process`]), all in `make`; its processes live in one
+//! control group ([`cgroup`]).
 //!
 //! Within the guest a container has a short name of the agent's own (`c1`), so that paths
 //! stay short whatever the host calls it. Files are below [`BASE`]; none of them is visible

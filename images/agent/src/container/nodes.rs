@@ -127,7 +127,7 @@ impl Nodes {
             found.add(device, &source, mode, owner)?;
         }
         if guest_devices {
-            found.add_guests(Path::new(DEV))?;
+            found.add_guests()?;
         }
         Ok(found)
     }
@@ -155,17 +155,9 @@ impl Nodes {
             self.rules.push(rule.build()?);
         }
         if Path::new(&device.path).starts_with(DEV) {
-            self.nodes.push(
-                LinuxDeviceBuilder::default()
-                    .path(&device.path)
-                    .typ(typ)
-                    .major(major)
-                    .minor(minor)
-                    .file_mode(mode)
-                    .uid(owner.0)
-                    .gid(owner.1)
-                    .build()?,
-            );
+            let path = Path::new(&device.path);
+            self.nodes
+                .push(node(path, (typ, major, minor), mode, owner)?);
             return Ok(());
         }
         // A node elsewhere in the root file system opens nothing: that is mounted `nodev`. The
@@ -186,9 +178,9 @@ impl Nodes {
         Ok(())
     }
 
-    /// Adds the nodes below `dev` at the same paths, but for those that are there already.
-    fn add_guests(&mut self, dev: &Path) -> Result<(), NodeError> {
-        let mut directories = vec![(dev.to_owned(), 1)];
+    /// Adds the guest's own nodes, but for those that are there already.
+    fn add_guests(&mut self) -> Result<(), NodeError> {
+        let mut directories = vec![(PathBuf::from(DEV), 1)];
         while let Some((directory, level)) = directories.pop() {
             let failed = |source| NodeError::Guest {
                 path: directory.clone(),
@@ -209,25 +201,15 @@ impl Nodes {
                     directories.push((path, level + 1));
                     continue;
                 }
-                let inside = path.strip_prefix(dev).unwrap_or(&path);
-                let shown = Path::new(DEV).join(inside);
-                let Some((typ, major, minor)) = numbers(&meta) else {
+                let Some(numbers) = numbers(&meta) else {
                     continue;
                 };
-                if self.nodes.iter().any(|node| *node.path() == shown) {
+                if self.nodes.iter().any(|node| *node.path() == path) {
                     continue;
                 }
-                self.nodes.push(
-                    LinuxDeviceBuilder::default()
-                        .path(shown)
-                        .typ(typ)
-                        .major(major)
-                        .minor(minor)
-                        .file_mode(meta.mode() & 0o777)
-                        .uid(meta.uid())
-                        .gid(meta.gid())
-                        .build()?,
-                );
+                let owner = (meta.uid(), meta.gid());
+                let mode = meta.mode() & 0o777;
+                self.nodes.push(node(&path, numbers, mode, owner)?);
             }
         }
         Ok(())
@@ -302,6 +284,24 @@ fn numbers(meta: &fs::Metadata) -> Option<(LinuxDeviceType, i64, i64)> {
     Some((typ, major.into(), minor.into()))
 }
 
+/// A node of a container.
+fn node(
+    path: &Path,
+    (typ, major, minor): (LinuxDeviceType, i64, i64),
+    mode: u32,
+    (uid, gid): (u32, u32),
+) -> Result<LinuxDevice, OciSpecError> {
+    LinuxDeviceBuilder::default()
+        .path(path)
+        .typ(typ)
+        .major(major)
+        .minor(minor)
+        .file_mode(mode)
+        .uid(uid)
+        .gid(gid)
+        .build()
+}
+
 fn not_a_device() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "it is not a device")
 }
@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn a_container_with_the_guests_devices_has_no_disk_and_no_terminal_of_others() {
         let mut nodes = Nodes::default();
-        nodes.add_guests(Path::new(DEV)).unwrap();
+        nodes.add_guests().unwrap();
         let shown = |path: &str| {
             nodes
                 .nodes

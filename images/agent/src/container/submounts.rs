@@ -106,8 +106,11 @@ mod tests {
     fn nobody_counts_a_volume_while_it_is_unmounted() {
         let submounts = Submounts::default();
         let _held = submounts.hold_now(vec!["/no/such/volume".into()]);
+        let mut is_unmounted = false;
         submounts.release(Path::new("/no/such/volume"), || {
             assert!(submounts.0.try_lock().is_err());
+            is_unmounted = true;
         });
+        assert!(is_unmounted);
     }
 }

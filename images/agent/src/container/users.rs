@@ -302,8 +302,11 @@ async fn make(maps: &IdMaps, reaper: &Reaper) -> io::Result<OwnedFd> {
     // It ends with its standard input, which is closed whatever comes.
     let _input = child.stdin.take();
     let _reaped = launch.claim(pid)?;
-    if Endpoint::new(told)?.read(&mut [0]).await? == 0 {
-        return Err(io::Error::other("its first process has ended"));
+    let mut errno = [0];
+    match (Endpoint::new(told)?.read(&mut errno).await?, errno) {
+        (0, _) => return Err(io::Error::other("its first process has ended")),
+        (_, [0]) => {}
+        (_, [errno]) => return Err(io::Error::from_raw_os_error(errno.into())),
     }
     for (file, maps) in [("uid_map", &maps.uids), ("gid_map", &maps.gids)] {
         // At once, as the kernel wants it.
@@ -319,17 +322,20 @@ fn lines(maps: &[LinuxIdMapping]) -> String {
     lines.collect()
 }
 
-/// Runs the process that a namespace is made by: it is in it until its standard input ends.
+/// Runs the process that a namespace is made by: it says by one byte what number of an error came
+/// of that, or 0, and is in the namespace until its standard input ends.
 pub fn main() -> ExitCode {
-    let in_namespace = || {
-        crate::sys::unshare_users()?;
-        io::stdout().write_all(b".")?;
-        io::stdout().flush()?;
+    let made = crate::sys::unshare_users();
+    let errno = made.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0);
+    let told = || {
+        let mut out = io::stdout();
+        out.write_all(&[u8::try_from(errno).unwrap_or(u8::MAX)])?;
+        out.flush()?;
         io::stdin().read_to_end(&mut Vec::new())
     };
-    match in_namespace() {
-        Ok(_) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
+    match told() {
+        Ok(_) if errno == 0 => ExitCode::SUCCESS,
+        Ok(_) | Err(_) => ExitCode::FAILURE,
     }
 }
 

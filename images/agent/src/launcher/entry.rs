@@ -13,7 +13,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use oci_spec::runtime::{Process, User};
+use rustix::fs::fchown;
 use rustix::process::{Gid, Uid};
+use rustix::termios::isatty;
 use rustix::thread::{
     LinkNameSpaceType, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
@@ -28,9 +30,6 @@ const DEV: &str = "/dev";
 /// Where its terminals are, a file system of its own.
 const TERMINALS: &str = "/dev/pts";
 
-/// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
-const TERMINALS_MAGIC: u32 = 0x1cd1;
-
 /// A user namespace to enter.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct UserEntry {
@@ -40,6 +39,8 @@ pub struct UserEntry {
     pub owns_mounts: bool,
     /// Who gets what libcontainer has made in /dev, if that is the container's own.
     pub dev: Option<Owner>,
+    /// Who gets the process's terminal, by the guest's number.
+    pub uid: u32,
 }
 
 /// A user namespace to enter, and who to be in it.
@@ -66,6 +67,7 @@ impl UserStep {
             namespace: Arc::new(namespace),
             owns_mounts: self.entry.owns_mounts,
             dev: self.entry.dev,
+            guest_uid: self.entry.uid,
             user: self.user,
         })
     }
@@ -77,6 +79,7 @@ pub(super) struct LoadedStep {
     namespace: Arc<File>,
     owns_mounts: bool,
     dev: Option<Owner>,
+    guest_uid: u32,
     user: User,
 }
 
@@ -86,6 +89,12 @@ impl LoadedStep {
     pub(super) fn enter(&self) -> anyhow::Result<()> {
         if let Some(owner) = self.dev {
             give_dev(owner).context("cannot give /dev to the container")?;
+        }
+        // In the namespace, nobody has rights over what the guest's root owns.
+        let stdin = io::stdin();
+        if isatty(&stdin) {
+            fchown(&stdin, Some(Uid::from_raw(self.guest_uid)), None)
+                .context("cannot give the terminal to the process")?;
         }
         let users = Some(LinkNameSpaceType::User);
         move_into_link_name_space(self.namespace.as_fd(), users)
@@ -109,9 +118,10 @@ impl LoadedStep {
 /// Makes `owner` the owner of what the guest's root has in the container's /dev.
 fn give_dev(owner: Owner) -> io::Result<()> {
     give_entries(Path::new(DEV), owner)?;
-    let kind = rustix::fs::statfs(TERMINALS).map(|about| u32::try_from(about.f_type));
-    match kind {
-        Ok(Ok(TERMINALS_MAGIC)) => give_entries(Path::new(TERMINALS), owner),
+    match rustix::fs::statfs(TERMINALS) {
+        Ok(about) if about.f_type == libc::DEVPTS_SUPER_MAGIC => {
+            give_entries(Path::new(TERMINALS), owner)
+        }
         // None, or those of a volume.
         Ok(_) | Err(_) => Ok(()),
     }
@@ -184,6 +194,7 @@ mod tests {
             namespace: "/proc/1/fd/9".into(),
             owns_mounts: false,
             dev: None,
+            uid: 66_536,
         };
         let step = UserStep::take(&mut process, entry);
         let user = process.user();
