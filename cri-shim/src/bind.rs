@@ -6,11 +6,13 @@
 //! no path that a guest might have changed is followed.
 #![allow(unsafe_code)] // mount_setattr
 
-use std::fs::{File, OpenOptions};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
@@ -154,11 +156,58 @@ impl MountPoint {
     }
 }
 
+/// The mounts of this process.
+pub(crate) const MOUNTINFO: &str = "/proc/self/mountinfo";
+
+/// Mount points at and below `dir`, in the order in which they were mounted.
+pub(crate) fn mount_points(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let text = fs::read(MOUNTINFO)?;
+    let lines = text.split(|byte| *byte == b'\n');
+    let points = lines.filter_map(|line| {
+        let point = line.split(|byte| *byte == b' ').nth(4)?;
+        Some(unescape(point))
+    });
+    Ok(points.filter(|point| point.starts_with(dir)).collect())
+}
+
+/// The kernel writes blanks and backslashes in octal.
+pub(crate) fn unescape(text: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        match (byte, after) {
+            (
+                b'\\',
+                [
+                    a @ b'0'..=b'3',
+                    b @ b'0'..=b'7',
+                    c @ b'0'..=b'7',
+                    after @ ..,
+                ],
+            ) => {
+                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = after;
+            }
+            _ => bytes.push(*byte),
+        }
+    }
+    OsString::from_vec(bytes).into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::mount::{UnmountFlags, unmount};
     use std::fs;
+
+    #[test]
+    fn mount_points_are_bytes_of_which_the_kernel_writes_some_in_octal() {
+        assert_eq!(unescape(br"/a\040b\134c"), Path::new(r"/a b\c"));
+        assert_eq!(unescape(br"/a\9"), Path::new(r"/a\9"));
+        let foreign = unescape(b"/\xff");
+        assert_eq!(foreign.as_os_str().as_encoded_bytes(), b"/\xff");
+    }
 
     struct Rig {
         dir: tempfile::TempDir,

@@ -23,13 +23,11 @@ use super::error::{CriError, Result};
 use super::spec::MemorySource;
 use super::spec::mounts::image_of;
 use super::state::MemoryVolume;
-use super::volumes::{EMPTY_DIR, unescape};
-use crate::bind::open_path;
+use super::volumes::EMPTY_DIR;
+use crate::bind::{MOUNTINFO, open_path, unescape};
 
 /// Directories of a volume that are looked through.
 const DIRECTORIES: usize = 256;
-
-const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// The mounts, by their numbers, that are volumes in the guest's memory. `known` are the pod's
 /// volumes in memory, to which new ones are added.
@@ -60,7 +58,7 @@ fn source(path: &Path, known: &mut Vec<MemoryVolume>) -> Result<Option<MemorySou
     if !meta.is_dir() || !is_tmpfs(&opened).map_err(CriError::io("look at", path))? {
         return Ok(None);
     }
-    let text = fs::read(MOUNTS).map_err(CriError::io("read", MOUNTS))?;
+    let text = fs::read(MOUNTINFO).map_err(CriError::io("read", MOUNTINFO))?;
     let found = find(&opened, &text).map_err(CriError::io("find the mount of", path))?;
     let Some(Found {
         volume,

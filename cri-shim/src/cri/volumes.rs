@@ -18,7 +18,7 @@ use super::error::{CriError, Result};
 use super::mounted::{Mounted, Users};
 use super::spec::mounts::image_of;
 use super::spec::{MemorySource, Volume, VolumeSource};
-use crate::bind::{DetachedTree, Extent, MountPoint, Propagation, open_path, open_root};
+use crate::bind::{self, DetachedTree, Extent, MountPoint, Propagation, open_path, open_root};
 use crate::removal::remove_tree;
 
 /// Directory of a pod's volumes within its own.
@@ -315,42 +315,8 @@ fn remove_dir_now(dir: &Path) -> Result<()> {
     }
 }
 
-/// Mount points at and below `dir`, in the order in which they were mounted.
 fn mount_points(dir: &Path) -> Result<Vec<PathBuf>> {
-    let path = "/proc/self/mountinfo";
-    let text = fs::read(path).map_err(CriError::io("read", path))?;
-    let lines = text.split(|byte| *byte == b'\n');
-    let points = lines.filter_map(|line| {
-        let point = line.split(|byte| *byte == b' ').nth(4)?;
-        Some(unescape(point))
-    });
-    Ok(points.filter(|point| point.starts_with(dir)).collect())
-}
-
-/// The kernel writes blanks and backslashes in octal.
-pub(super) fn unescape(text: &[u8]) -> PathBuf {
-    use std::os::unix::ffi::OsStringExt as _;
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let [byte, after @ ..] = rest {
-        rest = after;
-        match (byte, after) {
-            (
-                b'\\',
-                [
-                    a @ b'0'..=b'3',
-                    b @ b'0'..=b'7',
-                    c @ b'0'..=b'7',
-                    after @ ..,
-                ],
-            ) => {
-                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
-                rest = after;
-            }
-            _ => bytes.push(*byte),
-        }
-    }
-    std::ffi::OsString::from_vec(bytes).into()
+    bind::mount_points(dir).map_err(CriError::io("read", bind::MOUNTINFO))
 }
 
 #[cfg(test)]

@@ -11,7 +11,9 @@ use rustix::mount::{UnmountFlags, unmount};
 use serde::{Deserialize, Serialize};
 
 use super::Record;
-use crate::bind::{DetachedTree, Extent, MountPoint, Propagation, open_path, open_root};
+use crate::bind::{
+    DetachedTree, Extent, MountPoint, Propagation, mount_points, open_path, open_root,
+};
 
 /// A part of the host's files in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,7 +130,11 @@ pub(in crate::cli) fn remove(shared: &Path, record: &Record) -> anyhow::Result<(
 
 /// Unmounts all that is mounted below `dir`.
 pub(in crate::cli) fn unmount_all(dir: &Path) -> anyhow::Result<()> {
-    for point in mount_points(dir)?.iter().rev() {
+    let points = mount_points(dir)?;
+    if points.is_empty() {
+        return Ok(());
+    }
+    for point in points.iter().rev() {
         unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
             .with_context(|| format!("cannot unmount {}", point.display()))?;
     }
@@ -137,38 +143,6 @@ pub(in crate::cli) fn unmount_all(dir: &Path) -> anyhow::Result<()> {
         bail!("{} is still mounted", left.display());
     }
     Ok(())
-}
-
-/// Mount points at and below `dir`, in the order in which they were mounted.
-fn mount_points(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let text = fs::read_to_string("/proc/self/mountinfo")?;
-    let points = text.lines().filter_map(|line| line.split(' ').nth(4));
-    let points = points.map(|point| PathBuf::from(unescape(point)));
-    Ok(points.filter(|point| point.starts_with(dir)).collect())
-}
-
-/// The kernel writes blanks and backslashes as octal numbers.
-fn unescape(text: &str) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('\\') {
-        out.push_str(before);
-        let digits = after
-            .get(..3)
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match digits {
-            Some(byte) => {
-                out.push(char::from(byte));
-                rest = &after[3..];
-            }
-            None => {
-                out.push('\\');
-                rest = after;
-            }
-        }
-    }
-    out.push_str(rest);
-    out
 }
 
 #[cfg(test)]
@@ -200,11 +174,5 @@ mod tests {
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn escapes_of_the_mount_table_are_undone() {
-        assert_eq!(unescape(r"/a\040b\134c"), r"/a b\c");
-        assert_eq!(unescape(r"/a\9"), r"/a\9");
     }
 }
