@@ -12,7 +12,7 @@ use oci_spec::runtime::LinuxResources;
 use podvisor_agent_protocol::{api, validate_id};
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{sleep, timeout};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::super::Sandbox;
 use super::super::agent::{AgentContainer, AgentExec};
@@ -300,8 +300,11 @@ impl Containers {
         let mut plugs = self.plugs.lock().await;
         for (serial, disk) in plugs.leave(id) {
             self.sandbox.agent().remove_device(&disk.address()).await?;
-            self.sandbox.machine().unplug_disk(&disk).await?;
+            // The guest has it no more, and a machine does not unplug anything twice.
             plugs.forget(&serial);
+            if let Err(error) = self.sandbox.machine().unplug_disk(&disk).await {
+                warn!(serial, %error, "the disk stays open until the machine ends");
+            }
         }
         drop(plugs);
         let mut slots = self.images.lock().await;

@@ -39,7 +39,7 @@ impl Plugs {
             .collect()
     }
 
-    /// The disk is unplugged.
+    /// The guest has let go of the disk.
     pub(super) fn forget(&mut self, serial: &str) {
         self.0.remove(serial);
     }
