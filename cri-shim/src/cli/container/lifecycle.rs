@@ -48,9 +48,6 @@ const UNANSWERED: Duration = Duration::from_secs(60);
 /// How long after its program a machine may take to end, for it to be told of together.
 const TOGETHER: Duration = Duration::from_secs(10);
 
-/// How long a machine's process may take to end that is asked to kill its machine.
-const SHUTDOWN: Duration = Duration::from_secs(30);
-
 #[derive(Debug, Args)]
 pub(in crate::cli) struct StopArgs {
     /// Seconds until a program is killed that does not end [default: of `run --stop-timeout`, or
@@ -168,19 +165,11 @@ pub(in crate::cli) async fn end(
                 entry.record.name
             );
             crate::cli::notice("the guest does not answer, so its machine is killed");
-            kill_machine(client).await?;
+            client.shutdown(Duration::ZERO).await?;
         }
     }
     settle(entry).await;
     Ok(())
-}
-
-/// Kills a machine, by its process where that does not answer.
-pub(super) async fn kill_machine(client: &SandboxClient) -> Result<(), SandboxError> {
-    match timeout(SHUTDOWN, client.shutdown(Duration::ZERO)).await {
-        Ok(done) => done,
-        Err(_) => SandboxClient::kill(client.dir()).await,
-    }
 }
 
 /// How long a container has to end, unless `time` says so.

@@ -12,7 +12,7 @@ use futures_util::{StreamExt as _, stream};
 use oci_spec::runtime::Process;
 use serde_json::{Value, json};
 
-use super::lifecycle::{each_name, grace, kill_machine, unless_gone};
+use super::lifecycle::{each_name, grace, unless_gone};
 use super::ports::line;
 use super::record::Claim;
 use super::state::{AT_ONCE, other_version, unresponsive};
@@ -333,7 +333,7 @@ async fn remove(containers: &Containers, pod: &Entry, is_forced: bool) -> anyhow
     if is_forced {
         // Whatever its guest does, and all containers with it.
         match Machine::of(pod).await {
-            Ok(Machine::Running(machine)) => kill_machine(&machine).await?,
+            Ok(Machine::Running(machine)) => machine.shutdown(Duration::ZERO).await?,
             Ok(Machine::Ended) => {}
             // Before whoever starts it is done.
             Ok(Machine::Claimed | Machine::Unresponsive(_) | Machine::Unknown) | Err(_) => {
