@@ -40,7 +40,7 @@ pub(crate) fn gather(
         if blocks.is_empty() {
             continue;
         }
-        let region = mapping::of_file(file.clone(), span.offset, len)
+        let region = mapping::shared(file.clone(), span.offset, len)
             .map_err(|error| io::Error::other(error.to_string()))?;
         for block in blocks {
             mapping::collapse(&region, &block)?;

@@ -45,7 +45,7 @@ impl GuestMemory {
         let mapped = len.next_multiple_of(PAGE_SIZE);
         let padding = region.len.saturating_sub(mapped);
         self.add_part(region.start, mapped, |len| {
-            mapping::shared(file.clone(), len)
+            mapping::shared(file.clone(), 0, len)
         })?;
         if padding > 0 {
             let start = region.start.saturating_add(mapped);

@@ -14,9 +14,6 @@ use vm_memory::{FileOffset, MmapRegion};
 const PAGE_SIZE: u64 = 4096;
 pub(super) const HUGE_PAGE_SIZE: u64 = 2 << 20;
 
-/// Linux 6.1; the C library's headers are older.
-const MADV_COLLAPSE: i32 = 25;
-
 /// An owned anonymous mapping that starts on a 2 MiB boundary where the address space allows.
 pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -44,17 +41,6 @@ pub(super) fn private(
     Ok(region)
 }
 
-/// `len` bytes of `file` from `offset` on, as they are in the page cache, on a 2 MiB boundary where
-/// the address space allows.
-pub(super) fn of_file(
-    file: Arc<File>,
-    offset: u64,
-    len: usize,
-) -> Result<MmapRegion<()>, MmapRegionError> {
-    let file = FileOffset::from_arc(file, offset);
-    aligned(len, libc::PROT_READ, libc::MAP_SHARED, Some(file))
-}
-
 fn aligned(
     len: usize,
     access: i32,
@@ -73,14 +59,16 @@ fn aligned(
     region
 }
 
-/// `len` bytes of `file`: pages of the host's page cache, of which the last one may reach beyond
-/// the file's end. The file must not become shorter.
-pub(super) fn shared(file: Arc<File>, len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
-    let region = MmapRegionBuilder::new(len)
-        .with_mmap_prot(libc::PROT_READ)
-        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
-        .with_file_offset(FileOffset::from_arc(file, 0))
-        .build()?;
+/// `len` bytes of `file` from `offset` on: pages of the host's page cache, of which the last one
+/// may reach beyond the file's end. The file must not become shorter. It starts on a 2 MiB boundary
+/// where the address space allows.
+pub(super) fn shared(
+    file: Arc<File>,
+    offset: u64,
+    len: usize,
+) -> Result<MmapRegion<()>, MmapRegionError> {
+    let file = FileOffset::from_arc(file, offset);
+    let region = aligned(len, libc::PROT_READ, libc::MAP_SHARED, Some(file))?;
     keep_to_this_process(&region);
     Ok(region)
 }
@@ -119,7 +107,7 @@ pub(super) fn copy_now(region: &MmapRegion<()>, range: &Range<u64>) -> io::Resul
 /// # Errors
 /// Kernels before 6.1, and most file systems, do not know how; or no huge page is free.
 pub(super) fn collapse(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<()> {
-    advise_range(region, range, MADV_COLLAPSE)
+    advise_range(region, range, libc::MADV_COLLAPSE)
 }
 
 fn advise_range(region: &MmapRegion<()>, range: &Range<u64>, advice: i32) -> io::Result<()> {
