@@ -24,8 +24,9 @@ pub struct Limits {
     pub path_depth: usize,
     /// Bytes of all extended attributes of one file.
     pub xattr_bytes: usize,
-    /// Bytes of memory that an image may take while it is unpacked or an archive is read: for
-    /// names, link targets, attributes, manifests and configurations, in all layers together.
+    /// Bytes of memory that each of these may take: reading an archive's index, reading what its
+    /// images say, and unpacking an image. For names, link targets, attributes, manifests and
+    /// configurations, in all layers together.
     pub metadata_bytes: u64,
     /// Whether images may contain device nodes.
     pub devices: bool,

@@ -1,12 +1,12 @@
 //! The store: one directory with everything that was pulled.
 //!
 //! ```text
-//! ROOT/store.redb                     what cannot be derived: names, times of use, pins
-//! ROOT/blobs/sha256/<hex> manifests, configurations and layers, as the registry sent them,
-//! verified ROOT/images/<hex of id>/rootfs.erofs the image's file system ROOT/disks/<hex of
-//! id>/disk.raw a disk image, sparse; its id is the digest of the file that it came from ROOT/tmp/
-//! downloads and file systems in the making; a crash's rest goes at the next open ROOT/lock,
-//! ROOT/gc.lock flock: short transactions; work that needs its blobs to stay
+//! ROOT/store.redb           what cannot be derived: names, times of use, pins
+//! ROOT/blobs/sha256/<hex>   manifests, configurations and layers as the registry sent them
+//! ROOT/images/<hex of id>/  rootfs.erofs, the image's file system
+//! ROOT/disks/<hex of id>/   disk.raw, sparse; the id is the digest of the file that it came from
+//! ROOT/tmp/                 what is in the making; a crash's rest goes at the next open
+//! ROOT/lock, ROOT/gc.lock   flock: short transactions; work that needs its blobs to stay
 //! ```
 //!
 //! Data enters through [`Store::pull`] and [`Store::load`], and leaves as [`Image`]s and through
