@@ -46,7 +46,7 @@ async fn pulls_as_a_process_of_its_own() {
             _ if source.starts_with('/') => {
                 store.load(source, Some(LOADED), &options()).map(|_| ())
             }
-            _ if Disk::is_address(source) => {
+            _ if Disk::is_url(source) => {
                 store.pull_disk(source, None, &options()).await.map(|_| ())
             }
             _ => store.pull(source, &options()).await.map(|_| ()),

@@ -56,7 +56,7 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
         Progress::for_stderr()
     };
     let runtime = super::runtime()?;
-    if Disk::is_address(&args.image) {
+    if Disk::is_url(&args.image) {
         if args.verify.is_given() {
             anyhow::bail!(
                 "--verify-key and --signature-policy are for images of a registry; give a disk image's --checksum instead"

@@ -23,10 +23,10 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Whether a name is meant to be the address of a disk image (`https://…`, `http://…`) and not
-    /// an OCI image's.
+    /// Whether a name is meant to be the URL of a disk image (`https://…`, `http://…`) and not the
+    /// name of an OCI image.
     #[must_use]
-    pub fn is_address(name: &str) -> bool {
+    pub fn is_url(name: &str) -> bool {
         Source::is_meant(name)
     }
 
