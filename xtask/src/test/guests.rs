@@ -54,7 +54,7 @@ pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Cou
         let work = || -> Result<Count> {
             let mut count = Count::default();
             while let Some(programs) = next() {
-                count.add(in_host(&programs, assets)?);
+                count.add(in_host(&programs, assets, "console")?);
             }
             Ok(count)
         };
@@ -85,10 +85,12 @@ fn run_again(count: &mut Count, programs: &[Listed], assets: &[(&str, PathBuf)])
     }
     for test in count.failures.clone() {
         let Some(only) = alone(programs, &test) else {
+            report::note(&format!("{test} failed; it is not one test of one program"));
             continue;
         };
         report::note(&format!("{test} failed, and runs once more"));
-        count.again(&test, in_host(&[&only], assets)?);
+        // What is known of the host in which it failed stays.
+        count.again(&test, in_host(&[&only], assets, "console-second")?);
     }
     Ok(())
 }
@@ -133,8 +135,9 @@ fn names_of(programs: &[&Listed]) -> Vec<String> {
     programs.iter().map(target).collect()
 }
 
-/// Runs the programs' tests in a host, and once more where the emulated host itself hung.
-fn in_host(programs: &[&Listed], assets: &[(&str, PathBuf)]) -> Result<Count> {
+/// Runs the programs' tests in a host, and once more where the emulated host itself hung. Its log
+/// has a name that begins with `log`.
+fn in_host(programs: &[&Listed], assets: &[(&str, PathBuf)], log: &str) -> Result<Count> {
     let names = names_of(programs);
     let name = format!("{} with guests", names.join(", "));
     let once = |log: &str| {
@@ -147,11 +150,11 @@ fn in_host(programs: &[&Listed], assets: &[(&str, PathBuf)]) -> Result<Count> {
             Some(format!("{name}: "))
         })
     };
-    let (mut count, mut status) = once("console")?;
+    let (mut count, mut status) = once(log)?;
     if status.code() == Some(host::HUNG.into()) {
         report::note(&format!("{name}: once more"));
         // What is known of the one that hung stays.
-        (count, status) = once("console-again")?;
+        (count, status) = once(&format!("{log}-again"))?;
     }
     count.settle(
         &name,
