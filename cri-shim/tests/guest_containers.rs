@@ -471,10 +471,7 @@ fn guest_node_is_clean_after_anything_was_killed() {
         assert_eq!((ps.code, &*ps.stdout), (Some(0), ""), "{killed:?}: {ps:?}");
         // A process that has been killed is gone a moment later, and its group with the next
         // command.
-        until(&format!("a clean node after {killed:?}"), || {
-            host.podvisor(&["ps", "-aq"]).printed("");
-            host.left().is_empty()
-        });
+        host.leaves_nothing();
     }
     assert!(data.exists());
 }

@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 use support::image::Image;
 use support::registry::Registry;
 use support::terminal::{Terminal, read_until};
-use support::{Ran, Root, until};
+use support::{PATIENCE, Ran, Root, until};
 
 /// One guest at a time: a machine with a single processor gains nothing by more.
 static TURN: Mutex<()> = Mutex::new(());
@@ -78,7 +79,8 @@ fn send(child: &Child, signal: Signal) {
 /// Sends a signal, and again when it was passed on to a program that answers, until it is one too
 /// many. How many that are depends on how soon one comes after the other, and so on the machine.
 fn ask_for_its_end(child: &mut Child, signal: Signal, says: &mut (impl Read + AsFd)) {
-    loop {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
         send(child, signal);
         let mut has_ended = false;
         until("an answer or the end", || {
@@ -91,6 +93,7 @@ fn ask_for_its_end(child: &mut Child, signal: Signal, says: &mut (impl Read + As
         }
         let _ = says.read(&mut [0; 1024]).unwrap();
     }
+    panic!("no signal is one too many");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -391,11 +392,13 @@ async fn nothing_is_told_of_a_pod_before_its_machine_was_asked() {
     node.hold("List");
     // It serves after a while, and goes on to wait for this pod.
     node.daemon.start();
-    let told = async {
+    let containers = async {
         let mut runtime = node.runtime().await;
-        let containers = runtime.list_containers(ListContainersRequest::default());
-        let containers = containers.await.unwrap().into_inner().containers;
-        assert_eq!(containers, []);
+        let told = runtime.list_containers(ListContainersRequest::default());
+        assert_eq!(told.await.unwrap().into_inner().containers, []);
+    };
+    let status = async {
+        let mut runtime = node.runtime().await;
         let request = PodSandboxStatusRequest {
             pod_sandbox_id: POD.to_owned(),
             verbose: true,
@@ -405,10 +408,24 @@ async fn nothing_is_told_of_a_pod_before_its_machine_was_asked() {
         let pid = format!("\"pid\":{}", node.process.id());
         assert!(info.contains(&pid), "{info}");
     };
-    let mut told = std::pin::pin!(told);
-    let early = tokio::time::timeout(Duration::from_millis(500), &mut told).await;
+    let pods = async {
+        assert_eq!(node.pod_state().await, PodSandboxState::SandboxReady);
+    };
+    let stats = async {
+        let mut runtime = node.runtime().await;
+        let told = runtime.list_container_stats(ListContainerStatsRequest::default());
+        assert_eq!(told.await.unwrap().into_inner().stats, []);
+    };
+    let mut calls: [Pin<Box<dyn Future<Output = ()>>>; 4] = [
+        Box::pin(containers),
+        Box::pin(status),
+        Box::pin(pods),
+        Box::pin(stats),
+    ];
+    // None of them has an answer.
+    let first = futures_util::future::select_all(&mut calls);
+    let early = tokio::time::timeout(Duration::from_millis(500), first).await;
     assert!(early.is_err());
     node.let_go("List");
-    told.await;
-    assert_eq!(node.pod_state().await, PodSandboxState::SandboxReady);
+    futures_util::future::join_all(calls).await;
 }

@@ -14,7 +14,7 @@ use podvisor_cri::sandbox::{
 };
 use support::Root;
 use support::guest_files::{elf, guest_dir};
-use support::pod::{Pod, launch};
+use support::pod::{Pod, eventually, launch};
 
 /// A configuration whose guest files look right.
 fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
@@ -114,9 +114,10 @@ async fn a_process_that_never_says_that_its_guest_is_up_is_killed() {
         panic!("{failed:?}");
     };
     let process = format!("/proc/{pid}/cmdline");
-    while fs::read(&process).is_ok_and(|line| !line.is_empty()) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually("the end of the process", || {
+        fs::read(&process).map_or(true, |line| line.is_empty())
+    })
+    .await;
 }
 
 #[tokio::test]

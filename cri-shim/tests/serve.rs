@@ -8,14 +8,13 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
-use std::time::{Duration, Instant};
 
 use k8s_cri::v1::*;
 use rustix::process::Signal;
 use serde_json::json;
-use support::PATIENCE;
 use support::cri::{Daemon, UpdatePodSandboxResourcesRequest};
 use support::image::Image as TestImage;
+use support::pod::eventually;
 use support::registry::Registry;
 use tonic::Code;
 
@@ -393,7 +392,7 @@ async fn a_daemon_serves_while_it_undoes_pods_and_shows_one_that_it_cannot_undo(
     daemon.start();
     let mut runtime = daemon.runtime().await;
     let made = tokio::spawn(async move { runtime.run_pod_sandbox(run(pod("half"))).await });
-    until(|| added.exists()).await;
+    eventually("the file of ADD", || added.exists()).await;
     daemon.end(Signal::KILL);
     assert!(made.await.unwrap().is_err());
     fs::write(&gone, "").unwrap();
@@ -401,7 +400,7 @@ async fn a_daemon_serves_while_it_undoes_pods_and_shows_one_that_it_cannot_undo(
 
     daemon.start();
     let mut runtime = daemon.runtime().await;
-    until(|| del.exists()).await;
+    eventually("the file of DEL", || del.exists()).await;
     let list = ListPodSandboxRequest::default();
     let pods = runtime.list_pod_sandbox(list.clone()).await.unwrap();
     assert_eq!(pods.into_inner().items, []);
@@ -422,14 +421,6 @@ async fn a_daemon_serves_while_it_undoes_pods_and_shows_one_that_it_cannot_undo(
     // Its name is free.
     let again = runtime.run_pod_sandbox(run(pod("half"))).await;
     assert_ne!(again.unwrap_err().code(), Code::AlreadyExists);
-}
-
-async fn until(condition: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < PATIENCE, "it did not come to that");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 #[tokio::test]

@@ -5,13 +5,12 @@ use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::pod::busybox;
-use super::{Ran, Root};
+use super::{Ran, Root, until};
 
 /// A root with an image of busybox, `box`.
 pub(crate) struct Host {
@@ -121,15 +120,10 @@ impl Host {
     /// Waits until [`Self::left`] has nothing: the process of a machine that has ended takes it
     /// apart when who ran it is gone already, and its control group goes with the next command.
     pub(crate) fn leaves_nothing(&self) {
-        let begin = Instant::now();
-        loop {
+        until("a node on which nothing is left", || {
             assert_eq!(self.podvisor(&["ps"]).code, Some(0));
-            let left = self.left();
-            if left.is_empty() {
-                return;
-            }
-            assert!(begin.elapsed() < Duration::from_secs(120), "{left:?}");
-        }
+            self.left().is_empty()
+        });
     }
 }
 
