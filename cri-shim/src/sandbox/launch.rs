@@ -230,7 +230,7 @@ impl Launching {
                 failed: Some(why),
                 is_jail: true,
                 ..
-            }) => Err(SandboxError::JailRefused(why)),
+            }) => Err(SandboxError::JailRefused(printable(&why, LAST_WORDS))),
             Some(LaunchReply {
                 failed: Some(why), ..
             }) => Err(SandboxError::Launch(printable(&why, LAST_WORDS))),
