@@ -278,8 +278,8 @@ fn unpack(archive: &Path, digest: &str, directory: &Path) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// `text` without the one place that reads `lines` behind `after`; `None` when there is none or more
-/// of them.
+/// `text` without the one place that reads `lines` behind `after`; `None` when there is not exactly
+/// one.
 fn without_lines(text: &str, after: &[&str], lines: &[&str]) -> Option<String> {
     let all: Vec<&str> = text.split_inclusive('\n').collect();
     let wanted = [after, lines].concat();

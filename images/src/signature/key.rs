@@ -34,8 +34,8 @@ impl Key {
             return Err(KeyFault::Pem);
         };
         let entity = RawPublicKeyEntity::try_from(&spki).map_err(|_| KeyFault::Kind)?;
-        // Of an algorithm that is none of the key's, the verification says so before it looks at
-        // the signature.
+        // The verification refuses an algorithm of another kind of key before it looks at the
+        // signature.
         let is_of_use = ALGORITHMS.iter().any(|algorithm| {
             !matches!(
                 entity.verify_signature(*algorithm, &[], &[]),

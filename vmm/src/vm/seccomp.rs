@@ -2,9 +2,9 @@
 //!
 //! Whatever is not on a thread's list fails with EPERM. A guest that takes over the thread of a
 //! vCPU or of devices finds nothing there by which it could start a program, open, rename or remove
-//! a file, or make a socket: what it has is the descriptors that are open. The rings of `io_uring`
-//! among these are restricted to requests on their disk's file ([`UringDisk`]), and may not be
-//! changed. More may
+//! a file, or make a socket but a pair connected to itself: what it has is the descriptors that are
+//! open. The rings of `io_uring` among these are restricted to requests on their disk's file
+//! ([`UringDisk`]), and may not be changed. More may
 //!
 //! * the thread of a socket device whose host side uses paths: it makes Unix sockets (of no other
 //!   family), connects them to any path that the process may reach, and removes files;

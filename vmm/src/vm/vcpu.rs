@@ -242,8 +242,8 @@ fn registers(vcpu: &VcpuFd) -> Result<Registers, PoisonCause> {
 /// The bytes of one access to a port, of which a string instruction has several.
 #[allow(unsafe_code)] // a union of the kernel's
 fn port_width(vcpu: &mut VcpuFd) -> usize {
-    // SAFETY: the exit reason was KVM_EXIT_IO, for which KVM fills this member; any bit pattern is a
-    // valid u8.
+    // SAFETY: the exit reason was KVM_EXIT_IO, for which KVM fills this member; any bit pattern is
+    // a valid u8.
     unsafe { vcpu.get_kvm_run().__bindgen_anon_1.io.size }.into()
 }
 

@@ -149,8 +149,8 @@ impl Container {
                 Ok(exit) => exit,
                 Err(Unknown::Deleted) => return killed(),
                 Err(Unknown::GuestIsLost) => {
-                    // Its machine has ended, or is killed, and will say how. Else nobody would be told why
-                    // the process is gone, but that it was killed.
+                    // Its machine has ended, or is killed, and will say how. Else nobody would be
+                    // told why the process is gone, but that it was killed.
                     sleep(2 * MACHINE_ENDS).await;
                     return killed();
                 }
