@@ -31,6 +31,7 @@ pub(crate) fn pin(file: &File) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::thread;
+    use std::time::Instant;
 
     #[test]
     fn a_lock_is_waited_for_no_longer_than_a_moment() {
@@ -38,8 +39,10 @@ mod tests {
         let open = || File::open(file.path()).unwrap();
         let holder = open();
         flock(&holder, FlockOperation::LockExclusive).unwrap();
+        let begin = Instant::now();
         let error = pin(&open()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(begin.elapsed() >= PAUSE.saturating_mul(19), "it waits");
         let later = thread::spawn(move || {
             sleep(PAUSE);
             drop(holder);
