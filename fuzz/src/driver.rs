@@ -255,8 +255,6 @@ impl Rings {
 /// A device under a driver.
 #[derive(Debug)]
 pub struct Bench<D> {
-    /// Guest memory.
-    pub mem: GuestRam,
     /// The device.
     pub device: D,
     rings: Rings,
@@ -282,8 +280,7 @@ impl<D: VirtioDevice> Bench<D> {
     pub fn in_memory(device: D, mem: GuestRam) -> Self {
         let queues = device.info().queue_sizes.len();
         let mut bench = Self {
-            rings: Rings::new(mem.clone(), queues),
-            mem,
+            rings: Rings::new(mem, queues),
             device,
             irq: Arc::default(),
         };

@@ -1,13 +1,13 @@
 //! The keys by which a user leaves a program on a terminal that goes on without him.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context as _;
 use clap::Args;
-use rustix::io::{Errno, read, write};
+use rustix::io::{Errno, read};
 use tokio::sync::Notify;
 
 /// Bytes that are read at once.
@@ -81,7 +81,7 @@ impl Escape {
 /// leave. Gives what the program is to read, and what is notified when the user leaves; the
 /// program's input does not end then.
 pub(super) fn watched_stdin(keys: Keys) -> anyhow::Result<(OwnedFd, Arc<Notify>)> {
-    let (passed, writer) = io::pipe().context("cannot create a pipe for what is typed")?;
+    let (passed, mut writer) = io::pipe().context("cannot create a pipe for what is typed")?;
     let left = Arc::new(Notify::new());
     let leaves = Arc::clone(&left);
     let pass = move || {
@@ -94,7 +94,7 @@ pub(super) fn watched_stdin(keys: Keys) -> anyhow::Result<(OwnedFd, Arc<Notify>)
                 Ok(count) => count,
             };
             let (passed, has_left) = escape.pass(buffer.get(..count).unwrap_or_default());
-            if write_all(writer.as_fd(), &passed).is_err() {
+            if writer.write_all(&passed).is_err() {
                 return;
             }
             if has_left {
@@ -108,17 +108,6 @@ pub(super) fn watched_stdin(keys: Keys) -> anyhow::Result<(OwnedFd, Arc<Notify>)
     let thread = thread::Builder::new().name("keys".to_owned());
     thread.spawn(pass).context("cannot read stdin")?;
     Ok((passed.into(), left))
-}
-
-fn write_all(to: rustix::fd::BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()> {
-    while !bytes.is_empty() {
-        match write(to, bytes) {
-            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

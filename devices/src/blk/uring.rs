@@ -114,6 +114,11 @@ impl std::fmt::Debug for UringDisk {
 }
 
 impl UringDisk {
+    fn ring_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is the ring's own, which lives as long as `self` is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+
     /// Takes an open file. It becomes one whose requests wait (`O_NONBLOCK` is taken off), or the
     /// kernel would not do all of them by itself.
     ///
@@ -428,10 +433,7 @@ impl Disk for UringDisk {
             return Ok(());
         }
         // Without a call that begins anything: it is there for whoever has broken the ring, too.
-        let Some(ring) = self.fd() else {
-            return Ok(());
-        };
-        let mut fds = [PollFd::from_borrowed_fd(ring, PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(self.ring_fd(), PollFlags::IN)];
         loop {
             match poll(&mut fds, None) {
                 Err(Errno::INTR) => {}
@@ -441,8 +443,7 @@ impl Disk for UringDisk {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the descriptor is the ring's own, which lives as long as `self` is borrowed.
-        Some(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
+        Some(self.ring_fd())
     }
 }
 

@@ -60,10 +60,7 @@ impl<R: Record + PartialEq> Kept<R> {
     ) -> Result<(), StateError> {
         in_place(|| {
             let disk = lock(&self.disk);
-            let before = self.get();
-            let mut changed = before.clone();
-            change(&mut changed);
-            if changed != before {
+            if let Some(changed) = self.changed(change) {
                 put(*disk, database, &changed)?;
                 *lock(&self.current) = changed;
             }
@@ -80,15 +77,20 @@ impl<R: Record + PartialEq> Kept<R> {
     ) -> Result<(), StateError> {
         in_place(|| {
             let disk = lock(&self.disk);
-            let before = self.get();
-            let mut changed = before.clone();
-            change(&mut changed);
-            if changed == before {
+            let Some(changed) = self.changed(change) else {
                 return Ok(());
-            }
+            };
             *lock(&self.current) = changed.clone();
             put(*disk, database, &changed)
         })
+    }
+
+    /// What a change makes of it, when that is something else.
+    fn changed(&self, change: impl FnOnce(&mut R)) -> Option<R> {
+        let before = self.get();
+        let mut changed = before.clone();
+        change(&mut changed);
+        (changed != before).then_some(changed)
     }
 
     /// Removes it from the database, for good.
