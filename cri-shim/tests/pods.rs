@@ -3,8 +3,9 @@
 
 mod support;
 
+use std::ffi::CStr;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -13,13 +14,14 @@ use std::time::Duration;
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::*;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use serde_json::json;
 use support::PATIENCE;
 use support::cri::Daemon;
 use support::image::Image as TestImage;
 use support::registry::Registry;
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -34,6 +36,10 @@ struct Node {
     control: PathBuf,
     process: Child,
     image: String,
+    /// What the daemon says.
+    log: NamedTempFile,
+    /// The file system of its database, where that is a small one.
+    disk: Option<PathBuf>,
     _registry: Registry,
     _guest: TempDir,
 }
@@ -43,6 +49,13 @@ impl Drop for Node {
         // Gone already where a test ended it.
         let _ = self.process.kill();
         let _ = self.process.wait();
+        if std::thread::panicking() {
+            eprintln!("{}", self.log());
+        }
+        if let Some(disk) = &self.disk {
+            self.daemon.end(Signal::KILL);
+            let _ = unmount(disk, UnmountFlags::DETACH);
+        }
     }
 }
 
@@ -59,10 +72,10 @@ fn pod_config() -> PodSandboxConfig {
 }
 
 /// Writes a pod into the database of a daemon that is not there.
-fn add_pod(database: &Path) {
+fn add_pod(database: &Path, config: &PodSandboxConfig) {
     let size = json!({ "memory": 1 << 28, "growth": 0, "vcpus": 1, "max_vcpus": 1 });
     let record = json!({
-        "version": 1, "id": POD, "config": pod_config(), "handler": "", "created_at": 1,
+        "version": 1, "id": POD, "config": config, "handler": "", "created_at": 1,
         "phase": "Ready", "addresses": [], "size": size, "memory_volumes": [], "extra": 0,
     });
     let pods = redb::TableDefinition::<&str, &[u8]>::new("pods");
@@ -101,9 +114,31 @@ impl Node {
 
     /// As [`Self::new`], before the daemon begins.
     async fn ended(version: u32) -> Self {
-        let (mut daemon, guest) = Daemon::without_guests(&[]);
+        Self::with(version, pod_config(), None)
+    }
+
+    /// A daemon whose disk is as small as `size` says, and a pod whose record is so large that it
+    /// cannot be written when that is full.
+    async fn on_a_small_disk() -> Self {
+        let mut config = pod_config();
+        let large = "x".repeat(2 << 20);
+        config.annotations.insert("large".to_owned(), large);
+        let mut node = Self::with(2, config, Some(c"size=32m"));
+        node.daemon.start();
+        node
+    }
+
+    fn with(version: u32, config: PodSandboxConfig, disk: Option<&CStr>) -> Self {
+        let log = NamedTempFile::new().unwrap();
+        let to_log = format!("exec \"$@\" 2>>{}", log.path().display());
+        let (mut daemon, guest) = Daemon::without_guests(&["sh", "-c", &to_log, "sh"]);
         daemon.end(Signal::TERM);
-        add_pod(&daemon.path("root/cri.redb"));
+        let disk = disk.map(|options| {
+            let root = daemon.path("root");
+            mount("tmpfs", &root, "tmpfs", MountFlags::empty(), options).unwrap();
+            root
+        });
+        add_pod(&daemon.path("root/cri.redb"), &config);
         let control = daemon.path("control");
         fs::create_dir(&control).unwrap();
         let sandbox = daemon.path("run/sb").join(&POD[..DIR_DIGITS]);
@@ -116,6 +151,8 @@ impl Node {
             daemon,
             control,
             process,
+            log,
+            disk,
             _registry: registry,
             _guest: guest,
         }
@@ -207,6 +244,33 @@ impl Node {
             .unwrap();
     }
 
+    async fn remove(&self) -> Result<(), tonic::Status> {
+        let request = RemovePodSandboxRequest {
+            pod_sandbox_id: POD.to_owned(),
+        };
+        let removed = self.runtime().await.remove_pod_sandbox(request).await;
+        removed.map(|_| ())
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.log.path()).unwrap()
+    }
+
+    /// The directory of the pod's process.
+    fn sandbox(&self) -> PathBuf {
+        self.daemon.path("run/sb").join(&POD[..DIR_DIGITS])
+    }
+
+    /// Takes all room of a small disk.
+    fn fill(&self) {
+        let full = fs::write(self.filler(), vec![0; 64 << 20]).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.disk.as_ref().unwrap().join("filler")
+    }
+
     async fn pod_state(&self) -> PodSandboxState {
         let request = ListPodSandboxRequest::default();
         let listed = self.runtime().await.list_pod_sandbox(request).await;
@@ -215,7 +279,7 @@ impl Node {
 
     /// Mounts of the pod's directory that the daemon sees.
     fn mounts(&self) -> Vec<String> {
-        let shared = self.daemon.path("run/sb").join(&POD[..DIR_DIGITS]);
+        let shared = self.sandbox();
         let table = format!("/proc/{}/mountinfo", self.daemon.pid());
         let table = fs::read_to_string(table).unwrap();
         let points = table.lines().filter_map(|line| line.split(' ').nth(4));
@@ -369,12 +433,44 @@ async fn a_pod_that_has_ended_has_no_volumes_mounted() {
             assert_eq!((status.exit_code, &*status.reason), (255, "SandboxGone"));
         }
         assert_eq!(node.mounts(), [""; 0]);
-        let request = RemovePodSandboxRequest {
-            pod_sandbox_id: POD.to_owned(),
-        };
-        let removed = node.runtime().await.remove_pod_sandbox(request).await;
-        removed.unwrap();
+        node.remove().await.unwrap();
         assert!(volume.exists());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_on_a_full_disk_holds_nothing_once_it_was_stopped_and_is_removed_later() {
+    for is_stopped in [true, false] {
+        let mut node = Node::on_a_small_disk().await;
+        let volume = node.daemon.path("volume");
+        fs::create_dir(&volume).unwrap();
+        let id = node.create("a", Some(&volume)).await;
+        node.start(&id).await.unwrap();
+        assert_eq!(node.mounts().len(), 1);
+        node.fill();
+        if is_stopped {
+            node.stop().await;
+            assert!(node.process_ended().success());
+            assert_eq!(node.mounts(), [""; 0]);
+        }
+        for _ in 0..2 {
+            let refused = node.remove().await.unwrap_err();
+            assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        }
+        assert!(node.process_ended().success());
+        assert_eq!(node.mounts(), [""; 0]);
+        // It is as one that was stopped, and its container's end is not lost.
+        assert_eq!(node.pod_state().await, PodSandboxState::SandboxNotready);
+        let status = node.status(&id).await;
+        assert_eq!((status.exit_code, &*status.reason), (137, "Error"));
+        fs::remove_file(node.filler()).unwrap();
+        node.remove().await.unwrap();
+        assert!(!node.sandbox().exists());
+        node.daemon.end(Signal::KILL);
+        node.daemon.start();
+        let request = ListPodSandboxRequest::default();
+        let pods = node.runtime().await.list_pod_sandbox(request).await;
+        assert_eq!(pods.unwrap().into_inner().items, []);
     }
 }
 
