@@ -15,7 +15,7 @@ use std::time::Duration;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::*;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use support::PATIENCE;
 use support::cri::Daemon;
@@ -256,6 +256,10 @@ impl Node {
         fs::read_to_string(self.log.path()).unwrap()
     }
 
+    fn kill_process(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::KILL).unwrap();
+    }
+
     /// The directory of the pod's process.
     fn sandbox(&self) -> PathBuf {
         self.daemon.path("run/sb").join(&POD[..DIR_DIGITS])
@@ -436,6 +440,24 @@ async fn a_pod_that_has_ended_has_no_volumes_mounted() {
         node.remove().await.unwrap();
         assert!(volume.exists());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_whose_machine_dies_while_it_is_stopped_is_stopped_then() {
+    let mut node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.start(&id).await.unwrap();
+    // Nobody else tells that the container has ended.
+    fs::write(node.control.join("lose-exits"), "").unwrap();
+    let dies = async {
+        node.is_stopping(&id).await;
+        node.kill_process();
+    };
+    tokio::join!(node.stop(), dies);
+    assert!(!node.log().contains("not killed one by one"));
+    let status = node.status(&id).await;
+    assert_eq!((status.exit_code, &*status.reason), (137, "Error"));
+    assert_eq!(node.process_ended().signal(), Some(9));
 }
 
 #[tokio::test(flavor = "multi_thread")]

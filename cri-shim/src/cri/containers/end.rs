@@ -1,9 +1,12 @@
 //! The end of a container: stopped, or removed.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::select;
 use k8s_cri::v1::ContainerEventType;
 use tokio::time::timeout;
 use tracing::{debug, info};
@@ -56,7 +59,7 @@ impl Node {
                 }
                 sent?;
             }
-            if has_ended(container, Duration::from_secs(seconds)).await {
+            if has_ended(container, &client, Duration::from_secs(seconds)).await {
                 return Ok(());
             }
         }
@@ -73,7 +76,7 @@ impl Node {
             return Ok(());
         }
         passing(client.signal(&container.id, None, SIGKILL, true).await)?;
-        if has_ended(container, KILL_TIMEOUT).await {
+        if has_ended(container, client, KILL_TIMEOUT).await {
             return Ok(());
         }
         Err(CriError::Unkillable {
@@ -139,9 +142,16 @@ fn passing(done: Result<(), SandboxError>) -> Result<()> {
     }
 }
 
-async fn has_ended(container: &Container, limit: Duration) -> bool {
+/// Whether a container has ended within a time, or its machine has: that is noted by who holds the
+/// pod's turn, who may wait here.
+async fn has_ended(container: &Container, client: &SandboxClient, limit: Duration) -> bool {
     let mut ended = container.ended.subscribe();
-    // Bound to a name: the guard that it gives lives until the end of the statement.
-    let waited = timeout(limit, ended.wait_for(|ended| *ended)).await;
-    waited.is_ok()
+    let container_ends = async {
+        // The sender lives as long as the container.
+        let _ = ended.wait_for(|ended| *ended).await;
+    };
+    let machine_ends = client.machine_ended().map(drop);
+    let (container_ends, machine_ends) = (pin!(container_ends), pin!(machine_ends));
+    let either = select(container_ends, machine_ends);
+    timeout(limit, either).await.is_ok()
 }
