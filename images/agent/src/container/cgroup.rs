@@ -15,6 +15,7 @@ use protobuf::MessageField;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 
+use super::psi;
 use crate::init::mounts::{CGROUP_ROOT, enable_controllers};
 use crate::init::reaper::now_ns;
 
@@ -204,7 +205,7 @@ impl Cgroup {
         figures.into_iter().fold(used, u64::saturating_sub)
     }
 
-    /// The group's figures; those that the kernel does not keep are 0.
+    /// The group's figures; those that the kernel does not keep are 0, and none of pressure.
     #[must_use]
     pub fn stats(&self) -> ContainerStatsResponse {
         let cpu = self.file("cpu.stat").unwrap_or_default();
@@ -244,6 +245,8 @@ impl Cgroup {
                 ..Default::default()
             }),
             io: MessageField::some(io_stats(&self.file("io.stat").unwrap_or_default())),
+            psi: psi::of(|name| self.file(name)).into(),
+            guest_psi: psi::of(|name| read(&parent_path().join(name)).ok()).into(),
             ..Default::default()
         }
     }
@@ -266,12 +269,16 @@ impl Cgroup {
 ///
 /// What the kernel says.
 pub fn parent() -> io::Result<PathBuf> {
-    let parent = Path::new(CGROUP_ROOT).join(PARENT.trim_start_matches('/'));
+    let parent = parent_path();
     if !parent.exists() {
         fs::create_dir(&parent)?;
         enable_controllers(&parent)?;
     }
     Ok(parent)
+}
+
+fn parent_path() -> PathBuf {
+    Path::new(CGROUP_ROOT).join(PARENT.trim_start_matches('/'))
 }
 
 /// The value of `name` in a file of lines `name value`.
@@ -391,6 +398,10 @@ mod tests {
             ),
             ("memory.events", "low 0\nhigh 0\nmax 4\noom 1\noom_kill 1\n"),
             ("pids.current", "5\n"),
+            (
+                "io.pressure",
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total=8\n",
+            ),
             ("cgroup.procs", "10\n11\n"),
             ("below/further/cgroup.procs", "12\nodd\n0\n"),
         ] {
@@ -404,6 +415,8 @@ mod tests {
         assert_eq!(group.memory_in_use(), 400);
         assert_eq!((memory.limit_hits, memory.oom_kills), (4, 1));
         assert_eq!(stats.pids.current, 5);
+        assert_eq!(stats.psi.io.some.total_us, 8);
+        assert!(stats.psi.cpu.is_none() && stats.psi.memory.is_none());
         // `below` lists none, as a group of threads does.
         let pids: Vec<_> = group.countable();
         let pids: Vec<_> = pids.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
@@ -428,8 +441,9 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_a_group_that_does_not_exist_are_zero() {
+    fn figures_of_a_group_that_does_not_exist_are_zero_or_none() {
         let stats = Cgroup::new("no-such-group").stats();
+        assert!(stats.psi.is_none());
         assert_eq!(stats.memory.usage_bytes, 0);
         assert_eq!(stats.pids.current, 0);
     }

@@ -19,6 +19,7 @@ pub mod nodes;
 pub mod pidns;
 pub mod pressure;
 pub mod process;
+pub mod psi;
 pub mod resources;
 pub mod rootfs;
 pub mod spec;
