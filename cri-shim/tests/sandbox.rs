@@ -37,6 +37,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         sysctls: Default::default(),
         jail: Default::default(),
         pci: false,
+        psi: false,
         templates: None,
         snapshot: None,
         cgroup_parent: None,

@@ -47,6 +47,7 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         shares: args.volumes,
         // What it costs a boot, no clone pays.
         pci: true,
+        psi: false,
     };
     let runtime = super::runtime()?;
     let code = runtime.block_on(async {

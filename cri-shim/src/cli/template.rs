@@ -47,6 +47,9 @@ pub(super) struct TemplateArgs {
     /// Devices are on PCI
     #[arg(long)]
     pci: bool,
+    /// The guest's kernel counts pressure
+    #[arg(long)]
+    psi: bool,
     /// Where templates are kept
     #[arg(value_name = "DIR")]
     templates: PathBuf,
@@ -70,6 +73,7 @@ pub(super) fn run(args: &TemplateArgs) -> anyhow::Result<u8> {
         },
         shares: args.share,
         pci: args.pci,
+        psi: args.psi,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

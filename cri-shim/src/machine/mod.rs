@@ -70,6 +70,9 @@ const NO_PCI: &str = " pci=off";
 /// are. Patching them for one CPU costs more at boot than a pod ever gains by it.
 const ONE_CPU: &str = " noreplace-smp";
 
+/// What a guest is told besides that counts pressure.
+const PSI: &str = " psi=1";
+
 /// What a machine boots.
 #[derive(Debug)]
 pub struct GuestFiles {
@@ -160,6 +163,8 @@ pub struct MachineConfig {
     pub share: Option<SharedDir>,
     /// The bus of its devices.
     pub transport: Transport,
+    /// Whether the guest's kernel counts pressure stall information.
+    pub psi: bool,
     /// Where the guest's serial console goes; `None` makes the boot faster.
     pub console: Option<File>,
 }
@@ -270,6 +275,7 @@ impl BuiltMachine {
                     Transport::Pci => "",
                 };
                 let for_cpus = if config.cpus == 1 { ONE_CPU } else { "" };
+                let for_figures = if config.psi { PSI } else { "" };
                 let builder = Vm::builder()
                     .kernel(files.kernel)
                     .initramfs(files.initramfs)
@@ -277,7 +283,7 @@ impl BuiltMachine {
                     .max_vcpus(config.max_cpus)
                     .transport(config.transport)
                     .memory(MemorySize::bytes(config.memory))
-                    .cmdline(format!("{line}{for_bus}{for_cpus}"));
+                    .cmdline(format!("{line}{for_bus}{for_cpus}{for_figures}"));
                 match config.growth {
                     0 => builder,
                     most => builder.hotplug_memory(MemorySize::bytes(most)),

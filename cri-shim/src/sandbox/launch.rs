@@ -407,6 +407,7 @@ fn prepare(
         has_events,
         sysctls: config.sysctls,
         pci: config.pci,
+        psi: config.psi,
         must_clone: config.snapshot.is_some(),
         jail: config.jail,
         // Known when the process is there.

@@ -144,6 +144,7 @@ impl ContainerRun {
                 nics: Vec::new(),
                 share: None,
                 transport: Transport::Mmio,
+                psi: false,
                 console: None,
             },
         };

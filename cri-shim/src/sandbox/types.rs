@@ -11,6 +11,7 @@ use oci_spec::runtime::{Process, Spec};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::DEFAULT_CGROUP_PARENT;
+use super::psi::Psi;
 use crate::machine::{KernelPanic, MachineExit, NicKind, UserRange};
 
 /// Longest host name, in bytes.
@@ -60,6 +61,9 @@ pub struct LaunchConfig {
     /// Whether the guest's devices are on PCI, with MSI-X, and not on MMIO. A clone has the bus of
     /// its template, which is looked for with the one that is asked for.
     pub pci: bool,
+    /// Whether the guest's kernel counts pressure ([`Psi`]); a clone's does as that of its template,
+    /// which is looked for with what is asked for.
+    pub psi: bool,
     /// Whether the process is jailed.
     pub jail: JailMode,
     /// Where templates are kept, machines that have booted already: the sandbox begins as a clone
@@ -103,6 +107,7 @@ impl LaunchConfig {
             events: None,
             sysctls: BTreeMap::new(),
             pci: false,
+            psi: false,
             jail: JailMode::Enforced,
             templates: None,
             snapshot: None,
@@ -464,6 +469,10 @@ pub struct ContainerStats {
     pub writable_used_bytes: u64,
     pub writable_inodes: u64,
     pub writable_used_inodes: u64,
+    /// Of the container's control group.
+    pub psi: Psi,
+    /// Of the control group that those of all the guest's containers are below.
+    pub guest_psi: Psi,
 }
 
 /// How a sandbox ended.

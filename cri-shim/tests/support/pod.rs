@@ -77,6 +77,7 @@ impl Pod {
             sysctls: Default::default(),
             jail: JailMode::Enforced,
             pci: false,
+            psi: false,
             templates: None,
             snapshot: None,
             cgroup_parent: Some("/podvisor-test".into()),

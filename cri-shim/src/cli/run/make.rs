@@ -169,6 +169,7 @@ pub(in crate::cli) async fn launch_machine(
             Some(bus) => bus == Bus::Pci,
             None => guest.templates.is_some() && options.console.is_none(),
         },
+        psi: false,
         console: options.console,
         events: Events::of_container(&entry.dir).open(),
         sysctls: options.sysctls,

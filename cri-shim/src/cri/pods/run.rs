@@ -130,6 +130,7 @@ impl Node {
                 jail: self.config.jail,
                 // Clones do not pay for what PCI costs a boot.
                 pci: self.config.templates.is_some(),
+                psi: true,
                 templates: self.config.templates.clone(),
                 snapshot: None,
                 cgroup_parent: Some(cgroup::parent(config, MachineLimits { vcpus, memory })),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use oci_spec::runtime::{Process, Spec};
 use podvisor_agent_protocol::{ExitStatus, api};
 
+use crate::sandbox::psi::{Psi, PsiData, PsiStats};
 use crate::sandbox::types::{
     ContainerStats, GuestNetwork, Interface, ProcessExit, Route, SupplementalGroups,
 };
@@ -173,5 +174,49 @@ pub(super) fn stats(answer: &api::ContainerStatsResponse) -> ContainerStats {
         writable_used_bytes: writable.bytes.saturating_sub(writable.free_bytes),
         writable_inodes: writable.inodes,
         writable_used_inodes: writable.inodes.saturating_sub(writable.free_inodes),
+        psi: psi(&answer.psi),
+        guest_psi: psi(&answer.guest_psi),
+    }
+}
+
+fn psi(psi: &api::Psi) -> Psi {
+    let data = |data: &api::PsiData| PsiData {
+        total_us: data.total_us,
+        avg10: data.avg10.into(),
+        avg60: data.avg60.into(),
+        avg300: data.avg300.into(),
+    };
+    let stats = |stats: &api::PsiStats| PsiStats {
+        some: data(&stats.some),
+        full: data(&stats.full),
+    };
+    Psi {
+        cpu: psi.cpu.as_ref().map(stats),
+        memory: psi.memory.as_ref().map(stats),
+        io: psi.io.as_ref().map(stats),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pressure_that_the_guest_does_not_tell_is_none_and_shares_are_bounded() {
+        let mut answer = api::ContainerStatsResponse::new();
+        assert_eq!(stats(&answer).psi, Psi::default());
+        let io = answer
+            .psi
+            .mut_or_insert_default()
+            .io
+            .mut_or_insert_default();
+        let some = io.some.mut_or_insert_default();
+        (some.total_us, some.avg10, some.avg60) = (u64::MAX, u32::MAX, 50);
+        let stats = stats(&answer);
+        assert_eq!((stats.psi.cpu, stats.guest_psi), (None, Psi::default()));
+        let io = stats.psi.io.unwrap();
+        assert_eq!((io.some.total_us, io.some.avg60), (u64::MAX, 50.into()));
+        assert_eq!(io.some.avg10, 10_000.into());
+        assert_eq!(io.full, PsiData::default());
     }
 }

@@ -398,6 +398,7 @@ async fn boot(
                     true => Transport::Pci,
                     false => Transport::Mmio,
                 },
+                psi: launch.psi,
                 console: files.console.as_ref().map(File::try_clone).transpose()?,
             },
         })

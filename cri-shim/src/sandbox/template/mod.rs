@@ -79,6 +79,8 @@ pub struct Shape {
     pub shares: bool,
     /// Whether the devices are on PCI.
     pub pci: bool,
+    /// Whether the guest's kernel counts pressure.
+    pub psi: bool,
 }
 
 /// Why there is no template.
@@ -168,6 +170,7 @@ impl Shape {
             nic_kind,
             shares: config.shared_dir.is_some(),
             pci: config.pci,
+            psi: config.psi,
         })
     }
 
@@ -247,6 +250,7 @@ impl Shape {
             .args((self.nic_kind == NicKind::Stream).then_some("--streams"))
             .args(self.shares.then_some("--share"))
             .args(self.pci.then_some("--pci"))
+            .args(self.psi.then_some("--psi"))
             .arg(templates)
             .current_dir("/")
             .process_group(0)
@@ -410,6 +414,7 @@ impl HostEnds {
                 true => Transport::Pci,
                 false => Transport::Mmio,
             },
+            psi: shape.psi,
             console: None,
         })
     }
@@ -454,6 +459,7 @@ mod tests {
             nic_kind: NicKind::Tap,
             shares: true,
             pci: true,
+            psi: true,
         }
     }
 
@@ -475,6 +481,11 @@ mod tests {
             ..shape.clone()
         };
         assert_ne!(place(&other_card), first);
+        let other_kernel_parameters = Shape {
+            psi: false,
+            ..shape.clone()
+        };
+        assert_ne!(place(&other_kernel_parameters), first);
         fs::write(&shape.kernel, "another one").unwrap();
         assert_ne!(place(&shape), first);
     }

@@ -270,6 +270,9 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) jail: JailMode,
     /// The guest's devices are on PCI.
     pub(in crate::sandbox) pci: bool,
+    /// The guest's kernel counts pressure.
+    #[serde(default)]
+    pub(in crate::sandbox) psi: bool,
     /// It does not boot when it cannot be a clone.
     pub(in crate::sandbox) must_clone: bool,
     /// The process is in a control group of its own.
