@@ -13,6 +13,7 @@ use super::config::HANDLER;
 use super::containers::CreateRequest;
 use super::error::CriError;
 use super::metrics;
+use super::newer::stats::known;
 use super::node::Node;
 use crate::streaming::{self, Streaming};
 
@@ -330,7 +331,9 @@ impl RuntimeService for Runtime {
             .node
             .container_stats(&request.into_inner().container_id)
             .await?;
-        Ok(Response::new(ContainerStatsResponse { stats: Some(stats) }))
+        Ok(Response::new(ContainerStatsResponse {
+            stats: Some(known(&stats)?),
+        }))
     }
 
     async fn list_container_stats(
@@ -341,6 +344,7 @@ impl RuntimeService for Runtime {
             .node
             .list_container_stats(request.into_inner().filter)
             .await;
+        let stats = stats.iter().map(known).collect::<Result<_, _>>()?;
         Ok(Response::new(ListContainerStatsResponse { stats }))
     }
 
@@ -353,7 +357,7 @@ impl RuntimeService for Runtime {
             .pod_stats(&request.into_inner().pod_sandbox_id)
             .await?;
         Ok(Response::new(PodSandboxStatsResponse {
-            stats: Some(stats),
+            stats: Some(known(&stats)?),
         }))
     }
 
@@ -362,6 +366,7 @@ impl RuntimeService for Runtime {
         request: Request<ListPodSandboxStatsRequest>,
     ) -> Answer<ListPodSandboxStatsResponse> {
         let stats = self.node.list_pod_stats(request.into_inner().filter).await;
+        let stats = stats.iter().map(known).collect::<Result<_, _>>()?;
         Ok(Response::new(ListPodSandboxStatsResponse { stats }))
     }
 

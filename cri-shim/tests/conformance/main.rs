@@ -15,6 +15,7 @@ mod logs;
 mod many;
 mod network;
 mod pod;
+mod pressure;
 mod sandboxes;
 mod security;
 mod streaming;

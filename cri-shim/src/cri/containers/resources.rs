@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use k8s_cri::v1::{
-    ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, FilesystemIdentifier,
-    FilesystemUsage, LinuxContainerResources, LinuxPodSandboxStats, MemoryUsage,
-    NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes, PodSandboxStats,
+    ContainerAttributes, ContainerStatsFilter, FilesystemIdentifier, FilesystemUsage,
+    LinuxContainerResources, NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes,
     PodSandboxStatsFilter, ProcessUsage, UInt64Value, UpdateContainerResourcesRequest,
 };
 
 use crate::cni::InterfaceCounters;
 use crate::cri::error::Result;
 use crate::cri::flights::to_the_end;
+use crate::cri::newer::stats::{
+    ContainerStats, CpuUsage, IoUsage, LinuxPodSandboxStats, MemoryUsage, PodSandboxStats,
+};
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::pods::{NewLimits, matches_labels};
 use crate::cri::spec;
@@ -174,8 +176,8 @@ impl Node {
                     process_count: value(sum.processes),
                 }),
                 containers,
+                io: io(&sum),
             }),
-            windows: None,
         }
     }
 
@@ -199,6 +201,7 @@ impl Node {
             memory: Some(memory(figures)),
             writable_layer: writable_layer(figures, root),
             swap: None,
+            io: io(figures),
         }
     }
 
@@ -257,6 +260,9 @@ fn timestamp(figures: &Figures) -> i64 {
 /// Adds a container's figures to its pod's. They are the guest's word, however great.
 fn add(sum: &mut Figures, figures: &Figures) {
     sum.timestamp_ns = sum.timestamp_ns.max(figures.timestamp_ns);
+    // Times at which containers wait coincide: those of a pod are no sum. The last answer has what
+    // is newest of the guest.
+    sum.psi = figures.guest_psi;
     for (sum, value) in [
         (&mut sum.cpu_usage_us, figures.cpu_usage_us),
         (&mut sum.memory_usage_bytes, figures.memory_usage_bytes),
@@ -314,7 +320,16 @@ fn cpu(figures: &Figures, nano_cores: Option<u64>) -> CpuUsage {
         timestamp: timestamp(figures),
         usage_core_nano_seconds: value(figures.cpu_usage_us.saturating_mul(1000)),
         usage_nano_cores: nano_cores.map(|value| UInt64Value { value }),
+        psi: figures.psi.cpu.map(Into::into),
     }
+}
+
+/// Nothing but pressure, where that is counted.
+fn io(figures: &Figures) -> Option<IoUsage> {
+    figures.psi.io.map(|psi| IoUsage {
+        timestamp: timestamp(figures),
+        psi: Some(psi.into()),
+    })
 }
 
 /// No limit is the greatest number there, or none.
@@ -333,6 +348,7 @@ fn memory(figures: &Figures) -> MemoryUsage {
         rss_bytes: value(figures.memory_anon_bytes),
         page_faults: value(figures.page_faults),
         major_page_faults: value(figures.major_page_faults),
+        psi: figures.psi.memory.map(Into::into),
     }
 }
 
@@ -341,6 +357,8 @@ mod tests {
     use k8s_cri::v1::HugepageLimit;
 
     use super::*;
+    use crate::cri::newer::stats as newer;
+    use crate::sandbox::{Psi, PsiData, PsiStats};
 
     #[test]
     fn a_pod_without_an_interface_has_no_network_to_report() {
@@ -381,6 +399,48 @@ mod tests {
         add(&mut sum, &figures);
         assert_eq!((sum.timestamp_ns, sum.cpu_usage_us), (7, u64::MAX));
         assert_eq!(sum.processes, 4);
+    }
+
+    #[test]
+    fn pressure_is_told_where_it_is_counted_and_a_pods_is_its_guests() {
+        let none = Figures::default();
+        assert_eq!((cpu(&none, None).psi, memory(&none).psi), (None, None));
+        assert_eq!(io(&none), None);
+        let waited = |total_us| {
+            Some(PsiStats {
+                some: PsiData {
+                    total_us,
+                    avg10: 1234.into(),
+                    ..PsiData::default()
+                },
+                ..PsiStats::default()
+            })
+        };
+        let figures = Figures {
+            timestamp_ns: 5,
+            psi: Psi {
+                cpu: waited(1),
+                memory: waited(2),
+                io: waited(u64::MAX),
+            },
+            guest_psi: Psi {
+                cpu: waited(7),
+                ..Psi::default()
+            },
+            ..Figures::default()
+        };
+        let some = |psi: Option<newer::PsiStats>| psi.unwrap().some.unwrap();
+        let of_cpu = some(cpu(&figures, None).psi);
+        assert_eq!(of_cpu.total, 1000);
+        assert!((of_cpu.avg10 - 12.34).abs() < 1e-9);
+        assert_eq!(some(memory(&figures).psi).total, 2000);
+        let of_io = io(&figures).unwrap();
+        assert_eq!((of_io.timestamp, some(of_io.psi).total), (5, u64::MAX));
+
+        let mut sum = Figures::default();
+        add(&mut sum, &figures);
+        add(&mut sum, &figures);
+        assert_eq!(sum.psi, figures.guest_psi);
     }
 
     #[test]

@@ -2,7 +2,10 @@
 //! takes them from the runtime.
 //!
 //! Each name that is described has a value for each container that runs: what a guest does not
-//! have (swap), or nobody counts (load), is 0. So critest wants it.
+//! have (swap), or nobody counts (load), is 0. So critest wants it. Only those of [`pressure`] are
+//! left out where the guest's kernel does not count it.
+
+mod pressure;
 
 use k8s_cri::v1::{
     ContainerMetrics, LinuxContainerResources, Metric, MetricDescriptor, MetricType,
@@ -439,6 +442,7 @@ pub(super) fn descriptors() -> Vec<MetricDescriptor> {
         label_keys: keys(&mut std::iter::once("interface")),
     });
     descriptors.extend(of_interfaces);
+    descriptors.extend(pressure::descriptors());
     descriptors
 }
 
@@ -457,7 +461,8 @@ fn of_container(base: [&str; BASE.len()], source: &Source<'_>) -> Vec<Metric> {
             }),
         }
     });
-    metrics.collect()
+    let of_pressure = pressure::of_container(base, &source.figures.psi, timestamp);
+    metrics.chain(of_pressure).collect()
 }
 
 fn of_interface(

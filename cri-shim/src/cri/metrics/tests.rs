@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::cni::Direction;
+use crate::sandbox::{Psi, PsiData, PsiStats};
 
 fn metrics(figures: &Figures, resources: &LinuxContainerResources) -> Vec<Metric> {
     let source = Source {
@@ -38,7 +39,15 @@ fn value(metrics: &[Metric], name: &str, label: &str) -> u64 {
 #[test]
 fn each_metric_has_one_descriptor_with_as_many_labels_and_each_descriptor_a_metric() {
     let descriptors = descriptors();
-    let metrics = metrics(&Figures::default(), &LinuxContainerResources::default());
+    let counted = Figures {
+        psi: Psi {
+            cpu: Some(PsiStats::default()),
+            memory: Some(PsiStats::default()),
+            io: Some(PsiStats::default()),
+        },
+        ..Figures::default()
+    };
+    let metrics = metrics(&counted, &LinuxContainerResources::default());
     for metric in &metrics {
         let mut found = descriptors.iter().filter(|d| d.name == metric.name);
         let descriptor = found.next().expect(&metric.name);
@@ -57,6 +66,39 @@ fn each_metric_has_one_descriptor_with_as_many_labels_and_each_descriptor_a_metr
         .map(|metric| (&metric.name, &metric.label_values))
         .collect();
     assert_eq!(series.len(), metrics.len());
+}
+
+#[test]
+fn pressure_is_in_seconds_and_left_out_where_nobody_counts_it() {
+    let waited = |full, some| {
+        let data = |seconds: u64| PsiData {
+            total_us: seconds * SECOND_US + 999_999,
+            ..PsiData::default()
+        };
+        Some(PsiStats {
+            some: data(some),
+            full: data(full),
+        })
+    };
+    let figures = Figures {
+        psi: Psi {
+            cpu: waited(1, 2),
+            memory: waited(3, 4),
+            io: None,
+        },
+        ..Figures::default()
+    };
+    let metrics = metrics(&figures, &LinuxContainerResources::default());
+    for (name, expected) in [
+        ("container_pressure_cpu_stalled_seconds_total", 1),
+        ("container_pressure_cpu_waiting_seconds_total", 2),
+        ("container_pressure_memory_stalled_seconds_total", 3),
+        ("container_pressure_memory_waiting_seconds_total", 4),
+    ] {
+        assert_eq!(value(&metrics, name, ""), expected, "{name}");
+    }
+    let mut names = metrics.iter().map(|metric| &metric.name);
+    assert!(!names.any(|name| name.starts_with("container_pressure_io")));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod create;
 mod pod_resources;
+pub(super) mod stats;
 mod status;
 mod stop_signal;
 
@@ -15,6 +16,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use k8s_cri::v1::{
+    ContainerStatsRequest, ListContainerStatsRequest, ListPodSandboxStatsRequest,
+    PodSandboxStatsRequest,
+};
+use prost::Message;
 use tonic::body::Body;
 use tonic::codec::Codec;
 use tonic::codegen::http::{Request, Response};
@@ -24,6 +30,7 @@ use tower_service::Service;
 
 use self::create::{CreateCall, CreateCodec};
 use self::pod_resources::UpdatePod;
+use self::stats::StatsCall;
 use self::status::{StatusCall, StatusCodec};
 use super::node::Node;
 
@@ -35,6 +42,12 @@ const CREATE_CONTAINER: &str = "/runtime.v1.RuntimeService/CreateContainer";
 
 /// Has further fields since there are stop signals.
 const CONTAINER_STATUS: &str = "/runtime.v1.RuntimeService/ContainerStatus";
+
+/// Have further fields since there is pressure stall information, Kubernetes 1.34.
+const CONTAINER_STATS: &str = "/runtime.v1.RuntimeService/ContainerStats";
+const LIST_CONTAINER_STATS: &str = "/runtime.v1.RuntimeService/ListContainerStats";
+const POD_STATS: &str = "/runtime.v1.RuntimeService/PodSandboxStats";
+const LIST_POD_STATS: &str = "/runtime.v1.RuntimeService/ListPodSandboxStats";
 
 /// RuntimeService with these calls.
 #[derive(Debug, Clone)]
@@ -52,6 +65,17 @@ impl<S> Newer<S> {
             node,
             message_bytes,
         }
+    }
+
+    /// The call of the message `Q`.
+    fn stats<Q>(&self, request: Request<Body>) -> Answered
+    where
+        Q: Message + Default + 'static,
+        StatsCall: UnaryService<Q, Response: Message, Future: Send>,
+    {
+        let codec = ProstCodec::<<StatsCall as UnaryService<Q>>::Response, Q>::default();
+        let call = StatsCall(Arc::clone(&self.node));
+        answer(codec, self.message_bytes, call, request)
     }
 }
 
@@ -84,6 +108,10 @@ where
                 request,
             ),
             CREATE_CONTAINER => answer(CreateCodec, self.message_bytes, CreateCall(node), request),
+            CONTAINER_STATS => self.stats::<ContainerStatsRequest>(request),
+            LIST_CONTAINER_STATS => self.stats::<ListContainerStatsRequest>(request),
+            POD_STATS => self.stats::<PodSandboxStatsRequest>(request),
+            LIST_POD_STATS => self.stats::<ListPodSandboxStatsRequest>(request),
             CONTAINER_STATUS => answer(StatusCodec, self.message_bytes, StatusCall(node), request),
             _ => Box::pin(self.inner.call(request)),
         }
