@@ -59,9 +59,12 @@ pub(crate) use record::written_at as exit_recorded_at;
 pub use record::{ExitRecord, read as exit_record};
 pub use run::ContainerRun;
 pub(crate) use seccomp::default_profile as default_seccomp_profile;
-pub(crate) use spec::{ALL_CAPABILITIES, DEFAULT_CAPABILITIES, default_mounts, device_rules};
 pub use spec::{
     ContainerOptions, ContainerSpec, RootAccess, SPEC_VERSION, SpecError, container_spec,
+};
+pub(crate) use spec::{
+    NamedCapability, all_capabilities, capabilities, default_environment, default_mounts,
+    default_rlimits, device_rules, from_root, further_process, process_capabilities, set_variable,
 };
 pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
 pub use template::{

@@ -20,10 +20,12 @@ use tokio::task::spawn_blocking;
 
 use super::merge::{Temporary, check, merge, merge_contents};
 use super::state::running;
-use super::{Containers, Entry, exec, sweep};
+use super::{Containers, Entry, sweep};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
-use crate::sandbox::{Exec, SandboxClient, StdioFds, SupplementalGroups, random_id};
+use crate::sandbox::{
+    Exec, SandboxClient, StdioFds, SupplementalGroups, further_process, random_id,
+};
 
 /// Stands for an archive on stdin or stdout.
 const STREAM: &str = "-";
@@ -350,7 +352,7 @@ impl Guest {
         let record = &self.entry.record;
         let exec = Exec {
             exec_id: exec_id.clone(),
-            process: exec::process(record, command, false),
+            process: further_process(&record.process, command, false),
             user: "0".to_owned(),
             supplemental_groups: SupplementalGroups::Default,
             tty: None,

@@ -3,8 +3,7 @@
 use anyhow::Context as _;
 use clap::Args;
 use oci_spec::runtime::{
-    Capabilities, LinuxCapabilitiesBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType,
-    LinuxNamespaceType, Spec, UserBuilder,
+    Capabilities, LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxNamespaceType, Spec, UserBuilder,
 };
 use podvisor_images::Image;
 
@@ -14,8 +13,8 @@ use crate::cli::keys::Keys;
 use crate::cli::signals::Signals;
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
-    ALL_CAPABILITIES, ContainerOptions, CreateContainer, SandboxClient, SandboxError,
-    container_spec, random_id,
+    ContainerOptions, CreateContainer, SandboxClient, SandboxError, all_capabilities,
+    container_spec, process_capabilities, random_id,
 };
 
 /// What runs unless something is named.
@@ -141,14 +140,7 @@ async fn in_guest(
 /// system calls. Its namespaces stay.
 pub(in crate::cli) fn unconfine(spec: &mut Spec) -> anyhow::Result<()> {
     if let Some(process) = spec.process_mut() {
-        let all: Capabilities = ALL_CAPABILITIES.iter().copied().collect();
-        let capabilities = LinuxCapabilitiesBuilder::default()
-            .bounding(all.clone())
-            .permitted(all.clone())
-            .effective(all.clone())
-            .inheritable(all)
-            .ambient(Capabilities::new())
-            .build()?;
+        let capabilities = process_capabilities(all_capabilities(), Capabilities::new())?;
         process.set_capabilities(Some(capabilities));
     }
     for mount in spec.mounts_mut().iter_mut().flatten() {

@@ -12,7 +12,8 @@ use crate::cli::keys::{DetachArgs, Keys};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
-    EventAction, Exec, RefusalKind, SandboxError, StdioFds, SupplementalGroups, random_id,
+    ContainerOptions, EventAction, Exec, RefusalKind, SandboxError, StdioFds, SupplementalGroups,
+    further_process, random_id, set_variable,
 };
 
 #[derive(Debug, Args)]
@@ -65,20 +66,6 @@ pub(in crate::cli) struct TopArgs {
     options: Vec<String>,
 }
 
-/// A process like the container's own, but for what it runs.
-pub(super) fn process(record: &Record, command: Vec<String>, has_terminal: bool) -> Process {
-    let mut process = record.process.clone();
-    process.set_args(Some(command));
-    process.set_terminal(Some(has_terminal));
-    process.set_console_size(None);
-    let mut env = process.env().clone().unwrap_or_default();
-    if has_terminal && !env.iter().any(|entry| entry.starts_with("TERM=")) {
-        env.push("TERM=xterm".to_owned());
-        process.set_env(Some(env));
-    }
-    process
-}
-
 pub(in crate::cli) fn run(globals: &Globals, args: &ExecArgs) -> anyhow::Result<u8> {
     if args.tty && args.interactive && !terminal::is_terminal(std::io::stdin()) {
         anyhow::bail!(
@@ -89,16 +76,17 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ExecArgs) -> anyhow::Result<
         Some((container, command)) => (container, command.to_vec()),
         None => anyhow::bail!("name a container and a command"),
     };
+    let asked = ContainerOptions {
+        env: args.env.clone(),
+        workdir: args.workdir.clone(),
+        ..ContainerOptions::default()
+    };
+    asked.check()?;
     in_container(globals, container, |record| {
-        let mut process = process(record, command, args.tty);
+        let mut process = further_process(&record.process, command, args.tty);
         let mut env = process.env().clone().unwrap_or_default();
         for entry in &args.env {
-            let entry = crate::cli::run::from_here(entry);
-            let name = entry.split('=').next().unwrap_or("").to_owned();
-            env.retain(|old| old.split('=').next() != Some(&name));
-            if entry.contains('=') {
-                env.push(entry);
-            }
+            set_variable(&mut env, &crate::cli::run::from_here(entry));
         }
         process.set_env(Some(env));
         if let Some(workdir) = &args.workdir {
@@ -125,7 +113,7 @@ pub(in crate::cli) fn top(globals: &Globals, args: &TopArgs) -> anyhow::Result<u
         };
         let command = std::iter::once("ps".to_owned()).chain(options);
         Wanted {
-            process: process(record, command.collect(), false),
+            process: further_process(&record.process, command.collect(), false),
             user: "0".to_owned(),
             has_terminal: false,
             has_input: false,
@@ -242,23 +230,7 @@ pub(in crate::cli) fn not_started(error: anyhow::Error) -> anyhow::Result<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::sample;
     use super::*;
-
-    #[test]
-    fn a_process_with_a_terminal_is_told_of_which_kind() {
-        let terms = |record: &Record, has_terminal| -> Vec<String> {
-            let process = process(record, vec!["sh".to_owned()], has_terminal);
-            let env = process.env().clone().unwrap_or_default();
-            env.into_iter().filter(|e| e.starts_with("TERM=")).collect()
-        };
-        let mut record = sample("a", "one");
-        record.process.set_env(Some(vec!["PATH=/bin".to_owned()]));
-        assert_eq!(terms(&record, true), ["TERM=xterm"]);
-        assert!(terms(&record, false).is_empty());
-        record.process.set_env(Some(vec!["TERM=linux".to_owned()]));
-        assert_eq!(terms(&record, true), ["TERM=linux"]);
-    }
 
     #[test]
     fn what_cannot_be_executed_has_the_shells_codes() {

@@ -5,13 +5,15 @@ use anyhow::Context as _;
 use clap::{ArgAction, Args};
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
-    Capabilities, Capability, LinuxCapabilitiesBuilder, Mount, MountBuilder, PosixRlimit,
-    PosixRlimitBuilder, PosixRlimitType, Process, Spec, UserBuilder,
+    Capabilities, Capability, Mount, MountBuilder, PosixRlimit, PosixRlimitBuilder,
+    PosixRlimitType, Process, Spec, UserBuilder,
 };
 
 use crate::cli::container::debug::unconfine;
 use crate::cli::size;
-use crate::sandbox::{ALL_CAPABILITIES, DEFAULT_CAPABILITIES, default_seccomp_profile};
+use crate::sandbox::{
+    NamedCapability, capabilities, default_seccomp_profile, process_capabilities,
+};
 
 /// Where programs expect to write though the image's files cannot be written.
 const WRITABLE: [(&str, &str); 3] = [("/run", "755"), ("/tmp", "1777"), ("/var/tmp", "1777")];
@@ -19,12 +21,12 @@ const WRITABLE: [(&str, &str); 3] = [("/run", "755"), ("/tmp", "1777"), ("/var/t
 #[derive(Debug, Args)]
 pub(in crate::cli) struct RightsArgs {
     /// Allow what a capability of capabilities(7) allows, or ALL of them
-    #[arg(long, value_name = "CAPABILITY", value_parser = parse_capability)]
-    cap_add: Vec<Caps>,
+    #[arg(long, value_name = "CAPABILITY")]
+    cap_add: Vec<NamedCapability>,
 
     /// Do not allow it; wins over --cap-add
-    #[arg(long, value_name = "CAPABILITY", value_parser = parse_capability)]
-    cap_drop: Vec<Caps>,
+    #[arg(long, value_name = "CAPABILITY")]
+    cap_drop: Vec<NamedCapability>,
 
     /// Allow all that can be done in the guest: all capabilities, devices and system calls
     #[arg(long)]
@@ -56,26 +58,6 @@ pub(in crate::cli) struct RightsArgs {
     read_only_tmpfs: bool,
 }
 
-/// Capabilities by the name of one, or `ALL`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Caps {
-    All,
-    One(Capability),
-}
-
-fn parse_capability(text: &str) -> Result<Caps, String> {
-    let upper = text.to_ascii_uppercase();
-    let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
-    if short == "ALL" {
-        return Ok(Caps::All);
-    }
-    let named = |capability: &&Capability| capability.to_string() == short;
-    let found = ALL_CAPABILITIES.iter().find(named);
-    found
-        .map(|capability| Caps::One(*capability))
-        .ok_or_else(|| "write it as in capabilities(7), NET_ADMIN say, or ALL".to_owned())
-}
-
 fn parse_ulimit(text: &str) -> Result<PosixRlimit, String> {
     let usage = || "write NAME=SOFT or NAME=SOFT:HARD, nofile=1024:4096 say".to_owned();
     let (name, values) = text.split_once('=').ok_or_else(usage)?;
@@ -88,25 +70,9 @@ fn parse_ulimit(text: &str) -> Result<PosixRlimit, String> {
     if soft > hard {
         return Err("what it starts with is more than what it may raise it to".to_owned());
     }
-    let typ = match name {
-        "as" => PosixRlimitType::RlimitAs,
-        "core" => PosixRlimitType::RlimitCore,
-        "cpu" => PosixRlimitType::RlimitCpu,
-        "data" => PosixRlimitType::RlimitData,
-        "fsize" => PosixRlimitType::RlimitFsize,
-        "locks" => PosixRlimitType::RlimitLocks,
-        "memlock" => PosixRlimitType::RlimitMemlock,
-        "msgqueue" => PosixRlimitType::RlimitMsgqueue,
-        "nice" => PosixRlimitType::RlimitNice,
-        "nofile" => PosixRlimitType::RlimitNofile,
-        "nproc" => PosixRlimitType::RlimitNproc,
-        "rss" => PosixRlimitType::RlimitRss,
-        "rtprio" => PosixRlimitType::RlimitRtprio,
-        "rttime" => PosixRlimitType::RlimitRttime,
-        "sigpending" => PosixRlimitType::RlimitSigpending,
-        "stack" => PosixRlimitType::RlimitStack,
-        _ => return Err(format!("`{name}` is no limit of setrlimit(2)")),
-    };
+    let typ = format!("RLIMIT_{}", name.to_ascii_uppercase());
+    let typ: PosixRlimitType = (typ.parse())
+        .map_err(|_| format!("`{name}` is no limit of setrlimit(2), such as nofile or nproc"))?;
     let limit = PosixRlimitBuilder::default().typ(typ).soft(soft).hard(hard);
     limit.build().map_err(|error| error.to_string())
 }
@@ -178,39 +144,17 @@ fn parse_tmpfs(text: &str) -> Result<Tmpfs, String> {
 impl RightsArgs {
     /// What the container's root may do.
     fn capabilities(&self) -> Capabilities {
-        let named = |caps: &[Caps]| -> Vec<Capability> {
-            let one = |caps: &Caps| match caps {
-                Caps::All => None,
-                Caps::One(capability) => Some(*capability),
-            };
-            caps.iter().filter_map(one).collect()
-        };
-        let mut set: Capabilities = DEFAULT_CAPABILITIES.iter().copied().collect();
-        if self.cap_add.contains(&Caps::All) || self.privileged {
-            set.extend(ALL_CAPABILITIES);
+        let mut added = self.cap_add.clone();
+        if self.privileged {
+            added.push(NamedCapability::All);
         }
-        if self.cap_drop.contains(&Caps::All) {
-            set.clear();
-        }
-        set.extend(named(&self.cap_add));
-        for capability in named(&self.cap_drop) {
-            set.remove(&capability);
-        }
-        set
+        capabilities(&added, &self.cap_drop)
     }
 
     /// Tells a process its rights and limits.
     pub(super) fn apply_to_process(&self, process: &mut Process) -> anyhow::Result<()> {
-        let held = self.capabilities();
-        let none = Capabilities::new();
-        let capabilities = LinuxCapabilitiesBuilder::default()
-            .bounding(held.clone())
-            .permitted(held.clone())
-            .effective(held)
-            .inheritable(none.clone())
-            .ambient(none)
-            .build();
-        process.set_capabilities(Some(capabilities.context("cannot set capabilities")?));
+        let held = process_capabilities(self.capabilities(), Capabilities::new());
+        process.set_capabilities(Some(held.context("cannot set capabilities")?));
         let mut limits = process.rlimits().clone().unwrap_or_default();
         for limit in &self.ulimit {
             limits.retain(|other| other.typ() != limit.typ());
@@ -277,7 +221,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-    use crate::sandbox::{ContainerOptions, container_spec};
+    use crate::sandbox::{ContainerOptions, all_capabilities, container_spec};
 
     #[derive(clap::Parser)]
     struct Line {
@@ -320,17 +264,14 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_added_and_dropped_and_dropping_wins() {
+    fn a_privileged_container_has_every_capability_but_those_that_are_dropped() {
         let held = |flags: &[&str]| rights(flags).capabilities();
-        let usual = held(&[]);
-        assert!(held(&["--cap-add", "cap_net_admin"]).contains(&Capability::NetAdmin));
-        assert_eq!(held(&["--cap-add", "all"]).len(), ALL_CAPABILITIES.len());
+        assert_eq!(held(&["--privileged"]), all_capabilities());
+        let dropped = held(&["--privileged", "--cap-drop", "cap_sys_time"]);
+        assert_eq!(dropped.len() + 1, all_capabilities().len());
         assert!(held(&["--cap-drop", "ALL"]).is_empty());
-        let one = held(&["--cap-drop", "ALL", "--cap-add", "CHOWN"]);
-        assert_eq!(one, [Capability::Chown].into());
-        let flags = ["--cap-add", "CHOWN", "--cap-drop", "CHOWN"];
-        assert_eq!(held(&flags).len() + 1, usual.len());
-        assert!(parse_capability("NET_ADMINN").is_err());
+        let typo = Line::try_parse_from(["run", "--cap-add", "NET_ADMINN"]);
+        assert!(typo.err().unwrap().to_string().contains("capabilities(7)"));
     }
 
     #[test]
@@ -363,7 +304,17 @@ mod tests {
             process.user().additional_gids().as_deref(),
             Some([7].as_slice())
         );
-        for bad in ["nofile", "nofile=", "nofile=2:1", "files=1", "nofile=1:2:3"] {
+        for name in ["as", "rttime", "sigpending"] {
+            assert!(parse_ulimit(&format!("{name}=1")).is_ok(), "{name}");
+        }
+        for bad in [
+            "nofile",
+            "nofile=",
+            "nofile =1",
+            "nofile=2:1",
+            "files=1",
+            "nofile=1:2:3",
+        ] {
             assert!(parse_ulimit(bad).is_err(), "{bad}");
         }
     }

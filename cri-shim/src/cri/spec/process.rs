@@ -2,19 +2,13 @@
 
 use k8s_cri::v1::{ContainerConfig, LinuxContainerSecurityContext, SupplementalGroupsPolicy};
 use oci_spec::image;
-use oci_spec::runtime::{
-    LinuxCapabilitiesBuilder, PosixRlimitBuilder, PosixRlimitType, Process, ProcessBuilder,
-    UserBuilder,
-};
+use oci_spec::runtime::{Process, ProcessBuilder, UserBuilder};
 
 use super::{SpecFault, SpecRequest, capabilities};
-use crate::sandbox::SupplementalGroups;
-
-/// Search path of a program whose image sets none.
-const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// Open files that a program may have: what it starts with, and what it may raise it to.
-const OPEN_FILES: (u64, u64) = (1024, 524_288);
+use crate::sandbox::{
+    SupplementalGroups, default_environment, default_rlimits, from_root, further_process,
+    process_capabilities, set_variable,
+};
 
 pub(super) fn process(
     request: &SpecRequest<'_>,
@@ -35,22 +29,8 @@ pub(super) fn process(
         .cwd(working_directory(container, request.image)?)
         .user(user.build()?)
         .no_new_privileges(security.no_new_privs)
-        .capabilities(
-            LinuxCapabilitiesBuilder::default()
-                .bounding(allowed.clone())
-                .permitted(allowed.clone())
-                .effective(allowed)
-                .inheritable(ambient.clone())
-                .ambient(ambient)
-                .build()?,
-        )
-        .rlimits(vec![
-            PosixRlimitBuilder::default()
-                .typ(PosixRlimitType::RlimitNofile)
-                .soft(OPEN_FILES.0)
-                .hard(OPEN_FILES.1)
-                .build()?,
-        ]);
+        .capabilities(process_capabilities(allowed, ambient)?)
+        .rlimits(default_rlimits()?);
     let resources = container
         .linux
         .as_ref()
@@ -76,18 +56,7 @@ pub(in crate::cri) fn exec_process(
         return Err(SpecFault::invalid("cmd", "it names no command"));
     }
     check_nul("cmd", command)?;
-    let mut process = container.clone();
-    process.set_args(Some(command.to_vec()));
-    process.set_terminal(Some(tty));
-    process.set_console_size(None);
-    if tty {
-        let mut env = process.env().clone().unwrap_or_default();
-        if !env.iter().any(|entry| entry.starts_with("TERM=")) {
-            env.push("TERM=xterm".to_owned());
-        }
-        process.set_env(Some(env));
-    }
-    Ok(process)
+    Ok(further_process(container, command.to_vec(), tty))
 }
 
 /// Kubernetes' rule: a command drops the image's entrypoint and its arguments, arguments
@@ -118,43 +87,20 @@ fn command_line(
     Ok(args)
 }
 
-/// Defaults, then the image's variables, then the container's; a later value of a name
-/// replaces the earlier one in its place.
+/// The default ones, then the container's.
 fn environment(request: &SpecRequest<'_>) -> Result<Vec<String>, SpecFault> {
-    let mut env = vec![
-        DEFAULT_PATH.to_owned(),
-        format!("HOSTNAME={}", request.hostname),
-    ];
-    if request.container.tty {
-        env.push("TERM=xterm".to_owned());
-    }
-    let of_image = request.image.and_then(|config| config.env().as_ref());
-    for entry in of_image.into_iter().flatten() {
-        // An image's malformed entry is dropped: who uses the image cannot repair it.
-        if let Some((name, _)) = entry.split_once('=')
-            && !name.is_empty()
-        {
-            set_variable(&mut env, name, entry.clone());
-        }
-    }
+    let has_terminal = request.container.tty;
+    let mut env = default_environment(request.hostname, has_terminal, request.image);
     for variable in &request.container.envs {
         if variable.key.is_empty() || variable.key.contains('=') {
             let reason = format!("{:?} is not the name of a variable", variable.key);
             return Err(SpecFault::invalid("envs", reason));
         }
         let entry = format!("{}={}", variable.key, variable.value);
-        set_variable(&mut env, &variable.key, entry);
+        set_variable(&mut env, &entry);
     }
     check_nul("envs", &env)?;
     Ok(env)
-}
-
-fn set_variable(env: &mut Vec<String>, name: &str, entry: String) {
-    let is_same = |old: &&mut String| old.split_once('=').is_some_and(|(old, _)| old == name);
-    match env.iter_mut().find(is_same) {
-        Some(old) => *old = entry,
-        None => env.push(entry),
-    }
 }
 
 fn working_directory(
@@ -169,8 +115,7 @@ fn working_directory(
     if dir.contains('\0') {
         return Err(SpecFault::invalid("working_dir", "it holds a NUL byte"));
     }
-    // A relative one counts from the root, as in Dockerfiles.
-    Ok(format!("/{}", dir.trim_start_matches('/')))
+    Ok(from_root(&dir))
 }
 
 fn check_nul(field: &'static str, strings: &[String]) -> Result<(), SpecFault> {

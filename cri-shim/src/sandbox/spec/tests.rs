@@ -1,6 +1,7 @@
 //! Tests of `spec`: what docker's users expect of entrypoint, command, environment and user.
 
 use oci_spec::image::ConfigBuilder;
+use oci_spec::runtime::Capability;
 
 use super::*;
 

@@ -5,29 +5,35 @@
 //! `root.path` and the numbers of `process.user` are the agent's to fill: it sees the image's
 //! files. Network, IPC and UTS namespaces are the virtual machine's own: it is the pod.
 
+mod capabilities;
+mod process;
+
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 use oci_spec::OciSpecError;
 use oci_spec::image;
 use oci_spec::runtime::{
-    BoxBuilder as ConsoleSizeBuilder, Capabilities, Capability, Linux, LinuxBuilder,
-    LinuxCapabilitiesBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType,
-    LinuxNamespaceBuilder, LinuxNamespaceType, LinuxResourcesBuilder, Mount, MountBuilder,
-    PosixRlimitBuilder, PosixRlimitType, ProcessBuilder, RootBuilder, Spec, SpecBuilder,
+    BoxBuilder as ConsoleSizeBuilder, Capabilities, Linux, LinuxBuilder, LinuxDeviceCgroup,
+    LinuxDeviceCgroupBuilder, LinuxDeviceType, LinuxNamespaceBuilder, LinuxNamespaceType,
+    LinuxResourcesBuilder, Mount, MountBuilder, ProcessBuilder, RootBuilder, Spec, SpecBuilder,
 };
 
 use super::seccomp;
 use super::types::TerminalSize;
 
-/// Search path of a program whose image sets none.
-const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) use capabilities::{
+    NamedCapability, all_capabilities, capabilities, process_capabilities,
+};
+pub(crate) use process::{
+    default_environment, default_rlimits, from_root, further_process, set_variable,
+};
 
 /// Version of the OCI runtime specification that is spoken to the agent.
 pub const SPEC_VERSION: &str = "1.0.2";
-
-/// Open files that a program may have: what it starts with, and what it may raise it to.
-const OPEN_FILES: (u64, u64) = (1024, 524_288);
 
 /// What a container cannot be made from.
 #[derive(Debug, thiserror::Error)]
@@ -133,32 +139,15 @@ pub fn container_spec(
     check_nul("the working directory", [&cwd])?;
     check_nul("the user", [&user])?;
 
-    let capabilities: Capabilities = DEFAULT_CAPABILITIES.iter().copied().collect();
-    let none = Capabilities::new();
+    let (allowed, ambient) = (capabilities(&[], &[]), Capabilities::new());
     let mut process = ProcessBuilder::default()
         .terminal(options.terminal.is_some())
         .args(args)
         .env(env)
         .cwd(cwd)
         .no_new_privileges(false)
-        .capabilities(
-            LinuxCapabilitiesBuilder::default()
-                .bounding(capabilities.clone())
-                .permitted(capabilities.clone())
-                .effective(capabilities)
-                .inheritable(none.clone())
-                .ambient(none)
-                .build()
-                .map_err(SpecError::Build)?,
-        )
-        .rlimits(vec![
-            PosixRlimitBuilder::default()
-                .typ(PosixRlimitType::RlimitNofile)
-                .soft(OPEN_FILES.0)
-                .hard(OPEN_FILES.1)
-                .build()
-                .map_err(SpecError::Build)?,
-        ])
+        .capabilities(process_capabilities(allowed, ambient).map_err(SpecError::Build)?)
+        .rlimits(default_rlimits().map_err(SpecError::Build)?)
         .build()
         .map_err(SpecError::Build)?;
     if let Some(size) = options.terminal {
@@ -224,48 +213,19 @@ fn environment(
     image: Option<&image::Config>,
     options: &ContainerOptions,
 ) -> Vec<String> {
-    let mut env = vec![DEFAULT_PATH.to_owned(), format!("HOSTNAME={hostname}")];
-    if options.terminal.is_some() {
-        env.push("TERM=xterm".to_owned());
-    }
-    let from_image = image.and_then(|config| config.env().as_ref());
-    for entry in from_image.into_iter().flatten() {
-        // An image's malformed entry is dropped: a user of the image cannot repair it.
-        if !entry.is_empty() && !entry.starts_with('=') {
-            set_variable(&mut env, entry);
-        }
-    }
+    let mut env = default_environment(hostname, options.terminal.is_some(), image);
     for entry in &options.env {
         set_variable(&mut env, entry);
     }
     env
 }
 
-fn set_variable(env: &mut Vec<String>, entry: &str) {
-    let Some((name, _)) = entry.split_once('=') else {
-        env.retain(|old| variable_name(old) != entry);
-        return;
-    };
-    match env.iter_mut().find(|old| variable_name(old) == name) {
-        Some(old) => entry.clone_into(old),
-        None => env.push(entry.to_owned()),
-    }
-}
-
-fn variable_name(entry: &str) -> &str {
-    entry.split_once('=').map_or(entry, |(name, _)| name)
-}
-
 fn working_directory(image: Option<&image::Config>, options: &ContainerOptions) -> String {
     if let Some(workdir) = &options.workdir {
         return workdir.clone();
     }
-    let from_image = image.and_then(|config| config.working_dir().clone());
-    match from_image {
-        // A relative one in an image counts from the root, as in Dockerfiles.
-        Some(dir) if !dir.is_empty() => format!("/{}", dir.trim_start_matches('/')),
-        _ => "/".to_owned(),
-    }
+    let of_image = image.and_then(|config| config.working_dir().clone());
+    from_root(&of_image.unwrap_or_default())
 }
 
 fn check_nul<'a>(
@@ -277,41 +237,6 @@ fn check_nul<'a>(
     }
     Ok(())
 }
-
-/// Capabilities that a container's root has unless its user says otherwise: those that
-/// distributions' packages count on, and none that reaches beyond the container.
-pub(crate) const DEFAULT_CAPABILITIES: &[Capability] = &[
-    Capability::AuditWrite,
-    Capability::Chown,
-    Capability::DacOverride,
-    Capability::Fowner,
-    Capability::Fsetid,
-    Capability::Kill,
-    Capability::Mknod,
-    Capability::NetBindService,
-    Capability::NetRaw,
-    Capability::Setfcap,
-    Capability::Setgid,
-    Capability::Setpcap,
-    Capability::Setuid,
-    Capability::SysChroot,
-];
-
-/// All that the guest's kernel knows: what `ALL` and a privileged container mean.
-#[rustfmt::skip]
-pub(crate) const ALL_CAPABILITIES: &[Capability] = &[
-    Capability::AuditControl, Capability::AuditRead, Capability::AuditWrite,
-    Capability::BlockSuspend, Capability::Bpf, Capability::CheckpointRestore, Capability::Chown,
-    Capability::DacOverride, Capability::DacReadSearch, Capability::Fowner, Capability::Fsetid,
-    Capability::IpcLock, Capability::IpcOwner, Capability::Kill, Capability::Lease,
-    Capability::LinuxImmutable, Capability::MacAdmin, Capability::MacOverride, Capability::Mknod,
-    Capability::NetAdmin, Capability::NetBindService, Capability::NetBroadcast,
-    Capability::NetRaw, Capability::Perfmon, Capability::Setfcap, Capability::Setgid,
-    Capability::Setpcap, Capability::Setuid, Capability::SysAdmin, Capability::SysBoot,
-    Capability::SysChroot, Capability::SysModule, Capability::SysNice, Capability::SysPacct,
-    Capability::SysPtrace, Capability::SysRawio, Capability::SysResource, Capability::SysTime,
-    Capability::SysTtyConfig, Capability::Syslog, Capability::WakeAlarm,
-];
 
 /// Kernel interfaces that tell of the whole machine, or have been ways out of a container.
 const MASKED_PATHS: &[&str] = &[
@@ -360,7 +285,7 @@ fn linux(id: &str) -> Result<Linux, SpecError> {
         )
         .masked_paths(strings(MASKED_PATHS))
         .readonly_paths(strings(READONLY_PATHS))
-        .seccomp(seccomp::default_profile(DEFAULT_CAPABILITIES).map_err(SpecError::Build)?)
+        .seccomp(seccomp::default_profile(capabilities::DEFAULT).map_err(SpecError::Build)?)
         .build()
         .map_err(SpecError::Build)
 }
@@ -471,7 +396,3 @@ pub(crate) fn default_mounts() -> Result<Vec<Mount>, OciSpecError> {
         })
         .collect()
 }
-
-#[cfg(test)]
-#[path = "spec_tests.rs"]
-mod tests;
