@@ -14,6 +14,7 @@ mod net;
 mod output;
 mod plot;
 mod pull;
+mod qemu;
 mod restore;
 mod start;
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::boot::Kind;
+use crate::qemu::{self, Boot};
 
 /// What every monitor runs. One vCPU.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl Subject {
             ..qemu(
                 program,
                 guest,
-                "microvm,accel=kvm,acpi=off,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on",
+                qemu::MICROVM,
                 "virtio-blk-device,drive=disk",
                 NO_PCI,
             )
@@ -66,7 +67,7 @@ impl Subject {
             ..qemu(
                 program,
                 guest,
-                "q35,accel=kvm,usb=off,vmport=off",
+                qemu::Q35,
                 "virtio-blk-pci,drive=disk,disable-legacy=on",
                 "",
             )
@@ -75,44 +76,25 @@ impl Subject {
 }
 
 fn qemu(program: &Path, guest: &Guest, machine: &str, device: &str, bus: &str) -> Subject {
-    let fixed = [
-        "-cpu",
-        "host",
-        "-smp",
-        "1",
-        "-nodefaults",
-        "-no-user-config",
-        "-display",
-        "none",
-        "-no-reboot",
-        // Thread names tell the vCPU from the rest.
-        "-name",
-        "bench,debug-threads=on",
-        "-serial",
-        "stdio",
+    let boot = Boot {
+        kernel: &guest.kernel,
+        initramfs: &guest.initramfs,
+        memory_mib: guest.memory_mib,
+        command_line: &format!("{COMMAND_LINE}{bus}"),
+    };
+    let mut arguments = qemu::arguments(machine, &boot);
+    arguments.extend([
         // The device's work is not done by the thread of the monitor's own.
-        "-object",
-        "iothread,id=io",
-    ];
-    let mut arguments: Vec<String> = fixed.map(str::to_owned).into();
-    let more = [
-        ("-machine", machine.to_owned()),
-        ("-m", format!("{}M", guest.memory_mib)),
-        ("-kernel", text(&guest.kernel)),
-        ("-initrd", text(&guest.initramfs)),
-        ("-append", format!("{COMMAND_LINE}{bus}")),
-        (
-            "-drive",
-            format!(
-                "id=disk,if=none,format=raw,read-only=on,cache=writeback,file={}",
-                text(&guest.disk)
-            ),
+        "-object".to_owned(),
+        "iothread,id=io".to_owned(),
+        "-drive".to_owned(),
+        format!(
+            "id=disk,if=none,format=raw,read-only=on,cache=writeback,file={}",
+            text(&guest.disk)
         ),
-        ("-device", format!("{device},iothread=io")),
-    ];
-    for (option, value) in more {
-        arguments.extend([option.to_owned(), value]);
-    }
+        "-device".to_owned(),
+        format!("{device},iothread=io"),
+    ]);
     Subject {
         name: "QEMU",
         kind: Kind::Qemu,

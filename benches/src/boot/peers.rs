@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::stage::Stage;
+use crate::qemu::{self, Boot};
 
 /// What every monitor boots. One vCPU.
 #[derive(Debug)]
@@ -99,28 +100,14 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// `microvm` with nothing that the guest does without: no PIT, PIC, RTC, option ROMs or ACPI.
 fn qemu(guest: &Guest, program: &Path, stage: &Stage) -> Result<Vec<String>> {
-    let mut arguments: Vec<String> = [
-        "-machine",
-        "microvm,accel=kvm,acpi=off,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on",
-        "-cpu",
-        "host",
-        "-smp",
-        "1",
-        "-nodefaults",
-        "-no-user-config",
-        "-display",
-        "none",
-        "-no-reboot",
-        // Thread names tell the vCPU from the rest.
-        "-name",
-        "bench,debug-threads=on",
-        "-serial",
-        "stdio",
-    ]
-    .map(str::to_owned)
-    .into();
+    let boot = Boot {
+        kernel: &guest.kernel,
+        initramfs: &guest.initramfs,
+        memory_mib: guest.memory_mib,
+        command_line: &guest.cmdline,
+    };
+    let mut arguments = qemu::arguments(qemu::MICROVM, &boot);
     let firmware = program
         .parent()
         .and_then(Path::parent)
@@ -129,16 +116,6 @@ fn qemu(guest: &Guest, program: &Path, stage: &Stage) -> Result<Vec<String>> {
     if let Some(firmware) = firmware {
         arguments.extend(["-bios".to_owned(), text(&stage.copy(&firmware)?)]);
     }
-    arguments.extend([
-        "-m".to_owned(),
-        format!("{}M", guest.memory_mib),
-        "-kernel".to_owned(),
-        text(&guest.kernel),
-        "-initrd".to_owned(),
-        text(&guest.initramfs),
-        "-append".to_owned(),
-        guest.cmdline.clone(),
-    ]);
     Ok(arguments)
 }
 

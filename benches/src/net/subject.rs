@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
 use crate::boot::Kind;
+use crate::qemu::{self, Boot};
 
 /// What every monitor runs. One vCPU.
 #[derive(Debug)]
@@ -56,13 +57,7 @@ impl Subject {
     pub(super) fn microvm(program: &Path, guest: &Guest) -> Self {
         Self {
             name: "QEMU microvm, MMIO",
-            ..qemu(
-                program,
-                guest,
-                "microvm,accel=kvm,acpi=off,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on",
-                "virtio-net-device",
-                NO_PCI,
-            )
+            ..qemu(program, guest, qemu::MICROVM, "virtio-net-device", NO_PCI)
         }
     }
 
@@ -72,7 +67,7 @@ impl Subject {
             ..qemu(
                 program,
                 guest,
-                "q35,accel=kvm,usb=off,vmport=off",
+                qemu::Q35,
                 "virtio-net-pci,disable-legacy=on,romfile=",
                 "",
             )
@@ -81,36 +76,20 @@ impl Subject {
 }
 
 fn qemu(program: &Path, guest: &Guest, machine: &str, device: &str, bus: &str) -> Subject {
-    let fixed = [
-        "-cpu",
-        "host",
-        "-smp",
-        "1",
-        "-nodefaults",
-        "-no-user-config",
-        "-display",
-        "none",
-        "-no-reboot",
-        // Thread names tell the vCPU from the rest.
-        "-name",
-        "bench,debug-threads=on",
-        "-serial",
-        "stdio",
-    ];
-    let mut arguments: Vec<String> = fixed.map(str::to_owned).into();
-    let more = [
-        ("-machine", machine.to_owned()),
-        ("-m", format!("{}M", guest.memory_mib)),
-        ("-kernel", text(&guest.kernel)),
-        ("-initrd", text(&guest.initramfs)),
-        ("-append", format!("{COMMAND_LINE}{bus}")),
+    let boot = Boot {
+        kernel: &guest.kernel,
+        initramfs: &guest.initramfs,
+        memory_mib: guest.memory_mib,
+        command_line: &format!("{COMMAND_LINE}{bus}"),
+    };
+    let mut arguments = qemu::arguments(machine, &boot);
+    arguments.extend([
         // In its own process, as podvisor's device is.
-        ("-netdev", format!("tap,id=net,fd={},vhost=off", guest.tap)),
-        ("-device", format!("{device},netdev=net,mac={MAC}")),
-    ];
-    for (option, value) in more {
-        arguments.extend([option.to_owned(), value]);
-    }
+        "-netdev".to_owned(),
+        format!("tap,id=net,fd={},vhost=off", guest.tap),
+        "-device".to_owned(),
+        format!("{device},netdev=net,mac={MAC}"),
+    ]);
     Subject {
         name: "QEMU",
         kind: Kind::Qemu,
