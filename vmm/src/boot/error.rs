@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::MAX_CPUS;
+
 /// Errors of opening, checking and loading what a guest boots from.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -75,7 +77,7 @@ pub enum BootError {
         character: char,
     },
     /// The MP table names CPUs by 8-bit APIC ids.
-    #[error("{cpus} CPUs asked for, 1 to 254 can be booted")]
+    #[error("{cpus} CPUs asked for, 1 to {MAX_CPUS} can be booted")]
     CpuCount {
         /// The count asked for.
         cpus: u8,

@@ -14,6 +14,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 pub(crate) use signal_mask::set_signal_mask;
 pub(crate) use tsc_offset::{set_tsc_offset, tsc_offset};
 
+use crate::boot::MAX_CPUS;
 use crate::layout;
 
 /// Why KVM did not do what a VM needs.
@@ -85,10 +86,9 @@ pub(crate) fn count_as_the_host(vcpu: &VcpuFd) {
 
 /// The most vCPUs of one VM: what the host's KVM takes, and what an MP table can name.
 pub(crate) fn max_vcpus(kvm: &Kvm) -> u8 {
-    // APIC id 255 means "all CPUs", and the table has an entry for the I/O APIC too.
     u8::try_from(kvm.get_max_vcpus())
         .unwrap_or(u8::MAX)
-        .min(254)
+        .min(MAX_CPUS)
 }
 
 /// Creates a VM without memory.
