@@ -135,6 +135,8 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
         stats.memory_usage_bytes > 0 && stats.pids_current >= 1,
         "{stats:?}"
     );
+    // It is not asked to count.
+    assert_eq!((stats.psi, stats.guest_psi), Default::default());
     let list = sandbox.list().await.unwrap();
     let states: Vec<_> = list.iter().map(|c| (c.id.as_str(), c.state)).collect();
     let expected = [
@@ -199,6 +201,7 @@ struct Sandbox {
     entropy: String,
     boot_id: String,
     volume: String,
+    pressure: Vec<String>,
 }
 
 impl Sandbox {
@@ -213,10 +216,12 @@ impl Sandbox {
         config.hostname = name.clone();
         config.shared_dir = Some(shared);
         config.templates = Some(pod.path("templates"));
+        config.psi = true;
         config.dir = dir.clone();
         let client = launch(config).await.unwrap();
         let script = "head -c 32 /dev/urandom | md5sum; hostname; date +%s; \
-                      cat /proc/sys/kernel/random/boot_id; cat /data/file; echo";
+                      cat /proc/sys/kernel/random/boot_id; cat /data/file; echo; \
+                      ls /proc/pressure";
         let mut container = pod.container(&name, image, script);
         mount(&mut container, "/data", "/run/podvisor/shared/volume");
         client.create_container(container).await.unwrap();
@@ -241,12 +246,15 @@ impl Sandbox {
             hostname,
             boot_id: line(),
             volume: line(),
+            pressure: lines.collect(),
         }
     }
 
     /// Ends the sandbox once it has been found to be itself.
     async fn check_and_end(self) -> [String; 2] {
         assert_eq!([&self.hostname, &self.volume], [&self.name, &self.name]);
+        // The template's kernel has the parameters that were asked for.
+        assert_eq!(self.pressure, ["cpu", "io", "memory"]);
         self.client.shutdown(PATIENCE).await.unwrap();
         [self.entropy, self.boot_id]
     }
