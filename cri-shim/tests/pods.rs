@@ -461,6 +461,41 @@ async fn a_pod_whose_machine_dies_while_it_is_stopped_is_stopped_then() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn containers_of_a_machine_that_was_killed_for_memory_are_told_as_such() {
+    for is_away in [false, true] {
+        let mut node = Node::new(2).await;
+        let [id, created] = [node.create("a", None).await, node.create("b", None).await];
+        node.start(&id).await.unwrap();
+        if is_away {
+            node.daemon.end(Signal::KILL);
+        }
+        // As who saw the process end, and its control group, puts it on record.
+        let exit = json!({ "OutOfMemory": { "group": "/sys/fs/cgroup/pods/pod" } });
+        let record = json!({ "exit": exit, "containers": [] });
+        fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
+        node.kill_process();
+        node.process_ended();
+        if is_away {
+            node.daemon.start();
+        }
+        let not_ready = PodSandboxState::SandboxNotready;
+        until(async || node.pod_state().await == not_ready).await;
+        // A daemon that begins anew knows it, too.
+        for _ in 0..2 {
+            let status = node.status(&id).await;
+            assert_eq!((status.exit_code, &*status.reason), (137, "OOMKilled"));
+            for words in ["/sys/fs/cgroup/pods/pod", "memory limit", "RuntimeClass"] {
+                assert!(status.message.contains(words), "{}", status.message);
+            }
+            let status = node.status(&created).await;
+            assert_eq!(status.state(), ContainerState::ContainerCreated);
+            node.daemon.end(Signal::KILL);
+            node.daemon.start();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pod_on_a_full_disk_holds_nothing_once_it_was_stopped_and_is_removed_later() {
     for is_stopped in [true, false] {
         let mut node = Node::on_a_small_disk().await;

@@ -2,7 +2,10 @@
 //! machine and an overhead for what the process itself takes.
 //!
 //! A group that nobody is in any more is removed by whoever sees the process end, and by the
-//! next launch under the same parent.
+//! next launch under the same parent; one in which the host's kernel has killed it only by who
+//! sees it, and so learns why.
+
+mod kill;
 
 use std::fs::{self, File};
 use std::io;
@@ -15,6 +18,8 @@ use rustix::io::Errno;
 use tracing::{debug, warn};
 
 use crate::machine::causes;
+
+pub(super) use kill::MemoryKill;
 
 /// Below which sandboxes have their groups unless told otherwise.
 pub const DEFAULT_CGROUP_PARENT: &str = "/podvisor";
@@ -157,6 +162,8 @@ impl Cgroup {
         let note = dir.join(NAME);
         fs::write(&note, path.as_os_str().as_encoded_bytes())
             .map_err(step("note the control group in", &note))?;
+        kill::note_before(dir, Path::new(CGROUP_ROOT), &path)
+            .map_err(step("note the events of the control groups in", dir))?;
         write(&path.join("cgroup.procs"), &pid.to_string())?;
         Ok(group)
     }
@@ -248,6 +255,12 @@ fn group_of(dir: &Path) -> Option<PathBuf> {
     path.starts_with(CGROUP_ROOT).then_some(path)
 }
 
+/// How the process of the sandbox whose directory is `dir`, which is gone, was killed because memory
+/// ran out; `None` when it was not, or its group was removed already.
+pub(super) fn memory_kill_of(dir: &Path) -> Option<MemoryKill> {
+    kill::of(dir, Path::new(CGROUP_ROOT), &group_of(dir)?)
+}
+
 /// Removes the group of the sandbox whose directory is `dir`, once its process is gone.
 pub(super) fn remove_of(dir: &Path) {
     if group_of(dir).is_some_and(|group| remove(&group)) {
@@ -279,14 +292,15 @@ fn remove(path: &Path) -> bool {
     }
 }
 
-/// Removes the groups below `parent` that no process is in.
+/// Removes the groups below `parent` that no process is in, unless they tell of a kill.
 fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else {
         return;
     };
     for entry in entries.flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove(&entry.path());
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && !kill::has_killed(&path) {
+            remove(&path);
         }
     }
 }

@@ -20,6 +20,7 @@ mod events;
 pub mod jail;
 mod launch;
 mod oom;
+mod post_mortem;
 mod process;
 mod provisional;
 mod psi;

@@ -61,6 +61,13 @@ pub(super) fn create(dir: &Path) -> io::Result<File> {
     }
 }
 
+/// Writes the record of a process that is gone and could not.
+pub(super) fn write_late(dir: &Path, record: &ExitRecord) -> io::Result<()> {
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(false).mode(0o600);
+    write(&file.open(dir.join(NAME))?, record)
+}
+
 /// Writes the record, and gives back the room that it does not need. A reader takes one that is cut
 /// off for none.
 pub(super) fn write(mut file: &File, record: &ExitRecord) -> io::Result<()> {

@@ -493,6 +493,12 @@ pub enum SandboxExit {
     Failed(String),
     /// The process is gone and has said nothing: it was killed, or the host restarted.
     Died,
+    /// The host's kernel killed the process because memory ran out.
+    OutOfMemory {
+        /// The control group that was at its limit, the sandbox's own or one above it; `None` where
+        /// it was the host that had no memory left, or nobody knows.
+        group: Option<PathBuf>,
+    },
 }
 
 impl fmt::Display for SandboxExit {
@@ -505,6 +511,16 @@ impl fmt::Display for SandboxExit {
             Self::Killed => f.write_str("the machine was killed"),
             Self::Failed(why) => f.write_str(why),
             Self::Died => f.write_str("the sandbox's process died"),
+            Self::OutOfMemory { group } => {
+                f.write_str("the host's kernel killed the machine because ")?;
+                match group {
+                    Some(group) => {
+                        let group = group.display();
+                        write!(f, "the control group {group} was at its memory limit")
+                    }
+                    None => f.write_str("memory ran out"),
+                }
+            }
         }
     }
 }

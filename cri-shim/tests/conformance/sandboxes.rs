@@ -1,6 +1,8 @@
 //! Pod sandboxes: their life, their lists, and calls that come twice.
 
 use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::*;
 use tonic::Code;
@@ -8,6 +10,7 @@ use tonic::Code;
 use crate::client::ask;
 use crate::fixture::RUNTIME;
 use crate::pod::{Pod, labels};
+use crate::support::until;
 
 fn listed(filter: PodSandboxFilter) -> Vec<PodSandbox> {
     ask!(list_pod_sandbox(ListPodSandboxRequest {
@@ -358,6 +361,51 @@ fn guest_metrics_fit_their_descriptors() {
     }
     container.stop(0);
     container.remove();
+}
+
+/// A control group as a kubelet makes one for a pod, without limits yet.
+fn pods_group(name: &str) -> PathBuf {
+    let root = Path::new("/sys/fs/cgroup");
+    let above = root.join("conformance-pods");
+    fs::create_dir_all(&above).unwrap();
+    for group in [root, &above] {
+        fs::write(group.join("cgroup.subtree_control"), "+cpu +memory +pids").unwrap();
+    }
+    let group = above.join(name);
+    fs::create_dir(&group).unwrap();
+    group
+}
+
+#[test]
+fn guest_a_machine_that_is_killed_for_its_pods_limit_is_told_as_out_of_memory() {
+    // A container's own limit is tested elsewhere.
+    if !RUNTIME.is_vm {
+        return;
+    }
+    let group = pods_group("full");
+    let pod = Pod::run("full", |config| {
+        config.linux.as_mut().unwrap().cgroup_parent = "/conformance-pods/full".to_owned();
+    });
+    let [runs, created] = [pod.start("runs", |_| {}), pod.create("created", |_| {})];
+    // What its guest has is more than that.
+    fs::write(group.join("memory.max"), "16M").unwrap();
+    let status = runs.ended();
+    assert_eq!((status.exit_code, &*status.reason), (137, "OOMKilled"));
+    for words in [
+        &*group.display().to_string(),
+        "memory limit",
+        "RuntimeClass",
+    ] {
+        assert!(status.message.contains(words), "{}", status.message);
+    }
+    until("the pod's end", || {
+        pod.status().unwrap().state() == PodSandboxState::SandboxNotready
+    });
+    assert_eq!(created.state(), ContainerState::ContainerCreated);
+    pod.stop();
+    pod.remove();
+    // Nothing of it stays below the kubelet's group.
+    fs::remove_dir(group).unwrap();
 }
 
 #[test]

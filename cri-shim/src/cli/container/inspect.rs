@@ -9,7 +9,7 @@ use super::ports::Port;
 use super::{Containers, Entry, State, network, ps, sweep};
 use crate::cli::{Globals, JsonArgs};
 use crate::cni::Endpoint;
-use crate::sandbox::SandboxClient;
+use crate::sandbox::{SandboxClient, SandboxExit};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct InspectArgs {
@@ -69,7 +69,11 @@ fn view(entry: &Entry, state: &State) -> Value {
             "Running": matches!(state, State::Running { .. }),
             "Restarting": matches!(state, State::Restarting { .. }),
             "Paused": state.word() == "paused",
-            "OOMKilled": matches!(state, State::Exited { exit, .. } if exit.oom_killed),
+            "OOMKilled": match state {
+                State::Exited { exit, .. } => exit.oom_killed,
+                State::Dead(Some(exit)) => matches!(exit, SandboxExit::OutOfMemory { .. }),
+                _ => false,
+            },
             "Pid": part("Pid"),
             "ExitCode": state.exit_code(),
             "Error": match state {

@@ -32,7 +32,8 @@ pub(in crate::cli) fn has_failed(machine: &SandboxExit) -> bool {
         | SandboxExit::Panicked(_)
         | SandboxExit::TripleFault
         | SandboxExit::Failed(_)
-        | SandboxExit::Died => true,
+        | SandboxExit::Died
+        | SandboxExit::OutOfMemory { .. } => true,
     }
 }
 

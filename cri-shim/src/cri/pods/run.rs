@@ -187,7 +187,7 @@ impl Node {
             let reason = Some("it could not be made, nor removed".to_owned());
             self.note_pod(pod, |record| {
                 if record.phase == PodPhase::Creating {
-                    record.phase = PodPhase::Stopped { reason };
+                    record.phase = PodPhase::stopped(reason);
                 }
             });
         }

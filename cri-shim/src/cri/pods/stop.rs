@@ -31,6 +31,8 @@ enum Gone<'a> {
     Stopped,
     /// By itself, in these words.
     Ended(&'a str),
+    /// The host's kernel killed it because memory ran out, in these words.
+    OutOfMemory(&'a str),
 }
 
 impl<'a> Gone<'a> {
@@ -40,7 +42,11 @@ impl<'a> Gone<'a> {
             PodPhase::Ready => None,
             PodPhase::Stopped {
                 reason: Some(reason),
-            } => Some(Self::Ended(reason)),
+                is_out_of_memory,
+            } => Some(match is_out_of_memory {
+                true => Self::OutOfMemory(reason),
+                false => Self::Ended(reason),
+            }),
             PodPhase::Creating | PodPhase::Stopped { .. } | PodPhase::Removing => {
                 Some(Self::Stopped)
             }
@@ -59,6 +65,11 @@ impl<'a> Gone<'a> {
             Self::Ended(reason) => {
                 let message = format!("the pod sandbox has ended: {reason}");
                 (255, "SandboxGone", message, now())
+            }
+            // As of a container whose own kernel kills it for that.
+            Self::OutOfMemory(reason) => {
+                let message = format!("the pod sandbox has ended: {reason}");
+                (137, "OOMKilled", message, now())
             }
         }
     }
@@ -128,7 +139,7 @@ impl Node {
         self.lose_containers(pod, Gone::Stopped);
         self.note_pod(pod, |record| {
             if matches!(record.phase, PodPhase::Ready | PodPhase::Creating) {
-                record.phase = PodPhase::Stopped { reason: None };
+                record.phase = PodPhase::stopped(None);
             }
         });
         if was_ready {
@@ -187,15 +198,12 @@ impl Node {
         if pod.phase() != PodPhase::Ready {
             return;
         }
-        let reason = exit.to_string();
-        warn!(pod = pod.id, reason, "the pod sandbox has ended");
+        let phase = ended(exit);
+        let gone = Gone::by(&phase).unwrap_or(Gone::Stopped);
+        warn!(pod = pod.id, %exit, "the pod sandbox has ended");
         pod.set_client(None);
-        self.lose_containers(pod, Gone::Ended(&reason));
-        self.note_pod(pod, |record| {
-            record.phase = PodPhase::Stopped {
-                reason: Some(reason),
-            };
-        });
+        self.lose_containers(pod, gone);
+        self.note_pod(pod, |record| record.phase = phase);
         self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
         if let Err(error) = self.release_volumes(pod) {
             // StopPodSandbox tries again.
@@ -227,6 +235,24 @@ impl Node {
         if let Some(gone) = Gone::by(&phase) {
             self.note_exit(container, gone.exit());
         }
+    }
+}
+
+/// What is noted of a pod whose machine has ended by itself.
+fn ended(exit: &SandboxExit) -> PodPhase {
+    let advice = match exit {
+        SandboxExit::OutOfMemory { group: Some(_) } => {
+            "; raise the memory overhead of the pod's RuntimeClass, or the pod's memory limit"
+        }
+        SandboxExit::OutOfMemory { group: None } => {
+            "; if that was the node's, have its pods request what they use, with the memory \
+             overhead of their RuntimeClass"
+        }
+        _ => "",
+    };
+    PodPhase::Stopped {
+        reason: Some(format!("{exit}{advice}")),
+        is_out_of_memory: matches!(exit, SandboxExit::OutOfMemory { .. }),
     }
 }
 

@@ -70,7 +70,7 @@ impl Node {
         let mut info = HashMap::new();
         if verbose {
             let reason = match &record.phase {
-                PodPhase::Stopped { reason } => reason.clone(),
+                PodPhase::Stopped { reason, .. } => reason.clone(),
                 _ => None,
             };
             let details = serde_json::json!({

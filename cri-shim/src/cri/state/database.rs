@@ -246,9 +246,7 @@ mod tests {
             [record("a"), record("b")]
         );
         let stopped = PodRecord {
-            phase: PodPhase::Stopped {
-                reason: Some("x".to_owned()),
-            },
+            phase: PodPhase::stopped(Some("x".to_owned())),
             ..record("a")
         };
         database.put(&stopped).unwrap();

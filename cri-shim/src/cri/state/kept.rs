@@ -118,7 +118,7 @@ mod tests {
     use crate::cri::state::{PodPhase, PodRecord, pod_record};
 
     fn stop(record: &mut PodRecord) {
-        record.phase = PodPhase::Stopped { reason: None };
+        record.phase = PodPhase::stopped(None);
     }
 
     #[test]

@@ -89,9 +89,22 @@ pub(crate) enum PodPhase {
     Stopped {
         /// Why, when nobody asked for it.
         reason: Option<String>,
+        /// The host's kernel killed it because memory ran out.
+        #[serde(default)]
+        is_out_of_memory: bool,
     },
     /// Being removed: after a crash that goes on.
     Removing,
+}
+
+impl PodPhase {
+    /// Its machine is gone, and not because memory ran out.
+    pub(crate) fn stopped(reason: Option<String>) -> Self {
+        Self::Stopped {
+            reason,
+            is_out_of_memory: false,
+        }
+    }
 }
 
 /// A container.

@@ -19,15 +19,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
-use super::cgroup;
 use super::error::{RefusalKind, SandboxError, printable};
 use super::launch::Launching;
-use super::record;
 use super::types::{GuestNetwork, LaunchConfig, SandboxExit};
 use super::wire::{
     Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, MAX_FDS, MAX_FRAME, Reply,
     Request,
 };
+use super::{post_mortem, record};
 use crate::patience::timeout;
 use crate::request;
 use connection::Connection;
@@ -253,7 +252,7 @@ impl SandboxClient {
         };
         match timeout(ANSWERS, killed).await {
             Ok(Ok(()) | Err(SandboxError::Gone { .. })) => {
-                cgroup::remove_of(dir);
+                post_mortem::exit_of(dir);
                 Ok(())
             }
             Ok(Err(error)) => Err(error),
@@ -512,10 +511,9 @@ async fn told(mut exit: watch::Receiver<Option<SandboxExit>>) -> SandboxExit {
 const LOST: Duration = Duration::from_secs(5);
 
 fn gone(dir: &Path) -> SandboxError {
-    cgroup::remove_of(dir);
     SandboxError::Gone {
         dir: dir.to_owned(),
-        exit: record::read(dir).map(|record| record.exit),
+        exit: post_mortem::exit_of(dir),
     }
 }
 
@@ -561,10 +559,9 @@ async fn read(
     machine.send_replace(left.clone());
     // Fails only when the runtime shuts down.
     if process.readable().await.is_ok() {
-        cgroup::remove_of(&dir);
+        let found = post_mortem::exit_of(&dir);
         // Its directory may be removed by now.
-        let left = left.or_else(|| record::read(&dir).map(|record| record.exit));
-        let ended = left.unwrap_or(SandboxExit::Died);
+        let ended = left.or(found).unwrap_or(SandboxExit::Died);
         machine.send_replace(Some(ended.clone()));
         exit.send_replace(Some(ended));
     }
