@@ -11,12 +11,13 @@ use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::mem;
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use support::host::{Host, kill, networks_left, own_address, processes, sandboxes};
-use support::{PATIENCE, until};
+use support::until;
 
 /// Who is killed.
 #[derive(Debug, Clone, Copy)]
@@ -67,6 +68,24 @@ impl Host {
         let files = fs::read_dir(self.root.path()).unwrap().flatten();
         left.extend(files.map(|file| file.file_name().into_string().unwrap()));
         left
+    }
+
+    /// Waits until nothing is there but what was: a process that was killed, or a network in user
+    /// space, is gone a moment later, and a launcher's machine runs on, as it is meant to.
+    fn is_clean_again(&self, clean: &BTreeSet<String>, told: &str) {
+        let mut more = Vec::new();
+        until(told, || {
+            self.podvisor(&["rm", "-f", "victim"]);
+            let listed = self.podvisor(&["ps", "-aq"]);
+            assert_eq!(listed.code, Some(0), "{told}: {listed:?}");
+            let before = mem::take(&mut more);
+            let left = self.all_left();
+            more = left.symmetric_difference(clean).cloned().collect();
+            if more != before {
+                println!("{told}: {more:?}");
+            }
+            more.is_empty() && listed.stdout.is_empty()
+        });
     }
 }
 
@@ -147,23 +166,7 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
         }
         launcher.kill().unwrap();
         launcher.wait().unwrap();
-        // A launcher's machine runs on, as it is meant to; a process that was killed is gone a
-        // moment later.
-        let begin = Instant::now();
-        loop {
-            host.podvisor(&["rm", "-f", "victim"]);
-            let listed = host.podvisor(&["ps", "-aq"]);
-            assert_eq!(listed.code, Some(0), "{told}: {listed:?}");
-            let left = host.all_left();
-            if left == clean && listed.stdout.is_empty() {
-                break;
-            }
-            assert!(
-                begin.elapsed() < PATIENCE,
-                "{told}: {:?}",
-                left.symmetric_difference(&clean)
-            );
-        }
+        host.is_clean_again(&clean, &told);
     }
 }
 
@@ -199,15 +202,6 @@ fn guest_rounds_of_containers_leave_nothing() {
     let rounds = setting("PODVISOR_START_ROUNDS").unwrap_or(1);
     for number in 1..=rounds {
         round(number);
-        // A network in user space ends by itself when its machine has.
-        let begin = Instant::now();
-        loop {
-            let left = host.all_left();
-            let more: Vec<_> = left.symmetric_difference(&clean).collect();
-            if more.is_empty() {
-                break;
-            }
-            assert!(begin.elapsed() < PATIENCE, "round {number}: {more:?}");
-        }
+        host.is_clean_again(&clean, &format!("round {number}"));
     }
 }
