@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use oci_spec::runtime::LinuxResources;
@@ -34,8 +33,7 @@ impl SandboxClient {
             .into_iter()
             .map(|volume| (volume.digest, volume.image))
             .unzip();
-        let takes_devices = self.inner.takes_devices.load(Ordering::Relaxed);
-        if !container.devices.is_empty() && !takes_devices {
+        if !container.devices.is_empty() && !self.greeting.takes_devices {
             return Err(SandboxError::refused(
                 RefusalKind::WrongState,
                 "the sandbox's process is of an older podvisor, whose containers have no devices; \
@@ -383,7 +381,7 @@ impl SandboxClient {
     /// # Errors
     /// [`SandboxError::Refused`] by a process that an older podvisor started, or it is gone.
     pub async fn await_pressure(&self) -> Result<(), SandboxError> {
-        if !self.inner.tells_pressure.load(Ordering::Relaxed) {
+        if !self.greeting.tells_pressure {
             return Err(SandboxError::refused(
                 RefusalKind::WrongState,
                 "the sandbox's process is of an older podvisor and does not tell",

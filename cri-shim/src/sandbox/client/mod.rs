@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ use super::error::{RefusalKind, SandboxError, printable};
 use super::launch::Launching;
 use super::types::{GuestNetwork, LaunchConfig, SandboxExit};
 use super::wire::{
-    Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, MAX_FDS, MAX_FRAME, Reply,
-    Request,
+    Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, Greeting, MAX_FDS,
+    MAX_FRAME, Reply, Request,
 };
 use super::{post_mortem, record};
 use crate::patience::timeout;
@@ -57,7 +57,7 @@ const UNSENT: usize = 64;
 #[derive(Debug, Clone)]
 pub struct SandboxClient {
     inner: Arc<Inner>,
-    missing_layers: Arc<[String]>,
+    greeting: Arc<Greeting>,
 }
 
 #[derive(Debug)]
@@ -65,8 +65,6 @@ struct Inner {
     dir: PathBuf,
     pid: u32,
     process: Arc<AsyncFd<OwnedFd>>,
-    takes_devices: AtomicBool,
-    tells_pressure: AtomicBool,
     next: AtomicU64,
     waiting: Arc<Waiting>,
     requests: mpsc::Sender<Outgoing>,
@@ -211,26 +209,13 @@ impl SandboxClient {
             version: CONTROL_VERSION,
         };
         match self.call(hello, Vec::new()).await? {
-            (
-                Answer::Hello {
-                    version,
-                    takes_devices,
-                    missing_layers,
-                    tells_pressure,
-                },
-                _,
-            ) if version == CONTROL_VERSION => {
-                let inner = &self.inner;
-                inner.takes_devices.store(takes_devices, Ordering::Relaxed);
-                inner
-                    .tells_pressure
-                    .store(tells_pressure, Ordering::Relaxed);
-                self.missing_layers = missing_layers.into();
+            (Answer::Hello(greeting), _) if greeting.version == CONTROL_VERSION => {
+                self.greeting = Arc::new(greeting);
                 Ok(self)
             }
-            (Answer::Hello { version, .. }, _) => Err(SandboxError::Version {
+            (Answer::Hello(greeting), _) => Err(SandboxError::Version {
                 dir: dir.to_owned(),
-                theirs: version,
+                theirs: greeting.version,
                 ours: CONTROL_VERSION,
             }),
             _ => Err(self.unfit()),
@@ -288,8 +273,6 @@ impl SandboxClient {
                 dir: dir.to_owned(),
                 pid,
                 process,
-                takes_devices: AtomicBool::new(false),
-                tells_pressure: AtomicBool::new(false),
                 next: AtomicU64::new(0),
                 waiting,
                 requests,
@@ -297,7 +280,7 @@ impl SandboxClient {
                 exit,
                 tasks,
             }),
-            missing_layers: Arc::default(),
+            greeting: Arc::default(),
         }
     }
 
@@ -311,7 +294,7 @@ impl SandboxClient {
     /// `part of Landlock`, `control group`.
     #[must_use]
     pub fn missing_layers(&self) -> &[String] {
-        &self.missing_layers
+        &self.greeting.missing_layers
     }
 
     /// The sandbox's directory.

@@ -17,12 +17,10 @@ async fn left_behind(dir: &Path, record: Option<ExitRecord>) -> SandboxClient {
         let mut requests = FrameReader::new(Arc::clone(&stream));
         let hello = requests.next().await.unwrap().unwrap();
         let hello: Request = serde_json::from_slice(&hello.body).unwrap();
-        let answer = Answer::Hello {
+        let answer = Answer::Hello(Greeting {
             version: CONTROL_VERSION,
-            takes_devices: true,
-            missing_layers: Vec::new(),
-            tells_pressure: true,
-        };
+            ..Greeting::default()
+        });
         let reply = Reply {
             number: hello.number,
             answer: Ok(answer),

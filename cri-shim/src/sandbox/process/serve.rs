@@ -14,7 +14,7 @@ use super::super::error::{RefusalKind, SandboxError};
 use super::super::types::{SandboxExit, StdioFds};
 use super::super::wire::{
     Answer, CONTROL_VERSION, Call, DeviceHeader, DeviceKind, Frame, FrameError, FrameReader,
-    FrameWriter, MAX_FRAME, Refusal, Reply, Request, StdioHeader,
+    FrameWriter, Greeting, MAX_FRAME, Refusal, Reply, Request, StdioHeader,
 };
 use super::containers::{Containers, CreateFiles};
 use super::{MACHINE_ENDS, Shutdown};
@@ -295,12 +295,12 @@ impl Service {
     ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
         let containers = &self.containers;
         let answer = match call {
-            Call::Hello { .. } => Answer::Hello {
+            Call::Hello { .. } => Answer::Hello(Greeting {
                 version: CONTROL_VERSION,
                 takes_devices: true,
                 missing_layers: self.missing_layers.to_vec(),
                 tells_pressure: true,
-            },
+            }),
             Call::Create(header) => {
                 let digests = [&header.image_digest].into_iter().chain(&header.volumes);
                 let images = digests.map(|digest| Ok((digest.clone(), fds.next()?)));

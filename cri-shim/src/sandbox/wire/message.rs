@@ -209,21 +209,25 @@ pub(in crate::sandbox) struct StdioHeader {
     pub(in crate::sandbox) stderr: bool,
 }
 
+/// What a process says of itself before all else.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(in crate::sandbox) struct Greeting {
+    pub(in crate::sandbox) version: u32,
+    /// Containers can have devices; an older process would leave them out.
+    #[serde(default)]
+    pub(in crate::sandbox) takes_devices: bool,
+    /// Layers of the jail that the host does not have, in words.
+    #[serde(default)]
+    pub(in crate::sandbox) missing_layers: Vec<String>,
+    /// It tells when the guest runs short of memory.
+    #[serde(default)]
+    pub(in crate::sandbox) tells_pressure: bool,
+}
+
 /// What was asked for.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) enum Answer {
-    Hello {
-        version: u32,
-        /// Containers can have devices; an older process would leave them out.
-        #[serde(default)]
-        takes_devices: bool,
-        /// Layers of the jail that the host does not have, in words.
-        #[serde(default)]
-        missing_layers: Vec<String>,
-        /// It tells when the guest runs short of memory.
-        #[serde(default)]
-        tells_pressure: bool,
-    },
+    Hello(Greeting),
     Done,
     Created(ContainerUser),
     Started(Started),
