@@ -10,6 +10,7 @@ use tonic::Code;
 
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, image, security, stdout, strings};
+use crate::streaming::{ECHO_SERVER, check_forward};
 use crate::volumes::memory_volume;
 
 /// As many ids as a kubelet gives a pod.
@@ -52,10 +53,17 @@ impl UsersPod {
     }
 
     fn mount(&self, host: &Path, container: &str) -> Mount {
+        Mount {
+            host_path: host.display().to_string(),
+            ..self.mount_of(container)
+        }
+    }
+
+    /// A mount of something that is not said yet, with the mappings that a kubelet gives to each.
+    fn mount_of(&self, container: &str) -> Mount {
         let users = self.options.userns_options.as_ref().unwrap();
         Mount {
             container_path: container.to_owned(),
-            host_path: host.display().to_string(),
             uid_mappings: users.uids.clone(),
             gid_mappings: users.gids.clone(),
             ..Default::default()
@@ -240,4 +248,85 @@ fn guest_a_container_in_a_user_namespace_is_as_one_without() {
             ..Default::default()
         });
     });
+}
+
+#[test]
+fn guest_a_pod_in_a_user_namespace_is_reached_and_shares_as_one_without() {
+    if !RUNTIME.is_vm {
+        return;
+    }
+    let pod = UsersPod::run(131_072);
+    is_reached(&pod);
+    shares_images_and_processes(&pod);
+}
+
+fn is_reached(pod: &UsersPod) {
+    let server = pod.start(|config| {
+        let script = format!("{ECHO_SERVER}; sleep 1000000");
+        config.command = strings(&["sh", "-c", &script]);
+        security(config).run_as_user = value(1000);
+    });
+    check_forward(&pod.pod, &server);
+
+    // Probes: by their exit codes, also when they take too long.
+    let probe = |script: &str, timeout| server.try_exec(&["sh", "-c", script], timeout);
+    let fails = probe("id -u; echo why >&2; exit 3", 60).unwrap();
+    let told = (fails.code, &*fails.stdout, &*fails.stderr);
+    assert_eq!(told, (3, "1000\n", "why\n"));
+    let hangs = probe("sleep 2000000", 1).err().unwrap();
+    assert_eq!(hangs.code(), Code::DeadlineExceeded, "{hangs}");
+    server.sh("! ps | grep '[s]leep 2000000'");
+    server.stop(0);
+    server.remove();
+}
+
+fn shares_images_and_processes(pod: &UsersPod) {
+    let shares = |config: &mut ContainerConfig| {
+        let options = security(config).namespace_options.as_mut().unwrap();
+        options.pid = NamespaceMode::Pod as i32;
+    };
+    let root = pod.start(|config| {
+        shares(config);
+        config.mounts = vec![Mount {
+            image: Some(image("user")),
+            ..pod.mount_of("/model")
+        }];
+        security(config).capabilities = Some(Capability {
+            add_capabilities: strings(&["SYS_PTRACE"]),
+            ..Default::default()
+        });
+    });
+    let user = pod.start(|config| {
+        shares(config);
+        config.command = strings(&["sleep", "2000000"]);
+        security(config).run_as_user = value(1000);
+    });
+
+    // Its owners are those of the image, not those of the guest.
+    let owners = root.sh("stat -c %u:%g /model /model/etc/plain /model/bin/busybox");
+    assert_eq!(words(&owners), ["0:0"; 3]);
+    assert_eq!(root.sh("cat /model/etc/plain"), "no program\n");
+    assert_eq!(root.sh("/model/bin/busybox echo runs"), "runs\n");
+    root.sh("! touch /model/new 2>/dev/null && ! chmod 666 /model/etc/plain 2>/dev/null");
+
+    // Each sees the other's process; root may look into it and signal it, a user may not.
+    let pid_of = |container: &Container, number: u32| {
+        // Who looks is not who is looked for.
+        let found = container.sh(&format!("ps -o pid,args | grep '[s]leep {number}'"));
+        let pid = words(&found).first().map(ToString::to_string);
+        pid.unwrap_or_else(|| panic!("{number} is not seen"))
+    };
+    let (of_user, of_root) = (pid_of(&root, 2_000_000), pid_of(&user, 1_000_000));
+    let owner = root.sh(&format!("stat -c %u /proc/{of_user}"));
+    assert_eq!(owner, "1000\n");
+    root.sh(&format!("ls /proc/{of_user}/root/bin/busybox"));
+    user.sh(&format!("! kill {of_root} 2>/dev/null"));
+    user.sh(&format!("! ls /proc/{of_root}/root/ 2>/dev/null"));
+    root.sh(&format!("kill -9 {of_user}"));
+    assert_eq!(user.ended().exit_code, 137);
+    assert_eq!(root.state(), ContainerState::ContainerRunning);
+    root.stop(0);
+    for container in [root, user] {
+        container.remove();
+    }
 }

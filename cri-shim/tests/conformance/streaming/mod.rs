@@ -157,14 +157,13 @@ fn guest_a_client_that_ends_its_input_has_attached_and_its_program_goes_on() {
     container.remove();
 }
 
-#[test]
-fn guest_a_port_of_the_pods_loopback_is_forwarded() {
-    let pod = Pod::shared();
-    let container = pod.start("forwarded", |config| {
-        let script = "busybox mkfifo /tmp/f; busybox nc -l -p 7070 </tmp/f | cat >/tmp/f";
-        config.command = strings(&["sh", "-c", script]);
-    });
-    let mut client = Client::connect(&forward_url(pod, &container, 7070));
+/// What gives back what it gets over a port of the pod's loopback.
+pub(crate) const ECHO_SERVER: &str =
+    "busybox mkfifo /tmp/f; busybox nc -l -p 7070 </tmp/f | cat >/tmp/f";
+
+/// Asks such a server over a forwarded port.
+pub(crate) fn check_forward(pod: &Pod, server: &Container) {
+    let mut client = Client::connect(&forward_url(pod, server, 7070));
     // Each channel, of data and of errors, begins with the number of its port.
     let port = 7070_u16.to_le_bytes();
     let is_there = |client: &Client, channel| {
@@ -181,7 +180,15 @@ fn guest_a_port_of_the_pods_loopback_is_forwarded() {
         assert!(client.receive(), "{:?}", client.channels);
     }
     assert_eq!(&client.channels[&0][2..], b"there and back");
-    drop(client);
+}
+
+#[test]
+fn guest_a_port_of_the_pods_loopback_is_forwarded() {
+    let pod = Pod::shared();
+    let container = pod.start("forwarded", |config| {
+        config.command = strings(&["sh", "-c", ECHO_SERVER]);
+    });
+    check_forward(pod, &container);
     container.stop(0);
     container.remove();
 }
