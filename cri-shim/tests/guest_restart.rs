@@ -32,11 +32,27 @@ struct Node {
     pod: String,
     /// Names must differ as long as their containers exist.
     attempt: u32,
+    /// What its next pods and their containers share with the guest.
+    namespaces: NamespaceOption,
     /// How long a call has been under way when the daemon is killed.
     delay: Duration,
 }
 
-fn pod_config(daemon: &Daemon, attempt: u32) -> PodSandboxConfig {
+/// A user namespace as a kubelet gives one to a pod with `hostUsers: false`.
+fn users() -> UserNamespace {
+    let ids = vec![IdMapping {
+        host_id: 131_072,
+        container_id: 0,
+        length: 65_536,
+    }];
+    UserNamespace {
+        mode: NamespaceMode::Pod.into(),
+        uids: ids.clone(),
+        gids: ids,
+    }
+}
+
+fn pod_config(daemon: &Daemon, attempt: u32, namespaces: NamespaceOption) -> PodSandboxConfig {
     PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
             name: "restart".to_owned(),
@@ -46,6 +62,13 @@ fn pod_config(daemon: &Daemon, attempt: u32) -> PodSandboxConfig {
         }),
         hostname: "restart".to_owned(),
         log_directory: daemon.path("logs").to_str().unwrap().to_owned(),
+        linux: Some(LinuxPodSandboxConfig {
+            security_context: Some(LinuxSandboxSecurityContext {
+                namespace_options: Some(namespaces),
+                ..LinuxSandboxSecurityContext::default()
+            }),
+            ..LinuxPodSandboxConfig::default()
+        }),
         ..PodSandboxConfig::default()
     }
 }
@@ -75,7 +98,11 @@ impl Node {
     fn run_request(&mut self) -> RunPodSandboxRequest {
         self.attempt += 1;
         RunPodSandboxRequest {
-            config: Some(pod_config(&self.daemon, self.attempt)),
+            config: Some(pod_config(
+                &self.daemon,
+                self.attempt,
+                self.namespaces.clone(),
+            )),
             runtime_handler: String::new(),
         }
     }
@@ -103,10 +130,7 @@ impl Node {
                 }],
                 linux: Some(LinuxContainerConfig {
                     security_context: Some(LinuxContainerSecurityContext {
-                        namespace_options: Some(NamespaceOption {
-                            pid: NamespaceMode::Container.into(),
-                            ..NamespaceOption::default()
-                        }),
+                        namespace_options: Some(self.namespaces.clone()),
                         ..LinuxContainerSecurityContext::default()
                     }),
                     ..LinuxContainerConfig::default()
@@ -369,6 +393,28 @@ async fn while_the_pod_is_stopped_and_removed(node: &mut Node) {
     node.becomes_clean().await;
 }
 
+async fn with_a_container_in_a_user_namespace(node: &mut Node) {
+    let id = node.create("sleep 1000000").await;
+    node.start(&id).await;
+    fs::write(node.daemon.path("data/before"), "").unwrap();
+    let check = "read -r first host count < /proc/self/uid_map; [ $(id -u) = 0 ] \
+                 && [ \"$first $host $count\" = '0 131072 65536' ] \
+                 && [ $(busybox stat -c %u /data/before) = 0 ]";
+    assert_eq!(node.exec(&id, check).await, 0);
+    node.restart().await;
+    let state = node.status(&id).await.state();
+    assert_eq!(state, ContainerState::ContainerRunning);
+    assert_eq!(node.exec(&id, check).await, 0);
+    // What the new daemon makes is in the same namespace.
+    let other = node.create(check).await;
+    node.start(&other).await;
+    assert_eq!(node.ended(&other).await.exit_code, 0);
+    for container_id in [id, other] {
+        let request = RemoveContainerRequest { container_id };
+        node.runtime.remove_container(request).await.unwrap();
+    }
+}
+
 /// Not the daemon but the pod's own process is killed.
 async fn a_sandbox_dies(node: &mut Node) {
     let id = node.create("sleep 1000000").await;
@@ -413,6 +459,10 @@ async fn guest_a_daemon_that_was_killed_finds_everything_as_it_was() {
         image,
         pod: String::new(),
         attempt: 0,
+        namespaces: NamespaceOption {
+            pid: NamespaceMode::Container.into(),
+            ..NamespaceOption::default()
+        },
         delay: Duration::ZERO,
     };
     // More of them, for a long run by hand: each at another moment of the calls.
@@ -428,7 +478,9 @@ async fn guest_a_daemon_that_was_killed_finds_everything_as_it_was() {
         while_a_container_is_stopped(&mut node).await;
         while_the_pod_is_stopped_and_removed(&mut node).await;
     }
+    node.namespaces.userns_options = Some(users());
     with_a_pod(&mut node).await;
+    with_a_container_in_a_user_namespace(&mut node).await;
     a_sandbox_dies(&mut node).await;
     while_the_pod_is_stopped_and_removed(&mut node).await;
 }
