@@ -119,10 +119,16 @@ fn check_image(mount: &CriMount) -> Result<(), SpecFault> {
     if !mount.host_path.is_empty() {
         return Err(SpecFault::invalid(field, "it contradicts host_path"));
     }
-    if mount.propagation != i32::from(MountPropagation::PropagationPrivate) {
-        return Err(SpecFault::invalid(field, "an image propagates no mounts"));
+    match MountPropagation::try_from(mount.propagation) {
+        // Nothing is ever mounted in one that would have to appear.
+        Ok(MountPropagation::PropagationPrivate | MountPropagation::PropagationHostToContainer) => {
+            Ok(())
+        }
+        Ok(MountPropagation::PropagationBidirectional) | Err(_) => Err(SpecFault::invalid(
+            field,
+            "an image propagates no mounts: use None or HostToContainer",
+        )),
     }
-    Ok(())
 }
 
 pub(super) fn mounts(

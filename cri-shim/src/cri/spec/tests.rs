@@ -546,7 +546,20 @@ fn mounts_that_no_guest_can_have_are_refused_by_name() {
     let mut of_image = good();
     image(&mut of_image);
     of_image.host_path = String::new();
-    mounts::check(std::slice::from_ref(&of_image), None).unwrap();
+    use MountPropagation::{PropagationBidirectional, PropagationHostToContainer};
+    for (propagation, is_taken) in [
+        (of_image.propagation, true),
+        (PropagationHostToContainer.into(), true),
+        (PropagationBidirectional.into(), false),
+        (7, false),
+    ] {
+        let of_image = Mount {
+            propagation,
+            ..of_image.clone()
+        };
+        let checked = mounts::check(&[of_image], None);
+        assert_eq!(checked.is_ok(), is_taken, "{propagation}: {checked:?}");
+    }
     let of_images = |count: usize| -> Vec<_> {
         let names = (0..count).map(|number| format!("image-{}", number % 33));
         let mounts = names.map(|name| {
