@@ -202,6 +202,7 @@ fn guest_rounds_of_containers_leave_nothing() {
     let rounds = setting("PODVISOR_START_ROUNDS").unwrap_or(1);
     for number in 1..=rounds {
         round(number);
+        println!("round {number} of {rounds}");
         host.is_clean_again(&clean, &format!("round {number}"));
     }
 }
