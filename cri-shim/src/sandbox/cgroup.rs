@@ -255,8 +255,8 @@ fn group_of(dir: &Path) -> Option<PathBuf> {
     path.starts_with(CGROUP_ROOT).then_some(path)
 }
 
-/// How the process of the sandbox whose directory is `dir`, which is gone, was killed because memory
-/// ran out; `None` when it was not, or its group was removed already.
+/// How the process of the sandbox whose directory is `dir`, which is gone, was killed because
+/// memory ran out; `None` when it was not, or its group was removed already.
 pub(super) fn memory_kill_of(dir: &Path) -> Option<MemoryKill> {
     kill::of(dir, Path::new(CGROUP_ROOT), &group_of(dir)?)
 }

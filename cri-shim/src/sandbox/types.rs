@@ -61,8 +61,8 @@ pub struct LaunchConfig {
     /// Whether the guest's devices are on PCI, with MSI-X, and not on MMIO. A clone has the bus of
     /// its template, which is looked for with the one that is asked for.
     pub pci: bool,
-    /// Whether the guest's kernel counts pressure ([`Psi`]); a clone's does as that of its template,
-    /// which is looked for with what is asked for.
+    /// Whether the guest's kernel counts pressure ([`Psi`]). A clone's does as that of its
+    /// template, which is looked for with what is asked for.
     pub psi: bool,
     /// Whether the process is jailed.
     pub jail: JailMode,
