@@ -393,6 +393,19 @@ fn commands_in_a_container_end_by_a_signal_while_its_machine_is_waited_for() {
 }
 
 #[test]
+fn what_no_process_can_have_is_refused_before_anything_is_asked() {
+    let root = Root::default();
+    for (flag, value, words) in [
+        ("-e", "=x", "without a name"),
+        ("-e", "", "without a name"),
+        ("-w", "srv", "not absolute"),
+    ] {
+        let ran = root.output(&["exec", flag, value, "nobody", "true"]);
+        ran.refused(125, &[words]);
+    }
+}
+
+#[test]
 fn a_wrong_command_line_has_the_exit_code_of_its_command() {
     let root = Root::default();
     for (command, code) in [
