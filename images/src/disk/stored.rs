@@ -23,8 +23,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Whether a name is meant to be the URL of a disk image (`https://…`, `http://…`) and not the
-    /// name of an OCI image.
+    /// Whether a name is meant to be the URL of a disk image (`https://…`, `http://…`) and not an
+    /// OCI image's.
     #[must_use]
     pub fn is_url(name: &str) -> bool {
         Source::is_meant(name)
