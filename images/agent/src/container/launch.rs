@@ -191,7 +191,7 @@ pub struct Launcher<'a> {
     pub hub: &'a Hub,
     /// libcontainer's name of the container.
     pub name: &'a str,
-    /// Directory of libcontainer's states.
+    /// Directory of libcontainer's states; for an exec one of its own.
     pub state: PathBuf,
     /// Where a console socket may be made; short enough for a socket's name.
     pub directory: PathBuf,

@@ -1,9 +1,11 @@
 //! Putting containers and further processes together, in the order that the room's documentation
 //! gives.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use libcontainer::container::State;
 use oci_spec::runtime::{Process as SpecProcess, User};
 use podvisor_agent_protocol::api;
 
@@ -241,7 +243,7 @@ impl Containers {
             reaper: &self.shared.reaper,
             hub: &self.shared.hub,
             name: &container.name,
-            state: self.shared.base.join("state"),
+            state: states_of_exec(&directory, &container.name, &self.state_of(container))?,
             // Not the exec's own directory, whose name can be too long for a socket.
             directory: container.directory.path.clone(),
             uid,
@@ -250,6 +252,19 @@ impl Containers {
         let kind = Kind::Exec { process: path };
         Ok(launcher.make(kind, streams).await?)
     }
+}
+
+/// A directory of libcontainer's states for one exec, with the state of its container. libcontainer
+/// leaves a socket beside that for each exec, which goes with the exec's directory.
+fn states_of_exec(directory: &Directory, name: &str, state: &Path) -> Result<PathBuf> {
+    let own = directory.path.join(name);
+    fs::create_dir(&own)
+        .and_then(|()| fs::hard_link(State::file_path(state), State::file_path(&own)))
+        .map_err(|source| ContainerError::Io {
+            action: "show the container's state to an exec",
+            source,
+        })?;
+    Ok(directory.path.clone())
 }
 
 /// Where the images of a container's volumes are mounted, with what is mounted for that.
@@ -316,5 +331,41 @@ impl Container {
     /// The guest's number of a user of the container.
     pub(super) fn guest_uid(&self, uid: u32) -> Result<u32> {
         guest_uid(self.users.as_deref(), uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use libcontainer::container::{Container as LibContainer, ContainerStatus};
+
+    use super::*;
+
+    fn names(path: &Path) -> Vec<String> {
+        let entries = fs::read_dir(path).unwrap();
+        let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
+        entries.map(|entry| name(entry.unwrap())).collect()
+    }
+
+    #[test]
+    fn what_libcontainer_leaves_of_an_exec_goes_with_its_directory() {
+        let base = tempfile::tempdir().unwrap();
+        let state = base.path().join("state/c1");
+        fs::create_dir_all(&state).unwrap();
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let running = ContainerStatus::Running;
+        let container = LibContainer::new("c1", running, Some(pid), base.path(), &state).unwrap();
+        container.save().unwrap();
+
+        let directory = Directory::create(base.path().join("c1/exec-1")).unwrap();
+        let states = states_of_exec(&directory, "c1", &state).unwrap();
+        let shown = LibContainer::load(states.join("c1")).unwrap();
+        assert!(shown.can_exec());
+        assert_eq!(shown.pid(), container.pid());
+        UnixListener::bind(shown.root.join("tenant-notify-1.sock")).unwrap();
+        drop(directory);
+        assert!(names(&base.path().join("c1")).is_empty());
+        assert_eq!(names(&state), ["state.json"]);
     }
 }

@@ -42,7 +42,7 @@ pub const REPORT_BYTES: usize = limits::ERROR_BYTES + 1024;
 pub struct LaunchRequest {
     /// libcontainer's name of the container, short and unique within the guest.
     pub name: String,
-    /// Directory of libcontainer's states.
+    /// Directory of libcontainer's states; for an exec one of its own.
     pub state: PathBuf,
     /// Socket to which the terminal's master is sent, for a process with a terminal.
     pub console: Option<PathBuf>,
