@@ -131,6 +131,16 @@ fn guest_program_is_started_again_as_its_policy_says() {
         "create start die restart start die restart start die"
     );
 
+    // With nothing of the control groups that it has made.
+    let script = "cd /sys/fs/cgroup && mkdir init && echo 0 >init/cgroup.procs && \
+                  echo +memory >cgroup.subtree_control && echo nested; exit 4";
+    let nests = ["--name", "nests", "--restart", "on-failure:1"];
+    host.start(&[&nests[..], &["--privileged"]].concat(), script);
+    host.podvisor(&["wait", "nests"]).printed("4\n");
+    host.podvisor(&["logs", "nests"])
+        .printed("nested\nnested\n");
+    host.podvisor(&["rm", "nests"]).printed("nests\n");
+
     // Until it is asked to end.
     let script = "trap 'exit 7' TERM; echo up; echo >>/n; \
                   [ $(wc -l </n) -gt 2 ] || exit 0; while :; do sleep 0.1; done";

@@ -7,6 +7,7 @@ use tonic::Code;
 
 use crate::fixture::RUNTIME;
 use crate::pod::{Pod, image, labels, security, stdout, strings};
+use crate::support::until;
 
 fn value(value: i64) -> Option<Int64Value> {
     Some(Int64Value { value })
@@ -197,6 +198,25 @@ fn guest_privileges_are_given_and_withheld() {
     privileged(&pod);
     pod.stop();
     pod.remove();
+}
+
+#[test]
+fn guest_a_container_that_nests_control_groups_is_entered_where_its_program_is() {
+    if !RUNTIME.is_vm {
+        // Its groups are the test host's.
+        return;
+    }
+    // As docker, k3s and systemd do in a container.
+    let script = "cd /sys/fs/cgroup && mkdir init && echo 0 >init/cgroup.procs && \
+                  echo +memory >cgroup.subtree_control && echo nested && sleep 1000";
+    let container = Pod::shared().start("nests", |config| {
+        security(config).privileged = true;
+        config.command = strings(&["sh", "-c", script]);
+    });
+    until("nested groups", || stdout(&container.lines()) == ["nested"]);
+    assert_eq!(container.sh("cat /proc/self/cgroup"), "0::/init\n");
+    container.stop(0);
+    container.remove();
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use podvisor_agent_protocol::api::{
@@ -139,20 +139,50 @@ impl Cgroup {
     }
 
     fn contains(&self, pid: Pid) -> bool {
-        // One line, `0::/podvisor/NAME…`.
-        let of_process = read(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
-        of_process
-            .lines()
-            .filter_map(|line| line.strip_prefix("0::"))
-            .any(|group| Path::new(group).starts_with(&self.relative))
+        self.position(pid).is_some()
     }
 
-    /// Kills what is left and waits until it is gone.
+    /// The group below this one that a process is in; `None` when it is in this one, or elsewhere.
+    #[must_use]
+    pub fn nested(&self, pid: Pid) -> Option<String> {
+        self.position(pid).filter(|group| !group.is_empty())
+    }
+
+    fn position(&self, pid: Pid) -> Option<String> {
+        let of_process = read(Path::new(&format!("/proc/{pid}/cgroup"))).ok()?;
+        self.position_in(&of_process)
+    }
+
+    /// What a process's `/proc/PID/cgroup` tells of its place below this group, which containers
+    /// may choose.
+    fn position_in(&self, of_process: &str) -> Option<String> {
+        // One line, `0::/podvisor/NAME…`.
+        let mut groups = of_process
+            .lines()
+            .filter_map(|line| line.strip_prefix("0::"));
+        let below = groups.find_map(|group| Path::new(group).strip_prefix(&self.relative).ok())?;
+        let is_name = |part| matches!(part, Component::Normal(_));
+        if !below.components().all(is_name) {
+            return None;
+        }
+        below.to_str().map(str::to_owned)
+    }
+
+    /// Ends all processes, and takes away what they have nested in the group: others may be put
+    /// into it as into a new one. Its limits and its rules for devices stay.
     ///
     /// # Errors
     ///
     /// `TimedOut` when processes do not end, else what the kernel says.
-    pub async fn empty(&self) -> io::Result<()> {
+    pub async fn reset(&self) -> io::Result<()> {
+        self.empty().await?;
+        remove_subgroups(&self.path, 0)?;
+        // A group that has controllers for others below it takes no process.
+        accept_missing(disable_controllers(&self.path))
+    }
+
+    /// Kills what is left and waits until it is gone.
+    async fn empty(&self) -> io::Result<()> {
         self.kill()?;
         tokio::time::timeout(EMPTY_TIMEOUT, self.emptied())
             .await
@@ -163,7 +193,7 @@ impl Cgroup {
     ///
     /// # Errors
     ///
-    /// As [`Self::empty`].
+    /// As [`Self::reset`].
     pub async fn destroy(&self) -> io::Result<()> {
         self.empty().await?;
         remove(&self.path, 0)
@@ -334,6 +364,11 @@ fn subgroups(group: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Removes a group from its leaves up; containers may have made groups below theirs.
 fn remove(group: &Path, depth: usize) -> io::Result<()> {
+    remove_subgroups(group, depth)?;
+    accept_missing(fs::remove_dir(group))
+}
+
+fn remove_subgroups(group: &Path, depth: usize) -> io::Result<()> {
     // The kernel's own default of cgroup.max.depth is no bound, so that ours is the stack's.
     if depth > 200 {
         return Err(io::Error::new(
@@ -348,7 +383,21 @@ fn remove(group: &Path, depth: usize) -> io::Result<()> {
     for subgroup in subgroups {
         remove(&subgroup, depth + 1)?;
     }
-    accept_missing(fs::remove_dir(group))
+    Ok(())
+}
+
+/// Takes every controller from the groups below this one, which has none any more.
+fn disable_controllers(group: &Path) -> io::Result<()> {
+    let file = group.join("cgroup.subtree_control");
+    let enabled = read(&file)?;
+    let unwanted: Vec<String> = enabled
+        .split_ascii_whitespace()
+        .map(|controller| format!("-{controller}"))
+        .collect();
+    if unwanted.is_empty() {
+        return Ok(());
+    }
+    fs::write(file, unwanted.join(" "))
 }
 
 fn accept_missing(result: io::Result<()>) -> io::Result<()> {
@@ -422,6 +471,50 @@ mod tests {
         let pids: Vec<_> = pids.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
         assert_eq!(pids, [10, 11, 12]);
         assert_eq!(Cgroup::new("no-such-group").countable(), []);
+    }
+
+    #[test]
+    fn a_process_is_found_below_the_group_alone() {
+        let group = Cgroup::new("c1");
+        let place = |text: &str| group.position_in(text);
+        assert_eq!(place("0::/podvisor/c1\n").as_deref(), Some(""));
+        assert_eq!(place("0::/podvisor/c1/init\n").as_deref(), Some("init"));
+        let deeper = "1:name=odd:/\n0::/podvisor/c1/a/b c\n";
+        assert_eq!(place(deeper).as_deref(), Some("a/b c"));
+        for elsewhere in [
+            "",
+            "0::/\n",
+            "0::/podvisor/c12\n",
+            "0::/podvisor/c1/../c2\n",
+            "0::/../podvisor/c1/x\n",
+            "1:name=x:/podvisor/c1/x\n",
+        ] {
+            assert_eq!(place(elsewhere), None, "{elsewhere:?}");
+        }
+        let own = Pid::from_raw(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert_eq!(group.nested(own), None);
+    }
+
+    #[tokio::test]
+    async fn a_group_that_is_reset_has_nothing_nested_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = Cgroup {
+            relative: PathBuf::from("/x"),
+            path: dir.path().to_owned(),
+        };
+        let control = dir.path().join("cgroup.subtree_control");
+        fs::create_dir_all(dir.path().join("init/deeper")).unwrap();
+        fs::create_dir(dir.path().join("other")).unwrap();
+        fs::write(&control, "cpu memory\n").unwrap();
+        remove_subgroups(dir.path(), 0).unwrap();
+        disable_controllers(dir.path()).unwrap();
+        assert_eq!(subgroups(&group.path).unwrap(), [] as [PathBuf; 0]);
+        assert_eq!(fs::read_to_string(&control).unwrap(), "-cpu -memory");
+        // Of a group that has none, the file is not written.
+        fs::write(&control, "\n").unwrap();
+        disable_controllers(dir.path()).unwrap();
+        assert_eq!(fs::read_to_string(&control).unwrap(), "\n");
+        Cgroup::new("no-such-group").reset().await.unwrap();
     }
 
     #[test]

@@ -249,7 +249,10 @@ impl Containers {
             uid,
             confinement,
         };
-        let kind = Kind::Exec { process: path };
+        let kind = Kind::Exec {
+            process: path,
+            init: container.init.pid(),
+        };
         Ok(launcher.make(kind, streams).await?)
     }
 }

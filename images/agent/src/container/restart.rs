@@ -71,7 +71,7 @@ impl Containers {
         }
         container
             .cgroup
-            .empty()
+            .reset()
             .await
             .map_err(|source| ContainerError::Io {
                 action: "end the container's processes",

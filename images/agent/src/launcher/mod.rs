@@ -24,9 +24,10 @@ use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::error::LibcontainerError;
 use libcontainer::syscall::syscall::SyscallType;
 use podvisor_agent_protocol::limits;
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
+use crate::container::cgroup::Cgroup;
 pub use confinement::Confinement;
 pub use entry::UserEntry;
 use executor::Command;
@@ -66,6 +67,8 @@ pub enum Kind {
     Exec {
         /// File that holds the process object.
         process: PathBuf,
+        /// The container's own process, in the guest's pid namespace.
+        init: u32,
     },
 }
 
@@ -171,14 +174,22 @@ fn make(request: LaunchRequest, pipe: &Arc<File>) -> anyhow::Result<i32> {
                     LibcontainerError::Other("the new container has no process".to_owned())
                 })
             }),
-        Kind::Exec { process, .. } => builder
+        Kind::Exec { process, init } => builder
             .as_tenant()
             .with_process(Some(process))
+            .with_sub_cgroup(nested_group(&request.name, *init))
             .with_detach(true)
             .as_sibling(true)
             .build(),
     };
     Ok(made?.as_raw())
+}
+
+/// The control group that a container's process has made below its own and gone to: with
+/// controllers for such groups, the container's own takes no process any more.
+fn nested_group(name: &str, init: u32) -> Option<String> {
+    let init = Pid::from_raw(i32::try_from(init).ok()?)?;
+    Cgroup::new(name).nested(init)
 }
 
 #[cfg(test)]
