@@ -1,6 +1,8 @@
 //! Security contexts: users, groups, capabilities, privileges, namespaces, system settings.
 
 use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use k8s_cri::v1::*;
 use tonic::Code;
@@ -217,6 +219,47 @@ fn guest_a_container_that_nests_control_groups_is_entered_where_its_program_is()
     assert_eq!(container.sh("cat /proc/self/cgroup"), "0::/init\n");
     container.stop(0);
     container.remove();
+}
+
+#[test]
+fn guest_a_container_that_stops_what_enters_it_holds_up_no_other_one() {
+    if !RUNTIME.is_vm {
+        // Containerd's have no turns.
+        return;
+    }
+    // Before they have executed their commands.
+    let script = "while :; do for p in /proc/[0-9]*; do
+                      case $seen in *$p/*) continue ;; esac
+                      read -r name <$p/comm && case $name in
+                          youki*) kill -STOP ${p#/proc/} && seen=$seen$p/ && echo stopped ;;
+                      esac
+                  done; done 2>&-";
+    let hostile = Pod::shared().start("hostile", |config| {
+        config.command = strings(&["sh", "-c", script]);
+    });
+    let other = Pod::shared().start("other", |_| {});
+    let ended = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        // More than the guest has turns.
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while hostile.try_exec(&["true"], 0).is_ok() {}
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        until("processes that are stopped", || {
+            stdout(&hostile.lines()).len() >= 2
+        });
+        for _ in 0..4 {
+            assert_eq!(other.sh("echo made"), "made\n");
+        }
+        assert_eq!(ended.load(Ordering::Relaxed), 0);
+        hostile.stop(0);
+    });
+    for container in [hostile, other] {
+        container.stop(0);
+        container.remove();
+    }
 }
 
 #[test]

@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio as ChildStdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use podvisor_agent_protocol::{StreamId, api};
@@ -16,10 +15,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
 use tokio::net::UnixListener;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinSet;
 
 use super::process::{Process, resize};
+use super::turns::{ContainerTurns, Launches};
 use crate::init::reaper::{Reaper, ended};
 use crate::launcher::{self, Confinement, Failure, Kind, LaunchRequest, Report};
 use crate::stdio::fd::Endpoint;
@@ -148,43 +147,13 @@ pub fn terminal_size(columns: u32, rows: u32) -> Option<(u16, u16)> {
     Some((within(columns)?, within(rows)?))
 }
 
-/// Launchers at work at once: each takes some megabytes, and more would not be faster.
-const LAUNCHERS: usize = 4;
-
-/// Whose turn it is to make a process.
-#[derive(Debug)]
-pub struct Launches {
-    turns: Semaphore,
-    consoles: AtomicU64,
-}
-
-impl Default for Launches {
-    fn default() -> Self {
-        Self {
-            turns: Semaphore::new(LAUNCHERS),
-            consoles: AtomicU64::default(),
-        }
-    }
-}
-
-impl Launches {
-    /// Waits for a turn, which lasts until what is returned is dropped.
-    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        // It is never closed.
-        self.turns.acquire().await.ok()
-    }
-
-    /// Name for a console's socket that no other has: two that meet would swap their terminals.
-    fn console(&self) -> String {
-        format!("tty{}", self.consoles.fetch_add(1, Ordering::Relaxed))
-    }
-}
-
 /// What makes processes of one container.
 #[derive(Debug)]
 pub struct Launcher<'a> {
     /// Shared by all containers.
     pub launches: &'a Launches,
+    /// Those of the container.
+    pub turns: &'a ContainerTurns,
     /// Takes the new process over.
     pub reaper: &'a Reaper,
     /// Where the host's connections are.
@@ -310,7 +279,7 @@ impl Launcher<'_> {
         console: Option<PathBuf>,
         mut command: Command,
     ) -> Result<(Pid, crate::init::reaper::Child), LaunchError> {
-        let _turn = self.launches.turn().await;
+        let _turn = self.launches.turn(self.turns).await;
         let (reports, child_reports) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|e| io_error("create a pipe")(e.into()))?;
         // The launcher inherits it. No other process can be started in between: there is one

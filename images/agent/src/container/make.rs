@@ -18,6 +18,7 @@ use super::nodes::Nodes;
 use super::process::Process;
 use super::rootfs::{Image, MountPoint, Rootfs};
 use super::spec::{self, EtcFile};
+use super::turns::ContainerTurns;
 use super::user::Databases;
 use super::users::{IdKind, IdMaps, UserNamespace};
 use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, resources, rootfs};
@@ -133,8 +134,10 @@ impl Containers {
         }
         spec::store(&spec, directory.path.join("config.json"))?;
 
+        let turns = ContainerTurns::default();
         let launcher = Launcher {
             launches,
+            turns: &turns,
             reaper,
             hub,
             name: &name,
@@ -168,6 +171,7 @@ impl Containers {
                 cleanup: Mutex::default(),
                 confinement,
                 started: Mutex::default(),
+                turns,
                 execs: Execs::default(),
                 user: own_user,
                 users,
@@ -240,6 +244,7 @@ impl Containers {
         let path = spec::store(&process, directory.path.join("process.json"))?;
         let launcher = Launcher {
             launches: &self.shared.launches,
+            turns: &container.turns,
             reaper: &self.shared.reaper,
             hub: &self.shared.hub,
             name: &container.name,

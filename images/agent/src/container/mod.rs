@@ -23,6 +23,7 @@ pub mod psi;
 pub mod resources;
 pub mod rootfs;
 pub mod spec;
+pub mod turns;
 pub mod user;
 pub mod users;
 
@@ -53,7 +54,6 @@ use cgroup::Cgroup;
 use directory::{Directory, remove_directory};
 pub use error::{ContainerError, Result};
 use execs::Execs;
-use launch::Launches;
 use memory::Memory;
 use pidns::SharedPids;
 use pressure::Pressure;
@@ -61,6 +61,7 @@ use process::Process;
 use rootfs::{Image, Images, MountPoint, Rootfs};
 pub use status::{ContainerExit, Created, Started};
 use submounts::{Held, Submounts};
+use turns::{ContainerTurns, Launches};
 use users::{UserNamespace, UserNamespaces};
 
 /// Where the agent keeps what containers need.
@@ -117,6 +118,7 @@ struct Container {
     /// What its own process submits to, as far as libcontainer does not see to it.
     confinement: Option<Confinement>,
     started: Mutex<Option<u64>>,
+    turns: ContainerTurns,
     execs: Execs,
     user: User,
     /// The user namespace of its processes, where they are not in the guest's.

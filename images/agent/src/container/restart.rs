@@ -8,6 +8,7 @@ use podvisor_agent_protocol::api;
 use super::execs::Execs;
 use super::launch::{Launcher, Streams};
 use super::process::Process;
+use super::turns::ContainerTurns;
 use super::{
     Container, ContainerError, Containers, Result, Slot, lock, remove_directory, run_to_end,
 };
@@ -80,6 +81,7 @@ impl Containers {
         remove_directory(&self.state_of(container));
         let launcher = Launcher {
             launches: &self.shared.launches,
+            turns: &container.turns,
             reaper: &self.shared.reaper,
             hub: &self.shared.hub,
             name: &container.name,
@@ -108,6 +110,7 @@ impl Container {
             cleanup: Mutex::default(),
             confinement: self.confinement.clone(),
             started: Mutex::default(),
+            turns: ContainerTurns::default(),
             execs: Execs::default(),
             user: self.user.clone(),
             users: self.users.clone(),
