@@ -8,18 +8,19 @@ use std::process::{Command, Stdio as ChildStdio};
 use std::time::Duration;
 
 use podvisor_agent_protocol::{StreamId, api};
-use rustix::fs::{Uid, fchown};
+use rustix::fs::{Uid, fchown, fstat};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::Pid;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
+use super::cgroup::Cgroup;
 use super::process::{Process, resize};
 use super::turns::{ContainerTurns, Launches};
-use crate::init::reaper::{Reaper, ended};
+use crate::init::reaper::{Child, Reaper, ended};
 use crate::launcher::{self, Confinement, Failure, Kind, LaunchRequest, Report};
 use crate::stdio::fd::Endpoint;
 use crate::stdio::relay;
@@ -27,6 +28,8 @@ use crate::stdio::{Claim, Hub, StreamInUse};
 
 /// A container with slow mounts takes a second; past this something hangs.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// A killed launcher ends at once, unless it is in a system call that cannot be broken off.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 const DEFAULT_SIZE: (u16, u16) = (80, 24);
 
 /// A process cannot be made.
@@ -176,7 +179,7 @@ impl Launcher<'_> {
     ///
     /// # Errors
     ///
-    /// [`LaunchError`]. Processes may be left behind then, in the container's control group.
+    /// [`LaunchError`].
     pub async fn make(&self, kind: Kind, streams: Streams) -> Result<Process, LaunchError> {
         match streams {
             Streams::Terminal { stream, size } => self.with_terminal(kind, stream, size).await,
@@ -278,7 +281,7 @@ impl Launcher<'_> {
         kind: Kind,
         console: Option<PathBuf>,
         mut command: Command,
-    ) -> Result<(Pid, crate::init::reaper::Child), LaunchError> {
+    ) -> Result<(Pid, Child), LaunchError> {
         let _turn = self.launches.turn(self.turns).await;
         let (reports, child_reports) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|e| io_error("create a pipe")(e.into()))?;
@@ -286,6 +289,8 @@ impl Launcher<'_> {
         // thread, and nothing is awaited until it is closed again.
         fcntl_setfd(&child_reports, FdFlags::empty())
             .map_err(|e| io_error("pass a pipe on")(e.into()))?;
+        let pipe = ReportPipe::of(&reports, &child_reports).map_err(io_error("look at a pipe"))?;
+        let reports = Endpoint::new(reports).map_err(io_error("read the launcher's report"))?;
         let request = LaunchRequest {
             name: self.name.to_owned(),
             state: self.state.clone(),
@@ -315,21 +320,14 @@ impl Launcher<'_> {
         let mut launcher = launch
             .claim(Pid::from_child(&child))
             .map_err(io_error("watch the launcher"))?;
-        let reports = Endpoint::new(reports).map_err(io_error("read the launcher's report"))?;
         let report = tokio::select! {
             biased;
-            report = read_report(&reports) => report?,
+            report = read_report(&reports) => report,
             // What it wrote last may still be in the pipe, whose other end others may hold.
-            _ = ended(&mut launcher.exit) => last_report(&reports)?,
-            () = tokio::time::sleep(LAUNCH_TIMEOUT) => {
-                if let Some(pidfd) = &launcher.pidfd {
-                    // It may have ended in this instant.
-                    let _ = crate::sys::pidfd_send_signal(pidfd, 9);
-                }
-                return Err(LaunchError::Timeout);
-            }
+            _ = ended(&mut launcher.exit) => last_report(&reports),
+            () = tokio::time::sleep(LAUNCH_TIMEOUT) => Err(LaunchError::Timeout),
         };
-        match report {
+        let made = report.and_then(|report| match report {
             Report::Made { pid } => {
                 let pid = Pid::from_raw(pid).ok_or(LaunchError::Silent)?;
                 let child = launch
@@ -338,7 +336,53 @@ impl Launcher<'_> {
                 Ok((pid, child))
             }
             Report::Failed { failure, message } => Err(LaunchError::Reported { failure, message }),
+        });
+        if made.is_err() {
+            end_failed(launcher, &pipe, || Cgroup::new(self.name).countable()).await;
         }
+        made
+    }
+}
+
+/// Ends a launch that has failed: the launcher, and what it has put into the container. Nobody else
+/// would end that when the container has stopped it, or the launcher ended too early.
+async fn end_failed(mut launcher: Child, pipe: &ReportPipe, put: impl FnOnce() -> Vec<Pid>) {
+    if let Some(pidfd) = &launcher.pidfd {
+        // It may have ended in this instant.
+        let _ = crate::sys::pidfd_send_signal(pidfd, 9);
+    }
+    // Until then it may make processes, and files in the directory that it was given.
+    let _ = tokio::time::timeout(END_TIMEOUT, ended(&mut launcher.exit)).await;
+    for pid in put() {
+        // Held before it is looked at, so that it is the one which is killed.
+        if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+            && pipe.is_held_by(pid)
+        {
+            let _ = crate::sys::pidfd_send_signal(&pidfd, 9);
+        }
+    }
+}
+
+/// The pipe of a launcher's report: all processes of its launch hold it under one number, until
+/// they execute their commands.
+struct ReportPipe {
+    number: i32,
+    /// What `/proc/PID/fd/NUMBER` leads to.
+    link: PathBuf,
+}
+
+impl ReportPipe {
+    fn of(reader: &OwnedFd, inherited: &OwnedFd) -> io::Result<Self> {
+        Ok(Self {
+            number: inherited.as_raw_fd(),
+            link: PathBuf::from(format!("pipe:[{}]", fstat(reader)?.st_ino)),
+        })
+    }
+
+    /// Whether it is one of the launch's. Its files are not touched, which may be a container's.
+    fn is_held_by(&self, pid: Pid) -> bool {
+        std::fs::read_link(format!("/proc/{pid}/fd/{}", self.number))
+            .is_ok_and(|link| link == self.link)
     }
 }
 
@@ -444,6 +488,8 @@ impl Drop for Console {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -506,6 +552,30 @@ mod tests {
         );
         assert!(parse_report(b"{\"Made\":").is_none());
         assert!(parse_report(b"noise\n").unwrap().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_launch_that_failed_leaves_no_process_before_its_command() {
+        let (reports, child_reports) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let pipe = ReportPipe::of(&reports, &child_reports).unwrap();
+        let sleeping = || Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut command = sleeping();
+        fcntl_setfd(&child_reports, FdFlags::empty()).unwrap();
+        let (mut launcher, mut left) = (sleeping(), sleeping());
+        fcntl_setfd(&child_reports, FdFlags::CLOEXEC).unwrap();
+        let pids = [&command, &left].map(Pid::from_child);
+        let stop = pidfd_open(pids[1], PidfdFlags::empty()).unwrap();
+        crate::sys::pidfd_send_signal(&stop, 19).unwrap();
+
+        // Nobody reaps here, so that the launcher is not seen to end.
+        let launch = Reaper::default().launch();
+        let child = launch.claim(Pid::from_child(&launcher)).unwrap();
+        end_failed(child, &pipe, || pids.to_vec()).await;
+        assert_eq!(launcher.wait().unwrap().signal(), Some(9));
+        assert_eq!(left.wait().unwrap().signal(), Some(9));
+        assert!(command.try_wait().unwrap().is_none());
+        command.kill().unwrap();
+        command.wait().unwrap();
     }
 
     proptest! {
