@@ -159,15 +159,30 @@ impl MountPoint {
 /// The mounts of this process.
 pub(crate) const MOUNTINFO: &str = "/proc/self/mountinfo";
 
-/// Mount points at and below `dir`, in the order in which they were mounted.
+/// Mount points at and below `dir`, in the order in which they were mounted. The way to it may have
+/// links, which the kernel's names have not. One at `dir` itself is not followed: nothing is mounted
+/// on a link, and a guest may have made it.
 pub(crate) fn mount_points(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let dir = match resolved(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        dir => dir?,
+    };
     let text = fs::read(MOUNTINFO)?;
     let lines = text.split(|byte| *byte == b'\n');
     let points = lines.filter_map(|line| {
         let point = line.split(|byte| *byte == b' ').nth(4)?;
         Some(unescape(point))
     });
-    Ok(points.filter(|point| point.starts_with(dir)).collect())
+    Ok(points.filter(|point| point.starts_with(&dir)).collect())
+}
+
+fn resolved(dir: &Path) -> io::Result<PathBuf> {
+    let dir = std::path::absolute(dir)?;
+    match (dir.parent(), dir.file_name()) {
+        (Some(parent), Some(name)) => Ok(fs::canonicalize(parent)?.join(name)),
+        // `/`, or one that ends with `..`.
+        _ => fs::canonicalize(dir),
+    }
 }
 
 /// The kernel writes blanks and backslashes in octal.
@@ -245,6 +260,26 @@ mod tests {
         assert!(!rig.path("victim/file").exists());
         assert!(rig.path("shared/away/file").exists());
         unmount(rig.path("shared/away"), UnmountFlags::DETACH).unwrap();
+    }
+
+    #[test]
+    fn mount_points_are_found_by_any_way_but_a_link_in_their_place() {
+        let rig = Rig::new();
+        let point = MountPoint::make(rig.root.as_fd(), "v0", true).unwrap();
+        rig.tree().attach(&point).unwrap();
+        let mounted = fs::canonicalize(rig.path("shared")).unwrap().join("v0");
+        let link = |to: &Path, name: &str| {
+            std::os::unix::fs::symlink(to, rig.path(name)).unwrap();
+            rig.path(name)
+        };
+        let root = link(rig.dir.path(), "root");
+        for way in ["shared", "shared/v0", "data/../shared"] {
+            assert_eq!(mount_points(&root.join(way)).unwrap(), [&*mounted], "{way}");
+        }
+        let in_place = link(&mounted, "shared/v1");
+        assert!(mount_points(&in_place).unwrap().is_empty());
+        assert!(mount_points(&rig.path("no/such")).unwrap().is_empty());
+        unmount(&mounted, UnmountFlags::DETACH).unwrap();
     }
 
     #[test]

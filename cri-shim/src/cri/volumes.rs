@@ -280,11 +280,12 @@ fn remove_one(target: &Path) -> Result<()> {
 /// volumes appear in no other mount namespace.
 pub(super) fn make_private(dir: &Path) -> Result<()> {
     let failed = || CriError::io("make a private mount of", dir);
-    if !mount_points(dir)?.contains(&dir.to_owned()) {
-        mount_bind(dir, dir).map_err(|error| failed()(error.into()))?;
+    let dir = fs::canonicalize(dir).map_err(failed())?;
+    if !mount_points(&dir)?.contains(&dir) {
+        mount_bind(&dir, &dir).map_err(|error| failed()(error.into()))?;
     }
     let private = MountPropagationFlags::PRIVATE;
-    mount_change(dir, private).map_err(|error| failed()(error.into()))
+    mount_change(&dir, private).map_err(|error| failed()(error.into()))
 }
 
 /// Removes a sandbox's directory with all that is mounted below it, where others wait for this
@@ -490,10 +491,14 @@ mod tests {
         fs::write(data.join("file"), "x").unwrap();
         let shared = dir.path().join("pod/shared");
         fs::create_dir_all(&shared).unwrap();
-        make_private(&dir.path().join("pod")).unwrap();
-        make_private(&dir.path().join("pod")).unwrap();
+        let state = dir.path().join("state");
+        std::os::unix::fs::symlink(dir.path(), &state).unwrap();
+        for way in [dir.path(), &state, &state] {
+            make_private(&way.join("pod")).unwrap();
+        }
+        assert_eq!(mount_points(&state.join("pod")).unwrap().len(), 1);
         mount(&shared, &Mounted::of("u"), "c", &[wanted(&data)], none()).unwrap();
-        remove_dir_now(&dir.path().join("pod")).unwrap();
+        remove_dir_now(&state.join("pod")).unwrap();
         assert!(!dir.path().join("pod").exists());
         assert!(data.join("file").exists());
     }
