@@ -12,6 +12,7 @@ mod check;
 mod completions;
 mod config;
 mod container;
+mod destination;
 mod disks;
 mod guest;
 mod image;

@@ -12,6 +12,7 @@ use podvisor_images::{ArchiveError, ArchiveFormat, Error};
 use tempfile::NamedTempFile;
 
 use super::Globals;
+use super::destination::Destination;
 use super::interrupt::{Interrupts, Outcome};
 use super::progress::Progress;
 use super::signals::exit_code_of;
@@ -89,14 +90,12 @@ impl Output {
             );
             return Ok(Self::Stdout);
         };
-        let path = match fs::metadata(path) {
-            Ok(found) if found.is_dir() => {
+        let path = match Destination::of(path).with_context(|| cannot_write(path))? {
+            Destination::Directory => {
                 anyhow::bail!("{} is a directory; give --output a file", path.display())
             }
-            Ok(found) if !found.is_file() => return Ok(Self::Special(path.to_owned())),
-            // What a symbolic link points to is replaced, not the link.
-            Ok(_) => fs::canonicalize(path).with_context(|| cannot_write(path))?,
-            Err(_) => path.to_owned(),
+            Destination::Special => return Ok(Self::Special(path.to_owned())),
+            Destination::File(path) => path,
         };
         let directory = match path.parent() {
             Some(directory) if directory != Path::new("") => directory,

@@ -21,6 +21,7 @@ use tokio::task::spawn_blocking;
 use super::merge::{Temporary, check, merge, merge_contents};
 use super::state::running;
 use super::{Containers, Entry, sweep};
+use crate::cli::destination::Destination;
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
@@ -133,45 +134,76 @@ fn split(path: &Path) -> anyhow::Result<(PathBuf, String)> {
 /// Unpacked where nobody else is, and then moved to its place.
 async fn from_container(guest: &Guest, path: &str, to: &Path) -> anyhow::Result<()> {
     let source = Source::of(path)?;
-    let is_there = to.is_dir();
-    let wants_directory = to.as_os_str().as_bytes().ends_with(b"/");
-    let parent = match is_there {
-        true => to.to_owned(),
-        false => split(to)?.0,
-    };
-    ensure!(
-        parent.is_dir(),
-        "{} is no directory to copy into",
-        parent.display()
-    );
-    let temporary = Temporary::make_in(&parent)?;
+    let place = Place::of(to)?;
+    let temporary = Temporary::make_in(&place.parent)?;
     let unpacked = temporary.path().join("contents");
     std::fs::create_dir(&unpacked)
         .with_context(|| format!("cannot create {}", unpacked.display()))?;
     unpack(guest, &source, &unpacked).await?;
     check(&unpacked)?;
-    if is_there {
-        return match source.is_contents() {
-            true => merge_contents(&unpacked, to),
-            false => merge(&unpacked, &source.name, to),
+    place.take(&source, unpacked)
+}
+
+/// Where on the host what is copied goes.
+#[derive(Debug)]
+struct Place<'a> {
+    /// As the user has named it.
+    to: &'a Path,
+    /// The file that is created or replaced; none: it goes into the directory `to`.
+    file: Option<PathBuf>,
+    /// Where it is unpacked: on the same file system.
+    parent: PathBuf,
+}
+
+impl<'a> Place<'a> {
+    fn of(to: &'a Path) -> anyhow::Result<Self> {
+        let destination = Destination::of(to);
+        let destination = destination.with_context(|| format!("cannot write {}", to.display()))?;
+        let (file, parent) = match destination {
+            Destination::Directory => (None, to.to_owned()),
+            Destination::File(path) => {
+                let parent = split(&path)?.0;
+                (Some(path), parent)
+            }
+            Destination::Special => bail!(
+                "{} is a device, a pipe or a socket, and not replaced; `podvisor cp CONTAINER:PATH \
+                 -` writes an archive to stdout",
+                to.display()
+            ),
         };
+        ensure!(
+            parent.is_dir(),
+            "{} is no directory to copy into",
+            parent.display()
+        );
+        Ok(Self { to, file, parent })
     }
-    let made = match source.is_contents() {
-        true => unpacked,
-        false => unpacked.join(&source.name),
-    };
-    let is_directory = made.is_dir() && !made.is_symlink();
-    ensure!(
-        is_directory || !wants_directory,
-        "{} is no directory to copy into",
-        to.display()
-    );
-    ensure!(
-        !is_directory || !to.exists(),
-        "{} is a file, and {path} a directory",
-        to.display()
-    );
-    std::fs::rename(&made, to).with_context(|| format!("cannot create {}", to.display()))
+
+    /// Moves what was unpacked there.
+    fn take(&self, source: &Source, unpacked: PathBuf) -> anyhow::Result<()> {
+        let to = self.to.display();
+        let Some(file) = &self.file else {
+            return match source.is_contents() {
+                true => merge_contents(&unpacked, self.to),
+                false => merge(&unpacked, &source.name, self.to),
+            };
+        };
+        let made = match source.is_contents() {
+            true => unpacked,
+            false => unpacked.join(&source.name),
+        };
+        let is_directory = made.is_dir() && !made.is_symlink();
+        let wants_directory = self.to.as_os_str().as_bytes().ends_with(b"/");
+        ensure!(
+            is_directory || !wants_directory,
+            "{to} is no directory to copy into"
+        );
+        ensure!(
+            !is_directory || !file.exists(),
+            "{to} is a file, and what is copied a directory"
+        );
+        std::fs::rename(&made, file).with_context(|| format!("cannot create {to}"))
+    }
 }
 
 /// Unpacks what is copied into a directory of the host that is empty.
@@ -403,6 +435,41 @@ mod tests {
         assert_eq!(source("."), expected(".", "."));
         assert_eq!(source("/"), expected("/", "."));
         assert!(Source::of("a/..").is_err());
+    }
+
+    #[test]
+    fn what_a_link_points_to_is_replaced_and_what_is_no_file_is_not() {
+        use std::fs;
+        use std::os::unix::fs::{FileTypeExt as _, symlink};
+
+        use rustix::fs::FileType;
+
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["unpacked", "elsewhere"] {
+            fs::create_dir(at(name)).unwrap();
+        }
+        fs::write(at("elsewhere/file"), "old").unwrap();
+        symlink("elsewhere/file", at("link")).unwrap();
+        fs::write(at("unpacked/copied"), "new").unwrap();
+        let link = at("link");
+        let place = Place::of(&link).unwrap();
+        // Where it can be moved from, whatever is mounted on the way.
+        assert_eq!(place.parent, fs::canonicalize(at("elsewhere")).unwrap());
+        let source = Source::of("/copied").unwrap();
+        place.take(&source, at("unpacked")).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read_to_string(at("elsewhere/file")).unwrap(), "new");
+
+        let pipe = at("pipe");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
+        symlink("pipe", at("to-pipe")).unwrap();
+        for name in ["pipe", "to-pipe"] {
+            let error = Place::of(&at(name)).unwrap_err().to_string();
+            assert!(error.contains("is a device, a pipe or a socket"), "{error}");
+        }
+        assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
     }
 
     #[test]
