@@ -13,6 +13,7 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
+use oci_spec::runtime::Process;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
@@ -380,11 +381,10 @@ impl Guest {
         let (said, stderr) = io::pipe()?;
         stdio.stderr = Some(stderr.into());
         let exec_id: String = random_id()?.chars().take(16).collect();
-        let command = command.iter().map(|part| (*part).to_owned()).collect();
         let record = &self.entry.record;
         let exec = Exec {
             exec_id: exec_id.clone(),
-            process: further_process(&record.process, command, false),
+            process: process(&record.process, command),
             user: "0".to_owned(),
             supplemental_groups: SupplementalGroups::Default,
             tty: None,
@@ -396,6 +396,14 @@ impl Guest {
         let (said, exit) = tokio::join!(heard, exit);
         Ok((exit?.code, said))
     }
+}
+
+/// A program of the container to which names are relative to its root, as in docker and podman.
+fn process(own: &Process, command: &[&str]) -> Process {
+    let command = command.iter().map(|part| (*part).to_owned()).collect();
+    let mut process = further_process(own, command, false);
+    process.set_cwd("/".into());
+    process
 }
 
 /// The beginning of what comes; all of it is read, as its writer waits for that.
@@ -470,6 +478,13 @@ mod tests {
             assert!(error.contains("is a device, a pipe or a socket"), "{error}");
         }
         assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
+    }
+
+    #[test]
+    fn names_in_a_container_are_relative_to_its_root() {
+        let mut own = Process::default();
+        own.set_cwd("/srv".into());
+        assert_eq!(process(&own, &["tar"]).cwd(), Path::new("/"));
     }
 
     #[test]
