@@ -9,7 +9,7 @@ use std::time::Duration;
 use podvisor_images::{Digest, PullEvent, Store, StoreOptions};
 use serde_json::json;
 use support::image::{Layer, Packing};
-use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, explain, options, registries};
+use support::{Body, Faulty, Reply, TestImage, TestStore, explain, options, registries};
 
 /// Pulls and returns the error's words; nothing may be left in the store.
 async fn refused(server: &Faulty, test: &TestStore) -> String {
@@ -23,21 +23,6 @@ async fn refused(server: &Faulty, test: &TestStore) -> String {
 
 fn is_blob(path: &str, blob: &[u8]) -> bool {
     path.ends_with(&Digest::of(blob).to_string())
-}
-
-/// An image with a layer of some megabytes that do not compress.
-fn large() -> TestImage {
-    let noise: Vec<u8> = (0..1_000_000u32)
-        .flat_map(|i| {
-            i.wrapping_mul(2_654_435_761)
-                .rotate_left(i % 31)
-                .to_be_bytes()
-        })
-        .collect();
-    TestImage::new(vec![Layer::new(
-        &Tarball::new().file("noise", 0o644, &noise).finish(),
-        Packing::Plain,
-    )])
 }
 
 #[tokio::test]
@@ -201,7 +186,7 @@ async fn an_overloaded_registry_is_asked_again_and_in_the_end_given_up() {
 
 #[tokio::test]
 async fn a_broken_download_goes_on_where_it_stopped() {
-    let image = large();
+    let image = TestImage::large();
     let layer = image.layers[0].blob.clone();
     let server = Faulty::serve(image, move |request| {
         (is_blob(&request.path, &layer) && request.range().is_none())
@@ -222,7 +207,7 @@ async fn a_broken_download_goes_on_where_it_stopped() {
 
 #[tokio::test]
 async fn a_server_that_cannot_resume_begins_anew() {
-    let image = large();
+    let image = TestImage::large();
     let layer = image.layers[0].blob.clone();
     let requests = AtomicUsize::new(0);
     let server = Faulty::serve(image, move |request| {
@@ -239,7 +224,7 @@ async fn a_server_that_cannot_resume_begins_anew() {
 
 #[tokio::test]
 async fn a_server_that_resumes_elsewhere_is_refused() {
-    let image = large();
+    let image = TestImage::large();
     let layer = image.layers[0].blob.clone();
     let server = Faulty::serve(image, move |request| {
         if !is_blob(&request.path, &layer) {
@@ -264,7 +249,7 @@ async fn a_server_that_resumes_elsewhere_is_refused() {
 
 #[tokio::test]
 async fn a_server_that_stalls_is_given_up_and_asked_again() {
-    let image = large();
+    let image = TestImage::large();
     let layer = image.layers[0].blob.clone();
     let server = Faulty::serve(image, move |request| {
         (is_blob(&request.path, &layer) && request.range().is_none())
@@ -437,6 +422,39 @@ async fn images_that_cannot_be_run_are_refused_in_words() {
 }
 
 #[tokio::test]
+async fn an_image_that_has_a_configuration_as_layer_is_refused_and_holds_up_nobody() {
+    let config = |mark: &str| {
+        json!({
+            "os": "linux", "architecture": "amd64", "author": mark,
+            "rootfs": {"type": "layers", "diff_ids": [Digest::of(b"")]},
+        })
+    };
+    let image = |own: &str, layer: &str| {
+        let blob = serde_json::to_vec(&config(layer)).unwrap();
+        let layer = Layer {
+            blob,
+            ..Layer::new(b"", Packing::Plain)
+        };
+        TestImage::with_config(vec![layer], config(own))
+    };
+    let test = TestStore::new();
+    // Its own one, and each the other's.
+    for pair in [[("a", "a"), ("b", "b")], [("a", "b"), ("b", "a")]] {
+        let servers = pair.map(|(own, layer)| Faulty::serve(image(own, layer), |_| None));
+        let names = [servers[0].name(), servers[1].name()];
+        let pulls = async { tokio::join!(test.pull(&names[0]), test.pull(&names[1])) };
+        let (a, b) = tokio::time::timeout(Duration::from_secs(120), pulls)
+            .await
+            .expect("no pull waits for itself");
+        for outcome in [a, b] {
+            let message = explain(&outcome.unwrap_err());
+            assert!(message.contains("cannot be unpacked"), "{message}");
+        }
+        assert_eq!(test.files(), [""; 0]);
+    }
+}
+
+#[tokio::test]
 async fn indexes_within_indexes_are_followed_four_deep() {
     let mut documents = vec![br#"{"schemaVersion":2,"manifests":[]}"#.to_vec()];
     for _ in 0..5 {
@@ -462,7 +480,7 @@ async fn indexes_within_indexes_are_followed_four_deep() {
 
 #[tokio::test]
 async fn a_pull_that_is_given_up_leaves_nothing_in_the_making() {
-    let image = large();
+    let image = TestImage::large();
     let layer = image.layers[0].blob.clone();
     let server = Faulty::serve(image, move |request| {
         is_blob(&request.path, &layer).then(|| Reply::ok(Body::Stall(layer.clone(), 1_500_000)))

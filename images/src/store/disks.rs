@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::database::{self, Change, Contents};
 use super::disk_records::{DiskChange, DiskName, DiskRecord};
+use super::flights::Flight;
 use super::gc::{check_unused, entries, remove_unused};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_directory_of};
@@ -205,7 +206,7 @@ impl Inner {
         let key = Digest::of(name.as_bytes());
         let path = self.layout.disk_work(&key);
         let mut waited = false;
-        let flight = self.flights.enter(key);
+        let flight = self.flights.enter(Flight::Disk(key));
         let _turn = match flight.try_lock() {
             Ok(turn) => turn,
             Err(_) => {

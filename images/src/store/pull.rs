@@ -11,6 +11,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinSet, spawn_blocking};
 
 use super::database::{self, Change, Name, Record};
+use super::flights::Flight;
 use super::lookup::names_of;
 use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, PullOptions, PullPolicy, Store, signatures};
@@ -194,7 +195,7 @@ impl Inner {
         options: &PullOptions,
     ) -> Result<bool> {
         let target = self.layout.rootfs(&id);
-        let flight = self.flights.enter(id);
+        let flight = self.flights.enter(Flight::Rootfs(id));
         let _turn = flight.lock().await;
         if target.exists() {
             return Ok(false);
@@ -305,7 +306,7 @@ impl Inner {
     ) -> Result<()> {
         let digest = layer.digest;
         let target = self.layout.blob(&digest);
-        let flight = self.flights.enter(digest);
+        let flight = self.flights.enter(Flight::Blob(digest));
         let _turn = match flight.try_lock() {
             Ok(turn) => turn,
             Err(_) => {

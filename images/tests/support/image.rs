@@ -113,6 +113,21 @@ impl TestImage {
         ])
     }
 
+    /// A layer of some megabytes that do not compress.
+    pub fn large() -> Self {
+        let noise: Vec<u8> = (0..1_000_000u32)
+            .flat_map(|i| {
+                i.wrapping_mul(2_654_435_761)
+                    .rotate_left(i % 31)
+                    .to_be_bytes()
+            })
+            .collect();
+        Self::new(vec![Layer::new(
+            &super::Tarball::new().file("noise", 0o644, &noise).finish(),
+            Packing::Plain,
+        )])
+    }
+
     pub fn id(&self) -> Digest {
         Digest::of(&self.config)
     }
