@@ -455,6 +455,24 @@ async fn an_image_that_has_a_configuration_as_layer_is_refused_and_holds_up_nobo
 }
 
 #[tokio::test]
+async fn a_layer_that_is_here_is_not_read_as_a_configuration() {
+    let image = TestImage::large();
+    let server = Faulty::serve(image.clone(), |_| None);
+    let test = TestStore::new();
+    test.pull(&server.name()).await.unwrap();
+    let mut manifest: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
+    manifest["config"]["digest"] = manifest["layers"][0]["digest"].clone();
+    manifest["config"]["size"] = 2.into();
+    let forged = TestImage {
+        manifest: manifest.to_string().into_bytes(),
+        ..image
+    };
+    let server = Faulty::serve(forged, |_| None);
+    let message = explain(&test.pull(&server.name()).await.unwrap_err());
+    assert!(message.contains("bytes instead of 2"), "{message}");
+}
+
+#[tokio::test]
 async fn indexes_within_indexes_are_followed_four_deep() {
     let mut documents = vec![br#"{"schemaVersion":2,"manifests":[]}"#.to_vec()];
     for _ in 0..5 {

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -147,9 +147,9 @@ impl Inner {
 
     async fn config_of(&self, client: &Client, resolved: &Resolved) -> Result<Vec<u8>> {
         let config = &resolved.manifest.config;
-        match fs::read(self.layout.blob(&config.digest)) {
-            Ok(bytes) if Digest::of(&bytes) == config.digest => Ok(bytes),
-            _ => Ok(client
+        match self.document(&config.digest, config.size) {
+            Some(bytes) => Ok(bytes),
+            None => Ok(client
                 .document(
                     config,
                     "the configuration",
@@ -426,10 +426,22 @@ impl Inner {
         Ok(self.recognise_disk(image))
     }
 
+    /// A manifest or configuration that is here. Nothing is read of a blob of another size, which
+    /// may be a layer.
+    fn document(&self, digest: &Digest, size: u64) -> Option<Vec<u8>> {
+        let file = File::open(self.layout.blob(digest)).ok()?;
+        if file.metadata().ok()?.len() != size {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        file.take(size).read_to_end(&mut bytes).ok()?;
+        (Digest::of(&bytes) == *digest).then_some(bytes)
+    }
+
     /// Stores a manifest or configuration.
     fn put_document(&self, digest: &Digest, bytes: &[u8]) -> Result<()> {
         let target = self.layout.blob(digest);
-        if fs::read(&target).is_ok_and(|found| found == bytes) {
+        if self.document(digest, bytes.len() as u64).is_some() {
             return Ok(());
         }
         let path = self.layout.blob_work(digest);
