@@ -276,6 +276,16 @@ fn a_full_disk_is_told_as_such_and_the_store_stays_as_it_was() {
 }
 
 #[test]
+fn a_pull_that_fills_the_disk_leaves_no_layers() {
+    let server = Faulty::serve(two_layers(), |_| None);
+    let test = TestStore::new();
+    // Only the file system has holes.
+    let status = pull_with(&test, &server.name(), "fallocate", "error=ENOSPC");
+    assert_eq!(status.code(), Some(DISK_FULL));
+    assert_eq!(test.files(), [""; 0]);
+}
+
+#[test]
 fn killed_in_the_middle_of_its_first_pull_a_store_can_be_used() {
     let base = Tarball::new().file("a", 0o644, b"a\n").finish();
     let image = TestImage::new(vec![Layer::new(&base, Packing::Plain)]);

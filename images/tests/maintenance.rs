@@ -5,9 +5,9 @@ mod support;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use podvisor_images::{Error, Image, Prune};
+use podvisor_images::{Digest, Error, Image, Prune, PullEvent, Store};
 use support::image::{Layer, Packing};
-use support::{Tarball, TestImage, TestStore, options};
+use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, options};
 
 /// Loads an image of its own from an OCI layout directory.
 fn load(test: &TestStore, name: &str) -> Image {
@@ -148,7 +148,7 @@ fn looking_writes_nothing_and_a_crash_s_rest_is_repaired() {
 }
 
 #[test]
-fn files_stay_while_somebody_saves_and_go_with_the_next_pruning() {
+fn files_stay_while_somebody_saves_and_go_when_that_ends() {
     let test = TestStore::new();
     load(&test, "a");
     load(&test, "b");
@@ -176,9 +176,40 @@ fn files_stay_while_somebody_saves_and_go_with_the_next_pruning() {
     assert!(removed.image.is_some() && removed.deferred && removed.bytes == 0);
     assert!(meddler.1[1].deferred);
     assert_eq!(test.store.list().unwrap().len(), 1);
-    let removed = test.store.prune(&Prune::default()).unwrap();
-    assert!(removed[0].bytes > 0 && !removed[0].deferred, "{removed:?}");
+    assert_eq!(test.files().len(), 4, "{:?}", test.files());
     assert_eq!(test.store.prune(&Prune::default()).unwrap(), []);
+}
+
+#[tokio::test]
+async fn files_stay_while_several_pulls_are_under_way_and_go_with_the_last_one() {
+    let image = TestImage::large();
+    let server = Faulty::serve(image.clone(), move |request| {
+        let blob = image.layers[0].blob.clone();
+        let mine = request.path.ends_with(&Digest::of(&blob).to_string());
+        mine.then(|| Reply::ok(Body::Stall(blob, 1_500_000)))
+    });
+    let test = TestStore::new();
+    load(&test, "a");
+    let other = Store::open(test.dir.path()).unwrap();
+    let name = server.name();
+    let mut pulls = Vec::new();
+    for store in [&test.store, &other] {
+        let (events, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let (store, name) = (store.clone(), name.clone());
+        pulls.push(tokio::spawn(async move {
+            store.pull(&name, &options().events(events)).await
+        }));
+        while !matches!(received.recv().await, Some(PullEvent::Resolved { .. })) {}
+    }
+    let removed = test.store.remove("a").unwrap();
+    assert!(removed.deferred, "{removed:?}");
+    let is_there = || test.files().iter().any(|file| file.starts_with("images/"));
+    for pull in pulls {
+        assert!(is_there());
+        pull.abort();
+        assert!(pull.await.unwrap_err().is_cancelled());
+    }
+    assert!(!is_there(), "{:?}", test.files());
 }
 
 #[test]

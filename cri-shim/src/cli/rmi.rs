@@ -26,7 +26,7 @@ pub(super) struct RemovedView {
     deleted: Vec<String>,
     /// Bytes of disk space that are free again.
     freed: u64,
-    /// Files stay for the next removal, because a pull, load or save is under way.
+    /// Files stay until a pull, load or save ends that is under way.
     deferred: bool,
 }
 
@@ -51,7 +51,7 @@ impl RemovedView {
     pub(super) fn notice(&self) {
         if self.deferred {
             super::notice(
-                "images are being fetched or saved, so files that are no longer needed stay until the next `podvisor prune`",
+                "images are being fetched or saved, so files that are no longer needed stay until that ends",
             );
         }
     }

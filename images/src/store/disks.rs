@@ -50,7 +50,7 @@ impl Store {
         let stay = blocking(move || inner.hold_files()).await?;
         let inner = Arc::clone(&self.inner);
         let outcome = inner.fetch_disk(source, checksum.cloned(), options).await;
-        drop(stay);
+        blocking(move || drop(stay)).await;
         // The file may have its place and no record, which alone makes it a disk image.
         if let Err(Error::DiskFull { .. } | Error::Io { .. } | Error::Database { .. }) = &outcome {
             let inner = Arc::clone(&self.inner);

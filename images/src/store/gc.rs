@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -14,11 +15,36 @@ use super::{Inner, Removed};
 use crate::registry::Parsed;
 use crate::{Digest, Error, Result};
 
+/// Keeps all files from removal. What was to be removed meanwhile goes when it is dropped, unless
+/// another has one, too.
+#[derive(Debug)]
+pub(super) struct Stay {
+    inner: Arc<Inner>,
+    lock: Option<File>,
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        drop(self.lock.take());
+        let collected = self.inner.is_deferred().and_then(|deferred| {
+            deferred
+                .then(|| self.inner.collect())
+                .transpose()
+                .map(|_| ())
+        });
+        if let Err(error) = collected {
+            tracing::warn!(%error, "cannot remove files that nothing needs any longer");
+        }
+    }
+}
+
 impl Inner {
     /// Keeps all files from removal until the result is dropped. Waits while another removes.
-    pub(super) fn hold_files(&self) -> Result<File> {
-        self.gc_lock(FlockOperation::LockShared)?
-            .ok_or_else(|| unreachable!("waiting locks are got"))
+    pub(super) fn hold_files(self: &Arc<Self>) -> Result<Stay> {
+        Ok(Stay {
+            lock: self.gc_lock(FlockOperation::LockShared)?,
+            inner: Arc::clone(self),
+        })
     }
 
     fn gc_lock(&self, how: FlockOperation) -> Result<Option<File>> {
@@ -79,12 +105,67 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes files that no image needs; bytes freed. `None` while somebody holds the files: a
-    /// later call will.
+    /// Removes files that no image needs; bytes freed. `None` while somebody holds the files, or
+    /// removes others: whoever does will remove them.
     pub(super) fn collect(&self) -> Result<Option<u64>> {
-        let Some(_alone) = self.gc_lock(FlockOperation::NonBlockingLockExclusive)? else {
-            return Ok(None);
-        };
+        let mut freed = None;
+        while let Some(alone) = self.lock_alone()? {
+            // Whoever removes something from now on sees that it is locked, and defers anew.
+            if self.is_deferred()? {
+                self.set_deferred(&alone, false);
+            }
+            let bytes = self
+                .remove_unneeded()
+                .inspect_err(|_| self.set_deferred(&alone, true))?;
+            *freed.get_or_insert(0) += bytes;
+            drop(alone);
+            if !self.is_deferred()? {
+                break;
+            }
+        }
+        Ok(freed)
+    }
+
+    /// The lock to remove files under; `None` while somebody holds them, who knows then that there
+    /// is something to remove.
+    fn lock_alone(&self) -> Result<Option<File>> {
+        let exclusive = FlockOperation::NonBlockingLockExclusive;
+        if let Some(alone) = self.gc_lock(exclusive)? {
+            return Ok(Some(alone));
+        }
+        self.defer_removal()?;
+        // The holder may have ended before that was to be seen.
+        self.gc_lock(exclusive)
+    }
+
+    /// Has files that nothing needs removed when the last one ends who holds them.
+    pub(super) fn defer_removal(&self) -> Result<()> {
+        let path = self.layout.gc_lock();
+        let lock = OpenOptions::new().write(true).open(&path);
+        self.set_deferred(
+            &lock.map_err(|source| Error::io("open", &path, source))?,
+            true,
+        );
+        Ok(())
+    }
+
+    /// Notes whether files were left to be removed: the lock file has a length then, which takes no
+    /// space of a disk that may be full.
+    fn set_deferred(&self, lock: &File, deferred: bool) {
+        if let Err(error) = lock.set_len(deferred.into()) {
+            tracing::warn!(%error, deferred, "cannot note whether files are to be removed");
+        }
+    }
+
+    fn is_deferred(&self) -> Result<bool> {
+        let path = self.layout.gc_lock();
+        match fs::metadata(&path) {
+            Ok(lock) => Ok(lock.len() > 0),
+            Err(source) => Err(Error::io("look at", &path, source)),
+        }
+    }
+
+    fn remove_unneeded(&self) -> Result<u64> {
         let contents = database::read(&self.layout)?;
         let needed = self.needed(&contents);
         let mut freed = 0;
@@ -98,8 +179,7 @@ impl Inner {
                 freed += remove_unused(&self.layout.rootfs(&id), &directory)?;
             }
         }
-        freed += self.collect_disks(&contents)?;
-        Ok(Some(freed))
+        Ok(freed + self.collect_disks(&contents)?)
     }
 
     /// Blobs that images in the database are made of.

@@ -91,7 +91,8 @@ impl Layout {
         self.root.join("lock")
     }
 
-    /// Held shared by work that needs what it found to stay, exclusively by what removes files.
+    /// Held shared by work that needs what it found to stay, exclusively by what removes files. It
+    /// has a length when there are files that could not be removed because it was held.
     pub(super) fn gc_lock(&self) -> PathBuf {
         self.root.join("gc.lock")
     }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
@@ -55,7 +56,7 @@ impl Store {
 
 impl Inner {
     fn load(
-        &self,
+        self: &Arc<Self>,
         name: Option<&str>,
         options: &PullOptions,
         open: impl FnOnce(&Path, &Limits) -> Result<Archive, ArchiveError>,

@@ -119,7 +119,7 @@ impl Store {
     }
 
     /// Removes images that nobody needs, longest unused first, and files that no image needs. While
-    /// a pull, load or save is under way the images go, but their files stay for the next call
+    /// a pull, load or save is under way the images go, but their files stay until that ends
     /// ([`Removed::deferred`]).
     ///
     /// # Errors

@@ -69,8 +69,8 @@ pub struct Removed {
     pub image: Option<Digest>,
     /// Bytes of disk space freed.
     pub bytes: u64,
-    /// Files that nothing needs any longer were left: a pull, load or save is under way. The next
-    /// removal takes them.
+    /// Files that nothing needs any longer were left: a pull, load or save is under way. They go
+    /// when that ends.
     pub deferred: bool,
 }
 

@@ -63,16 +63,15 @@ impl Store {
         {
             policy.check(&reference, &[], 0)?;
         }
-        let outcome = {
-            let inner = Arc::clone(&self.inner);
-            let _stay = blocking(move || inner.hold_files()).await?;
-            self.inner.clone().pull(&reference, options).await
-        };
+        let inner = Arc::clone(&self.inner);
+        let stay = blocking(move || inner.hold_files()).await?;
+        let outcome = self.inner.clone().pull(&reference, options).await;
+        blocking(move || drop(stay)).await;
         if let Err(error) = &outcome
-            && !error.is_retryable()
+            && (!error.is_retryable() || matches!(error, Error::DiskFull { .. }))
         {
-            // Layers of an image that cannot be used serve nobody. Not removing them is no reason
-            // to hide the error.
+            // Layers of an image that cannot be used, or for which there is no room, serve nobody.
+            // Not removing them is no reason to hide the error.
             let inner = Arc::clone(&self.inner);
             if let Err(error) = blocking(move || inner.collect()).await {
                 tracing::warn!(%error, "cannot clear the store after a failed pull");
