@@ -6,7 +6,7 @@ mod support;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use podvisor_images::{Digest, PullEvent, Store, StoreOptions};
+use podvisor_images::{Digest, Prune, PullEvent, Store, StoreOptions};
 use serde_json::json;
 use support::image::{Layer, Packing};
 use support::{Body, Faulty, Reply, TestImage, TestStore, explain, options, registries};
@@ -470,6 +470,49 @@ async fn a_layer_that_is_here_is_not_read_as_a_configuration() {
     let server = Faulty::serve(forged, |_| None);
     let message = explain(&test.pull(&server.name()).await.unwrap_err());
     assert!(message.contains("bytes instead of 2"), "{message}");
+}
+
+#[tokio::test]
+async fn a_manifest_with_other_layers_takes_nothing_from_an_image() {
+    let victim = TestImage::small();
+    let server = Faulty::serve(victim.clone(), |_| None);
+    let other = TestImage::packed([Packing::Plain, Packing::Gzip]);
+    let plain = |text: &str| Layer::new(text.as_bytes(), Packing::Plain);
+    let config: serde_json::Value = serde_json::from_slice(&victim.config).unwrap();
+    // What nobody has, and what the store has.
+    for layers in [vec![plain("1"), plain("2")], other.layers] {
+        let test = TestStore::new();
+        test.pull(&server.name()).await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        for (at, layer) in layers.iter().enumerate() {
+            let one = TestImage::new(vec![layer.clone()]);
+            let dir = dir.path().join(at.to_string());
+            one.write_layout(&dir, "x/y:z");
+            // The layer stays, for want of a removal, when its image is none.
+            let _ = test.store.load(&dir, None, &options());
+        }
+        let forged = TestImage::with_config(layers, config.clone());
+        assert_eq!(forged.id(), victim.id());
+        let forger = Faulty::serve(forged.clone(), |_| None);
+        let pulled = test.pull(&forger.name()).await.unwrap();
+        assert_eq!(pulled.manifest_digest(), victim.digest());
+        forged.write_layout(&dir.path().join("forged"), "x/y:forged");
+        let loaded = test
+            .store
+            .load(dir.path().join("forged"), None, &options())
+            .unwrap();
+        assert_eq!(loaded[0].manifest_digest(), victim.digest());
+        test.store.prune(&Prune::default()).unwrap();
+        let cancel = podvisor_images::Cancel::default();
+        test.store
+            .save(
+                &["x/y:forged"],
+                Default::default(),
+                std::io::sink(),
+                &cancel,
+            )
+            .unwrap();
+    }
 }
 
 #[tokio::test]

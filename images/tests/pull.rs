@@ -2,7 +2,9 @@
 
 mod support;
 
-use podvisor_images::{Error, PullEvent, PullPolicy, RegistryError, Store};
+use std::os::unix::fs::MetadataExt;
+
+use podvisor_images::{Error, Prune, PullEvent, PullPolicy, RegistryError, Store};
 use support::image::{Layer, Packing};
 use support::{Registry, Tarball, TestImage, TestStore, explain, extract, options};
 use tokio::sync::mpsc;
@@ -159,6 +161,44 @@ async fn an_image_is_pulled_by_digest_and_through_an_index() {
     let by_index = test.pull(&registry.name("app:multi")).await.unwrap();
     assert_eq!(by_index.id(), by_digest.id());
     assert_eq!(by_index.digests().len(), 2);
+}
+
+#[tokio::test]
+async fn an_image_that_comes_packed_otherwise_gets_the_names_and_keeps_its_layers() {
+    let registry = Registry::start();
+    let (gzip, zstd) = (
+        TestImage::packed([Packing::Gzip, Packing::Gzip]),
+        TestImage::packed([Packing::Zstd, Packing::Zstd]),
+    );
+    registry.push("a/x", "v1", &gzip).await;
+    registry.push("b/x", "v1", &zstd).await;
+    let test = TestStore::new();
+    let names = [registry.name("a/x:v1"), registry.name("b/x:v1")];
+    let save = || {
+        let cancel = podvisor_images::Cancel::default();
+        let out = std::io::sink();
+        test.store.save(&names, Default::default(), out, &cancel)
+    };
+    test.pull(&names[0]).await.unwrap();
+    let image = test.pull(&names[1]).await.unwrap();
+    assert_eq!(image.manifest_digest(), gzip.digest());
+    assert_eq!(image.tags(), names);
+    let digests = [("a/x", &gzip), ("b/x", &zstd)]
+        .map(|(name, image)| format!("{}@{}", registry.name(name), image.digest()));
+    assert_eq!(image.digests(), digests);
+    test.store.prune(&Prune::default()).unwrap();
+    save().unwrap();
+
+    // One of which layers are missing gets those that come.
+    let before = std::fs::metadata(image.rootfs()).unwrap().ino();
+    let layer = podvisor_images::Digest::of(&gzip.layers[0].blob);
+    std::fs::remove_file(test.dir.path().join("blobs/sha256").join(layer.hex())).unwrap();
+    assert!(matches!(save(), Err(Error::Damaged { .. })));
+    let image = test.pull(&names[1]).await.unwrap();
+    assert_eq!(image.manifest_digest(), zstd.digest());
+    test.store.prune(&Prune::default()).unwrap();
+    save().unwrap();
+    assert_eq!(std::fs::metadata(image.rootfs()).unwrap().ino(), before);
 }
 
 #[tokio::test]

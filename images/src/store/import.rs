@@ -58,11 +58,12 @@ impl Inner {
         let descriptor = self.layer_descriptor(&layer, size);
         let manifest = synthesise(id, config.len(), vec![descriptor]);
         let digest = Digest::of(&manifest);
-        let new = self.load_rootfs(id, vec![(layer, survey.diff_id)], options)?;
+        let rootfs = self.load_rootfs(id, vec![(layer, survey.diff_id)], options)?;
+        let new = rootfs.is_new();
         let names = reference.map_or_else(Vec::new, |reference| {
             names_of(reference, &digest, id).into()
         });
-        let record = Record::new(digest);
+        let record = rootfs.record(Record::new(digest));
         let image = self.commit(id, record, names, &[(digest, manifest), (id, config)])?;
         options.emit(PullEvent::Done { id, new });
         Ok(image)

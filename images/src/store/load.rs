@@ -1,6 +1,6 @@
 //! Loading images from archives and layout directories.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::database::Record;
 use super::lookup::names_of;
+use super::rootfs::Rootfs;
 use super::work::WorkFile;
 use super::{Inner, PullOptions, Store};
 use crate::archive::{Archive, ArchiveError, Found, Member};
@@ -132,34 +133,46 @@ impl Inner {
             let layers = layers.map(|(digest, layer)| self.layer_descriptor(digest, layer.size));
             synthesise(id, found.config.len(), layers.collect())
         });
-        let new = self.load_rootfs(id, digests.into_iter().zip(diff_ids).collect(), options)?;
+        let rootfs = self.load_rootfs(id, digests.into_iter().zip(diff_ids).collect(), options)?;
+        let new = rootfs.is_new();
         let digest = Digest::of(&manifest);
         let names = references.iter();
         let names = names
             .flat_map(|reference| names_of(reference, &digest, id))
             .collect();
-        let record = Record::new(digest);
+        let record = rootfs.record(Record::new(digest));
         let documents = [(digest, manifest), (id, found.config)];
         let image = self.commit(id, record, names, &documents)?;
         options.emit(crate::PullEvent::Done { id, new });
         Ok(image)
     }
 
-    /// Writes the file system unless it is there; all layers are.
+    /// Writes the file system unless it is there; all layers are. Those that turn out not to be
+    /// needed go when the load ends.
     pub(super) fn load_rootfs(
         &self,
         id: Digest,
         layers: Vec<(Digest, Digest)>,
         options: &PullOptions,
-    ) -> Result<bool> {
-        let target = self.layout.rootfs(&id);
+    ) -> Result<Rootfs> {
         let path = self.layout.rootfs_work(&id);
-        if target.exists() {
-            return Ok(false);
+        let find = || -> Result<Option<Rootfs>> {
+            let sized = layers.iter().map(|(digest, _)| {
+                let found = fs::metadata(self.layout.blob(digest));
+                (*digest, found.map_or(0, |found| found.len()))
+            });
+            let found = self.find_rootfs(id, sized)?;
+            if let Some(Rootfs::Other(_)) = &found {
+                self.defer_removal()?;
+            }
+            Ok(found)
+        };
+        if let Some(found) = find()? {
+            return Ok(found);
         }
         let work = WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))?;
-        if target.exists() {
-            return Ok(false);
+        if let Some(found) = find()? {
+            return Ok(found);
         }
         let mut ready = 0..layers.len();
         self.unpack(
@@ -169,8 +182,7 @@ impl Inner {
             || ready.next(),
             options.cancel.flag(),
             options,
-        )?;
-        Ok(true)
+        )
     }
 
     /// Copies a layer into the store and returns its digest.

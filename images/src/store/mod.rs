@@ -28,6 +28,7 @@ mod lookup;
 mod maintain;
 mod options;
 mod pull;
+mod rootfs;
 mod save;
 mod signatures;
 mod work;

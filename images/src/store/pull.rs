@@ -13,6 +13,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use super::database::{self, Change, Name, Record};
 use super::flights::Flight;
 use super::lookup::names_of;
+use super::rootfs::Rootfs;
 use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, PullOptions, PullPolicy, Store, signatures};
 use crate::error::parse_reference;
@@ -123,10 +124,14 @@ impl Inner {
                 source,
             })
         })?;
-        let new = self
+        // Held until the image has its record, by which others know what they find.
+        let flight = self.flights.enter(Flight::Rootfs(id));
+        let _turn = flight.lock().await;
+        let rootfs = self
             .clone()
             .make_rootfs(&client, layers, diff_ids, id, options)
             .await?;
+        let new = rootfs.is_new();
         let documents: Vec<_> = (resolved
             .indexes
             .iter()
@@ -134,11 +139,11 @@ impl Inner {
         .chain([(resolved.digest, resolved.bytes.clone()), (id, config)])
         .collect();
         let names = names_of(reference, &resolved.target, id).into();
-        let record = Record {
+        let record = rootfs.record(Record {
             indexes: resolved.indexes.iter().map(|(digest, _)| *digest).collect(),
             signatures,
             ..Record::new(resolved.digest)
-        };
+        });
         let image = blocking(move || self.commit(id, record, names, &documents)).await?;
         options.emit(PullEvent::Done { id, new });
         Ok(image)
@@ -184,7 +189,7 @@ impl Inner {
             .collect()
     }
 
-    /// Makes sure that the image's file system is there; false when it was.
+    /// Makes sure that the image's file system is there, and the layers that it is made of.
     async fn make_rootfs(
         self: Arc<Self>,
         client: &Arc<Client>,
@@ -192,17 +197,20 @@ impl Inner {
         diff_ids: Vec<Digest>,
         id: Digest,
         options: &PullOptions,
-    ) -> Result<bool> {
-        let target = self.layout.rootfs(&id);
-        let flight = self.flights.enter(Flight::Rootfs(id));
-        let _turn = flight.lock().await;
-        if target.exists() {
-            return Ok(false);
+    ) -> Result<Rootfs> {
+        let find = || {
+            let (inner, layers) = (Arc::clone(&self), layers.to_vec());
+            blocking(move || {
+                inner.find_rootfs(id, layers.iter().map(|layer| (layer.digest, layer.size)))
+            })
+        };
+        if let Some(found) = find().await? {
+            return Ok(found);
         }
         let path = self.layout.rootfs_work(&id);
         let work = acquire(&path, || {}).await?;
-        if target.exists() {
-            return Ok(false);
+        if let Some(found) = find().await? {
+            return Ok(found);
         }
         let (ready, mut queue) = mpsc::unbounded_channel();
         let stop = StopOnDrop::default();
@@ -243,8 +251,8 @@ impl Inner {
                     ..
                 }),
             ) => Err(error),
-            (_, Err(error)) | (Err(error), Ok(())) => Err(error),
-            (Ok(()), Ok(())) => Ok(true),
+            (_, Err(error)) | (Err(error), Ok(_)) => Err(error),
+            (Ok(()), Ok(rootfs)) => Ok(rootfs),
         }
     }
 
@@ -348,7 +356,7 @@ impl Inner {
     }
 
     /// Turns layers into a file system, in order; `next` waits for the index of another layer that
-    /// is there.
+    /// is there. A file system that is there stays: the layers are what it was made of.
     pub(super) fn unpack(
         &self,
         work: WorkFile,
@@ -357,7 +365,7 @@ impl Inner {
         mut next: impl FnMut() -> Option<usize>,
         cancelled: Arc<AtomicBool>,
         options: &PullOptions,
-    ) -> Result<()> {
+    ) -> Result<Rootfs> {
         let file = work
             .handle()
             .map_err(|source| Error::io("write", work.path(), source))?;
@@ -390,13 +398,19 @@ impl Inner {
             .map_err(|error| layer_error(last, error, work.path()))?;
         let directory = self.layout.image(&id);
         let target = self.layout.rootfs(&id);
+        // Whoever runs from it has locked that very file.
+        if target.exists() {
+            return Ok(Rootfs::There);
+        }
         fs::create_dir_all(&directory)
             .and_then(|()| sync_directory_of(&directory))
             .map_err(|source| Error::io("create the directory", &directory, source))?;
         work.publish(&target)
-            .map_err(|source| Error::io("store", &target, source))
+            .map_err(|source| Error::io("store", &target, source))?;
+        Ok(Rootfs::New)
     }
 
+    /// Gives an image its record and names, and stores those of the documents that are in it.
     pub(super) fn commit(
         &self,
         id: Digest,
@@ -405,7 +419,9 @@ impl Inner {
         documents: &[(Digest, Vec<u8>)],
     ) -> Result<Image> {
         for (digest, bytes) in documents {
-            self.put_document(digest, bytes)?;
+            if *digest == id || *digest == record.manifest || record.indexes.contains(digest) {
+                self.put_document(digest, bytes)?;
+            }
         }
         let (contents, ()) = database::update(&self.layout, |before| {
             let mut record = record;

@@ -56,15 +56,13 @@ impl Store {
 }
 
 impl Inner {
-    fn saved(&self, contents: &Contents, id: Digest) -> Result<Saved> {
+    /// An image whose blobs are all here.
+    pub(super) fn saved(&self, contents: &Contents, id: Digest) -> Result<Saved> {
         let (digest, bytes, manifest) = self.manifest(contents, id)?;
         let complete = [&manifest.config]
             .into_iter()
             .chain(&manifest.layers)
-            .all(|part| {
-                let found = fs::metadata(self.layout.blob(&part.digest));
-                found.is_ok_and(|found| found.len() == part.size)
-            });
+            .all(|part| self.has(&part.digest, part.size));
         if !complete || manifest.config.digest != id {
             return Err(Error::Damaged { id });
         }
