@@ -336,31 +336,6 @@ async fn who_may_not_pull_is_told_to_log_in() {
 }
 
 #[tokio::test]
-async fn a_mirror_is_asked_first_and_a_bad_one_passed_over() {
-    let image = TestImage::small();
-    let good = Faulty::serve(image.clone(), |_| None);
-    let lying = Faulty::serve(image.clone(), |request| {
-        request
-            .path
-            .contains("/blobs/")
-            .then(|| Reply::new(200, "forged"))
-    });
-    let registry = Faulty::serve(image, |_| None);
-    for (mirror, asked) in [(&good, 0), (&lying, 3)] {
-        registry.requests.lock().unwrap().clear();
-        let host = podvisor_images::RegistryHost::default().mirror(mirror.host.clone());
-        let registries = registries().host(registry.host.clone(), host);
-        let test = TestStore::new();
-        test.store
-            .pull(&registry.name(), &options().registries(registries))
-            .await
-            .unwrap();
-        assert!(mirror.paths()[0].contains("ns="));
-        assert_eq!(registry.paths().len(), asked);
-    }
-}
-
-#[tokio::test]
 async fn images_that_cannot_be_run_are_refused_in_words() {
     let image = TestImage::small();
     let descriptor = json!({

@@ -1,10 +1,10 @@
-//! Registries as a directory of settings describes them.
+//! Registries as a directory of settings describes them, and their mirrors.
 
 mod support;
 
 use std::path::Path;
 
-use podvisor_images::{HostsError, PullOptions, RegistryConfig};
+use podvisor_images::{HostsError, PullEvent, PullOptions, RegistryConfig, RegistryHost};
 use support::faulty::honest;
 use support::{Faulty, Reply, TestImage, TestStore, options, registries};
 
@@ -100,4 +100,46 @@ async fn a_mirror_that_may_only_serve_digests_is_not_asked_for_tags() {
         (kind(&registry, "/manifests/"), kind(&registry, "/blobs/")),
         (1, 0)
     );
+}
+
+#[tokio::test]
+async fn a_mirror_is_asked_first_and_a_bad_one_passed_over() {
+    let image = TestImage::small();
+    let good = Faulty::serve(image.clone(), |_| None);
+    let lying = Faulty::serve(image.clone(), |request| {
+        request
+            .path
+            .contains("/blobs/")
+            .then(|| Reply::new(200, "forged"))
+    });
+    let registry = Faulty::serve(image, |_| None);
+    for (mirror, asked) in [(&good, 0), (&lying, 3)] {
+        registry.requests.lock().unwrap().clear();
+        let host = RegistryHost::default().mirror(mirror.host.clone());
+        let registries = registries().host(registry.host.clone(), host);
+        let test = TestStore::new();
+        test.store
+            .pull(&registry.name(), &options().registries(registries))
+            .await
+            .unwrap();
+        assert!(mirror.paths()[0].contains("ns="));
+        assert_eq!(registry.paths().len(), asked);
+    }
+}
+
+#[tokio::test]
+async fn a_mirror_that_is_not_there_is_asked_once() {
+    let free = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let gone = free.local_addr().unwrap().to_string();
+    drop(free);
+    let registry = Faulty::serve(TestImage::small(), |_| None);
+    let host = RegistryHost::default().mirror(gone);
+    let registries = registries().host(registry.host.clone(), host);
+    let (events, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let options = options().registries(registries).events(events);
+    let test = TestStore::new();
+    test.store.pull(&registry.name(), &options).await.unwrap();
+    while let Ok(event) = received.try_recv() {
+        assert!(!matches!(event, PullEvent::Retrying { .. }), "{event:?}");
+    }
 }

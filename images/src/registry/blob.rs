@@ -103,7 +103,7 @@ impl Client {
     }
 
     async fn blob_into(&self, descriptor: &Descriptor, sink: &Sink) -> Result<(), RegistryError> {
-        let mut tries = self.tries(true);
+        let mut tries = self.tries();
         let mut done = 0;
         loop {
             let endpoint = tries.endpoint();

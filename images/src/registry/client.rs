@@ -131,7 +131,7 @@ impl Client {
         name: &str,
         wanted: Option<Digest>,
     ) -> Result<(Digest, Vec<u8>, String), RegistryError> {
-        let mut tries = self.tries(false);
+        let mut tries = self.tries();
         loop {
             if wanted.is_none() && !tries.endpoint().resolves_tags() && tries.pass_over() {
                 continue;
@@ -188,7 +188,7 @@ impl Client {
         what: &'static str,
         limit: u64,
     ) -> Result<Vec<u8>, RegistryError> {
-        let mut tries = self.tries(true);
+        let mut tries = self.tries();
         loop {
             match self
                 .document_from(tries.endpoint(), descriptor, what, limit)
@@ -261,19 +261,17 @@ impl Client {
         &self.name
     }
 
-    /// Goes through the mirrors and then the registry, each as often as allowed. With `established`
-    /// the registry was reached before, so that one that cannot be reached is tried again as well.
-    pub(super) fn tries(&self, established: bool) -> Tries<'_> {
+    /// Goes through the mirrors and then the registry, each as often as allowed.
+    pub(super) fn tries(&self) -> Tries<'_> {
         let mut endpoints = self.endpoints.iter();
         let now = endpoints
-            .next()
-            .expect("there is at least the registry itself");
+            .find(|endpoint| !endpoint.is_left_out())
+            .expect("the registry itself is never left out");
         Tries {
             client: self,
             now,
             rest: endpoints,
             attempt: 1,
-            established,
         }
     }
 
@@ -292,7 +290,6 @@ pub(super) struct Tries<'a> {
     now: &'a Endpoint,
     rest: std::slice::Iter<'a, Endpoint>,
     attempt: u32,
-    established: bool,
 }
 
 impl<'a> Tries<'a> {
@@ -303,7 +300,7 @@ impl<'a> Tries<'a> {
 
     /// Leaves out a source that does not serve this; false when it is the last.
     pub(super) fn pass_over(&mut self) -> bool {
-        let next = self.rest.next();
+        let next = self.rest.find(|endpoint| !endpoint.is_left_out());
         if let Some(next) = next {
             (self.now, self.attempt) = (next, 1);
         }
@@ -315,8 +312,9 @@ impl<'a> Tries<'a> {
     /// # Errors
     /// The failure, when nothing is left to try.
     pub(super) async fn after(&mut self, error: RegistryError) -> Result<(), RegistryError> {
-        let hopeless = !error.is_retryable()
-            || matches!(error, RegistryError::Unreachable { .. }) && !self.established;
+        // One that was reached before is worth to be waited for.
+        let lost = matches!(error, RegistryError::Unreachable { .. }) && !self.now.has_answered();
+        let hopeless = lost || !error.is_retryable();
         if !hopeless && self.attempt < self.client.attempts {
             self.attempt += 1;
             let attempt = self.attempt;
@@ -327,11 +325,14 @@ impl<'a> Tries<'a> {
             tokio::time::sleep(self.pause(&error)).await;
             return Ok(());
         }
-        let failed = self.now.host();
+        let failed = self.now;
         if !self.pass_over() {
             return Err(error);
         }
-        tracing::info!(mirror = failed, %error, "mirror failed");
+        if lost {
+            failed.leave_out();
+        }
+        tracing::info!(mirror = failed.host(), %error, "mirror failed");
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! One registry's addresses: requests with its credentials, and the reading of bounded answers.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use reqwest::header::{ACCEPT, HeaderMap, HeaderValue, RANGE, WWW_AUTHENTICATE};
 use reqwest::{Response, Url};
 use tokio::sync::Mutex;
@@ -19,6 +21,8 @@ pub(super) struct Endpoint {
     http: Http,
     credentials: Credentials,
     authorization: Mutex<Option<HeaderValue>>,
+    answered: AtomicBool,
+    left_out: AtomicBool,
 }
 
 /// The host, with its port, of an address that may have a path.
@@ -56,6 +60,8 @@ impl Endpoint {
             http,
             authorization: Mutex::new(credentials.initial_header()),
             credentials,
+            answered: AtomicBool::new(false),
+            left_out: AtomicBool::new(false),
         })
     }
 
@@ -73,6 +79,20 @@ impl Endpoint {
     /// Whether it may say what a tag stands for.
     pub(super) fn resolves_tags(&self) -> bool {
         self.resolves_tags
+    }
+
+    /// Whether it has answered any request, so that it is worth to wait for it.
+    pub(super) fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Asks it for nothing else.
+    pub(super) fn leave_out(&self) {
+        self.left_out.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_left_out(&self) -> bool {
+        self.left_out.load(Ordering::Relaxed)
     }
 
     pub(super) fn host(&self) -> &str {
@@ -146,10 +166,10 @@ impl Endpoint {
         headers: &HeaderMap,
         authorization: Option<&HeaderValue>,
     ) -> Result<Response, RegistryError> {
-        self.http
-            .get(url, headers, authorization)
-            .await
-            .map_err(|error| failed(&self.host, error))
+        let response = self.http.get(url, headers, authorization).await;
+        let response = response.map_err(|error| failed(&self.host, error))?;
+        self.answered.store(true, Ordering::Relaxed);
+        Ok(response)
     }
 
     /// Asks a token server that a challenge named.
