@@ -4,9 +4,9 @@ mod support;
 
 use std::path::Path;
 
-use podvisor_images::{HostsError, PullEvent, PullOptions, RegistryConfig, RegistryHost};
+use podvisor_images::{Digest, HostsError, PullEvent, PullOptions, RegistryConfig, RegistryHost};
 use support::faulty::honest;
-use support::{Faulty, Reply, TestImage, TestStore, options, registries};
+use support::{Body, Faulty, Reply, TestImage, TestStore, options, registries};
 
 fn directory(files: &[(&str, String)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -142,4 +142,27 @@ async fn a_mirror_that_is_not_there_is_asked_once() {
     while let Ok(event) = received.try_recv() {
         assert!(!matches!(event, PullEvent::Retrying { .. }), "{event:?}");
     }
+}
+
+#[tokio::test]
+async fn what_a_mirror_sent_of_a_layer_is_not_added_to() {
+    let image = TestImage::large();
+    let layer = image.layers[0].blob.clone();
+    let mut damaged = layer.clone();
+    damaged[1_000_000] ^= 1;
+    let name = Digest::of(&layer).to_string();
+    let mirror = Faulty::serve(image.clone(), move |request| {
+        request.path.contains(&name).then(|| match request.range() {
+            None => Reply::ok(Body::Cut(damaged.clone(), 1_500_000)),
+            Some(_) => Reply::new(500, ""),
+        })
+    });
+    let registry = Faulty::serve(image, |_| None);
+    let host = RegistryHost::default().mirror(mirror.host.clone());
+    let registries = registries().host(registry.host.clone(), host);
+    let test = TestStore::new();
+    test.store
+        .pull(&registry.name(), &options().registries(registries))
+        .await
+        .unwrap();
 }

@@ -120,12 +120,13 @@ impl Client {
                     }
                 }
             };
-            if !error.is_retryable() {
-                // What came is of no use; another source may have the real one.
+            let useless = !error.is_retryable();
+            tries.after(error).await?;
+            // Another source may have the real one, and must not answer for what this one sent.
+            if useless || !std::ptr::eq(endpoint, tries.endpoint()) {
                 done = 0;
                 sink.order(Order::Restart).await;
             }
-            tries.after(error).await?;
         }
     }
 
