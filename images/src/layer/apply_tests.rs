@@ -275,9 +275,9 @@ fn hostile_layers_are_refused_in_words() {
             "it contains \"..\"",
         ),
         (
-            "absolute",
-            tar().file("/etc/passwd", 0o644, b"x").finish(),
-            "it is absolute",
+            "parent of the root",
+            tar().file("/../etc/passwd", 0o644, b"x").finish(),
+            "it contains \"..\"",
         ),
         (
             "link out",
@@ -285,9 +285,9 @@ fn hostile_layers_are_refused_in_words() {
             "it contains \"..\"",
         ),
         (
-            "link to root",
+            "link to a file of the host",
             tar().hardlink("a", "/etc/shadow").finish(),
-            "it is absolute",
+            "hard link to \"etc/shadow\", which does not exist",
         ),
         (
             "link to nothing",
@@ -418,6 +418,25 @@ fn hostile_layers_are_refused_in_words() {
         assert!(words(&error).contains(message), "{name}: {}", words(&error));
         assert!(!words(&error).contains('\n'), "{name}");
     }
+}
+
+#[test]
+fn absolute_names_and_link_targets_are_below_the_root() {
+    let layer = Tarball::new()
+        .dir("/", 0o711)
+        .file("/ko-app/app", 0o755, b"app")
+        .hardlink("/second", "/ko-app/app")
+        .symlink("/link", "/ko-app/app");
+    let upper = Tarball::new()
+        .file("/ko-app/new", 0o644, b"new")
+        .file("/.wh.link", 0, b"");
+    let files = read(&build(&[layer.finish(), upper.finish()]).unwrap());
+    assert_eq!(files[&b""[..]].mode, 0o040_711);
+    let app = &files[&b"ko-app/app"[..]];
+    assert_eq!((app.data.as_slice(), app.links), (&b"app"[..], 2));
+    assert_eq!(files[&b"second"[..]].nid, app.nid);
+    assert_eq!(files[&b"ko-app/new"[..]].data, b"new");
+    assert!(!files.contains_key(&b"link"[..]));
 }
 
 #[test]

@@ -8,8 +8,6 @@ use crate::Limits;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PathFault {
-    /// It begins with a slash.
-    Absolute,
     /// It has a `..` in it.
     Parent,
     /// It is longer than allowed.
@@ -25,7 +23,6 @@ pub enum PathFault {
 impl fmt::Display for PathFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Absolute => "it is absolute",
             Self::Parent => "it contains \"..\"",
             Self::Long => "it is too long",
             Self::LongPart => "a part of it is longer than 255 bytes",
@@ -48,11 +45,8 @@ pub(super) enum Target<'a> {
     Ignored,
 }
 
-/// Splits a name into its parts; none for the root.
+/// Splits a name into its parts; none for the root. A leading slash is the root's, too.
 pub(crate) fn components<'a>(path: &'a [u8], limits: &Limits) -> Result<Vec<&'a [u8]>, PathFault> {
-    if path.first() == Some(&b'/') {
-        return Err(PathFault::Absolute);
-    }
     if path.len() > limits.path_bytes {
         return Err(PathFault::Long);
     }
@@ -103,13 +97,15 @@ mod tests {
     }
 
     #[test]
-    fn names_are_relative_and_stay_inside() {
+    fn names_begin_at_the_root_and_stay_inside() {
         assert_eq!(
             split(b"./usr//bin/./sh/"),
             Ok(vec![&b"usr"[..], b"bin", b"sh"])
         );
         assert_eq!(split(b"./"), Ok(vec![]));
-        assert_eq!(split(b"/etc/passwd"), Err(PathFault::Absolute));
+        assert_eq!(split(b"/"), Ok(vec![]));
+        assert_eq!(split(b"//etc/passwd"), Ok(vec![&b"etc"[..], b"passwd"]));
+        assert_eq!(split(b"/../etc/passwd"), Err(PathFault::Parent));
         assert_eq!(split(b"a/../../b"), Err(PathFault::Parent));
         assert_eq!(split(b"..."), Ok(vec![&b"..."[..]]));
         assert_eq!(split(&[b'x'; 256]), Err(PathFault::LongPart));
