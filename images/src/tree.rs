@@ -105,7 +105,7 @@ pub(crate) struct Node {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TreeError {
-    /// A parent of the entry is a file or a symbolic link.
+    /// A parent of the entry is a file or a symbolic link of the same layer.
     #[error("its parent {0:?} is not a directory but a file or symbolic link")]
     ParentNotDirectory(String),
     /// A hard link's target is missing.
@@ -336,19 +336,20 @@ impl Tree {
     }
 
     /// Walks to a directory and marks the way as this layer's; what is missing is made. `replace`
-    /// says whether a file at the very end gives way.
+    /// says whether a file at the very end gives way. One of a lower layer gives way in any case:
+    /// on an overlay the directory would hide it.
     fn make_dirs(&mut self, path: &[&[u8]], replace: bool) -> Result<NodeId, TreeError> {
         let layer = self.layer;
         let mut dir = Self::ROOT;
         for (depth, name) in path.iter().enumerate() {
             let last = depth + 1 == path.len();
             let found = self.children_mut(dir).get_mut(*name).map(|entry| {
-                entry.layer = layer;
-                entry.node
+                let lower = std::mem::replace(&mut entry.layer, layer) != layer;
+                (entry.node, lower)
             });
             dir = match found {
-                Some(node) if matches!(self.node(node).kind, Kind::Dir(_)) => node,
-                Some(_) if !(last && replace) => {
+                Some((node, _)) if matches!(self.node(node).kind, Kind::Dir(_)) => node,
+                Some((_, lower)) if !(lower || last && replace) => {
                     return Err(TreeError::ParentNotDirectory(show(&path[..=depth])));
                 }
                 _ => {

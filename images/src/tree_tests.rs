@@ -173,6 +173,17 @@ fn nothing_is_put_below_a_symbolic_link_or_a_file() {
 }
 
 #[test]
+fn an_entry_below_a_link_or_file_of_a_lower_layer_hides_that() {
+    let mut s = Sketch::new();
+    s.file("usr/lib/old", 1).file("f", 2);
+    let link = Leaf::Symlink((*b"usr/lib").into());
+    s.0.put_leaf(&path("lib"), Meta::default(), link).unwrap();
+    s.layer().file("lib/new", 3).file("f/new", 4);
+    assert_eq!(s.list(), "f/ f/new lib/ lib/new usr/ usr/lib/ usr/lib/old");
+    assert_eq!(s.freed(), [2]);
+}
+
+#[test]
 fn the_last_of_duplicate_entries_wins_whatever_the_kinds() {
     let mut s = Sketch::new();
     s.file("x/y", 1);
