@@ -176,7 +176,7 @@ impl Parsed {
                 };
                 manifest.check(limits).map(Self::Image)
             }
-            OCI_INDEX | DOCKER_LIST => choose(raw.manifests.unwrap_or_default()).map(Self::Index),
+            OCI_INDEX | DOCKER_LIST => choose(&raw.manifests.unwrap_or_default()).map(Self::Index),
             other => Err(ManifestError::Type(other.chars().take(100).collect())),
         }
     }
@@ -246,26 +246,26 @@ fn is_layer(media_type: &str) -> bool {
     })
 }
 
-fn choose(manifests: Vec<Descriptor>) -> Result<Descriptor, ManifestError> {
-    let mut available = Vec::new();
-    for descriptor in manifests {
-        match &descriptor.platform {
-            Some(platform) if platform.os == "linux" && platform.architecture == "amd64" => {
-                return Ok(descriptor);
-            }
-            Some(platform) if available.len() < 16 => {
-                let cut = |text: &str| text.chars().take(20).collect::<String>();
-                available.push(format!(
-                    "{}/{}",
-                    cut(&platform.os),
-                    cut(&platform.architecture)
-                ));
-            }
-            // Without a platform it can only be the one manifest of a plain export.
-            None if is_manifest(&descriptor.media_type) => return Ok(descriptor),
-            _ => {}
-        }
+fn choose(manifests: &[Descriptor]) -> Result<Descriptor, ManifestError> {
+    let fits = |descriptor: &Descriptor| {
+        let platform = descriptor.platform.as_ref();
+        platform.is_some_and(|found| found.os == "linux" && found.architecture == "amd64")
+    };
+    // Without a platform it can only be the one manifest of a plain export.
+    let is_bare = |descriptor: &Descriptor| {
+        descriptor.platform.is_none() && is_manifest(&descriptor.media_type)
+    };
+    let chosen = manifests.iter().find(|descriptor| fits(descriptor));
+    let chosen = chosen.or_else(|| manifests.iter().find(|descriptor| is_bare(descriptor)));
+    if let Some(descriptor) = chosen {
+        return Ok(descriptor.clone());
     }
+    let cut = |text: &str| text.chars().take(20).collect::<String>();
+    let platforms = manifests.iter().filter_map(|found| found.platform.as_ref());
+    let available: Vec<_> = platforms
+        .take(16)
+        .map(|platform| format!("{}/{}", cut(&platform.os), cut(&platform.architecture)))
+        .collect();
     let available = if available.is_empty() {
         "nothing".to_owned()
     } else {
@@ -311,6 +311,18 @@ mod tests {
             {"mediaType":"m","digest":"DIGEST","size":1,"platform":{"os":"linux","architecture":"arm64"}},
             {"mediaType":"m","digest":"DIGEST","size":2,"platform":{"os":"linux","architecture":"amd64"}}]}"#;
         assert!(matches!(parse(index), Ok(Parsed::Index(entry)) if entry.size == 2));
+    }
+
+    #[test]
+    fn the_manifest_for_this_machine_comes_before_one_for_any() {
+        let index = format!(
+            r#"{{"schemaVersion":2,"manifests":[
+            {{"mediaType":"{OCI_MANIFEST}","digest":"DIGEST","size":1}},
+            {{"mediaType":"m","digest":"DIGEST","size":2,"platform":{{"os":"linux","architecture":"amd64"}}}}]}}"#
+        );
+        assert!(matches!(parse(&index), Ok(Parsed::Index(entry)) if entry.size == 2));
+        let index = index.replace("amd64", "arm64");
+        assert!(matches!(parse(&index), Ok(Parsed::Index(entry)) if entry.size == 1));
     }
 
     #[test]
