@@ -7,6 +7,27 @@
 
 use std::collections::BTreeMap;
 
+/// Entries that a `BTreeMap` makes room for at once.
+const PIECE: usize = 11;
+
+/// Bytes that an allocation takes beside its contents.
+const ALLOCATION: usize = 24;
+
+/// Bytes of memory that a node takes: in the tree, and in the plan by which it is written.
+const NODE: usize = size_of::<Option<Node>>() + 144;
+
+/// Bytes of memory that a directory takes beside its node, with its first entry.
+const DIR: usize = PIECE * size_of::<(Box<[u8]>, Entry)>() + ALLOCATION;
+
+/// Bytes of memory that an entry takes beside its name: in a map that is half full, and when the
+/// directory is written.
+const ENTRY: usize = 3 * size_of::<(Box<[u8]>, Entry)>() + 2 * ALLOCATION;
+
+/// Bytes of memory that extended attributes take beside their names and values: the map, and each
+/// of them.
+const XATTRS: usize = PIECE * size_of::<(Box<[u8]>, Box<[u8]>)>() + ALLOCATION;
+const XATTR: usize = 2 * size_of::<(Box<[u8]>, Box<[u8]>)>() + 2 * ALLOCATION;
+
 /// Index of a node in a [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u32);
@@ -129,6 +150,29 @@ pub(crate) struct Tree {
     vacant: Vec<NodeId>,
     freed: Vec<Content>,
     layer: u32,
+    memory: u64,
+}
+
+impl Meta {
+    /// Bytes of memory that are not in the node itself.
+    fn memory(&self) -> usize {
+        let xattrs = self.xattrs.iter();
+        let each: usize = xattrs
+            .map(|(name, value)| name.len() + value.len() + XATTR)
+            .sum();
+        if each > 0 { each + XATTRS } else { 0 }
+    }
+}
+
+impl Node {
+    fn memory(&self) -> usize {
+        let kind = match &self.kind {
+            Kind::Dir(_) => DIR,
+            Kind::Leaf(Leaf::Symlink(target)) => target.len() + ALLOCATION,
+            Kind::Leaf(_) => 0,
+        };
+        NODE + kind + self.meta.memory()
+    }
 }
 
 /// What a directory gets that no layer describes, only contains files in.
@@ -162,6 +206,7 @@ impl Tree {
             vacant: Vec::new(),
             freed: Vec::new(),
             layer: 0,
+            memory: 0,
         }
     }
 
@@ -176,6 +221,13 @@ impl Tree {
         self.nodes.len() - self.vacant.len()
     }
 
+    /// Bytes of memory that names and metadata took so far, and will take when the tree is written.
+    /// What a later layer replaced counts, too.
+    #[must_use]
+    pub(crate) fn memory(&self) -> u64 {
+        self.memory
+    }
+
     /// Contents of files that lost their last name since the last call.
     pub(crate) fn take_freed(&mut self) -> Vec<Content> {
         std::mem::take(&mut self.freed)
@@ -188,6 +240,7 @@ impl Tree {
     /// [`TreeError::ParentNotDirectory`], [`TreeError::Full`].
     pub(crate) fn put_dir(&mut self, path: &[&[u8]], meta: Meta) -> Result<(), TreeError> {
         let dir = self.make_dirs(path, true)?;
+        self.memory += meta.memory() as u64;
         self.node_mut(dir).meta = meta;
         Ok(())
     }
@@ -325,6 +378,7 @@ impl Tree {
     }
 
     fn insert_node(&mut self, node: Node) -> NodeId {
+        self.memory += node.memory() as u64;
         if let Some(id) = self.vacant.pop() {
             self.nodes[id.index()] = Some(node);
             return id;
@@ -369,6 +423,8 @@ impl Tree {
             node,
             layer: self.layer,
         };
+        // The directory's names are copied when it is written.
+        self.memory += (ENTRY + 2 * name.len()) as u64;
         if let Some(old) = self.children_mut(dir).insert(name.into(), entry) {
             self.unlink(old.node);
         }

@@ -19,12 +19,6 @@ use crate::{Digest, Limits};
 
 const CHUNK: usize = 128 << 10;
 
-/// Bytes of memory that a file or directory takes beside its name.
-const NODE: u64 = 160;
-
-/// Bytes of memory that an attribute takes beside its name and value.
-const XATTR: usize = 64;
-
 /// Why a layer cannot be part of an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -115,8 +109,6 @@ pub(crate) struct Unpacker {
     entries: u64,
     /// Bytes that may still be unpacked.
     budget: u64,
-    /// Bytes of memory that metadata took so far. What a later layer replaces counts, too.
-    metadata: u64,
     cancelled: Arc<AtomicBool>,
 }
 
@@ -130,7 +122,6 @@ impl Unpacker {
             limits,
             entries: 0,
             budget,
-            metadata: 0,
             cancelled,
         }
     }
@@ -185,13 +176,8 @@ impl Unpacker {
                 });
             }
             self.check_cancelled()?;
-            let said = metadata_bytes(&entry);
-            let before = self.tree.len();
             self.entry(tar, entry, &mut buffer)?;
-            // One entry may imply many directories.
-            let made = self.tree.len().saturating_sub(before) as u64;
-            self.metadata += said + made * NODE;
-            if self.metadata > self.limits.metadata_bytes {
+            if self.tree.memory() > self.limits.metadata_bytes {
                 return Err(LayerError::Metadata {
                     limit: self.limits.metadata_bytes,
                 });
@@ -322,15 +308,6 @@ impl Unpacker {
             Ok(())
         }
     }
-}
-
-/// What an entry says of itself that is kept: its last name, its link's target, its attributes.
-fn metadata_bytes(entry: &TarEntry) -> u64 {
-    let name = entry.path.rsplit(|byte| *byte == b'/');
-    let name = name.map(<[u8]>::len).find(|len| *len > 0).unwrap_or(0);
-    let xattrs = entry.xattrs.iter();
-    let xattrs = xattrs.map(|(name, value)| name.len() + value.len() + XATTR);
-    (name + entry.link.len() + xattrs.sum::<usize>()) as u64
 }
 
 fn meta(entry: &TarEntry, limits: &Limits) -> Result<Meta, &'static str> {

@@ -483,7 +483,12 @@ fn metadata_that_is_kept_in_memory_is_bounded_in_sum() {
         let layer = Tarball::new().pax("SCHILY.xattr.user.a", &value);
         layer.file(name, 0o644, b"").finish()
     };
-    let deep = Tarball::new().file(&format!("{}f", "d/".repeat(600)), 0o644, b"");
+    let deep = Tarball::new().file(&format!("{}f", "d/".repeat(150)), 0o644, b"");
+    let mut wide = Tarball::new();
+    for top in 0..6 {
+        let parts = format!("{}/", "d".repeat(250)).repeat(15);
+        wide = wide.file(&format!("{top}/{parts}f"), 0o644, b"");
+    }
     let limits = Limits {
         metadata_bytes: 70_000,
         ..Limits::default()
@@ -494,6 +499,7 @@ fn metadata_that_is_kept_in_memory_is_bounded_in_sum() {
             vec![attributes("a"), attributes("a"), attributes("a")],
         ),
         ("directories that are implied", vec![deep.finish()]),
+        ("directories with long names", vec![wide.finish()]),
     ];
     for (name, layers) in cases {
         let built = build_with(&layers, &limits);
