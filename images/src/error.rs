@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use oci_spec::distribution::ParseError;
+
 use crate::{
     ArchiveError, Digest, DiskError, ImportError, LayerError, Reference, RegistryError,
     SignatureError,
@@ -25,7 +27,7 @@ pub enum Error {
         input: String,
         /// The rule it breaks.
         #[source]
-        source: oci_spec::distribution::ParseError,
+        source: ParseError,
     },
     /// The store has no such image.
     #[error(
@@ -151,9 +153,15 @@ impl Error {
 }
 
 /// Parses a reference, docker's short forms included (`busybox` is
-/// `docker.io/library/busybox:latest`).
+/// `docker.io/library/busybox:latest`). What reads as an image's id is no name
+/// (github.com/distribution/reference, `ParseAnyReference`), or it could stand for another image.
 pub(crate) fn parse_reference(input: &str) -> Result<Reference> {
-    crate::reference::parse(input).map_err(|source| Error::Reference {
+    let digits = input.strip_prefix("sha256:").unwrap_or(input);
+    let parsed = match Digest::from_hex(digits) {
+        Ok(_) => Err(ParseError::ReferenceInvalidFormat),
+        Err(_) => crate::reference::parse(input),
+    };
+    parsed.map_err(|source| Error::Reference {
         input: input.chars().take(300).collect(),
         source,
     })

@@ -213,6 +213,26 @@ async fn files_stay_while_several_pulls_are_under_way_and_go_with_the_last_one()
 }
 
 #[test]
+fn what_reads_as_an_id_is_no_name() {
+    let test = TestStore::new();
+    let image = load(&test, "a");
+    let id = image.id().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    TestImage::small().write_layout(dir.path(), &id);
+    for name in [None, Some(id.as_str()), Some(&id[7..])] {
+        let loaded = test.store.load(dir.path(), name, &options());
+        assert!(matches!(loaded, Err(Error::Reference { .. })), "{loaded:?}");
+    }
+    let tagged = test.store.tag("a", &id);
+    assert!(matches!(tagged, Err(Error::Reference { .. })), "{tagged:?}");
+    // By its full name it may be called so, and stands for nothing else.
+    TestImage::small().write_layout(dir.path(), &format!("docker.io/library/{id}"));
+    let other = test.store.load(dir.path(), None, &options()).unwrap();
+    assert_ne!(other[0].id(), image.id());
+    assert_eq!(test.store.resolve(&id).unwrap().id(), image.id());
+}
+
+#[test]
 fn an_inspection_tells_layers_configuration_and_history() {
     let test = TestStore::new();
     let image = load(&test, "a");

@@ -144,7 +144,7 @@ impl Store {
     }
 
     /// Finds an image by name (short forms allowed, with tag or digest), by id (`sha256:…` or its
-    /// digits), or by the beginning of its id (at least 4 digits). A name wins over an id.
+    /// digits), or by the beginning of its id (at least 4 digits), over which a name wins.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Ambiguous`], or the store cannot be read.
