@@ -159,7 +159,8 @@ const BPF_CGROUP_DEVICE: u32 = 6;
 ///
 /// # Errors
 ///
-/// `EINVAL` and `EACCES` for a program that the kernel does not take.
+/// `EINVAL` and `EACCES` for a program that the kernel does not take; `EAGAIN` when a signal came
+/// while it looked.
 pub(crate) fn load_device_program(program: &[Instruction]) -> io::Result<OwnedFd> {
     let attr = BpfProgLoad {
         prog_type: BPF_PROG_TYPE_CGROUP_DEVICE,

@@ -20,6 +20,9 @@ const NOBODYS: &str = "/sys/fs/cgroup/podvisor-devices";
 /// Rules that a specification may have; a pod's has a few dozen.
 const MAX_RULES: usize = 1024;
 
+/// How often signals may disturb the check of a program.
+const LOADS: u32 = 100;
+
 /// `BPF_DEVCG_ACC_*`
 const MKNOD: i32 = 1;
 const READ: i32 = 2;
@@ -45,7 +48,10 @@ pub enum DeviceError {
     #[error("more than {MAX_RULES} devices and device rules")]
     TooMany,
     /// The kernel does not take the program.
-    #[error("cannot restrict devices: the guest's kernel needs CONFIG_CGROUP_BPF")]
+    #[error(
+        "cannot restrict devices: the guest's kernel, which needs CONFIG_CGROUP_BPF, \
+         does not take the program"
+    )]
     Kernel(#[source] io::Error),
 }
 
@@ -204,8 +210,20 @@ impl DeviceFilter {
 fn attach_to(cgroup: &Path, program: &[Instruction]) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory: OwnedFd = open(cgroup, flags, Mode::empty())?;
-    let program = crate::sys::load_device_program(program)?;
+    let program = undisturbed(|| crate::sys::load_device_program(program))?;
     crate::sys::attach_device_program(&directory, &program)
+}
+
+/// Loads a program anew whenever a signal came while the kernel checked it: it stops then, with
+/// `EAGAIN`. Ends of containers are signals, and many may come at once, but not without end.
+fn undisturbed<T>(mut load: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut left = LOADS;
+    loop {
+        match load() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && left > 0 => left -= 1,
+            loaded => return loaded,
+        }
+    }
 }
 
 /// Gives a program to a group that nobody is ever in, so that one is attached from now on. The
@@ -466,6 +484,24 @@ mod tests {
             filter(json!(many), json!([])),
             Err(DeviceError::TooMany)
         ));
+    }
+
+    #[test]
+    fn a_program_whose_check_a_signal_stopped_is_loaded_again() {
+        let disturbed = || io::Error::from_raw_os_error(libc::EAGAIN);
+        let mut loads = 0;
+        let loaded = undisturbed(|| {
+            loads += 1;
+            match loads {
+                4 => Ok("loaded"),
+                _ => Err(disturbed()),
+            }
+        });
+        assert_eq!(loaded.unwrap(), "loaded");
+        let never = undisturbed(|| Err::<(), _>(disturbed()));
+        assert_eq!(never.unwrap_err().raw_os_error(), Some(libc::EAGAIN));
+        let refused = undisturbed(|| Err::<(), _>(io::Error::from_raw_os_error(libc::EINVAL)));
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 
     #[test]
