@@ -34,6 +34,9 @@ const BUDGET: usize = 4 << 20;
 /// What a request counts for at least: a few system calls.
 const REQUEST_COST: usize = 16 << 10;
 
+/// `FUSE_SYNCFS` of linux/fuse.h.
+const SYNCFS: u32 = 50;
+
 /// `struct fuse_out_header`.
 const REPLY_HEADER_LEN: usize = size_of::<OutHeader>();
 
@@ -229,9 +232,9 @@ impl FsDevice {
             Some(exchange) => exchange,
             none => none.insert(Exchange::new(queue.memory()).map_err(fault)?),
         };
-        let (server, counters) = (&self.server, &self.counters);
+        let (server, tree, counters) = (&self.server, &self.tree, &self.counters);
         queue.serve(BUDGET, |queue, chain| {
-            let answer = answer(server, exchange, &chain, queue.memory())?;
+            let answer = answer(server, tree, exchange, &chain, queue.memory())?;
             counters.requests.one();
             if answer.malformed {
                 counters.malformed.one();
@@ -260,6 +263,7 @@ struct Answer {
 
 fn answer(
     server: &Server<Arc<Tree>>,
+    tree: &Tree,
     exchange: &mut Exchange,
     chain: &Chain,
     mem: &GuestRam,
@@ -275,6 +279,12 @@ fn answer(
             return refuse(chain, mem, unique, Errno::NOMEM);
         }
     };
+    if request.opcode == SYNCFS {
+        let synced = tree.sync_file_system(request.node);
+        let error = synced.err().map(|error| Errno::from_io_error(&error));
+        let error = error.map(|error| error.unwrap_or(Errno::IO));
+        return reply(chain, mem, request.unique, error).map(Answer::whole);
+    }
     let (reader, writer) = exchange.present().map_err(fault)?;
     let room = chain.writable_len();
     let silent = [Opcode::Forget as u32, Opcode::BatchForget as u32].contains(&request.opcode);
@@ -303,25 +313,31 @@ impl Answer {
 
 /// Answers with an error alone, if there is room for it.
 fn refuse(chain: &Chain, mem: &GuestRam, unique: u64, error: Errno) -> Result<Answer, Fault> {
-    let mut len = 0;
-    if chain.writable_len() >= REPLY_HEADER_LEN {
-        let mut header = [0; REPLY_HEADER_LEN];
-        len = u32::try_from(REPLY_HEADER_LEN).unwrap_or(0);
-        let error = error.raw_os_error().saturating_neg();
-        let bytes = len
-            .to_le_bytes()
-            .into_iter()
-            .chain(error.to_le_bytes())
-            .chain(unique.to_le_bytes());
-        for (to, from) in header.iter_mut().zip(bytes) {
-            *to = from;
-        }
-        chain.write(mem, 0, &header)?;
-    }
+    let len = reply(chain, mem, unique, Some(error))?;
     Ok(Answer {
-        len,
         malformed: true,
+        ..Answer::whole(len)
     })
+}
+
+/// Writes the header of a reply that has nothing else, if there is room for it; gives its length.
+fn reply(chain: &Chain, mem: &GuestRam, unique: u64, error: Option<Errno>) -> Result<usize, Fault> {
+    if chain.writable_len() < REPLY_HEADER_LEN {
+        return Ok(0);
+    }
+    let mut header = [0; REPLY_HEADER_LEN];
+    let len = u32::try_from(REPLY_HEADER_LEN).unwrap_or(0);
+    let error = error.map_or(0, |error| error.raw_os_error().saturating_neg());
+    let bytes = len
+        .to_le_bytes()
+        .into_iter()
+        .chain(error.to_le_bytes())
+        .chain(unique.to_le_bytes());
+    for (to, from) in header.iter_mut().zip(bytes) {
+        *to = from;
+    }
+    chain.write(mem, 0, &header)?;
+    Ok(REPLY_HEADER_LEN)
 }
 
 /// Whose mistake it was.

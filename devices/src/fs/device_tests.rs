@@ -96,8 +96,11 @@ impl Rig {
     }
 
     fn call_with_room(&mut self, opcode: Opcode, node: u64, body: &[u8], room: u32) -> Reply {
-        let bytes = message(opcode, node, body);
-        self.mem.write_slice(&bytes, GuestAddress(IN)).unwrap();
+        self.send(&message(opcode, node, body), room)
+    }
+
+    fn send(&mut self, bytes: &[u8], room: u32) -> Reply {
+        self.mem.write_slice(bytes, GuestAddress(IN)).unwrap();
         let len = u32::try_from(bytes.len()).unwrap();
         self.requests.add(
             &[(IN, 40), (IN + 40, len - 40)],
@@ -224,8 +227,8 @@ fn files_of_proc_have_contents() {
     let opened: OpenOut = rig
         .call(Opcode::Open, entry.nodeid, open.as_slice())
         .object();
-    // FOPEN_DIRECT_IO
-    assert_eq!(opened.open_flags, 1);
+    // FOPEN_DIRECT_IO and FOPEN_NOFLUSH
+    assert_eq!(opened.open_flags, 1 | 1 << 5);
     let read = ReadIn {
         fh: opened.fh,
         offset: 6,
@@ -464,4 +467,42 @@ proptest! {
         prop_assert_eq!(after, [0x5a; 100]);
         prop_assert_eq!(rig.call(Opcode::Statfs, ROOT, &[]).error, 0);
     }
+}
+
+#[test]
+fn what_a_mapping_of_an_appended_file_wrote_goes_to_its_place() {
+    let mut rig = rig();
+    let path = rig.dir.path().join("file");
+    std::fs::write(&path, "old text").unwrap();
+    rig.begin();
+    let entry = rig.look_up(b"file\0");
+    let fh = rig.open(entry.nodeid, libc::O_RDWR | libc::O_APPEND);
+    let mut write = |fuse_flags, text: &[u8]| {
+        let write = WriteIn {
+            fh,
+            size: u32::try_from(text.len()).unwrap(),
+            fuse_flags,
+            ..WriteIn::default()
+        };
+        let body = [write.as_slice(), text].concat();
+        assert_eq!(rig.call(Opcode::Write, entry.nodeid, &body).error, 0);
+        std::fs::read(&path).unwrap()
+    };
+    // FUSE_WRITE_CACHE: by the client's cache, not by a program.
+    assert_eq!(write(1, b"new"), b"new text");
+    assert_eq!(write(0, b"s"), b"new texts");
+}
+
+#[test]
+fn a_file_system_is_synced_when_a_client_asks_for_it() {
+    let mut rig = rig();
+    rig.begin();
+    let mut sync = |node| {
+        let mut bytes = message(Opcode::Getattr, node, &[0; 8]);
+        bytes[4..8].copy_from_slice(&SYNCFS.to_le_bytes());
+        rig.send(&bytes, 100)
+    };
+    let synced = sync(ROOT);
+    assert_eq!((synced.error, synced.body.len()), (0, 0));
+    assert_eq!(sync(99).error, libc::ESTALE);
 }

@@ -67,6 +67,8 @@ pub(super) enum ExchangeError {
 pub(super) struct RequestHeader {
     pub(super) opcode: u32,
     pub(super) unique: u64,
+    /// The object that it is about.
+    pub(super) node: u64,
 }
 
 /// A request that cannot be served, and why.
@@ -230,7 +232,7 @@ impl Exchange {
 }
 
 impl RequestHeader {
-    /// `struct fuse_in_header`: length, opcode, number, …
+    /// `struct fuse_in_header`: length, opcode, number, object, …
     fn decode(raw: &[u8; HEADER_LEN]) -> Self {
         let [
             _,
@@ -249,11 +251,20 @@ impl RequestHeader {
             u5,
             u6,
             u7,
+            n0,
+            n1,
+            n2,
+            n3,
+            n4,
+            n5,
+            n6,
+            n7,
             ..,
         ] = *raw;
         Self {
             opcode: u32::from_le_bytes([o0, o1, o2, o3]),
             unique: u64::from_le_bytes([u0, u1, u2, u3, u4, u5, u6, u7]),
+            node: u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]),
         }
     }
 }

@@ -24,12 +24,47 @@ const GENERATED: [u32; 12] = [
     0x0765_5821, // resctrl
 ];
 
-/// Whether an object's file system makes up contents as they are read, and has 0 or a page for
-/// the size of any file.
-pub(super) fn is_generated(fd: impl AsFd) -> bool {
-    // What cannot say is not one of these.
-    let kind = fstatfs(fd).ok().map(|about| u32::try_from(about.f_type));
-    matches!(kind, Some(Ok(kind)) if GENERATED.contains(&kind))
+/// File systems of this host's disks and memory, by the same numbers: closing a file writes
+/// nothing there.
+const LOCAL: [u32; 14] = [
+    0x0000_ef53, // ext2 to ext4
+    0x5846_5342, // xfs
+    0x9123_683e, // btrfs
+    0xca45_1a4e, // bcachefs
+    0x2fc1_2fc1, // zfs
+    0xf2f5_2010, // f2fs
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x9584_58f6, // hugetlbfs
+    0x794c_7630, // overlay
+    0xe0f5_e1e2, // erofs
+    0x7371_7368, // squashfs
+    0x0000_9660, // iso9660
+    0x0000_4d44, // vfat
+];
+
+/// Where the contents of a file system come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contents {
+    /// A disk or the memory of this host.
+    Local,
+    /// Made up as they are read: it has 0 or a page for the size of any file.
+    Generated,
+    /// Perhaps another host: that a write failed may be told when the file is closed.
+    Remote,
+}
+
+impl Contents {
+    /// Of an object's file system.
+    pub(super) fn of(fd: impl AsFd) -> Self {
+        let kind = fstatfs(fd).ok().map(|about| u32::try_from(about.f_type));
+        match kind {
+            Some(Ok(kind)) if GENERATED.contains(&kind) => Self::Generated,
+            Some(Ok(kind)) if LOCAL.contains(&kind) => Self::Local,
+            // Those that are not known, and what cannot say.
+            _ => Self::Remote,
+        }
+    }
 }
 
 /// An object's attributes and identity.

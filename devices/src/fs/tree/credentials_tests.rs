@@ -177,3 +177,57 @@ fn a_process_that_was_not_given_the_capability_leaves_permissions_to_the_host() 
     });
     thread.join().unwrap();
 }
+
+/// As a server of files is whose clients' root is nobody: this thread may do what it owns, and
+/// others what is theirs.
+#[test]
+fn what_the_host_denies_to_itself_the_guests_user_may_do_where_it_is_allowed_to() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let thread = std::thread::spawn(|| {
+        let sets = capabilities(None).unwrap();
+        let all =
+            CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER;
+        let kept = sets.permitted - all;
+        let less = CapabilitySets {
+            effective: kept,
+            permitted: kept,
+            ..sets
+        };
+        set_capabilities(None, less).unwrap();
+        let rig = rig();
+        rustix::fs::chmod(rig.dir.path(), Mode::from_raw_mode(0o755)).unwrap();
+        let tree = &rig.tree;
+        std::fs::create_dir(rig.path("home")).unwrap();
+        let home = rig.look_up(ROOT, "home").unwrap();
+        let path = rig.path("home/file");
+        std::fs::write(&path, "text").unwrap();
+        for (path, mode) in [(path, 0o600), (rig.path("home"), 0o700)] {
+            rustix::fs::chmod(&path, Mode::from_raw_mode(mode)).unwrap();
+            chown(&path, Some(USER.uid), Some(USER.gid)).unwrap();
+        }
+        let other = Context { uid: 4321, ..USER };
+        let denied = Some(Errno::ACCESS);
+        assert_eq!(code(tree.lookup(&other, home.inode, c"file")), denied);
+        let file = tree.lookup(&USER, home.inode, c"file").unwrap().inode;
+        let write = libc::O_WRONLY.cast_unsigned();
+        assert_eq!(code(tree.open(&other, file, write, 0)), denied);
+        tree.open(&USER, file, write, 0).unwrap();
+        tree.opendir(&USER, home.inode, 0).unwrap();
+        let mut wanted = libc_stat();
+        wanted.st_mode = 0o640;
+        let valid = SetattrValid::MODE | SetattrValid::SIZE | SetattrValid::MTIME_NOW;
+        let valid = valid | SetattrValid::MTIME;
+        tree.setattr(&USER, file, wanted, None, valid).unwrap();
+        tree.link(&USER, file, home.inode, c"hard").unwrap();
+        tree.rename(&USER, home.inode, c"hard", home.inode, c"moved", 0)
+            .unwrap();
+        assert_eq!(code(tree.unlink(&other, home.inode, c"moved")), denied);
+        tree.unlink(&USER, home.inode, c"moved").unwrap();
+        tree.mkdir(&USER, home.inode, c"dir", 0o700, 0).unwrap();
+        tree.rmdir(&USER, home.inode, c"dir").unwrap();
+        assert_eq!(capabilities(None).unwrap(), less);
+    });
+    thread.join().unwrap();
+}

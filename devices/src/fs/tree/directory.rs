@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
 
-use fuse_backend_rs::api::filesystem::{DirEntry, Entry};
+use fuse_backend_rs::api::filesystem::{Context, DirEntry, Entry};
 use rustix::fs::{RawDir, SeekFrom, seek};
 
 use super::{Tree, file};
@@ -22,6 +22,7 @@ impl Tree {
     /// Passes on entries from `offset` on. With `look_up` the client is told of each object.
     pub(super) fn entries(
         &self,
+        context: &Context,
         object: u64,
         handle: u64,
         offset: u64,
@@ -41,7 +42,7 @@ impl Tree {
             };
             let entry = entry?;
             let name = entry.file_name();
-            let entry_of_name = look_up.then(|| self.told(&parent, name)).flatten();
+            let entry_of_name = look_up.then(|| self.told(context, &parent, name)).flatten();
             let number = entry_of_name.map(|entry| entry.inode);
             let ino = match name.to_bytes() {
                 // What lies above the root is nobody's business.
@@ -72,8 +73,8 @@ impl Tree {
     }
 
     /// What is at a name, unless it went away or cannot be known: the name alone is listed then.
-    fn told(&self, parent: &super::Object, name: &CStr) -> Option<Entry> {
-        self.entry(parent, name).ok()
+    fn told(&self, context: &Context, parent: &super::Object, name: &CStr) -> Option<Entry> {
+        self.entry(context, parent, name).ok()
     }
 }
 

@@ -9,6 +9,7 @@ mod attributes;
 mod credentials;
 mod directory;
 mod ids;
+mod open;
 mod operations;
 mod table;
 mod xattr;
@@ -29,7 +30,7 @@ use rustix::path::DecInt;
 
 use crate::descriptors::Quota;
 use crate::virtio::Count;
-use attributes::{Attributes, is_generated};
+use attributes::{Attributes, Contents};
 use credentials::Acting;
 pub use ids::IdMap;
 use ids::NOBODY;
@@ -95,7 +96,7 @@ impl Tree {
         let root = Object {
             id: attributes.id(),
             kind: attributes.kind(),
-            generated: is_generated(&fd),
+            contents: Contents::of(&fd),
             fd,
         };
         let proc_fds = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;
@@ -206,11 +207,34 @@ impl Tree {
         self.acting(context)?.trusting_the_guest()
     }
 
+    /// Does what the host may allow the guest's user alone, once it has denied it to itself: to a
+    /// server of files its root may be nobody (`root_squash` of NFS).
+    fn as_either<T>(
+        &self,
+        context: &Context,
+        mut act: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        match act() {
+            Err(error)
+                if self.switch_users
+                    && context.uid != 0
+                    && error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                let _acting = self.acting(context)?;
+                // Who may not either gets the answer that the host gave to itself.
+                act().map_err(|_| error)
+            }
+            done => done,
+        }
+    }
+
     /// Finds `name` in `parent` and tells the client of it.
-    fn entry(&self, parent: &Object, name: &CStr) -> io::Result<Entry> {
+    fn entry(&self, context: &Context, parent: &Object, name: &CStr) -> io::Result<Entry> {
         let name = component(name)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = openat(&parent.fd, name, flags, Mode::empty())?;
+        let fd = self.as_either(context, || {
+            Ok(openat(&parent.fd, name, flags, Mode::empty())?)
+        })?;
         self.entry_of(parent, fd)
     }
 
@@ -223,10 +247,10 @@ impl Tree {
         let object = Object {
             id,
             kind,
-            generated: if crosses {
-                is_generated(&fd)
+            contents: if crosses {
+                Contents::of(&fd)
             } else {
-                parent.generated
+                parent.contents
             },
             fd,
         };
@@ -259,7 +283,8 @@ impl Tree {
         // Some have nothing to read until something happens (`trace_pipe`): all other requests
         // would wait for that. Of writes it would change what some mean (`memory.max`).
         let reads = flags & OFlags::ACCMODE != OFlags::WRONLY;
-        flags.set(OFlags::NONBLOCK, object.generated && reads);
+        let generated = object.contents == Contents::Generated;
+        flags.set(OFlags::NONBLOCK, generated && reads);
         if object.kind == FileType::Directory {
             return Err(Errno::ISDIR.into());
         }

@@ -1,8 +1,8 @@
 //! One method per request of the client (`fuse-backend-rs` decoded it).
 //!
-//! The others are answered with `ENOSYS`, after which a client asks for them no more. `FLUSH` is
-//! one of them, which spares a round trip each time a file is closed: nothing is kept back that
-//! could fail then.
+//! The others are answered with `ENOSYS`, after which a client asks for them no more. `FLUSH` it
+//! need not ask for where nothing is kept back that could fail when a file is closed, which spares
+//! a round trip each time.
 
 use std::ffi::CStr;
 use std::io;
@@ -17,14 +17,15 @@ use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec,
     Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat, chownat, fallocate, fdatasync, fstatvfs,
     fsync, ftruncate, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek, symlinkat,
-    unlinkat, utimensat,
+    syncfs, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use rustix::path::DecInt;
 
-use super::attributes::{Attributes, statvfs};
+use super::attributes::{Attributes, Contents, statvfs};
 use super::credentials::Ordinary;
-use super::{KEEP, Object, Tree, component, file};
+use super::open::{close_with_result, in_place, options};
+use super::{KEEP, Tree, component, file};
 
 /// Mode bits that a client may set.
 const MODE_BITS: u32 = 0o7777;
@@ -58,8 +59,8 @@ impl FileSystem for Tree {
         self.forget_all();
     }
 
-    fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
-        match self.entry(&*self.object(parent)?, name) {
+    fn lookup(&self, context: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
+        match self.entry(context, &*self.object(parent)?, name) {
             // A client that is to make something looks first, and need not look twice.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(Entry {
                 inode: 0,
@@ -108,7 +109,14 @@ impl FileSystem for Tree {
         if valid.contains(SetattrValid::MODE) {
             let name = DecInt::from_fd(&object.fd);
             let mode = Mode::from_raw_mode(attr.st_mode & MODE_BITS);
-            chmodat(&self.proc_fds, name, mode, AtFlags::empty())?;
+            self.as_either(context, || {
+                Ok(chmodat(
+                    &self.proc_fds,
+                    name.as_c_str(),
+                    mode,
+                    AtFlags::empty(),
+                )?)
+            })?;
         }
         let uid = valid.contains(SetattrValid::UID).then_some(attr.st_uid);
         let gid = valid.contains(SetattrValid::GID).then_some(attr.st_gid);
@@ -129,7 +137,8 @@ impl FileSystem for Tree {
             match handle {
                 Some(handle) => ftruncate(&*file(&*self.handle(handle, inode)?), size)?,
                 None if object.kind == FileType::RegularFile => {
-                    ftruncate(&self.reopen(&object, OFlags::WRONLY)?, size)?;
+                    let file = self.as_either(context, || self.reopen(&object, OFlags::WRONLY))?;
+                    ftruncate(&file, size)?;
                 }
                 None => return Err(Errno::INVAL.into()),
             }
@@ -159,7 +168,9 @@ impl FileSystem for Tree {
                     attr.st_mtime_nsec,
                 ),
             };
-            utimensat(&object.fd, c"", &times, AtFlags::EMPTY_PATH)?;
+            self.as_either(context, || {
+                Ok(utimensat(&object.fd, c"", &times, AtFlags::EMPTY_PATH)?)
+            })?;
         }
         self.getattr(context, inode, None)
     }
@@ -183,7 +194,7 @@ impl FileSystem for Tree {
             let _acting = self.making(context)?;
             symlinkat(target, &parent.fd, name)?;
         }
-        self.entry(&parent, name)
+        self.entry(context, &parent, name)
     }
 
     fn mknod(
@@ -210,7 +221,7 @@ impl FileSystem for Tree {
             let _acting = self.making(context)?;
             mknodat(&parent.fd, name, kind, bits(mode, umask), 0)?;
         }
-        self.entry(&parent, name)
+        self.entry(context, &parent, name)
     }
 
     fn mkdir(
@@ -228,24 +239,20 @@ impl FileSystem for Tree {
             let _acting = self.making(context)?;
             mkdirat(&parent.fd, name, bits(mode, umask))?;
         }
-        self.entry(&parent, name)
+        self.entry(context, &parent, name)
     }
 
-    fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<()> {
-        let parent = self.object(parent)?;
-        self.check_writable(&parent)?;
-        Ok(unlinkat(&parent.fd, component(name)?, AtFlags::empty())?)
+    fn unlink(&self, context: &Context, parent: u64, name: &CStr) -> io::Result<()> {
+        self.remove(context, parent, name, AtFlags::empty())
     }
 
-    fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<()> {
-        let parent = self.object(parent)?;
-        self.check_writable(&parent)?;
-        Ok(unlinkat(&parent.fd, component(name)?, AtFlags::REMOVEDIR)?)
+    fn rmdir(&self, context: &Context, parent: u64, name: &CStr) -> io::Result<()> {
+        self.remove(context, parent, name, AtFlags::REMOVEDIR)
     }
 
     fn rename(
         &self,
-        _: &Context,
+        context: &Context,
         old_parent: u64,
         old_name: &CStr,
         new_parent: u64,
@@ -257,28 +264,33 @@ impl FileSystem for Tree {
         self.check_writable(&new)?;
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         let (old_name, new_name) = (component(old_name)?, component(new_name)?);
-        Ok(renameat_with(&old.fd, old_name, &new.fd, new_name, flags)?)
+        self.as_either(context, || {
+            Ok(renameat_with(&old.fd, old_name, &new.fd, new_name, flags)?)
+        })
     }
 
-    fn link(&self, _: &Context, inode: u64, parent: u64, name: &CStr) -> io::Result<Entry> {
+    fn link(&self, context: &Context, inode: u64, parent: u64, name: &CStr) -> io::Result<Entry> {
         let (object, parent) = (self.object(inode)?, self.object(parent)?);
         self.check_writable(&parent)?;
         let name = component(name)?;
         let from = DecInt::from_fd(&object.fd);
         // It follows the entry of /proc, not a link that the object may be.
-        linkat(
-            &self.proc_fds,
-            from,
-            &parent.fd,
-            name,
-            AtFlags::SYMLINK_FOLLOW,
-        )?;
-        self.entry(&parent, name)
+        let follow = AtFlags::SYMLINK_FOLLOW;
+        self.as_either(context, || {
+            Ok(linkat(
+                &self.proc_fds,
+                from.as_c_str(),
+                &parent.fd,
+                name,
+                follow,
+            )?)
+        })?;
+        self.entry(context, &parent, name)
     }
 
     fn open(
         &self,
-        _: &Context,
+        context: &Context,
         inode: u64,
         flags: u32,
         fuse_flags: u32,
@@ -286,7 +298,7 @@ impl FileSystem for Tree {
         let object = self.object(inode)?;
         let opened = {
             let _ordinary = Ordinary::when(fuse_flags & FOPEN_IN_KILL_SUIDGID != 0)?;
-            self.open_file(&object, flags)?
+            self.as_either(context, || self.open_file(&object, flags))?
         };
         let handle = self.keep(inode, opened)?;
         Ok((Some(handle), options(&object), None))
@@ -320,7 +332,7 @@ impl FileSystem for Tree {
                 (self.entry_of(&parent, self.path_of(&made)?)?, made)
             }
             Err(Errno::EXIST) if !exclusive => {
-                let entry = self.entry(&parent, name)?;
+                let entry = self.entry(context, &parent, name)?;
                 let opened = self.object(entry.inode).and_then(|object| {
                     let kill = args.fuse_flags & FOPEN_IN_KILL_SUIDGID != 0;
                     let _ordinary = Ordinary::when(kill)?;
@@ -377,15 +389,32 @@ impl FileSystem for Tree {
         size: u32,
         offset: u64,
         _lock_owner: Option<u64>,
-        _delayed_write: bool,
+        delayed_write: bool,
         _flags: u32,
         fuse_flags: u32,
     ) -> io::Result<usize> {
         let handle = self.handle(handle, inode)?;
         let _ordinary = Ordinary::when(fuse_flags & WRITE_KILL_PRIV != 0)?;
-        let written = reader.read_to(&mut *file(&handle), size as usize, offset)?;
+        let mut file = file(&handle);
+        let written = if delayed_write {
+            in_place(&mut file, |file| {
+                reader.read_to(file, size as usize, offset)
+            })?
+        } else {
+            reader.read_to(&mut *file, size as usize, offset)?
+        };
         self.counters.written_bytes.add(written as u64);
         Ok(written)
+    }
+
+    /// Closes the file once more: what a server of files says of its writes then is lost when it
+    /// is released.
+    fn flush(&self, _: &Context, inode: u64, handle: u64, _lock_owner: u64) -> io::Result<()> {
+        let handle = self.handle(handle, inode)?;
+        if self.object(inode)?.contents == Contents::Remote {
+            close_with_result(file(&handle).try_clone()?)?;
+        }
+        Ok(())
     }
 
     fn fsync(&self, _: &Context, inode: u64, datasync: bool, handle: u64) -> io::Result<()> {
@@ -459,39 +488,45 @@ impl FileSystem for Tree {
         self.remove_xattr(inode, name)
     }
 
-    fn opendir(&self, _: &Context, inode: u64, _flags: u32) -> io::Result<Opened> {
+    fn opendir(&self, context: &Context, inode: u64, _flags: u32) -> io::Result<Opened> {
         let object = self.object(inode)?;
-        let directory = self.reopen(&object, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let directory = self.as_either(context, || self.reopen(&object, flags))?;
         let handle = self.keep(inode, directory)?;
         Ok((Some(handle), OpenOptions::empty()))
     }
 
     fn readdir(
         &self,
-        _: &Context,
+        context: &Context,
         inode: u64,
         handle: u64,
         _size: u32,
         offset: u64,
         add_entry: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
     ) -> io::Result<()> {
-        self.entries(inode, handle, offset, false, &mut |listed, _| {
+        self.entries(context, inode, handle, offset, false, &mut |listed, _| {
             add_entry(listed)
         })
     }
 
     fn readdirplus(
         &self,
-        _: &Context,
+        context: &Context,
         inode: u64,
         handle: u64,
         _size: u32,
         offset: u64,
         add_entry: &mut dyn FnMut(DirEntry<'_>, Entry) -> io::Result<usize>,
     ) -> io::Result<()> {
-        self.entries(inode, handle, offset, true, &mut |listed, entry| {
-            add_entry(listed, entry.unwrap_or_default())
-        })
+        self.entries(
+            context,
+            inode,
+            handle,
+            offset,
+            true,
+            &mut |listed, entry| add_entry(listed, entry.unwrap_or_default()),
+        )
     }
 
     fn fsyncdir(&self, context: &Context, inode: u64, data: bool, handle: u64) -> io::Result<()> {
@@ -521,13 +556,25 @@ impl FileSystem for Tree {
     }
 }
 
-/// How the client treats an open file. What is made up while it is read has a size of 0, at which
-/// reads by way of the client's cache end.
-fn options(file: &Object) -> OpenOptions {
-    if file.generated {
-        OpenOptions::DIRECT_IO
-    } else {
-        OpenOptions::empty()
+impl Tree {
+    fn remove(
+        &self,
+        context: &Context,
+        parent: u64,
+        name: &CStr,
+        flags: AtFlags,
+    ) -> io::Result<()> {
+        let parent = self.object(parent)?;
+        self.check_writable(&parent)?;
+        let name = component(name)?;
+        self.as_either(context, || Ok(unlinkat(&parent.fd, name, flags)?))
+    }
+
+    /// Writes to its disk what the file system of an object keeps back (`FUSE_SYNCFS`, which
+    /// `fuse-backend-rs` does not know).
+    pub(in crate::fs) fn sync_file_system(&self, inode: u64) -> io::Result<()> {
+        let object = self.object(inode)?;
+        Ok(syncfs(self.reopen(&object, OFlags::RDONLY)?)?)
     }
 }
 

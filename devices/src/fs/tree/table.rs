@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
+use super::attributes::Contents;
 use crate::descriptors::{Permit, Quota};
 
 /// The root's number (`FUSE_ROOT_ID`).
@@ -28,8 +29,8 @@ pub(super) struct Id {
 pub(super) struct Object {
     pub(super) id: Id,
     pub(super) kind: FileType,
-    /// Its file system makes up contents as they are read: sizes say nothing of them.
-    pub(super) generated: bool,
+    /// Of its file system.
+    pub(super) contents: Contents,
     /// Opened with `O_PATH`.
     pub(super) fd: OwnedFd,
 }
@@ -206,7 +207,7 @@ mod tests {
         let root = Object {
             id: id(0),
             kind: FileType::Directory,
-            generated: false,
+            contents: Contents::Local,
             fd: fd(),
         };
         Table::new(root, Quota::own(limit))
@@ -216,7 +217,7 @@ mod tests {
         table.look_up(Object {
             id: id(inode),
             kind: FileType::RegularFile,
-            generated: false,
+            contents: Contents::Local,
             fd: fd(),
         })
     }

@@ -81,6 +81,7 @@ impl Rig {
             // Three at a time.
             self.tree
                 .entries(
+                    &me(),
                     object,
                     handle.unwrap(),
                     offset,
@@ -393,7 +394,7 @@ fn a_client_that_keeps_everything_open_meets_a_limit_and_goes_on_after_it() {
     };
     let mut seen = 0;
     rig.tree
-        .entries(ROOT, handle.unwrap(), 0, true, &mut |_, _| {
+        .entries(&me(), ROOT, handle.unwrap(), 0, true, &mut |_, _| {
             seen += 1;
             Ok(10)
         })
