@@ -15,6 +15,10 @@ const RECORD_HEADER_LEN: usize = 16;
 /// The largest state file: 254 vCPUs take 2 MiB.
 pub(super) const MAX_LEN: u64 = 64 << 20;
 
+/// More than the vCPUs, devices and queues that a machine can have. Each record is compared with
+/// all before it.
+const MAX_RECORDS: u32 = 4096;
+
 /// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
@@ -161,6 +165,12 @@ pub(crate) fn decode(file: &[u8]) -> Result<Vec<Record>, FormatError> {
     }
     if stated != len {
         return Err(FormatError::Length { len });
+    }
+    if count > MAX_RECORDS {
+        return Err(FormatError::Invalid {
+            what: "the header".to_owned(),
+            why: "no machine has so many records",
+        });
     }
     let mut records: Vec<Record> = Vec::new();
     for number in 0..count {
@@ -376,6 +386,19 @@ mod tests {
         let mut longer = file;
         longer.push(0);
         assert!(decode(&longer).is_err());
+    }
+
+    #[test]
+    fn a_file_of_many_small_records_is_refused_before_they_are_looked_at() {
+        let record = |number: u32| Record {
+            id: number.to_string(),
+            ..records()[0].clone()
+        };
+        let most: Vec<Record> = (0..MAX_RECORDS).map(record).collect();
+        assert_eq!(decode(&encode(&most)).unwrap().len(), most.len());
+        let more: Vec<Record> = (0..=MAX_RECORDS).map(record).collect();
+        let error = decode(&encode(&more)).unwrap_err();
+        assert!(error.to_string().contains("so many"), "{error}");
     }
 
     #[test]
