@@ -67,9 +67,20 @@ impl FrameStream {
         })
     }
 
-    /// Notes a failure for good, unless it only is not the time.
+    /// Notes a failure for good: the peer has gone or breaks the rules. Any other one, as of a host
+    /// that has no memory at the moment, has sent and received nothing.
     fn failed(&mut self, error: io::Error) -> io::Error {
-        if error.kind() != io::ErrorKind::WouldBlock && !self.has_failed {
+        use io::ErrorKind as K;
+        let is_final = matches!(
+            error.kind(),
+            K::BrokenPipe
+                | K::ConnectionReset
+                | K::ConnectionAborted
+                | K::NotConnected
+                | K::UnexpectedEof
+                | K::InvalidData
+        );
+        if is_final && !self.has_failed {
             self.has_failed = true;
             self.left.clear();
             tracing::warn!(%error, "net: the stream of frames has failed; the link is dead");

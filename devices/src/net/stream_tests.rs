@@ -210,3 +210,22 @@ proptest! {
         prop_assert!(stream.has_failed);
     }
 }
+
+#[test]
+fn a_frame_that_the_host_does_not_send_costs_no_other_one() {
+    let (mut stream, mut peer) = pair();
+    // With its length it has one piece more than the kernel takes at once.
+    let refused = send_in(&mut stream, &[1; 1024], 1).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EMSGSIZE));
+    send_in(&mut stream, &[2; 60], 60).unwrap();
+    assert_eq!(drain(&mut peer), framed(&[2; 60]));
+    drop(peer);
+    assert_eq!(
+        kind(send_in(&mut stream, &[3; 60], 60)),
+        Some(io::ErrorKind::BrokenPipe)
+    );
+    assert_eq!(
+        kind(send_in(&mut stream, &[3; 60], 60)),
+        Some(io::ErrorKind::NotConnected)
+    );
+}
