@@ -183,7 +183,7 @@ impl Engine {
             flushing: false,
         };
         if let Some(pace) = &mut self.pace {
-            pace.charge(flight.len());
+            pace.charge(flight.rated());
         }
         self.left = self.left.saturating_add(flight.left());
         let cost = self.advance(queue, flight)?;
@@ -445,6 +445,9 @@ impl Engine {
             let last = self.last_taken.get(usize::from(index)).copied().flatten();
             if last == Some(flight.chain.head()) {
                 self.left = self.left.saturating_sub(flight.left());
+                if let Some(pace) = &mut self.pace {
+                    pace.refund(flight.rated());
+                }
                 queue.undo_pop(flight.chain);
             } else if self.advance(queue, flight).is_err() {
                 self.log_lost();

@@ -37,6 +37,14 @@ impl Flight {
         }
     }
 
+    /// Bytes that count for a rate: those that the disk may have to write, too.
+    pub(super) fn rated(&self) -> usize {
+        match self.request {
+            Request::WriteZeroes { len, .. } => usize::try_from(len).unwrap_or(usize::MAX),
+            _ => self.len(),
+        }
+    }
+
     /// Bytes that it has yet to do; what else it does counts as some.
     pub(super) fn left(&self) -> usize {
         match self.request {

@@ -79,6 +79,11 @@ impl Pace {
         self.limiter().charge(len);
     }
 
+    /// A request of `len` bytes is put back.
+    pub(super) fn refund(&mut self, len: usize) {
+        self.limiter().refund(len);
+    }
+
     fn limiter(&self) -> MutexGuard<'_, Limiter> {
         self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
     }

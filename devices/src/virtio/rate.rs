@@ -78,6 +78,11 @@ impl Bucket {
     fn take(&mut self, units: u64) {
         self.level = self.level.saturating_sub(units.into());
     }
+
+    fn give(&mut self, units: u64) {
+        let level = self.level.saturating_add(units.into());
+        self.level = level.min(self.rate.burst.into());
+    }
 }
 
 /// The limits of a disk, or of one direction of a network: of bytes, and of the frames or
@@ -109,6 +114,16 @@ impl Limiter {
         let bytes = self.bytes.as_mut().and_then(|bucket| bucket.wait(now));
         let pieces = self.pieces.as_mut().and_then(|bucket| bucket.wait(now));
         bytes.max(pieces)
+    }
+
+    /// One of `len` bytes did not go after all.
+    pub(crate) fn refund(&mut self, len: usize) {
+        if let Some(bytes) = &mut self.bytes {
+            bytes.give(len as u64);
+        }
+        if let Some(pieces) = &mut self.pieces {
+            pieces.give(1);
+        }
     }
 
     /// One of `len` bytes went.
@@ -162,6 +177,17 @@ mod tests {
         assert_eq!(bucket.wait(later), None);
         bucket.take(5);
         assert!(bucket.wait(later).is_some());
+    }
+
+    #[test]
+    fn what_did_not_go_is_given_back_up_to_the_burst() {
+        let (mut bucket, start) = bucket(10, 3);
+        bucket.take(100);
+        bucket.give(99);
+        assert_eq!(bucket.wait(start), None);
+        bucket.give(50);
+        bucket.take(3);
+        assert_eq!(bucket.wait(start), Some(Duration::from_millis(100)));
     }
 
     #[test]

@@ -76,3 +76,26 @@ fn another_disk_keeps_to_the_rate_of_its_slot() {
     work(&mut rig);
     assert!(rig.driver.take_used().is_none());
 }
+
+#[test]
+fn zeroes_that_the_host_may_have_to_write_count_as_bytes() {
+    let mut rig = Rig::over(disk_of_8_sectors().limit(rate(1, 1), None).unwrap());
+    for sector in 0..3_u64 {
+        let at = HEADER + 0x100 * sector;
+        let mut range = sector.to_le_bytes().to_vec();
+        range.extend([1, 0, 0, 0, 0, 0, 0, 0]);
+        rig.mem
+            .write_slice(&WRITE_ZEROES.to_le_bytes(), GuestAddress(at))
+            .unwrap();
+        rig.mem.write_slice(&[0; 12], GuestAddress(at + 4)).unwrap();
+        rig.mem.write_slice(&range, GuestAddress(at + 16)).unwrap();
+        rig.driver.add(&[(at, 16), (at + 16, 16)], &[(STATUS, 1)]);
+    }
+    while rig.device.on_queue(0).unwrap() == Progress::More {}
+    rig.driver.take_used().unwrap();
+    assert_eq!(rig.status(), 0);
+    assert!(
+        rig.driver.take_used().is_none(),
+        "the second one waits for 512 s"
+    );
+}
