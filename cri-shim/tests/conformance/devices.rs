@@ -1,7 +1,7 @@
 //! Devices of the node in containers.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -77,6 +77,12 @@ fn guest_a_block_device_of_the_node_is_a_containers() {
     assert_eq!(other.sh("head -c 8 /srv/disk"), "written\n");
     writer.sh("echo written | dd of=/dev/xvda conv=fsync");
     assert_eq!(disk.start(8), "written\n");
+
+    // What is discarded is given back to the node.
+    writer.sh("blkdiscard /dev/xvda");
+    let blocks = fs::metadata(&disk.file).unwrap().blocks();
+    assert_eq!((blocks, disk.start(8)), (0, "\0".repeat(8)));
+    writer.sh("echo written | dd of=/dev/xvda conv=fsync");
 
     let reader = with(vec![disk.at("/dev/xvda", "r")]);
     assert_eq!(reader.sh("head -c 8 /dev/xvda"), "written\n");

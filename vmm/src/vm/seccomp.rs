@@ -245,12 +245,13 @@ const VCPU_IOCTLS: &[u32] = &[
     kvm_read::<kvm_bindings::kvm_xcrs>(0xa6),
 ];
 
-/// What devices ask: their lines and messages, a socket that does not block, and what a tap
-/// offloads and the kernel serves by it.
+/// What devices ask: their lines and messages, a socket that does not block, that a disk forgets a
+/// range, and what a tap offloads and the kernel serves by it.
 const DEVICE_IOCTLS: &[u32] = &[
     SIGNAL_MSI,
     IRQ_LINE,
     0x5421,                              // FIONBIO
+    ioc(0, 0x12, 119, 0),                // BLKDISCARD
     ioc(1, 0x54, 208, size_of::<u32>()), // TUNSETOFFLOAD
     ioc(1, 0x54, 216, size_of::<u32>()), // TUNSETVNETHDRSZ
     // vhost: features and memory; size, addresses, position, kick, call and error of a ring; the
