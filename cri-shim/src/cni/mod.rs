@@ -51,6 +51,7 @@ pub(crate) use result::{Dns, Endpoint};
 pub(crate) use tap::Route;
 pub(crate) use tap::{Attachment, taps_apart};
 
+use crate::blocking::in_place;
 use crate::turns::Turns;
 use cache::{Cache, Cached};
 use chain::Chain;
@@ -226,8 +227,10 @@ impl Cni {
     /// Makes the place of the pod `id` on the node's network, with as many taps as pods of this
     /// node usually need. [`Self::detach`] undoes it.
     pub(crate) fn prepare(&self, id: &str) -> Result<Prepared, CniError> {
-        let list = self.configurations.current()?;
-        self.prepare_for(list, id, self.interfaces.count())
+        in_place(|| {
+            let list = self.configurations.current()?;
+            self.prepare_for(list, id, self.interfaces.count())
+        })
     }
 
     fn prepare_for(&self, list: Arc<List>, id: &str, taps: usize) -> Result<Prepared, CniError> {
@@ -255,7 +258,7 @@ impl Cni {
         pod: &PodIdentity,
         capabilities: Capabilities,
     ) -> Result<Attachment, CniError> {
-        let prepared = self.prepare_for(Arc::new(list), &pod.id, 0)?;
+        let prepared = in_place(|| self.prepare_for(Arc::new(list), &pod.id, 0))?;
         self.attach(pod, capabilities, prepared).await
     }
 
@@ -289,19 +292,21 @@ impl Cni {
         let mut cached = Cached::new(pod.clone(), &list, netns.clone(), capabilities);
         cached.check()?;
         // Kept before the first plugin runs: a crash in the middle is undone by it.
-        self.cache.put(&cached)?;
+        in_place(|| self.cache.put(&cached))?;
         let mut so_far = cached.clone();
         let note = |answer: &Value| {
             so_far.result = Some(answer.clone());
-            self.cache.note(&so_far)
+            in_place(|| self.cache.note(&so_far))
         };
         let turn = self.turns.take().await;
         let (raw, result) = self.chain(&cached)?.add(note).await?;
         drop(turn);
         cached.result = Some(raw);
-        self.cache.put(&cached)?;
         let prepared = taps.len();
-        let mut attachment = netns::enter(&netns, || tap::join(INTERFACE, taps))?;
+        let mut attachment = in_place(|| {
+            self.cache.put(&cached)?;
+            netns::enter(&netns, || tap::join(INTERFACE, taps))
+        })?;
         attachment.take_result(&result);
         attachment.is_as_prepared = attachment.nics.len() == prepared;
         self.interfaces.note(attachment.nics.len());
@@ -319,17 +324,19 @@ impl Cni {
     /// Undoes [`Self::attach`], whole or in parts, and a part of it that was made before a
     /// crash. Succeeds when there is nothing to undo; may be repeated until it succeeds.
     pub(crate) async fn detach(&self, id: &str) -> Result<(), CniError> {
-        if let Some(cached) = self.cache.get(id)? {
+        if let Some(cached) = in_place(|| self.cache.get(id))? {
             let _turn = self.turns.take().await;
             self.chain(&cached)?.del().await?;
         }
-        netns::remove(&self.netns(id))?;
-        self.cache.remove(id)
+        in_place(|| {
+            netns::remove(&self.netns(id))?;
+            self.cache.remove(id)
+        })
     }
 
     /// What has gone through a pod's interfaces, the first one first.
     pub(crate) fn counters(&self, id: &str) -> Result<Vec<InterfaceCounters>, CniError> {
-        let mut counters = counters::read(&self.netns(id))?;
+        let mut counters = in_place(|| counters::read(&self.netns(id)))?;
         counters.sort_by_key(|counters| counters.name != INTERFACE);
         Ok(counters)
     }

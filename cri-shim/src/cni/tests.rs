@@ -7,9 +7,11 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -447,6 +449,51 @@ fn a_network_is_undone_by_what_was_kept_though_its_configuration_is_gone() {
         assert!(!command("ip -br link").contains("veth"));
         assert!(world.is_clean());
     });
+}
+
+/// Has one worker run a task of which `blocked` waits for what `other` does.
+fn on_one_worker(
+    blocked: impl Future<Output = ()> + Send + 'static,
+    other: impl FnOnce() + Send + 'static,
+) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+    let (sender, receiver) = mpsc::channel();
+    runtime.spawn(async move {
+        tokio::spawn(async move { other() });
+        blocked.await;
+        sender.send(())
+    });
+    let done = receiver.recv_timeout(Duration::from_secs(60));
+    runtime.shutdown_background();
+    done.expect("no other task went on");
+}
+
+#[test]
+fn other_tasks_go_on_while_disks_are_waited_for() {
+    let world = Arc::new(World::new(&scripted()));
+    let cache = world.dir.path().join("cache");
+    // Who opens a named pipe waits until somebody opens its other end.
+    let pipe = |name: &str| {
+        let path = cache.join(name);
+        mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        path
+    };
+    let prepared = world.cni.prepare("pod0").unwrap();
+    let node = Arc::clone(&world);
+    let attach = async move {
+        let pod = pod();
+        let attached = node.cni.attach(&pod, Capabilities::new(), prepared);
+        // It is no file that could be synced.
+        assert!(matches!(attached.await, Err(CniError::Io { .. })));
+    };
+    let written = pipe("pod0.tmp");
+    on_one_worker(attach, move || drop(fs::read(written).unwrap()));
+
+    let node = Arc::clone(&world);
+    let detach = async move { node.cni.detach("pod0").await.unwrap() };
+    let read = pipe("pod0.json");
+    on_one_worker(detach, move || fs::write(read, "damaged").unwrap());
 }
 
 #[tokio::test]
