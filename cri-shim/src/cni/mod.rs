@@ -325,6 +325,7 @@ impl Cni {
     /// crash. Succeeds when there is nothing to undo; may be repeated until it succeeds.
     pub(crate) async fn detach(&self, id: &str) -> Result<(), CniError> {
         if let Some(cached) = in_place(|| self.cache.get(id))? {
+            in_place(|| netns::remove_bare(&cached.netns))?;
             let _turn = self.turns.take().await;
             self.chain(&cached)?.del().await?;
         }

@@ -7,11 +7,15 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use rustix::fs::statfs;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use super::CniError;
+
+/// The file system of namespaces, `NSFS_MAGIC` of linux/magic.h.
+const NSFS: rustix::fs::FsWord = 0x6e73_6673;
 
 /// Makes a network namespace at `path`. One that is there already, from before a crash, is
 /// replaced.
@@ -65,6 +69,19 @@ pub(super) fn remove(path: &Path) -> Result<(), CniError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed()(error)),
         _ => Ok(()),
+    }
+}
+
+/// Removes the file at `path` unless it is a network namespace: it stays behind when the namespace
+/// goes in another way than by [`remove`], such as the host's end. To plugins a namespace that is
+/// not there is gone, but another file in its place is a fault.
+pub(super) fn remove_bare(path: &Path) -> Result<(), CniError> {
+    let failed = CniError::io("remove what is left of the network namespace", path);
+    match statfs(path) {
+        Ok(found) if found.f_type == NSFS => Ok(()),
+        Ok(_) => fs::remove_file(path).map_err(failed),
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(failed(error.into())),
     }
 }
 

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -447,6 +448,22 @@ fn a_network_is_undone_by_what_was_kept_though_its_configuration_is_gone() {
         assert!(world.cni.ready().is_err());
         world.cni.detach("pod0").await.unwrap();
         assert!(!command("ip -br link").contains("veth"));
+        assert!(world.is_clean());
+    });
+}
+
+#[test]
+fn a_network_is_undone_whose_namespace_went_with_the_hosts_end() {
+    in_host(async || {
+        let data = tempfile::tempdir().unwrap();
+        let ranges = json!([[{"subnet": "10.88.10.0/24"}]]);
+        let world = World::new(&bridge(data.path().to_str().unwrap(), &ranges));
+        world.attach(Capabilities::new()).await.unwrap();
+        // Its file stays, on a disk.
+        let netns = world.cni.netns("pod0");
+        unmount(&netns, UnmountFlags::DETACH).unwrap();
+        assert!(netns.exists());
+        world.cni.detach("pod0").await.unwrap();
         assert!(world.is_clean());
     });
 }
