@@ -582,3 +582,15 @@ async fn nothing_is_told_of_a_pod_before_its_machine_was_asked() {
     node.let_go("List");
     futures_util::future::join_all(calls).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plugins_that_look_at_a_pods_network_are_gone_when_it_is_undone() {
+    let mut node = Node::ended(2).await;
+    let script = "case $CNI_COMMAND in CHECK) echo $$ >check; exec sleep 99999;; \
+                  DEL) ! kill -0 $(cat check);; esac";
+    node.daemon.add_made_network(POD, script);
+    node.daemon.start();
+    let check = node.daemon.path("plugin/check");
+    until(async || check.metadata().is_ok_and(|file| file.len() > 0)).await;
+    node.stop().await;
+}

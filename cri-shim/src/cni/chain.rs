@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -50,7 +51,8 @@ impl<'a> Chain<'a> {
             if let Some(answer) = &previous {
                 note(answer)?;
             }
-            let printed = self.run(plugin, "ADD", previous.as_ref()).await?;
+            let adding = self.invocation(plugin, "ADD", previous.as_ref())?;
+            let printed = adding.run().await?;
             let answer = serde_json::from_slice::<Value>(&printed);
             let answer = answer.map_err(|error| CniError::InvalidResult {
                 name: plugin.kind.clone(),
@@ -69,15 +71,16 @@ impl<'a> Chain<'a> {
         Ok((raw, result))
     }
 
-    /// Runs CHECK, which the list and its version may not have.
-    pub(super) async fn check(&self) -> Result<(), CniError> {
+    /// Runs CHECK, which the list and its version may not have, until `end` at most.
+    pub(super) async fn check(&self, end: impl Future<Output = ()>) -> Result<(), CniError> {
         let list = &self.cached.list;
         if list.disable_check || list.version.starts_with("0.3.") {
             return Ok(());
         }
+        let mut end = pin!(end);
         for plugin in &list.plugins {
-            self.run(plugin, "CHECK", self.cached.result.as_ref())
-                .await?;
+            let check = self.invocation(plugin, "CHECK", self.cached.result.as_ref())?;
+            check.run_until(end.as_mut()).await?;
         }
         Ok(())
     }
@@ -92,18 +95,21 @@ impl<'a> Chain<'a> {
                 true => None,
                 false => self.cached.result.as_ref(),
             };
-            let done = self.run(plugin, "DEL", previous).await;
-            first = first.and(done.map(drop));
+            let done = match self.invocation(plugin, "DEL", previous) {
+                Ok(deletion) => deletion.run().await.map(drop),
+                Err(error) => Err(error),
+            };
+            first = first.and(done);
         }
         first
     }
 
-    async fn run(
+    fn invocation<'p>(
         &self,
-        plugin: &Plugin,
+        plugin: &'p Plugin,
         command: &'static str,
         previous: Option<&Value>,
-    ) -> Result<Vec<u8>, CniError> {
+    ) -> Result<Invocation<'p>, CniError> {
         let config = Value::Object(self.config(plugin, previous));
         let pod = &self.cached.pod;
         let arguments = format!(
@@ -112,7 +118,7 @@ impl<'a> Chain<'a> {
             pod.namespace, pod.name, pod.id, pod.uid
         );
         let netns = self.cached.netns.to_string_lossy().into_owned();
-        let invocation = Invocation {
+        Ok(Invocation {
             name: &plugin.kind,
             program: plugin::find(self.plugin_dirs, &plugin.kind)?,
             command,
@@ -125,8 +131,7 @@ impl<'a> Chain<'a> {
             ],
             input: config.to_string().into_bytes(),
             limit: self.limit,
-        };
-        invocation.run().await
+        })
     }
 
     /// The plugin's configuration with what the specification has the runtime add.

@@ -87,6 +87,16 @@ pub(crate) enum CniError {
         /// Its own words.
         message: String,
     },
+    /// A plugin was not waited for any longer.
+    #[error(
+        "CNI plugin {name:?} was killed at {command} because its answer is not needed any more"
+    )]
+    Cancelled {
+        /// Its type.
+        name: String,
+        /// What it was asked to do.
+        command: &'static str,
+    },
     /// What a plugin answered is not a result of CNI, or nothing that a pod can have.
     #[error("CNI plugin {name:?} gave an invalid result: {reason}")]
     InvalidResult {

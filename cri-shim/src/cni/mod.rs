@@ -313,10 +313,15 @@ impl Cni {
         Ok(attachment)
     }
 
-    /// Asks the plugins whether the pod's network is as they made it.
-    pub(crate) async fn check(&self, id: &str) -> Result<(), CniError> {
+    /// Asks the plugins whether the pod's network is as they made it, until `end` at most: the
+    /// pod's network must not be undone at the same time.
+    pub(crate) async fn check(
+        &self,
+        id: &str,
+        end: impl Future<Output = ()>,
+    ) -> Result<(), CniError> {
         match self.cache.get(id)? {
-            Some(cached) => self.chain(&cached)?.check().await,
+            Some(cached) => self.chain(&cached)?.check(end).await,
             None => Err(CniError::NotAttached { id: id.to_owned() }),
         }
     }

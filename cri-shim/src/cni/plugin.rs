@@ -3,8 +3,10 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::future::pending;
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -24,6 +26,9 @@ const STDOUT_BYTES: usize = 1 << 20;
 const STDERR_BYTES: usize = 4096;
 /// Longest message of a plugin that is passed on, in characters.
 const MESSAGE_CHARS: usize = 1000;
+
+/// How long it may take until what was killed is gone, which only the kernel can hold up.
+const DEATH: Duration = Duration::from_secs(10);
 
 /// Programs for administrators.
 const SYSTEM_DIRS: [&str; 2] = ["/usr/sbin", "/sbin"];
@@ -69,8 +74,8 @@ pub(super) fn find(dirs: &[PathBuf], name: &str) -> Result<PathBuf, CniError> {
 /// Kills a plugin and all that it started when dropped before it ended.
 struct Group(Option<Pid>);
 
-impl Drop for Group {
-    fn drop(&mut self) {
+impl Group {
+    fn kill(&self) {
         if let Some(pid) = self.0 {
             // Gone already when it has just ended.
             let _ = kill_process_group(pid, Signal::KILL);
@@ -78,9 +83,25 @@ impl Drop for Group {
     }
 }
 
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
 impl Invocation<'_> {
     /// Runs the plugin; what it printed when it succeeded.
     pub(super) async fn run(self) -> Result<Vec<u8>, CniError> {
+        self.run_until(pending()).await
+    }
+
+    /// As [`Self::run`], but killed when `end` comes before its own. One that was killed is gone
+    /// when there is an answer: no other may work on the same pod before (CNI specification 1.1,
+    /// "Lifecycle & Ordering").
+    pub(super) async fn run_until(
+        self,
+        end: impl Future<Output = ()>,
+    ) -> Result<Vec<u8>, CniError> {
         let mut command = Command::new(&self.program);
         command
             .env("CNI_COMMAND", self.command)
@@ -99,19 +120,31 @@ impl Invocation<'_> {
         let mut child = command.spawn().map_err(failed)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let mut group = Group(pid);
-        let ended = timeout(self.limit, converse(&mut child, &self.input)).await;
-        let (status, stdout, stderr) = match ended {
-            Ok(Ok(ended)) => ended,
-            Ok(Err(source)) => return Err(failed(source)),
-            Err(_) => {
-                return Err(CniError::Hangs {
+        let (status, stdout, stderr) = {
+            let mut conversation = pin!(converse(&mut child, &self.input));
+            let ended = tokio::select! {
+                ended = timeout(self.limit, conversation.as_mut()) => {
+                    ended.map_err(|_| CniError::Hangs {
+                        name: self.name.to_owned(),
+                        command: self.command,
+                        limit: self.limit,
+                    })
+                }
+                () = end => Err(CniError::Cancelled {
                     name: self.name.to_owned(),
                     command: self.command,
-                    limit: self.limit,
-                });
+                }),
+            };
+            if ended.is_err() {
+                group.kill();
+                // All of it has ended when its streams are closed.
+                let _ = timeout(DEATH, conversation).await;
             }
+            ended?.map_err(failed)?
         };
         if stdout.len() > STDOUT_BYTES {
+            group.kill();
+            let _ = timeout(DEATH, child.wait()).await;
             return Err(CniError::TooMuchOutput {
                 name: self.name.to_owned(),
                 command: self.command,

@@ -184,7 +184,11 @@ fn a_bridge_and_a_guest_exchange_frames_and_nothing_stays_after_it() {
             "{:?}",
             attachment.routes
         );
-        world.cni.check("pod0").await.unwrap();
+        world
+            .cni
+            .check("pod0", std::future::pending())
+            .await
+            .unwrap();
 
         let (tap, mac) = (nic.tap, nic.mac);
         let guest = thread::spawn(move || answer_arp(tap, mac));

@@ -64,6 +64,8 @@ pub(super) struct Pod {
     pub(super) id: String,
     /// Who changes it holds this.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
+    /// Held by who has CNI's plugins look at its network, or undo it.
+    pub(super) network: tokio::sync::Mutex<()>,
     /// How many wait for the turn in order to end it: who makes something in it gives up.
     ending: watch::Sender<usize>,
     /// It and its containers are what their records say: a new daemon has asked its sandbox.
@@ -133,6 +135,7 @@ impl Pod {
         Arc::new(Self {
             id: record.id.clone(),
             turn: Arc::default(),
+            network: tokio::sync::Mutex::default(),
             ending: watch::Sender::new(0),
             settled: watch::Sender::new(is_settled),
             given: tokio::sync::Mutex::default(),

@@ -1,6 +1,7 @@
 //! A daemon of podvisor's with directories of its own, and a client of its socket.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -142,6 +143,29 @@ impl Daemon {
             ],
         });
         fs::write(self.path("net.d/10-test.conflist"), list.to_string()).unwrap();
+    }
+
+    /// What a daemon keeps of a pod's network that a plugin has made, which is a shell script in
+    /// the directory `plugin`; for a daemon that begins after this.
+    pub(crate) fn add_made_network(&mut self, pod: &str, script: &str) {
+        let dir = self.path("plugin");
+        fs::create_dir(&dir).unwrap();
+        let program = format!("#!/bin/sh\ncd {} || exit 1\n{script}\n", dir.display());
+        fs::write(dir.join("script"), program).unwrap();
+        fs::set_permissions(dir.join("script"), fs::Permissions::from_mode(0o755)).unwrap();
+        self.arguments = vec!["--cni-bin-dir".to_owned(), dir.display().to_string()];
+        let plugin = serde_json::json!({ "kind": "script", "config": { "type": "script" } });
+        let record = serde_json::json!({
+            "version": 1,
+            "pod": { "id": pod, "name": "pod", "namespace": "default", "uid": "uid" },
+            "list": { "name": "test", "version": "1.0.0", "disable_check": false,
+                "plugins": [plugin] },
+            "netns": self.path("run/netns").join(pod),
+            "capabilities": {},
+            "result": { "cniVersion": "1.0.0" },
+        });
+        let file = self.path("root/cni").join(format!("{pod}.json"));
+        fs::write(file, record.to_string()).unwrap();
     }
 
     async fn channel(&self) -> Channel {

@@ -173,10 +173,15 @@ impl Node {
         let node = Arc::clone(self);
         tokio::spawn(async move {
             for pod in pods {
-                let checked = node.cni.check(&pod.id).await;
-                // One that was stopped meanwhile has no network any more.
+                let _network = pod.network.lock().await;
+                // One that was stopped has no network any more.
+                if pod.phase() != PodPhase::Ready {
+                    continue;
+                }
+                let checked = node.cni.check(&pod.id, pod.is_to_end()).await;
                 if let Err(error) = checked
                     && pod.phase() == PodPhase::Ready
+                    && !pod.is_ending()
                 {
                     warn!(pod = pod.id, %error, "the pod's network is not as it was made");
                 }

@@ -148,8 +148,14 @@ impl Node {
         }
         // Who asked for the end unmounts next where they come from.
         let released = self.release_volumes(pod);
-        self.cni.detach(&pod.id).await?;
+        self.detach(pod).await?;
         released
+    }
+
+    /// Undoes a pod's network.
+    async fn detach(&self, pod: &Pod) -> Result<()> {
+        let _network = pod.network.lock().await;
+        Ok(self.cni.detach(&pod.id).await?)
     }
 
     /// Unmounts what the containers of a machine that is gone had of the host.
@@ -179,7 +185,7 @@ impl Node {
             shut_down(&client).await?;
             pod.set_client(None);
         }
-        self.cni.detach(&pod.id).await?;
+        self.detach(pod).await?;
         volumes::remove_dir(&self.dir(&pod.id)).await
     }
 
