@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::cache::Cached;
-use super::config::Plugin;
+use super::config::{List, Plugin};
 use super::plugin::{self, Invocation};
 use super::result::CniResult;
 use super::{CniError, INTERFACE};
@@ -29,13 +29,11 @@ impl<'a> Chain<'a> {
         plugin_dirs: &'a [PathBuf],
         limit: Duration,
     ) -> Result<Self, CniError> {
-        let dirs = plugin_dirs.iter().map(|dir| dir.as_os_str().to_owned());
-        let path = env::join_paths(dirs).unwrap_or_else(|_| OsString::new());
         Ok(Self {
             cached,
             plugin_dirs,
             limit,
-            path: path.to_string_lossy().into_owned(),
+            path: search_path(plugin_dirs),
         })
     }
 
@@ -136,10 +134,7 @@ impl<'a> Chain<'a> {
 
     /// The plugin's configuration with what the specification has the runtime add.
     fn config(&self, plugin: &Plugin, previous: Option<&Value>) -> Map<String, Value> {
-        let list = &self.cached.list;
-        let mut config = plugin.config.clone();
-        config.insert("cniVersion".to_owned(), list.version.clone().into());
-        config.insert("name".to_owned(), list.name.clone().into());
+        let mut config = config_in(&self.cached.list, plugin);
         let wanted = self.cached.capabilities.iter();
         let wanted = wanted.filter(|(name, _)| plugin.wants(name));
         let runtime: Map<String, Value> = wanted.map(|(n, v)| (n.clone(), v.clone())).collect();
@@ -151,4 +146,46 @@ impl<'a> Chain<'a> {
         }
         config
     }
+}
+
+/// Runs STATUS: whether the plugins of a list can take pods by now, which each of them may have
+/// `limit` to say.
+pub(super) async fn status(
+    list: &List,
+    plugin_dirs: &[PathBuf],
+    limit: Duration,
+) -> Result<(), CniError> {
+    for plugin in &list.plugins {
+        let name = &plugin.kind;
+        let status = Invocation {
+            name,
+            program: plugin::find(plugin_dirs, name)?,
+            command: "STATUS",
+            // There is no pod to tell of.
+            variables: vec![("CNI_PATH", search_path(plugin_dirs))],
+            input: Value::Object(config_in(list, plugin))
+                .to_string()
+                .into_bytes(),
+            limit,
+        };
+        status.run().await.map_err(|error| match error {
+            CniError::Failed { name, message, .. } => CniError::NotReady { name, message },
+            other => other,
+        })?;
+    }
+    Ok(())
+}
+
+/// `CNI_PATH`.
+fn search_path(plugin_dirs: &[PathBuf]) -> String {
+    let path = env::join_paths(plugin_dirs).unwrap_or_else(|_| OsString::new());
+    path.to_string_lossy().into_owned()
+}
+
+/// A plugin's configuration with what it has of its list.
+fn config_in(list: &List, plugin: &Plugin) -> Map<String, Value> {
+    let mut config = plugin.config.clone();
+    config.insert("cniVersion".to_owned(), list.version.clone().into());
+    config.insert("name".to_owned(), list.name.clone().into());
+    config
 }

@@ -36,6 +36,12 @@ pub(crate) struct List {
 }
 
 impl List {
+    /// Whether its plugins can be asked by STATUS, which came with version 1.1.
+    pub(super) fn has_status(&self) -> bool {
+        // Of the versions that are spoken.
+        !self.version.starts_with("0.") && self.version != "1.0.0"
+    }
+
     /// Whether a plugin wants the runtime's value of `capability`.
     pub(crate) fn takes(&self, capability: &str) -> bool {
         self.plugins.iter().any(|plugin| plugin.wants(capability))

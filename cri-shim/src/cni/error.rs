@@ -87,6 +87,14 @@ pub(crate) enum CniError {
         /// Its own words.
         message: String,
     },
+    /// A plugin says that it takes no pods by now.
+    #[error("CNI plugin {name:?} is not ready: {message}")]
+    NotReady {
+        /// Its type.
+        name: String,
+        /// Its own words.
+        message: String,
+    },
     /// A plugin was not waited for any longer.
     #[error(
         "CNI plugin {name:?} was killed at {command} because its answer is not needed any more"

@@ -7,6 +7,7 @@
 //! card takes over. Plugins and what they print are hostile: bounded in time and size, and
 //! checked ([`result`]) before anything is done with it.
 //!
+//! Whether the node's plugins take pods by now is asked in [`status`], where they can say so.
 //! Who asks chooses the network: the node's, another one of the directory by its name, or the
 //! one that podvisor brings itself ([`nat`]). [`guest`] says all this in the terms of a sandbox,
 //! and [`resolver`] in those of files of `/etc`. Nothing here knows the Container Runtime Interface
@@ -24,6 +25,7 @@ mod plugin;
 mod prefix;
 pub(crate) mod resolver;
 mod result;
+mod status;
 mod tap;
 
 #[cfg(test)]
@@ -57,6 +59,7 @@ use cache::{Cache, Cached};
 use chain::Chain;
 use config::Configurations;
 use result::CniResult;
+use status::Status;
 
 /// The name that the pod's first interface has in its network namespace and in the guest.
 pub(crate) const INTERFACE: &str = "eth0";
@@ -149,6 +152,7 @@ pub(crate) struct Cni {
     /// Of pods whose plugins run.
     turns: Turns,
     interfaces: UsualInterfaces,
+    status: Status,
 }
 
 /// How many interfaces a pod of this node is likely to get: as many as the last two that got
@@ -202,15 +206,18 @@ impl Cni {
             options,
             turns: Turns::default(),
             interfaces: UsualInterfaces::new(),
+            status: Status::default(),
         })
     }
 
     /// Whether pods can get a network, and why not.
-    pub(crate) fn ready(&self) -> Result<String, CniError> {
-        let list = self.configurations.current()?;
+    pub(crate) async fn ready(&self) -> Result<String, Arc<CniError>> {
+        let list = in_place(|| self.configurations.current())?;
+        let plugin_dirs = &self.options.plugin_dirs;
         for plugin in &list.plugins {
-            plugin::find(&self.options.plugin_dirs, &plugin.kind)?;
+            plugin::find(plugin_dirs, &plugin.kind)?;
         }
+        self.status.of(&list, plugin_dirs).await?;
         Ok(list.name.clone())
     }
 

@@ -40,7 +40,7 @@ pub(super) struct Invocation<'a> {
     pub(super) name: &'a str,
     /// Its program.
     pub(super) program: PathBuf,
-    /// `ADD`, `CHECK` or `DEL`.
+    /// `ADD`, `CHECK`, `DEL` or `STATUS`.
     pub(super) command: &'static str,
     /// `CNI_` variables beside `CNI_COMMAND`.
     pub(super) variables: Vec<(&'static str, String)>,

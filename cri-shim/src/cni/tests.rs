@@ -161,7 +161,7 @@ fn a_bridge_and_a_guest_exchange_frames_and_nothing_stays_after_it() {
         let ranges = json!([[{"subnet": "10.88.7.0/24"}], [{"subnet": "fd88::/64"}]]);
         let list = bridge(data.path().to_str().unwrap(), &ranges);
         let world = World::new(&list);
-        assert_eq!(world.cni.ready().unwrap(), "test");
+        assert_eq!(world.cni.ready().await.unwrap(), "test");
         let mut attachment = world.attach(Capabilities::new()).await.unwrap();
 
         let addresses: Vec<String> = attachment
@@ -449,7 +449,7 @@ fn a_network_is_undone_by_what_was_kept_though_its_configuration_is_gone() {
         let world = World::new(&bridge(data.path().to_str().unwrap(), &ranges));
         world.attach(Capabilities::new()).await.unwrap();
         fs::remove_file(world.dir.path().join("net.d/10-test.conflist")).unwrap();
-        assert!(world.cni.ready().is_err());
+        assert!(world.cni.ready().await.is_err());
         world.cni.detach("pod0").await.unwrap();
         assert!(!command("ip -br link").contains("veth"));
         assert!(world.is_clean());
@@ -532,9 +532,9 @@ async fn names_that_would_be_taken_for_more_arguments_are_refused() {
     assert!(world.is_clean());
 }
 
-#[test]
-fn a_missing_plugin_is_told_before_a_pod_needs_it() {
+#[tokio::test]
+async fn a_missing_plugin_is_told_before_a_pod_needs_it() {
     let world = World::new(&scripted());
-    let error = world.cni.ready().unwrap_err().to_string();
+    let error = world.cni.ready().await.unwrap_err().to_string();
     assert!(error.contains("no CNI plugin \"script\""), "{error}");
 }

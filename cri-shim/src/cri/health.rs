@@ -66,8 +66,8 @@ pub(super) async fn serve(
 
 async fn converse(stream: TcpStream, node: Arc<Node>, calls: Arc<Calls>) {
     let service = service_fn(move |request| {
-        let response = answer(&node, &calls, &request);
-        std::future::ready(Ok::<_, Infallible>(response))
+        let (node, calls) = (Arc::clone(&node), Arc::clone(&calls));
+        async move { Ok::<_, Infallible>(answer(&node, &calls, &request).await) }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -79,13 +79,13 @@ async fn converse(stream: TcpStream, node: Arc<Node>, calls: Arc<Calls>) {
     }
 }
 
-fn answer(node: &Node, calls: &Calls, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(node: &Node, calls: &Calls, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let (status, text) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/healthz") => match node.runtime_fault() {
             None => (StatusCode::OK, "ok\n".to_owned()),
             Some(fault) => (StatusCode::SERVICE_UNAVAILABLE, format!("{fault}\n")),
         },
-        (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, metrics(node, calls)),
+        (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, metrics(node, calls).await),
         (&Method::GET | &Method::HEAD, _) => (
             StatusCode::NOT_FOUND,
             "there are /healthz and /metrics\n".to_owned(),
@@ -100,7 +100,7 @@ fn answer(node: &Node, calls: &Calls, request: &Request<Incoming>) -> Response<F
 }
 
 /// The text format of Prometheus.
-fn metrics(node: &Node, calls: &Calls) -> String {
+async fn metrics(node: &Node, calls: &Calls) -> String {
     let mut text = String::new();
     let pods = node.pods().into_iter().map(|pod| match pod.phase() {
         PodPhase::Creating => "creating",
@@ -127,7 +127,7 @@ fn metrics(node: &Node, calls: &Calls) -> String {
         (
             "podvisor_network_ready",
             "Whether pods can have a network",
-            node.network_fault(),
+            node.network_fault().await,
         ),
     ] {
         head(&mut text, name, help, "gauge");

@@ -321,8 +321,8 @@ impl Node {
     }
 
     /// Why no pod can have a network; none when pods can.
-    pub(super) fn network_fault(&self) -> Option<String> {
-        self.cni.ready().err().map(|error| error.to_string())
+    pub(super) async fn network_fault(&self) -> Option<String> {
+        self.cni.ready().await.err().map(|error| error.to_string())
     }
 
     /// The directory of a sandbox.

@@ -32,9 +32,9 @@ impl Runtime {
         Self { node, streaming }
     }
 
-    fn conditions(&self) -> Vec<RuntimeCondition> {
+    async fn conditions(&self) -> Vec<RuntimeCondition> {
         let runtime = self.node.runtime_fault();
-        let network = self.node.network_fault();
+        let network = self.node.network_fault().await;
         vec![
             condition("RuntimeReady", "GuestNotAvailable", runtime),
             condition("NetworkReady", "NetworkPluginNotReady", network),
@@ -102,7 +102,7 @@ impl RuntimeService for Runtime {
         };
         Ok(Response::new(StatusResponse {
             status: Some(RuntimeStatus {
-                conditions: self.conditions(),
+                conditions: self.conditions().await,
             }),
             info,
             runtime_handlers: self.node.config.handler_names().map(handler).collect(),
