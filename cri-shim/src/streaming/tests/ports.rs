@@ -1,0 +1,118 @@
+//! Connections to ports.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_ports_do_not_mix() {
+    let echo = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = echo.local_addr().unwrap().port().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = echo.accept().await {
+            tokio::spawn(async move {
+                let (mut read, mut write) = stream.split();
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+            });
+        }
+    });
+    let (streaming, _) = server().await;
+    let request = PortForwardRequest {
+        pod: "p".to_owned(),
+        ports: Vec::new(),
+    };
+    let url = streaming.port_forward(request).unwrap();
+    let mut client = Client::connect(&url, "portforward.k8s.io").await;
+    let mut data = Vec::new();
+    let mut errors = Vec::new();
+    for number in ["0", "1", "2"] {
+        let headers = [("port", port.as_str()), ("requestid", number)];
+        let with = |kind| [("streamtype", kind), headers[0], headers[1]];
+        errors.push(client.open(&with("error")).await);
+        data.push(client.open(&with("data")).await);
+    }
+    let texts: Vec<Vec<u8>> = (1..4).map(|n| noise(n * 700_000)).collect();
+    for at in (0..2_100_000).step_by(10_000) {
+        for (id, text) in data.iter().zip(&texts) {
+            if let Some(piece) = text.get(at..at + 10_000) {
+                client.send(*id, piece, 0).await;
+            }
+        }
+    }
+    for id in &data {
+        client.send(*id, b"", FLAG_FIN).await;
+    }
+    // A port where nobody listens is told while the others go on.
+    let closed = tokio::net::TcpSocket::new_v4().unwrap();
+    closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let nobody = closed.local_addr().unwrap().port().to_string();
+    let headers = [("port", nobody.as_str()), ("requestid", "3")];
+    let with = |kind| [("streamtype", kind), headers[0], headers[1]];
+    let error = client.open(&with("error")).await;
+    client.open(&with("data")).await;
+    // Data and errors of four connections; then the client closes its side, the server follows.
+    let Client {
+        write,
+        streams,
+        mut finished,
+        ..
+    } = client;
+    finished.wait_for(|count| *count == 8).await.unwrap();
+    drop(write);
+    let streams = streams.await.unwrap();
+    for (id, text) in data.iter().zip(&texts) {
+        assert!(streams[id] == *text, "{} bytes", streams[id].len());
+    }
+    assert!(
+        errors
+            .iter()
+            .all(|id| streams.get(id).is_none_or(Vec::is_empty))
+    );
+    let text = String::from_utf8_lossy(&streams[&error]);
+    assert!(text.contains("failed to forward port"), "{text}");
+}
+
+/// A client ends its stream of data at once and leaves the connection to the port open.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_ports_are_bounded_whatever_their_streams_say() {
+    use crate::streaming::spdy::session::MAX_FORWARDS;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port().to_string();
+    let (accepted, mut count) = tokio::sync::watch::channel(0);
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((stream, _)) = silent.accept().await {
+            held.push(stream);
+            accepted.send_replace(held.len());
+        }
+    });
+    let (streaming, _) = server().await;
+    let request = PortForwardRequest {
+        pod: "p".to_owned(),
+        ports: Vec::new(),
+    };
+    let url = streaming.port_forward(request).unwrap();
+    let mut client = Client::connect(&url, "portforward.k8s.io").await;
+    let mut errors = Vec::new();
+    for number in 0..MAX_FORWARDS + 3 {
+        let number = number.to_string();
+        let headers = [("port", port.as_str()), ("requestid", number.as_str())];
+        let with = |kind| [("streamtype", kind), headers[0], headers[1]];
+        errors.push(client.open(&with("error")).await);
+        let data = client.open(&with("data")).await;
+        for id in [errors[errors.len() - 1], data] {
+            client.send(id, b"", FLAG_FIN).await;
+        }
+    }
+    count
+        .wait_for(|count| *count == MAX_FORWARDS)
+        .await
+        .unwrap();
+    client.finished.wait_for(|count| *count == 6).await.unwrap();
+    let Client { write, streams, .. } = client;
+    drop(write);
+    let streams = streams.await.unwrap();
+    for id in &errors[MAX_FORWARDS..] {
+        let text = String::from_utf8_lossy(&streams[id]);
+        assert!(text.contains("too many connections"), "{text}");
+    }
+    assert_eq!(*count.borrow(), MAX_FORWARDS);
+}
