@@ -1,6 +1,101 @@
 //! Connections to ports.
 
+use std::time::Duration;
+
 use super::*;
+
+/// The end of what must come by itself.
+const SOON: Duration = Duration::from_secs(120);
+
+/// A port where each connection gets an answer to nothing, and is closed.
+async fn greeter() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            stream.write_all(b"hello").await.unwrap();
+        }
+    });
+    port
+}
+
+fn forward_url(streaming: &Streaming, ports: &[u16]) -> String {
+    let request = PortForwardRequest {
+        pod: "p".to_owned(),
+        ports: ports.to_vec(),
+    };
+    streaming.port_forward(request).unwrap()
+}
+
+/// Streams of errors and of data, of one connection.
+async fn open(client: &mut Client, port: u16, number: &str) -> [u32; 2] {
+    let port = port.to_string();
+    let with = |kind| {
+        [
+            ("streamtype", kind),
+            ("port", port.as_str()),
+            ("requestid", number),
+        ]
+    };
+    let error = client.open(&with("error")).await;
+    [error, client.open(&with("data")).await]
+}
+
+/// Waits until the server has finished as many streams; what each brought.
+async fn finished(client: Client, count: usize) -> HashMap<u32, Vec<u8>> {
+    let Client {
+        write,
+        streams,
+        mut finished,
+        ..
+    } = client;
+    let waited = tokio::time::timeout(SOON, finished.wait_for(|seen| *seen == count)).await;
+    waited.expect("streams go on").unwrap();
+    drop(write);
+    streams.await.unwrap()
+}
+
+/// As `kubectl` does, which closes its side when the stream of errors has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_ends_when_its_server_has_closed_first() {
+    let port = greeter().await;
+    let (streaming, _) = server().await;
+    let url = forward_url(&streaming, &[]);
+    let mut client = Client::connect(&url, "portforward.k8s.io").await;
+    let [error, data] = open(&mut client, port, "0").await;
+    let streams = finished(client, 2).await;
+    assert_eq!(streams[&data], b"hello");
+    assert_eq!(streams[&error], b"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_websocket_is_closed_when_the_servers_of_all_its_ports_have() {
+    let ports = [greeter().await, greeter().await];
+    let (streaming, _) = server().await;
+    let url = forward_url(&streaming, &ports).replace("http://", "ws://");
+    let (mut socket, _) = tokio_tungstenite::connect_async(url).await.unwrap();
+    let mut channels: HashMap<u8, Vec<u8>> = HashMap::new();
+    let all = async {
+        loop {
+            match socket.next().await.unwrap().unwrap() {
+                Message::Binary(bytes) => {
+                    let channel = channels.entry(bytes[0]).or_default();
+                    channel.extend_from_slice(&bytes[1..]);
+                }
+                Message::Close(_) => break,
+                _ => {}
+            }
+        }
+    };
+    tokio::time::timeout(SOON, all).await.expect("it is open");
+    for (number, port) in (0..).step_by(2).zip(ports) {
+        assert_eq!(
+            channels[&number],
+            [&port.to_le_bytes()[..], b"hello"].concat()
+        );
+        assert_eq!(channels[&(number + 1)], port.to_le_bytes());
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_to_ports_do_not_mix() {
