@@ -1,5 +1,7 @@
 //! Channels of bytes, whichever protocol carries them.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -11,6 +13,9 @@ pub(super) const OUTPUT_PIECES: usize = 32;
 
 /// The most bytes in one piece.
 pub(super) const PIECE: usize = 32 << 10;
+
+/// How long a client may take to close its side, after the server has closed its own.
+pub(super) const FAREWELL: Duration = Duration::from_secs(10);
 
 /// What the client sends on a channel; `None` when it has closed it.
 pub(super) type Input = mpsc::Receiver<Bytes>;

@@ -320,6 +320,49 @@ async fn a_websocket_closes_its_input_and_gets_the_rest() {
     assert_eq!(status["details"]["causes"][0]["message"], "3");
 }
 
+/// Its window is small: what the server writes last is still on its way when the server closes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_websocket_whose_input_nobody_reads_gets_all_output_and_the_status() {
+    let (streaming, _) = server().await;
+    let script = "head -c 1000000 /dev/zero; exit 3";
+    let url = streaming.exec(exec(&["sh", "-c", script])).unwrap();
+    let tcp = tokio::net::TcpSocket::new_v4().unwrap();
+    tcp.set_recv_buffer_size(8 << 10).unwrap();
+    let stream = tcp.connect(target(&url).0.parse().unwrap()).await.unwrap();
+    let mut request = url
+        .replace("http://", "ws://")
+        .into_client_request()
+        .unwrap();
+    let offer = "v4.channel.k8s.io".parse().unwrap();
+    request
+        .headers_mut()
+        .insert("Sec-WebSocket-Protocol", offer);
+    let (socket, _) = tokio_tungstenite::client_async(request, stream)
+        .await
+        .unwrap();
+    let (mut sink, mut source) = socket.split();
+    let sending = tokio::spawn(async move {
+        let message = Message::Binary(vec![0; 30_000].into());
+        while sink.send(message.clone()).await.is_ok() {}
+    });
+    let mut channels: HashMap<u8, Vec<u8>> = HashMap::new();
+    let end = loop {
+        match source.next().await {
+            Some(Ok(Message::Binary(bytes))) => {
+                let channel = channels.entry(bytes[0]).or_default();
+                channel.extend_from_slice(&bytes[1..]);
+            }
+            end => break end,
+        }
+    };
+    let seen = channels.get(&1).map_or(0, Vec::len);
+    assert_eq!(seen, 1_000_000, "{end:?}");
+    let status: serde_json::Value = serde_json::from_slice(&channels[&3]).unwrap();
+    assert_eq!(status["details"]["causes"][0]["message"], "3");
+    assert!(matches!(end, Some(Ok(Message::Close(_)))), "{end:?}");
+    sending.abort();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_websocket_of_text_carries_base64() {
     let (streaming, machine) = server().await;

@@ -1,5 +1,6 @@
 //! The same channels over a WebSocket: the first byte of each message is the channel's number.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -8,15 +9,16 @@ use bytes::{Bytes, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{self, Message};
 use tracing::debug;
 
 use super::backend::{Backend, PortForwardRequest};
-use super::channel::{INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output};
+use super::channel::{FAREWELL, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output};
 use super::command::{self, Channels, CommandRequest};
 use super::port_forward::{self, Forward};
 use super::status::Version;
@@ -74,7 +76,7 @@ pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
     (version, encoding): (Version, Encoding),
 ) {
     let wanted = request.wanted(version);
-    let (sink, source) = socket(io).await.split();
+    let socket = socket(io).await;
     let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
     let mut inputs = Inputs::new(version);
     let stdin = inputs.open_if(wanted.stdin, STDIN);
@@ -110,19 +112,21 @@ pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
     let _ = pieces.try_send(greeting);
     drop(pieces);
 
-    let (client, is_gone) = tokio::sync::oneshot::channel::<()>();
-    let reading = async {
-        read(source, &mut inputs, encoding).await;
-        drop(inputs);
-        drop(client);
-    };
+    let (client, is_gone) = oneshot::channel();
     let session = async {
         let gone = async {
             let _ = is_gone.await;
         };
         command::run(&backend, request, version, channels, gone).await;
     };
-    serve(reading, session, write(sink, outgoing, encoding)).await;
+    let connection = Connection {
+        socket,
+        encoding,
+        inputs,
+        client,
+        outgoing,
+    };
+    connection.serve(session).await;
 }
 
 /// Serves ports: each has a channel of data and one of errors, which begin with its number.
@@ -132,7 +136,7 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
     request: PortForwardRequest,
     encoding: Encoding,
 ) {
-    let (sink, source) = socket(io).await.split();
+    let socket = socket(io).await;
     let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
     let mut inputs = Inputs::new(Version::V4);
     let mut forwards = JoinSet::new();
@@ -160,12 +164,7 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
         });
     }
     drop(pieces);
-    let (client, is_gone) = tokio::sync::oneshot::channel::<()>();
-    let reading = async {
-        read(source, &mut inputs, encoding).await;
-        drop(inputs);
-        drop(client);
-    };
+    let (client, is_gone) = oneshot::channel();
     let session = async {
         let all = async { while forwards.join_next().await.is_some() {} };
         let ended = tokio::select! {
@@ -176,26 +175,57 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
             forwards.shutdown().await;
         }
     };
-    serve(reading, session, write(sink, outgoing, encoding)).await;
+    let connection = Connection {
+        socket,
+        encoding,
+        inputs,
+        client,
+        outgoing,
+    };
+    connection.serve(session).await;
 }
 
-/// Runs a session with its connection; reading ends when nothing is left to be written.
-async fn serve(
-    reading: impl Future<Output = ()>,
-    session: impl Future<Output = ()>,
-    writing: impl Future<Output = Result<(), tungstenite::Error>>,
-) {
-    let talking = async {
-        let ((), written) = tokio::join!(session, writing);
+/// A connection, to be served beside a session.
+struct Connection<T> {
+    socket: Socket<T>,
+    encoding: Encoding,
+    inputs: Inputs,
+    /// Dropped when the client has closed.
+    client: oneshot::Sender<Infallible>,
+    outgoing: mpsc::Receiver<Outgoing>,
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+    /// Serves until the session has dropped all outputs, and the client has closed, too.
+    async fn serve(self, session: impl Future<Output = ()>) {
+        let Self {
+            socket,
+            encoding,
+            inputs,
+            client,
+            outgoing,
+        } = self;
+        let (sink, mut source) = socket.split();
+        let talking = async {
+            let ((), written) = tokio::join!(session, write(sink, outgoing, encoding));
+            written
+        };
+        let reading = async {
+            read(&mut source, inputs, encoding).await;
+            drop(client);
+        };
+        tokio::pin!(talking);
+        let written = tokio::select! {
+            written = &mut talking => written,
+            () = reading => talking.await,
+        };
         if let Err(error) = written {
             debug!(%error, "a WebSocket ended");
         }
-    };
-    tokio::pin!(reading);
-    tokio::pin!(talking);
-    tokio::select! {
-        () = &mut talking => {}
-        () = &mut reading => talking.await,
+        // An unread byte would make the kernel reset the connection, and the client lose what it
+        // has not read yet.
+        let rest = async { while let Some(Ok(_)) = source.next().await {} };
+        let _ = timeout(FAREWELL, rest).await;
     }
 }
 
@@ -244,10 +274,10 @@ impl Inputs {
     }
 }
 
-/// Reads messages until the client closes or breaks the protocol.
+/// Reads messages until the client closes or breaks the protocol, which ends the inputs.
 async fn read<T: AsyncRead + AsyncWrite + Unpin>(
-    mut source: SplitStream<Socket<T>>,
-    inputs: &mut Inputs,
+    source: &mut SplitStream<Socket<T>>,
+    mut inputs: Inputs,
     encoding: Encoding,
 ) {
     while let Some(Ok(message)) = source.next().await {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -11,7 +10,9 @@ use tokio::time::timeout;
 
 use super::frame::{self, FrameHeader, HEADER_LEN, Kind};
 use super::headers::{Packer, Unpacker};
-use crate::streaming::channel::{INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output, PIECE};
+use crate::streaming::channel::{
+    FAREWELL, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output, PIECE,
+};
 
 /// Streams that a client may have open at once.
 const MAX_STREAMS: usize = 1024;
@@ -24,9 +25,6 @@ const NEW_STREAMS: usize = 16;
 
 /// Answers that the reader owes the client.
 const REPLIES: usize = 64;
-
-/// How long a client may take to close its side, after the server has closed its own.
-const FAREWELL: Duration = Duration::from_secs(10);
 
 /// A stream that the client has opened.
 #[derive(Debug)]
