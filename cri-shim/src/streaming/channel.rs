@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// Pieces of input that wait for their reader; the connection is not read from beyond that.
 pub(super) const INPUT_PIECES: usize = 32;
@@ -30,7 +30,7 @@ pub(super) struct Outgoing {
     pub(super) last: bool,
 }
 
-/// The client's connection is gone.
+/// The client's connection is gone, or it has reset the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Gone;
 
@@ -39,6 +39,8 @@ pub(super) struct Gone;
 pub(super) struct Output {
     pub(super) channel: u32,
     pub(super) pieces: mpsc::Sender<Outgoing>,
+    /// Becomes true when the client resets the channel, where the protocol has that.
+    pub(super) is_reset: Option<watch::Receiver<bool>>,
 }
 
 impl Output {
@@ -52,12 +54,30 @@ impl Output {
         self.send(data, true).await
     }
 
+    /// Ends when the client resets the channel: it neither sends nor reads there any more.
+    pub(super) fn reset(&self) -> impl Future<Output = ()> + use<> {
+        let is_reset = self.is_reset.clone();
+        async move {
+            let Some(mut is_reset) = is_reset else {
+                return std::future::pending().await;
+            };
+            if is_reset.wait_for(|is_reset| *is_reset).await.is_err() {
+                // Nothing is read from the connection any more.
+                std::future::pending().await
+            }
+        }
+    }
+
     async fn send(&self, data: Bytes, last: bool) -> Result<(), Gone> {
         let piece = Outgoing {
             channel: self.channel,
             data,
             last,
         };
-        self.pieces.send(piece).await.map_err(|_| Gone)
+        tokio::select! {
+            biased;
+            () = self.reset() => Err(Gone),
+            sent = self.pieces.send(piece) => sent.map_err(|_| Gone),
+        }
     }
 }

@@ -27,26 +27,44 @@ pub(super) struct Forward {
 impl Forward {
     /// Tells the client why there is no connection.
     pub(super) async fn refuse(self, why: &str) {
-        let text = format!("failed to forward port {}: {why}", self.port);
         let _ = self.output.finish(Bytes::new()).await;
-        let _ = self.error.finish(Bytes::from(text)).await;
+        let _ = self.error.finish(failure(self.port, why)).await;
     }
 }
 
+fn failure(port: u16, why: &str) -> Bytes {
+    Bytes::from(format!("failed to forward port {port}: {why}"))
+}
+
 /// Connects to the port and carries bytes both ways until the pod's server has closed its end,
-/// or the client is gone.
+/// or the client is gone or has reset the channel of data.
 pub(super) async fn run(backend: &Arc<dyn Backend>, pod: &str, forward: Forward) {
-    let socket = match backend.port_forward(pod, forward.port).await {
-        Ok(fd) => ForeignStream::new(fd).map_err(Into::into),
-        Err(why) => Err(why),
-    };
-    match socket {
-        Ok(socket) => {
-            carry(socket, forward.input, forward.output).await;
-            let _ = forward.error.finish(Bytes::new()).await;
+    let Forward {
+        port,
+        input,
+        output,
+        error,
+    } = forward;
+    let reset = output.reset();
+    let carried = async {
+        let connected = backend.port_forward(pod, port).await;
+        match connected.and_then(|fd| Ok(ForeignStream::new(fd)?)) {
+            Ok(socket) => {
+                carry(socket, input, output).await;
+                Bytes::new()
+            }
+            Err(why) => {
+                let _ = output.finish(Bytes::new()).await;
+                failure(port, &with_causes(&*why))
+            }
         }
-        Err(why) => forward.refuse(&with_causes(&*why)).await,
-    }
+    };
+    // The client that has reset its channel of data still waits for the end of that of errors.
+    let told = tokio::select! {
+        told = carried => told,
+        () = reset => Bytes::new(),
+    };
+    let _ = error.finish(told).await;
 }
 
 /// Returns when the socket is closed.
@@ -122,6 +140,7 @@ mod tests {
         let output = |channel| Output {
             channel,
             pieces: pieces.clone(),
+            is_reset: None,
         };
         let (data, error) = (1, 3);
         let forward = Forward {

@@ -187,6 +187,13 @@ impl Client {
         self.write.write_all(&out).await.unwrap();
     }
 
+    async fn reset(&mut self, stream: u32) {
+        const CANCEL: u32 = 5;
+        let mut out = BytesMut::new();
+        frame::rst_stream(&mut out, stream, CANCEL);
+        self.write.write_all(&out).await.unwrap();
+    }
+
     /// What every stream brought, until the server closed the connection.
     async fn ended(self) -> HashMap<u32, Vec<u8>> {
         let streams = self.streams.await.unwrap();

@@ -85,6 +85,7 @@ pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
         is_wanted.then(|| Output {
             channel: channel.into(),
             pieces: pieces.clone(),
+            is_reset: None,
         })
     };
     let channels = Channels {
@@ -95,6 +96,7 @@ pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
         error: Output {
             channel: ERROR.into(),
             pieces: pieces.clone(),
+            is_reset: None,
         },
     };
     // An empty message tells the client that all is set up.
@@ -145,6 +147,7 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
         let output = |channel: u8| Output {
             channel: channel.into(),
             pieces: pieces.clone(),
+            is_reset: None,
         };
         let forward = Forward {
             port,

@@ -5,7 +5,7 @@ use std::io;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::frame::{self, FrameHeader, HEADER_LEN, Kind};
@@ -116,11 +116,24 @@ impl<T: AsyncRead + AsyncWrite> Connection<T> {
     }
 }
 
+/// A stream that has not ended on both sides, or that did since the last look.
+struct Open {
+    /// Where its data goes, until the client has ended its side.
+    data: Option<mpsc::Sender<Bytes>>,
+    /// The client has reset it; closed when the server has ended its side.
+    is_reset: watch::Sender<bool>,
+}
+
+impl Open {
+    fn has_ended(&self) -> bool {
+        self.data.is_none() && self.is_reset.is_closed()
+    }
+}
+
 struct Reading<R> {
     io: R,
     unpacker: Unpacker,
-    /// Where the data of each open stream goes.
-    open: HashMap<u32, mpsc::Sender<Bytes>>,
+    open: HashMap<u32, Open>,
     last: u32,
     streams: mpsc::Sender<Stream>,
     pieces: mpsc::WeakSender<Outgoing>,
@@ -166,22 +179,30 @@ impl<R: AsyncRead + Unpin> Reading<R> {
 
     async fn data(&mut self, id: u32, header: &FrameHeader) -> io::Result<()> {
         let mut left = header.len as usize;
-        if !self.open.contains_key(&id) {
+        let input = self.open.get(&id).and_then(|stream| stream.data.clone());
+        if input.is_none() {
             self.reply(Reply::Refused(id, frame::INVALID_STREAM)).await;
         }
         while left > 0 {
             let mut piece = BytesMut::zeroed(left.min(PIECE));
             self.io.read_exact(&mut piece).await?;
             left -= piece.len();
-            if let Some(stream) = self.open.get(&id) {
+            if let Some(input) = &input {
                 // A stream that is read no more: its bytes are nobody's.
-                let _ = stream.send(piece.freeze()).await;
+                let _ = input.send(piece.freeze()).await;
             }
         }
         if header.flags & frame::FLAG_FIN != 0 {
-            self.open.remove(&id);
+            self.end_input(id);
         }
         Ok(())
+    }
+
+    /// The client sends no more on a stream, but may still read there.
+    fn end_input(&mut self, id: u32) {
+        if let Some(stream) = self.open.get_mut(&id) {
+            stream.data = None;
+        }
     }
 
     async fn control(&mut self, kind: Kind, flags: u8, payload: &[u8]) -> io::Result<()> {
@@ -192,13 +213,14 @@ impl<R: AsyncRead + Unpin> Reading<R> {
                 let block = payload.get(4..).unwrap_or(&[]);
                 self.unpacker.unpack(block).map_err(invalid)?;
                 if flags & frame::FLAG_FIN != 0 {
-                    self.open
-                        .remove(&frame::stream_id(payload).map_err(invalid)?);
+                    self.end_input(frame::stream_id(payload).map_err(invalid)?);
                 }
             }
             Kind::RstStream => {
-                self.open
-                    .remove(&frame::stream_id(payload).map_err(invalid)?);
+                let id = frame::stream_id(payload).map_err(invalid)?;
+                if let Some(stream) = self.open.remove(&id) {
+                    stream.is_reset.send_replace(true);
+                }
             }
             Kind::Ping => {
                 let id = frame::word(payload, 0).map_err(invalid)?;
@@ -222,15 +244,21 @@ impl<R: AsyncRead + Unpin> Reading<R> {
             return Err(invalid("a stream with an id that is not the client's next"));
         }
         self.last = id;
+        if self.open.len() >= MAX_STREAMS {
+            self.open.retain(|_, stream| !stream.has_ended());
+        }
         let pieces = self.pieces.upgrade();
         let (Some(pieces), true) = (pieces, self.open.len() < MAX_STREAMS) else {
             self.reply(Reply::Refused(id, frame::REFUSED_STREAM)).await;
             return Ok(());
         };
         let (data, input) = mpsc::channel(INPUT_PIECES);
-        if flags & frame::FLAG_FIN == 0 {
-            self.open.insert(id, data);
-        }
+        let (reset, is_reset) = watch::channel(false);
+        let open = Open {
+            data: (flags & frame::FLAG_FIN == 0).then_some(data),
+            is_reset: reset,
+        };
+        self.open.insert(id, open);
         self.reply(Reply::Taken(id)).await;
         let stream = Stream {
             headers,
@@ -238,6 +266,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
             output: Output {
                 channel: id,
                 pieces,
+                is_reset: Some(is_reset),
             },
         };
         if self.streams.send(stream).await.is_err() {

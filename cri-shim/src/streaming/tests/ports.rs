@@ -69,6 +69,30 @@ async fn a_connection_ends_when_its_server_has_closed_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_connection_ends_when_its_client_has_reset_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (streaming, _) = server().await;
+    for is_ended_before in [false, true] {
+        let url = forward_url(&streaming, &[]);
+        let mut client = Client::connect(&url, "portforward.k8s.io").await;
+        let [error, data] = open(&mut client, port, "0").await;
+        let (mut stream, _) = listener.accept().await.unwrap();
+        if is_ended_before {
+            client.send(data, b"", FLAG_FIN).await;
+            stream.read_to_end(&mut Vec::new()).await.unwrap();
+        }
+        client.reset(data).await;
+        let streams = finished(client, 1).await;
+        assert_eq!(streams[&error], b"");
+        assert!(!streams.contains_key(&data));
+        let refused = async { while stream.write_all(&[0; 1000]).await.is_ok() {} };
+        let waited = tokio::time::timeout(SOON, refused).await;
+        waited.expect("the server may write on");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_websocket_is_closed_when_the_servers_of_all_its_ports_have() {
     let ports = [greeter().await, greeter().await];
     let (streaming, _) = server().await;
