@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -100,6 +101,7 @@ pub(crate) async fn port_forward(
             while forwards.try_join_next().is_some() {}
             let Some((is_error, port, number)) = purpose(&stream) else {
                 debug!("a stream that is for no port");
+                end(stream).await;
                 continue;
             };
             match half_open.remove(&number) {
@@ -109,11 +111,11 @@ pub(crate) async fn port_forward(
                     } else {
                         (stream, other)
                     };
+                    let forward = forward(port, data, error.output);
                     if !request.ports.is_empty() && !request.ports.contains(&port) {
-                        debug!(port, "a port that was not asked for");
+                        forward.refuse("it was not asked for").await;
                         continue;
                     }
-                    let forward = forward(port, data, error.output);
                     if forwards.len() >= MAX_FORWARDS {
                         forward.refuse("too many connections at once").await;
                         continue;
@@ -124,8 +126,11 @@ pub(crate) async fn port_forward(
                     });
                 }
                 _ if half_open.len() >= MAX_HALF_OPEN => break,
-                _ => {
+                earlier => {
                     half_open.insert(number, (is_error, stream));
+                    if let Some((_, earlier)) = earlier {
+                        end(earlier).await;
+                    }
                 }
             }
         }
@@ -158,6 +163,11 @@ fn purpose(stream: &Stream) -> Option<(bool, u16, String)> {
         port,
         number.unwrap_or_else(|| format!("port {port}")),
     ))
+}
+
+/// Tells the client that nothing comes on a stream.
+async fn end(stream: Stream) {
+    let _ = stream.output.finish(Bytes::new()).await;
 }
 
 fn forward(port: u16, data: Stream, error: Output) -> Forward {

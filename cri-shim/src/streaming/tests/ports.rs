@@ -93,6 +93,23 @@ async fn a_connection_ends_when_its_client_has_reset_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn streams_that_get_no_connection_are_ended() {
+    let (streaming, _) = server().await;
+    let url = forward_url(&streaming, &[1]);
+    let mut client = Client::connect(&url, "portforward.k8s.io").await;
+    let [error, _] = open(&mut client, 2, "0").await;
+    client.open(&[("streamtype", "data")]).await;
+    for _ in 0..2 {
+        let half = [("streamtype", "data"), ("port", "1"), ("requestid", "1")];
+        client.open(&half).await;
+    }
+    // The second one of a connection's halves may get its counterpart.
+    let streams = finished(client, 4).await;
+    let text = String::from_utf8_lossy(&streams[&error]);
+    assert_eq!(text, "failed to forward port 2: it was not asked for");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_websocket_is_closed_when_the_servers_of_all_its_ports_have() {
     let ports = [greeter().await, greeter().await];
     let (streaming, _) = server().await;
