@@ -5,6 +5,8 @@
 //! - a file with a call's name holds that call back until the file is gone,
 //! - `refuse` is the message with which starts are refused,
 //! - with `lose-exits` nobody is told of exits,
+//! - `grown` is what the guest has beyond its first memory, in bytes, whatever it is asked for,
+//! - with `short` the guest is short of memory, which is told once and removes the file,
 //! - `running` has ids of containers, a line each, that run from the beginning,
 //! - calls are written to `calls`, a line each, before they are held back.
 
@@ -102,12 +104,20 @@ impl Process {
     /// None for what is not answered.
     fn answer(&self, name: &str, arguments: &Value) -> Option<Value> {
         let id = arguments["id"].as_str().unwrap_or_default();
-        self.note(&format!("{name} {id}"));
+        match name {
+            "Grow" => {
+                let (bytes, patience) = (&arguments["bytes"], &arguments["patience_ms"]);
+                self.note(&format!("Grow {bytes} within {patience}"));
+            }
+            _ => self.note(&format!("{name} {id}")),
+        }
         while self.directory.join(name).exists() {
             thread::sleep(LOOK);
         }
         let done = match name {
-            "Hello" => json!({ "Hello": { "version": self.version, "takes_devices": true } }),
+            "Hello" => json!({ "Hello": {
+                "version": self.version, "takes_devices": true, "tells_pressure": true,
+            } }),
             "Create" => {
                 self.set(id, State::Created);
                 json!({ "Created": { "uid": 0, "gid": 0, "groups": [] } })
@@ -131,8 +141,18 @@ impl Process {
                 json!({ "Exit": exit })
             }
             "List" => json!({ "List": self.list() }),
-            "Grow" => json!({ "Grown": arguments["bytes"] }),
-            "AwaitPressure" | "Ended" => return None,
+            "Grow" => {
+                let grown = fs::read_to_string(self.directory.join("grown")).ok();
+                let grown = grown.and_then(|grown| grown.parse().ok());
+                json!({ "Grown": grown.unwrap_or_else(|| arguments["bytes"].clone()) })
+            }
+            "AwaitPressure" => {
+                while fs::remove_file(self.directory.join("short")).is_err() {
+                    thread::sleep(LOOK);
+                }
+                json!("Done")
+            }
+            "Ended" => return None,
             _ => json!("Done"),
         };
         Some(json!({ "Ok": done }))

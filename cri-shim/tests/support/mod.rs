@@ -9,6 +9,7 @@ pub(crate) mod host;
 pub(crate) mod image;
 pub(crate) mod pod;
 pub(crate) mod registry;
+pub(crate) mod stand_in;
 pub(crate) mod terminal;
 pub(crate) mod tree;
 

@@ -1,0 +1,434 @@
+//! A daemon that finds a pod whose machine's process is a stand-in (`examples/stand_in.rs`).
+
+use std::ffi::CStr;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::*;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use tempfile::{NamedTempFile, TempDir};
+use tonic::transport::Channel;
+
+use super::PATIENCE;
+use super::cri::{Daemon, UpdatePodSandboxResourcesRequest};
+use super::image::Image as TestImage;
+use super::registry::Registry;
+
+pub(crate) const POD: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+
+/// Digits of a pod's id that are its directory's name.
+const DIR_DIGITS: usize = 24;
+
+/// Bytes that the pod's guest began with, and may get.
+pub(crate) const MEMORY: u64 = 256 << 20;
+const GROWTH: u64 = 16 << 30;
+
+/// The kubelet's control group of the pod, and that of its machine, below the root of all.
+const POD_GROUP: &str = "kube/pod";
+const MACHINE_GROUP: &str = "kube/pod/machine";
+
+/// A daemon that finds a pod when it begins.
+pub(crate) struct Node {
+    pub(crate) daemon: Daemon,
+    pub(crate) control: PathBuf,
+    pub(crate) process: Child,
+    image: String,
+    /// What the daemon says.
+    log: NamedTempFile,
+    /// The file system of its database, where that is a small one.
+    disk: Option<PathBuf>,
+    /// Files as the kernel has them of control groups, where the daemon finds those.
+    groups: TempDir,
+    _registry: Registry,
+    _guest: TempDir,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Gone already where a test ended it.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if std::thread::panicking() {
+            eprintln!("{}", self.log());
+        }
+        if let Some(disk) = &self.disk {
+            self.daemon.end(Signal::KILL);
+            let _ = unmount(disk, UnmountFlags::DETACH);
+        }
+    }
+}
+
+fn pod_config() -> PodSandboxConfig {
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: "pod".to_owned(),
+            uid: "uid".to_owned(),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        ..PodSandboxConfig::default()
+    }
+}
+
+/// Writes a pod into the database of a daemon that is not there.
+fn add_pod(database: &Path, config: &PodSandboxConfig) {
+    let size = json!({ "memory": MEMORY, "growth": GROWTH, "vcpus": 1, "max_vcpus": 1 });
+    let record = json!({
+        "version": 1, "id": POD, "config": config, "handler": "", "created_at": 1,
+        "phase": "Ready", "addresses": [], "size": size, "memory_volumes": [], "extra": 0,
+    });
+    let pods = redb::TableDefinition::<&str, &[u8]>::new("pods");
+    let database = redb::Database::create(database).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let bytes = record.to_string();
+    let mut table = transaction.open_table(pods).unwrap();
+    table.insert(POD, bytes.as_bytes()).unwrap();
+    drop(table);
+    transaction.commit().unwrap();
+}
+
+fn stand_in(socket: &Path, control: &Path, version: u32) -> Child {
+    let test = std::env::current_exe().unwrap();
+    let target = test.parent().and_then(Path::parent).unwrap();
+    let mut process = Command::new(target.join("examples/stand_in"))
+        .args([socket, control])
+        .arg(version.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example `stand_in` is built with the tests");
+    let mut line = String::new();
+    let mut lines = BufReader::new(process.stdout.take().unwrap());
+    lines.read_line(&mut line).unwrap();
+    assert_eq!(line, "listening\n");
+    process
+}
+
+impl Node {
+    /// A daemon that has found its pod's process, which speaks this version.
+    pub(crate) async fn new(version: u32) -> Self {
+        let mut node = Self::ended(version).await;
+        node.daemon.start();
+        node
+    }
+
+    /// As [`Self::new`], before the daemon begins.
+    pub(crate) async fn ended(version: u32) -> Self {
+        Self::with(version, pod_config(), None)
+    }
+
+    /// A daemon whose disk is as small as `size` says, and a pod whose record is so large that it
+    /// cannot be written when that is full.
+    pub(crate) async fn on_a_small_disk() -> Self {
+        let mut config = pod_config();
+        let large = "x".repeat(2 << 20);
+        config.annotations.insert("large".to_owned(), large);
+        let mut node = Self::with(2, config, Some(c"size=32m"));
+        node.daemon.start();
+        node
+    }
+
+    /// A daemon that finds the pod's machine in a control group below the kubelet's, and is in a
+    /// mount namespace of its own.
+    pub(crate) async fn in_a_group() -> Self {
+        let mut config = pod_config();
+        config.linux = Some(LinuxPodSandboxConfig {
+            cgroup_parent: format!("/{POD_GROUP}"),
+            ..LinuxPodSandboxConfig::default()
+        });
+        let mut node = Self::with(2, config, None);
+        for group in [POD_GROUP, MACHINE_GROUP] {
+            let group = node.groups.path().join(group);
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join("memory.max"), "max\n").unwrap();
+        }
+        node.set_in_group("memory.current", MEMORY);
+        let group = Path::new(CGROUP_ROOT).join(MACHINE_GROUP);
+        fs::write(node.sandbox().join("cgroup"), group.to_str().unwrap()).unwrap();
+        node.daemon.start();
+        node
+    }
+
+    fn with(version: u32, config: PodSandboxConfig, disk: Option<&CStr>) -> Self {
+        let log = NamedTempFile::new().unwrap();
+        let groups = tempfile::tempdir().unwrap();
+        let to_log = format!("exec \"$@\" 2>>{}", log.path().display());
+        let in_groups = format!(
+            "mount --bind {} {CGROUP_ROOT} && {to_log}",
+            groups.path().display()
+        );
+        let wrapper: &[&str] = match config.linux {
+            None => &["sh", "-c", &to_log, "sh"],
+            Some(_) => &["unshare", "-m", "sh", "-c", &in_groups, "sh"],
+        };
+        let (mut daemon, guest) = Daemon::without_guests(wrapper);
+        daemon.end(Signal::TERM);
+        let disk = disk.map(|options| {
+            let root = daemon.path("root");
+            mount("tmpfs", &root, "tmpfs", MountFlags::empty(), options).unwrap();
+            root
+        });
+        add_pod(&daemon.path("root/cri.redb"), &config);
+        let control = daemon.path("control");
+        fs::create_dir(&control).unwrap();
+        let sandbox = daemon.path("run/sb").join(&POD[..DIR_DIGITS]);
+        fs::create_dir_all(sandbox.join("shared")).unwrap();
+        let process = stand_in(&sandbox.join("control.sock"), &control, version);
+        let image = TestImage::busybox(json!({ "Cmd": ["true"] }));
+        let registry = Registry::serve(&[("test/busybox", image)]);
+        Self {
+            image: registry.name("test/busybox"),
+            daemon,
+            control,
+            process,
+            log,
+            disk,
+            groups,
+            _registry: registry,
+            _guest: guest,
+        }
+    }
+
+    pub(crate) async fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        self.daemon.runtime().await
+    }
+
+    /// A call is held back from now on.
+    pub(crate) fn hold(&self, call: &str) {
+        fs::write(self.control.join(call), "").unwrap();
+    }
+
+    pub(crate) fn let_go(&self, call: &str) {
+        fs::remove_file(self.control.join(call)).unwrap();
+    }
+
+    /// How often the process was asked for this.
+    pub(crate) fn asked(&self, call: &str) -> usize {
+        let calls = fs::read_to_string(self.control.join("calls")).unwrap_or_default();
+        calls.lines().filter(|line| *line == call).count()
+    }
+
+    /// Makes a container without limits.
+    pub(crate) async fn create(&self, name: &str, volume: Option<&Path>) -> String {
+        let mounts = volume.iter().map(|path| Mount {
+            container_path: "/data".to_owned(),
+            host_path: path.to_str().unwrap().to_owned(),
+            ..Mount::default()
+        });
+        let config = ContainerConfig {
+            mounts: mounts.collect(),
+            ..ContainerConfig::default()
+        };
+        self.create_of(name, config).await
+    }
+
+    /// Makes a container whose limit of memory is so many bytes.
+    pub(crate) async fn create_within(&self, name: &str, limit: u64) -> String {
+        let resources = LinuxContainerResources {
+            memory_limit_in_bytes: limit.try_into().unwrap(),
+            ..LinuxContainerResources::default()
+        };
+        let config = ContainerConfig {
+            linux: Some(LinuxContainerConfig {
+                resources: Some(resources),
+                security_context: None,
+            }),
+            ..ContainerConfig::default()
+        };
+        self.create_of(name, config).await
+    }
+
+    async fn create_of(&self, name: &str, config: ContainerConfig) -> String {
+        let image = Some(ImageSpec {
+            image: self.image.clone(),
+            ..ImageSpec::default()
+        });
+        let pull = PullImageRequest {
+            image: image.clone(),
+            ..PullImageRequest::default()
+        };
+        let mut images = self.daemon.images().await;
+        images.pull_image(pull).await.unwrap();
+        let config = ContainerConfig {
+            metadata: Some(ContainerMetadata {
+                name: name.to_owned(),
+                attempt: 0,
+            }),
+            image,
+            ..config
+        };
+        let request = CreateContainerRequest {
+            pod_sandbox_id: POD.to_owned(),
+            config: Some(config),
+            sandbox_config: Some(pod_config()),
+        };
+        let created = self.runtime().await.create_container(request).await;
+        created.unwrap().into_inner().container_id
+    }
+
+    /// Gives the pod another limit of memory, in bytes.
+    pub(crate) async fn limit(&self, limit: u64) -> Result<(), tonic::Status> {
+        let request = UpdatePodSandboxResourcesRequest {
+            pod_sandbox_id: POD.to_owned(),
+            resources: Some(LinuxContainerResources {
+                memory_limit_in_bytes: limit.try_into().unwrap(),
+                ..LinuxContainerResources::default()
+            }),
+            ..UpdatePodSandboxResourcesRequest::default()
+        };
+        self.daemon.update_pod(request).await
+    }
+
+    /// From now on the guest has so many bytes beyond its first memory, whatever it is asked for;
+    /// none: what it is asked for.
+    pub(crate) fn set_grown(&self, bytes: Option<u64>) {
+        let file = self.control.join("grown");
+        match bytes {
+            Some(bytes) => {
+                // It is read at any time.
+                let new = self.control.join("grown.new");
+                fs::write(&new, bytes.to_string()).unwrap();
+                fs::rename(new, file).unwrap();
+            }
+            None => fs::remove_file(file).unwrap(),
+        }
+    }
+
+    /// The guest runs short of memory, and the daemon is told.
+    pub(crate) async fn is_short(&self) {
+        let file = self.control.join("short");
+        fs::write(&file, "").unwrap();
+        until(async || !file.exists()).await;
+    }
+
+    /// How often the guest was asked to have so many bytes beyond its first memory.
+    pub(crate) fn asked_to_grow(&self, bytes: u64) -> usize {
+        let calls = fs::read_to_string(self.control.join("calls")).unwrap_or_default();
+        let asked = format!("Grow {bytes} within ");
+        calls
+            .lines()
+            .filter(|line| line.starts_with(&asked))
+            .count()
+    }
+
+    /// A number of the control group of the pod's machine; none for no limit.
+    pub(crate) fn in_group(&self, name: &str) -> Option<u64> {
+        let file = self.groups.path().join(MACHINE_GROUP).join(name);
+        fs::read_to_string(file).unwrap().trim().parse().ok()
+    }
+
+    pub(crate) fn set_in_group(&self, name: &str, value: u64) {
+        let file = self.groups.path().join(MACHINE_GROUP).join(name);
+        fs::write(file, format!("{value}\n")).unwrap();
+    }
+
+    pub(crate) async fn start(&self, id: &str) -> Result<(), tonic::Status> {
+        let request = StartContainerRequest {
+            container_id: id.to_owned(),
+        };
+        let started = self.runtime().await.start_container(request).await;
+        started.map(|_| ())
+    }
+
+    pub(crate) async fn status(&self, id: &str) -> ContainerStatus {
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let status = self.runtime().await.container_status(request).await;
+        status.unwrap().into_inner().status.unwrap()
+    }
+
+    /// Waits until the pod is being stopped, as this container, which runs, tells.
+    pub(crate) async fn is_stopping(&self, container: &str) {
+        until(async || self.asked(&format!("Signal {container}")) == 1).await;
+    }
+
+    pub(crate) async fn stop(&self) {
+        let request = StopPodSandboxRequest {
+            pod_sandbox_id: POD.to_owned(),
+        };
+        self.runtime()
+            .await
+            .stop_pod_sandbox(request)
+            .await
+            .unwrap();
+    }
+
+    pub(crate) async fn remove_container(&self, id: &str) {
+        let request = RemoveContainerRequest {
+            container_id: id.to_owned(),
+        };
+        let removed = self.runtime().await.remove_container(request).await;
+        removed.unwrap();
+    }
+
+    pub(crate) async fn remove(&self) -> Result<(), tonic::Status> {
+        let request = RemovePodSandboxRequest {
+            pod_sandbox_id: POD.to_owned(),
+        };
+        let removed = self.runtime().await.remove_pod_sandbox(request).await;
+        removed.map(|_| ())
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.log.path()).unwrap()
+    }
+
+    pub(crate) fn kill_process(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::KILL).unwrap();
+    }
+
+    /// The directory of the pod's process.
+    pub(crate) fn sandbox(&self) -> PathBuf {
+        self.daemon.path("run/sb").join(&POD[..DIR_DIGITS])
+    }
+
+    /// Takes all room of a small disk.
+    pub(crate) fn fill(&self) {
+        let full = fs::write(self.filler(), vec![0; 64 << 20]).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    }
+
+    pub(crate) fn filler(&self) -> PathBuf {
+        self.disk.as_ref().unwrap().join("filler")
+    }
+
+    pub(crate) async fn pod_state(&self) -> PodSandboxState {
+        let request = ListPodSandboxRequest::default();
+        let listed = self.runtime().await.list_pod_sandbox(request).await;
+        listed.unwrap().into_inner().items[0].state()
+    }
+
+    /// Mounts of the pod's directory that the daemon sees.
+    pub(crate) fn mounts(&self) -> Vec<String> {
+        let shared = self.sandbox();
+        let table = format!("/proc/{}/mountinfo", self.daemon.pid());
+        let table = fs::read_to_string(table).unwrap();
+        let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+        let below = points.filter(|point| Path::new(point).starts_with(&shared));
+        below.map(str::to_owned).collect()
+    }
+
+    pub(crate) fn process_ended(&mut self) -> ExitStatus {
+        self.process.wait().unwrap()
+    }
+}
+
+pub(crate) async fn until(condition: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("it did not come to that");
+}
