@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use k8s_cri::v1::*;
+use rustix::mount::mount_bind;
 use rustix::process::Signal;
 use serde_json::json;
 use support::stand_in::{Node, POD, until};
@@ -147,6 +148,29 @@ async fn a_pod_that_has_ended_has_no_volumes_mounted() {
         node.remove().await.unwrap();
         assert!(volume.exists());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_no_container_is_known_to_have_is_unmounted() {
+    let mut node = Node::new(2).await;
+    let volume = node.daemon.path("volume");
+    fs::create_dir(&volume).unwrap();
+    node.create("a", Some(&volume)).await;
+    let [known] = <[String; 1]>::try_from(node.mounts()).unwrap();
+    // As of a daemon that is killed before it has noted what it mounts.
+    let point = node.sandbox().join("shared/b-0");
+    let mount_one = || {
+        fs::create_dir(&point).unwrap();
+        mount_bind(&volume, &point).unwrap();
+    };
+    node.daemon.end(Signal::KILL);
+    mount_one();
+    node.daemon.start();
+    until(async || !point.exists()).await;
+    assert_eq!(node.mounts(), [known]);
+    mount_one();
+    node.stop().await;
+    assert_eq!(node.mounts(), [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,12 +1,12 @@
 //! Volumes of a pod: each is bind-mounted to a name of its own in the directory that the
 //! guest shares, when a container needs it, and unmounted with the last container that has it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use k8s_cri::v1::{Mount, MountPropagation};
 use rustix::fs::{StatVfs, StatVfsMountFlags, fstatvfs, statvfs};
@@ -85,7 +85,36 @@ pub(super) fn release(shared: &Path, mounted: &Mounted, container: &str) -> Resu
 pub(super) fn release_all(shared: &Path, mounted: &Mounted) -> Result<()> {
     let mut users = mounted.lock();
     let unused = users.release_all();
-    remove_unused(shared, &mut users, unused)
+    let removed = remove_unused(shared, &mut users, unused);
+    removed.and(remove_strangers(shared, &users))
+}
+
+/// Unmounts what no container has: a daemon that was killed may have mounted a volume, and not have
+/// come to note for whom.
+pub(super) fn release_strangers(shared: &Path, mounted: &Mounted) -> Result<()> {
+    remove_strangers(shared, &mounted.lock())
+}
+
+fn remove_strangers(shared: &Path, users: &Users) -> Result<()> {
+    // As the table of mounts has it.
+    let shared = &match shared.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(CriError::io("look at", shared))?,
+    };
+    let mut strangers = BTreeSet::new();
+    for point in mount_points(shared)? {
+        // Others may be mounted below it.
+        let below = point.strip_prefix(shared).ok();
+        let Some(Component::Normal(name)) = below.and_then(|below| below.components().next())
+        else {
+            continue;
+        };
+        if users.names().all(|known| known != name) {
+            strangers.insert(name.to_owned());
+        }
+    }
+    let removed = strangers.iter().map(|name| remove_one(&shared.join(name)));
+    removed.fold(Ok(()), |first, removed| first.and(removed))
 }
 
 fn remove_unused(shared: &Path, users: &mut Users, unused: Vec<String>) -> Result<()> {
@@ -469,6 +498,43 @@ mod tests {
         mounted.lock().add("a-0", "a");
         release_all(&shared, &mounted).unwrap();
         assert_eq!(mounted.lock().names().count(), 0);
+    }
+
+    #[test]
+    fn what_is_mounted_for_nobody_is_unmounted_with_all_that_is_below() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("data");
+        let below = data.join("below");
+        let real = dir.path().join("real");
+        for made in [&below, &real.join("shared")] {
+            fs::create_dir_all(made).unwrap();
+        }
+        std::os::unix::fs::symlink(&real, dir.path().join("link")).unwrap();
+        let shared = dir.path().join("link/shared");
+        mount_bind(&below, &below).unwrap();
+        let names = || {
+            let there = fs::read_dir(&shared).unwrap();
+            let there = there.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            there.collect::<BTreeSet<_>>()
+        };
+        let mounted = Mounted::of("u");
+        mount(&shared, &mounted, "a", &[wanted(&below)], none()).unwrap();
+        let by_one_that_was_killed = || {
+            mount(&shared, &Mounted::of("u"), "b", &[wanted(&data)], none()).unwrap();
+        };
+        by_one_that_was_killed();
+        // The guest may make something there; it goes with the pod.
+        fs::create_dir_all(shared.join("guest/own")).unwrap();
+        release_strangers(&shared, &mounted).unwrap();
+        assert_eq!(names(), ["a-0", "guest"].map(str::to_owned).into());
+        by_one_that_was_killed();
+        release_all(&shared, &mounted).unwrap();
+        assert_eq!(names(), ["guest".to_owned()].into());
+        assert_eq!(
+            mount_points(&real.canonicalize().unwrap()).unwrap().len(),
+            0
+        );
+        unmount(&below, UnmountFlags::DETACH).unwrap();
     }
 
     #[test]

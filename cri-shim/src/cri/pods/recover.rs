@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use super::stop::shut_down;
+use crate::blocking::in_place;
 use crate::cri::backoff::Backoff;
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node, Pod};
@@ -148,6 +149,10 @@ impl Node {
             }
         }
         self.watch_pressure(pod);
+        let shared = self.dir(&pod.id).join(volumes::SHARED);
+        if let Err(error) = in_place(|| volumes::release_strangers(&shared, &pod.mounted)) {
+            warn!(pod = pod.id, %error, "volumes that no container has stay mounted for now");
+        }
         info!(pod = pod.id, "the pod sandbox runs on");
         // What follows takes as long as the guest likes, and nobody asks for it.
         pod.set_settled();
