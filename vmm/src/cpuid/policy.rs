@@ -95,6 +95,7 @@ pub(super) const RULES: &[Rule] = &[
     sub(0x7, 0, Ebx, Clear(bits([14])), "MPX: gone from newer processors and kernels"),
     sub(0x7, 0, Ebx, Clear(bits([25])), "PT: no processor trace"),
     sub(0x7, 0, Ecx, Clear(bits([5])), "WAITPKG: as MONITOR"),
+    sub(0x7, 0, Ecx, Clear(bits([7])), "shadow stacks: their pointer is not in a snapshot"),
     sub(0x7, 0, Ecx, Clear(bits([13, 24, 29, 30])), "TME, bus lock detection, ENQCMD, SGX launch control"),
     sub(0x7, 0, Edx, Clear(bits([18, 19])), "PCONFIG, architectural LBR"),
     sub(0x7, 0, Edx, Clear(bits([22, 24, 25])), "AMX: 8 KiB more state for each vCPU, and a permission that the process has not"),
