@@ -2,7 +2,7 @@
 
 use super::Attachment;
 use crate::machine::NicKind;
-use crate::sandbox::{GuestNetwork, Interface, NicConfig, Route};
+use crate::sandbox::{GuestNetwork, Interface, Neighbour, NicConfig, Route};
 
 impl Attachment {
     /// The guest's cards, and what its agent gives them.
@@ -29,6 +29,12 @@ impl Attachment {
             interface: route.interface,
         });
         network.routes = routes.collect();
+        let neighbours = self.neighbours.into_iter().map(|neighbour| Neighbour {
+            address: neighbour.address.to_string(),
+            mac: neighbour.mac,
+            interface: neighbour.interface,
+        });
+        network.neighbours = neighbours.collect();
         (nics, network)
     }
 }

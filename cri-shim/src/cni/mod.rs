@@ -3,9 +3,9 @@
 //! Configuration lists come from a directory ([`config`]); [`chain`] runs their plugins and
 //! keeps what they answered on the disk ([`cache`]); [`netns`] is the network namespace that
 //! the plugins work in. What leaves is an [`Attachment`]: for each interface that the plugins
-//! made there, a tap joined to it ([`tap`]), and the addresses and routes that the guest's own
-//! card takes over. Plugins and what they print are hostile: bounded in time and size, and
-//! checked ([`result`]) before anything is done with it.
+//! made there, a tap joined to it ([`tap`]), and the addresses, routes and static neighbours that
+//! the guest's own card takes over. Plugins and what they print are hostile: bounded in time and
+//! size, and checked ([`result`]) before anything is done with it.
 //!
 //! Whether the node's plugins take pods by now is asked in [`status`], where they can say so.
 //! Who asks chooses the network: the node's, another one of the directory by its name, or the

@@ -4,8 +4,8 @@
 //!
 //! The interface keeps its addresses, by which plugins know it at CHECK; nothing that comes
 //! in reaches them, because the redirect takes it before the host's network stack sees it.
-//! Addresses and routes for the guest are read from the kernel, not from what plugins say
-//! that they did: so routes and interfaces that no result tells reach the guest as well.
+//! Addresses, routes and static neighbours for the guest are read from the kernel, not from what
+//! plugins say that they did: so what no result tells reaches the guest as well.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -15,9 +15,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use podvisor_agent_protocol::limits;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType};
+use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourState};
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteProtocol, RouteScope, RouteType,
 };
@@ -33,6 +35,8 @@ use super::{CniError, Prefix};
 const NICS: usize = 8;
 /// Most routes of one pod.
 const ROUTES: usize = 1024;
+/// Most static neighbours of one pod.
+const NEIGHBOURS: usize = limits::NEIGHBOURS;
 /// The kernel's least and greatest for Ethernet with IP on it.
 const MTU: std::ops::RangeInclusive<u32> = 68..=65535;
 
@@ -63,6 +67,8 @@ pub(crate) struct Attachment {
     pub(crate) nics: Vec<Nic>,
     /// In the order in which they can be added.
     pub(crate) routes: Vec<Route>,
+    /// Those that plugins made for good: some gateways answer no question for their address.
+    pub(crate) neighbours: Vec<Neighbour>,
     /// The pod's addresses as CNI tells them, the first one first.
     pub(crate) addresses: Vec<IpAddr>,
     /// What the network says of name servers.
@@ -94,6 +100,15 @@ pub(crate) struct Route {
     /// By whom; directly when none.
     pub(crate) gateway: Option<IpAddr>,
     /// Through which interface.
+    pub(crate) interface: String,
+}
+
+/// A static neighbour of the guest's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Neighbour {
+    pub(crate) address: IpAddr,
+    pub(crate) mac: [u8; 6],
+    /// On which interface.
     pub(crate) interface: String,
 }
 
@@ -155,6 +170,7 @@ async fn join_all(
     let (connected, routes) = routes(handle, &links).await?;
     let mut attachment = Attachment {
         routes,
+        neighbours: neighbours(handle, &links).await?,
         ..Attachment::default()
     };
     let mut taps = taps.into_iter();
@@ -409,6 +425,50 @@ async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route
         (route.gateway.is_some(), std::cmp::Reverse(length))
     });
     Ok((connected, routes))
+}
+
+/// Neighbours that somebody added for good.
+async fn neighbours(handle: &Handle, links: &[Link]) -> Result<Vec<Neighbour>, CniError> {
+    let mut neighbours = Vec::new();
+    let mut messages = handle.neighbours().get().execute();
+    while let Some(message) = first(&mut messages, "list the neighbours").await? {
+        let header = &message.header;
+        let link = links.iter().find(|link| link.index == header.ifindex);
+        let (Some(link), NeighbourState::Permanent) = (link, header.state) else {
+            continue;
+        };
+        let mut address = None;
+        let mut mac = None;
+        for attribute in &message.attributes {
+            match attribute {
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(to)) => {
+                    address = Some(IpAddr::V4(*to));
+                }
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(to)) => {
+                    address = Some(IpAddr::V6(*to));
+                }
+                NeighbourAttribute::LinkLayerAddress(bytes) => {
+                    mac = bytes.as_slice().try_into().ok();
+                }
+                _ => {}
+            }
+        }
+        let (Some(address), Some(mac)) = (address, mac) else {
+            continue;
+        };
+        if neighbours.len() == NEIGHBOURS {
+            return Err(CniError::InvalidResult {
+                name: link.name.clone(),
+                reason: format!("more than {NEIGHBOURS} static neighbours"),
+            });
+        }
+        neighbours.push(Neighbour {
+            address,
+            mac,
+            interface: link.name.clone(),
+        });
+    }
+    Ok(neighbours)
 }
 
 /// A route while it is read.

@@ -382,6 +382,37 @@ fn pods_with_more_interfaces_than_prepared_are_told_and_others_are_prepared_for_
     });
 }
 
+#[test]
+fn neighbours_that_plugins_made_for_good_are_the_guests_and_no_others() {
+    in_host(async || {
+        let world = World::new(&scripted());
+        world.script(
+            "script",
+            r#"[ $CNI_COMMAND = DEL ] && exit 0
+               in_pod="nsenter --net=$CNI_NETNS ip"
+               $in_pod link add eth0 type veth peer name down
+               $in_pod link set eth0 up
+               $in_pod address add 10.0.0.7/32 dev eth0
+               for neighbour in "169.254.1.1 nud permanent" "fe80::1 nud permanent" \
+                                "169.254.1.2 nud reachable"; do
+                   $in_pod neighbour add $neighbour lladdr 02:00:00:00:00:0b dev eth0
+               done
+               $in_pod neighbour add 169.254.1.3 lladdr 02:00:00:00:00:0b dev down
+               echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/32"}]}'"#,
+        );
+        let attachment = world.attach(Capabilities::new()).await.unwrap();
+        let (_, mut network) = attachment.into_guest();
+        network.neighbours.sort_by(|a, b| a.address.cmp(&b.address));
+        let expected = ["169.254.1.1", "fe80::1"].map(|address| crate::sandbox::Neighbour {
+            address: address.to_owned(),
+            mac: [2, 0, 0, 0, 0, 0x0b],
+            interface: "eth0".to_owned(),
+        });
+        assert_eq!(network.neighbours, expected);
+        world.cni.detach("pod0").await.unwrap();
+    });
+}
+
 /// What the kernel says of the file of a tap: its interface's name.
 fn tap_of(tap: &OwnedFd) -> String {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", tap.as_raw_fd())).unwrap();

@@ -73,9 +73,9 @@ pub use template::{
 };
 pub use types::{
     ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer,
-    DeviceSource, Exec, GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, NicConfig,
-    ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds, SupplementalGroups,
-    TerminalSize,
+    DeviceSource, Exec, GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, Neighbour,
+    NicConfig, ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds,
+    SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

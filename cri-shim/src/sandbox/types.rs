@@ -148,6 +148,9 @@ pub struct GuestNetwork {
     pub interfaces: Vec<Interface>,
     /// The routes, in the order in which they are added.
     pub routes: Vec<Route>,
+    /// Neighbours that are there for good.
+    #[serde(default)]
+    pub neighbours: Vec<Neighbour>,
 }
 
 /// An interface in the guest.
@@ -170,6 +173,17 @@ pub struct Route {
     pub destination: String,
     /// The next hop; none means that the destination is on the link.
     pub gateway: Option<String>,
+    /// The interface's name.
+    pub interface: String,
+}
+
+/// A static neighbour of the guest's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// Its address.
+    pub address: String,
+    /// The hardware address that has it.
+    pub mac: [u8; 6],
     /// The interface's name.
     pub interface: String,
 }

@@ -34,6 +34,9 @@ pub(crate) const MANY_IMAGES: usize = 12;
 const SUBNET: &str = "10.213.7.0/24";
 const SUBNET_V6: &str = "fd21:3700::/64";
 
+/// A neighbour that each pod has, and its hardware address.
+pub(crate) const NEIGHBOUR: [&str; 2] = ["169.254.7.1", "02:00:00:00:07:01"];
+
 impl Runtime {
     fn start() -> Self {
         let dir = tempfile::Builder::new()
@@ -71,11 +74,15 @@ impl Runtime {
         let cni = dir.join("cni");
         fs::create_dir_all(&cni).unwrap();
         fs::write(cni.join("10-pods.conflist"), network()).unwrap();
+        let plugins = plugins();
 
         let against = std::env::var("PODVISOR_CONFORMANCE_AGAINST").unwrap_or_default();
         let (socket, is_vm) = match against.as_str() {
-            "" | "podvisor" => (podvisor(&dir, &cni), true),
-            "containerd" => (containerd(&dir, &cni, &registry.name("test/pause")), false),
+            "" | "podvisor" => (podvisor(&dir, &cni, &plugins), true),
+            "containerd" => {
+                let pause = registry.name("test/pause");
+                (containerd(&dir, &cni, &plugins, &pause), false)
+            }
             path => (PathBuf::from(path), true),
         };
         Self {
@@ -128,7 +135,32 @@ fn network() -> String {
     serde_json::to_string_pretty(&list).unwrap()
 }
 
-fn podvisor(dir: &Path, cni: &Path) -> PathBuf {
+/// Debian's plugins, of which `bridge` makes a neighbour, too, that no result tells.
+fn plugins() -> PathBuf {
+    const DEBIANS: &str = "/usr/lib/cni";
+    // Programs of /run may not be executed everywhere.
+    let dir = tempfile::tempdir().unwrap().keep();
+    for plugin in fs::read_dir(DEBIANS).unwrap().flatten() {
+        if plugin.file_name() != "bridge" {
+            std::os::unix::fs::symlink(plugin.path(), dir.join(plugin.file_name())).unwrap();
+        }
+    }
+    let [address, mac] = NEIGHBOUR;
+    let script = format!(
+        "#!/bin/sh\n\
+         {DEBIANS}/bridge || exit\n\
+         [ $CNI_COMMAND = ADD ] || exit 0\n\
+         exec nsenter --net=$CNI_NETNS \
+         ip neighbour add {address} lladdr {mac} dev $CNI_IFNAME nud permanent\n"
+    );
+    let plugin = dir.join("bridge");
+    fs::write(&plugin, script).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(plugin, mode).unwrap();
+    dir
+}
+
+fn podvisor(dir: &Path, cni: &Path, plugins: &Path) -> PathBuf {
     let socket = dir.join("podvisor.sock");
     let mut command = Command::new(env!("CARGO_BIN_EXE_podvisor"));
     command
@@ -141,6 +173,8 @@ fn podvisor(dir: &Path, cni: &Path) -> PathBuf {
         .arg(dir.join("state"))
         .arg("--cni-conf-dir")
         .arg(cni)
+        .arg("--cni-bin-dir")
+        .arg(plugins)
         .env("PODVISOR_BOOT_TIMEOUT", "900");
     // For finding faults: what the daemon says, and what guests' kernels print.
     if let Some(logs) = std::env::var_os("PODVISOR_CONFORMANCE_LOGS") {
@@ -151,7 +185,7 @@ fn podvisor(dir: &Path, cni: &Path) -> PathBuf {
     socket
 }
 
-fn containerd(dir: &Path, cni: &Path, pause: &str) -> PathBuf {
+fn containerd(dir: &Path, cni: &Path, plugins: &Path, pause: &str) -> PathBuf {
     let socket = dir.join("containerd.sock");
     let config = format!(
         r#"version = 2
@@ -164,12 +198,13 @@ sandbox_image = "{pause}"
 [plugins."io.containerd.grpc.v1.cri".containerd]
 snapshotter = "native"
 [plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "/usr/lib/cni"
+bin_dir = "{plugins}"
 conf_dir = "{cni}"
 "#,
         dir = dir.display(),
         socket = socket.display(),
-        cni = cni.display()
+        cni = cni.display(),
+        plugins = plugins.display()
     );
     let file = dir.join("containerd.toml");
     fs::write(&file, config).unwrap();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use k8s_cri::v1::*;
 
+use crate::fixture::NEIGHBOUR;
 use crate::many::count;
 use crate::pod::{Container, Pod, strings};
 use crate::support::PATIENCE;
@@ -130,6 +131,12 @@ fn guest_a_pod_is_reached_by_its_address_and_by_a_port_of_the_host() {
     }
     let addresses = container.sh("busybox ip addr show eth0");
     assert!(addresses.contains(&network.ip), "{addresses}");
+    let neighbours = container.sh("cat /proc/net/arp");
+    let [address, mac] = NEIGHBOUR;
+    // ATF_COM and ATF_PERM of linux/if_arp.h: it is there for good.
+    let whole = [address, "0x1", "0x6", mac, "*", "eth0"];
+    let is_it = |line: &str| line.split_whitespace().eq(whole);
+    assert!(neighbours.lines().any(is_it), "{neighbours}");
     let resolv = container.sh("cat /etc/resolv.conf");
     for line in [
         "nameserver 10.9.8.7",

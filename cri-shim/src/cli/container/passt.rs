@@ -137,6 +137,7 @@ pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, Gue
             gateway: Some(GATEWAY.to_string()),
             interface: INTERFACE.to_owned(),
         }],
+        neighbours: Vec::new(),
     };
     Ok((vec![nic], network))
 }

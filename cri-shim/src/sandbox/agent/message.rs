@@ -7,7 +7,7 @@ use podvisor_agent_protocol::{ExitStatus, api};
 
 use crate::sandbox::psi::{Psi, PsiData, PsiStats};
 use crate::sandbox::types::{
-    ContainerStats, GuestNetwork, Interface, ProcessExit, Route, SupplementalGroups,
+    ContainerStats, GuestNetwork, Interface, Neighbour, ProcessExit, Route, SupplementalGroups,
 };
 
 /// What a guest is told about itself.
@@ -103,12 +103,15 @@ impl From<AgentExit> for ProcessExit {
     }
 }
 
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 /// `present_mac` is the address that the card has until it gets its own.
 pub(super) fn interface(interface: &Interface, present_mac: Option<[u8; 6]>) -> api::Interface {
-    let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
     api::Interface {
-        mac: text(interface.mac),
-        present_mac: present_mac.map(text).unwrap_or_default(),
+        mac: mac_text(interface.mac),
+        present_mac: present_mac.map(mac_text).unwrap_or_default(),
         name: interface.name.clone(),
         addresses: interface.addresses.clone(),
         mtu: interface.mtu.into(),
@@ -121,6 +124,15 @@ pub(super) fn route(route: &Route) -> api::Route {
         destination: route.destination.clone(),
         gateway: route.gateway.clone().unwrap_or_default(),
         interface: route.interface.clone(),
+        ..Default::default()
+    }
+}
+
+pub(super) fn neighbour(neighbour: &Neighbour) -> api::Neighbour {
+    api::Neighbour {
+        address: neighbour.address.clone(),
+        mac: mac_text(neighbour.mac),
+        interface: neighbour.interface.clone(),
         ..Default::default()
     }
 }

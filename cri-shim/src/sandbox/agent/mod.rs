@@ -25,7 +25,7 @@ pub(super) use link::Ready;
 pub use link::{LinkError, Mux};
 pub(super) use message::AgentExec;
 pub use message::{AgentContainer, AgentExit, GuestConfig, Share};
-use message::{groups, interface, route, stats};
+use message::{groups, interface, neighbour, route, stats};
 
 /// How long a call may take, but for the wait for a process.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
@@ -99,6 +99,7 @@ impl Agent {
             entropy: entropy.to_vec(),
             interfaces: interfaces.map(|(it, mac)| interface(it, mac)).collect(),
             routes: guest.network.routes.iter().map(route).collect(),
+            neighbours: guest.network.neighbours.iter().map(neighbour).collect(),
             shares: guest.shares.iter().map(Share::request).collect(),
             sysctls: guest.sysctls.clone().into_iter().collect(),
             ..Default::default()

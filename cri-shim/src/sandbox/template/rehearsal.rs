@@ -138,6 +138,7 @@ fn guest(shape: &Shape) -> GuestConfig {
         network: GuestNetwork {
             interfaces: cards.map(interface).collect(),
             routes: (shape.nics > 0).then_some(route).into_iter().collect(),
+            neighbours: Vec::new(),
         },
         shares: share.into_iter().collect(),
         ..GuestConfig::default()

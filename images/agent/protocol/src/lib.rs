@@ -75,6 +75,8 @@ pub mod limits {
     pub const ADDRESSES: usize = 32;
     /// Routes of a guest.
     pub const ROUTES: usize = 256;
+    /// Static neighbours of a guest.
+    pub const NEIGHBOURS: usize = 256;
     /// virtio-fs devices that a guest can mount.
     pub const SHARES: usize = 16;
     /// Longest tag of a virtio-fs device, in bytes (virtio 1.3 §5.11.4).

@@ -1,4 +1,4 @@
-//! The guest's network: interfaces, addresses and routes, as the host plans them.
+//! The guest's network: interfaces, addresses, neighbours and routes, as the host plans them.
 //!
 //! A request becomes a [`plan`], which is checked as a whole; then it is carried out over
 //! `netlink`, in the network namespace that the containers of the guest share. Carrying out the
@@ -13,18 +13,19 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use netlink::{Message, NLM_F_CREATE, NLM_F_REPLACE, Netlink, attribute, u32_at};
-use plan::{Interface, Plan, Prefix, Route};
+use plan::{Interface, Neighbour, Plan, Prefix, Route};
 
 use crate::uevent::Uevents;
 
 /// How long a card may take to appear; the host plugs it in before it asks for it.
 const PLUG_TIMEOUT: Duration = Duration::from_secs(10);
 
-// <linux/rtnetlink.h>, <linux/if_link.h>, <linux/if_addr.h>
+// <linux/rtnetlink.h>, <linux/if_link.h>, <linux/if_addr.h>, <linux/neighbour.h>
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_NEWROUTE: u16 = 24;
+const RTM_NEWNEIGH: u16 = 28;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
@@ -34,6 +35,8 @@ const IFA_BROADCAST: u16 = 4;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
 
 const IFF_UP: u32 = 1;
 const IFA_F_NODAD: u8 = 0x02;
@@ -43,6 +46,7 @@ const RT_SCOPE_UNIVERSE: u8 = 0;
 const RT_SCOPE_LINK: u8 = 253;
 const RTN_UNICAST: u8 = 1;
 const RTNH_F_ONLINK: u32 = 4;
+const NUD_PERMANENT: u16 = 0x80;
 /// Fixed part of messages about interfaces, `struct ifinfomsg`.
 const IFINFOMSG_BYTES: usize = 16;
 /// `lo` has index 1 in every network namespace.
@@ -112,11 +116,21 @@ pub async fn apply(plan: &Plan) -> Result<(), NetworkError> {
     for (interface, index) in &cards {
         bring_up(&mut netlink, interface, *index)?;
     }
+    // A plan has neighbours and routes of its own interfaces alone.
+    let index_of = |name: &str| {
+        let named = cards.iter().find(|(interface, _)| interface.name == name);
+        named.map(|(_, index)| *index)
+    };
+    for neighbour in &plan.neighbours {
+        if let Some(index) = index_of(&neighbour.interface) {
+            netlink
+                .call(neighbour_message(neighbour, index))
+                .map_err(kernel("add neighbour", neighbour.address))?;
+        }
+    }
     for route in &plan.routes {
-        let through = cards.iter().find(|(i, _)| i.name == route.interface);
-        // A plan has no routes through others.
-        if let Some((_, index)) = through {
-            add_route(&mut netlink, route, *index)
+        if let Some(index) = index_of(&route.interface) {
+            add_route(&mut netlink, route, index)
                 .map_err(kernel("add route", route.destination))?;
         }
     }
@@ -281,6 +295,17 @@ fn address(prefix: Prefix, index: u32) -> Message {
         Some(broadcast) => message.attribute(IFA_BROADCAST, &broadcast.octets()),
         None => message,
     }
+}
+
+fn neighbour_message(neighbour: &Neighbour, index: u32) -> Message {
+    // struct ndmsg: family, padding, interface, state, flags, type.
+    let mut body = [0; 12];
+    body[0] = family(neighbour.address);
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    body[8..10].copy_from_slice(&NUD_PERMANENT.to_ne_bytes());
+    Message::new(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &body)
+        .attribute(NDA_DST, &octets(neighbour.address))
+        .attribute(NDA_LLADDR, &neighbour.mac)
 }
 
 fn add_route(netlink: &mut Netlink, route: &Route, index: u32) -> io::Result<()> {

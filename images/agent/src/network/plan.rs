@@ -35,6 +35,14 @@ pub enum PlanError {
         /// The name given.
         interface: String,
     },
+    /// A neighbour on an interface that the request does not configure.
+    #[error("neighbour {address} is on {interface:?}, which is not configured")]
+    UnknownNeighbourInterface {
+        /// Who.
+        address: IpAddr,
+        /// The name given.
+        interface: String,
+    },
     /// A gateway of the other family.
     #[error("route {destination} has the gateway {gateway} of another address family")]
     Family {
@@ -127,6 +135,17 @@ pub struct Route {
     pub interface: String,
 }
 
+/// A static neighbour to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Who.
+    pub address: IpAddr,
+    /// Its hardware address.
+    pub mac: [u8; 6],
+    /// Name of one of the plan's interfaces.
+    pub interface: String,
+}
+
 /// The guest's network to be.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -134,6 +153,8 @@ pub struct Plan {
     pub interfaces: Vec<Interface>,
     /// On-link ones first, because gateways are reached through them.
     pub routes: Vec<Route>,
+    /// In the order of the request.
+    pub neighbours: Vec<Neighbour>,
 }
 
 impl Plan {
@@ -145,6 +166,7 @@ impl Plan {
     pub fn new(request: &api::ConfigureRequest) -> Result<Self, PlanError> {
         bounded("interfaces", request.interfaces.len(), limits::INTERFACES)?;
         bounded("routes", request.routes.len(), limits::ROUTES)?;
+        bounded("neighbours", request.neighbours.len(), limits::NEIGHBOURS)?;
         let mut interfaces: Vec<Interface> = Vec::new();
         for wanted in &request.interfaces {
             let interface = Interface::new(wanted)?;
@@ -162,14 +184,22 @@ impl Plan {
             .map(|wanted| Route::new(wanted, &interfaces))
             .collect::<Result<Vec<Route>, PlanError>>()?;
         routes.sort_by_key(|route| route.gateway.is_some());
-        Ok(Self { interfaces, routes })
+        let neighbours = request
+            .neighbours
+            .iter()
+            .map(|wanted| Neighbour::new(wanted, &interfaces))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            interfaces,
+            routes,
+            neighbours,
+        })
     }
 }
 
 impl Interface {
     fn new(wanted: &api::Interface) -> Result<Self, PlanError> {
         bounded("addresses", wanted.addresses.len(), limits::ADDRESSES)?;
-        let mac = |text: &str| parse_mac(text).ok_or_else(|| invalid("MAC address", text));
         let present_mac = match wanted.present_mac.as_str() {
             "" => None,
             text => Some(mac(text)?),
@@ -234,6 +264,24 @@ impl Route {
     }
 }
 
+impl Neighbour {
+    fn new(wanted: &api::Neighbour, interfaces: &[Interface]) -> Result<Self, PlanError> {
+        let address = &wanted.address;
+        let address = address.parse().map_err(|_| invalid("address", address))?;
+        if !interfaces.iter().any(|i| i.name == wanted.interface) {
+            return Err(PlanError::UnknownNeighbourInterface {
+                address,
+                interface: short(&wanted.interface),
+            });
+        }
+        Ok(Self {
+            address,
+            mac: mac(&wanted.mac)?,
+            interface: wanted.interface.clone(),
+        })
+    }
+}
+
 fn bounded(what: &'static str, count: usize, limit: usize) -> Result<(), PlanError> {
     if count <= limit {
         Ok(())
@@ -251,6 +299,10 @@ fn invalid(what: &'static str, text: &str) -> PlanError {
 
 fn short(text: &str) -> String {
     text.chars().take(64).collect()
+}
+
+fn mac(text: &str) -> Result<[u8; 6], PlanError> {
+    parse_mac(text).ok_or_else(|| invalid("MAC address", text))
 }
 
 fn parse_mac(text: &str) -> Option<[u8; 6]> {
@@ -388,6 +440,37 @@ mod tests {
         let nowhere = plan(vec![], vec![route("0.0.0.0/0", "")]);
         assert!(matches!(nowhere, Err(PlanError::UnknownInterface { .. })));
         let many = plan(vec![eth0()], vec![route("::/0", ""); limits::ROUTES + 1]);
+        assert!(matches!(many, Err(PlanError::TooMany { .. })));
+    }
+
+    #[test]
+    fn neighbours_have_addresses_and_are_on_interfaces_of_the_plan() {
+        let with = |neighbours: Vec<api::Neighbour>| {
+            Plan::new(&api::ConfigureRequest {
+                interfaces: vec![interface("eth0", MAC, &[])],
+                neighbours,
+                ..Default::default()
+            })
+        };
+        let neighbour = |address: &str, mac: &str, interface: &str| api::Neighbour {
+            address: address.into(),
+            mac: mac.into(),
+            interface: interface.into(),
+            ..Default::default()
+        };
+        let good = || neighbour("169.254.1.1", "02:00:00:00:00:01", "eth0");
+        assert_eq!(
+            with(vec![good()]).unwrap().neighbours[0].mac,
+            [2, 0, 0, 0, 0, 1]
+        );
+        for bad in [
+            neighbour("169.254.1.1/32", "02:00:00:00:00:01", "eth0"),
+            neighbour("169.254.1.1", "", "eth0"),
+            neighbour("169.254.1.1", "02:00:00:00:00:01", "eth1"),
+        ] {
+            assert!(with(vec![bad.clone()]).is_err(), "{bad:?}");
+        }
+        let many = with(vec![good(); limits::NEIGHBOURS + 1]);
         assert!(matches!(many, Err(PlanError::TooMany { .. })));
     }
 

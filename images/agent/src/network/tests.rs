@@ -114,6 +114,57 @@ fn a_gateway_outside_of_every_network_is_taken_to_be_on_the_link() {
 }
 
 #[test]
+fn a_gateway_that_answers_no_question_is_a_neighbour() {
+    in_namespace(async || {
+        // Loopback has no neighbours.
+        let ip = |line: &str| {
+            let output = std::process::Command::new("ip")
+                .args(line.split(' '))
+                .output();
+            let output = output.expect("this test needs ip(8)");
+            assert!(output.status.success(), "{line}: {output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        ip("link add card address 02:00:00:00:00:0a type veth peer name host");
+        let neighbour = |address: &str, last: &str| api::Neighbour {
+            address: address.into(),
+            mac: format!("02:00:00:00:00:{last}"),
+            interface: "eth0".into(),
+            ..Default::default()
+        };
+        let plan = |last: &str| {
+            Plan::new(&api::ConfigureRequest {
+                interfaces: vec![api::Interface {
+                    mac: "02:00:00:00:00:0a".into(),
+                    name: "eth0".into(),
+                    addresses: vec!["10.9.0.2/32".into(), "fd09::2/128".into()],
+                    ..Default::default()
+                }],
+                routes: vec![api::Route {
+                    destination: "0.0.0.0/0".into(),
+                    gateway: "169.254.1.1".into(),
+                    interface: "eth0".into(),
+                    ..Default::default()
+                }],
+                neighbours: vec![neighbour("169.254.1.1", last), neighbour("fe80::1", last)],
+                ..Default::default()
+            })
+            .unwrap()
+        };
+        // Another one takes the place of the first.
+        for last in ["0b", "0c", "0c"] {
+            apply(&plan(last)).await.unwrap();
+            let neighbours = ip("neighbour show nud permanent");
+            for address in ["169.254.1.1", "fe80::1"] {
+                let line = format!("{address} dev eth0 lladdr 02:00:00:00:00:{last} PERMANENT");
+                let is_it = |found: &str| found.trim() == line;
+                assert!(neighbours.lines().any(is_it), "{line}: {neighbours}");
+            }
+        }
+    });
+}
+
+#[test]
 fn loopback_comes_up() {
     in_namespace(async || {
         let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
