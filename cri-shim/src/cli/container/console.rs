@@ -1,12 +1,13 @@
 //! `podvisor console`: the serial console of a machine, also of one whose guest hangs.
 
+use std::collections::VecDeque;
 use std::io::{self, Read as _};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::thread;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use clap::Args;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -18,6 +19,9 @@ use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::terminal::{self, RawMode};
 use crate::cli::{Globals, notice};
 use crate::sandbox::{RefusalKind, SandboxClient};
+
+/// Typed bytes that wait for the guest: as many as a terminal's line holds.
+const WAITING: usize = 4096;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ConsoleArgs {
@@ -59,52 +63,71 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ConsoleArgs) -> anyhow::Resu
 }
 
 async fn talk(console: OwnedFd, keys: &Keys) -> anyhow::Result<u8> {
-    let console = StdUnixStream::from(console);
-    console.set_nonblocking(true)?;
-    let (mut output, mut input) = UnixStream::from_std(console)?.into_split();
     let mut signals = Signals::new()?;
     let is_terminal = terminal::is_terminal(io::stdin());
     if is_terminal {
         notice("connected to the console; Ctrl-] leaves it unless --detach-keys says otherwise");
     }
     let raw = is_terminal.then(RawMode::enter).transpose()?;
-    let mut typed = keys_typed()?;
-    let mut escape = Escape::new(keys.clone());
-    let mut bytes = vec![0; 4096];
-    let mut has_input = true;
-    let code = loop {
-        tokio::select! {
-            count = output.read(&mut bytes) => match count {
-                Ok(0) | Err(_) => break 0,
-                Ok(count) => {
-                    if show(bytes.get(..count).unwrap_or_default())?.is_break() {
-                        break 0;
-                    }
-                }
-            },
-            keys = typed.recv(), if has_input => match keys {
-                // Only a terminal's user leaves by keys: other input is the guest's as it is.
-                Some(keys) if is_terminal => {
-                    let (passed, leaves) = escape.pass(&keys);
-                    ensure!(
-                        passed.is_empty() || input.write_all(&passed).await.is_ok(),
-                        "the console takes no input any more"
-                    );
-                    if leaves {
-                        break 0;
-                    }
-                }
-                Some(keys) => input.write_all(&keys).await.context("the console takes no input")?,
-                None => has_input = false,
-            },
-            signal = signals.ending() => break exit_code_of(signal),
-        }
+    // Only a terminal's user leaves by keys: other input is the guest's as it is.
+    let escape = is_terminal.then(|| Escape::new(keys.clone()));
+    let connected = connect(console, keys_typed()?, escape, show);
+    let code = tokio::select! {
+        left = connected => left.map(|()| 0)?,
+        signal = signals.ending() => exit_code_of(signal),
     };
     drop(raw);
     if is_terminal {
         notice("left the console");
     }
     Ok(code)
+}
+
+/// Passes on what is typed and what the console says, until the user leaves or either ends.
+async fn connect(
+    console: OwnedFd,
+    mut typed: mpsc::Receiver<Vec<u8>>,
+    mut escape: Option<Escape>,
+    mut show: impl FnMut(&[u8]) -> anyhow::Result<ControlFlow<()>>,
+) -> anyhow::Result<()> {
+    let console = StdUnixStream::from(console);
+    console.set_nonblocking(true)?;
+    let (mut output, mut input) = UnixStream::from_std(console)?.into_split();
+    let mut bytes = vec![0; 4096];
+    let mut has_input = true;
+    // What the guest has not taken yet. One that hangs keeps nobody from leaving.
+    let mut waiting = VecDeque::new();
+    loop {
+        let takes_keys = has_input && (escape.is_some() || waiting.is_empty());
+        tokio::select! {
+            count = output.read(&mut bytes) => match count {
+                Ok(0) | Err(_) => return Ok(()),
+                Ok(count) => {
+                    if show(bytes.get(..count).unwrap_or_default())?.is_break() {
+                        return Ok(());
+                    }
+                }
+            },
+            keys = typed.recv(), if takes_keys => match (keys, &mut escape) {
+                (Some(keys), Some(escape)) => {
+                    let (passed, leaves) = escape.pass(&keys);
+                    // As on a real line, what there is no room for is lost.
+                    let room = WAITING.saturating_sub(waiting.len());
+                    waiting.extend(passed.into_iter().take(room));
+                    if leaves {
+                        // Typed before that, and taken at once or not at all.
+                        let _ = rustix::io::write(input.as_ref(), waiting.make_contiguous());
+                        return Ok(());
+                    }
+                }
+                (Some(keys), None) => waiting.extend(keys),
+                (None, _) => has_input = false,
+            },
+            count = input.write(waiting.as_slices().0), if !waiting.is_empty() => {
+                waiting.drain(..count.context("the console takes no input any more")?);
+            }
+        }
+    }
 }
 
 /// What is typed, read by a thread of its own.
@@ -125,7 +148,7 @@ fn keys_typed() -> anyhow::Result<mpsc::Receiver<Vec<u8>>> {
     Ok(typed)
 }
 
-/// Writes what the console says. A reader that has gone away is the end of it.
+/// Writes what the console says to stdout. A reader that has gone away is the end of it.
 fn show(bytes: &[u8]) -> anyhow::Result<ControlFlow<()>> {
     let stdout = io::stdout();
     let mut rest = bytes;
@@ -138,4 +161,67 @@ fn show(bytes: &[u8]) -> anyhow::Result<ControlFlow<()>> {
         }
     }
     Ok(ControlFlow::Continue(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to_nobody(_: &[u8]) -> anyhow::Result<ControlFlow<()>> {
+        Ok(ControlFlow::Continue(()))
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_takes_nothing_keeps_nobody_from_leaving() {
+        let (ours, mut guest) = StdUnixStream::pair().unwrap();
+        let (keys, typed) = mpsc::channel(16);
+        let escape = Some(Escape::new(parse_keys("ctrl-]").unwrap()));
+        let types = async {
+            for _ in 0..1000 {
+                keys.send(vec![b'x'; 1024]).await.unwrap();
+            }
+            keys.send(b"yz\x1d".to_vec()).await.unwrap();
+        };
+        let (left, ()) = tokio::join!(connect(ours.into(), typed, escape, to_nobody), types);
+        left.unwrap();
+        let mut taken = Vec::new();
+        guest.read_to_end(&mut taken).unwrap();
+        assert!(taken.starts_with(&[b'x'; WAITING]));
+    }
+
+    #[tokio::test]
+    async fn what_is_typed_before_the_keys_that_leave_is_the_guests() {
+        let (ours, mut guest) = StdUnixStream::pair().unwrap();
+        let (keys, typed) = mpsc::channel(1);
+        let escape = Some(Escape::new(parse_keys("ctrl-]").unwrap()));
+        keys.send(b"reboot\r\x1dx".to_vec()).await.unwrap();
+        let left = connect(ours.into(), typed, escape, to_nobody).await;
+        left.unwrap();
+        let mut taken = String::new();
+        guest.read_to_string(&mut taken).unwrap();
+        assert_eq!(taken, "reboot\r");
+    }
+
+    #[tokio::test]
+    async fn a_pipe_loses_nothing_to_a_guest_that_is_slow() {
+        let (ours, mut guest) = StdUnixStream::pair().unwrap();
+        let (keys, typed) = mpsc::channel(1);
+        let input: Vec<u8> = (0..=u8::MAX).cycle().take(1 << 20).collect();
+        let sent = input.clone();
+        let pipe = async {
+            for chunk in sent.chunks(1024) {
+                keys.send(chunk.to_vec()).await.unwrap();
+            }
+            drop(keys);
+        };
+        let takes = tokio::task::spawn_blocking(move || {
+            let mut taken = vec![0; input.len()];
+            guest.read_exact(&mut taken).unwrap();
+            assert!(taken == input, "bytes are lost");
+        });
+        let passes = connect(ours.into(), typed, None, to_nobody);
+        let (passed, (), taken) = tokio::join!(passes, pipe, takes);
+        passed.unwrap();
+        taken.unwrap();
+    }
 }
