@@ -102,6 +102,15 @@ impl Mux {
         }))
     }
 
+    /// A guest that is the other end of a connection.
+    #[cfg(test)]
+    pub(in crate::sandbox) fn to(connection: StdUnixStream) -> Self {
+        Self(Arc::new(move |_| {
+            let connection = connection.try_clone();
+            Box::pin(async { Ok(connection.expect("a descriptor")) })
+        }))
+    }
+
     /// Connects to a port in the guest. When nobody listens there, the stream ends at once.
     pub(in crate::sandbox) async fn connect(&self, port: u32) -> Result<UnixStream, LinkError> {
         let connected = (self.0)(port).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use podvisor_agent_protocol::ErrorKind;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::super::agent::{Agent, LinkError, now_ns};
 use super::super::error::{RefusalKind, SandboxError};
@@ -113,6 +113,40 @@ impl Container {
             release(Arc::clone(&container)).await;
             container.exited(exit).await;
         });
+    }
+
+    /// Sends a signal, and SIGKILL when the process still runs after `grace`, whether or not
+    /// somebody waits for it, or the guest answers. No process follows the present one.
+    pub(super) fn stop(
+        self: &Arc<Self>,
+        agent: &Agent,
+        signal: u32,
+        grace: Duration,
+    ) -> Result<(), SandboxError> {
+        self.processes.end();
+        let mut exit = self.exit(None)?;
+        let (container, agent) = (Arc::clone(self), agent.clone());
+        tokio::spawn(async move {
+            let send = async |signal, all| {
+                // One that is just being made gets the signal, too, and none is made after it.
+                drop(container.processes.turn().await);
+                let sent = agent.signal(&container.id, "", signal, all).await;
+                if let Err(error) = sent {
+                    debug!(container = container.id, signal, %error, "the signal is not sent");
+                }
+            };
+            let asked = async {
+                if !grace.is_zero() {
+                    send(signal, false).await;
+                }
+                exit.wait_for(Option::is_some).await.is_ok()
+            };
+            if tokio::time::timeout(grace, asked).await.is_err() {
+                info!(container = container.id, "the grace period is over");
+                send(SIGKILL, true).await;
+            }
+        });
+        Ok(())
     }
 
     fn note(&self, event: Event) {
@@ -344,10 +378,57 @@ fn killed() -> ProcessExit {
 }
 
 #[cfg(test)]
-mod tests {
-    use podvisor_agent_protocol::AgentError;
+impl Container {
+    /// One that has just been made, and the guest's end of its output.
+    pub(super) fn sample(id: &str) -> (Arc<Self>, std::os::unix::net::UnixStream) {
+        use super::super::stdio::{GuestStreams, StreamSet};
+        use super::super::types::RestartPolicy;
 
+        let (guest, output) = std::os::unix::net::UnixStream::pair().unwrap();
+        let streams = GuestStreams {
+            input: None,
+            output: Some(Arc::new(output)),
+            errors: None,
+        };
+        let streams = ContainerStreams::start(streams, None, false, false).unwrap();
+        let set = StreamSet {
+            stdin: false,
+            stdout: true,
+            stderr: false,
+        };
+        let processes = Processes::new(RestartPolicy::Never, set, None);
+        let container = Self::new(id.to_owned(), 1, streams, processes, None);
+        (Arc::new(container), guest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream as StdUnixStream;
+
+    use podvisor_agent_protocol::AgentError;
+    use podvisor_agent_protocol::api::SignalProcessRequest;
+    use ttrpc::Request;
+    use ttrpc::proto::{Codec as _, Message};
+
+    use super::super::super::agent::Mux;
     use super::*;
+
+    #[tokio::test]
+    async fn a_guest_that_does_not_answer_keeps_nobody_from_the_deadline() {
+        let (ours, theirs) = StdUnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut guest = tokio::net::UnixStream::from_std(theirs).unwrap();
+        let agent = Agent::connect(Mux::to(ours)).await.unwrap();
+        let (container, _output) = Container::sample("c");
+        let grace = Duration::from_millis(100);
+        container.stop(&agent, 15, grace).unwrap();
+        for (signal, all) in [(15, false), (SIGKILL, true)] {
+            let request = Message::<Request>::read_from(&mut guest).await.unwrap();
+            let sent = SignalProcessRequest::decode(&request.payload.payload).unwrap();
+            assert_eq!((sent.signal, sent.all), (signal, all));
+        }
+    }
 
     #[test]
     fn a_container_that_is_not_found_was_deleted_and_any_other_error_is_the_guests_end() {

@@ -12,7 +12,7 @@ use oci_spec::runtime::LinuxResources;
 use podvisor_agent_protocol::{api, validate_id};
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{sleep, timeout};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::super::Sandbox;
 use super::super::agent::{AgentContainer, AgentExec};
@@ -36,8 +36,6 @@ const TERMINAL: TerminalSize = TerminalSize {
     rows: 24,
     columns: 80,
 };
-
-const SIGKILL: u32 = 9;
 
 /// How long the guest may take to free what a container held before its end is told all the same.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -423,36 +421,17 @@ impl Containers {
         container.exit(None)
     }
 
-    /// Sends a signal, and SIGKILL when the process still runs after `grace`, whether or not
-    /// somebody waits for it.
+    /// As [`Container::stop`], also in a guest that is paused.
     pub(super) async fn stop(&self, id: &str, signal: u32, grace: Duration) -> Result<(), Error> {
         let container = self.get(id)?;
-        let mut exit = container.exit(None)?;
-        if exit.borrow().is_some() {
+        if container.exit(None)?.borrow().is_some() {
             return Ok(());
         }
-        container.processes.end();
+        // First of all: a guest that does not answer keeps nobody from its deadline.
+        container.stop(self.sandbox.agent(), signal, grace)?;
         if self.is_paused() {
             self.resume().await?;
         }
-        // A process that is just being made gets the signal, too.
-        let _turn = container.processes.turn().await;
-        let agent = self.sandbox.agent().clone();
-        if !grace.is_zero() {
-            agent.signal(id, "", signal, false).await?;
-        }
-        let id = id.to_owned();
-        tokio::spawn(async move {
-            if timeout(grace, exit.wait_for(Option::is_some))
-                .await
-                .is_err()
-            {
-                info!(container = id, "the grace period is over");
-                if let Err(error) = agent.signal(&id, "", SIGKILL, true).await {
-                    debug!(container = id, %error, "cannot kill the container");
-                }
-            }
-        });
         Ok(())
     }
 
