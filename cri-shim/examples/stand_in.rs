@@ -1,9 +1,9 @@
-//! Stands in for a machine's process, for tests of the daemon without guests: it answers on a
-//! control socket what such a process would, and does what files in a directory say.
+//! Stands in for a machine's process, for tests without guests: it answers on a control socket what
+//! such a process would, and does what files in a directory say.
 //!
 //! The arguments are the socket, the directory and the version that is spoken. In the directory,
 //! - a file with a call's name holds that call back until the file is gone,
-//! - `refuse` is the message with which starts are refused,
+//! - `refuse-` and a call's name is the message with which that call is refused,
 //! - with `lose-exits` nobody is told of exits,
 //! - `grown` is what the guest has beyond its first memory, in bytes, whatever it is asked for,
 //! - with `short` the guest is short of memory, which is told once and removes the file,
@@ -114,6 +114,9 @@ impl Process {
         while self.directory.join(name).exists() {
             thread::sleep(LOOK);
         }
+        if let Ok(message) = fs::read_to_string(self.directory.join(format!("refuse-{name}"))) {
+            return Some(json!({ "Err": { "kind": "Internal", "message": message } }));
+        }
         let done = match name {
             "Hello" => json!({ "Hello": {
                 "version": self.version, "takes_devices": true, "tells_pressure": true,
@@ -123,9 +126,6 @@ impl Process {
                 json!({ "Created": { "uid": 0, "gid": 0, "groups": [] } })
             }
             "Start" => {
-                if let Ok(message) = fs::read_to_string(self.directory.join("refuse")) {
-                    return Some(json!({ "Err": { "kind": "Internal", "message": message } }));
-                }
                 self.set(id, State::Running);
                 json!({ "Started": { "pid": 7, "started_at_ns": 7 } })
             }
@@ -140,6 +140,7 @@ impl Process {
                 let exit = json!({ "code": 137, "exited_at_ns": 8, "oom_killed": false });
                 json!({ "Exit": exit })
             }
+            "IsPaused" => json!({ "IsPaused": false }),
             "List" => json!({ "List": self.list() }),
             "Grow" => {
                 let grown = fs::read_to_string(self.directory.join("grown")).ok();

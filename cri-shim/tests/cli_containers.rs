@@ -15,7 +15,9 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use support::host::Host;
-use support::{Ran, Root};
+use support::stand_in::stand_in;
+use support::{Ran, Root, until};
+use tempfile::TempDir;
 
 /// The directory of a container of this name, as `run` makes it.
 fn container(root: &Root, name: &str, number: u8) -> PathBuf {
@@ -139,6 +141,66 @@ impl Drop for Mute {
     }
 }
 
+/// A process that answers as a machine's, and does what files in a directory say.
+struct StandIn {
+    child: Child,
+    control: TempDir,
+}
+
+impl StandIn {
+    /// In the directory of a machine, with containers that run.
+    fn in_dir(dir: &Path, running: &[&str]) -> Self {
+        let control = tempfile::tempdir().unwrap();
+        fs::write(control.path().join("running"), running.join("\n")).unwrap();
+        let child = stand_in(&dir.join("control.sock"), control.path(), 2);
+        Self { child, control }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.control.path().join(name)
+    }
+
+    /// How often this was called.
+    fn called(&self, call: &str) -> usize {
+        let calls = fs::read_to_string(self.file("calls")).unwrap_or_default();
+        let names = calls.lines().filter_map(|line| line.split(' ').next());
+        names.filter(|name| *name == call).count()
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Changes a container's record.
+fn rewrite(dir: &Path, changes: &[(&str, Value)]) {
+    let path = dir.join("container.json");
+    let mut record: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    for (key, value) in changes {
+        record[key] = value.clone();
+    }
+    fs::write(path, record.to_string()).unwrap();
+}
+
+#[test]
+fn a_run_that_is_interrupted_says_so_though_its_container_stays() {
+    let host = Host::default();
+    let pod = container(&host.root, "shop", 1);
+    rewrite(&pod, &[("isPod", json!(true))]);
+    let machine = StandIn::in_dir(&pod, &[]);
+    fs::write(machine.file("Create"), "").unwrap();
+    fs::write(machine.file("refuse-Delete"), "no such luck").unwrap();
+    let mut run = host.root.podvisor(&["run", "--pod", "shop", "box", "true"]);
+    let run = run.stderr(Stdio::piped()).spawn().unwrap();
+    until("the container", || machine.called("Create") == 1);
+    let pid = Pid::from_raw(run.id().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    Ran::of(run).refused(130, &["no such luck"]);
+}
+
 #[test]
 fn a_machine_that_does_not_answer_is_shown_and_killed_by_force_alone() {
     let root = Root::default();
@@ -183,6 +245,13 @@ fn a_run_ends_by_a_signal_while_it_clears_away() {
     assert_eq!(ran.code, Some(130), "{ran:?}");
 }
 
+/// The kernel shows who waits for a lock.
+fn waits_for_a_lock(pid: u32) -> bool {
+    let locks = fs::read_to_string("/proc/locks").unwrap();
+    let mut lines = locks.lines().filter(|line| line.contains("-> FLOCK"));
+    lines.any(|line| line.split_whitespace().any(|word| word == pid.to_string()))
+}
+
 #[test]
 fn a_stop_waits_for_who_starts_the_container() {
     let root = Root::default();
@@ -197,13 +266,7 @@ fn a_stop_waits_for_who_starts_the_container() {
     drop(booting);
     let mut stop = root.podvisor(&["stop", "starting"]);
     let mut stop = stop.stdout(Stdio::piped()).spawn().unwrap();
-    // The kernel shows who waits for a lock.
-    let waits = |pid: u32| {
-        let locks = fs::read_to_string("/proc/locks").unwrap();
-        let mut lines = locks.lines().filter(|line| line.contains("-> FLOCK"));
-        lines.any(|line| line.split_whitespace().any(|word| word == pid.to_string()))
-    };
-    while !waits(stop.id()) {
+    while !waits_for_a_lock(stop.id()) {
         assert_eq!(stop.try_wait().unwrap(), None, "it did not wait");
     }
     flock(claim.as_fd(), FlockOperation::Unlock).unwrap();
@@ -341,10 +404,7 @@ fn a_pod_of_another_version_does_not_hide_the_others() {
     let root = Root::default();
     for (name, number) in [("other", 1), ("old", 2)] {
         let dir = container(&root, name, number);
-        let record = fs::read_to_string(dir.join("container.json")).unwrap();
-        let mut record: Value = serde_json::from_str(&record).unwrap();
-        record["isPod"] = json!(true);
-        fs::write(dir.join("container.json"), record.to_string()).unwrap();
+        rewrite(&dir, &[("isPod", json!(true))]);
     }
     other_version(&root.path().join("c").join("01".repeat(6)));
     let ran = root.output(&["pod", "ls", "--json"]);

@@ -56,7 +56,7 @@ async fn a_container_whose_start_fails_with_its_pods_end_stays_created() {
             // One that is asked for while the pod ends is not started.
             let refused = node.start(&late).await.unwrap_err();
             assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
-            fs::write(node.control.join("refuse"), "the guest is not there").unwrap();
+            fs::write(node.control.join("refuse-Start"), "the guest is not there").unwrap();
             node.let_go("Start");
         };
         tokio::join!(stop, others);
@@ -89,7 +89,7 @@ async fn a_container_whose_exit_is_lost_was_killed_where_that_was_asked_for() {
 async fn a_start_that_fails_leaves_nothing_in_the_guest_and_is_told_to_all_who_ask() {
     let node = Node::new(2).await;
     let id = node.create("a", None).await;
-    fs::write(node.control.join("refuse"), "no such luck").unwrap();
+    fs::write(node.control.join("refuse-Start"), "no such luck").unwrap();
     node.hold("Start");
     let both = async {
         until(async || node.asked(&format!("Start {id}")) == 1).await;

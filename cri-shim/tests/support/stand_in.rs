@@ -95,7 +95,8 @@ fn add_pod(database: &Path, config: &PodSandboxConfig) {
     transaction.commit().unwrap();
 }
 
-fn stand_in(socket: &Path, control: &Path, version: u32) -> Child {
+/// A process that listens, and does what the files in `control` say.
+pub(crate) fn stand_in(socket: &Path, control: &Path, version: u32) -> Child {
     let test = std::env::current_exe().unwrap();
     let target = test.parent().and_then(Path::parent).unwrap();
     let mut process = Command::new(target.join("examples/stand_in"))

@@ -141,7 +141,12 @@ impl State {
             _ => {
                 match entry.record.pod {
                     None => client.shutdown(Duration::ZERO).await?,
-                    Some(_) => client.delete_container(&entry.record.id).await?,
+                    Some(_) => {
+                        let deleted = client.delete_container(&entry.record.id);
+                        timeout(limit, deleted)
+                            .await
+                            .map_err(|_| being_made(entry))??;
+                    }
                 }
                 Self::Dead(None)
             }
@@ -302,6 +307,15 @@ pub(in crate::cli) fn unresponsive(entry: &Entry, pid: Option<u32>) -> anyhow::E
     anyhow::anyhow!(
         "the machine's process{process} of {what} does not answer, as one that is stopped; \
          `podvisor {command}` kills it"
+    )
+}
+
+/// What is said of a container which its pod still makes or deletes, though nobody waits for it.
+fn being_made(entry: &Entry) -> anyhow::Error {
+    anyhow::anyhow!(
+        "container {} is still being made or deleted by its pod's machine; wait for it, or end the \
+         pod by `podvisor pod rm -f`",
+        entry.record.name
     )
 }
 

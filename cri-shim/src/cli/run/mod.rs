@@ -164,7 +164,7 @@ async fn in_sandbox(
         launched = launch(args, place, image, &entry) => launched,
         signal = signals.ending() => {
             drop(claim);
-            remove_unstarted(&entry).await?;
+            remove_unstarted(&entry).await;
             return Ok(exit_code_of(signal));
         }
     };
@@ -175,7 +175,7 @@ async fn in_sandbox(
                 started = start(args, &entry, made) => started,
                 signal = signals.ending() => {
                     drop(claim);
-                    remove_unstarted(&entry).await?;
+                    remove_unstarted(&entry).await;
                     return Ok(exit_code_of(signal));
                 }
             }
@@ -283,12 +283,18 @@ fn write_id(args: &RunArgs, entry: &Entry) -> anyhow::Result<()> {
         .with_context(|| format!("--cidfile: cannot write {}", file.display()))
 }
 
-/// Removes a container that nobody wants to start any more, whatever its machine does.
-async fn remove_unstarted(entry: &Entry) -> anyhow::Result<()> {
-    if entry.record.pod.is_none() {
-        SandboxClient::kill(&entry.dir).await?;
+/// Removes a container that nobody wants to start any more, whatever its machine does. Who asked
+/// for that learns of the signal, whatever stays.
+async fn remove_unstarted(entry: &Entry) {
+    let remove = async {
+        if entry.record.pod.is_none() {
+            SandboxClient::kill(&entry.dir).await?;
+        }
+        clear::remove(&entry.dir).await
+    };
+    if let Err(error) = remove.await {
+        super::report(&error);
     }
-    clear::remove(&entry.dir).await
 }
 
 /// A program that has been started.

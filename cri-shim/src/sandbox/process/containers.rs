@@ -1,10 +1,9 @@
 //! What a sandbox's process does with containers: each request of the control socket about
 //! them is a method here.
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -25,6 +24,7 @@ use super::super::types::{
 };
 use super::super::wire::{CreateHeader, DeviceHeader, DeviceKind, ExecHeader};
 use super::container::Container;
+use super::entries::{Entries, Entry, not_found};
 use super::images::{self, Placement, Slots};
 use super::output::ContainerStreams;
 use super::plugs::Plugs;
@@ -57,7 +57,7 @@ pub(super) struct CreateFiles {
 #[derive(Debug)]
 pub(super) struct Containers {
     pub(super) sandbox: Arc<Sandbox>,
-    containers: Mutex<BTreeMap<String, Entry>>,
+    entries: Entries,
     /// Held while a disk changes: a container's image is there, or on its way.
     images: AsyncMutex<Slots>,
     /// Held while a disk is plugged in or out.
@@ -66,48 +66,16 @@ pub(super) struct Containers {
     events: Option<Arc<EventLog>>,
 }
 
-#[derive(Debug, Clone)]
-enum Entry {
-    /// Its id is taken; the guest works on it.
-    Changing,
-    Made(Arc<Container>),
-}
-
 impl Containers {
     pub(super) fn new(sandbox: Arc<Sandbox>, image_slots: u8, events: Option<EventLog>) -> Self {
         Self {
             events: events.map(Arc::new),
             sandbox,
-            containers: Mutex::default(),
+            entries: Entries::default(),
             images: AsyncMutex::new(Slots::new(image_slots.into())),
             plugs: AsyncMutex::default(),
             is_paused: AtomicBool::new(false),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.containers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn get(&self, id: &str) -> Result<Arc<Container>, Error> {
-        match self.lock().get(id) {
-            Some(Entry::Made(container)) => Ok(Arc::clone(container)),
-            Some(Entry::Changing) => Err(SandboxError::refused(
-                RefusalKind::WrongState,
-                format!("container {id} is being made or deleted"),
-            )),
-            None => Err(not_found(id)),
-        }
-    }
-
-    fn set(&self, id: &str, entry: Option<Entry>) {
-        let mut containers = self.lock();
-        match entry {
-            Some(entry) => containers.insert(id.to_owned(), entry),
-            None => containers.remove(id),
-        };
     }
 
     pub(super) async fn create(
@@ -119,31 +87,24 @@ impl Containers {
         validate_id(&id).map_err(|error| {
             SandboxError::refused(RefusalKind::InvalidArgument, error.to_string())
         })?;
-        {
-            let mut containers = this.lock();
-            if containers.contains_key(&id) {
-                return Err(SandboxError::refused(
-                    RefusalKind::AlreadyExists,
-                    format!("container {id} exists already"),
-                ));
-            }
-            containers.insert(id.clone(), Entry::Changing);
-        }
+        this.entries.take(&id)?;
         match this.make(header, files).await {
             Ok((container, user)) => {
-                this.set(&id, Some(Entry::Made(Arc::new(container))));
+                this.entries
+                    .set(&id, Some(Entry::Made(Arc::new(container))));
                 Ok(user)
             }
             Err(error) => {
                 if this.is_unmade(&id).await {
-                    this.set(&id, None);
+                    this.entries.set(&id, None);
                 } else {
+                    this.entries.set(&id, Some(Entry::Unmaking));
                     let this = Arc::clone(this);
                     tokio::spawn(async move {
                         while !this.is_unmade(&id).await {
                             sleep(UNMAKING).await;
                         }
-                        this.set(&id, None);
+                        this.entries.set(&id, None);
                     });
                 }
                 Err(error)
@@ -272,7 +233,7 @@ impl Containers {
     async fn release(&self, container: &Container) {
         let _turn = container.processes.turn().await;
         let id = &container.id;
-        if container.ends_sandbox() || self.get(id).is_err() {
+        if container.ends_sandbox() || self.entries.get(id).is_err() {
             // Or it is being deleted.
             return;
         }
@@ -314,7 +275,7 @@ impl Containers {
     }
 
     pub(super) async fn start(this: &Arc<Self>, id: &str) -> Result<Started, Error> {
-        let container = this.get(id)?;
+        let container = this.entries.get(id)?;
         let started = this.sandbox.agent().start(id).await?;
         let containers = Arc::clone(this);
         let release = async move |container: Arc<Container>| containers.release(&container).await;
@@ -329,7 +290,7 @@ impl Containers {
         signal: u32,
         all: bool,
     ) -> Result<(), Error> {
-        let container = self.get(id)?;
+        let container = self.entries.get(id)?;
         let _turn = container.processes.turn().await;
         let exec_id = exec_id.unwrap_or_default();
         let agent = self.sandbox.agent();
@@ -338,12 +299,12 @@ impl Containers {
 
     /// The container's process is not started again.
     pub(super) fn end_restarts(&self, id: &str) -> Result<(), Error> {
-        self.get(id)?.processes.end();
+        self.entries.get(id)?.processes.end();
         Ok(())
     }
 
     pub(super) async fn wait(&self, id: &str, exec_id: Option<&str>) -> Result<ProcessExit, Error> {
-        let mut exit = self.get(id)?.exit(exec_id)?;
+        let mut exit = self.entries.get(id)?.exit(exec_id)?;
         let known = exit.wait_for(Option::is_some).await;
         // Fails when the container was deleted without ever having been started.
         known
@@ -353,19 +314,20 @@ impl Containers {
     }
 
     pub(super) async fn delete(&self, id: &str) -> Result<(), Error> {
-        let container = match self.get(id) {
+        // Whoever asked for one that is still being made may want it no more.
+        let container = match self.entries.made(id).await {
             Ok(container) => container,
             Err(error) if error.kind() == Some(RefusalKind::NotFound) => return Ok(()),
             Err(error) => return Err(error),
         };
         container.processes.end();
         let turn = container.processes.turn().await;
-        self.set(id, Some(Entry::Changing));
+        self.entries.set(id, Some(Entry::Unmaking));
         let forgotten = self.forget(id).await;
         drop(turn);
         if let Err(error) = forgotten {
             // To be tried again.
-            self.set(id, Some(Entry::Made(container)));
+            self.entries.set(id, Some(Entry::Made(container)));
             return Err(error);
         }
         if container.info().state != ContainerState::Created {
@@ -373,12 +335,12 @@ impl Containers {
             // Its last lines are in the log when the answer comes.
             let _ = exit.wait_for(Option::is_some).await;
         }
-        self.set(id, None);
+        self.entries.set(id, None);
         Ok(())
     }
 
     pub(super) async fn exec(&self, header: ExecHeader, files: StdioFds) -> Result<(), Error> {
-        let container = self.get(&header.id)?;
+        let container = self.entries.get(&header.id)?;
         let streams = Streams::new(StreamSet::of(&files), header.tty)?;
         let agent = self.sandbox.agent();
         let exec = AgentExec {
@@ -409,21 +371,21 @@ impl Containers {
         files: StdioFds,
         is_whole: bool,
     ) -> Result<(), Error> {
-        let container = self.get(id)?;
+        let container = self.entries.get(id)?;
         // It may have to wait for the log's disk.
         Ok(blocking(move || container.streams.attach(files, is_whole)).await??)
     }
 
     /// The end of a container's process, which is to be that of the sandbox.
     pub(super) fn end_with(&self, id: &str) -> Result<watch::Receiver<Option<ProcessExit>>, Error> {
-        let container = self.get(id)?;
+        let container = self.entries.get(id)?;
         container.set_ends_sandbox();
         container.exit(None)
     }
 
     /// As [`Container::stop`], also in a guest that is paused.
     pub(super) async fn stop(&self, id: &str, signal: u32, grace: Duration) -> Result<(), Error> {
-        let container = self.get(id)?;
+        let container = self.entries.get(id)?;
         if container.exit(None)?.borrow().is_some() {
             return Ok(());
         }
@@ -471,14 +433,14 @@ impl Containers {
         size: TerminalSize,
     ) -> Result<(), Error> {
         if exec_id.is_none() {
-            self.get(id)?.processes.resized(size);
+            self.entries.get(id)?.processes.resized(size);
         }
         let agent = self.sandbox.agent();
         Ok(agent.resize(id, exec_id.unwrap_or_default(), size).await?)
     }
 
     pub(super) async fn reopen_log(&self, id: &str, log: OwnedFd) -> Result<(), Error> {
-        let container = self.get(id)?;
+        let container = self.entries.get(id)?;
         blocking(move || container.streams.reopen_log(log)).await
     }
 
@@ -488,7 +450,7 @@ impl Containers {
         other: OwnedFd,
         max_bytes: u64,
     ) -> Result<(), Error> {
-        let container = self.get(id)?;
+        let container = self.entries.get(id)?;
         blocking(move || container.streams.limit_log(other, max_bytes)).await
     }
 
@@ -497,12 +459,8 @@ impl Containers {
     }
 
     pub(super) fn list(&self) -> Vec<ContainerInfo> {
-        let containers = self.lock();
-        let made = containers.values().filter_map(|entry| match entry {
-            Entry::Made(container) => Some(container.info()),
-            Entry::Changing => None,
-        });
-        made.collect()
+        let made = self.entries.all();
+        made.iter().map(|container| container.info()).collect()
     }
 
     pub(super) async fn update_resources(
@@ -515,14 +473,7 @@ impl Containers {
 
     /// The guest has ended: writes what came of the containers' output, and tells who waits.
     pub(super) async fn guest_is_gone(&self) {
-        let made: Vec<Arc<Container>> = {
-            let containers = self.lock();
-            let made = containers.values().filter_map(|entry| match entry {
-                Entry::Made(container) => Some(Arc::clone(container)),
-                Entry::Changing => None,
-            });
-            made.collect()
-        };
+        let made = self.entries.all();
         join_all(made.iter().map(|container| container.guest_is_gone())).await;
     }
 }
@@ -563,8 +514,4 @@ fn serial(digest: &str) -> Result<String, Error> {
 
 pub(super) fn wrong_state(error: MachineError) -> Error {
     SandboxError::refused(RefusalKind::WrongState, causes(&error))
-}
-
-fn not_found(id: &str) -> Error {
-    SandboxError::refused(RefusalKind::NotFound, format!("no container {id}"))
 }

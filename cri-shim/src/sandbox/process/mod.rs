@@ -18,6 +18,7 @@
 
 mod container;
 mod containers;
+mod entries;
 mod images;
 mod log;
 mod machine;
