@@ -186,6 +186,32 @@ fn rewrite(dir: &Path, changes: &[(&str, Value)]) {
 }
 
 #[test]
+fn a_pod_stops_all_its_containers_at_once_and_ends_whatever_comes_of_that() {
+    let root = Root::default();
+    let pod = container(&root, "shop", 1);
+    rewrite(&pod, &[("isPod", json!(true))]);
+    let ids = [2, 3].map(|number: u8| format!("{number:02x}").repeat(32));
+    for (name, number) in [("web", 2), ("db", 3)] {
+        let own = container(&root, name, number);
+        rewrite(&own, &[("pod", json!("01".repeat(32)))]);
+    }
+    let mut machine = StandIn::in_dir(&pod, &[&*ids[0], &*ids[1]]);
+    fs::write(machine.file("Stop"), "").unwrap();
+    fs::write(machine.file("refuse-Stop"), "the guest does not answer").unwrap();
+    let stop = root
+        .podvisor(&["pod", "stop", "shop"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("the question to both", || machine.called("Stop") == 2);
+    fs::remove_file(machine.file("Stop")).unwrap();
+    Ran::of(stop).printed("shop\n");
+    assert_eq!(machine.called("Shutdown"), 1);
+    assert!(machine.child.wait().unwrap().success());
+}
+
+#[test]
 fn a_run_that_is_interrupted_says_so_though_its_container_stays() {
     let host = Host::default();
     let pod = container(&host.root, "shop", 1);

@@ -14,9 +14,7 @@ use super::state::{AT_ONCE, running, unresponsive};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
 use crate::cli::signals::exit_code_of;
-use crate::sandbox::{
-    EventAction, ProcessExit, RefusalKind, SandboxClient, SandboxError, SandboxExit,
-};
+use crate::sandbox::{EventAction, ProcessExit, RefusalKind, SandboxClient, SandboxExit};
 use crate::signal::parse as parse_signal;
 
 const SIGKILL: u8 = 9;
@@ -134,12 +132,26 @@ fn note(entry: &Entry, action: EventAction) {
     events::note(&entry.dir, &event(&entry.record, action));
 }
 
-/// A container that has ended by itself meanwhile is as good as stopped.
-pub(super) fn unless_gone(done: Result<(), SandboxError>) -> anyhow::Result<()> {
-    match done {
-        Err(error) if error.is_gone() || error.kind() == Some(RefusalKind::NotFound) => Ok(()),
-        done => Ok(done?),
-    }
+/// Asks a container to end, which its machine kills after `grace`, and waits until it has, and its
+/// machine with it if that is its own. False when it does not because its guest does not answer.
+pub(super) async fn ask_to_end(
+    client: &SandboxClient,
+    entry: &Entry,
+    signal: u8,
+    grace: Duration,
+) -> anyhow::Result<bool> {
+    let id = &entry.record.id;
+    let ended = async {
+        match client.stop_container(id, signal.into(), grace).await {
+            // One that has ended by itself meanwhile is as good as stopped.
+            Err(error) if error.is_gone() || error.kind() == Some(RefusalKind::NotFound) => {}
+            asked => asked?,
+        }
+        entry.ended(client).await;
+        anyhow::Ok(())
+    };
+    let ended = timeout(grace + UNANSWERED, ended).await;
+    ended.map_or(Ok(false), |ended| ended.map(|()| true))
 }
 
 /// Asks a container to end, kills it after `grace`, and returns when its sandbox and what it had
@@ -150,24 +162,14 @@ pub(in crate::cli) async fn end(
     signal: u8,
     grace: Duration,
 ) -> anyhow::Result<()> {
-    let id = &entry.record.id;
-    let ended = async {
-        unless_gone(client.stop_container(id, signal.into(), grace).await)?;
-        // A sandbox of its own ends with its container.
-        entry.ended(client).await;
-        anyhow::Ok(())
-    };
-    match timeout(grace + UNANSWERED, ended).await {
-        Ok(ended) => ended?,
-        Err(_) => {
-            ensure!(
-                entry.record.pod.is_none(),
-                "container {} does not end: its guest does not answer; `podvisor pod rm -f` ends that",
-                entry.record.name
-            );
-            crate::cli::notice("the guest does not answer, so its machine is killed");
-            client.shutdown(Duration::ZERO).await?;
-        }
+    if !ask_to_end(client, entry, signal, grace).await? {
+        ensure!(
+            entry.record.pod.is_none(),
+            "container {} does not end: its guest does not answer; `podvisor pod rm -f` ends that",
+            entry.record.name
+        );
+        crate::cli::notice("the guest does not answer, so its machine is killed");
+        client.shutdown(Duration::ZERO).await?;
     }
     settle(entry).await;
     Ok(())

@@ -8,14 +8,16 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, ensure};
 use clap::{ArgAction, Args, Subcommand};
+use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
 use oci_spec::runtime::Process;
 use serde_json::{Value, json};
+use tracing::debug;
 
-use super::lifecycle::{each_name, grace, unless_gone};
+use super::lifecycle::{ask_to_end, each_name, grace};
 use super::ports::line;
 use super::record::Claim;
-use super::state::{AT_ONCE, other_version, unresponsive};
+use super::state::{AT_ONCE, other_version, states, unresponsive};
 use super::{
     Attached, Containers, Entry, NetworkArgs, Record, RestartArg, State, clear, events, network,
     port, sweep, volumes,
@@ -306,24 +308,32 @@ async fn stop(containers: &Containers, pod: &Entry, time: Option<u32>) -> anyhow
         Machine::Unresponsive(pid) => return Err(unresponsive(pod, pid)),
         Machine::Claimed | Machine::Ended | Machine::Unknown => return Ok(()),
     };
-    let mut ending = Vec::new();
-    for entry in containers.of_pod(pod)? {
-        let state = State::of(&entry).await?;
-        if let Some(client) = state.client() {
-            let signal = entry.record.stop_signal.into();
-            let grace = grace(&entry, time);
-            // Answered at once: each has its deadline, which is the machine's to keep.
-            unless_gone(client.stop_container(&entry.record.id, signal, grace).await)?;
-            ending.push((entry, client.clone()));
+    let own = states(containers.of_pod(pod)?).await;
+    // What keeps one from being stopped goes with the machine.
+    let stops = own.iter().map(async |(entry, state)| {
+        let client = state.as_ref().ok().and_then(State::client)?;
+        let signal = entry.record.stop_signal;
+        let has_ended = ask_to_end(client, entry, signal, grace(entry, time)).await;
+        let has_ended = has_ended.unwrap_or_else(|error| {
+            debug!(container = entry.record.id, %error, "the container is not stopped");
+            true
+        });
+        Some((entry, has_ended))
+    });
+    let stopped: Vec<_> = join_all(stops).await.into_iter().flatten().collect();
+    let power_off = match stopped.iter().all(|(_, has_ended)| *has_ended) {
+        true => POWER_OFF,
+        false => {
+            crate::cli::notice("the pod's guest does not answer, so its machine is killed");
+            Duration::ZERO
         }
-    }
-    for (entry, client) in &ending {
-        entry.ended(client).await;
+    };
+    machine.shutdown(power_off).await?;
+    for (entry, _) in stopped {
         clear::settle(entry).await;
         let stopped = events::event(&entry.record, EventAction::Stop);
         events::note(&entry.dir, &stopped);
     }
-    machine.shutdown(POWER_OFF).await?;
     clear::settle(pod).await;
     Ok(())
 }
