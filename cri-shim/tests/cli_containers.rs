@@ -228,6 +228,41 @@ fn a_run_that_is_interrupted_says_so_though_its_container_stays() {
 }
 
 #[test]
+fn logs_of_a_container_that_is_being_started_are_followed() {
+    let root = Root::default();
+    let dir = container(&root, "one", 1);
+    let claim = fs::File::open(&dir).unwrap();
+    flock(&claim, FlockOperation::LockExclusive).unwrap();
+    let mut logs = root.podvisor(&["logs", "-f", "one"]);
+    let mut logs = logs.stdout(Stdio::piped()).spawn().unwrap();
+    while !waits_for_a_lock(logs.id()) {
+        assert_eq!(logs.try_wait().unwrap(), None, "it did not wait");
+    }
+    let line = "2026-01-31T12:00:00.000000000Z stdout F a\n";
+    fs::write(dir.join("container.log"), line).unwrap();
+    ended(&root, "one", 1, 1000);
+    flock(claim.as_fd(), FlockOperation::Unlock).unwrap();
+    Ran::of(logs).printed("a\n");
+}
+
+#[test]
+fn logs_are_followed_until_the_time_that_was_told() {
+    let root = Root::default();
+    let dir = container(&root, "one", 1);
+    let line = "2026-01-31T12:00:00.000000000Z stdout F a\n";
+    fs::write(dir.join("container.log"), line).unwrap();
+    let machine = StandIn::in_dir(&dir, &[&*"01".repeat(32)]);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let until = (now.as_secs() + 2).to_string();
+    root.output(&["logs", "-f", "--until", &until, "one"])
+        .printed("a\n");
+    drop(machine);
+    let _mute = Mute::in_dir(&container(&root, "stuck", 2));
+    root.output(&["logs", "-f", "stuck"])
+        .refused(1, &["does not answer", "podvisor rm -f"]);
+}
+
+#[test]
 fn a_machine_that_does_not_answer_is_shown_and_killed_by_force_alone() {
     let root = Root::default();
     let dir = container(&root, "stuck", 0xab);

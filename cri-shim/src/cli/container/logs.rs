@@ -1,6 +1,7 @@
 //! `podvisor logs`: what a container wrote.
 
 use std::fs::File;
+use std::future::pending;
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use futures_util::future::try_join_all;
 use rustix::fs::inotify;
 use tokio::io::unix::AsyncFd;
 
+use super::state::unresponsive;
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
 use crate::sandbox::watch::readable;
@@ -104,6 +106,17 @@ impl LogsArgs {
             return false;
         };
         self.since.is_none_or(|since| time >= since) && self.until.is_none_or(|until| time < until)
+    }
+
+    /// Waits until nothing that is written is taken any more.
+    async fn passed_until(&self) {
+        match self.until {
+            Some(until) => {
+                let left = until.duration_since(SystemTime::now());
+                tokio::time::sleep(left.unwrap_or_default()).await;
+            }
+            None => pending().await,
+        }
     }
 
     /// Prints a line of this container.
@@ -208,10 +221,21 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
-    // Watched before it is read: nothing is missed in between.
-    let watched = match args.follow {
-        true => Some(watch_all(&entry.logs())?),
+    let until = args.passed_until();
+    tokio::pin!(until);
+    let state = match args.follow {
         false => None,
+        true => tokio::select! {
+            biased;
+            () = &mut until => None,
+            // One that is being started has written nothing yet.
+            state = State::once_started(entry) => Some(state?),
+        },
+    };
+    // Watched before it is read: nothing is missed in between.
+    let followed = match state {
+        Some(state) => Some((state, watch_all(&entry.logs())?)),
+        None => None,
     };
     let logs = in_order(entry);
     let skip = match args.tail {
@@ -237,7 +261,7 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
         copy(&mut reader)?;
         current = Some(reader);
     }
-    let Some(watched) = watched else {
+    let Some((state, watched)) = followed else {
         return Ok(());
     };
     // What was written since, in the file that is read and in the one whose turn came after it.
@@ -258,7 +282,9 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
         current = Some(reader);
         Ok(())
     };
-    let state = State::of(entry).await?;
+    if let State::Unresponsive { pid } = state {
+        return Err(unresponsive(entry, pid));
+    }
     let Some(client) = state.client() else {
         return go_on();
     };
@@ -273,6 +299,7 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
                 go_on()?;
             }
             _ = &mut ended => return go_on(),
+            () = &mut until => return go_on(),
         }
     }
 }
