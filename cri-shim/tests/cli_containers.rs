@@ -335,6 +335,21 @@ fn a_stop_waits_for_who_starts_the_container() {
     Ran::of(stop).printed("starting\n");
 }
 
+#[test]
+fn removing_by_force_does_not_wait_for_the_guest_of_one_that_is_being_started() {
+    let root = Root::default();
+    let dir = container(&root, "starting", 0xcd);
+    let claim = fs::File::open(&dir).unwrap();
+    flock(&claim, FlockOperation::LockExclusive).unwrap();
+    let mut booting = Mute::in_dir(&dir);
+    let mut remove = root.podvisor(&["rm", "-f", "starting"]);
+    let remove = remove.stdout(Stdio::piped()).spawn().unwrap();
+    assert!(!booting.child.wait().unwrap().success());
+    flock(claim.as_fd(), FlockOperation::Unlock).unwrap();
+    Ran::of(remove).printed("starting\n");
+    assert!(!dir.exists());
+}
+
 /// The names of what `ps -a` shows with these filters.
 fn shown(root: &Root, filters: &[&str]) -> Vec<String> {
     let filters = filters.iter().flat_map(|filter| ["--filter", filter]);

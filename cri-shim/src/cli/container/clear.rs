@@ -8,7 +8,8 @@ use anyhow::Context as _;
 use futures_util::{StreamExt as _, stream};
 use tracing::debug;
 
-use super::record::{self, Claim};
+use super::claim::Claim;
+use super::record;
 use super::state::AT_ONCE;
 use super::{Containers, Entry, Record, State, events, network, volumes};
 use crate::removal::remove_tree_aside;
@@ -18,6 +19,9 @@ use crate::sandbox::{
 
 /// How long a sweep waits for a machine's process: one that takes longer is left for the next.
 const ANSWERS: Duration = Duration::from_secs(1);
+
+/// How long who makes or removes a container may take to be done with it.
+const RELEASED: Duration = Duration::from_secs(60);
 
 /// Removes a container or pod that has ended, and all that is left of it. One that somebody else
 /// removes at the same time is removed.
@@ -50,11 +54,24 @@ pub(in crate::cli) async fn remove_ended(entry: &Entry) -> anyhow::Result<()> {
 
 /// None when somebody else has removed the directory.
 async fn claim(entry_dir: &Path) -> anyhow::Result<Option<Claim>> {
-    match Claim::wait(entry_dir).await {
-        Ok(claim) => Ok(Some(claim)),
+    match Claim::take_within(entry_dir, RELEASED).await {
+        Ok(Some(claim)) => Ok(Some(claim)),
+        Ok(None) => Err(kept(entry_dir)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).context("cannot lock the container's directory"),
     }
+}
+
+/// What is said of a directory that somebody else keeps for too long.
+fn kept(entry_dir: &Path) -> anyhow::Error {
+    let holder = Claim::holder(entry_dir);
+    let process = holder.map_or_else(String::new, |pid| format!(", process {pid},"));
+    anyhow::anyhow!(
+        "who makes or removes the container in {}{process} is not done after {} s; try again, or \
+         end that process first",
+        entry_dir.display(),
+        RELEASED.as_secs()
+    )
 }
 
 /// Removes what there is of a container on the host besides its machine.
@@ -228,6 +245,16 @@ mod tests {
         assert!(dir("my-notes").exists() && dir("bbbbbbbbbbbb").exists());
         runtime.block_on(remove(&dir("bbbbbbbbbbbb"))).unwrap_err();
         assert!(dir("bbbbbbbbbbbb").exists());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_keeps_a_container_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let _claim = Claim::take(dir.path()).unwrap();
+        let error = remove(dir.path()).await.unwrap_err().to_string();
+        let process = format!("process {},", std::process::id());
+        assert!(error.contains(&process), "{error}");
+        assert!(dir.path().exists());
     }
 
     #[test]

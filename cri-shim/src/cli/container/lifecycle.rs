@@ -330,8 +330,9 @@ pub(in crate::cli) async fn force_remove(entry: &Entry) -> anyhow::Result<()> {
         Ok(State::Running { client, .. } | State::Restarting { client, .. }) => {
             end(&client, entry, SIGKILL, Duration::ZERO).await?;
         }
-        // It cannot be asked, or is not understood.
-        Ok(State::Unresponsive { .. }) | Err(_) if entry.record.pod.is_none() => {
+        // It cannot be asked, or is not understood; or it boots, and who waits for that learns of
+        // its end.
+        Ok(State::Unresponsive { .. } | State::Starting) | Err(_) if entry.record.pod.is_none() => {
             SandboxClient::kill(&entry.dir).await?;
         }
         Ok(State::Unresponsive { pid }) => return Err(unresponsive(entry, pid)),

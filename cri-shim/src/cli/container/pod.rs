@@ -14,9 +14,9 @@ use oci_spec::runtime::Process;
 use serde_json::{Value, json};
 use tracing::debug;
 
+use super::claim::Claim;
 use super::lifecycle::{ask_to_end, each_name, grace};
 use super::ports::line;
-use super::record::Claim;
 use super::state::{AT_ONCE, other_version, states, unresponsive};
 use super::{
     Attached, Containers, Entry, NetworkArgs, Record, RestartArg, State, clear, events, network,

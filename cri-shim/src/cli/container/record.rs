@@ -13,6 +13,7 @@ use oci_spec::runtime::Process;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use super::claim::Claim;
 use super::ports::{self, Port};
 use super::{NetworkMode, RestartArg, Volume, network};
 use crate::cli::shown::SHORT_ID;
@@ -163,52 +164,6 @@ pub(super) fn sandbox_dir(dir: &Path, record: &Record) -> PathBuf {
     match (short, dir.parent()) {
         (Some(short), Some(all)) => all.join(short),
         _ => dir.to_owned(),
-    }
-}
-
-/// Held while a container is made or removed: whoever finds the directory locked leaves it alone.
-#[derive(Debug)]
-pub(in crate::cli) struct Claim {
-    _locked: File,
-}
-
-impl Claim {
-    /// Takes the directory once nobody else has it. It is not found, too, when who had it has
-    /// removed it.
-    pub(super) fn take(dir: &Path) -> io::Result<Self> {
-        let file = File::open(dir)?;
-        flock(&file, FlockOperation::LockExclusive)?;
-        dir.symlink_metadata()?;
-        Ok(Self { _locked: file })
-    }
-
-    /// As [`Self::take`], while other tasks go on.
-    pub(super) async fn wait(dir: &Path) -> io::Result<Self> {
-        let dir = dir.to_owned();
-        let taken = tokio::task::spawn_blocking(move || Self::take(&dir)).await;
-        taken.unwrap_or_else(|error| Err(io::Error::other(error)))
-    }
-
-    /// Waits until nobody has the directory.
-    pub(super) async fn released(dir: &Path) -> io::Result<()> {
-        let dir = dir.to_owned();
-        let wait = move || -> io::Result<()> {
-            let file = match File::open(&dir) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-                file => file?,
-            };
-            Ok(flock(&file, FlockOperation::LockShared)?)
-        };
-        let waited = tokio::task::spawn_blocking(wait).await;
-        waited.unwrap_or_else(|error| Err(io::Error::other(error)))
-    }
-
-    /// Whether somebody has the directory. Any number may ask at once.
-    pub(super) fn is_taken(dir: &Path) -> bool {
-        let Ok(file) = File::open(dir) else {
-            return false;
-        };
-        flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
     }
 }
 
@@ -584,15 +539,5 @@ mod tests {
         }
         fs::remove_file(&path).unwrap();
         assert!(read(&entry.dir).unwrap().is_none());
-    }
-
-    #[test]
-    fn a_directory_is_claimed_by_one_at_a_time() {
-        let root = tempfile::tempdir().unwrap();
-        let containers = Containers::open(root.path()).unwrap();
-        let (entry, claim) = containers.create(record("a", "one")).unwrap();
-        assert!(Claim::is_taken(&entry.dir));
-        drop(claim);
-        assert!(!Claim::is_taken(&entry.dir));
     }
 }

@@ -6,8 +6,8 @@ use futures_util::{StreamExt as _, stream};
 use tracing::debug;
 
 use super::Entry;
+use super::claim::Claim;
 use super::ports::Port;
-use super::record::Claim;
 use crate::patience::timeout;
 use crate::sandbox::{
     ContainerInfo, ContainerState, ProcessExit, SandboxClient, SandboxError, SandboxExit,

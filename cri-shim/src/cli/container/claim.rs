@@ -1,0 +1,109 @@
+//! Who may change a container's directory.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use tokio::sync::oneshot;
+
+use crate::patience::timeout;
+
+/// Held while a container is made or removed: whoever finds the directory locked leaves it alone.
+#[derive(Debug)]
+pub(in crate::cli) struct Claim {
+    _locked: File,
+}
+
+impl Claim {
+    /// Takes the directory once nobody else has it. It is not found, too, when who had it has
+    /// removed it.
+    pub(super) fn take(dir: &Path) -> io::Result<Self> {
+        let file = File::open(dir)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        dir.symlink_metadata()?;
+        Ok(Self { _locked: file })
+    }
+
+    /// As [`Self::take`], while other tasks go on; none when somebody else still has it after
+    /// `limit`.
+    pub(super) async fn take_within(dir: &Path, limit: Duration) -> io::Result<Option<Self>> {
+        let (sender, taken) = oneshot::channel();
+        let dir = dir.to_owned();
+        // A thread that nobody waits for, as this process has to when it ends for the runtime's.
+        let thread = thread::Builder::new().name("claim".to_owned());
+        thread.spawn(move || drop(sender.send(Self::take(&dir))))?;
+        match timeout(limit, taken).await {
+            Ok(taken) => taken.map_err(io::Error::other)?.map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The process that has the directory, where the kernel tells it.
+    pub(super) fn holder(dir: &Path) -> Option<u32> {
+        let meta = fs::metadata(dir).ok()?;
+        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let file = format!("{major:02x}:{minor:02x}:{}", meta.ino());
+        // proc_locks(5): the number, the kind, the mode, the type, the process, the file.
+        let locks = fs::read_to_string("/proc/locks").ok()?;
+        locks.lines().find_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                [_, "FLOCK", _, _, pid, of, ..] if of == file => pid.parse().ok(),
+                _ => None,
+            }
+        })
+    }
+
+    /// Waits until nobody has the directory.
+    pub(super) async fn released(dir: &Path) -> io::Result<()> {
+        let dir = dir.to_owned();
+        let wait = move || -> io::Result<()> {
+            let file = match File::open(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                file => file?,
+            };
+            Ok(flock(&file, FlockOperation::LockShared)?)
+        };
+        let waited = tokio::task::spawn_blocking(wait).await;
+        waited.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// Whether somebody has the directory. Any number may ask at once.
+    pub(super) fn is_taken(dir: &Path) -> bool {
+        let Ok(file) = File::open(dir) else {
+            return false;
+        };
+        flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::container::Containers;
+    use crate::cli::container::record::sample;
+
+    #[test]
+    fn a_directory_is_claimed_by_one_at_a_time() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let (entry, claim) = containers.create(sample("a", "one")).unwrap();
+        assert!(Claim::is_taken(&entry.dir));
+        drop(claim);
+        assert!(!Claim::is_taken(&entry.dir));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_somebody_keeps_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = Claim::take(dir.path()).unwrap();
+        let limit = Duration::from_secs(60);
+        let taken = Claim::take_within(dir.path(), limit).await.unwrap();
+        assert!(taken.is_none());
+        drop(claim);
+    }
+}
