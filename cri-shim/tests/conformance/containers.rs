@@ -436,6 +436,11 @@ fn guest_command_arguments_directory_and_environment_come_from_image_and_request
         container.sh("tr '\\0' ' ' </proc/1/cmdline"),
         "sleep 1000000 "
     );
+    // No signal is ignored, in a container or in an exec.
+    let ignored = container.sh("grep -h SigIgn /proc/1/status /proc/self/status");
+    for line in ignored.lines() {
+        assert_eq!(line, "SigIgn:\t0000000000000000");
+    }
     container.stop(0);
     container.remove();
 }

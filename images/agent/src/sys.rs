@@ -97,6 +97,9 @@ pub(crate) fn execve(path: &CString, args: &[CString], env: &[CString]) -> io::E
             .collect()
     };
     let (args, env) = (pointers(args), pointers(env));
+    // Rust's runtime has it ignored, which other programs would inherit.
+    // SAFETY: no handler is installed that could run at a bad moment.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     // SAFETY: `path` and the strings behind both arrays live until the call returns, and each
     // array ends with a null pointer.
     unsafe { libc::execve(path.as_ptr(), args.as_ptr(), env.as_ptr()) };
@@ -382,6 +385,18 @@ pub(crate) fn unshare_network() -> io::Result<()> {
     unshare(libc::CLONE_NEWNET)
 }
 
+/// What a process writes and how it ends that runs `run`, which is to become another program.
+#[cfg(test)]
+pub(crate) fn output_of(
+    run: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
+) -> std::process::Output {
+    use std::os::unix::process::CommandExt as _;
+    let mut command = std::process::Command::new("/bin/false");
+    // SAFETY: the tests run on glibc, whose allocator can be used after a fork.
+    unsafe { command.pre_exec(run) };
+    command.output().unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -413,5 +428,22 @@ mod tests {
                 .raw_os_error(),
             Some(libc::EINVAL)
         );
+    }
+
+    #[test]
+    fn a_program_does_not_inherit_what_rusts_runtime_ignores() {
+        let text = |text: &str| CString::new(text).unwrap();
+        let (path, args) = (text("/bin/cat"), [text("cat"), text("/proc/self/status")]);
+        let output = output_of(move || {
+            // SAFETY: no handler is installed.
+            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+            Err(execve(&path, &args, &[]))
+        });
+        let status = String::from_utf8(output.stdout).unwrap();
+        let mask = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigIgn:\t"));
+        let mask = u64::from_str_radix(mask.unwrap(), 16).unwrap();
+        assert_eq!(mask >> (libc::SIGPIPE - 1) & 1, 0, "{status}");
     }
 }
