@@ -441,6 +441,13 @@ fn guest_command_arguments_directory_and_environment_come_from_image_and_request
     for line in ignored.lines() {
         assert_eq!(line, "SigIgn:\t0000000000000000");
     }
+    if RUNTIME.is_vm {
+        let processes = container.sh("grep 'Max processes' /proc/1/limits");
+        let limits: Vec<&str> = processes.split_whitespace().skip(2).take(2).collect();
+        assert_eq!(limits, ["unlimited"; 2]);
+        let threads = container.sh("cat /proc/sys/kernel/threads-max /proc/sys/kernel/pid_max");
+        assert_eq!(threads, "4194304\n4194304\n");
+    }
     container.stop(0);
     container.remove();
 }

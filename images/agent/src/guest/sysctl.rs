@@ -92,13 +92,18 @@ impl Sysctl {
 }
 
 /// Parameters of every guest, unless a request sets them.
-const USUAL: [(&str, &str); 5] = [
+const USUAL: [(&str, &str); 8] = [
     // Whoever a program runs as, it may listen on every port and send echo requests.
     ("net.ipv4.ip_unprivileged_port_start", "0"),
     ("net.ipv4.ping_group_range", "0 2147483647"),
     // A program may reserve more than there is, as on each node that a kubelet has set up: a guest
     // grows when memory is used, and what uses too much is ended for that.
     ("vm.overcommit_memory", "1"),
+    // The kernel derives these from the memory that it boots with, which is not what the guest
+    // grows to: as on a large host with systemd. Control groups are what bounds a container.
+    ("kernel.threads-max", "4194304"),
+    ("kernel.pid_max", "4194304"),
+    ("fs.file-max", "9223372036854775807"),
     // What the kernel does several times a second for memory that nobody uses, it does seldom:
     // each time costs the host of an idle guest an exit.
     ("vm.compaction_proactiveness", "0"),

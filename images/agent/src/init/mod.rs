@@ -36,7 +36,7 @@ pub fn main() -> ExitCode {
 fn run() -> anyhow::Result<Infallible> {
     mounts::set_up().context("setting up the guest's filesystems")?;
     crate::log::init();
-    raise_open_files();
+    raise_limits();
     if let Err(error) = network::loopback_up() {
         // Containers without loopback are better than none.
         tracing::warn!(%error, "loopback interface is down");
@@ -52,13 +52,21 @@ fn run() -> anyhow::Result<Infallible> {
 /// it again, so that containers do not inherit it.
 const OPEN_FILES: u64 = 65_536;
 
-fn raise_open_files() {
-    let limit = Rlimit {
-        current: Some(OPEN_FILES),
-        maximum: Some(OPEN_FILES),
+/// Containers inherit the others: the kernel derives them from the memory that it boots with, which
+/// is not what the guest grows to, and control groups are what bounds a container.
+fn raise_limits() {
+    let both = |limit| Rlimit {
+        current: limit,
+        maximum: limit,
     };
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "cannot raise the limit of open files");
+    for (resource, limit) in [
+        (Resource::Nofile, Some(OPEN_FILES)),
+        (Resource::Nproc, None),
+        (Resource::Sigpending, None),
+    ] {
+        if let Err(error) = setrlimit(resource, both(limit)) {
+            tracing::warn!(?resource, %error, "cannot raise a resource limit");
+        }
     }
 }
 
