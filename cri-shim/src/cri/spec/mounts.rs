@@ -6,6 +6,7 @@ use std::path::{Component, Path};
 
 use k8s_cri::v1::{Mount as CriMount, MountPropagation};
 use oci_spec::runtime::{Mount, MountBuilder};
+use podvisor_agent_protocol::is_containers_own;
 
 use super::{MemorySource, SpecFault, SpecRequest, Volume, VolumeSource, users};
 use crate::machine::UserRange;
@@ -75,6 +76,13 @@ fn check_one(mount: &CriMount, users: Option<UserRange>) -> Result<(), SpecFault
             field,
             "the root file system is the image's",
         ));
+    }
+    if is_containers_own(&absolute(&mount.container_path)) {
+        return Err(SpecFault::Refused {
+            field: "mounts.container_path (/dev)",
+            reason: "/dev, and the devices and links that every container has in it, are the \
+                     guest's, and device nodes in volumes open nothing; mount it elsewhere",
+        });
     }
     users::check_mount(&mount.uid_mappings, &mount.gid_mappings, users)?;
     if image_of(mount).is_some() {

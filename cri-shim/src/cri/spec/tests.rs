@@ -533,6 +533,12 @@ fn mounts_that_no_guest_can_have_are_refused_by_name() {
     };
     assert!(refusal(bidirectional).contains("Bidirectional"));
     assert!(refusal(|mount| mount.container_path = "/".to_owned()).contains("container_path"));
+    for own in ["/dev", "dev/", "/dev/random"] {
+        let mut mount = good();
+        mount.container_path = own.to_owned();
+        let refused = mounts::check(&[mount], None).unwrap_err().to_string();
+        assert!(refused.contains("container_path (/dev)"), "{refused}");
+    }
     assert!(refusal(|mount| mount.host_path = "y".to_owned()).contains("host_path"));
     assert!(refusal(|mount| mount.recursive_read_only = true).contains("recursive_read_only"));
     let image = |mount: &mut Mount| {

@@ -24,11 +24,13 @@
 //!
 //! Errors travel as [`AgentError`], which converts to and from [`ttrpc::Error`].
 
+mod dev;
 mod error;
 mod id;
 mod ready;
 mod status;
 
+pub use dev::is_containers_own;
 pub use error::{AgentError, ErrorKind};
 pub use id::{InvalidId, InvalidStreamId, StreamId, validate_id};
 pub use ready::{InvalidReadyLine, parse_ready_line, ready_line};

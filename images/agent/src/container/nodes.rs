@@ -19,7 +19,6 @@ use podvisor_agent_protocol::api;
 use podvisor_agent_protocol::api::device::Source;
 
 use super::disk::{self, DiskError};
-use crate::guest::shares::is_below_share;
 
 /// Devices of one container.
 const MAX_DEVICES: usize = 64;
@@ -236,14 +235,10 @@ impl Nodes {
             .get_or_insert_default()
             .extend(self.mounts);
         let mut nodes = self.nodes;
-        // Nothing of the guest's is made in a directory that is the host's.
-        let is_hosts = |mount: &Mount| {
-            mount.destination() == Path::new(DEV)
-                && mount.source().as_deref().is_some_and(is_below_share)
-        };
-        if spec.mounts().iter().flatten().any(is_hosts) {
-            nodes.clear();
-        }
+        // What is mounted there is there instead, and nothing of the guest's is made in a volume.
+        let mounts = spec.mounts().iter().flatten().map(Mount::destination);
+        let mounts: Vec<&PathBuf> = mounts.filter(|path| **path != Path::new(DEV)).collect();
+        nodes.retain(|node| !mounts.iter().any(|path| node.path().starts_with(path)));
         if let Some(linux) = spec.linux_mut()
             && !nodes.is_empty()
         {
@@ -391,13 +386,19 @@ mod tests {
         ] {
             assert!(!shown(hidden), "{hidden}");
         }
-        // The host's own directory stays as it is.
+        // A volume hides the guest's.
         let mut spec = Spec::default();
-        let mut mount = Mount::default();
-        mount.set_destination(DEV.into());
-        mount.set_source(Some("/run/podvisor/shared/v0".into()));
-        spec.set_mounts(Some(vec![mount]));
+        let at = |path: &str| {
+            let mut mount = Mount::default();
+            mount.set_destination(path.into());
+            mount
+        };
+        spec.set_mounts(Some(vec![at(DEV), at("/dev/zero")]));
         nodes.show(&mut spec);
-        assert!(spec.linux().as_ref().unwrap().devices().is_none());
+        let linux = spec.linux().as_ref().unwrap();
+        let shown = linux.devices().iter().flatten().map(LinuxDevice::path);
+        let shown: Vec<&PathBuf> = shown.collect();
+        assert!(shown.contains(&&PathBuf::from("/dev/null")));
+        assert!(!shown.contains(&&PathBuf::from("/dev/zero")));
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec};
 use pathrs::Root;
-use podvisor_agent_protocol::limits;
+use podvisor_agent_protocol::{is_containers_own, limits};
 
 use super::cgroup::Cgroup;
 use super::memory::Wanted;
@@ -121,7 +121,8 @@ pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
 }
 
 /// Bind mounts take from the shares of the host, from images, from volumes in memory, and /dev/shm,
-/// which is the guest's: nothing else of the guest is a container's.
+/// which is the guest's: nothing else of the guest is a container's. None is where the container
+/// has something of its own.
 fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     let is_bind = |mount: &&Mount| {
         mount.typ().as_deref() == Some("bind")
@@ -132,6 +133,12 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
                 .any(|option| matches!(option.as_str(), "bind" | "rbind"))
     };
     for mount in spec.mounts().iter().flatten().filter(is_bind) {
+        if is_containers_own(mount.destination()) {
+            return Err(SpecError::Refused(
+                "nothing can be mounted at /dev, nor at the devices and links that every \
+                 container has in it: mount it elsewhere",
+            ));
+        }
         let from = mount.source().as_deref().unwrap_or(Path::new(""));
         if let Some((serial, below)) = image_of(from)
             && disk::validate_serial(serial).is_ok()

@@ -204,6 +204,24 @@ fn bind_mounts_take_from_shares_only() {
 }
 
 #[test]
+fn nothing_is_mounted_where_a_container_has_something_of_its_own() {
+    let with = |destination: &str, kind: &str| {
+        let mut value = spec();
+        value["mounts"] = json!([{"destination": destination, "type": kind,
+            "source": "/run/podvisor/shared/data"}]);
+        parsed(&value)
+    };
+    for own in ["/dev", "/dev/null"] {
+        assert!(
+            matches!(with(own, "bind"), Err(SpecError::Refused(_))),
+            "{own}"
+        );
+    }
+    with("/dev/termination-log", "bind").unwrap();
+    with("/dev", "tmpfs").unwrap();
+}
+
+#[test]
 fn a_pid_namespace_called_sandbox_is_the_shared_one() {
     let mut value = spec();
     value["linux"]["namespaces"][1]["path"] = json!("sandbox");

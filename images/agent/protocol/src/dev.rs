@@ -1,0 +1,41 @@
+//! What every container has in its /dev.
+
+use std::path::Path;
+
+/// Nodes and links below /dev that are made in each container after its mounts.
+const OWN: [&str; 12] = [
+    "null", "zero", "full", "tty", "random", "urandom", "fd", "stdin", "stdout", "stderr", "ptmx",
+    "kcore",
+];
+
+/// Whether a container has something of its own at a path, /dev or what is always in it, so that
+/// no volume can be mounted there. Devices in volumes open nothing: it would be of no use either.
+#[must_use]
+pub fn is_containers_own(path: &Path) -> bool {
+    let Ok(below) = path.strip_prefix("/dev") else {
+        return false;
+    };
+    let name = below.components().next();
+    name.is_none_or(|name| OWN.iter().any(|own| name.as_os_str() == *own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dev_and_what_is_always_in_it_are_the_containers_own() {
+        for own in ["/dev", "/dev/", "//dev/null", "/dev/fd/3", "/dev/random"] {
+            assert!(is_containers_own(Path::new(own)), "{own}");
+        }
+        for other in [
+            "/",
+            "/device",
+            "/dev/termination-log",
+            "/dev/shm",
+            "/x/dev/null",
+        ] {
+            assert!(!is_containers_own(Path::new(other)), "{other}");
+        }
+    }
+}
