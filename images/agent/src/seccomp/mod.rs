@@ -12,7 +12,8 @@
 //!
 //! A rule without conditions decides its system calls, whatever other rules say of them. Of
 //! the rules with conditions the first that holds decides, and all of a rule's conditions must
-//! hold. Names that an architecture does not have are skipped. A call of an architecture that the
+//! hold. Names that an architecture does not have are skipped, and so are architectures that the
+//! guest does not have: profiles are written for several. A call of an architecture that the
 //! profile does not name kills the thread.
 
 mod calls;
@@ -39,9 +40,6 @@ pub enum ProfileError {
     /// There is nobody in the guest who could be notified.
     #[error("seccomp profile: SCMP_ACT_NOTIFY has nobody to notify in a guest")]
     Notify,
-    /// An architecture that is not the guest's.
-    #[error("seccomp profile: architecture {0} is not the guest's (x86_64, x86, x32)")]
-    Architecture(Arch),
     /// A condition on an argument that no system call has.
     #[error("seccomp profile: system calls have arguments 0 to 5, not {0}")]
     Argument(usize),
@@ -73,15 +71,6 @@ const ENOSYS: u32 = libc::ENOSYS.cast_unsigned();
 pub fn compile(profile: &LinuxSeccomp) -> Result<Filter, ProfileError> {
     let default = action(profile.default_action(), profile.default_errno_ret())?;
     let named = |arch| profile.architectures().iter().flatten().any(|&a| a == arch);
-    let foreign = profile.architectures().iter().flatten().find(|arch| {
-        !matches!(
-            arch,
-            Arch::ScmpArchNative | Arch::ScmpArchX86_64 | Arch::ScmpArchX86 | Arch::ScmpArchX32
-        )
-    });
-    if let Some(&foreign) = foreign {
-        return Err(ProfileError::Architecture(foreign));
-    }
     let mut architectures = vec![Architecture::X86_64];
     if named(Arch::ScmpArchX86) {
         architectures.push(Architecture::X86);
