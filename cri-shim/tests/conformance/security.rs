@@ -285,7 +285,27 @@ fn guest_seccomp_filters_as_the_profile_says() {
     let own = with(profile(P::Localhost, file.display().to_string()));
     let script = "chmod 700 /tmp 2>/dev/null && echo changed || echo refused";
     assert_eq!(first_line(script, own), "refused");
+
+    // The program's own calls alone, as in Kubernetes' tutorial: nothing that starts it.
+    fs::write(&file, STRICT).unwrap();
+    let own = with(profile(P::Localhost, file.display().to_string()));
+    let strict = |config: &mut ContainerConfig| {
+        own(config);
+        security(config).no_new_privs = true;
+    };
+    assert_eq!(first_line("echo started", strict), "started");
 }
+
+const STRICT: &str = r#"{ "defaultAction": "SCMP_ACT_ERRNO",
+    "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32", "SCMP_ARCH_AARCH64"],
+    "syscalls": [{ "action": "SCMP_ACT_ALLOW", "names": [
+        "accept4", "epoll_wait", "pselect6", "futex", "madvise", "epoll_ctl", "getsockname",
+        "setsockopt", "vfork", "mmap", "read", "write", "close", "arch_prctl", "sched_getaffinity",
+        "munmap", "brk", "rt_sigaction", "rt_sigprocmask", "sigaltstack", "gettid", "clone", "bind",
+        "socket", "openat", "readlinkat", "exit_group", "epoll_create1", "listen", "rt_sigreturn",
+        "sched_yield", "clock_gettime", "connect", "dup2", "epoll_pwait", "execve", "exit", "fcntl",
+        "getpid", "getuid", "ioctl", "mprotect", "nanosleep", "open", "poll", "recvfrom", "sendto",
+        "set_tid_address", "setitimer", "writev" ] }] }"#;
 
 #[test]
 fn guest_paths_are_masked_and_made_read_only() {

@@ -88,8 +88,13 @@ pub(crate) fn install_seccomp_filter(
     }
 }
 
-/// Becomes another program; returns only to say why not.
-pub(crate) fn execve(path: &CString, args: &[CString], env: &[CString]) -> io::Error {
+/// Becomes another program, which submits to `filter`; returns only to say why not.
+pub(crate) fn execve(
+    path: &CString,
+    args: &[CString],
+    env: &[CString],
+    filter: Option<&seccomp::Filter>,
+) -> io::Error {
     let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
         list.iter()
             .map(|text| text.as_ptr())
@@ -100,6 +105,12 @@ pub(crate) fn execve(path: &CString, args: &[CString], env: &[CString]) -> io::E
     // Rust's runtime has it ignored, which other programs would inherit.
     // SAFETY: no handler is installed that could run at a bad moment.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    // Nothing comes in between: the filter may allow execve(2) and little else.
+    if let Some(filter) = filter
+        && let Err(error) = filter.install()
+    {
+        return error;
+    }
     // SAFETY: `path` and the strings behind both arrays live until the call returns, and each
     // array ends with a null pointer.
     unsafe { libc::execve(path.as_ptr(), args.as_ptr(), env.as_ptr()) };
@@ -437,7 +448,7 @@ mod tests {
         let output = output_of(move || {
             // SAFETY: no handler is installed.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-            Err(execve(&path, &args, &[]))
+            Err(execve(&path, &args, &[], None))
         });
         let status = String::from_utf8(output.stdout).unwrap();
         let mask = status

@@ -9,9 +9,10 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use libcontainer::capabilities::drop_privileges;
+use libcontainer::capabilities::{CapabilityExt as _, drop_privileges, reset_effective};
 use libcontainer::syscall::syscall::create_syscall;
 use oci_spec::runtime::{LinuxCapabilities, Process};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use serde::{Deserialize, Serialize};
 
 use super::entry::{LoadedStep, UserEntry, UserStep};
@@ -73,30 +74,53 @@ pub(super) struct LoadedConfinement {
 }
 
 impl LoadedConfinement {
-    /// Submits this process. There is no way back, so it is called once, shortly before the
-    /// command.
-    pub(super) fn apply(&self) -> anyhow::Result<()> {
+    /// Puts this process where its command runs, with the rights that decide what it finds. There
+    /// is no way back, so it is called once; [`Self::submit`] follows.
+    pub(super) fn enter(&self) -> anyhow::Result<()> {
         if let Some(users) = &self.users {
             users.enter()?;
         }
-        // As late as the right to install the filter allows: giving up capabilities takes calls
-        // that it may forbid.
-        if self.no_new_privileges {
-            self.drop_capabilities()?;
-            self.install_filter()
-        } else {
-            self.install_filter()?;
-            self.drop_capabilities()
+        match self.early_filter() {
+            Some(_) => self.suspend_capabilities(),
+            None => self.drop_capabilities(),
         }
     }
 
-    fn install_filter(&self) -> anyhow::Result<()> {
-        match &self.filter {
-            Some(filter) => filter
-                .install()
-                .context("cannot install the seccomp filter"),
-            None => Ok(()),
-        }
+    /// Submits to a filter that cannot wait for the command.
+    pub(super) fn submit(&self) -> anyhow::Result<()> {
+        let Some(filter) = self.early_filter() else {
+            return Ok(());
+        };
+        reset_effective(create_syscall().as_ref()).context("cannot use capabilities")?;
+        filter
+            .install()
+            .context("cannot install the seccomp filter")?;
+        self.drop_capabilities()
+    }
+
+    /// The filter that the command is executed with.
+    pub(super) fn late_filter(&self) -> Option<&Filter> {
+        self.filter.as_ref().filter(|_| self.no_new_privileges)
+    }
+
+    /// Without `no_new_privs` it takes a capability that the command does not have.
+    fn early_filter(&self) -> Option<&Filter> {
+        self.filter.as_ref().filter(|_| !self.no_new_privileges)
+    }
+
+    /// Makes those effective that the command has.
+    fn suspend_capabilities(&self) -> anyhow::Result<()> {
+        let Some(wanted) = &self.capabilities else {
+            return Ok(());
+        };
+        let wanted = wanted.effective().iter().flatten();
+        let wanted = wanted.fold(0, |set, capability| set | capability.to_cap().bitmask());
+        capabilities(None)
+            .and_then(|sets| {
+                let effective = CapabilitySet::from_bits_retain(wanted) & sets.permitted;
+                set_capabilities(None, CapabilitySets { effective, ..sets })
+            })
+            .context("cannot suspend capabilities")
     }
 
     fn drop_capabilities(&self) -> anyhow::Result<()> {

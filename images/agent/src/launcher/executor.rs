@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use libcontainer::workload::{
     Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError,
@@ -27,6 +27,8 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 pub(super) struct Command {
     report: Arc<File>,
     confinement: Option<LoadedConfinement>,
+    /// What is executed.
+    path: OnceLock<CString>,
 }
 
 /// Why a command cannot be run.
@@ -41,6 +43,7 @@ impl Command {
         Self {
             report,
             confinement,
+            path: OnceLock::new(),
         }
     }
 
@@ -55,14 +58,24 @@ impl Executor for Command {
     fn validate(&self, spec: &Spec) -> Result<(), ExecutorValidationError> {
         let (process, name) = command_of(spec)
             .ok_or_else(|| ExecutorValidationError::ArgValidationError("no command".to_owned()))?;
-        // With the rights of the command, which decide what it finds.
-        if let Some(confinement) = &self.confinement {
-            confinement
-                .apply()
-                .map_err(|error| self.refuse(Failure::Other, format!("{error:#}")))?;
-        }
-        let Err(unusable) = find(name, path_of(process)) else {
-            return Ok(());
+        let confined = |step: fn(&LoadedConfinement) -> anyhow::Result<()>| {
+            let confinement = self.confinement.as_ref();
+            let done = confinement.map_or(Ok(()), step);
+            done.map_err(|error| self.refuse(Failure::Other, format!("{error:#}")))
+        };
+        confined(LoadedConfinement::enter)?;
+        // Before any filter, which may forbid to look.
+        let found = find(name, path_of(process));
+        confined(LoadedConfinement::submit)?;
+        let unusable = match found {
+            Ok(path) => {
+                // A path of the specification holds no NUL.
+                if let Ok(path) = CString::new(path.into_os_string().into_vec()) {
+                    let _ = self.path.set(path);
+                }
+                return Ok(());
+            }
+            Err(unusable) => unusable,
         };
         let (failure, message) = match unusable {
             Unusable::NotFound if name.contains('/') => (
@@ -97,13 +110,10 @@ impl Executor for Command {
                 .collect()
         };
         let (args, env) = (strings(process.args())?, strings(process.env())?);
-        let error = match find(name, path_of(process)) {
-            Ok(path) => match CString::new(path.as_os_str().as_bytes()) {
-                Ok(path) => crate::sys::execve(&path, &args, &env),
-                Err(_) => return Err(ExecutorError::InvalidArg),
-            },
-            Err(_) => io::Error::from_raw_os_error(libc::ENOENT),
-        };
+        let path = self.path.get().ok_or(ExecutorError::InvalidArg)?;
+        let confinement = self.confinement.as_ref();
+        let filter = confinement.and_then(LoadedConfinement::late_filter);
+        let error = crate::sys::execve(path, &args, &env, filter);
         // The same codes as a shell's.
         eprintln!("podvisor: cannot execute {name}: {}", explain(&error));
         std::process::exit(if error.raw_os_error() == Some(libc::ENOENT) {
@@ -165,7 +175,7 @@ fn usable(path: &Path) -> Result<(), Unusable> {
     if !metadata.is_file() {
         return Err(Unusable::NotExecutable("it is no regular file"));
     }
-    // Only a clear refusal counts: a seccomp filter may already forbid the question.
+    // Only a clear refusal counts.
     if metadata.permissions().mode() & 0o111 == 0
         || accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS) == Err(Errno::ACCESS)
     {
@@ -177,6 +187,9 @@ fn usable(path: &Path) -> Result<(), Unusable> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launcher::Confinement;
+    use crate::seccomp::compile;
+    use serde_json::{Value, json};
     use std::fs;
 
     fn directory() -> tempfile::TempDir {
@@ -191,6 +204,70 @@ mod tests {
         }
         fs::create_dir(directory.path().join("dir")).unwrap();
         directory
+    }
+
+    /// What a process writes that is made from `process`, under a filter.
+    fn run(process: &Value, filter: Option<&Value>) -> std::process::Output {
+        let filter = filter.map(|profile| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let profile = serde_json::from_value(profile.clone()).unwrap();
+            compile(&profile).unwrap().store(file.path()).unwrap();
+            file
+        });
+        let mut process: Process = serde_json::from_value(process.clone()).unwrap();
+        let path = filter.as_ref().map(|file| file.path().to_owned());
+        let confinement = Confinement::take(&mut process, path, None);
+        let no_new_privileges = process.no_new_privileges() == Some(true);
+        let mut spec = Spec::default();
+        spec.set_process(Some(process));
+        let report = Arc::new(tempfile::tempfile().unwrap());
+        let command = Command::new(report, confinement.map(|all| all.load().unwrap()));
+        crate::sys::output_of(move || {
+            if no_new_privileges {
+                rustix::thread::set_no_new_privs(true)?;
+            }
+            command.validate(&spec).map_err(io::Error::other)?;
+            command.exec(&spec).map_err(io::Error::other)
+        })
+    }
+
+    #[test]
+    fn a_filter_may_forbid_all_that_its_command_does_not_do_itself() {
+        let strict = json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{
+            "names": ["statx", "faccessat2", "sendmsg", "rt_sigaction", "capset", "setfsuid"],
+            "action": "SCMP_ACT_KILL_PROCESS",
+        }]});
+        let output = run(
+            &json!({"user": {"uid": 0, "gid": 0}, "cwd": "/", "noNewPrivileges": true,
+                "args": ["cat", "/proc/self/status"], "env": ["PATH=/nonexistent:/bin"]}),
+            Some(&strict),
+        );
+        let status = String::from_utf8(output.stdout).unwrap();
+        assert!(
+            status.contains("Seccomp:\t2"),
+            "{:?}: {status}",
+            output.status
+        );
+    }
+
+    #[test]
+    fn a_filter_that_cannot_wait_does_not_hide_the_command() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let blind = json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+            {"names": ["statx", "faccessat2"], "action": "SCMP_ACT_KILL_PROCESS"}]});
+        let rights = ["CAP_CHOWN", "CAP_SETPCAP"];
+        let output = run(
+            &json!({"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["cat", "/proc/self/status"],
+                "env": ["PATH=/bin"], "capabilities": {"bounding": rights, "effective": rights,
+                "permitted": rights, "inheritable": [], "ambient": []}}),
+            Some(&blind),
+        );
+        let status = String::from_utf8(output.stdout).unwrap();
+        for line in ["Seccomp:\t2", "CapEff:\t0000000000000101"] {
+            assert!(status.contains(line), "{:?}: {status}", output.status);
+        }
     }
 
     #[test]
