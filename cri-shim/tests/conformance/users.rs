@@ -180,6 +180,7 @@ fn guest_volumes_have_the_same_owners_in_a_user_namespace_and_on_the_host() {
 
     let user = pod.start(|config| {
         with_volumes(config);
+        config.working_dir = "/data/volume/for/it".to_owned();
         let security = security(config);
         security.run_as_user = value(1000);
         security.run_as_group = value(3000);
@@ -195,7 +196,9 @@ fn guest_volumes_have_the_same_owners_in_a_user_namespace_and_on_the_host() {
         let meta = fs::metadata(dir.join(name)).unwrap();
         (meta.uid(), meta.gid())
     };
-    assert_eq!(on_host("made"), (0, 0));
+    for roots in ["made", "for", "for/it"] {
+        assert_eq!(on_host(roots), (0, 0), "{roots}");
+    }
     assert_eq!(on_host("given"), (5, 6));
     assert_eq!(on_host("group/file"), (1000, 2000));
     for container in [root, user] {

@@ -473,3 +473,35 @@ fn guest_a_read_only_root_is_one_and_its_volumes_are_not() {
     assert_eq!(stdout(&lines), ["fine"]);
     assert!(dir.join("y").exists());
 }
+
+#[test]
+fn guest_a_working_directory_in_a_volume_is_made_and_is_roots() {
+    let dir = RUNTIME.directory("work");
+    let script = "pwd; busybox stat -c %u:%g:%a .; id -u";
+    let (status, lines) = Pod::shared().script(script, |config| {
+        config.mounts = vec![mount(&dir, "/data")];
+        config.working_dir = "/data/for/it".to_owned();
+        let context = security(config);
+        context.run_as_user = Some(Int64Value { value: 1000 });
+        context.readonly_rootfs = true;
+    });
+    assert_eq!(status.exit_code, 0, "{lines:?}");
+    assert_eq!(stdout(&lines), ["/data/for/it", "0:0:755", "1000"]);
+    assert!(dir.join("for/it").is_dir());
+    if !RUNTIME.is_vm {
+        return;
+    }
+    let read_only = Pod::shared().container_config("no-work", |config| {
+        config.mounts = vec![Mount {
+            readonly: true,
+            ..mount(&dir, "/data")
+        }];
+        config.working_dir = "/data/other".to_owned();
+    });
+    let refused = Pod::shared().try_create(read_only).err().unwrap();
+    let message = refused.message();
+    assert!(
+        message.contains("/data/other") && message.contains("Read-only"),
+        "{message}"
+    );
+}

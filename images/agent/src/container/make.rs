@@ -127,10 +127,13 @@ impl Containers {
         if let Some(process) = spec.process_mut() {
             let home = |uid| databases.home_of(uid);
             spec::complete_process(process, user, home, streams.is_terminal());
-            rootfs.make_dir(process.cwd())?;
+            // The root may be read-only later. What a volume hides, or leads to, is made then.
+            if let Err(error) = rootfs.make_dir(process.cwd()) {
+                tracing::debug!(%error, "cannot prepare the working directory");
+            }
             own_user = process.user().clone();
             let entry = entry(users.as_deref(), process, EntryKind::First { takes_dev })?;
-            confinement = Confinement::take(process, filter, entry);
+            confinement = Some(Confinement::take_own(process, filter, entry));
         }
         spec::store(&spec, directory.path.join("config.json"))?;
 

@@ -1,12 +1,16 @@
-//! What a process submits to at last: its user namespace, the container's seccomp filter and the
-//! loss of capabilities.
+//! What a process submits to at last: its user namespace, its working directory, the container's
+//! seccomp filter and the loss of capabilities.
 //!
 //! libcontainer 0.7 has filters for a container's own process alone, and takes capabilities away
 //! before it calls back, while without `no_new_privs` only a process with `CAP_SYS_ADMIN` may
-//! install a filter, and none without it enters a user namespace. So where there is one of both,
-//! libcontainer is told of none of it, and all is done here.
+//! install a filter, and none without it enters a user namespace. Nor does it make a working
+//! directory, which may lie in a volume that only a container's own process sees. So where there
+//! is one of these, libcontainer is told of none of it, and all is done here.
 
-use std::path::PathBuf;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use libcontainer::capabilities::{CapabilityExt as _, drop_privileges, reset_effective};
@@ -22,6 +26,8 @@ use crate::seccomp::Filter;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Confinement {
     users: Option<UserStep>,
+    /// Working directory, made where it is missing.
+    directory: Option<PathBuf>,
     /// File with the compiled filter.
     filter: Option<PathBuf>,
     capabilities: Option<LinuxCapabilities>,
@@ -29,25 +35,48 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Takes out of `process` what has to wait for the filter in the file `filter` and for the
-    /// user namespace that it enters, where there is one of them.
+    /// Takes out of a container's own `process` what has to wait for its mounts, for the filter in
+    /// the file `filter` and for the user namespace that it enters.
+    #[must_use]
+    pub fn take_own(
+        process: &mut Process,
+        filter: Option<PathBuf>,
+        entry: Option<UserEntry>,
+    ) -> Self {
+        let directory = process.cwd().clone();
+        process.set_cwd(PathBuf::from("/"));
+        Self {
+            directory: Some(directory),
+            ..Self::take_rights(process, filter, entry)
+        }
+    }
+
+    /// Takes out of a further `process` what has to wait for the filter in the file `filter` and
+    /// for the user namespace that it enters, where there is one of them.
     #[must_use]
     pub fn take(
         process: &mut Process,
         filter: Option<PathBuf>,
         entry: Option<UserEntry>,
     ) -> Option<Self> {
-        if filter.is_none() && entry.is_none() {
-            return None;
-        }
+        let waits = filter.is_some() || entry.is_some();
+        waits.then(|| Self::take_rights(process, filter, entry))
+    }
+
+    fn take_rights(
+        process: &mut Process,
+        filter: Option<PathBuf>,
+        entry: Option<UserEntry>,
+    ) -> Self {
         let capabilities = process.capabilities().clone();
         process.set_capabilities(None);
-        Some(Self {
+        Self {
             users: entry.map(|entry| UserStep::take(process, entry)),
+            directory: None,
             filter,
             capabilities,
             no_new_privileges: process.no_new_privileges() == Some(true),
-        })
+        }
     }
 
     /// Opens and reads what it needs while that can be seen.
@@ -55,6 +84,7 @@ impl Confinement {
         let filter = self.filter.map(|filter| Filter::load(&filter));
         Ok(LoadedConfinement {
             users: self.users.map(UserStep::load).transpose()?,
+            directory: self.directory,
             filter: filter
                 .transpose()
                 .context("cannot read the seccomp filter")?,
@@ -68,6 +98,7 @@ impl Confinement {
 #[derive(Debug, Clone)]
 pub(super) struct LoadedConfinement {
     users: Option<LoadedStep>,
+    directory: Option<PathBuf>,
     filter: Option<Filter>,
     capabilities: Option<LinuxCapabilities>,
     no_new_privileges: bool,
@@ -79,6 +110,10 @@ impl LoadedConfinement {
     pub(super) fn enter(&self) -> anyhow::Result<()> {
         if let Some(users) = &self.users {
             users.enter()?;
+        }
+        if let Some(directory) = &self.directory {
+            enter_directory(directory)
+                .with_context(|| format!("cannot use the working directory {directory:?}"))?;
         }
         match self.early_filter() {
             Some(_) => self.suspend_capabilities(),
@@ -129,5 +164,24 @@ impl LoadedConfinement {
                 .context("cannot drop capabilities")?;
         }
         Ok(())
+    }
+}
+
+/// Goes to a directory, which is root's where it has to be made, as in other runtimes.
+fn enter_directory(path: &Path) -> io::Result<()> {
+    match std::env::set_current_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            crate::sys::as_root_of_files(|| {
+                DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+                std::env::set_current_dir(path)
+            })?;
+        }
+        other => other?,
+    }
+    // One that a descriptor leads to may be outside of the root.
+    let entered = rustix::process::getcwd(Vec::new())?;
+    match entered.as_bytes().starts_with(b"/") {
+        true => Ok(()),
+        false => Err(io::Error::other("it is outside of the container")),
     }
 }

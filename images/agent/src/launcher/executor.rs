@@ -206,7 +206,7 @@ mod tests {
         directory
     }
 
-    /// What a process writes that is made from `process`, under a filter.
+    /// What a process writes that is made from `process`, as a container's own, under a filter.
     fn run(process: &Value, filter: Option<&Value>) -> std::process::Output {
         let filter = filter.map(|profile| {
             let file = tempfile::NamedTempFile::new().unwrap();
@@ -216,12 +216,13 @@ mod tests {
         });
         let mut process: Process = serde_json::from_value(process.clone()).unwrap();
         let path = filter.as_ref().map(|file| file.path().to_owned());
-        let confinement = Confinement::take(&mut process, path, None);
+        let confinement = Confinement::take_own(&mut process, path, None);
+        assert_eq!(process.cwd(), Path::new("/"));
         let no_new_privileges = process.no_new_privileges() == Some(true);
         let mut spec = Spec::default();
         spec.set_process(Some(process));
         let report = Arc::new(tempfile::tempfile().unwrap());
-        let command = Command::new(report, confinement.map(|all| all.load().unwrap()));
+        let command = Command::new(report, Some(confinement.load().unwrap()));
         crate::sys::output_of(move || {
             if no_new_privileges {
                 rustix::thread::set_no_new_privs(true)?;
@@ -268,6 +269,22 @@ mod tests {
         for line in ["Seccomp:\t2", "CapEff:\t0000000000000101"] {
             assert!(status.contains(line), "{:?}: {status}", output.status);
         }
+    }
+
+    #[test]
+    fn a_working_directory_that_is_missing_is_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let wanted = directory.path().canonicalize().unwrap().join("a/b");
+        let output = run(
+            &json!({"user": {"uid": 0, "gid": 0}, "cwd": wanted, "args": ["/bin/sh", "-c", "pwd"]}),
+            None,
+        );
+        assert_eq!(
+            output.stdout,
+            format!("{}\n", wanted.display()).into_bytes()
+        );
+        let mode = fs::metadata(&wanted).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
     }
 
     #[test]
