@@ -70,9 +70,23 @@ impl Agent {
         Ok(Self { client, mux, lost })
     }
 
-    /// Returns when a wait for a process learned that the connection has ended.
+    /// Returns when a call learned that the connection has ended.
     pub(super) async fn lost(&self) {
         self.lost.notified().await;
+    }
+
+    /// What a call comes to. All go through here, so that a connection that has ended is noticed
+    /// whatever is asked.
+    async fn answer<T>(
+        &self,
+        call: impl Future<Output = ttrpc::Result<T>>,
+    ) -> Result<T, LinkError> {
+        let answer = call.await.map_err(LinkError::from);
+        answer.inspect_err(|error| {
+            if error.is_lost() {
+                self.lost.notify_one();
+            }
+        })
     }
 
     /// The way to the guest's ports.
@@ -104,14 +118,16 @@ impl Agent {
             sysctls: guest.sysctls.clone().into_iter().collect(),
             ..Default::default()
         };
-        self.client.configure(deadline(), &request).await?;
+        let call = self.client.configure(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
     /// Waits for an answer, whatever it is.
     pub(super) async fn ping(&self) -> Result<(), LinkError> {
         let request = api::ListContainersRequest::default();
-        self.client.list_containers(deadline(), &request).await?;
+        let call = self.client.list_containers(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -138,7 +154,8 @@ impl Agent {
             etc_hostname: container.etc_hostname,
             ..Default::default()
         };
-        let mut answer = self.client.create_container(deadline(), &request).await?;
+        let call = self.client.create_container(deadline(), &request);
+        let mut answer = self.answer(call).await?;
         answer.additional_gids.truncate(GROUPS_MAX);
         let user = ContainerUser {
             uid: answer.uid,
@@ -157,7 +174,8 @@ impl Agent {
             container_id: id.to_owned(),
             ..Default::default()
         };
-        let answer = self.client.start_container(deadline(), &request).await?;
+        let call = self.client.start_container(deadline(), &request);
+        let answer = self.answer(call).await?;
         Ok(Started {
             pid: answer.pid,
             started_at_ns: answer.started_at_ns,
@@ -171,7 +189,8 @@ impl Agent {
             stdio: Some(stdio).into(),
             ..Default::default()
         };
-        let answer = self.client.restart_container(deadline(), &request).await?;
+        let call = self.client.restart_container(deadline(), &request);
+        let answer = self.answer(call).await?;
         Ok(answer.pid)
     }
 
@@ -186,7 +205,8 @@ impl Agent {
             stdio: Some(exec.stdio).into(),
             ..Default::default()
         };
-        self.client.exec_process(deadline(), &request).await?;
+        let call = self.client.exec_process(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -202,12 +222,8 @@ impl Agent {
             ..Default::default()
         };
         let no_deadline = Context::default();
-        let answer = self.client.wait_process(no_deadline, &request).await;
-        let answer = answer.map_err(LinkError::from).inspect_err(|error| {
-            if error.is_lost() {
-                self.lost.notify_one();
-            }
-        })?;
+        let call = self.client.wait_process(no_deadline, &request);
+        let answer = self.answer(call).await?;
         Ok(AgentExit {
             status: ExitStatus::try_from(&answer)?,
             exited_at_ns: answer.exited_at_ns,
@@ -233,7 +249,8 @@ impl Agent {
             all,
             ..Default::default()
         };
-        self.client.signal_process(deadline(), &request).await?;
+        let call = self.client.signal_process(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -254,7 +271,8 @@ impl Agent {
             rows: size.rows.into(),
             ..Default::default()
         };
-        self.client.resize_terminal(deadline(), &request).await?;
+        let call = self.client.resize_terminal(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -265,7 +283,8 @@ impl Agent {
             container_id: id.to_owned(),
             ..Default::default()
         };
-        self.client.delete_container(deadline(), &request).await?;
+        let call = self.client.delete_container(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -275,14 +294,16 @@ impl Agent {
             container_id: id.to_owned(),
             ..Default::default()
         };
-        self.client.release_container(deadline(), &request).await?;
+        let call = self.client.release_container(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
     /// Has the guest find devices that were plugged in.
     pub(super) async fn scan_devices(&self) -> Result<(), LinkError> {
         let request = api::ScanDevicesRequest::default();
-        self.client.scan_devices(deadline(), &request).await?;
+        let call = self.client.scan_devices(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -292,7 +313,8 @@ impl Agent {
             addresses: vec![address.to_owned()],
             ..Default::default()
         };
-        self.client.remove_devices(deadline(), &request).await?;
+        let call = self.client.remove_devices(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -302,7 +324,8 @@ impl Agent {
             container_id: id.to_owned(),
             ..Default::default()
         };
-        let answer = self.client.container_stats(deadline(), &request).await?;
+        let call = self.client.container_stats(deadline(), &request);
+        let answer = self.answer(call).await?;
         Ok(stats(&answer))
     }
 
@@ -317,9 +340,8 @@ impl Agent {
             resources_json: serde_json::to_vec(resources).map_err(LinkError::Json)?,
             ..Default::default()
         };
-        self.client
-            .update_container_resources(deadline(), &request)
-            .await?;
+        let call = self.client.update_container_resources(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -330,7 +352,8 @@ impl Agent {
             port: port.into(),
             ..Default::default()
         };
-        self.client.port_forward(deadline(), &request).await?;
+        let call = self.client.port_forward(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -340,7 +363,8 @@ impl Agent {
             unix_time_ns: now_ns(),
             ..Default::default()
         };
-        self.client.set_clock(deadline(), &request).await?;
+        let call = self.client.set_clock(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -348,7 +372,8 @@ impl Agent {
     pub(super) async fn await_pressure(&self) -> Result<(), LinkError> {
         let request = api::AwaitPressureRequest::default();
         let no_deadline = Context::default();
-        self.client.await_pressure(no_deadline, &request).await?;
+        let call = self.client.await_pressure(no_deadline, &request);
+        self.answer(call).await?;
         Ok(())
     }
 
@@ -358,14 +383,16 @@ impl Agent {
             count: count.into(),
             ..Default::default()
         };
-        self.client.set_cpus(deadline(), &request).await?;
+        let call = self.client.set_cpus(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 
     /// Ends all containers, writes out what is cached, and powers the guest off.
     pub(super) async fn shutdown(&self) -> Result<(), LinkError> {
         let request = api::ShutdownRequest::default();
-        self.client.shutdown(deadline(), &request).await?;
+        let call = self.client.shutdown(deadline(), &request);
+        self.answer(call).await?;
         Ok(())
     }
 }
@@ -386,4 +413,29 @@ pub fn etc_hosts(hostname: &str) -> String {
          ::1\tlocalhost ip6-localhost ip6-loopback\n\
          127.0.1.1\t{hostname}\n"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream as StdUnixStream;
+
+    use super::*;
+
+    /// An agent whose guest has closed the connection.
+    async fn closed() -> Agent {
+        let (ours, theirs) = StdUnixStream::pair().unwrap();
+        drop(theirs);
+        Agent::connect(Mux::to(ours)).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_has_ended_is_noticed_whatever_is_asked() {
+        let agent = closed().await;
+        assert!(agent.set_clock().await.unwrap_err().is_lost());
+        agent.lost().await;
+        assert!(agent.await_pressure().await.unwrap_err().is_lost());
+        agent.lost().await;
+        assert!(agent.wait("c", "").await.unwrap_err().is_lost());
+        agent.lost().await;
+    }
 }
