@@ -4,13 +4,13 @@
 
 mod support;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -243,9 +243,21 @@ fn digest(input: &mut impl Read) -> ([u8; 32], u64) {
     }
 }
 
+/// A reader's pause. What must not happen meanwhile, the machine's end, is no event to wait for.
+struct Pause;
+
+impl Read for Pause {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        thread::sleep(Duration::from_secs(3));
+        Ok(0)
+    }
+}
+
 #[test]
 fn guest_megabytes_come_back_whole() {
     const SIZE: usize = 16_000_000;
+    // The program has ended when its reader has not got this yet.
+    const LEFT: usize = 600_000;
     let noise = || Noise {
         state: 0x9e37_79b9_7f4a_7c15,
         left: SIZE,
@@ -258,7 +270,9 @@ fn guest_megabytes_come_back_whole() {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let writer = thread::spawn(move || io::copy(&mut noise(), &mut stdin).map(|_| ()));
-    let (received, count) = digest(child.stdout.as_mut().unwrap());
+    let stdout = child.stdout.as_mut().unwrap();
+    let end = File::from(stdout.as_fd().try_clone_to_owned().unwrap());
+    let (received, count) = digest(&mut stdout.take((SIZE - LEFT) as u64).chain(Pause).chain(end));
     writer.join().unwrap().unwrap();
     let ran = Ran::of(child);
     assert_eq!((ran.code, count), (Some(0), SIZE as u64), "{ran:?}");

@@ -15,13 +15,13 @@ use super::super::error::{RefusalKind, SandboxError};
 use super::super::events::{Event, EventAction, EventLog};
 use super::super::stdio::Outputs;
 use super::super::types::{ContainerInfo, ContainerState, ProcessExit, Started};
-use super::MACHINE_ENDS;
+use super::end::{LAST_READS, MACHINE_ENDS};
 use super::output::ContainerStreams;
 use super::restart::{Processes, Restarts};
 use crate::patience::timeout;
 
 /// How long output may still come when its process has ended: what it started may hold the
-/// streams open for ever.
+/// streams open for ever. Readers that are waited for take the time that they want besides.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// Processes of `exec` that are remembered after they have ended.
@@ -44,6 +44,8 @@ pub(super) struct Container {
     events: Option<Arc<EventLog>>,
     /// The sandbox ends with it.
     ends_sandbox: AtomicBool,
+    /// How the process ended whose output is still on its way.
+    ended: Mutex<Option<ProcessExit>>,
 }
 
 #[derive(Debug)]
@@ -77,6 +79,7 @@ impl Container {
             exit: watch::Sender::new(None),
             execs: Mutex::default(),
             ends_sandbox: AtomicBool::new(false),
+            ended: Mutex::default(),
         }
     }
 
@@ -94,6 +97,15 @@ impl Container {
 
     fn lock(&self) -> MutexGuard<'_, ContainerInfo> {
         self.info.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_ended(&self, exit: Option<ProcessExit>) {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = exit;
+    }
+
+    /// How the process ended, whether or not its output is written.
+    pub(super) fn has_ended(&self) -> Option<ProcessExit> {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The process runs; its end is waited for from now on. Before that is told, `release` is
@@ -144,6 +156,7 @@ impl Container {
             if tokio::time::timeout(grace, asked).await.is_err() {
                 info!(container = container.id, "the grace period is over");
                 send(SIGKILL, true).await;
+                container.hurry_readers().await;
             }
         });
         Ok(())
@@ -178,6 +191,7 @@ impl Container {
         let mut begun = Instant::now();
         loop {
             let exit = wait(agent, &self.id, "").await;
+            self.set_ended(exit.ok());
             self.drain().await;
             let mut exit = match exit {
                 Ok(exit) => exit,
@@ -220,6 +234,7 @@ impl Container {
 
     fn waits_for_restart(&self, exit: ProcessExit) {
         self.note_end(exit);
+        self.set_ended(None);
         let mut info = self.lock();
         info.state = ContainerState::Restarting;
         info.exit = Some(exit);
@@ -228,7 +243,7 @@ impl Container {
 
     /// Waits for the rest of the output.
     async fn drain(&self) {
-        if timeout(DRAIN, self.streams.ended()).await.is_err() {
+        if !self.streams.drained(DRAIN).await {
             warn!(
                 container = self.id,
                 "the output goes on after the container's process"
@@ -258,7 +273,23 @@ impl Container {
     pub(super) async fn guest_is_gone(&self) {
         self.processes.end();
         self.drain().await;
-        self.exited(killed()).await;
+        self.exited(self.has_ended().unwrap_or_else(killed)).await;
+    }
+
+    /// The process was killed: its readers have a moment for what is left of its output.
+    pub(super) async fn hurry_readers(&self) {
+        let mut exit = self.exit.subscribe();
+        let known = exit.wait_for(Option::is_some);
+        if timeout(LAST_READS, known).await.is_err() {
+            self.let_readers_go().await;
+        }
+    }
+
+    /// Nobody waits for readers any more who do not read the output.
+    pub(super) async fn let_readers_go(&self) {
+        // As above: where a log's disk does not answer, others are still served.
+        let streams = Arc::clone(&self.streams);
+        let _ = tokio::task::spawn_blocking(move || streams.let_readers_go()).await;
     }
 
     /// The end of the container's process or of one that `exec` started.

@@ -332,6 +332,7 @@ impl Containers {
         }
         if container.info().state != ContainerState::Created {
             let mut exit = container.exit(None)?;
+            container.hurry_readers().await;
             // Its last lines are in the log when the answer comes.
             let _ = exit.wait_for(Option::is_some).await;
         }
@@ -469,6 +470,12 @@ impl Containers {
         resources: &LinuxResources,
     ) -> Result<(), Error> {
         Ok(self.sandbox.agent().update_resources(id, resources).await?)
+    }
+
+    /// Nobody waits for readers any more who do not read containers' output.
+    pub(super) async fn let_readers_go(&self) {
+        let made = self.entries.all();
+        join_all(made.iter().map(|container| container.let_readers_go())).await;
     }
 
     /// The guest has ended: writes what came of the containers' output, and tells who waits.

@@ -13,11 +13,15 @@
 //! | `container` | one container's state and its processes |
 //! | `restart` | whether, when and as what a container's process is started again |
 //! | `output`, `log` | output to the log and to attachers |
+//! | `end` | the machine's end: when it is due, and what is left to do then |
 //! | `images` | which disk holds which image |
 //! | `plugs` | which disks are plugged in for which containers |
 
 mod container;
 mod containers;
+#[cfg(test)]
+mod drain_tests;
+mod end;
 mod entries;
 mod images;
 mod log;
@@ -38,15 +42,13 @@ use rustix::process::Resource;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use super::agent::{GuestConfig, Share};
 use super::events::EventLog;
 use super::jail::{self, CallFilter};
-use super::record::{self, ExitRecord};
 use super::template::Template;
-use super::types::{GuestNetwork, JailMode, SandboxExit};
+use super::types::{GuestNetwork, JailMode};
 use super::wire::{
     FrameError, FrameReader, FrameWriter, LAUNCH_VERSION, LaunchHeader, LaunchReply,
 };
@@ -56,17 +58,12 @@ use crate::machine::{
 };
 use crate::request;
 use containers::Containers;
+use end::Shutdown;
 pub(crate) use images::mount_source as image_source;
 use serve::Service;
 
 /// The grace period of a SIGTERM, which names none.
 const GRACE: Duration = Duration::from_secs(30);
-
-/// How long a guest may take to power itself off once the container has ended that it was for.
-const AFTER_THE_END: Duration = Duration::from_secs(10);
-
-/// How long the last answers and lines may take when the machine has ended.
-const LAST_ANSWERS: Duration = Duration::from_secs(15);
 
 /// How often a guest is told the time.
 const CLOCK_EVERY: Duration = Duration::from_secs(600);
@@ -146,19 +143,6 @@ fn take_stdin() -> Result<Arc<UnixStream>, ProcessError> {
         UnixStream::from_std(socket).map(Arc::new)
     };
     take().map_err(set_up("take the launcher's socket from stdin"))
-}
-
-/// How long the end of a machine may come after its guest was lost. Then it is killed: nobody can
-/// do anything with it any more. A guest that panicked is looked through for why before.
-const MACHINE_ENDS: Duration = Duration::from_secs(30);
-
-/// Why a machine is to end.
-#[derive(Debug, Clone, Copy)]
-enum Shutdown {
-    /// Somebody asks for it, and gives the guest so much time.
-    Within(Duration),
-    /// The container that it was for has ended, and its output is complete.
-    Done,
 }
 
 /// The open files of a launch.
@@ -311,7 +295,7 @@ async fn live(
 
     let sandbox = Arc::new(sandbox);
     let containers = Arc::new(Containers::new(Arc::clone(&sandbox), image_slots, events));
-    let (shutdown, shutdowns) = mpsc::unbounded_channel();
+    let (shutdown, mut shutdowns) = mpsc::unbounded_channel();
     let (exit_sender, exit) = watch::channel(None);
     let service = Service {
         containers: Arc::clone(&containers),
@@ -338,10 +322,11 @@ async fn live(
             let _ = shutdown.send(Shutdown::Within(GRACE));
         }
     });
-    let exit = ended(&sandbox, &containers, shutdowns, leaves_nothing).await;
+    let (exit, asked_by) = end::ended(&sandbox, &containers, &mut shutdowns, leaves_nothing).await;
     clock.abort();
     info!(%exit, "the machine has ended");
-    leave(&record, exit, &containers, exit_sender, serving).await;
+    end::drain(&containers, end::reads_are_over(shutdowns, asked_by)).await;
+    end::leave(&record, exit, &containers, exit_sender, serving).await;
     Ok(())
 }
 
@@ -466,84 +451,5 @@ async fn reply(launcher: &Arc<UnixStream>, reply: LaunchReply) {
         .await;
     if let Err(error) = sent {
         warn!(%error, "whoever launched the sandbox does not hear the answer");
-    }
-}
-
-/// Waits for the machine's end, and sees to it when there is a reason. Of a guest that leaves
-/// nothing on the host the power is cut once nobody needs it.
-async fn ended(
-    sandbox: &Arc<Sandbox>,
-    containers: &Arc<Containers>,
-    mut shutdowns: mpsc::UnboundedReceiver<Shutdown>,
-    leaves_nothing: bool,
-) -> SandboxExit {
-    let mut deadline: Option<Instant> = None;
-    let mut lost_at: Option<Instant> = None;
-    loop {
-        let kill_at = deadline.unwrap_or_else(Instant::now);
-        let ends_by = lost_at.map_or_else(Instant::now, |at| at + MACHINE_ENDS);
-        tokio::select! {
-            // After a moment in which the host stood still several may be true at once.
-            biased;
-            exit = sandbox.machine().ended() => return exit.into(),
-            () = sandbox.agent().lost(), if lost_at.is_none() => lost_at = Some(Instant::now()),
-            () = sleep_until(ends_by), if lost_at.is_some() => {
-                warn!("the guest's agent is lost, and its guest does not end");
-                sandbox.machine().kill();
-                let why = "lost the guest's agent while its guest went on: it was killed";
-                return SandboxExit::Failed(why.to_owned());
-            }
-            Some(shutdown) = shutdowns.recv() => {
-                let grace = match shutdown {
-                    Shutdown::Within(grace) => grace,
-                    Shutdown::Done if leaves_nothing => {
-                        sandbox.machine().kill();
-                        return SandboxExit::PoweredOff;
-                    }
-                    Shutdown::Done => AFTER_THE_END,
-                };
-                let at = Instant::now().checked_add(grace);
-                if deadline.is_none() {
-                    info!(?grace, "the guest is asked to stop");
-                    let (sandbox, containers) = (Arc::clone(sandbox), Arc::clone(containers));
-                    tokio::spawn(async move {
-                        if containers.is_paused() && let Err(error) = containers.resume().await {
-                            debug!(%error, "the guest stays paused");
-                        }
-                        sandbox.ask_to_stop().await;
-                    });
-                }
-                // Too far in the future to be a time is never, which a year is as well.
-                let at = at.unwrap_or_else(|| Instant::now() + Duration::from_secs(365 * 86400));
-                deadline = Some(deadline.map_or(at, |old| old.min(at)));
-            }
-            () = sleep_until(kill_at), if deadline.is_some() => {
-                warn!("the guest did not stop within its grace period and is killed");
-                sandbox.machine().kill();
-                return SandboxExit::Killed;
-            }
-        }
-    }
-}
-
-/// Writes the last lines and the record, and gives the last answers.
-async fn leave(
-    file: &File,
-    exit: SandboxExit,
-    containers: &Containers,
-    sender: watch::Sender<Option<SandboxExit>>,
-    serving: tokio::task::JoinHandle<()>,
-) {
-    containers.guest_is_gone().await;
-    let record = ExitRecord {
-        exit: exit.clone(),
-        containers: containers.list(),
-    };
-    if let Err(error) = record::write(file, &record) {
-        warn!(%error, "cannot write down how the sandbox ended");
-    }
-    sender.send_replace(Some(exit));
-    if timeout(LAST_ANSWERS, serving).await.is_err() {
-        warn!("somebody does not read the last answers");
     }
 }

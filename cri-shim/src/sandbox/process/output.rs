@@ -4,17 +4,21 @@
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
 
+use rustix::net::{Shutdown, shutdown};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::super::stdio::{GuestInput, GuestStreams, StdioError, read, spawn, write_all};
 use super::super::types::StdioFds;
 use super::log::{LogWriter, OutputStream};
+use crate::patience::timeout;
 
 /// Bytes read from a process at once.
 const PIECE: usize = 16 << 10;
@@ -35,6 +39,47 @@ pub(super) struct ContainerStreams {
     /// Streams that have not ended.
     open: AtomicUsize,
     ended: watch::Sender<bool>,
+    readers: Arc<watch::Sender<Readers>>,
+}
+
+/// Attachers that the process waits for.
+#[derive(Debug, Default)]
+struct Readers {
+    /// Pieces that they have not got.
+    unread: usize,
+    /// They are not waited for any more.
+    are_let_go: bool,
+}
+
+impl Readers {
+    fn are_behind(&self) -> bool {
+        self.unread > 0 && !self.are_let_go
+    }
+}
+
+/// A piece that a reader has not got, until it is dropped.
+#[derive(Debug)]
+struct Unread(Arc<watch::Sender<Readers>>);
+
+impl Unread {
+    fn new(readers: &Arc<watch::Sender<Readers>>) -> Self {
+        readers.send_modify(|readers| readers.unread += 1);
+        Self(Arc::clone(readers))
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.0.send_modify(|readers| readers.unread -= 1);
+    }
+}
+
+/// Output on its way to an attacher.
+#[derive(Debug)]
+struct Piece {
+    bytes: Arc<[u8]>,
+    /// Of one that the process waits for.
+    _unread: Option<Unread>,
 }
 
 #[derive(Debug)]
@@ -60,13 +105,15 @@ struct Attacher {
     /// The attachment that it is one of the outputs of.
     attachment: u64,
     stream: OutputStream,
-    pieces: SyncSender<Arc<[u8]>>,
-    /// The process waits for it.
-    is_whole: bool,
+    pieces: SyncSender<Piece>,
+    /// Where they go, until that has ended.
+    file: Weak<OwnedFd>,
+    /// Of one that the process waits for.
+    readers: Option<Arc<watch::Sender<Readers>>>,
 }
 
 /// A piece for an attacher that the process waits for.
-type Waiting = (SyncSender<Arc<[u8]>>, Arc<[u8]>);
+type Waiting = (SyncSender<Piece>, Piece);
 
 impl ContainerStreams {
     /// Begins to read the process's output. `is_lasting` streams go on with another process, until
@@ -87,6 +134,7 @@ impl ContainerStreams {
             }),
             open: AtomicUsize::new(0),
             ended: watch::Sender::new(false),
+            readers: Arc::default(),
         });
         this.go_on(streams)?;
         Ok(this)
@@ -131,11 +179,64 @@ impl ContainerStreams {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until all output has come, is in the log, and is with those that the process waits
+    /// for. False when there is more to come after `limit`, in which the time that these took to
+    /// read does not count.
+    pub(super) async fn drained(&self, limit: Duration) -> bool {
+        let complete = async {
+            self.ended().await;
+            self.readers(|readers| !readers.are_behind()).await;
+        };
+        let mut complete = pin!(complete);
+        let mut left = limit;
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut complete => return true,
+                () = self.readers(|readers| !readers.are_behind()) => {}
+            }
+            let begin = Instant::now();
+            let next = async {
+                tokio::select! {
+                    biased;
+                    () = &mut complete => true,
+                    () = self.readers(Readers::are_behind) => false,
+                }
+            };
+            match timeout(left, next).await {
+                Ok(true) => return true,
+                Ok(false) => left = left.saturating_sub(begin.elapsed()),
+                Err(_) => return false,
+            }
+        }
+    }
+
     /// Waits until all output has come and is in the log.
-    pub(super) async fn ended(&self) {
+    async fn ended(&self) {
         let mut ended = self.ended.subscribe();
         // The sender is in `self`.
         let _ = ended.wait_for(|ended| *ended).await;
+    }
+
+    async fn readers(&self, are: impl FnMut(&Readers) -> bool) {
+        let mut readers = self.readers.subscribe();
+        // The sender is in `self`.
+        let _ = readers.wait_for(are).await;
+    }
+
+    /// From now on nobody waits for attachers. What they have not got they do not get, so that the
+    /// rest comes to the log.
+    pub(super) fn let_readers_go(&self) {
+        self.readers
+            .send_modify(|readers| readers.are_let_go = true);
+        let sinks = self.sinks();
+        let whole = sinks.attachers.iter().filter(|it| it.readers.is_some());
+        for file in whole.filter_map(|attacher| attacher.file.upgrade()) {
+            // Only of sockets, which is what podvisor's own programs attach.
+            if let Err(error) = shutdown(&file, Shutdown::Both) {
+                debug!(%error, "an attacher is not cut off");
+            }
+        }
     }
 
     /// Connects somebody's files, from now on. Whom the process does not wait for, and whose end
@@ -158,6 +259,8 @@ impl ContainerStreams {
         for (stream, file) in outputs {
             let Some(file) = file else { continue };
             let (pieces, receiver) = sync_channel(BEHIND);
+            let file = Arc::new(file);
+            let weak = Arc::downgrade(&file);
             spawn("attach", move || serve_attacher(&receiver, &file))?;
             let mut sinks = self.sinks();
             // Under the lock, so that the last stream's end is either seen or closes this.
@@ -166,7 +269,8 @@ impl ContainerStreams {
                     attachment,
                     stream,
                     pieces,
-                    is_whole,
+                    file: weak,
+                    readers: is_whole.then(|| Arc::clone(&self.readers)),
                 });
             }
         }
@@ -252,14 +356,18 @@ impl Sinks {
         if self.attachers.is_empty() {
             return waiting;
         }
-        let piece: Arc<[u8]> = bytes.into();
+        let bytes: Arc<[u8]> = bytes.into();
         self.attachers.retain(|attacher| {
             if attacher.stream != stream {
                 return true;
             }
-            match attacher.pieces.try_send(Arc::clone(&piece)) {
+            let piece = Piece {
+                bytes: Arc::clone(&bytes),
+                _unread: attacher.readers.as_ref().map(Unread::new),
+            };
+            match attacher.pieces.try_send(piece) {
                 Ok(()) => true,
-                Err(TrySendError::Full(piece)) if attacher.is_whole => {
+                Err(TrySendError::Full(piece)) if attacher.readers.is_some() => {
                     waiting.push((attacher.pieces.clone(), piece));
                     true
                 }
@@ -298,9 +406,9 @@ impl Sinks {
     }
 }
 
-fn serve_attacher(pieces: &Receiver<Arc<[u8]>>, file: &OwnedFd) {
+fn serve_attacher(pieces: &Receiver<Piece>, file: &OwnedFd) {
     while let Ok(piece) = pieces.recv() {
-        if let Err(error) = write_all(file.as_fd(), &piece) {
+        if let Err(error) = write_all(file.as_fd(), &piece.bytes) {
             debug!(%error, "an attacher is gone");
             return;
         }
@@ -308,192 +416,5 @@ fn serve_attacher(pieces: &Receiver<Arc<[u8]>>, file: &OwnedFd) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::{Read as _, Write as _};
-
-    use super::*;
-
-    /// A container's streams, the guest's ends of stdout and stderr, and the log.
-    struct Scene {
-        streams: Arc<ContainerStreams>,
-        stdout: UnixStream,
-        stderr: UnixStream,
-        log: tempfile::NamedTempFile,
-    }
-
-    fn scene() -> Scene {
-        scene_of(false)
-    }
-
-    fn scene_of(is_lasting: bool) -> Scene {
-        let (stdout, output) = UnixStream::pair().unwrap();
-        let (stderr, errors) = UnixStream::pair().unwrap();
-        let log = tempfile::NamedTempFile::new().unwrap();
-        let file = log.reopen().unwrap();
-        let streams = GuestStreams {
-            input: None,
-            output: Some(Arc::new(output)),
-            errors: Some(Arc::new(errors)),
-        };
-        Scene {
-            streams: ContainerStreams::start(streams, Some(file.into()), false, is_lasting)
-                .unwrap(),
-            stdout,
-            stderr,
-            log,
-        }
-    }
-
-    impl Scene {
-        /// Ends the streams and gives the log without its times.
-        fn log(self) -> String {
-            drop((self.stdout, self.stderr));
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .build()
-                .unwrap();
-            runtime.block_on(self.streams.ended());
-            let text = std::fs::read_to_string(self.log.path()).unwrap();
-            let lines = text.lines().map(|line| line.split_once(' ').unwrap().1);
-            lines.map(|line| format!("{line}\n")).collect()
-        }
-    }
-
-    fn attacher() -> (StdioFds, UnixStream) {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let files = StdioFds {
-            stdout: Some(theirs.into()),
-            ..StdioFds::default()
-        };
-        (files, ours)
-    }
-
-    #[test]
-    fn output_goes_to_the_log_and_to_every_attacher() {
-        let mut scene = scene();
-        let (files, mut one) = attacher();
-        scene.streams.attach(files, false).unwrap();
-        let (files, mut two) = attacher();
-        scene.streams.attach(files, false).unwrap();
-        scene.stdout.write_all(b"out\n").unwrap();
-        let mut bytes = [0; 4];
-        one.read_exact(&mut bytes).unwrap();
-        scene.stderr.write_all(b"err\n").unwrap();
-        let log = scene.log();
-        assert!(
-            log.contains("stdout F out\n") && log.contains("stderr F err\n"),
-            "{log}"
-        );
-        let mut text = String::new();
-        two.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "out\n");
-    }
-
-    #[test]
-    fn an_attacher_that_does_not_read_holds_up_neither_the_log_nor_another() {
-        let mut scene = scene();
-        let (files, stuck) = attacher();
-        scene.streams.attach(files, false).unwrap();
-        let (files, mut reader) = attacher();
-        scene.streams.attach(files, false).unwrap();
-        let reads = std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            reader.read_to_end(&mut bytes).unwrap();
-            bytes.len()
-        });
-        let line = [vec![b'x'; 1023], b"\n".to_vec()].concat();
-        let count = 8192;
-        for _ in 0..count {
-            scene.stdout.write_all(&line).unwrap();
-        }
-        assert_eq!(scene.log().lines().count(), count);
-        // A reader is cut off only when it is 1 MiB behind.
-        assert!(reads.join().unwrap() >= BEHIND * 1024);
-        drop(stuck);
-    }
-
-    #[test]
-    fn a_reader_that_the_process_waits_for_gets_all_of_it() {
-        let mut scene = scene();
-        let (files, mut reader) = attacher();
-        scene.streams.attach(files, true).unwrap();
-        let piece = vec![b'x'; 64 << 10];
-        let pieces = 4 * BEHIND;
-        let writes = std::thread::spawn(move || {
-            for _ in 0..pieces {
-                scene.stdout.write_all(&piece).unwrap();
-            }
-            scene
-        });
-        // It begins when the writer has come as far as it can.
-        let mut bytes = vec![0; 1];
-        reader.read_exact(&mut bytes).unwrap();
-        let reads = std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            reader.read_to_end(&mut bytes).unwrap();
-            bytes.len() + 1
-        });
-        writes.join().unwrap().log();
-        assert_eq!(reads.join().unwrap(), pieces * (64 << 10));
-    }
-
-    #[test]
-    fn who_attaches_after_the_end_finds_the_end_at_once() {
-        let scene = scene();
-        let streams = Arc::clone(&scene.streams);
-        scene.log();
-        let (files, mut late) = attacher();
-        streams.attach(files, false).unwrap();
-        let mut text = String::new();
-        late.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "");
-    }
-
-    #[test]
-    fn the_output_of_the_next_process_goes_to_the_same_log_and_attachers() {
-        let scene = scene_of(true);
-        let (files, mut reader) = attacher();
-        scene.streams.attach(files, false).unwrap();
-        let streams = Arc::clone(&scene.streams);
-        let mut first = scene.stdout;
-        first.write_all(b"one\n").unwrap();
-        drop((first, scene.stderr));
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
-        runtime.block_on(streams.ended());
-        let (mut second, output) = UnixStream::pair().unwrap();
-        let next = GuestStreams {
-            input: None,
-            output: Some(Arc::new(output)),
-            errors: None,
-        };
-        streams.go_on(next).unwrap();
-        second.write_all(b"two\n").unwrap();
-        drop(second);
-        runtime.block_on(streams.ended());
-        streams.close();
-        let mut text = String::new();
-        reader.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "one\ntwo\n");
-        let log = std::fs::read_to_string(scene.log.path()).unwrap();
-        assert_eq!(log.lines().count(), 2, "{log}");
-    }
-
-    #[test]
-    fn a_reopened_log_goes_on_where_the_old_one_ended() {
-        let mut scene = scene();
-        scene.stdout.write_all(b"old\nbegun").unwrap();
-        while !std::fs::read_to_string(scene.log.path())
-            .unwrap()
-            .contains("old")
-        {
-            std::thread::yield_now();
-        }
-        let new = tempfile::NamedTempFile::new().unwrap();
-        scene.streams.reopen_log(new.reopen().unwrap().into());
-        scene.stdout.write_all(b" new\n").unwrap();
-        assert_eq!(scene.log(), "stdout F old\n");
-        let text = std::fs::read_to_string(new.path()).unwrap();
-        assert!(text.ends_with(" stdout F begun new\n"), "{text}");
-    }
-}
+#[path = "output_tests.rs"]
+mod tests;

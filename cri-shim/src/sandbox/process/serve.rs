@@ -17,7 +17,7 @@ use super::super::wire::{
     FrameWriter, Greeting, MAX_FRAME, Refusal, Reply, Request, StdioHeader,
 };
 use super::containers::{Containers, CreateFiles};
-use super::{MACHINE_ENDS, Shutdown};
+use super::end::{MACHINE_ENDS, Shutdown};
 use crate::request;
 
 /// Connections at once. Each program in the foreground, and each who waits, has one.

@@ -1,0 +1,285 @@
+//! The streams of a container, from a guest that is a socket, to logs and attachers.
+
+use std::io::{Read as _, Write as _};
+use std::thread::JoinHandle;
+
+use tokio::time::sleep;
+
+use super::*;
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A container's streams, the guest's ends of stdout and stderr, and the log.
+struct Scene {
+    streams: Arc<ContainerStreams>,
+    stdout: UnixStream,
+    stderr: UnixStream,
+    log: tempfile::NamedTempFile,
+}
+
+fn scene() -> Scene {
+    scene_of(false)
+}
+
+fn scene_of(is_lasting: bool) -> Scene {
+    let (stdout, output) = UnixStream::pair().unwrap();
+    let (stderr, errors) = UnixStream::pair().unwrap();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let file = log.reopen().unwrap();
+    let streams = GuestStreams {
+        input: None,
+        output: Some(Arc::new(output)),
+        errors: Some(Arc::new(errors)),
+    };
+    Scene {
+        streams: ContainerStreams::start(streams, Some(file.into()), false, is_lasting).unwrap(),
+        stdout,
+        stderr,
+        log,
+    }
+}
+
+impl Scene {
+    /// Ends the streams and gives the log without its times.
+    fn log(self) -> String {
+        drop((self.stdout, self.stderr));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(self.streams.ended());
+        let text = std::fs::read_to_string(self.log.path()).unwrap();
+        let lines = text.lines().map(|line| line.split_once(' ').unwrap().1);
+        lines.map(|line| format!("{line}\n")).collect()
+    }
+}
+
+fn attacher() -> (StdioFds, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let files = StdioFds {
+        stdout: Some(theirs.into()),
+        ..StdioFds::default()
+    };
+    (files, ours)
+}
+
+#[test]
+fn output_goes_to_the_log_and_to_every_attacher() {
+    let mut scene = scene();
+    let (files, mut one) = attacher();
+    scene.streams.attach(files, false).unwrap();
+    let (files, mut two) = attacher();
+    scene.streams.attach(files, false).unwrap();
+    scene.stdout.write_all(b"out\n").unwrap();
+    let mut bytes = [0; 4];
+    one.read_exact(&mut bytes).unwrap();
+    scene.stderr.write_all(b"err\n").unwrap();
+    let log = scene.log();
+    assert!(
+        log.contains("stdout F out\n") && log.contains("stderr F err\n"),
+        "{log}"
+    );
+    let mut text = String::new();
+    two.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "out\n");
+}
+
+#[test]
+fn an_attacher_that_does_not_read_holds_up_neither_the_log_nor_another() {
+    let mut scene = scene();
+    let (files, stuck) = attacher();
+    scene.streams.attach(files, false).unwrap();
+    let (files, mut reader) = attacher();
+    scene.streams.attach(files, false).unwrap();
+    let reads = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        bytes.len()
+    });
+    let line = [vec![b'x'; 1023], b"\n".to_vec()].concat();
+    let count = 8192;
+    for _ in 0..count {
+        scene.stdout.write_all(&line).unwrap();
+    }
+    assert_eq!(scene.log().lines().count(), count);
+    // A reader is cut off only when it is 1 MiB behind.
+    assert!(reads.join().unwrap() >= BEHIND * 1024);
+    drop(stuck);
+}
+
+#[test]
+fn a_reader_that_the_process_waits_for_gets_all_of_it() {
+    let mut scene = scene();
+    let (files, mut reader) = attacher();
+    scene.streams.attach(files, true).unwrap();
+    let piece = vec![b'x'; 64 << 10];
+    let pieces = 4 * BEHIND;
+    let writes = std::thread::spawn(move || {
+        for _ in 0..pieces {
+            scene.stdout.write_all(&piece).unwrap();
+        }
+        scene
+    });
+    // It begins when the writer has come as far as it can.
+    let mut bytes = vec![0; 1];
+    reader.read_exact(&mut bytes).unwrap();
+    let reads = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        bytes.len() + 1
+    });
+    writes.join().unwrap().log();
+    assert_eq!(reads.join().unwrap(), pieces * (64 << 10));
+}
+
+#[test]
+fn who_attaches_after_the_end_finds_the_end_at_once() {
+    let scene = scene();
+    let streams = Arc::clone(&scene.streams);
+    scene.log();
+    let (files, mut late) = attacher();
+    streams.attach(files, false).unwrap();
+    let mut text = String::new();
+    late.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "");
+}
+
+#[test]
+fn the_output_of_the_next_process_goes_to_the_same_log_and_attachers() {
+    let scene = scene_of(true);
+    let (files, mut reader) = attacher();
+    scene.streams.attach(files, false).unwrap();
+    let streams = Arc::clone(&scene.streams);
+    let mut first = scene.stdout;
+    first.write_all(b"one\n").unwrap();
+    drop((first, scene.stderr));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(streams.ended());
+    let (mut second, output) = UnixStream::pair().unwrap();
+    let next = GuestStreams {
+        input: None,
+        output: Some(Arc::new(output)),
+        errors: None,
+    };
+    streams.go_on(next).unwrap();
+    second.write_all(b"two\n").unwrap();
+    drop(second);
+    runtime.block_on(streams.ended());
+    streams.close();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "one\ntwo\n");
+    let log = std::fs::read_to_string(scene.log.path()).unwrap();
+    assert_eq!(log.lines().count(), 2, "{log}");
+}
+
+#[test]
+fn a_reopened_log_goes_on_where_the_old_one_ended() {
+    let mut scene = scene();
+    scene.stdout.write_all(b"old\nbegun").unwrap();
+    while !std::fs::read_to_string(scene.log.path())
+        .unwrap()
+        .contains("old")
+    {
+        std::thread::yield_now();
+    }
+    let new = tempfile::NamedTempFile::new().unwrap();
+    scene.streams.reopen_log(new.reopen().unwrap().into());
+    scene.stdout.write_all(b" new\n").unwrap();
+    assert_eq!(scene.log(), "stdout F old\n");
+    let text = std::fs::read_to_string(new.path()).unwrap();
+    assert!(text.ends_with(" stdout F begun new\n"), "{text}");
+}
+
+/// A reader whom the process waits for and who does not read, and the thread that writes more than
+/// fits in between.
+async fn behind() -> (Arc<ContainerStreams>, UnixStream, JoinHandle<Scene>) {
+    let mut scene = scene();
+    let streams = Arc::clone(&scene.streams);
+    let (files, reader) = attacher();
+    streams.attach(files, true).unwrap();
+    let line = [vec![b'x'; 1023], b"\n".to_vec()].concat();
+    let writes = std::thread::spawn(move || {
+        for _ in 0..MANY {
+            scene.stdout.write_all(&line).unwrap();
+        }
+        scene
+    });
+    streams.readers(Readers::are_behind).await;
+    (streams, reader, writes)
+}
+
+/// Lines that [`behind`] writes, of 1 KiB each.
+const MANY: usize = 4096;
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_reader_whom_the_process_waits_for_has_all_the_time_of_the_world() {
+    let (streams, mut reader, writes) = behind().await;
+    let limit = Duration::from_secs(10);
+    tokio::select! {
+        _ = streams.drained(limit) => panic!("the reader has not got anything"),
+        () = sleep(100 * limit) => {}
+    }
+    tokio::time::resume();
+    let reads = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        bytes.len()
+    });
+    drop(tokio::task::spawn_blocking(move || drop(writes.join())));
+    assert!(streams.drained(LONG).await);
+    assert_eq!(reads.join().unwrap(), MANY << 10);
+}
+
+#[tokio::test]
+async fn output_has_not_gone_out_while_it_waits_for_a_reader() {
+    let mut scene = scene();
+    let streams = Arc::clone(&scene.streams);
+    let (files, mut reader) = attacher();
+    streams.attach(files, true).unwrap();
+    // More than the reader's socket takes, and less than he may be behind.
+    let bytes = vec![b'x'; 600 << 10];
+    scene.stdout.write_all(&bytes).unwrap();
+    drop((scene.stdout, scene.stderr));
+    streams.ended().await;
+    assert!(streams.readers.borrow().are_behind());
+    let reads = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        bytes.len()
+    });
+    assert!(streams.drained(LONG).await);
+    assert_eq!(reads.join().unwrap(), bytes.len());
+}
+
+#[tokio::test]
+async fn a_reader_who_is_gone_is_not_waited_for() {
+    let (streams, reader, writes) = behind().await;
+    drop(reader);
+    let scene = tokio::task::spawn_blocking(|| writes.join().unwrap());
+    let scene = scene.await.unwrap();
+    drop((scene.stdout, scene.stderr));
+    assert!(streams.drained(LONG).await);
+}
+
+#[tokio::test]
+async fn what_a_reader_does_not_get_who_is_let_go_comes_to_the_log() {
+    let (streams, _reader, writes) = behind().await;
+    streams.let_readers_go();
+    let scene = tokio::task::spawn_blocking(|| writes.join().unwrap());
+    let scene = scene.await.unwrap();
+    drop((scene.stdout, scene.stderr));
+    assert!(streams.drained(LONG).await);
+    let log = std::fs::read_to_string(scene.log.path()).unwrap();
+    assert_eq!(log.lines().count(), MANY);
+}
+
+#[tokio::test(start_paused = true)]
+async fn output_that_goes_on_without_end_is_not_waited_for() {
+    let scene = scene();
+    let (files, _reader) = attacher();
+    scene.streams.attach(files, true).unwrap();
+    assert!(!scene.streams.drained(LONG).await);
+}
