@@ -162,6 +162,7 @@ pub struct Machine {
     spare: Vec<BlockHandle>,
     ports: Ports,
     console: Option<Arc<Console>>,
+    stopped: watch::Receiver<bool>,
     exit: watch::Receiver<Option<MachineExit>>,
 }
 
@@ -326,9 +327,13 @@ impl BuiltMachine {
             console,
         } = self;
         vm.start()?;
+        let (stops, stopped) = watch::channel(false);
         let (sender, exit) = watch::channel(None);
         let waited = Arc::clone(&vm);
         let wait = move || {
+            waited.wait_until_stopped();
+            // As below.
+            let _ = stops.send(true);
             let exit = match waited.wait() {
                 Ok(VmExit::Reset) => {
                     let panic = KernelPanic::find(|at, bytes| waited.read_memory(at, bytes));
@@ -350,6 +355,7 @@ impl BuiltMachine {
             spare,
             ports,
             console,
+            stopped,
             exit,
         })
     }
@@ -406,6 +412,24 @@ impl Machine {
     /// It did not begin as one.
     pub fn working_set(&self) -> Result<WorkingSet, MachineError> {
         Ok(self.vm.working_set()?)
+    }
+
+    /// Whether the guest runs no more, though it is not known yet how the machine has ended: that
+    /// may take some time, in which [`Self::ended`] is bound to return.
+    #[must_use]
+    pub fn stopped(&self) -> watch::Receiver<bool> {
+        self.stopped.clone()
+    }
+
+    /// What has been counted of the guest's vsock connections, by name: which side ended them.
+    #[must_use]
+    pub fn vsock_counters(&self) -> Vec<(&'static str, u64)> {
+        let devices = self.vm.counters().into_iter();
+        let vsock = devices.filter(|counted| counted.device.starts_with("vsock"));
+        let counters = vsock.flat_map(|counted| counted.counters);
+        counters
+            .map(|counter| (counter.name, counter.value))
+            .collect()
     }
 
     /// Waits until the machine ends; any number of callers.

@@ -67,9 +67,10 @@ impl KernelPanic {
     }
 
     fn within(memory: &[u8]) -> Option<Self> {
-        let begin = PANIC.get(..NUMBER)?;
-        let words = memory.chunks_exact(NUMBER).enumerate();
-        let mut found = words.filter(|(_, word)| *word == begin);
+        let begin: &[u8; NUMBER] = PANIC.first_chunk()?;
+        // Of a length that the compiler knows: they are compared as numbers.
+        let (words, _) = memory.as_chunks::<NUMBER>();
+        let mut found = words.iter().enumerate().filter(|(_, word)| *word == begin);
         found.find_map(|(index, _)| Self::at(memory, index.checked_sub(1)? * NUMBER))
     }
 

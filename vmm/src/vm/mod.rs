@@ -246,19 +246,29 @@ impl Vm {
     /// # Errors
     /// [`VmError::Poisoned`] when KVM failed.
     pub fn wait(&self) -> Result<VmExit, VmError> {
-        let outcome = {
-            let inner = self.control().lock();
-            let inner = self
-                .control()
-                .wait_until(inner, |inner| inner.outcome.is_some());
-            inner.outcome.clone()
-        };
+        let outcome = self.outcome();
         self.join();
         match outcome {
             Some(Outcome::Poison(poison)) => Err(VmError::Poisoned(poison)),
             Some(Outcome::Exit(exit)) => Ok(exit),
             None => Ok(VmExit::Stopped),
         }
+    }
+
+    /// Waits until the VM is [`State::Stopped`] or [`State::Poisoned`]. It is that before its
+    /// threads end and its devices let go of what they have, which [`Self::wait`] waits for. Any
+    /// number of threads may wait.
+    pub fn wait_until_stopped(&self) {
+        let _ = self.outcome();
+    }
+
+    /// How it ends, once that is known.
+    fn outcome(&self) -> Option<Outcome> {
+        let inner = self.control().lock();
+        let inner = self
+            .control()
+            .wait_until(inner, |inner| inner.outcome.is_some());
+        inner.outcome.clone()
     }
 
     /// What the devices and vCPUs have counted so far. Never waits. Each device counts its

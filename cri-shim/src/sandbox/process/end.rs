@@ -30,6 +30,12 @@ pub(super) const LAST_READS: Duration = Duration::from_secs(2);
 /// do anything with it any more. A guest that panicked is looked through for why before.
 pub(super) const MACHINE_ENDS: Duration = Duration::from_secs(30);
 
+/// How long who asked a guest for something waits until everything of its machine's end is written.
+const WRITTEN: Duration = Duration::from_secs(15);
+
+/// How long it may take to kill a machine whose guest was lost.
+const KILLED: Duration = Duration::from_secs(5);
+
 /// Why a machine is to end.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Shutdown {
@@ -37,6 +43,39 @@ pub(super) enum Shutdown {
     Within(Duration),
     /// The container that it was for has ended, and its output is complete.
     Done,
+}
+
+/// What is known of a machine's end.
+#[derive(Debug, Clone)]
+pub(super) struct Cause {
+    /// The guest runs no more: how it ended is about to be told.
+    pub(super) stopped: watch::Receiver<bool>,
+    /// How the machine has ended: told before its containers' output is written.
+    pub(super) exit: watch::Receiver<Option<SandboxExit>>,
+    /// As `exit`, once everything is written.
+    pub(super) written: watch::Receiver<Option<SandboxExit>>,
+}
+
+impl Cause {
+    /// How the machine has ended whose guest cannot be reached; `None` when it goes on.
+    pub(super) async fn known(&mut self) -> Option<SandboxExit> {
+        let Self {
+            stopped,
+            exit,
+            written,
+        } = self;
+        let ends = async {
+            tokio::select! {
+                _ = stopped.wait_for(|stopped| *stopped) => {}
+                _ = exit.wait_for(Option::is_some) => {}
+            }
+        };
+        timeout(MACHINE_ENDS + KILLED, ends).await.ok()?;
+        let exit = exit.wait_for(Option::is_some).await.ok()?.clone();
+        // Who is told so looks next for what is written; but readers may take for ever.
+        let _ = timeout(WRITTEN, written.wait_for(Option::is_some)).await;
+        exit
+    }
 }
 
 /// Waits for the machine's end, and sees to it when there is a reason; says until when somebody has
@@ -50,17 +89,28 @@ pub(super) async fn ended(
     let mut deadline: Option<Instant> = None;
     let mut asked_by: Option<Instant> = None;
     let mut lost_at: Option<Instant> = None;
+    let machine = sandbox.machine();
+    let stopped = machine.stopped();
     loop {
         let kill_at = deadline.unwrap_or_else(Instant::now);
         let ends_by = lost_at.map_or_else(Instant::now, |at| at + MACHINE_ENDS);
         tokio::select! {
             // After a moment in which the host stood still several may be true at once.
             biased;
-            exit = sandbox.machine().ended() => return (exit.into(), asked_by),
-            () = sandbox.agent().lost(), if lost_at.is_none() => lost_at = Some(Instant::now()),
+            exit = machine.ended() => return (exit.into(), asked_by),
+            () = sandbox.agent().lost(), if lost_at.is_none() => {
+                if deadline.is_none() {
+                    // Which side ended the connection.
+                    warn!(vsock = ?machine.vsock_counters(), "lost the guest's agent");
+                }
+                lost_at = Some(Instant::now());
+            }
             () = sleep_until(ends_by), if lost_at.is_some() => {
+                if *stopped.borrow() {
+                    return (machine.ended().await.into(), asked_by);
+                }
                 warn!("the guest's agent is lost, and its guest does not end");
-                sandbox.machine().kill();
+                machine.kill();
                 let why = "lost the guest's agent while its guest went on: it was killed";
                 return (SandboxExit::Failed(why.to_owned()), asked_by);
             }
@@ -68,7 +118,7 @@ pub(super) async fn ended(
                 let grace = match shutdown {
                     Shutdown::Within(grace) => grace,
                     Shutdown::Done if leaves_nothing => {
-                        sandbox.machine().kill();
+                        machine.kill();
                         return (SandboxExit::PoweredOff, asked_by);
                     }
                     Shutdown::Done => AFTER_THE_END,
@@ -89,8 +139,11 @@ pub(super) async fn ended(
                 deadline = earlier(deadline, grace);
             }
             () = sleep_until(kill_at), if deadline.is_some() => {
+                if *stopped.borrow() {
+                    return (machine.ended().await.into(), asked_by);
+                }
                 warn!("the guest did not stop within its grace period and is killed");
-                sandbox.machine().kill();
+                machine.kill();
                 return (SandboxExit::Killed, asked_by);
             }
         }

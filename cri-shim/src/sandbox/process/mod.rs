@@ -58,7 +58,7 @@ use crate::machine::{
 };
 use crate::request;
 use containers::Containers;
-use end::Shutdown;
+use end::{Cause, Shutdown};
 pub(crate) use images::mount_source as image_source;
 use serve::Service;
 
@@ -297,10 +297,17 @@ async fn live(
     let containers = Arc::new(Containers::new(Arc::clone(&sandbox), image_slots, events));
     let (shutdown, mut shutdowns) = mpsc::unbounded_channel();
     let (exit_sender, exit) = watch::channel(None);
+    let (cause_sender, cause) = watch::channel(None);
+    let cause = Cause {
+        stopped: sandbox.machine().stopped(),
+        exit: cause,
+        written: exit.clone(),
+    };
     let service = Service {
         containers: Arc::clone(&containers),
         missing_layers: missing_layers.into(),
         shutdown: shutdown.clone(),
+        cause,
         exit,
     };
     let serving = tokio::spawn(serve::serve(listener, service));
@@ -325,6 +332,7 @@ async fn live(
     let (exit, asked_by) = end::ended(&sandbox, &containers, &mut shutdowns, leaves_nothing).await;
     clock.abort();
     info!(%exit, "the machine has ended");
+    cause_sender.send_replace(Some(exit.clone()));
     end::drain(&containers, end::reads_are_over(shutdowns, asked_by)).await;
     end::leave(&record, exit, &containers, exit_sender, serving).await;
     Ok(())

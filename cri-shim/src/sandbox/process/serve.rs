@@ -17,7 +17,7 @@ use super::super::wire::{
     FrameWriter, Greeting, MAX_FRAME, Refusal, Reply, Request, StdioHeader,
 };
 use super::containers::{Containers, CreateFiles};
-use super::end::{MACHINE_ENDS, Shutdown};
+use super::end::{Cause, Shutdown};
 use crate::request;
 
 /// Connections at once. Each program in the foreground, and each who waits, has one.
@@ -50,7 +50,9 @@ pub(super) struct Service {
     pub(super) missing_layers: Arc<[String]>,
     /// Takes reasons for the machine's end.
     pub(super) shutdown: mpsc::UnboundedSender<Shutdown>,
-    /// How the machine ended, once it has.
+    /// How the machine ended, as soon as it is known.
+    pub(super) cause: Cause,
+    /// As `cause`, once everything is written.
     pub(super) exit: watch::Receiver<Option<SandboxExit>>,
 }
 
@@ -141,7 +143,7 @@ async fn converse(stream: UnixStream, service: Service) {
                 }
             };
             let (service, replies) = (service.clone(), replies.clone());
-            let mut exit = service.exit.clone();
+            let mut cause = service.cause.clone();
             let in_flight = Arc::clone(&in_flight);
             let mut closed = closed.subscribe();
             tokio::spawn(async move {
@@ -172,7 +174,7 @@ async fn converse(stream: UnixStream, service: Service) {
                 let (answer, fds) = match answer {
                     Ok((answer, fds)) => (Ok(answer), fds),
                     Err(error) => {
-                        let error = explained(error, &mut exit).await;
+                        let error = explained(error, &mut cause).await;
                         (Err(refusal(&error)), Vec::new())
                     }
                 };
@@ -204,16 +206,11 @@ async fn converse(stream: UnixStream, service: Service) {
 }
 
 /// Says that the machine has ended, and how, where that is why its guest could not be reached.
-async fn explained(
-    error: SandboxError,
-    exit: &mut watch::Receiver<Option<SandboxExit>>,
-) -> SandboxError {
+async fn explained(error: SandboxError, cause: &mut Cause) -> SandboxError {
     if !error.is_of_a_lost_guest() {
         return error;
     }
-    let ended = timeout(MACHINE_ENDS, exit.wait_for(Option::is_some)).await;
-    let exit = ended.ok().and_then(|ended| ended.ok()?.clone());
-    match exit {
+    match cause.known().await {
         Some(exit) => SandboxError::refused(RefusalKind::Internal, exit.to_string()),
         None => error,
     }
@@ -432,26 +429,60 @@ impl Service {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::sleep;
+
     use super::*;
     use crate::sandbox::agent::LinkError;
 
+    /// Who tells that the guest runs no more, and how its machine has ended, and who is told.
+    type Told = (
+        watch::Sender<bool>,
+        watch::Sender<Option<SandboxExit>>,
+        Cause,
+    );
+
+    fn cause() -> Told {
+        let (stops, stopped) = watch::channel(false);
+        let (ends, exit) = watch::channel(None);
+        let cause = Cause {
+            stopped,
+            written: exit.clone(),
+            exit,
+        };
+        (stops, ends, cause)
+    }
+
+    fn lost() -> SandboxError {
+        SandboxError::from(LinkError::from(ttrpc::Error::Eof))
+    }
+
     #[tokio::test]
     async fn a_guest_that_was_lost_because_it_ended_is_told_as_that() {
-        let lost = || SandboxError::from(LinkError::from(ttrpc::Error::Eof));
-        let (told, mut exit) = watch::channel(None);
-        let ends = async { told.send(Some(SandboxExit::TripleFault)) };
-        let (error, _) = tokio::join!(explained(lost(), &mut exit), ends);
+        let (_stops, ends, mut cause) = cause();
+        let ends = async { ends.send(Some(SandboxExit::TripleFault)) };
+        let (error, _) = tokio::join!(explained(lost(), &mut cause), ends);
         assert_eq!(error.to_string(), SandboxExit::TripleFault.to_string());
         let refused = SandboxError::refused(RefusalKind::NotFound, "no such container");
-        let error = explained(refused, &mut exit).await;
+        let error = explained(refused, &mut cause).await;
         assert_eq!(error.kind(), Some(RefusalKind::NotFound));
     }
 
     #[tokio::test(start_paused = true)]
+    async fn how_a_guest_ended_that_runs_no_more_is_waited_for_however_long_it_takes() {
+        let (stops, ends, mut cause) = cause();
+        stops.send_replace(true);
+        let ends = async {
+            sleep(Duration::from_secs(3600)).await;
+            ends.send(Some(SandboxExit::Reset))
+        };
+        let (error, _) = tokio::join!(explained(lost(), &mut cause), ends);
+        assert_eq!(error.to_string(), SandboxExit::Reset.to_string());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_guest_that_was_lost_and_goes_on_is_told_as_lost() {
-        let lost = SandboxError::from(LinkError::from(ttrpc::Error::RemoteClosed));
-        let (_told, mut exit) = watch::channel(None);
-        let error = explained(lost, &mut exit).await;
+        let (_stops, _ends, mut cause) = cause();
+        let error = explained(lost(), &mut cause).await;
         assert!(
             error.to_string().starts_with("lost the guest's agent"),
             "{error}"

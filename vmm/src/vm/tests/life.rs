@@ -49,6 +49,9 @@ fn the_guest_ends_its_vm_by_ports_and_by_faults() {
         let guest = Guest::start(|vm| vm.vcpus(2));
         order(&guest);
         let vm = guest.vm.clone();
+        in_time("stop", move || vm.wait_until_stopped());
+        assert_eq!(guest.vm.state(), State::Stopped);
+        let vm = guest.vm.clone();
         in_time("wait", move || vm.wait()).unwrap()
     };
     assert_eq!(
