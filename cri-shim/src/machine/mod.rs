@@ -108,6 +108,9 @@ pub enum Boot {
     Cold(GuestFiles),
     /// As a clone of a machine with the same CPUs, memory and devices.
     Warm(Snapshot),
+    /// As such a clone, if its guest knows of all that this host's processor has. A guest that
+    /// booted before a new microcode, or a new kernel of the host, would not use what they brought.
+    Template(Snapshot),
 }
 
 /// The tag of the directory that a machine shares.
@@ -242,6 +245,7 @@ impl BuiltMachine {
     pub fn new(config: MachineConfig, host_ports: Vec<HostPort>) -> Result<Self, MachineError> {
         let mut builder = match config.boot {
             Boot::Warm(snapshot) => snapshot.builder(),
+            Boot::Template(snapshot) => snapshot.builder().require_same_cpu(),
             Boot::Cold(files) => {
                 let line = match config.console {
                     None => COMMAND_LINE,

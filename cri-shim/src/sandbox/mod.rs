@@ -133,7 +133,7 @@ impl BuiltSandbox {
     pub fn new(config: SandboxConfig) -> Result<Self, SandboxError> {
         let (port, ready) = match config.machine.boot {
             Boot::Cold(_) => Some(Ready::listen()).unzip(),
-            Boot::Warm(_) => (None, None),
+            Boot::Warm(_) | Boot::Template(_) => (None, None),
         };
         let macs = match ready {
             Some(_) => config.machine.nics.iter().map(|nic| nic.mac).collect(),

@@ -1,5 +1,5 @@
 //! Whether this host's processor can go on with a guest that began on another one, feature by
-//! feature.
+//! feature; and whether the guest knows of all that it has.
 
 use std::fmt;
 
@@ -25,6 +25,7 @@ const FEATURES: &[(u32, u32, Register, &str)] = &[
     (0x8000_0007, 0, Register::Edx, "- - - - - - - - constant_tsc"),
     (0x8000_0008, 0, Register::Ebx, "clzero irperf xsaveerptr - rdpru - - - - wbnoinvd - - amd_ibpb - amd_ibrs amd_stibp - amd_stibp_always_on - - - - - amd_ppin amd_ssbd virt_ssbd amd_ssb_no cppc amd_psfd btc_no"),
     (0x8000_0021, 0, Register::Eax, "no_nested_data_bp fsgs_non_serializing lfence_rdtsc - - verw_clear null_sel_clears_base - autoibrs no_smm_ctl_msr - - - - - - - - - - - - - - - - - sbpb ibpb_brtype srso_no"),
+    (0x8000_0021, 0, Register::Ecx, "- tsa_sq_no tsa_l1_no"),
 ];
 
 /// Bits that follow the guest's own CR4, which some kernels offer as the host's.
@@ -39,11 +40,14 @@ enum Register {
     Edx,
 }
 
-/// What the guest has and this host does not.
+/// What the guest has and this host does not; or, of a VM that
+/// [requires it](crate::VmBuilder::require_same_cpu), the other way round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuMismatch {
     /// Names, as in `/proc/cpuinfo`, or where in CPUID the bit is.
     pub missing: Vec<String>,
+    /// What this host offers and the guest knows nothing of.
+    pub unknown: Vec<String>,
     /// The processor's vendor, in the snapshot and here, where they differ.
     pub vendors: Option<(String, String)>,
 }
@@ -66,6 +70,9 @@ impl fmt::Display for CpuMismatch {
                 self.missing.join(", ")
             )?;
         }
+        if !self.unknown.is_empty() {
+            write!(f, "the guest does not know of {}", self.unknown.join(", "))?;
+        }
         Ok(())
     }
 }
@@ -78,35 +85,60 @@ pub(super) fn check(
     saved: &[kvm_cpuid_entry2],
     here: &[kvm_cpuid_entry2],
 ) -> Result<(), CpuMismatch> {
-    let mut mismatch = CpuMismatch::default();
     let vendors = (vendor(saved), vendor(here));
-    if vendors.0 != vendors.1 {
-        mismatch.vendors = Some(vendors);
+    let mismatch = CpuMismatch {
+        missing: lacking(saved, here),
+        vendors: (vendors.0 != vendors.1).then_some(vendors),
+        ..CpuMismatch::default()
+    };
+    if mismatch == CpuMismatch::default() {
+        Ok(())
+    } else {
+        Err(mismatch)
     }
+}
+
+/// Checks that a new guest would not be told `here` of more than this one.
+///
+/// # Errors
+/// When it would: what microcode or a kernel has brought meanwhile, this guest would never use.
+pub(super) fn check_known(
+    saved: &[kvm_cpuid_entry2],
+    here: &[kvm_cpuid_entry2],
+) -> Result<(), CpuMismatch> {
+    let unknown = lacking(here, saved);
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    Err(CpuMismatch {
+        unknown,
+        ..CpuMismatch::default()
+    })
+}
+
+/// The features of `wanted` that are not in `found`.
+fn lacking(wanted: &[kvm_cpuid_entry2], found: &[kvm_cpuid_entry2]) -> Vec<String> {
+    let mut lacking = Vec::new();
     for (leaf, index, register, names) in FEATURES {
         let bits = |entries| value(entries, *leaf, *index, *register);
         let own = BY_THE_GUEST
             .iter()
             .filter(|own| (own.0, own.1) == (*leaf, *register));
         let ignored = own.fold(0, |mask, own| mask | own.2);
-        let missing = bits(saved) & !bits(here) & !ignored;
+        let missing = bits(wanted) & !bits(found) & !ignored;
         let mut names = names.split(' ');
         for bit in 0..32 {
             let name = names.next().unwrap_or("-");
             if missing >> bit & 1 == 0 {
                 continue;
             }
-            mismatch.missing.push(match name {
+            lacking.push(match name {
                 "-" => format!("CPUID {leaf:#x}.{index} {register:?} bit {bit}"),
                 name => name.to_owned(),
             });
         }
     }
-    if mismatch == CpuMismatch::default() {
-        Ok(())
-    } else {
-        Err(mismatch)
-    }
+    lacking
 }
 
 fn value(entries: &[kvm_cpuid_entry2], leaf: u32, index: u32, register: Register) -> u32 {
@@ -170,6 +202,18 @@ mod tests {
         assert_eq!(check(&here, &saved), Ok(()));
         // A leaf that is not there at all.
         assert!(check(&saved, &[intel()]).is_err());
+    }
+
+    #[test]
+    fn a_guest_that_does_not_know_of_a_new_feature_is_told_apart() {
+        let saved = [intel(), entry(7, 0, [0, 1 << 5, 0, 0])];
+        let here = [intel(), entry(7, 0, [0, 1 << 5, 0, 1 << 10])];
+        assert_eq!(check(&saved, &here), Ok(()));
+        let text = check_known(&saved, &here).unwrap_err().to_string();
+        assert_eq!(text, "the guest does not know of md_clear");
+        assert_eq!(check_known(&here, &here), Ok(()));
+        // Whether it may use what is not there is another question.
+        assert_eq!(check_known(&here, &saved), Ok(()));
     }
 
     #[test]

@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvm_bindings::kvm_cpuid_entry2;
+use kvm_ioctls::VcpuFd;
 
 pub use cpu::CpuMismatch;
 pub use error::SnapshotError;
@@ -234,6 +235,32 @@ impl Snapshot {
     /// Checks that the guest finds here what it was told of.
     pub(crate) fn check_cpu(&self, here: &[kvm_cpuid_entry2]) -> Result<(), SnapshotError> {
         cpu::check(self.state().cpuid.as_slice(), here).map_err(SnapshotError::Cpu)
+    }
+
+    /// Checks that the guest knows of all that there is here. `vcpu` is a new one, as a guest that
+    /// boots has it.
+    pub(crate) fn check_same_cpu(
+        &self,
+        here: &[kvm_cpuid_entry2],
+        vcpu: &VcpuFd,
+    ) -> Result<(), SnapshotError> {
+        let saved = self.state();
+        cpu::check_known(saved.cpuid.as_slice(), here).map_err(SnapshotError::Cpu)?;
+        let Some(saved) = saved.vcpus.first() else {
+            return Ok(());
+        };
+        match saved.has_capabilities_of(vcpu)? {
+            true => Ok(()),
+            false => Err(SnapshotError::Cpu(CpuMismatch {
+                unknown: vec!["IA32_ARCH_CAPABILITIES as it is here".to_owned()],
+                ..CpuMismatch::default()
+            })),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn state_mut(&mut self) -> &mut MachineState {
+        &mut Arc::get_mut(&mut self.0).expect("nobody else has it").state
     }
 }
 

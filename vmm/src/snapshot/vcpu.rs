@@ -16,6 +16,8 @@ pub(super) const VERSION: u32 = 1;
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
+/// What the processor is vulnerable to, and what it has against it.
+const MSR_ARCH_CAPABILITIES: u32 = 0x10a;
 /// Memory types, which KVM's list of MSRs does not name before Linux 6.6: the default type, fixed
 /// ranges, variable ranges.
 const MTRRS: [std::ops::RangeInclusive<u32>; 5] = [
@@ -85,6 +87,17 @@ impl VcpuState {
         };
         state.mend_deadline();
         Ok(state)
+    }
+
+    /// Whether `vcpu`, which is new, has the `IA32_ARCH_CAPABILITIES` that this one had.
+    pub(crate) fn has_capabilities_of(&self, vcpu: &VcpuFd) -> Result<bool, KvmError> {
+        let wanted = |msr: &&(u32, u64)| msr.0 == MSR_ARCH_CAPABILITIES;
+        let Some(saved) = self.msrs.iter().find(wanted) else {
+            // KVM did not list it.
+            return Ok(true);
+        };
+        let here = read_msrs(vcpu, &[MSR_ARCH_CAPABILITIES])?;
+        Ok(here.first() == Some(saved))
     }
 
     /// A timer that has fired, but whose interrupt KVM has not delivered yet, may read as one that
@@ -315,6 +328,17 @@ mod tests {
 
     fn time(vcpu: &VcpuFd) -> u64 {
         read_msrs(vcpu, &[MSR_TSC]).unwrap()[0].1
+    }
+
+    #[test]
+    fn a_vcpu_that_has_other_capabilities_is_told_apart() {
+        let kvm = kvm::open().unwrap();
+        let (_vm, [one, other]) = machine(&kvm);
+        let mut saved = VcpuState::gather(&one, &msr_numbers(&kvm).unwrap()).unwrap();
+        assert!(saved.has_capabilities_of(&other).unwrap());
+        saved.msrs.retain(|msr| msr.0 != MSR_ARCH_CAPABILITIES);
+        saved.msrs.push((MSR_ARCH_CAPABILITIES, 1 << 63));
+        assert!(!saved.has_capabilities_of(&other).unwrap());
     }
 
     #[test]

@@ -52,6 +52,7 @@ pub struct VmBuilder {
     snapshot: Option<Snapshot>,
     seccomp: Seccomp,
     transport: Option<Transport>,
+    requires_same_cpu: bool,
 }
 
 impl fmt::Debug for VmBuilder {
@@ -69,6 +70,7 @@ impl fmt::Debug for VmBuilder {
             .field("snapshot", &self.snapshot)
             .field("seccomp", &self.seccomp)
             .field("transport", &self.transport)
+            .field("requires_same_cpu", &self.requires_same_cpu)
             .finish_non_exhaustive()
     }
 }
@@ -79,6 +81,14 @@ impl VmBuilder {
             snapshot: Some(snapshot),
             ..Self::default()
         }
+    }
+
+    /// Refuses a snapshot whose guest does not know of all that this host's processor and KVM offer.
+    /// What new microcode or a new kernel brought since then, mitigations above all, it would never
+    /// use. Of no meaning to a VM that boots.
+    pub fn require_same_cpu(mut self) -> Self {
+        self.requires_same_cpu = true;
+        self
     }
 
     /// The kernel to boot. Required, but for a VM that comes from a snapshot.
@@ -301,7 +311,8 @@ impl VmBuilder {
             devices.splice(place..place, own);
         }
         let devices = restore::device_states(devices, &state.devices)?;
-        snapshot.check_cpu(cpuid::guest_cpuid(&kvm, snapshot.max_vcpus(), None)?.as_slice())?;
+        let here = cpuid::guest_cpuid(&kvm, snapshot.max_vcpus(), None)?;
+        snapshot.check_cpu(here.as_slice())?;
 
         let mut memory = snapshot.map()?;
         let images = Images::map(&kvm, &devices, &mut memory)?;
@@ -311,6 +322,9 @@ impl VmBuilder {
             cpuid: Some(&state.cpuid),
         };
         let mut hardware = Hardware::new(&kvm, &memory, state.transport(), devices, vcpus)?;
+        if let (true, Some(vcpu)) = (self.requires_same_cpu, hardware.vcpus.first()) {
+            snapshot.check_same_cpu(here.as_slice(), vcpu)?;
+        }
         images.insert(&hardware.bus)?;
         restore::machine(&hardware, state)?;
         if let Some(saved) = &state.serial {

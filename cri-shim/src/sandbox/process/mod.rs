@@ -398,7 +398,12 @@ async fn boot(
         })
     };
     let clone = files.template.map(|template| {
-        let config = config(Boot::Warm(template.open()?)).map_err(kept)?;
+        let snapshot = template.open()?;
+        let boot = match launch.must_clone {
+            true => Boot::Warm(snapshot),
+            false => Boot::Template(snapshot),
+        };
+        let config = config(boot).map_err(kept)?;
         BuiltSandbox::new(config)
     });
     let clone = match clone.transpose() {

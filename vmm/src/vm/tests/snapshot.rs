@@ -66,6 +66,23 @@ fn a_guest_and_its_clones_go_on_from_a_snapshot_each_by_itself() {
 }
 
 #[test]
+fn a_guest_that_does_not_know_what_the_processor_has_is_refused_where_that_is_required() {
+    let (_dir, place) = place();
+    let guest = Guest::start(|vm| vm);
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let mut snapshot = Snapshot::open(&place).unwrap();
+    Guest::restore(&snapshot, VmBuilder::require_same_cpu).runs_on();
+    // As if the processor had learnt it meanwhile.
+    let leaves = snapshot.state_mut().cpuid.as_mut_slice();
+    let leaf = leaves.iter_mut().find(|leaf| leaf.function == 1).unwrap();
+    leaf.edx &= !(1 << 15);
+    let error = build_error(snapshot.builder().require_same_cpu());
+    assert!(error.contains("does not know of cmov"), "{error}");
+    snapshot.builder().build().unwrap();
+}
+
+#[test]
 fn memory_that_may_be_plugged_in_is_part_of_a_snapshot() {
     let (_dir, place) = place();
     let most = MemorySize::mib(128);
