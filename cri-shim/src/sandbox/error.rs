@@ -71,6 +71,9 @@ pub enum SandboxError {
     /// The jail of the sandbox's process.
     #[error("failed to close the sandbox's jail")]
     Jail(#[from] JailError),
+    /// No guest came of a template: its clone ended, or did not answer.
+    #[error(transparent)]
+    Clone(Box<SandboxError>),
     /// A process's standard streams.
     #[error(transparent)]
     Stdio(#[from] StdioError),
@@ -208,6 +211,16 @@ impl SandboxError {
     pub(super) fn is_of_a_lost_guest(&self) -> bool {
         match self {
             Self::Link(error) | Self::Stdio(StdioError::Link(error)) => error.is_lost(),
+            _ => false,
+        }
+    }
+
+    /// Whether the guest of a machine that has just begun is not there, rather than that it or the
+    /// host refused something.
+    pub(super) fn is_of_no_guest(&self) -> bool {
+        match self {
+            Self::Silent(_) | Self::GaveUp | Self::Ended(_) => true,
+            Self::Link(error) => error.is_lost() || matches!(error, LinkError::Unanswered(_)),
             _ => false,
         }
     }

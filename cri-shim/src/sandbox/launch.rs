@@ -6,13 +6,15 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use podvisor_agent_protocol::validate_id;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use rustix::process::Signal;
 use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
@@ -65,6 +67,28 @@ struct Launched {
 }
 
 impl Launched {
+    /// How the process ended, which cannot be of use any more.
+    async fn ended(&mut self) -> Option<ExitStatus> {
+        let child = self.child.as_mut()?;
+        let _ = child.start_kill();
+        child.wait().await.ok()
+    }
+
+    /// Whether the process has ended by a fault of its own, and not because somebody or the host's
+    /// kernel killed it.
+    async fn has_crashed(&mut self) -> bool {
+        let faults = [
+            Signal::SEGV,
+            Signal::BUS,
+            Signal::ABORT,
+            Signal::ILL,
+            Signal::FPE,
+            Signal::SYS,
+        ];
+        let signal = self.ended().await.and_then(|status| status.signal());
+        signal.is_some_and(|signal| faults.map(Signal::as_raw).contains(&signal))
+    }
+
     /// Lets the process live on. It is reaped when it ends, if this one still lives.
     fn keep(mut self) {
         if let Some(mut child) = self.child.take() {
@@ -177,7 +201,7 @@ impl Launching {
     ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
-    pub async fn finish(self, network: GuestNetwork) -> Result<SandboxClient, SandboxError> {
+    pub async fn finish(mut self, network: GuestNetwork) -> Result<SandboxClient, SandboxError> {
         let limit = time_limit();
         let answered = async {
             let sent = self.send(&network, &[]).await;
@@ -203,14 +227,17 @@ impl Launching {
             }
         };
         let is_clone = reply.as_ref().is_some_and(|reply| reply.is_clone);
-        if let Some((shape, templates)) = &self.wanted
-            && !is_clone
-        {
-            if self.has_template {
-                // It does not suit this host, or no guest comes of it.
+        let has_booted = matches!(&reply, Some(reply) if reply.failed.is_none() && !reply.is_clone);
+        let is_bad = match &reply {
+            // It boots where the template does not suit.
+            Some(reply) => has_booted || reply.blames_template,
+            None => self.launched.has_crashed().await,
+        };
+        if let Some((shape, templates)) = &self.wanted {
+            if self.has_template && is_bad {
                 shape.discard(&self.program, templates);
             }
-            if matches!(&reply, Some(reply) if reply.failed.is_none()) {
+            if has_booted {
                 shape.make_later(&self.program, templates);
             }
         }
@@ -493,14 +520,8 @@ fn end_of(log: &Path) -> io::Result<String> {
 
 /// What a process that ended too early has to say for itself.
 async fn last_words(mut launched: Launched, log: &Path) -> String {
-    let status = match &mut launched.child {
-        Some(child) => {
-            // It closed its end, so that it cannot be of use any more.
-            let _ = child.start_kill();
-            child.wait().await.ok()
-        }
-        None => None,
-    };
+    // It closed its end.
+    let status = launched.ended().await;
     let text = end_of(log).unwrap_or_default();
     let last = text.lines().next_back().unwrap_or("it said nothing");
     let last = printable(last, LAST_WORDS);
@@ -511,23 +532,5 @@ async fn last_words(mut launched: Launched, log: &Path) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join(LOG);
-        // As long as a hostile process has room for on the disk: mostly a hole.
-        let file = File::create(&log).unwrap();
-        file.set_len(1 << 40).unwrap();
-        let mut file = OpenOptions::new().append(true).open(&log).unwrap();
-        io::Write::write_all(&mut file, b"\nwhy \x1b[2Jit ended\n").unwrap();
-        let launched = Launched {
-            child: None,
-            cgroup: None,
-        };
-        assert_eq!(last_words(launched, &log).await, "why  [2Jit ended");
-        assert!(printable(&"x".repeat(5000), LAST_WORDS).len() == LAST_WORDS);
-    }
-}
+#[path = "launch_tests.rs"]
+mod tests;

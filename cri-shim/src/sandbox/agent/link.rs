@@ -46,6 +46,9 @@ pub enum LinkError {
     /// The connection for calls ended: most likely the guest did.
     #[error("lost the guest's agent: {0}")]
     Lost(ttrpc::Error),
+    /// A call was not answered in its time, or not as an agent does.
+    #[error("the guest's agent: {0}")]
+    Unanswered(ttrpc::Error),
     /// The agent's own words.
     #[error(transparent)]
     Agent(#[from] AgentError),
@@ -63,7 +66,8 @@ pub enum LinkError {
 impl From<ttrpc::Error> for LinkError {
     fn from(error: ttrpc::Error) -> Self {
         match error {
-            ttrpc::Error::RpcStatus(_) | ttrpc::Error::Others(_) => Self::Agent(error.into()),
+            ttrpc::Error::RpcStatus(_) => Self::Agent(error.into()),
+            ttrpc::Error::Others(_) => Self::Unanswered(error),
             lost => Self::Lost(lost),
         }
     }

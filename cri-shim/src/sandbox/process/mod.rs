@@ -278,6 +278,7 @@ async fn live(
             let failed = LaunchReply {
                 failed: Some(causes(&error)),
                 is_jail: matches!(error, SandboxError::Jail(_)),
+                blames_template: matches!(error, SandboxError::Clone(_)),
                 ..LaunchReply::default()
             };
             reply(&launcher, failed).await;
@@ -285,10 +286,9 @@ async fn live(
         }
     };
     let begun = LaunchReply {
-        failed: None,
-        is_jail: false,
         is_clone,
         missing_layers: missing_layers.clone(),
+        ..LaunchReply::default()
     };
     reply(&launcher, begun).await;
     drop(launcher);
@@ -429,7 +429,11 @@ async fn boot(
     if !launch.has_cgroup {
         missing_layers.push("control group".to_owned());
     }
-    let sandbox = built.start_with(network).await?;
+    let started = built.start_with(network).await;
+    let sandbox = started.map_err(|error| match is_clone && error.is_of_no_guest() {
+        true => SandboxError::Clone(Box::new(error)),
+        false => error,
+    })?;
     info!(is_clone, "the sandbox is ready");
     Ok(Begun {
         sandbox,

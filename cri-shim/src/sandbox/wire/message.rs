@@ -304,6 +304,9 @@ pub(in crate::sandbox) struct LaunchReply {
     /// It is a clone of the template.
     #[serde(default)]
     pub(in crate::sandbox) is_clone: bool,
+    /// It failed because no guest came of the template.
+    #[serde(default)]
+    pub(in crate::sandbox) blames_template: bool,
     /// Layers of the jail that the host does not have, in words.
     #[serde(default)]
     pub(in crate::sandbox) missing_layers: Vec<String>,

@@ -1,0 +1,85 @@
+//! Launches of programs that are not podvisor.
+
+use super::*;
+
+#[tokio::test]
+async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join(LOG);
+    // As long as a hostile process has room for on the disk: mostly a hole.
+    let file = File::create(&log).unwrap();
+    file.set_len(1 << 40).unwrap();
+    let mut file = OpenOptions::new().append(true).open(&log).unwrap();
+    io::Write::write_all(&mut file, b"\nwhy \x1b[2Jit ended\n").unwrap();
+    let launched = Launched {
+        child: None,
+        cgroup: None,
+    };
+    assert_eq!(last_words(launched, &log).await, "why  [2Jit ended");
+    assert!(printable(&"x".repeat(5000), LAST_WORDS).len() == LAST_WORDS);
+}
+
+/// Whether a template is still there when a process that was to clone it does this.
+async fn keeps_template(what: &str) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name| dir.path().join(name);
+    for file in ["kernel", "initramfs"] {
+        fs::write(path(file), "").unwrap();
+    }
+    let program = path("program");
+    // Written by another process: no descriptor of this one's keeps it from being run.
+    let script = format!("#!/bin/sh\n/usr/bin/head -c 1 > /dev/null\n{what}\n");
+    let written = std::process::Command::new("/bin/sh")
+        .args(["-c", "printf %s \"$1\" > \"$0\"; chmod +x \"$0\""])
+        .args([program.as_os_str(), script.as_ref()])
+        .status();
+    assert!(written.unwrap().success());
+    let config = LaunchConfig {
+        jail: JailMode::Disabled,
+        templates: Some(path("templates")),
+        cgroup_parent: None,
+        ..LaunchConfig::new("test", dir.path(), path("kernel"), path("initramfs"))
+    };
+    let shape = Shape::of(&config).unwrap();
+    let templates = path("templates");
+    shape.pretend(&program, &templates);
+    let launching = Launching::begin_program(&program, config).await.unwrap();
+    assert!(launching.has_template);
+    launching.finish(GuestNetwork::default()).await.unwrap_err();
+    shape.find(&program, &templates).is_some()
+}
+
+/// A process that answers, and stays until it is killed.
+fn answers(reply: &LaunchReply) -> String {
+    let reply = serde_json::to_string(reply).unwrap();
+    let length = u8::try_from(reply.len()).unwrap();
+    format!("printf '\\{length:o}\\0\\0\\0%s' '{reply}' >&0; exec /bin/cat > /dev/null")
+}
+
+fn failed() -> LaunchReply {
+    LaunchReply {
+        failed: Some("why".to_owned()),
+        ..LaunchReply::default()
+    }
+}
+
+#[tokio::test]
+async fn a_template_is_kept_when_its_clone_answers_and_refuses_a_pod() {
+    assert!(keeps_template(&answers(&failed())).await);
+}
+
+#[tokio::test]
+async fn a_template_is_removed_when_no_guest_comes_of_it() {
+    let failed = LaunchReply {
+        blames_template: true,
+        ..failed()
+    };
+    assert!(!keeps_template(&answers(&failed)).await);
+}
+
+#[tokio::test]
+async fn a_template_is_removed_when_its_clones_process_crashes_and_kept_when_it_is_killed() {
+    assert!(!keeps_template("kill -SEGV $$").await);
+    assert!(keeps_template("kill -KILL $$").await);
+    assert!(keeps_template("exit 1").await);
+}
