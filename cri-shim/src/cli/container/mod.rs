@@ -1,10 +1,10 @@
 //! Containers without a daemon: each is a sandbox of its own, `podvisor sandbox`, found again by
 //! its directory in the state, whoever started it.
 //!
-//! `record` is what is kept of a container and where, `claim` who may change that, `state` what has become of it, `volumes`,
-//! `network`, `passt` and `ports` what of the host it has, `clear` how all of that goes, `filter`
-//! what several commands' flags mean; the other files are commands. Every command first clears
-//! away what others left that were killed.
+//! `record` is what is kept of a container and where, `claim` who may change that, `state` what has
+//! become of it, `volumes`, `network`, `passt` and `ports` what of the host it has, `clear` how all
+//! of that goes, `filter` what several commands' flags mean; the other files are commands. Every
+//! command first clears away what others left that were killed.
 
 pub(super) mod attach;
 mod claim;
