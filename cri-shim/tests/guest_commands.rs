@@ -4,6 +4,7 @@
 mod support;
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use support::host::{Host, kill, sandboxes};
@@ -140,6 +141,29 @@ fn guest_program_is_started_again_as_its_policy_says() {
     host.podvisor(&["logs", "nests"])
         .printed("nested\nnested\n");
     host.podvisor(&["rm", "nests"]).printed("nests\n");
+
+    // Also when its program is away for a while; it may use no other devices then.
+    let volume = host.root.path().join("volume");
+    std::fs::create_dir(&volume).unwrap();
+    let program = || {
+        let path = volume.join("new");
+        let script = "#!/bin/sh\nrm /v/run\nmknod /dev/x c 10 229 || exit 9\n\
+                      (: 3<>/dev/x) 2>&- && echo opened || echo refused\nexit 1\n";
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::rename(&path, volume.join("run")).unwrap();
+    };
+    let restarts = || host.json(&["inspect", "away"])[0]["RestartCount"].as_u64();
+    program();
+    let mounted = format!("{}:/v", volume.display());
+    let away = ["--name", "away", "--restart", "on-failure", "-v", &mounted];
+    host.start_program(&away, &["/v/run"]);
+    until("a restart without a program", || restarts() >= Some(2));
+    program();
+    until("the program's restart", || {
+        host.podvisor(&["logs", "away"]).stdout == "refused\nrefused\n"
+    });
+    host.podvisor(&["rm", "-f", "away"]).printed("away\n");
 
     // Until it is asked to end.
     let script = "trap 'exit 7' TERM; echo up; echo >>/n; \

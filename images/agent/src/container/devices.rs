@@ -102,7 +102,7 @@ const DEFAULTS: [Rule; 11] = [
 ];
 
 /// A checked set of rules.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct DeviceFilter {
     rules: Vec<Rule>,
 }

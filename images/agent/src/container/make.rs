@@ -150,15 +150,7 @@ impl Containers {
             confinement: confinement.clone(),
         };
         let made = async {
-            // The group is there before libcontainer, so that no process is ever in it
-            // without its rules for devices.
-            cgroup.create().map_err(|source| ContainerError::Io {
-                action: "create a control group",
-                source,
-            })?;
-            if let Some(devices) = devices {
-                devices.attach(cgroup.path())?;
-            }
+            make_group(&cgroup, devices.as_ref())?;
             let kind = Kind::Create {
                 bundle: directory.path.clone(),
             };
@@ -168,6 +160,7 @@ impl Containers {
             Ok(init) => Ok(Container {
                 order,
                 cgroup,
+                devices,
                 oom_kills_before: 0,
                 was_oom_killed: OnceLock::new(),
                 init,
@@ -263,6 +256,19 @@ impl Containers {
         };
         Ok(launcher.make(kind, streams).await?)
     }
+}
+
+/// Makes a container's control group. It is there before libcontainer, so that no process is ever
+/// in it without its rules for devices.
+pub(super) fn make_group(cgroup: &Cgroup, devices: Option<&DeviceFilter>) -> Result<()> {
+    cgroup.create().map_err(|source| ContainerError::Io {
+        action: "create a control group",
+        source,
+    })?;
+    if let Some(devices) = devices {
+        devices.attach(cgroup.path())?;
+    }
+    Ok(())
 }
 
 /// A directory of libcontainer's states for one exec, with the state of its container. libcontainer

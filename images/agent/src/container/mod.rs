@@ -51,6 +51,7 @@ use crate::init::reaper::{Reaper, ended, now_ns};
 use crate::launcher::Confinement;
 use crate::stdio::Hub;
 use cgroup::Cgroup;
+use devices::DeviceFilter;
 use directory::{Directory, remove_directory};
 pub use error::{ContainerError, Result};
 use execs::Execs;
@@ -108,6 +109,8 @@ struct Container {
     /// The agent's short name.
     name: String,
     cgroup: Cgroup,
+    /// Which devices its processes may use.
+    devices: Option<DeviceFilter>,
     /// Times that the OOM killer struck before the present process was made.
     oom_kills_before: u64,
     /// Whether it struck after that, once the control group is gone that counted it.

@@ -7,6 +7,7 @@ use podvisor_agent_protocol::api;
 
 use super::execs::Execs;
 use super::launch::{Launcher, Streams};
+use super::make::make_group;
 use super::process::Process;
 use super::turns::ContainerTurns;
 use super::{
@@ -78,6 +79,11 @@ impl Containers {
                 action: "end the container's processes",
                 source,
             })?;
+        if !container.cgroup.path().exists() {
+            // libcontainer removes it when it cannot make a process, and would make it without the
+            // container's rules.
+            make_group(&container.cgroup, container.devices.as_ref())?;
+        }
         remove_directory(&self.state_of(container));
         let launcher = Launcher {
             launches: &self.shared.launches,
@@ -104,6 +110,7 @@ impl Container {
             order: self.order,
             name: self.name.clone(),
             cgroup: self.cgroup.clone(),
+            devices: self.devices.clone(),
             oom_kills_before: self.cgroup.oom_kills(),
             was_oom_killed: OnceLock::new(),
             init,
