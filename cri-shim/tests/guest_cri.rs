@@ -13,7 +13,9 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::*;
 use rustix::process::Signal;
 use serde_json::json;
+use support::PATIENCE;
 use support::cri::{Daemon, UpdatePodSandboxResourcesRequest};
+use support::host::sandboxes;
 use support::image::Image as TestImage;
 use support::pod::eventually;
 use support::registry::Registry;
@@ -273,18 +275,6 @@ fn entries(log: &str) -> Vec<String> {
     entries
 }
 
-/// Processes of sandboxes; guest tests run one after the other.
-fn sandboxes() -> usize {
-    let entries = fs::read_dir("/proc").unwrap().flatten();
-    let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
-    let is_sandbox = |line: &Vec<u8>| {
-        let mut words = line.split(|byte| *byte == 0);
-        words.next().is_some_and(|word| word.ends_with(b"podvisor"))
-            && words.next() == Some(b"sandbox")
-    };
-    lines.filter(is_sandbox).count()
-}
-
 fn count(dir: &Path) -> usize {
     fs::read_dir(dir).map_or(0, Iterator::count)
 }
@@ -390,7 +380,7 @@ async fn guest_lives_the_story_of_a_pod() {
         runtime,
         pod,
     };
-    assert_eq!(sandboxes(), 1);
+    assert_eq!(sandboxes().len(), 1);
 
     // Two containers, a configMap that neither may write and an emptyDir for both.
     let config = story.daemon.path("config");
@@ -536,6 +526,13 @@ async fn guest_lives_the_story_of_a_pod() {
     assert_eq!(story.cpus(&web).await, cpus("1", "150000 100000"));
     let shrunk = before.guest_kib + (64 << 10);
     story.until_memory(&web, &format!("-lt {shrunk}")).await;
+    // The limit on the host follows when the kubelet asks again, if it has not yet.
+    let follows = async {
+        while story.memory(&web).await.host_limit >= before.host_limit + (64 << 20) {
+            story.limit(64, 0).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, follows).await.unwrap();
 
     // Its end: a shell that is process 1 has no mind for SIGTERM.
     let request = StopContainerRequest {
@@ -577,7 +574,7 @@ async fn guest_lives_the_story_of_a_pod() {
     }
 
     // Nothing is left.
-    assert_eq!(sandboxes(), 0);
+    assert!(sandboxes().is_empty());
     fs::remove_dir(GROUP).unwrap();
     for dir in ["run/netns", "run/sb", "root/cni"] {
         assert_eq!(count(&story.daemon.path(dir)), 0, "{dir}");

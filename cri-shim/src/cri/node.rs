@@ -83,7 +83,8 @@ pub(super) struct Pod {
 /// What a guest was given while it ran; unknown to a daemon that has just begun.
 #[derive(Debug, Default)]
 pub(super) struct Given {
-    /// Bytes beyond its first memory.
+    /// Bytes beyond its first memory, which it has; none as long as it has not what it was asked to
+    /// have.
     pub(super) memory: Option<u64>,
     /// vCPUs in all.
     pub(super) vcpus: Option<u8>,

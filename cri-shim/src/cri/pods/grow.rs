@@ -11,10 +11,10 @@ use super::cgroup;
 use crate::cri::config::Sizes;
 use crate::cri::error::{CriError, Result};
 use crate::cri::newer::UpdatePodSandboxResourcesRequest;
-use crate::cri::node::{Node, Pod};
+use crate::cri::node::{Given, Node, Pod};
 use crate::cri::spec;
 use crate::cri::state::{ContainerRecord, GuestSize, PodRecord};
-use crate::sandbox::MEMORY_OVERHEAD;
+use crate::sandbox::{MEMORY_OVERHEAD, SandboxClient};
 
 /// How long a guest may take to put memory to use that it is given.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -42,6 +42,24 @@ struct Wanted {
     vcpus: u8,
 }
 
+impl Given {
+    /// Has the guest have `wanted` bytes beyond its first memory, or as near as it gets within
+    /// `patience`, and says how many it has then.
+    async fn ask(
+        &mut self,
+        client: &SandboxClient,
+        size: GuestSize,
+        wanted: u64,
+        patience: Duration,
+    ) -> Result<u64> {
+        // Noted first: of a call that is not waited for to its end, it is not known what it did.
+        self.memory = None;
+        let has = client.grow(size.memory, wanted, patience).await?;
+        self.memory = (has == wanted).then_some(wanted);
+        Ok(has)
+    }
+}
+
 impl Node {
     /// Gives the pod's guest the memory and the vCPUs that the limits of its containers ask for,
     /// and waits until it has put the memory to use. With `new` as well as it is now: what the one
@@ -67,17 +85,19 @@ impl Node {
             info!(pod = pod.id, vcpus, "the guest gets vCPUs");
         }
         let wanted = now.memory.max(then.memory);
-        if given.memory.is_some_and(|given| given >= wanted)
-            || given.memory.is_none() && wanted == 0
-        {
+        if given.memory.unwrap_or(0) >= wanted {
             return Ok(());
         }
         let client = pod.client()?;
-        // Noted first: of a call that is not waited for to its end, it is not known what it did.
-        given.memory = None;
-        let grown = client.grow(size.memory, wanted, PATIENCE).await?;
-        given.memory = Some(wanted);
-        info!(pod = pod.id, wanted, grown, "the guest grows");
+        // One that has more, which it uses, is not waited for until it has less.
+        let mut grown = match given.memory {
+            Some(grown) => grown,
+            None => given.ask(&client, size, wanted, Duration::ZERO).await?,
+        };
+        if grown < wanted {
+            grown = given.ask(&client, size, wanted, PATIENCE).await?;
+            info!(pod = pod.id, wanted, grown, "the guest grows");
+        }
         match grown < wanted {
             false => Ok(()),
             true => Err(CriError::NoRoom {
@@ -113,14 +133,11 @@ impl Node {
             }
         }
         let wanted = wanted.memory;
-        if size.growth == 0 || given.memory == Some(wanted) || given.memory.is_none() && wanted == 0
+        if size.growth > 0
+            && given.memory != Some(wanted)
+            && let Err(error) = given.ask(&client, size, wanted, Duration::ZERO).await
         {
-            return;
-        }
-        given.memory = None;
-        match client.grow(size.memory, wanted, Duration::ZERO).await {
-            Ok(_) => given.memory = Some(wanted),
-            Err(error) => debug!(pod = pod.id, %error, "the guest keeps its memory"),
+            debug!(pod = pod.id, %error, "the guest keeps its memory");
         }
     }
 
@@ -139,8 +156,19 @@ impl Node {
             let (Ok(client), Some(wanted)) = (pod.client(), self.wanted(pod, bounds, None)) else {
                 return Ok(());
             };
+            // With what the guest gives back goes the limit of the machine's group, for which the
+            // kernel takes cached files away. Who has the lock asks for something else.
+            if let Ok(mut given) = pod.given.try_lock()
+                && given.memory.is_none()
+                && record.size.growth > 0
+            {
+                let asked = given.ask(&client, record.size, wanted.memory, SHRINK_STEP);
+                if let Err(error) = asked.await {
+                    debug!(pod = pod.id, %error, "the guest keeps its memory");
+                }
+            }
             let memory = record.size.memory.saturating_add(wanted.memory);
-            // A machine elsewhere has a limit of its own, which follows what it has.
+            // A machine elsewhere has that limit alone.
             let Some(taken) = client.memory_below(&parent) else {
                 return Ok(());
             };
@@ -154,7 +182,7 @@ impl Node {
                     taken,
                 });
             }
-            // Nothing tells when a guest has given memory back.
+            // Nothing tells when a machine takes less.
             sleep(SHRINK_STEP).await;
         }
     }

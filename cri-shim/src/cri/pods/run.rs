@@ -13,7 +13,7 @@ use super::{cgroup, quantity};
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::GuestSettings;
 use crate::cri::error::{CriError, Kind, Result};
-use crate::cri::node::{Node, Pod, now, private_dir};
+use crate::cri::node::{Given, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
 use crate::sandbox::{LaunchConfig, Launching, MachineLimits, provisional_nics, random_id};
@@ -162,7 +162,10 @@ impl Node {
             }
         };
         let client = launching.finish(network).await?;
-        pod.given.lock().await.vcpus = Some(vcpus);
+        *pod.given.lock().await = Given {
+            memory: Some(0),
+            vcpus: Some(vcpus),
+        };
         pod.set_client(Some(client.clone()));
         pod.update(&self.database, |record| {
             record.addresses = addresses;

@@ -1,0 +1,79 @@
+//! The memory of a pod whose machine's process is a stand-in, which has as much of it as a test
+//! says: no guest is needed.
+
+mod support;
+
+use rustix::process::Signal;
+use support::stand_in::{MEMORY, Node, until};
+use tonic::Code;
+
+const MIB: u64 = 1 << 20;
+
+/// What a machine's process may take beyond its guest's memory.
+const OVERHEAD: u64 = 96 * MIB;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_limit_of_a_machines_group_follows_what_its_guest_gives_back() {
+    let node = Node::in_a_group().await;
+    node.limit(512 * MIB).await.unwrap();
+    let limit = |grown| Some(MEMORY + grown + OVERHEAD);
+    assert_eq!(node.in_group("memory.max"), limit(512 * MIB));
+    // The guest has it still, and the group is full of cached files.
+    node.set_grown(Some(512 * MIB));
+    node.set_in_group("memory.current", MEMORY + 512 * MIB + OVERHEAD);
+    let lowered = async {
+        // As a kubelet tries again.
+        while let Err(refused) = node.limit(64 * MIB).await {
+            assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        }
+    };
+    let gives_back = async {
+        until(async || node.asked_to_grow(64 * MIB) > 0).await;
+        node.set_grown(None);
+        let lower = limit(64 * MIB);
+        until(async || node.in_group("memory.max") == lower).await;
+        // The kernel keeps no more files than the limit allows.
+        node.set_in_group("memory.current", lower.unwrap());
+    };
+    tokio::join!(lowered, gives_back);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_that_a_guest_does_not_take_is_not_given() {
+    let node = Node::new(2).await;
+    node.set_grown(Some(100 * MIB));
+    for _ in 0..2 {
+        let refused = node.limit(512 * MIB).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        assert!(refused.message().contains("356 MiB"), "{refused}");
+    }
+    node.set_grown(None);
+    node.limit(512 * MIB).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_keeps_more_than_is_wanted_is_not_waited_for() {
+    let node = Node::new(2).await;
+    node.set_grown(Some(512 * MIB));
+    node.limit(64 * MIB).await.unwrap();
+    node.limit(128 * MIB).await.unwrap();
+    // It has to be waited for where it has less.
+    let refused = node.limit(1024 * MIB).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    for (wanted, is_waited_for) in [(64, false), (128, false), (1024, true)] {
+        let asked = node.asked(&format!("Grow {} within 30000", wanted * MIB));
+        assert_eq!(asked > 0, is_waited_for, "{wanted} MiB");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_removed_container_had_is_asked_back_by_a_new_daemon_too() {
+    let mut node = Node::new(2).await;
+    let id = node.create_within("a", 512 * MIB).await;
+    assert!(node.asked_to_grow(512 * MIB) > 0);
+    node.daemon.end(Signal::KILL);
+    node.daemon.start();
+    assert_eq!(node.asked_to_grow(0), 0);
+    node.remove_container(&id).await;
+    assert!(node.asked_to_grow(0) > 0);
+}
