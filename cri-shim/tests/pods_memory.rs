@@ -12,6 +12,9 @@ const MIB: u64 = 1 << 20;
 /// What a machine's process may take beyond its guest's memory.
 const OVERHEAD: u64 = 96 * MIB;
 
+/// What a guest gets at least when it is short of memory.
+const STEP: u64 = 256 * MIB;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_limit_of_a_machines_group_follows_what_its_guest_gives_back() {
     let node = Node::in_a_group().await;
@@ -76,4 +79,29 @@ async fn what_a_removed_container_had_is_asked_back_by_a_new_daemon_too() {
     assert_eq!(node.asked_to_grow(0), 0);
     node.remove_container(&id).await;
     assert!(node.asked_to_grow(0) > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_does_not_take_memory_at_once_gets_more_later() {
+    let node = Node::new(2).await;
+    node.create("a", None).await;
+    node.set_grown(Some(0));
+    node.is_short().await;
+    until(async || node.asked_to_grow(STEP) > 0).await;
+    node.set_grown(None);
+    for more in [512 * MIB, 896 * MIB] {
+        node.is_short().await;
+        until(async || node.asked_to_grow(more) > 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_is_short_of_memory_gets_more_though_the_disk_is_full() {
+    let node = Node::on_a_small_disk().await;
+    node.create("a", None).await;
+    node.fill();
+    for times in 1..3 {
+        node.is_short().await;
+        until(async || node.asked_to_grow(times * STEP) > 0).await;
+    }
 }

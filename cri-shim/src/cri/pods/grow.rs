@@ -24,7 +24,7 @@ const SHRINK_PATIENCE: Duration = Duration::from_secs(10);
 const SHRINK_STEP: Duration = Duration::from_millis(200);
 
 /// What guests are given memory by: 2 MiB.
-const STEP: u64 = 2 << 20;
+pub(super) const STEP: u64 = 2 << 20;
 
 /// Limits of a container that are about to be others.
 #[derive(Debug, Clone, Copy)]

@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering;
 use tracing::{debug, info};
 
 use super::bounds::{Bound, PodBounds, memory_limit};
+use super::grow::STEP;
+use crate::cri::backoff::Backoff;
 use crate::cri::error::Result;
 use crate::cri::node::{Node, Pod};
 use crate::cri::state::{ContainerRecord, PodRecord};
@@ -23,36 +25,50 @@ impl Node {
         }
         let (node, pod) = (Arc::clone(self), Arc::clone(pod));
         tokio::spawn(async move {
-            let watched = node.grow_when_short(&pod).await;
-            pod.is_watched.store(false, Ordering::SeqCst);
-            match watched {
-                // A container may have come meanwhile.
-                Ok(()) => node.watch_pressure(&pod),
-                Err(error) => debug!(pod = pod.id, %error, "the guest does not grow any more"),
+            let mut backoff = Backoff::default();
+            loop {
+                match node.grow_when_short(&pod).await {
+                    Ok(true) => backoff = Backoff::default(),
+                    Err(error) if node.may_be_short(&pod) => {
+                        debug!(pod = pod.id, %error, "the guest gets no more memory for now");
+                        backoff.wait().await;
+                    }
+                    Ok(false) | Err(_) => break,
+                }
             }
+            pod.is_watched.store(false, Ordering::SeqCst);
+            // A container may have come meanwhile.
+            node.watch_pressure(&pod);
         });
     }
 
-    async fn grow_when_short(&self, pod: &Pod) -> Result<()> {
-        while self.may_grow(pod) {
-            pod.client()?.await_pressure().await?;
-            if !self.may_grow(pod) {
-                break;
-            }
-            pod.update(&self.database, |record| record.extra = more(record))?;
-            info!(
-                pod = pod.id,
-                extra = pod.record().extra,
-                "the guest is short of memory"
-            );
-            self.make_room(pod, None).await?;
+    /// Sees to it that the guest has what it is to have, and notes that it is to have more once it
+    /// is short of that. False when it does not get more.
+    async fn grow_when_short(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<bool> {
+        self.make_room(pod, None).await?;
+        if !self.may_grow(pod) {
+            return Ok(false);
         }
-        Ok(())
+        pod.client()?.await_pressure().await?;
+        if self.may_grow(pod) {
+            // Also on a full disk: those who need it are held up until they have it.
+            self.note_pod(pod, |record| record.extra = more(record));
+            let extra = pod.record().extra;
+            info!(pod = pod.id, extra, "the guest is short of memory");
+        }
+        Ok(true)
     }
 
     fn may_grow(&self, pod: &Pod) -> bool {
         let record = pod.record();
-        record.extra < record.size.growth && self.is_unlimited(pod, PodBounds::of(&record.config))
+        record.extra < record.size.growth && self.may_be_short(pod)
+    }
+
+    /// Whether one of its containers may use any amount of memory, and its machine is there and
+    /// tells when it has no more.
+    fn may_be_short(&self, pod: &Pod) -> bool {
+        let tells = pod.client().is_ok_and(|client| client.tells_pressure());
+        tells && self.is_unlimited(pod, PodBounds::of(&pod.record().config))
     }
 
     /// Whether a container of the pod may use any amount of memory.
@@ -85,6 +101,6 @@ fn is_unlimited(record: &ContainerRecord) -> bool {
 fn more(record: &PodRecord) -> u64 {
     let size = record.size;
     let half = size.memory.saturating_add(record.extra) / 2;
-    let step = half.max(LEAST_STEP);
+    let step = half.max(LEAST_STEP).next_multiple_of(STEP);
     record.extra.saturating_add(step).min(size.growth)
 }

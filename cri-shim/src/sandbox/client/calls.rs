@@ -375,13 +375,18 @@ impl SandboxClient {
         }
     }
 
+    /// Whether the sandbox's process is of a podvisor that has [`Self::await_pressure`].
+    pub(crate) fn tells_pressure(&self) -> bool {
+        self.greeting.tells_pressure
+    }
+
     /// Waits until the guest's containers run short of memory. Those that need more are held up
     /// then, for half a minute at most: time to [`Self::grow`], and to ask this again.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] by a process that an older podvisor started, or it is gone.
     pub async fn await_pressure(&self) -> Result<(), SandboxError> {
-        if !self.greeting.tells_pressure {
+        if !self.tells_pressure() {
             return Err(SandboxError::refused(
                 RefusalKind::WrongState,
                 "the sandbox's process is of an older podvisor and does not tell",
