@@ -113,8 +113,11 @@ fn remove_strangers(shared: &Path, users: &Users) -> Result<()> {
             strangers.insert(name.to_owned());
         }
     }
-    let removed = strangers.iter().map(|name| remove_one(&shared.join(name)));
-    removed.fold(Ok(()), |first, removed| first.and(removed))
+    let mut first = Ok(());
+    for name in strangers {
+        first = first.and(remove_one(&shared.join(name)));
+    }
+    first
 }
 
 fn remove_unused(shared: &Path, users: &mut Users, unused: Vec<String>) -> Result<()> {
