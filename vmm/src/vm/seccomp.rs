@@ -444,6 +444,6 @@ mod tests {
         assert_eq!(IRQ_LINE, 0x4008_ae61);
         assert_eq!(kvm_read::<kvm_bindings::kvm_regs>(0x81), 0x8090_ae81);
         assert_eq!((SIGNAL_MSI, IOEVENTFD), (0x4020_aea5, 0x4040_ae79));
-        assert_eq!(DEVICE_IOCTLS[3], 0x4004_54d0);
+        assert_eq!(DEVICE_IOCTLS[3..5], [0x1277, 0x4004_54d0]);
     }
 }
