@@ -12,7 +12,8 @@ use fuse_backend_rs::abi::fuse_abi::{InHeader, Opcode, WriteIn};
 use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
 use virtio_queue::{DescriptorChain, QueueT};
 use vm_memory::{
-    Address, Bytes, GuestAddress, GuestMemory, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
+    Address, ByteValued, Bytes, GuestAddress, GuestMemory, GuestMemoryRegion, GuestRegionMmap,
+    MmapRegion,
 };
 
 use crate::GuestRam;
@@ -69,6 +70,8 @@ pub(super) struct RequestHeader {
     pub(super) unique: u64,
     /// The object that it is about.
     pub(super) node: u64,
+    /// Whose wish it is: the number of a thread of the guest.
+    pub(super) process: u32,
 }
 
 /// A request that cannot be served, and why.
@@ -232,39 +235,14 @@ impl Exchange {
 }
 
 impl RequestHeader {
-    /// `struct fuse_in_header`: length, opcode, number, object, …
     fn decode(raw: &[u8; HEADER_LEN]) -> Self {
-        let [
-            _,
-            _,
-            _,
-            _,
-            o0,
-            o1,
-            o2,
-            o3,
-            u0,
-            u1,
-            u2,
-            u3,
-            u4,
-            u5,
-            u6,
-            u7,
-            n0,
-            n1,
-            n2,
-            n3,
-            n4,
-            n5,
-            n6,
-            n7,
-            ..,
-        ] = *raw;
+        let mut header = InHeader::default();
+        header.as_mut_slice().copy_from_slice(raw);
         Self {
-            opcode: u32::from_le_bytes([o0, o1, o2, o3]),
-            unique: u64::from_le_bytes([u0, u1, u2, u3, u4, u5, u6, u7]),
-            node: u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]),
+            opcode: u32::from_le(header.opcode),
+            unique: u64::from_le(header.unique),
+            node: u64::from_le(header.nodeid),
+            process: u32::from_le(header.pid),
         }
     }
 }

@@ -122,6 +122,7 @@ const WITH_SHARE: &[i64] = &[
     libc::SYS_flistxattr,
     libc::SYS_fremovexattr,
     libc::SYS_copy_file_range,
+    libc::SYS_syncfs,
     libc::SYS_fchdir,
     libc::SYS_umask,
     // The thread that serves it takes on the users of the guest.
