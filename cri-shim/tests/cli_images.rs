@@ -390,7 +390,7 @@ fn files_that_others_are_at_stay_until_they_are_done_and_that_is_said() {
         "{removed:?}"
     );
     let blobs = || {
-        fs::read_dir(root.path().join("blobs/sha256"))
+        fs::read_dir(root.path().join("images/blobs/sha256"))
             .unwrap()
             .count()
     };
