@@ -160,8 +160,8 @@ impl MountPoint {
 pub(crate) const MOUNTINFO: &str = "/proc/self/mountinfo";
 
 /// Mount points at and below `dir`, in the order in which they were mounted. The way to it may have
-/// links, which the kernel's names have not. One at `dir` itself is not followed: nothing is mounted
-/// on a link, and a guest may have made it.
+/// links, which the kernel's names have not. One at `dir` itself is not followed: nothing is
+/// mounted on a link, and a guest may have made it.
 pub(crate) fn mount_points(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let dir = match resolved(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

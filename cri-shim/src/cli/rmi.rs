@@ -51,7 +51,8 @@ impl RemovedView {
     pub(super) fn notice(&self) {
         if self.deferred {
             super::notice(
-                "images are being fetched or saved, so files that are no longer needed stay until that ends",
+                "images are being fetched or saved, so files that are no longer needed stay until \
+                 that ends",
             );
         }
     }

@@ -63,8 +63,8 @@ const NO_PCI: &str = " pci=off";
 
 /// What a guest that begins with one CPU is told besides: to leave its atomic instructions as they
 /// are (patching them for one CPU costs more at boot than a pod ever gains by it), and to give the
-/// memory of each CPU room by pages. By huge pages the room of one CPU is 2 MiB, and the list of who
-/// pays for what in it takes 4 MiB.
+/// memory of each CPU room by pages. By huge pages the room of one CPU is 2 MiB, and the list of
+/// who pays for what in it takes 4 MiB.
 const ONE_CPU: &str = " noreplace-smp percpu_alloc=page";
 
 /// What a guest is told besides that counts pressure.

@@ -318,7 +318,8 @@ mod tests {
         let index = format!(
             r#"{{"schemaVersion":2,"manifests":[
             {{"mediaType":"{OCI_MANIFEST}","digest":"DIGEST","size":1}},
-            {{"mediaType":"m","digest":"DIGEST","size":2,"platform":{{"os":"linux","architecture":"amd64"}}}}]}}"#
+            {{"mediaType":"m","digest":"DIGEST","size":2,
+                "platform":{{"os":"linux","architecture":"amd64"}}}}]}}"#
         );
         assert!(matches!(parse(&index), Ok(Parsed::Index(entry)) if entry.size == 2));
         let index = index.replace("amd64", "arm64");

@@ -83,9 +83,9 @@ impl VmBuilder {
         }
     }
 
-    /// Refuses a snapshot whose guest does not know of all that this host's processor and KVM offer.
-    /// What new microcode or a new kernel brought since then, mitigations above all, it would never
-    /// use. Of no meaning to a VM that boots.
+    /// Refuses a snapshot whose guest does not know of all that this host's processor and KVM
+    /// offer. What new microcode or a new kernel brought since then, mitigations above all, it
+    /// would never use. Of no meaning to a VM that boots.
     pub fn require_same_cpu(mut self) -> Self {
         self.requires_same_cpu = true;
         self
