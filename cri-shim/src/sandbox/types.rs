@@ -202,7 +202,7 @@ pub struct CreateContainer {
     pub volumes: Vec<ImageVolume>,
     /// Writes to the root filesystem are refused.
     pub readonly_rootfs: bool,
-    /// The OCI runtime specification, at most 1 MiB as JSON. `root.path` is the agent's to
+    /// The OCI runtime specification, at most 3 MiB as JSON. `root.path` is the agent's to
     /// fill, and the numbers of `process.user` unless [`Self::user`] is empty.
     pub spec: Spec,
     /// `user[:group]` as names or numbers of the image; empty: as the specification says.
