@@ -105,7 +105,7 @@ struct Globals {
     #[arg(global = true)]
     log_level: LogLevel,
 
-    /// How it is logged
+    /// Format of log lines: text or json
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     #[arg(global = true)]
     log_format: LogFormat,
@@ -199,7 +199,7 @@ enum Command {
     Metrics(container::metrics::MetricsArgs),
     /// Manage machines for several containers
     Pod(container::pod::PodArgs),
-    /// Run a shell in a machine beside its containers, with the whole guest before it
+    /// Run a shell in a machine beside its containers, that sees all of the guest
     Debug(container::debug::DebugArgs),
     /// Connect to the serial console of a machine
     Console(container::console::ConsoleArgs),

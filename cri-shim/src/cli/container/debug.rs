@@ -1,4 +1,4 @@
-//! `podvisor debug`: a program beside the containers of a machine, with the whole guest before it.
+//! `podvisor debug`: a program beside the containers of a machine, that sees all of the guest.
 
 use anyhow::Context as _;
 use clap::Args;
