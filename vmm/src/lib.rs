@@ -32,13 +32,17 @@
 //! says how it came to its [`VmExit`]. A call that is illegal in a state is a
 //! [`VmError::IllegalState`], never undefined. Every call takes `&self`, from any thread.
 //!
-//! | [`State`] | `start` | `pause` | `snapshot` | `resume` | `plug`, `unplug` | `stop` |
-//! | --- | --- | --- | --- | --- | --- | --- |
-//! | `Created` | `Running` | | | | | `Stopped` |
-//! | `Running` | | `Paused` | | | `Running` | `Stopped` |
-//! | `Paused` | | | `Paused` | `Running` | | `Stopped` |
-//! | `Stopped` | | | | | | `Stopped` |
-//! | `Poisoned` | | | | | | `Poisoned` |
+//! | call | `Created` | `Running` | `Paused` | `Stopped` | `Poisoned` |
+//! | --- | --- | --- | --- | --- | --- |
+//! | `start` | `Running` | | | | |
+//! | `pause` | | `Paused` | | | |
+//! | `snapshot`, `snapshot_difference` | | | `Paused` | | |
+//! | `resume` | | | `Running` | | |
+//! | `plug`, `unplug`, `add_vcpus` | | `Running` | | | |
+//! | `insert_disk` | | `Running` | `Paused` | | |
+//! | `stop` | `Stopped` | `Stopped` | `Stopped` | `Stopped` | `Poisoned` |
+//!
+//! A cell is the [`State`] that the call leads to; where it is empty the call is illegal.
 //!
 //! After `pause` has returned, no vCPU runs, no request is in flight and no device reads or writes
 //! guest memory; `resume` goes on from there, and nothing is lost. `pause` fails with
