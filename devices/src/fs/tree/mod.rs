@@ -24,8 +24,9 @@ use std::time::Duration;
 
 use fuse_backend_rs::abi::fuse_abi::ATTR_SUBMOUNT;
 use fuse_backend_rs::api::filesystem::{Context, Entry};
-use rustix::fs::{FileType, Mode, OFlags, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
+use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::path::DecInt;
 
 use crate::descriptors::Quota;
@@ -66,6 +67,20 @@ pub(super) enum Access {
     BelowMounts,
 }
 
+/// Opens `/proc/self/fd`, as a mount of its own where the process may make one: whoever takes over
+/// the thread that serves finds no way up from there to the host's files.
+fn proc_fds() -> io::Result<OwnedFd> {
+    const PATH: &CStr = c"/proc/self/fd";
+    let own = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    match open_tree(CWD, PATH, own) {
+        Err(Errno::PERM | Errno::NOSYS) => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            Ok(rustix::fs::open(PATH, flags, Mode::empty())?)
+        }
+        opened => Ok(opened?),
+    }
+}
+
 /// A directory of the host and what the client knows of it.
 #[derive(Debug)]
 pub(super) struct Tree {
@@ -99,9 +114,8 @@ impl Tree {
             contents: Contents::of(&fd),
             fd,
         };
-        let proc_fds = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;
         Ok(Self {
-            proc_fds,
+            proc_fds: proc_fds()?,
             root_mount: root.id.mount,
             table: Mutex::new(Table::new(root, quota)),
             access,
