@@ -22,13 +22,13 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant, SystemTime};
 use std::{ptr, thread};
 
-use podvisor_cri::sandbox::jail::{self, CallFilter};
+use podvisor_cri::sandbox::jail::{self, CallFilter, Share};
 use rustix::fs::MemfdFlags;
 
 /// What an attempt needs from before the jail was closed.
 struct Before {
     kvm: Option<File>,
-    share: Option<File>,
+    share: Option<Share>,
     /// A process of the host's.
     pid: c_long,
     /// A TCP port of the host's loopback, on which somebody listens, and on an abstract socket
@@ -43,7 +43,10 @@ fn main() -> io::Result<()> {
     };
     let before = Before {
         kvm: File::open("/dev/kvm").ok(),
-        share: (!share.is_empty()).then(|| File::open(share)).transpose()?,
+        share: match share.as_str() {
+            "" => None,
+            path => Some(Share::new(File::open(path)?.into())?),
+        },
         pid: pid.parse().map_err(io::Error::other)?,
         port: port.parse().map_err(io::Error::other)?,
     };
@@ -51,9 +54,8 @@ fn main() -> io::Result<()> {
         "filter" => CallFilter::Enforced { adds_vcpus: false },
         _ => CallFilter::Absent,
     };
-    let root = before.share.as_ref().map(|share| share.as_fd());
     let begin = Instant::now();
-    jail::close(root, filter).map_err(io::Error::other)?;
+    jail::close(before.share.as_ref(), filter).map_err(io::Error::other)?;
     if attempt == "cost" {
         println!("{} us", begin.elapsed().as_micros());
     }
@@ -114,7 +116,10 @@ fn every_day(work: &str) -> Option<c_long> {
 fn try_to(attempt: &str, before: &Before) -> c_long {
     let path = |text: &str| CString::new(text).unwrap_or_default();
     let none: *const libc::c_void = ptr::null();
-    let share = before.share.as_ref().map_or(-1, |share| share.as_raw_fd());
+    let share = before
+        .share
+        .as_ref()
+        .map_or(-1, |share| share.as_fd().as_raw_fd());
     // SAFETY: each call has arguments of the kinds that it takes, and pointers to what lives
     // until it returns; none of them changes memory that Rust relies on. `fork`'s child ends at
     // once.
@@ -170,6 +175,37 @@ fn try_to(attempt: &str, before: &Before) -> c_long {
                 let file = path("../../../../../../../../../../etc/passwd");
                 libc::syscall(libc::SYS_openat, share, file.as_ptr(), libc::O_RDONLY)
             }
+            "change-mode-above-share" => {
+                let file = path("../../../../../../../../../../etc/passwd");
+                libc::syscall(libc::SYS_fchmodat, share, file.as_ptr(), 0o644)
+            }
+            "change-owner-above-share" => {
+                let file = path("../../../../../../../../../../etc/passwd");
+                libc::syscall(libc::SYS_fchownat, share, file.as_ptr(), 0, 0, 0)
+            }
+            "change-times-above-share" => {
+                let file = path("../../../../../../../../../../etc/passwd");
+                let time = |tv_nsec| libc::timespec { tv_sec: 0, tv_nsec };
+                // Of the last look, and nothing else.
+                let times = [time(libc::UTIME_NOW), time(libc::UTIME_OMIT)];
+                libc::syscall(libc::SYS_utimensat, share, file.as_ptr(), times.as_ptr(), 0)
+            }
+            "look-above-share" => {
+                let mut about: libc::stat = std::mem::zeroed();
+                let file = path("../../../../../../../../../../etc/passwd");
+                let about = (&raw mut about).cast::<libc::c_void>();
+                libc::syscall(libc::SYS_newfstatat, share, file.as_ptr(), about, 0)
+            }
+            "datagram-pair" => {
+                let mut pair = [0_i32; 2];
+                libc::syscall(
+                    libc::SYS_socketpair,
+                    libc::AF_UNIX,
+                    libc::SOCK_DGRAM,
+                    0,
+                    pair.as_mut_ptr(),
+                )
+            }
             "make-device-in-share" => {
                 let file = path("device");
                 let disk = libc::makedev(8, 0);
@@ -188,9 +224,11 @@ fn try_to(attempt: &str, before: &Before) -> c_long {
                 handle[0] = 8;
                 handle[4] = 1;
                 handle[8] = 2;
+                let here = path(".");
+                let open = libc::syscall(libc::SYS_openat, share, here.as_ptr(), libc::O_RDONLY);
                 libc::syscall(
                     libc::SYS_open_by_handle_at,
-                    share,
+                    open,
                     handle.as_ptr(),
                     libc::O_RDONLY,
                 )

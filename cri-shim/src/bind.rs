@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, mkdirat, openat, statx};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 /// Which mounts of a tree.
@@ -33,6 +33,8 @@ pub(crate) enum Propagation {
     Private,
     /// What is mounted in the source appears here too.
     FromSource,
+    /// What is mounted here appears in copies that ask for it, and nothing comes from elsewhere.
+    ToCopies,
 }
 
 /// Opens what is at a path, only to name it.
@@ -48,6 +50,62 @@ pub(crate) fn open_root(path: &Path) -> io::Result<File> {
 fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     let flags = (flags | OFlags::CLOEXEC).bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+/// Makes a directory, where it is none yet, a mount of its own, which passes on what is mounted in
+/// it from then on to its [copies](DetachedTree::of). What is mounted in it already stays.
+pub(crate) fn pass_on(dir: &Path) -> io::Result<()> {
+    let mut root = open_root(dir)?;
+    let about = statx(&root, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+    if !about.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        let copy = DetachedTree::of(&root, Extent::Whole, Propagation::Private)?;
+        copy.attach(&MountPoint(root.into()))?;
+        root = open_root(dir)?;
+    }
+    // Of a group of its own: were it of its parent's, others would have what is mounted in it.
+    for propagation in [Propagation::Private, Propagation::ToCopies] {
+        set(root.as_fd(), Extent::Top, 0, propagation)?;
+    }
+    Ok(())
+}
+
+/// Adds attributes to mounts; the others stay as they are.
+fn set(
+    mount: BorrowedFd<'_>,
+    extent: Extent,
+    attributes: u64,
+    propagation: Propagation,
+) -> io::Result<()> {
+    let wanted = libc::mount_attr {
+        attr_set: attributes,
+        attr_clr: 0,
+        propagation: match propagation {
+            Propagation::Private => libc::MS_PRIVATE,
+            Propagation::FromSource => libc::MS_SLAVE,
+            Propagation::ToCopies => libc::MS_SHARED,
+        },
+        userns_fd: 0,
+    };
+    let mut flags = libc::AT_EMPTY_PATH;
+    if extent == Extent::Whole {
+        flags |= libc::AT_RECURSIVE;
+    }
+    // SAFETY: the path is a C string, the structure is of the size that is told, and the kernel
+    // writes to neither.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            &raw const wanted,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// A copy of mounts that is mounted nowhere. It goes with its descriptor, unless it is attached.
@@ -77,8 +135,9 @@ impl DetachedTree {
     }
 
     /// Devices in these mounts open nothing, and programs run with nobody else's rights.
-    pub(crate) fn make_harmless(&self, extent: Extent) -> io::Result<()> {
-        self.set(extent, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV)
+    pub(crate) fn make_harmless(&self) -> io::Result<()> {
+        let attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+        self.set(Extent::Whole, attributes)
     }
 
     /// Nobody writes in these mounts.
@@ -86,49 +145,27 @@ impl DetachedTree {
         self.set(extent, libc::MOUNT_ATTR_RDONLY)
     }
 
-    /// Adds attributes; the others stay as they are.
     fn set(&self, extent: Extent, attributes: u64) -> io::Result<()> {
-        let wanted = libc::mount_attr {
-            attr_set: attributes,
-            attr_clr: 0,
-            propagation: match self.propagation {
-                Propagation::Private => libc::MS_PRIVATE,
-                Propagation::FromSource => libc::MS_SLAVE,
-            },
-            userns_fd: 0,
-        };
-        let mut flags = libc::AT_EMPTY_PATH;
-        if extent == Extent::Whole {
-            flags |= libc::AT_RECURSIVE;
-        }
-        // SAFETY: the path is a C string, the structure is of the size that is told, and the
-        // kernel writes to neither.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_mount_setattr,
-                self.tree.as_raw_fd(),
-                c"".as_ptr(),
-                flags,
-                &raw const wanted,
-                size_of::<libc::mount_attr>(),
-            )
-        };
-        match result {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        set(self.tree.as_fd(), extent, attributes, self.propagation)
     }
 
     /// Mounts the tree on `point`.
-    pub(crate) fn attach(self, point: &MountPoint) -> io::Result<()> {
+    pub(crate) fn attach(&self, point: &MountPoint) -> io::Result<()> {
         let flags =
             MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(&self.tree, c"", &point.0, c"", flags)?;
         // A mount below one that passes mounts on does so itself from then on.
         match self.propagation {
             Propagation::Private => self.set(Extent::Whole, 0),
-            Propagation::FromSource => Ok(()),
+            Propagation::FromSource | Propagation::ToCopies => Ok(()),
         }
+    }
+}
+
+/// The directory at the top, wherever the tree is mounted.
+impl AsFd for DetachedTree {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tree.as_fd()
     }
 }
 
@@ -300,7 +337,7 @@ mod tests {
         // Whoever writes in the source does not keep its copy from being read-only.
         let _writer = File::create(rig.path("data/written")).unwrap();
         let tree = rig.tree();
-        tree.make_harmless(Extent::Top).unwrap();
+        tree.make_harmless().unwrap();
         tree.make_read_only(Extent::Whole).unwrap();
         let made = openat(
             &tree.tree,
@@ -317,5 +354,32 @@ mod tests {
             io::ErrorKind::ReadOnlyFilesystem
         );
         unmount(rig.path("shared/v0"), UnmountFlags::DETACH).unwrap();
+    }
+
+    #[test]
+    fn copies_have_what_is_mounted_in_a_directory_that_passes_it_on() {
+        let rig = Rig::new();
+        let shared = rig.path("shared");
+        for _ in 0..2 {
+            pass_on(&shared).unwrap();
+            assert_eq!(mount_points(&shared).unwrap().len(), 1);
+        }
+        let root = open_root(&shared).unwrap();
+        let copy = DetachedTree::of(&root, Extent::Whole, Propagation::FromSource).unwrap();
+        // As in a jail's root directory: what is mounted nowhere gets no mounts.
+        let point = MountPoint::make(open_root(rig.dir.path()).unwrap().as_fd(), "jail", true);
+        copy.attach(&point.unwrap()).unwrap();
+        let volume = MountPoint::make(root.as_fd(), "v0", true).unwrap();
+        rig.tree().attach(&volume).unwrap();
+        assert!(rig.path("jail/v0/file").exists());
+        // Of the volume itself nothing is passed on.
+        let below = MountPoint::make(open_root(&rig.path("data")).unwrap().as_fd(), "below", true);
+        rig.tree().attach(&below.unwrap()).unwrap();
+        assert!(!rig.path("jail/v0/below/file").exists());
+        unmount(rig.path("shared/v0"), UnmountFlags::DETACH).unwrap();
+        assert!(!rig.path("jail/v0/file").exists());
+        for point in ["data/below", "jail", "shared"] {
+            unmount(rig.path(point), UnmountFlags::DETACH).unwrap();
+        }
     }
 }

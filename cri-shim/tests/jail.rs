@@ -73,6 +73,7 @@ const ATTEMPTS: &[(&str, Alone)] = &[
     ("keyring", FilterOnly),
     ("shared-memory", Refused(&[ENOENT])),
     ("io-uring", Harmless),
+    ("datagram-pair", Harmless),
     ("executable-memory", Harmless),
     ("another-vm", FilterOnly),
     ("lock", FilterOnly),
@@ -83,7 +84,12 @@ const ATTEMPTS: &[(&str, Alone)] = &[
 /// Attempts of one that serves a directory, and is root: the calls for files are allowed.
 const WITH_SHARE: &[(&str, &[i32])] = &[
     ("open-file", &[ENOENT, EACCES]),
-    ("leave-share", &[EACCES]),
+    ("leave-share", &[ENOENT]),
+    // Landlock knows nothing of these.
+    ("change-mode-above-share", &[ENOENT]),
+    ("change-owner-above-share", &[ENOENT]),
+    ("change-times-above-share", &[ENOENT]),
+    ("look-above-share", &[ENOENT]),
     ("make-device-in-share", &[EACCES, EPERM]),
     ("make-null-in-share", &[EACCES, EPERM]),
 ];

@@ -10,6 +10,7 @@ use super::FormatArgs;
 use super::advice;
 use super::table::Table;
 use crate::machine::{AssetError, Assets, GuestFiles};
+use crate::sandbox::jail;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
@@ -57,6 +58,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
     let assets = Assets::of_this_process();
     items.push(guest_files(&assets));
     items.extend(retpolines(&assets));
+    items.extend(landlock());
     let view = View {
         guests_can_run,
         verdict,
@@ -107,6 +109,17 @@ fn retpolines(assets: &Assets) -> Option<Row> {
         status: Status::Warning,
         found: "containers of one pod could read each other's memory: this CPU needs retpolines or return thunks, which the guest's kernel lacks".to_owned(),
         remedy: Some("put vmlinux-retpoline in the directory of vmlinux: the package has it, and `cargo xtask kernel --retpoline` builds it".to_owned()),
+        required: false,
+    })
+}
+
+/// What the jail lacks on a kernel without Landlock; nothing where there is one.
+fn landlock() -> Option<Row> {
+    (!jail::has_landlock()).then(|| Row {
+        name: "Landlock",
+        status: Status::Warning,
+        found: "the jail of machines that share directories, as all pods do, has a layer less: whoever breaks out of a guest may open all that is mounted in them".to_owned(),
+        remedy: Some("run a kernel with CONFIG_SECURITY_LANDLOCK (5.13 or later), and name landlock in `lsm=` of its command line where that is set".to_owned()),
         required: false,
     })
 }

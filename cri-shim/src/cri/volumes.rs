@@ -246,15 +246,16 @@ impl<'a> Wanted<'a> {
         };
         // By its descriptor: what the path means cannot change in between.
         let tree = DetachedTree::of(&self.source, extent, propagation).map_err(failed())?;
-        // The guest must not write even if it ignores what it is told; and what it makes or finds
-        // there is neither a device nor a program with another's rights on the host. What is
-        // mounted below stays as it is, unless the request says otherwise.
-        let extent = match self.is_read_only && wanted.recursive_read_only {
-            true => Extent::Whole,
-            false => Extent::Top,
-        };
-        tree.make_harmless(extent).map_err(failed())?;
+        // What is made or found there is neither a device nor a program with another's rights on
+        // the host.
+        tree.make_harmless().map_err(failed())?;
+        // The guest must not write even if it ignores what it is told. What is mounted below stays
+        // as it is, unless the request says otherwise.
         if self.is_read_only {
+            let extent = match wanted.recursive_read_only {
+                true => Extent::Whole,
+                false => Extent::Top,
+            };
             tree.make_read_only(extent).map_err(failed())?;
         }
         let target = shared.join(name);

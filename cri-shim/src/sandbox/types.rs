@@ -45,8 +45,8 @@ pub struct LaunchConfig {
     pub image_slots: u8,
     /// Network cards.
     pub nics: Vec<NicConfig>,
-    /// The directory that the guest sees as `/run/podvisor/shared`, with what is or will be
-    /// mounted below it.
+    /// The directory that the guest sees as `/run/podvisor/shared`, with what is mounted below
+    /// it, and what will be when it [passes its mounts on](super::jail::pass_on_mounts).
     pub shared_dir: Option<PathBuf>,
     /// Users of the guest that are the host's from 0 on in what is shared, as those of containers
     /// in a user namespace with these ids; `None`: all are the host's with the same numbers.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Record;
 use crate::bind::{
-    DetachedTree, Extent, MountPoint, Propagation, mount_points, open_path, open_root,
+    DetachedTree, Extent, MountPoint, Propagation, mount_points, open_path, open_root, pass_on,
 };
 
 /// A part of the host's files in a container.
@@ -75,9 +75,10 @@ pub(in crate::cli) fn check(volumes: &[Volume]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the directory that a machine shares.
+/// Makes the directory that a machine shares, ready for volumes.
 pub(in crate::cli) fn make_shared(shared: &Path) -> anyhow::Result<()> {
-    fs::create_dir(shared).with_context(|| format!("cannot create {}", shared.display()))
+    fs::create_dir(shared).with_context(|| format!("cannot create {}", shared.display()))?;
+    pass_on(shared).with_context(|| format!("cannot mount {} on itself", shared.display()))
 }
 
 /// Mounts the volumes of a container in `shared`.
@@ -100,7 +101,7 @@ fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
     let tree = DetachedTree::of(&source, Extent::Whole, Propagation::Private)?;
     // The guest must not write even if it ignores what it is told; and what it may make there
     // is neither a device nor a program with another's rights on the host.
-    tree.make_harmless(Extent::Whole)?;
+    tree.make_harmless()?;
     if volume.read_only {
         tree.make_read_only(Extent::Whole)?;
     }

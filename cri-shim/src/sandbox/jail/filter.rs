@@ -85,8 +85,8 @@ const ALWAYS: &[i64] = &[
     libc::SYS_seccomp,
 ];
 
-/// Allowed besides when the process serves a shared directory: there, Landlock and the empty
-/// root say which files.
+/// Allowed besides when the process serves a shared directory: there, Landlock and the root, which
+/// holds that directory alone, say which files.
 const WITH_SHARE: &[i64] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
@@ -100,30 +100,18 @@ const WITH_SHARE: &[i64] = &[
     libc::SYS_renameat2,
     libc::SYS_unlinkat,
     libc::SYS_readlinkat,
-    libc::SYS_faccessat,
-    libc::SYS_faccessat2,
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
     libc::SYS_fchown,
     libc::SYS_fchownat,
     libc::SYS_utimensat,
     libc::SYS_fstatfs,
-    libc::SYS_statfs,
-    libc::SYS_getxattr,
-    libc::SYS_setxattr,
-    libc::SYS_listxattr,
-    libc::SYS_removexattr,
-    libc::SYS_lgetxattr,
-    libc::SYS_lsetxattr,
-    libc::SYS_llistxattr,
-    libc::SYS_lremovexattr,
     libc::SYS_fgetxattr,
     libc::SYS_fsetxattr,
     libc::SYS_flistxattr,
     libc::SYS_fremovexattr,
     libc::SYS_copy_file_range,
     libc::SYS_syncfs,
-    libc::SYS_fchdir,
     libc::SYS_umask,
     // The thread that serves it takes on the users of the guest.
     libc::SYS_setgroups,
@@ -185,6 +173,9 @@ const PROT_EXEC: u64 = 4;
 
 /// For `unshare`: the directories and umask of a thread.
 const CLONE_FS: u64 = 0x200;
+
+/// The part of a socket's type beside its flags.
+const SOCK_TYPE: u64 = 0xf;
 
 const AT_EMPTY_PATH: u64 = 0x1000;
 
@@ -248,8 +239,10 @@ fn calls(has_share: bool, adds_vcpus: bool, process: u32) -> BTreeMap<i64, Verdi
     let flags = CLONE_THREAD | CLONE_NEW;
     let thread = Condition::masked(0, Width::Double, flags, CLONE_THREAD);
     allow_if(libc::SYS_clone, vec![vec![thread]]);
-    // A pair, of AF_UNIX.
-    allow_if(libc::SYS_socketpair, vec![vec![is(0, 1)]]);
+    // A pair of AF_UNIX and SOCK_STREAM: a socket of datagrams would send to any that has a name
+    // in a file system.
+    let stream = Condition::masked(1, Width::Word, SOCK_TYPE, 1);
+    allow_if(libc::SYS_socketpair, vec![vec![is(0, 1), stream]]);
     // To a thread of this process.
     allow_if(libc::SYS_tgkill, vec![vec![is(0, process.into())]]);
     // PR_SET_NAME, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS

@@ -8,6 +8,7 @@
 //! | file | layer |
 //! | --- | --- |
 //! | `namespaces` | mount, IPC, UTS, network, cgroup and user namespaces; an empty root |
+//! | `share` | what is served from within, as mounts of the jail's own |
 //! | `identity` | a user and group of its own, capabilities, no_new_privs, resource limits |
 //! | `paths` | Landlock: no file by path, no TCP, no signals outwards |
 //! | `filter`, `program` | seccomp: the calls that are left, and how the kernel is told |
@@ -19,15 +20,18 @@ mod filter;
 mod identity;
 mod namespaces;
 mod paths;
+mod share;
 mod spawn;
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd as _;
 use std::time::Instant;
 
 use tracing::debug;
 
 pub use identity::{UID_BASE, can_change_identity};
+pub use paths::has_landlock;
+pub use share::{Share, pass_on_mounts};
 pub use spawn::spawn;
 pub(super) use spawn::{close_inherited, limit_arenas};
 
@@ -114,16 +118,13 @@ fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> JailEr
 ///
 /// # Errors
 /// [`JailError`]: some layers may be closed then, and the process is of no use.
-pub fn close(
-    share: Option<BorrowedFd<'_>>,
-    calls: CallFilter,
-) -> Result<Vec<MissingLayer>, JailError> {
+pub fn close(share: Option<&Share>, calls: CallFilter) -> Result<Vec<MissingLayer>, JailError> {
     let begin = Instant::now();
     let can_change_identity = can_change_identity();
     let uid = identity::own_uid()?;
     identity::limit_resources()?;
     namespaces::enter(can_change_identity)?;
-    namespaces::empty_root()?;
+    namespaces::empty_root(share)?;
     let mut missing = Vec::new();
     match (can_change_identity, share) {
         (true, None) => missing.extend(identity::become_nobody(uid)?),
@@ -131,7 +132,7 @@ pub fn close(
         (false, _) => identity::drop_capabilities()?,
     }
     identity::no_new_privileges()?;
-    missing.extend(paths::close(share)?);
+    missing.extend(paths::close(share.map(|share| share.as_fd()))?);
     if let CallFilter::Enforced { adds_vcpus } = calls {
         filter::set(share.is_some(), adds_vcpus)?;
     }

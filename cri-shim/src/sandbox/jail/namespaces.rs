@@ -1,16 +1,22 @@
 //! Namespaces of its own, and a root directory that holds nothing.
 #![allow(unsafe_code)] // unshare
 
+use rustix::fs::CWD;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount,
 };
 use rustix::process::{chdir, pivot_root};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-use super::{JailError, MissingLayer, step};
+use super::{JailError, MissingLayer, Share, step};
 
 /// Where the empty root is mounted before it becomes the root; any directory that each Linux has.
 const MOUNT_POINT: &str = "/proc";
+
+/// How the root is mounted, besides read-only.
+pub(super) const ROOT_FLAGS: MountFlags = MountFlags::NOSUID
+    .union(MountFlags::NODEV)
+    .union(MountFlags::NOEXEC);
 
 /// Leaves the host's namespaces. Whoever may not do so makes a user namespace first.
 pub(super) fn enter(is_privileged: bool) -> Result<(), JailError> {
@@ -28,20 +34,28 @@ pub(super) fn enter(is_privileged: bool) -> Result<(), JailError> {
     left.map_err(step("make namespaces for the jail"))
 }
 
-/// Makes an empty, read-only file system the root.
-pub(super) fn empty_root() -> Result<(), JailError> {
+/// Makes a read-only file system the root, which holds nothing but what is shared.
+pub(super) fn empty_root(share: Option<&Share>) -> Result<(), JailError> {
+    let share = share.filter(|share| share.has_mounts());
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private).map_err(step("keep the jail's mounts from the host"))?;
-    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let (flags, options) = match share {
+        None => (MountFlags::RDONLY, c"size=4096,nr_inodes=1,mode=0555"),
+        // A directory more, to mount it on.
+        Some(_) => (MountFlags::empty(), c"size=4096,nr_inodes=2,mode=0555"),
+    };
     mount(
         "podvisor",
         MOUNT_POINT,
         "tmpfs",
-        flags,
-        Some(c"size=4096,nr_inodes=1,mode=0555"),
+        ROOT_FLAGS | flags,
+        Some(options),
     )
     .map_err(step("mount the jail's root directory"))?;
     chdir(MOUNT_POINT).map_err(step("enter the jail's root directory"))?;
+    if let Some(share) = share {
+        share.attach(CWD)?;
+    }
     pivot_root(".", ".").map_err(step("make the jail's directory the root"))?;
     // The old root lies on top of the new one now.
     unmount(".", UnmountFlags::DETACH).map_err(step("detach the host's files"))?;

@@ -30,3 +30,13 @@ pub(super) fn close(share: Option<BorrowedFd<'_>>) -> Result<Option<MissingLayer
         RulesetStatus::NotEnforced => Some(MissingLayer::Landlock),
     })
 }
+
+/// Whether the kernel has Landlock, of any age. Where it has none, a process that serves a
+/// directory has a layer less around it.
+#[must_use]
+pub fn has_landlock() -> bool {
+    let oldest = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(landlock::ABI::V1));
+    oldest.and_then(Ruleset::create).is_ok()
+}

@@ -152,7 +152,7 @@ struct LaunchFiles {
     files: GuestFiles,
     template: Option<Template>,
     nics: Vec<OwnedFd>,
-    shared_dir: Option<OwnedFd>,
+    share: Option<jail::Share>,
     console: Option<File>,
     events: Option<EventLog>,
 }
@@ -210,6 +210,12 @@ fn files(
         .map(|_| next())
         .collect::<Result<_, _>>()?;
     let shared_dir = launch.has_shared_dir.then(&mut next).transpose()?;
+    let share = shared_dir.map(jail::Share::new).transpose();
+    let share = share.map_err(|source| SandboxError::File {
+        action: "copy the mounts of what is shared in",
+        path: launch.dir.clone(),
+        source,
+    })?;
     let console = launch.has_console.then(&mut next).transpose()?;
     let events = launch.has_events.then(&mut next).transpose()?;
     Ok(LaunchFiles {
@@ -218,7 +224,7 @@ fn files(
         files: GuestFiles::from_files(kernel.into(), initramfs.into())?,
         template,
         nics,
-        shared_dir,
+        share,
         console: console.map(File::from),
         events: events.map(|fd| EventLog::new(fd.into())),
     })
@@ -370,9 +376,9 @@ async fn boot(
                 mtu: nic.mtu,
             })
         });
-        let share = files.shared_dir.as_ref().map(|dir| {
+        let share = files.share.as_ref().map(|share| {
             Ok::<_, io::Error>(SharedDir {
-                dir: dir.try_clone()?,
+                dir: share.as_fd().try_clone_to_owned()?,
                 users: launch.users,
             })
         });
@@ -421,9 +427,8 @@ async fn boot(
     };
     let mut missing_layers = Vec::new();
     if launch.jail == JailMode::Enforced {
-        let served = files.shared_dir.as_ref().map(OwnedFd::as_fd);
         let adds_vcpus = built.may_grow_cpus();
-        let missing = jail::close(served, CallFilter::Enforced { adds_vcpus })?;
+        let missing = jail::close(files.share.as_ref(), CallFilter::Enforced { adds_vcpus })?;
         missing_layers.extend(missing.iter().map(ToString::to_string));
     }
     if !launch.has_cgroup {

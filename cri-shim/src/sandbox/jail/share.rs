@@ -1,0 +1,83 @@
+//! The directory that a process goes on serving from within its jail.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::mount::{MountFlags, mount_remount};
+
+use super::{JailError, step};
+use crate::bind::{DetachedTree, Extent, MountPoint, Propagation, pass_on};
+
+/// Its name in the jail's root directory.
+const NAME: &str = "share";
+
+/// A directory that is served from within a jail.
+///
+/// What is open in the host's mounts stays there, whatever the root of a process is: a way up
+/// (`..`) from it ends at the host's root. So the jail has mounts of its own of the directory, and
+/// a way up ends at the jail's root.
+#[derive(Debug)]
+pub struct Share {
+    form: Form,
+}
+
+#[derive(Debug)]
+enum Form {
+    Mounts(DetachedTree),
+    /// Whoever may not copy mounts has the directory as it is, and Landlock alone says where it
+    /// ends.
+    Directory(OwnedFd),
+}
+
+impl Share {
+    /// Takes a directory, and copies its mounts. To be called before [`close`](super::close).
+    ///
+    /// What is mounted in the directory later is seen in the jail, too, when it
+    /// [passes its mounts on](pass_on_mounts).
+    ///
+    /// # Errors
+    /// The kernel's, but for a missing permission.
+    pub fn new(dir: OwnedFd) -> io::Result<Self> {
+        let form = match DetachedTree::of(&dir, Extent::Whole, Propagation::FromSource) {
+            Ok(mounts) => Form::Mounts(mounts),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Form::Directory(dir),
+            Err(error) => return Err(error),
+        };
+        Ok(Self { form })
+    }
+
+    /// Whether its mounts are the jail's own.
+    pub(super) fn has_mounts(&self) -> bool {
+        matches!(self.form, Form::Mounts(_))
+    }
+
+    /// Mounts it in the jail's root directory, which nobody writes in from then on.
+    pub(super) fn attach(&self, root: BorrowedFd<'_>) -> Result<(), JailError> {
+        let Form::Mounts(mounts) = &self.form else {
+            return Ok(());
+        };
+        let attached = MountPoint::make(root, NAME, true).and_then(|point| mounts.attach(&point));
+        attached.map_err(step("mount the shared directory in the jail"))?;
+        let flags = super::namespaces::ROOT_FLAGS | MountFlags::RDONLY;
+        mount_remount(".", flags, c"").map_err(step("make the jail's root directory read-only"))
+    }
+}
+
+/// The directory, before and after the jail is closed.
+impl AsFd for Share {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.form {
+            Form::Mounts(mounts) => mounts.as_fd(),
+            Form::Directory(dir) => dir.as_fd(),
+        }
+    }
+}
+
+/// Makes a directory pass on what is mounted in it to jails that serve it, by mounting it on
+/// itself; whoever removes the directory unmounts it first.
+///
+/// # Errors
+/// The kernel's: it takes `CAP_SYS_ADMIN`.
+pub fn pass_on_mounts(dir: &std::path::Path) -> io::Result<()> {
+    pass_on(dir)
+}
