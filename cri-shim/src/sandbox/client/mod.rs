@@ -148,8 +148,8 @@ impl SandboxClient {
     /// [`Self::launch_program`] is what most programs want: it takes the path of podvisor's
     /// executable. This starts the executable that runs it again, with the arguments `sandbox ID`,
     /// and with `template` to make [templates](LaunchConfig::templates): it has to be `podvisor`,
-    /// or to do for these what [`run_process`](super::run_process) and
-    /// [`make_template`](super::make_template) do.
+    /// or to do for these what [`run_process`](super::run_process) (unsafe: it is called first in
+    /// `main`) and [`make_template`](super::make_template) do.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.

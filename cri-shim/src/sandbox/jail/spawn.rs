@@ -31,10 +31,12 @@ pub fn spawn<T: Send>(start: impl FnOnce() -> io::Result<T> + Send) -> io::Resul
 }
 
 /// Closes whatever files this process inherited beyond stdin, stdout and stderr: who started it
-/// may have been careless. To be called before anything is opened.
-pub(in crate::sandbox) fn close_inherited() {
-    // SAFETY: nothing in this process owns a descriptor yet. A kernel without the call (before
-    // 5.9) leaves them open.
+/// may have been careless. A kernel without the call (before 5.9) leaves them open.
+///
+/// # Safety
+/// No value in this process owns a descriptor above 2, and no other thread runs.
+pub(in crate::sandbox) unsafe fn close_inherited() {
+    // SAFETY: by the contract of this function, nobody owns what is closed.
     unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
 }
 

@@ -100,12 +100,18 @@ fn set_up(action: &'static str) -> impl FnOnce(io::Error) -> ProcessError {
     move |source| ProcessError::SetUp { action, source }
 }
 
-/// The whole life of the process; to be called before it has other threads.
+/// The whole life of the process. Closes whatever files it inherited beyond stdin, stdout and
+/// stderr.
+///
+/// # Safety
+/// No value in this process owns a descriptor above 2, and no other thread runs.
 ///
 /// # Errors
 /// [`ProcessError`] when there never was a sandbox. How one ended is in its directory.
-pub fn run() -> Result<(), ProcessError> {
-    jail::close_inherited();
+#[allow(unsafe_code)] // The caller's promise is passed on.
+pub unsafe fn run() -> Result<(), ProcessError> {
+    // SAFETY: by the contract of this function.
+    unsafe { jail::close_inherited() };
     jail::limit_arenas();
     // Fails for the leader of a group, which a process that was just forked is not.
     if let Err(error) = rustix::process::setsid() {
