@@ -5,7 +5,7 @@
 //!   mapped privately (a clone of a snapshot). Devices get its [`GuestRam`]. Its [`MemoryShape`] says
 //!   how much the guest boots with, and how much a memory device may add.
 //! * `image.rs` adds files that the guest may read (virtio-pmem), which are no memory of its own.
-//! * [`Memslots`] tells KVM of mappings, before the guest runs or while it does.
+//! * [`add_memslots`] tells KVM of mappings, before the guest runs.
 //! * `pages.rs` finds the pages that this process has copies of its own of, and `save.rs` writes
 //!   them to a file. `huge.rs` gives that file huge pages.
 //!
@@ -47,7 +47,7 @@ pub(crate) use host::host_memory;
 pub(crate) use huge::gather as gather_huge_pages;
 pub(crate) use image::next_image;
 pub(crate) use save::Which;
-pub(crate) use slots::Memslots;
+pub(crate) use slots::add_memslots;
 
 pub use size::{MemorySize, ParseMemorySizeError};
 

@@ -1,8 +1,6 @@
 //! KVM's memslots: which host addresses are behind which guest physical ones.
 #![allow(unsafe_code)] // KVM is told host addresses
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use podvisor_devices::GuestRam;
@@ -10,36 +8,29 @@ use vm_memory::{GuestMemory as _, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::kvm::KvmError;
 
-/// The slots of one VM, numbered as they are made.
-#[derive(Debug, Default)]
-pub(crate) struct Memslots {
-    next: AtomicU32,
+/// Makes every region of `ram` a slot of a VM that has none yet. Before the first vCPU this is
+/// cheap; later each waits for a grace period. What this process may not write the guest may not
+/// write either, whatever its page tables say. A slot stays as long as the VM: the caller keeps the
+/// mappings as long as `vm`.
+pub(crate) fn add_memslots(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
+    (0..)
+        .zip(ram.iter())
+        .try_for_each(|(slot, region)| add(vm, slot, region))
 }
 
-impl Memslots {
-    /// Makes every region of `ram` a slot. Before the first vCPU this is cheap; later each waits
-    /// for a grace period.
-    pub(crate) fn add_all(&self, vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
-        ram.iter().try_for_each(|region| self.add(vm, region))
-    }
-
-    /// Makes a region a slot, also of a VM that runs. What this process may not write the guest may
-    /// not write either, whatever its page tables say. A slot stays as long as the VM: the caller
-    /// keeps the mapping as long as `vm`.
-    pub(crate) fn add(&self, vm: &VmFd, region: &GuestRegionMmap) -> Result<(), KvmError> {
-        let slot = kvm_userspace_memory_region {
-            slot: self.next.fetch_add(1, Ordering::Relaxed),
-            flags: flags(region),
-            guest_phys_addr: region.start_addr().0,
-            memory_size: region.len(),
-            userspace_addr: region.as_ptr().addr() as u64,
-        };
-        // SAFETY: the address and length are those of a live mapping. The VM that is built on `vm`
-        // owns the mapping and drops it after its vCPUs and this fd; KVM refuses slots that overlap
-        // in the guest.
-        unsafe { vm.set_user_memory_region(slot) }
-            .map_err(KvmError::ioctl("KVM_SET_USER_MEMORY_REGION"))
-    }
+fn add(vm: &VmFd, slot: u32, region: &GuestRegionMmap) -> Result<(), KvmError> {
+    let slot = kvm_userspace_memory_region {
+        slot,
+        flags: flags(region),
+        guest_phys_addr: region.start_addr().0,
+        memory_size: region.len(),
+        userspace_addr: region.as_ptr().addr() as u64,
+    };
+    // SAFETY: the address and length are those of a live mapping. The VM that is built on `vm`
+    // owns the mapping and drops it after its vCPUs and this fd; KVM refuses slots that overlap
+    // in the guest.
+    unsafe { vm.set_user_memory_region(slot) }
+        .map_err(KvmError::ioctl("KVM_SET_USER_MEMORY_REGION"))
 }
 
 fn flags(region: &GuestRegionMmap) -> u32 {

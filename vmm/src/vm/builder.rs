@@ -462,7 +462,6 @@ fn assemble(
 ) -> Vm {
     let Hardware {
         vm_fd,
-        slots,
         vcpus,
         cpuid,
         max_vcpus,
@@ -484,7 +483,6 @@ fn assemble(
         machine: Arc::new(Machine {
             kvm,
             vm_fd,
-            slots,
             memory,
             images,
             cpuid,

@@ -17,13 +17,12 @@ use super::pci::PciRoot;
 use super::restore;
 use crate::cpuid;
 use crate::kvm::{self, KvmError};
-use crate::memory::{GuestMemory, Memslots};
+use crate::memory::{self, GuestMemory};
 use crate::snapshot::SnapshotError;
 
 /// A machine with nothing in its memory.
 pub(super) struct Hardware {
     pub(super) vm_fd: Arc<VmFd>,
-    pub(super) slots: Memslots,
     /// With their CPUID, otherwise as after RESET.
     pub(super) vcpus: Vec<VcpuFd>,
     /// What they were told, but for their numbers.
@@ -50,8 +49,7 @@ impl Hardware {
     ) -> Result<Self, BuildError> {
         let vm_fd = Arc::new(kvm::create_vm(kvm)?);
         // Memory before vCPUs, because every memslot added later waits for a grace period.
-        let slots = Memslots::default();
-        slots.add_all(&vm_fd, memory.all())?;
+        memory::add_memslots(&vm_fd, memory.all())?;
         kvm::create_chips(&vm_fd)?;
         let faults = Faults::default();
         let bus = Bus::new();
@@ -75,7 +73,6 @@ impl Hardware {
         let (vcpus, cpuid) = create_vcpus(kvm, &vm_fd, vcpus)?;
         Ok(Self {
             vm_fd,
-            slots,
             vcpus,
             cpuid,
             max_vcpus,

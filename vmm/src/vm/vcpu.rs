@@ -16,7 +16,7 @@ use super::io::Loops;
 use super::kick::{self, Kicker, Pending};
 use super::pmem::Images;
 use crate::kvm::{self, KvmError};
-use crate::memory::{GuestMemory, Memslots};
+use crate::memory::GuestMemory;
 
 /// What a vCPU thread shares with the rest of the VM.
 #[derive(Clone, Debug)]
@@ -34,8 +34,6 @@ pub(crate) struct VcpuContext {
 pub(crate) struct Machine {
     pub(crate) kvm: Kvm,
     pub(crate) vm_fd: Arc<VmFd>,
-    #[cfg_attr(not(test), expect(dead_code, reason = "hot-plug adds slots"))]
-    pub(crate) slots: Memslots,
     pub(crate) memory: GuestMemory,
     pub(crate) images: Images,
     /// What the guest was told of its processors, but for their numbers.

@@ -11,7 +11,7 @@ use super::Flaw;
 use super::code;
 use crate::kvm::{KvmError, set_signal_mask};
 use crate::layout;
-use crate::memory::Memslots;
+use crate::memory::add_memslots;
 use crate::vm::KICK;
 
 /// How a guest begins.
@@ -74,7 +74,7 @@ impl Guest {
         let memory = GuestRam::from_ranges(&[(GuestAddress(0), code::MEMORY)])
             .map_err(|_| Flaw::Wrong("64 KiB of memory are not to be had".to_owned()))?;
         let vm = kvm.create_vm().map_err(Flaw::setup("create a VM"))?;
-        Memslots::default().add_all(&vm, &memory).map_err(flaw)?;
+        add_memslots(&vm, &memory).map_err(flaw)?;
         // Intel's KVM wants a place for its own tables, wherever guests do not look.
         let _ = vm.set_identity_map_address(layout::KVM_IDENTITY_MAP);
         let _ = vm.set_tss_address(layout::KVM_TSS as usize);

@@ -346,25 +346,6 @@ fn a_difference_holds_what_was_written_since_and_needs_its_full_snapshot() {
 }
 
 #[test]
-fn a_memslot_that_is_added_while_the_guest_runs_is_there_at_once() {
-    use vm_memory::{GuestRegionMmap, MmapRegion};
-    const AT: u64 = 0x2000_0000;
-    let guest = Guest::start(|vm| vm);
-    assert_eq!(guest.read(AT), u32::MAX, "nothing is there");
-    let region = MmapRegion::new(0x1000).unwrap();
-    let region = GuestRegionMmap::new(region, GuestAddress(AT)).unwrap();
-    let machine = &guest.vm.context.machine;
-    machine.slots.add(&machine.vm_fd, &region).unwrap();
-    guest.write(AT + 8, 5);
-    assert_eq!(guest.read(AT + 8), 5);
-    assert!(
-        machine.slots.add(&machine.vm_fd, &region).is_err(),
-        "an overlap"
-    );
-    guest.vm.stop().unwrap();
-}
-
-#[test]
 fn connections_of_the_socket_device_are_reset() {
     let (_dir, place) = place();
     let vsock = |cid| VsockDevice::in_process(cid).unwrap();
