@@ -83,7 +83,7 @@ async fn ids_and_directories_that_cannot_be_used_are_refused() {
         (config.id, config.dir) = (id.to_owned(), dir);
         let refused = launch(config).await;
         assert!(
-            matches!(refused, Err(SandboxError::Config(_))),
+            matches!(refused, Err(SandboxError::Id(_) | SandboxError::Dir { .. })),
             "{refused:?}"
         );
     }

@@ -5,15 +5,16 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use podvisor_agent_protocol::ErrorKind;
+use podvisor_agent_protocol::{ErrorKind, InvalidId};
 use serde::{Deserialize, Serialize};
 
 use super::agent::LinkError;
 use super::jail::JailError;
+use super::spec::SpecError;
 use super::stdio::StdioError;
 use super::types::SandboxExit;
 use super::wire::FrameError;
-use crate::machine::{MachineError, MachineExit};
+use crate::machine::{AssetError, MachineError, MachineExit};
 
 /// Why a request was refused, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -86,9 +87,34 @@ pub enum SandboxError {
     /// The guest ended when it should not.
     #[error("{}", ended(.0))]
     Ended(MachineExit),
-    /// Something of a [`LaunchConfig`](super::LaunchConfig) makes no sense.
-    #[error("cannot launch the sandbox: {0}")]
-    Config(String),
+    /// The guest's files are not there.
+    #[error(transparent)]
+    Assets(#[from] AssetError),
+    /// The container that is asked for cannot be specified.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The id in a [`LaunchConfig`](super::LaunchConfig) names no sandbox.
+    #[error("cannot launch the sandbox")]
+    Id(#[source] InvalidId),
+    /// The directory in a [`LaunchConfig`](super::LaunchConfig) cannot have sockets.
+    #[error(
+        "cannot launch the sandbox: {} is not an absolute path of at most {most} bytes",
+        .dir.display()
+    )]
+    Dir {
+        /// The directory.
+        dir: PathBuf,
+        /// Longest path, in bytes.
+        most: usize,
+    },
+    /// A [`LaunchConfig`](super::LaunchConfig) has more network cards than can be passed on.
+    #[error("cannot launch the sandbox: {count} network cards, but at most {most} are possible")]
+    TooManyNics {
+        /// So many.
+        count: usize,
+        /// So many are possible.
+        most: usize,
+    },
     /// A file that the sandbox's process is to have cannot be opened or made.
     #[error("cannot {action} {}", .path.display())]
     File {

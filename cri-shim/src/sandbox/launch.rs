@@ -355,22 +355,21 @@ fn prepare(
     config: LaunchConfig,
     template: Option<Template>,
 ) -> Result<(LaunchHeader, Vec<OwnedFd>), SandboxError> {
-    validate_id(&config.id).map_err(|error| SandboxError::Config(error.to_string()))?;
+    validate_id(&config.id).map_err(SandboxError::Id)?;
     if !config.dir.is_absolute() || config.dir.as_os_str().len() > DIR_MAX {
-        return Err(SandboxError::Config(format!(
-            "{} is not an absolute path of at most {DIR_MAX} bytes",
-            config.dir.display()
-        )));
+        return Err(SandboxError::Dir {
+            dir: config.dir,
+            most: DIR_MAX,
+        });
     }
     // Control socket, record, kernel, initramfs, template's files, shared directory, console,
     // events.
     let others = 9;
     if config.nics.len() + others > MAX_FDS {
-        return Err(SandboxError::Config(format!(
-            "{} network cards, but at most {} are possible",
-            config.nics.len(),
-            MAX_FDS - others
-        )));
+        return Err(SandboxError::TooManyNics {
+            count: config.nics.len(),
+            most: MAX_FDS - others,
+        });
     }
     let file = |action, path: &Path, source| SandboxError::File {
         action,

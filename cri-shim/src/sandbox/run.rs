@@ -124,7 +124,7 @@ impl ContainerRun {
     /// [`SandboxError`]; nothing is left of the machine then.
     pub async fn in_process(&self, stdio: StdioFds) -> Result<ProcessExit, SandboxError> {
         let assets = Assets::of_this_process();
-        let files = GuestFiles::open(&kernel(&assets)?, &initramfs(&assets)?)?;
+        let files = GuestFiles::open(&assets.kernel()?, &assets.initramfs()?)?;
         let config = SandboxConfig {
             guest: GuestConfig {
                 hostname: NAME.to_owned(),
@@ -175,7 +175,7 @@ impl ContainerRun {
             max_vcpus: self.vcpus,
             memory: self.memory,
             cgroup_parent: None,
-            ..LaunchConfig::new(NAME, &dir.path, kernel(&assets)?, initramfs(&assets)?)
+            ..LaunchConfig::new(NAME, &dir.path, assets.kernel()?, assets.initramfs()?)
         };
         let network = GuestNetwork::default();
         let sandbox = SandboxClient::launch_program(podvisor, config, network).await?;
@@ -217,8 +217,7 @@ impl ContainerRun {
     }
 
     fn spec(&self) -> Result<ContainerSpec, SandboxError> {
-        container_spec(NAME, NAME, None, &self.options)
-            .map_err(|error| SandboxError::Config(error.to_string()))
+        Ok(container_spec(NAME, NAME, None, &self.options)?)
     }
 }
 
@@ -272,16 +271,6 @@ fn for_terminal(stdio: StdioFds, terminal: Option<TerminalSize>) -> StdioFds {
 fn open_process(pid: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(pid.try_into().ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
-}
-
-fn kernel(assets: &Assets) -> Result<PathBuf, SandboxError> {
-    let found = assets.kernel();
-    found.map_err(|error| SandboxError::Config(error.to_string()))
-}
-
-fn initramfs(assets: &Assets) -> Result<PathBuf, SandboxError> {
-    let found = assets.initramfs();
-    found.map_err(|error| SandboxError::Config(error.to_string()))
 }
 
 fn open(path: &Path) -> Result<File, SandboxError> {

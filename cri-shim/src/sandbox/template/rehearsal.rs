@@ -105,8 +105,7 @@ async fn run_container(sandbox: &Sandbox) -> Result<(), TemplateError> {
         command: vec![format!("/{PROGRAM}")],
         ..ContainerOptions::default()
     };
-    let spec = container_spec(NAME, NAME, None, &options)
-        .map_err(|error| SandboxError::Config(error.to_string()))?;
+    let spec = container_spec(NAME, NAME, None, &options).map_err(SandboxError::from)?;
     run_once(sandbox, spec, nowhere()?, &ContainerOptions::default()).await?;
     Ok(())
 }
