@@ -24,6 +24,7 @@ mod request;
 pub mod sandbox;
 mod signal;
 pub mod streaming;
+mod tap;
 mod turns;
 
 pub use cli::main;

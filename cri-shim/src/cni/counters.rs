@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::{CniError, netns};
+use crate::tap::is_tap_name;
 
 /// The kernel's table of this thread's network namespace.
 const TABLE: &str = "/proc/thread-self/net/dev";
@@ -59,7 +60,7 @@ fn parse(text: &str) -> Vec<InterfaceCounters> {
             sent: direction(8)?,
         })
     });
-    let is_guests = |name: &str| name != "lo" && !super::tap::is_tap_name(name);
+    let is_guests = |name: &str| name != "lo" && !is_tap_name(name);
     interfaces.filter(|i| is_guests(&i.name)).collect()
 }
 

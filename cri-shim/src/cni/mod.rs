@@ -3,7 +3,7 @@
 //! Configuration lists come from a directory ([`config`]); [`chain`] runs their plugins and
 //! keeps what they answered on the disk ([`cache`]); [`netns`] is the network namespace that
 //! the plugins work in. What leaves is an [`Attachment`]: for each interface that the plugins
-//! made there, a tap joined to it ([`tap`]), and the addresses, routes and static neighbours that
+//! made there, a tap joined to it ([`join`]), and the addresses, routes and static neighbours that
 //! the guest's own card takes over. Plugins and what they print are hostile: bounded in time and
 //! size, and checked ([`result`]) before anything is done with it.
 //!
@@ -19,6 +19,7 @@ mod config;
 mod counters;
 mod error;
 mod guest;
+mod join;
 pub(crate) mod nat;
 mod netns;
 mod plugin;
@@ -26,7 +27,6 @@ mod prefix;
 pub(crate) mod resolver;
 mod result;
 mod status;
-mod tap;
 
 #[cfg(test)]
 mod tests;
@@ -47,13 +47,14 @@ pub(crate) use config::List;
 pub(crate) use counters::Direction;
 pub(crate) use counters::InterfaceCounters;
 pub(crate) use error::CniError;
+pub(crate) use join::Attachment;
+#[cfg(test)]
+pub(crate) use join::Route;
 pub(crate) use prefix::Prefix;
 pub(crate) use result::{Dns, Endpoint};
-#[cfg(test)]
-pub(crate) use tap::Route;
-pub(crate) use tap::{Attachment, taps_apart};
 
 use crate::blocking::in_place;
+use crate::tap;
 use crate::turns::Turns;
 use cache::{Cache, Cached};
 use chain::Chain;
@@ -245,7 +246,9 @@ impl Cni {
         netns::create(&netns)?;
         let taps = match taps {
             0 => Ok(Vec::new()),
-            count => netns::enter(&netns, || tap::open_taps(count)),
+            count => netns::enter(&netns, || {
+                tap::open_taps(count).map_err(CniError::io("make a tap by", tap::TUN))
+            }),
         };
         if taps.is_err() {
             // What stays is removed with what earlier lives left.
@@ -312,7 +315,7 @@ impl Cni {
         let prepared = taps.len();
         let mut attachment = in_place(|| {
             self.cache.put(&cached)?;
-            netns::enter(&netns, || tap::join(INTERFACE, taps))
+            netns::enter(&netns, || join::join(INTERFACE, taps))
         })?;
         attachment.take_result(&result);
         attachment.is_as_prepared = attachment.nics.len() == prepared;

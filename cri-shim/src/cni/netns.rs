@@ -1,5 +1,5 @@
 //! Network namespaces with a name: each is kept by a bind mount of its file.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // a network namespace for one thread
 
 use std::fs::{self, File};
 use std::io;

@@ -1,6 +1,6 @@
 //! Pods' networks made by Debian's plugins, each test in a "host" that is a network namespace
 //! of its own, and by scripts that misbehave.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // a network namespace for one thread
 
 use std::fs;
 use std::io::{Read as _, Write as _};

@@ -35,11 +35,11 @@ use clean::{remove_oldest, remove_partial};
 use super::provisional::{CARDS, macs, mtu};
 use super::types::LaunchConfig;
 use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError, oom};
-use crate::cni;
 use crate::machine::{
     Boot, GuestFiles, MachineConfig, MachineError, Nic, NicKind, SharedDir, Snapshot, Transport,
     causes,
 };
+use crate::tap::{TUN, taps_apart};
 
 /// How long nobody tries again when a template could not be made.
 const RETRY: Duration = Duration::from_secs(600);
@@ -358,17 +358,19 @@ struct HostEnds {
 
 impl HostEnds {
     fn new(shape: &Shape, place: &Path) -> Result<Self, TemplateError> {
-        let cards = || -> io::Result<(Vec<OwnedFd>, Vec<UnixStream>)> {
-            match shape.nic_kind {
-                NicKind::Tap => Ok((cni::taps_apart(shape.nics)?, Vec::new())),
-                NicKind::Stream => {
-                    let pair = |_| UnixStream::pair().map(|(ours, peer)| (ours.into(), peer));
-                    let pairs: io::Result<Vec<_>> = (0..shape.nics).map(pair).collect();
-                    Ok(pairs?.into_iter().unzip())
-                }
+        let (nics, _peers) = match shape.nic_kind {
+            NicKind::Tap => {
+                let taps = taps_apart(shape.nics);
+                let taps = taps.map_err(file("make taps by", Path::new(TUN)))?;
+                (taps, Vec::new())
+            }
+            NicKind::Stream => {
+                let pair = |_| UnixStream::pair().map(|(ours, peer)| (ours.into(), peer));
+                let pairs: io::Result<Vec<_>> = (0..shape.nics).map(pair).collect();
+                let pairs = pairs.map_err(TemplateError::Devices)?;
+                pairs.into_iter().unzip()
             }
         };
-        let (nics, _peers) = cards().map_err(TemplateError::Devices)?;
         let shared = place.with_extension("share");
         let share = match shape.shares {
             false => None,

@@ -6,14 +6,10 @@
 //! in reaches them, because the redirect takes it before the host's network stack sees it.
 //! Addresses, routes and static neighbours for the guest are read from the kernel, not from what
 //! plugins say that they did: so what no result tells reaches the guest as well.
-#![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::ffi::c_short;
-use std::fs::{File, OpenOptions};
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use podvisor_agent_protocol::limits;
 use rtnetlink::packet_route::AddressFamily;
@@ -24,15 +20,12 @@ use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteProtocol, RouteScope, RouteType,
 };
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
-use rustix::ioctl::{Updater, ioctl};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tokio_stream::{Stream, StreamExt as _};
 
 use super::result::{CniResult, Dns};
 use super::{CniError, Prefix};
+use crate::tap::{NICS, TUN, is_tap_name, open_tap, tap_name};
 
-/// Most interfaces of one pod.
-const NICS: usize = 8;
 /// Most routes of one pod.
 const ROUTES: usize = 1024;
 /// Most static neighbours of one pod.
@@ -40,25 +33,8 @@ const NEIGHBOURS: usize = limits::NEIGHBOURS;
 /// The kernel's least and greatest for Ethernet with IP on it.
 const MTU: std::ops::RangeInclusive<u32> = 68..=65535;
 
-/// `TUNSETIFF` of linux/if_tun.h.
-const TUNSETIFF: rustix::ioctl::Opcode = rustix::ioctl::opcode::write::<i32>(b'T', 202);
-const IFF_TAP: c_short = 0x0002;
-const IFF_NO_PI: c_short = 0x1000;
-const IFF_VNET_HDR: c_short = 0x4000;
-
-/// Taps are called so, with a number.
-const TAP_NAME: &str = "podvisor";
-
 /// ETH_P_ALL, in network byte order as traffic control wants it.
 const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
-
-/// The kernel's `struct ifreq` as `TUNSETIFF` takes it.
-#[repr(C)]
-struct InterfaceRequest {
-    name: [u8; 16],
-    flags: c_short,
-    rest: [u8; 22],
-}
 
 /// What a guest gets of its pod's network.
 #[derive(Debug, Default)]
@@ -177,7 +153,7 @@ async fn join_all(
     for (number, link) in links.into_iter().enumerate() {
         let tap = match taps.next() {
             Some(tap) => tap,
-            None => open_tap(number)?,
+            None => open_tap(number).map_err(CniError::io("make a tap by", TUN))?,
         };
         join_one(handle, &tap_name(number), &link).await?;
         let addresses = addresses.remove(&link.index).unwrap_or_default();
@@ -234,56 +210,6 @@ async fn redirect(handle: &Handle, from: u32, to: u32) -> Result<(), CniError> {
         .redirect(to);
     let filter = filter.map_err(CniError::netlink(action))?;
     filter.execute().await.map_err(CniError::netlink(action))
-}
-
-fn tap_name(number: usize) -> String {
-    format!("{TAP_NAME}{number}")
-}
-
-/// Whether a tap of ours may be called so.
-pub(super) fn is_tap_name(name: &str) -> bool {
-    let number = name.strip_prefix(TAP_NAME);
-    number.is_some_and(|number| number.parse().is_ok_and(|number: usize| number < NICS))
-}
-
-/// Opens so many taps in this thread's network namespace, for interfaces to come.
-pub(super) fn open_taps(count: usize) -> Result<Vec<OwnedFd>, CniError> {
-    (0..count.min(NICS)).map(open_tap).collect()
-}
-
-/// Opens a tap in this thread's network namespace; it is gone when its descriptor is closed.
-fn open_tap(number: usize) -> Result<OwnedFd, CniError> {
-    let path = "/dev/net/tun";
-    let file: File = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(CniError::io("open", path))?;
-    let name = tap_name(number);
-    let mut request = InterfaceRequest {
-        name: [0; 16],
-        flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
-        rest: [0; 22],
-    };
-    for (to, from) in request.name.iter_mut().zip(name.bytes()).take(15) {
-        *to = from;
-    }
-    // SAFETY: TUNSETIFF reads and writes one `struct ifreq` (40 bytes), which
-    // `InterfaceRequest` is laid out as.
-    let made = unsafe { ioctl(file.as_fd(), Updater::<TUNSETIFF, _>::new(&mut request)) };
-    made.map_err(|error| CniError::io("make a tap by", path)(error.into()))?;
-    Ok(file.into())
-}
-
-/// Opens taps in a network namespace of their own, to which this thread goes for good.
-pub(crate) fn taps_apart(count: u8) -> io::Result<Vec<OwnedFd>> {
-    if count == 0 {
-        return Ok(Vec::new());
-    }
-    // SAFETY: the network namespace alone changes, of this thread.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
-    let taps = (0..usize::from(count)).map(open_tap);
-    taps.map(|tap| tap.map_err(io::Error::other)).collect()
 }
 
 /// The loopback interface, and those that a guest can have a card for.
