@@ -1,5 +1,5 @@
-//! Pods of a daemon whose machines' processes are stand-ins (`examples/stand_in.rs`), which do at
-//! the right moment what those of guests do seldom: no guest is needed.
+//! Pods of a daemon whose machines' processes are stand-ins (`tests/programs/stand_in.rs`), which do
+//! at the right moment what those of guests do seldom: no guest is needed.
 
 mod support;
 

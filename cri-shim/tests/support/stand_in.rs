@@ -1,4 +1,4 @@
-//! A daemon that finds a pod whose machine's process is a stand-in (`examples/stand_in.rs`).
+//! A daemon that finds a pod whose machine's process is a stand-in (`tests/programs/stand_in.rs`).
 
 use std::ffi::CStr;
 use std::fs;

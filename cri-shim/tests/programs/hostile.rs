@@ -39,7 +39,7 @@ struct Before {
 fn main() -> io::Result<()> {
     let arguments: Vec<String> = env::args().collect();
     let [_, attempt, filter, share, pid, port] = arguments.as_slice() else {
-        return Err(io::Error::other("see the documentation of this example"));
+        return Err(io::Error::other("see the documentation of this program"));
     };
     let before = Before {
         kvm: File::open("/dev/kvm").ok(),

@@ -19,7 +19,7 @@ const SCRIPT: &str = "trap 'exit 5' USR1; n=0; while :; do echo $n; n=$((n+1)); 
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, podvisor, dir, image, digest, log] = arguments.as_slice() else {
-        return Err("see the documentation of this example".into());
+        return Err("see the documentation of this program".into());
     };
     let assets = Assets::of_this_process();
     let config = LaunchConfig {
