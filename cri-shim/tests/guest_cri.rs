@@ -14,7 +14,7 @@ use k8s_cri::v1::*;
 use rustix::process::Signal;
 use serde_json::json;
 use support::PATIENCE;
-use support::cri::{Daemon, UpdatePodSandboxResourcesRequest};
+use support::cri::{Daemon, PodClient, UpdatePodSandboxResourcesRequest};
 use support::host::sandboxes;
 use support::image::Image as TestImage;
 use support::pod::eventually;
@@ -135,52 +135,18 @@ struct Memory {
 
 struct Story {
     daemon: Daemon,
-    runtime: RuntimeServiceClient<Channel>,
-    pod: String,
+    client: PodClient,
 }
 
 impl Story {
     async fn create(&mut self, config: ContainerConfig) -> String {
-        let request = CreateContainerRequest {
-            pod_sandbox_id: self.pod.clone(),
-            config: Some(config),
-            sandbox_config: Some(pod_config(&self.daemon)),
-        };
-        let made = self.runtime.create_container(request).await.unwrap();
-        made.into_inner().container_id
-    }
-
-    async fn start(&mut self, id: &str) {
-        let container_id = id.to_owned();
-        let request = StartContainerRequest { container_id };
-        self.runtime.start_container(request).await.unwrap();
-    }
-
-    async fn status(&mut self, id: &str) -> ContainerStatus {
-        let request = ContainerStatusRequest {
-            container_id: id.to_owned(),
-            verbose: false,
-        };
-        let answer = self.runtime.container_status(request).await.unwrap();
-        answer.into_inner().status.unwrap()
-    }
-
-    async fn exec(
-        &mut self,
-        id: &str,
-        script: &str,
-        timeout: i64,
-    ) -> Result<ExecSyncResponse, tonic::Status> {
-        let request = ExecSyncRequest {
-            container_id: id.to_owned(),
-            cmd: ["sh", "-c", script].map(str::to_owned).to_vec(),
-            timeout,
-        };
-        Ok(self.runtime.exec_sync(request).await?.into_inner())
+        let sandbox_config = Some(pod_config(&self.daemon));
+        let request = self.client.create_request(config, sandbox_config);
+        self.client.create(request).await
     }
 
     async fn stdout(&mut self, id: &str, script: &str) -> String {
-        let ran = self.exec(id, script, 0).await.unwrap();
+        let ran = self.client.exec(id, script, 0).await.unwrap();
         assert_eq!(ran.exit_code, 0, "{ran:?}");
         String::from_utf8(ran.stdout).unwrap()
     }
@@ -188,7 +154,7 @@ impl Story {
     /// Gives the pod another limit, in MiB.
     async fn limit(&mut self, mib: i64, milli_cpus: i64) {
         let request = UpdatePodSandboxResourcesRequest {
-            pod_sandbox_id: self.pod.clone(),
+            pod_sandbox_id: self.client.pod.clone(),
             resources: Some(LinuxContainerResources {
                 memory_limit_in_bytes: mib << 20,
                 cpu_quota: milli_cpus * 100,
@@ -204,21 +170,21 @@ impl Story {
     async fn until_memory(&mut self, id: &str, condition: &str) {
         let total = "$(awk '/MemTotal/ { print $2 }' /proc/meminfo)";
         let script = format!("until [ {total} {condition} ]; do sleep 0.1; done");
-        let waited = self.exec(id, &script, 300).await.unwrap();
+        let waited = self.client.exec(id, &script, 300).await.unwrap();
         assert_eq!(waited.exit_code, 0, "{waited:?}");
     }
 
     /// CPUs that a container finds, and what the guest's process on the host may use.
     async fn cpus(&mut self, id: &str) -> (String, String) {
         let found = self.stdout(id, "nproc").await;
-        let group = Path::new(GROUP).join(&self.pod);
+        let group = Path::new(GROUP).join(&self.client.pod);
         let limit = fs::read_to_string(group.join("cpu.max")).unwrap();
         (found.trim().to_owned(), limit.trim().to_owned())
     }
 
     /// How readily the host kills each process of the guest's group, and its share of CPU time.
     fn importance(&self) -> (Vec<String>, String) {
-        let group = Path::new(GROUP).join(&self.pod);
+        let group = Path::new(GROUP).join(&self.client.pod);
         let read = |path: PathBuf| fs::read_to_string(path).unwrap().trim().to_owned();
         let processes = read(group.join("cgroup.procs"));
         let values = processes.lines().filter_map(|process| {
@@ -235,7 +201,7 @@ impl Story {
         let guest = self
             .stdout(id, "awk '/MemTotal/ { print $2 }' /proc/meminfo")
             .await;
-        let group = Path::new(GROUP).join(&self.pod);
+        let group = Path::new(GROUP).join(&self.client.pod);
         let limit = fs::read_to_string(group.join("memory.max")).unwrap();
         Memory {
             guest_kib: guest.trim().parse().unwrap(),
@@ -377,8 +343,7 @@ async fn guest_lives_the_story_of_a_pod() {
     );
     let mut story = Story {
         daemon,
-        runtime,
-        pod,
+        client: PodClient::new(runtime, pod),
     };
     assert_eq!(sandboxes().len(), 1);
 
@@ -400,15 +365,15 @@ async fn guest_lives_the_story_of_a_pod() {
         .create(container("job", &images[1], JOB, mounts()))
         .await;
     assert_eq!(
-        story.status(&web).await.state,
+        story.client.status(&web).await.state,
         i32::from(ContainerState::ContainerCreated)
     );
-    story.start(&web).await;
-    story.start(&job).await;
+    story.client.start(&web).await.unwrap();
+    story.client.start(&job).await.unwrap();
     stopped(&mut events, &job).await;
 
     // The job's end, what it said and what it wrote.
-    let ended = story.status(&job).await;
+    let ended = story.client.status(&job).await;
     assert_eq!(ended.state, i32::from(ContainerState::ContainerExited));
     assert_eq!((ended.exit_code, ended.reason.as_str()), (3, "Error"));
     assert!(ended.finished_at >= ended.started_at && ended.started_at > 0);
@@ -435,14 +400,15 @@ async fn guest_lives_the_story_of_a_pod() {
         "made by job\nstory\n"
     );
     let ran = story
+        .client
         .exec(&web, "echo out; echo err >&2; exit 5", 300)
         .await
         .unwrap();
     assert_eq!((ran.exit_code, ran.stdout.as_slice()), (5, &b"out\n"[..]));
     assert_eq!(ran.stderr, b"err\n");
-    let late = story.exec(&web, "sleep 1000", 1).await.unwrap_err();
+    let late = story.client.exec(&web, "sleep 1000", 1).await.unwrap_err();
     assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
-    let gone = story.exec(&job, "true", 0).await.unwrap_err();
+    let gone = story.client.exec(&job, "true", 0).await.unwrap_err();
     assert_eq!(gone.code(), Code::FailedPrecondition, "{gone}");
     assert_eq!(
         story.stdout(&web, "cat /etc/resolv.conf").await,
@@ -480,9 +446,14 @@ async fn guest_lives_the_story_of_a_pod() {
     let request = ReopenContainerLogRequest {
         container_id: web.clone(),
     };
-    story.runtime.reopen_container_log(request).await.unwrap();
+    story
+        .client
+        .runtime
+        .reopen_container_log(request)
+        .await
+        .unwrap();
     story.stdout(&web, "echo rotated > /proc/1/fd/1").await;
-    let stats = story.runtime.container_stats(ContainerStatsRequest {
+    let stats = story.client.runtime.container_stats(ContainerStatsRequest {
         container_id: web.clone(),
     });
     let stats = stats.await.unwrap().into_inner().stats.unwrap();
@@ -493,13 +464,14 @@ async fn guest_lives_the_story_of_a_pod() {
     drop(events);
     story.daemon.end(Signal::KILL);
     story.daemon.start();
-    story.runtime = story.daemon.runtime().await;
+    story.client.runtime = story.daemon.runtime().await;
     let events = story
+        .client
         .runtime
         .get_container_events(GetEventsRequest {})
         .await;
     let mut events = events.unwrap().into_inner();
-    assert_eq!(story.status(&job).await.exit_code, 3);
+    assert_eq!(story.client.status(&job).await.exit_code, 3);
     assert_eq!(story.stdout(&web, "cat /data/out").await, "made by job\n");
 
     // One container is there, with half a CPU.
@@ -539,26 +511,37 @@ async fn guest_lives_the_story_of_a_pod() {
         container_id: web.clone(),
         timeout: 1,
     };
-    story.runtime.stop_container(request).await.unwrap();
+    story.client.runtime.stop_container(request).await.unwrap();
     stopped(&mut events, &web).await;
-    assert_eq!(story.status(&web).await.exit_code, 137);
+    assert_eq!(story.client.status(&web).await.exit_code, 137);
     assert_eq!(entries(&story.log("web")), ["stdout F rotated"]);
     let request = RemoveContainerRequest { container_id: job };
-    story.runtime.remove_container(request).await.unwrap();
+    story
+        .client
+        .runtime
+        .remove_container(request)
+        .await
+        .unwrap();
     for _ in 0..2 {
         let request = StopPodSandboxRequest {
-            pod_sandbox_id: story.pod.clone(),
+            pod_sandbox_id: story.client.pod.clone(),
         };
-        story.runtime.stop_pod_sandbox(request).await.unwrap();
+        story
+            .client
+            .runtime
+            .stop_pod_sandbox(request)
+            .await
+            .unwrap();
     }
     let filter = PodSandboxFilter {
-        id: story.pod.clone(),
+        id: story.client.pod.clone(),
         ..PodSandboxFilter::default()
     };
     let request = ListPodSandboxRequest {
         filter: Some(filter),
     };
     let pods = story
+        .client
         .runtime
         .list_pod_sandbox(request)
         .await
@@ -568,9 +551,14 @@ async fn guest_lives_the_story_of_a_pod() {
     assert_eq!(pods[0].state, i32::from(PodSandboxState::SandboxNotready));
     for _ in 0..2 {
         let request = RemovePodSandboxRequest {
-            pod_sandbox_id: story.pod.clone(),
+            pod_sandbox_id: story.client.pod.clone(),
         };
-        story.runtime.remove_pod_sandbox(request).await.unwrap();
+        story
+            .client
+            .runtime
+            .remove_pod_sandbox(request)
+            .await
+            .unwrap();
     }
 
     // Nothing is left.
@@ -589,6 +577,7 @@ async fn guest_lives_the_story_of_a_pod() {
         "{left:?}"
     );
     let containers = story
+        .client
         .runtime
         .list_containers(ListContainersRequest::default())
         .await;

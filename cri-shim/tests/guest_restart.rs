@@ -7,19 +7,15 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::*;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use support::PATIENCE;
-use support::cri::Daemon;
+use support::cri::{Daemon, PodClient};
 use support::image::Image as TestImage;
 use support::pod::eventually;
 use support::registry::Registry;
-use tonic::transport::Channel;
 use tonic::{Code, Status};
-
-type Runtime = RuntimeServiceClient<Channel>;
 
 /// The bridge that this test makes.
 const BRIDGE: &str = "br-restart";
@@ -27,9 +23,8 @@ const BRIDGE: &str = "br-restart";
 /// A node whose daemon may be killed, with one pod of one image.
 struct Node {
     daemon: Daemon,
-    runtime: Runtime,
+    client: PodClient,
     image: String,
-    pod: String,
     /// Names must differ as long as their containers exist.
     attempt: u32,
     /// What its next pods and their containers share with the guest.
@@ -77,7 +72,7 @@ impl Node {
     async fn restart(&mut self) {
         self.daemon.end(Signal::KILL);
         self.daemon.start();
-        self.runtime = self.daemon.runtime().await;
+        self.client.runtime = self.daemon.runtime().await;
     }
 
     /// Makes a call, kills the daemon while it is under way, and starts it again. The call's
@@ -92,7 +87,7 @@ impl Node {
         // Ends by the connection's end, unless it was answered in time.
         let _ = call.await.unwrap();
         self.daemon.start();
-        self.runtime = self.daemon.runtime().await;
+        self.client.runtime = self.daemon.runtime().await;
     }
 
     fn run_request(&mut self) -> RunPodSandboxRequest {
@@ -110,62 +105,43 @@ impl Node {
     fn create_request(&mut self, script: &str) -> CreateContainerRequest {
         self.attempt += 1;
         let data = self.daemon.path("data");
-        CreateContainerRequest {
-            pod_sandbox_id: self.pod.clone(),
-            config: Some(ContainerConfig {
-                metadata: Some(ContainerMetadata {
-                    name: "main".to_owned(),
-                    attempt: self.attempt,
-                }),
-                image: Some(ImageSpec {
-                    image: self.image.clone(),
-                    ..ImageSpec::default()
-                }),
-                command: ["sh", "-c", script].map(str::to_owned).to_vec(),
-                log_path: format!("{}.log", self.attempt),
-                mounts: vec![Mount {
-                    host_path: data.to_str().unwrap().to_owned(),
-                    container_path: "/data".to_owned(),
-                    ..Mount::default()
-                }],
-                linux: Some(LinuxContainerConfig {
-                    security_context: Some(LinuxContainerSecurityContext {
-                        namespace_options: Some(self.namespaces.clone()),
-                        ..LinuxContainerSecurityContext::default()
-                    }),
-                    ..LinuxContainerConfig::default()
-                }),
-                ..ContainerConfig::default()
+        let config = ContainerConfig {
+            metadata: Some(ContainerMetadata {
+                name: "main".to_owned(),
+                attempt: self.attempt,
             }),
-            sandbox_config: None,
-        }
+            image: Some(ImageSpec {
+                image: self.image.clone(),
+                ..ImageSpec::default()
+            }),
+            command: ["sh", "-c", script].map(str::to_owned).to_vec(),
+            log_path: format!("{}.log", self.attempt),
+            mounts: vec![Mount {
+                host_path: data.to_str().unwrap().to_owned(),
+                container_path: "/data".to_owned(),
+                ..Mount::default()
+            }],
+            linux: Some(LinuxContainerConfig {
+                security_context: Some(LinuxContainerSecurityContext {
+                    namespace_options: Some(self.namespaces.clone()),
+                    ..LinuxContainerSecurityContext::default()
+                }),
+                ..LinuxContainerConfig::default()
+            }),
+            ..ContainerConfig::default()
+        };
+        self.client.create_request(config, None)
     }
 
     async fn create(&mut self, script: &str) -> String {
         let request = self.create_request(script);
-        let made = self.runtime.create_container(request).await.unwrap();
-        made.into_inner().container_id
-    }
-
-    async fn start(&mut self, id: &str) {
-        let container_id = id.to_owned();
-        let request = StartContainerRequest { container_id };
-        self.runtime.start_container(request).await.unwrap();
-    }
-
-    async fn status(&mut self, id: &str) -> ContainerStatus {
-        let request = ContainerStatusRequest {
-            container_id: id.to_owned(),
-            verbose: false,
-        };
-        let answer = self.runtime.container_status(request).await.unwrap();
-        answer.into_inner().status.unwrap()
+        self.client.create(request).await
     }
 
     async fn ended(&mut self, id: &str) -> ContainerStatus {
         let begin = Instant::now();
         loop {
-            let status = self.status(id).await;
+            let status = self.client.status(id).await;
             if status.state() == ContainerState::ContainerExited {
                 return status;
             }
@@ -176,35 +152,34 @@ impl Node {
 
     async fn pods(&mut self) -> Vec<PodSandbox> {
         let request = ListPodSandboxRequest::default();
-        let listed = self.runtime.list_pod_sandbox(request).await.unwrap();
+        let listed = self.client.runtime.list_pod_sandbox(request).await.unwrap();
         listed.into_inner().items
     }
 
     async fn containers(&mut self) -> Vec<Container> {
         let request = ListContainersRequest::default();
-        let listed = self.runtime.list_containers(request).await.unwrap();
+        let listed = self.client.runtime.list_containers(request).await.unwrap();
         listed.into_inner().containers
     }
 
     async fn address(&mut self) -> String {
         let request = PodSandboxStatusRequest {
-            pod_sandbox_id: self.pod.clone(),
+            pod_sandbox_id: self.client.pod.clone(),
             verbose: false,
         };
-        let answer = self.runtime.pod_sandbox_status(request).await.unwrap();
+        let answer = self
+            .client
+            .runtime
+            .pod_sandbox_status(request)
+            .await
+            .unwrap();
         let status = answer.into_inner().status.unwrap();
         assert_eq!(status.state(), PodSandboxState::SandboxReady);
         status.network.unwrap().ip
     }
 
     async fn exec(&mut self, id: &str, script: &str) -> i32 {
-        let request = ExecSyncRequest {
-            container_id: id.to_owned(),
-            cmd: ["sh", "-c", script].map(str::to_owned).to_vec(),
-            timeout: 0,
-        };
-        let ran = self.runtime.exec_sync(request).await.unwrap();
-        ran.into_inner().exit_code
+        self.client.exec(id, script, 0).await.unwrap().exit_code
     }
 
     /// Texts of the lines of a container's log.
@@ -243,7 +218,7 @@ fn sandboxes() -> Vec<Pid> {
 }
 
 async fn before_there_is_a_pod(node: &mut Node) {
-    let mut runtime = node.runtime.clone();
+    let mut runtime = node.client.runtime.clone();
     let request = node.run_request();
     node.killed_in(async move { runtime.run_pod_sandbox(request).await })
         .await;
@@ -253,7 +228,11 @@ async fn before_there_is_a_pod(node: &mut Node) {
             assert_eq!(pod.state(), PodSandboxState::SandboxReady);
             let pod_sandbox_id = pod.id;
             let request = RemovePodSandboxRequest { pod_sandbox_id };
-            node.runtime.remove_pod_sandbox(request).await.unwrap();
+            node.client
+                .runtime
+                .remove_pod_sandbox(request)
+                .await
+                .unwrap();
         }
         None => node.becomes_clean().await,
     }
@@ -261,15 +240,15 @@ async fn before_there_is_a_pod(node: &mut Node) {
 
 async fn with_a_pod(node: &mut Node) {
     let request = node.run_request();
-    let made = node.runtime.run_pod_sandbox(request).await.unwrap();
-    node.pod = made.into_inner().pod_sandbox_id;
+    let made = node.client.runtime.run_pod_sandbox(request).await.unwrap();
+    node.client.pod = made.into_inner().pod_sandbox_id;
     let address = node.address().await;
     node.restart().await;
     assert_eq!(node.address().await, address);
 }
 
 async fn while_a_container_is_made(node: &mut Node) {
-    let mut runtime = node.runtime.clone();
+    let mut runtime = node.client.runtime.clone();
     let request = node.create_request("exit 0");
     let again = request.clone();
     node.killed_in(async move { runtime.create_container(request).await })
@@ -278,45 +257,45 @@ async fn while_a_container_is_made(node: &mut Node) {
     let id = match node.containers().await.pop() {
         Some(container) => container.id,
         None => {
-            let made = node.runtime.create_container(again).await.unwrap();
+            let made = node.client.runtime.create_container(again).await.unwrap();
             made.into_inner().container_id
         }
     };
-    let state = node.status(&id).await.state();
+    let state = node.client.status(&id).await.state();
     assert_eq!(state, ContainerState::ContainerCreated);
-    node.start(&id).await;
+    node.client.start(&id).await.unwrap();
     assert_eq!(node.ended(&id).await.exit_code, 0);
     let request = RemoveContainerRequest { container_id: id };
-    node.runtime.remove_container(request).await.unwrap();
+    node.client.runtime.remove_container(request).await.unwrap();
 }
 
 async fn before_and_while_a_container_starts(node: &mut Node) {
     let id = node.create("echo started; exit 6").await;
     node.restart().await;
-    let state = node.status(&id).await.state();
+    let state = node.client.status(&id).await.state();
     assert_eq!(state, ContainerState::ContainerCreated);
-    let mut runtime = node.runtime.clone();
+    let mut runtime = node.client.runtime.clone();
     let container_id = id.clone();
     let request = StartContainerRequest { container_id };
     node.killed_in(async move { runtime.start_container(request).await })
         .await;
-    if node.status(&id).await.state() == ContainerState::ContainerCreated {
-        node.start(&id).await;
+    if node.client.status(&id).await.state() == ContainerState::ContainerCreated {
+        node.client.start(&id).await.unwrap();
     }
     let status = node.ended(&id).await;
     assert_eq!(status.exit_code, 6);
     assert!(status.started_at > 0 && status.finished_at >= status.started_at);
     assert_eq!(node.log(&status), ["started"]);
     let request = RemoveContainerRequest { container_id: id };
-    node.runtime.remove_container(request).await.unwrap();
+    node.client.runtime.remove_container(request).await.unwrap();
 }
 
 async fn while_a_container_runs_and_ends(node: &mut Node) {
     let go = node.daemon.path("data/go");
     let script = "i=0; while [ ! -e /data/go ]; do echo $i; i=$((i+1)); sleep 0.05; done; exit 9";
     let id = node.create(script).await;
-    node.start(&id).await;
-    let mut runtime = node.runtime.clone();
+    node.client.start(&id).await.unwrap();
+    let mut runtime = node.client.runtime.clone();
     let request = ExecSyncRequest {
         container_id: id.clone(),
         cmd: vec!["sleep".to_owned(), "1000000".to_owned()],
@@ -324,7 +303,7 @@ async fn while_a_container_runs_and_ends(node: &mut Node) {
     };
     node.killed_in(async move { runtime.exec_sync(request).await })
         .await;
-    let state = node.status(&id).await.state();
+    let state = node.client.status(&id).await.state();
     assert_eq!(state, ContainerState::ContainerRunning);
     assert_eq!(node.exec(&id, "exit 3").await, 3);
 
@@ -332,7 +311,7 @@ async fn while_a_container_runs_and_ends(node: &mut Node) {
     node.daemon.end(Signal::KILL);
     fs::write(&go, "").unwrap();
     node.daemon.start();
-    node.runtime = node.daemon.runtime().await;
+    node.client.runtime = node.daemon.runtime().await;
     let status = node.ended(&id).await;
     assert_eq!((status.exit_code, &*status.reason), (9, "Error"));
     let numbers = node.log(&status);
@@ -340,26 +319,26 @@ async fn while_a_container_runs_and_ends(node: &mut Node) {
     assert_eq!(numbers, expected);
     fs::remove_file(&go).unwrap();
     node.restart().await;
-    assert_eq!(node.status(&id).await, status);
-    let mut runtime = node.runtime.clone();
+    assert_eq!(node.client.status(&id).await, status);
+    let mut runtime = node.client.runtime.clone();
     let request = RemoveContainerRequest { container_id: id };
     node.killed_in(async move { runtime.remove_container(request).await })
         .await;
     for container in node.containers().await {
         let container_id = container.id;
         let request = RemoveContainerRequest { container_id };
-        node.runtime.remove_container(request).await.unwrap();
+        node.client.runtime.remove_container(request).await.unwrap();
     }
 }
 
 async fn while_a_container_is_stopped(node: &mut Node) {
     let id = node.create("sleep 1000000").await;
-    node.start(&id).await;
+    node.client.start(&id).await.unwrap();
     let stop = || StopContainerRequest {
         container_id: id.clone(),
         timeout: 1000,
     };
-    let mut runtime = node.runtime.clone();
+    let mut runtime = node.client.runtime.clone();
     let request = stop();
     node.killed_in(async move { runtime.stop_container(request).await })
         .await;
@@ -367,58 +346,62 @@ async fn while_a_container_is_stopped(node: &mut Node) {
         timeout: 0,
         ..stop()
     };
-    node.runtime.stop_container(request).await.unwrap();
-    assert_eq!(node.status(&id).await.exit_code, 137);
+    node.client.runtime.stop_container(request).await.unwrap();
+    assert_eq!(node.client.status(&id).await.exit_code, 137);
 }
 
 async fn while_the_pod_is_stopped_and_removed(node: &mut Node) {
-    let pod = node.pod.clone();
+    let pod = node.client.pod.clone();
     let stop = StopPodSandboxRequest {
         pod_sandbox_id: pod.clone(),
     };
-    let (mut runtime, request) = (node.runtime.clone(), stop.clone());
+    let (mut runtime, request) = (node.client.runtime.clone(), stop.clone());
     node.killed_in(async move { runtime.stop_pod_sandbox(request).await })
         .await;
-    node.runtime.stop_pod_sandbox(stop).await.unwrap();
+    node.client.runtime.stop_pod_sandbox(stop).await.unwrap();
     let state = node.pods().await[0].state();
     assert_eq!(state, PodSandboxState::SandboxNotready);
     let remove = RemovePodSandboxRequest {
         pod_sandbox_id: pod,
     };
-    let (mut runtime, request) = (node.runtime.clone(), remove.clone());
+    let (mut runtime, request) = (node.client.runtime.clone(), remove.clone());
     node.killed_in(async move { runtime.remove_pod_sandbox(request).await })
         .await;
-    node.runtime.remove_pod_sandbox(remove).await.unwrap();
+    node.client
+        .runtime
+        .remove_pod_sandbox(remove)
+        .await
+        .unwrap();
     assert!(node.pods().await.is_empty() && node.containers().await.is_empty());
     node.becomes_clean().await;
 }
 
 async fn with_a_container_in_a_user_namespace(node: &mut Node) {
     let id = node.create("sleep 1000000").await;
-    node.start(&id).await;
+    node.client.start(&id).await.unwrap();
     fs::write(node.daemon.path("data/before"), "").unwrap();
     let check = "read -r first host count < /proc/self/uid_map; [ $(id -u) = 0 ] \
                  && [ \"$first $host $count\" = '0 131072 65536' ] \
                  && [ $(busybox stat -c %u /data/before) = 0 ]";
     assert_eq!(node.exec(&id, check).await, 0);
     node.restart().await;
-    let state = node.status(&id).await.state();
+    let state = node.client.status(&id).await.state();
     assert_eq!(state, ContainerState::ContainerRunning);
     assert_eq!(node.exec(&id, check).await, 0);
     // What the new daemon makes is in the same namespace.
     let other = node.create(check).await;
-    node.start(&other).await;
+    node.client.start(&other).await.unwrap();
     assert_eq!(node.ended(&other).await.exit_code, 0);
     for container_id in [id, other] {
         let request = RemoveContainerRequest { container_id };
-        node.runtime.remove_container(request).await.unwrap();
+        node.client.runtime.remove_container(request).await.unwrap();
     }
 }
 
 /// Not the daemon but the pod's own process is killed.
 async fn a_sandbox_dies(node: &mut Node) {
     let id = node.create("sleep 1000000").await;
-    node.start(&id).await;
+    node.client.start(&id).await.unwrap();
     let [sandbox] = sandboxes()[..] else {
         panic!("{:?}", sandboxes());
     };
@@ -429,10 +412,15 @@ async fn a_sandbox_dies(node: &mut Node) {
     assert_eq!(state, PodSandboxState::SandboxNotready);
     let container_id = id.clone();
     let request = StartContainerRequest { container_id };
-    let refused = node.runtime.start_container(request).await.unwrap_err();
+    let refused = node
+        .client
+        .runtime
+        .start_container(request)
+        .await
+        .unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     node.restart().await;
-    assert_eq!(node.status(&id).await, status);
+    assert_eq!(node.client.status(&id).await, status);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -454,10 +442,9 @@ async fn guest_a_daemon_that_was_killed_finds_everything_as_it_was() {
     daemon.images().await.pull_image(request).await.unwrap();
     fs::create_dir(daemon.path("data")).unwrap();
     let mut node = Node {
-        runtime: daemon.runtime().await,
+        client: PodClient::new(daemon.runtime().await, String::new()),
         daemon,
         image,
-        pod: String::new(),
         attempt: 0,
         namespaces: NamespaceOption {
             pid: NamespaceMode::Container.into(),

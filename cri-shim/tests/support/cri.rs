@@ -6,9 +6,13 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use k8s_cri::v1::LinuxContainerResources;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::{
+    ContainerConfig, ContainerStatus, ContainerStatusRequest, CreateContainerRequest,
+    ExecSyncRequest, ExecSyncResponse, LinuxContainerResources, PodSandboxConfig,
+    StartContainerRequest,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
@@ -198,6 +202,67 @@ impl Daemon {
 
     pub(crate) async fn images(&self) -> ImageServiceClient<Channel> {
         ImageServiceClient::new(self.channel().await)
+    }
+}
+
+/// A client of a pod's containers.
+pub(crate) struct PodClient {
+    pub(crate) runtime: RuntimeServiceClient<Channel>,
+    pub(crate) pod: String,
+}
+
+impl PodClient {
+    pub(crate) fn new(runtime: RuntimeServiceClient<Channel>, pod: impl Into<String>) -> Self {
+        let pod = pod.into();
+        Self { runtime, pod }
+    }
+
+    pub(crate) fn create_request(
+        &self,
+        config: ContainerConfig,
+        sandbox_config: Option<PodSandboxConfig>,
+    ) -> CreateContainerRequest {
+        CreateContainerRequest {
+            pod_sandbox_id: self.pod.clone(),
+            config: Some(config),
+            sandbox_config,
+        }
+    }
+
+    /// Makes a container; gives its id.
+    pub(crate) async fn create(&mut self, request: CreateContainerRequest) -> String {
+        let made = self.runtime.create_container(request).await.unwrap();
+        made.into_inner().container_id
+    }
+
+    pub(crate) async fn start(&mut self, id: &str) -> Result<(), tonic::Status> {
+        let container_id = id.to_owned();
+        let request = StartContainerRequest { container_id };
+        self.runtime.start_container(request).await.map(drop)
+    }
+
+    pub(crate) async fn status(&mut self, id: &str) -> ContainerStatus {
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let answer = self.runtime.container_status(request).await.unwrap();
+        answer.into_inner().status.unwrap()
+    }
+
+    /// Runs a script within so many seconds; 0 for however long it takes.
+    pub(crate) async fn exec(
+        &mut self,
+        id: &str,
+        script: &str,
+        timeout: i64,
+    ) -> Result<ExecSyncResponse, tonic::Status> {
+        let request = ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: ["sh", "-c", script].map(str::to_owned).to_vec(),
+            timeout,
+        };
+        Ok(self.runtime.exec_sync(request).await?.into_inner())
     }
 }
 

@@ -16,7 +16,7 @@ use tempfile::{NamedTempFile, TempDir};
 use tonic::transport::Channel;
 
 use super::PATIENCE;
-use super::cri::{Daemon, UpdatePodSandboxResourcesRequest};
+use super::cri::{Daemon, PodClient, UpdatePodSandboxResourcesRequest};
 use super::image::Image as TestImage;
 use super::registry::Registry;
 
@@ -201,6 +201,10 @@ impl Node {
         self.daemon.runtime().await
     }
 
+    async fn client(&self) -> PodClient {
+        PodClient::new(self.runtime().await, POD)
+    }
+
     /// A call is held back from now on.
     pub(crate) fn hold(&self, call: &str) {
         fs::write(self.control.join(call), "").unwrap();
@@ -265,13 +269,9 @@ impl Node {
             image,
             ..config
         };
-        let request = CreateContainerRequest {
-            pod_sandbox_id: POD.to_owned(),
-            config: Some(config),
-            sandbox_config: Some(pod_config()),
-        };
-        let created = self.runtime().await.create_container(request).await;
-        created.unwrap().into_inner().container_id
+        let mut client = self.client().await;
+        let request = client.create_request(config, Some(pod_config()));
+        client.create(request).await
     }
 
     /// Gives the pod another limit of memory, in bytes.
@@ -331,20 +331,11 @@ impl Node {
     }
 
     pub(crate) async fn start(&self, id: &str) -> Result<(), tonic::Status> {
-        let request = StartContainerRequest {
-            container_id: id.to_owned(),
-        };
-        let started = self.runtime().await.start_container(request).await;
-        started.map(|_| ())
+        self.client().await.start(id).await
     }
 
     pub(crate) async fn status(&self, id: &str) -> ContainerStatus {
-        let request = ContainerStatusRequest {
-            container_id: id.to_owned(),
-            verbose: false,
-        };
-        let status = self.runtime().await.container_status(request).await;
-        status.unwrap().into_inner().status.unwrap()
+        self.client().await.status(id).await
     }
 
     /// Waits until the pod is being stopped, as this container, which runs, tells.
