@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use libcontainer::container::State;
-use oci_spec::runtime::{Process as SpecProcess, User};
+use oci_spec::runtime::{Process as SpecProcess, Spec, User};
 use podvisor_agent_protocol::api;
 
 use super::cgroup::Cgroup;
@@ -18,11 +18,42 @@ use super::nodes::Nodes;
 use super::process::Process;
 use super::rootfs::{Image, MountPoint, Rootfs};
 use super::spec::{self, EtcFile};
+use super::submounts::Held;
 use super::turns::ContainerTurns;
 use super::user::Databases;
 use super::users::{IdKind, IdMaps, UserNamespace};
 use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, resources, rootfs};
 use crate::launcher::{Confinement, Kind, UserEntry};
+
+/// What a container is to be, before there is anything of it.
+struct Plan {
+    order: u64,
+    /// The agent's short name.
+    name: String,
+    cgroup: Cgroup,
+    streams: Streams,
+    spec: Spec,
+    devices: Option<DeviceFilter>,
+    users: Option<Arc<UserNamespace>>,
+}
+
+/// What a container is made of, with its process as it is to be started. Fields drop in order: what
+/// is mounted in the directory goes before the directory.
+struct Files {
+    first: FirstProcess,
+    held: Held,
+    bound: Vec<MountPoint>,
+    volumes: Vec<Arc<Image>>,
+    rootfs: Rootfs,
+    directory: Directory,
+}
+
+/// How a container's own process begins.
+#[derive(Default)]
+struct FirstProcess {
+    user: User,
+    confinement: Option<Confinement>,
+}
 
 impl Containers {
     /// Makes a container; what there was of one that could not be made is gone.
@@ -31,32 +62,26 @@ impl Containers {
         order: u64,
         request: &api::CreateContainerRequest,
     ) -> Result<Container> {
-        let Shared {
-            base,
-            reaper,
-            hub,
-            images,
-            memory,
-            submounts,
-            pids,
-            users,
-            launches,
-            ..
-        } = &*self.shared;
+        let mut plan = self.plan(order, request).await?;
+        let files = self.prepare_files(request, &mut plan).await?;
+        self.start_init(plan, files).await
+    }
+
+    /// Takes the request apart, and has the guest's numbers and devices in its specification.
+    async fn plan(&self, order: u64, request: &api::CreateContainerRequest) -> Result<Plan> {
         let default_stdio = api::Stdio::default();
         let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
         let mut spec = spec::parse(&request.spec_json)?;
         let users = match IdMaps::take(&mut spec)? {
-            Some(maps) => Some(users.get(maps, reaper).await?),
+            Some(maps) => Some(self.shared.users.get(maps, &self.shared.reaper).await?),
             None => None,
         };
-        let maps = users.as_ref().map(|users| users.maps());
         let linux = spec.linux_mut().as_mut();
         if let Some(resources) = linux.and_then(|linux| linux.resources_mut().as_mut()) {
             resources::keep_what_is_there(resources);
         }
         let mut devices = request.devices.clone();
-        if let Some(maps) = maps {
+        if let Some(maps) = users.as_ref().map(|users| users.maps()) {
             maps.translate(&mut spec)?;
             for device in &mut devices {
                 device.uid = maps.id(IdKind::User, device.uid)?;
@@ -68,99 +93,122 @@ impl Containers {
         let devices = spec.linux().as_ref().map(DeviceFilter::new).transpose()?;
         nodes.show(&mut spec);
         disk::validate_serial(&request.image_serial).map_err(rootfs::RootfsError::from)?;
-
         let name = format!("c{order}");
-        let directory = Directory::create(base.join(&name))?;
+        Ok(Plan {
+            order,
+            cgroup: Cgroup::new(&name),
+            name,
+            streams,
+            spec,
+            devices,
+            users,
+        })
+    }
+
+    /// Mounts what the container has and writes its bundle.
+    async fn prepare_files(
+        &self,
+        request: &api::CreateContainerRequest,
+        plan: &mut Plan,
+    ) -> Result<Files> {
+        let Shared {
+            base,
+            reaper,
+            images,
+            memory,
+            submounts,
+            pids,
+            ..
+        } = &*self.shared;
+        let users = plan.users.clone();
+        let users = users.as_deref();
+        let maps = users.map(UserNamespace::maps);
+        let spec = &mut plan.spec;
+        let directory = Directory::create(base.join(&plan.name))?;
         let image = images
             .get(&request.image_serial, &base.join("images"))
             .await?;
-        let rootfs = Rootfs::create(image, &directory.path, users.as_deref())?;
+        let rootfs = Rootfs::create(image, &directory.path, users)?;
         let mut volumes = Vec::new();
-        for serial in spec::mounted_images(&spec) {
+        for serial in spec::mounted_images(spec) {
             volumes.push(images.get(&serial, &base.join("images")).await?);
         }
-        let (mut bound, places) = place_of(&volumes, users.as_deref(), &directory)?;
+        let (mut bound, places) = place_of(&volumes, users, &directory)?;
 
         let databases = Databases::read(rootfs.path())?;
         let user = (!request.user.is_empty())
             .then(|| databases.resolve(&request.user, request.supplemental_groups.into()))
             .transpose()?;
-        let cgroup = Cgroup::new(&name);
         let shared = || {
             pids.path(reaper).map_err(|source| ContainerError::Io {
                 action: "make the shared pid namespace",
                 source,
             })
         };
-        spec::join_pids(&mut spec, shared, |id| self.pids_of(id))?;
-        spec::place_images(&mut spec, |serial| {
+        spec::join_pids(spec, shared, |id| self.pids_of(id))?;
+        spec::place_images(spec, |serial| {
             let number = volumes.iter().position(|image| image.serial() == serial)?;
             places.get(number).cloned()
         })?;
-        let held = submounts.hold(spec::shared_volumes(&spec)).await;
+        let held = submounts.hold(spec::shared_volumes(spec)).await;
         bound.extend(memory.place(spec.mounts_mut().as_mut(), base, &directory.path, maps)?);
-        spec::place(&mut spec, rootfs.path(), request.readonly_rootfs, &cgroup);
-        spec::show_files(
-            &mut spec,
-            &directory.path,
-            &[
-                EtcFile {
-                    destination: "/etc/hosts",
-                    contents: &request.etc_hosts,
-                },
-                EtcFile {
-                    destination: "/etc/hostname",
-                    contents: &request.etc_hostname,
-                },
-                EtcFile {
-                    destination: "/etc/resolv.conf",
-                    contents: &request.etc_resolv_conf,
-                },
-            ],
-            maps.map(IdMaps::root),
-        )?;
-        rootfs.make_parents(&spec::destinations(&spec));
-        let filter = spec::store_filter(spec::take_filter(&mut spec)?, &directory.path)?;
-        let takes_dev = spec::has_own_dev(&spec);
-        let mut confinement = None;
-        let mut own_user = User::default();
+        spec::place(spec, rootfs.path(), request.readonly_rootfs, &plan.cgroup);
+        let etc = etc_files(request);
+        spec::show_files(spec, &directory.path, &etc, maps.map(IdMaps::root))?;
+        rootfs.make_parents(&spec::destinations(spec));
+        let filter = spec::store_filter(spec::take_filter(spec)?, &directory.path)?;
+        let takes_dev = spec::has_own_dev(spec);
+        let mut first = FirstProcess::default();
         if let Some(process) = spec.process_mut() {
             let home = |uid| databases.home_of(uid);
-            spec::complete_process(process, user, home, streams.is_terminal());
+            spec::complete_process(process, user, home, plan.streams.is_terminal());
             // The root may be read-only later. What a volume hides, or leads to, is made then.
             if let Err(error) = rootfs.make_dir(process.cwd()) {
                 tracing::debug!(%error, "cannot prepare the working directory");
             }
-            own_user = process.user().clone();
-            let entry = entry(users.as_deref(), process, EntryKind::First { takes_dev })?;
-            confinement = Some(Confinement::take_own(process, filter, entry));
+            first.user = process.user().clone();
+            let entry = entry(users, process, EntryKind::First { takes_dev })?;
+            first.confinement = Some(Confinement::take_own(process, filter, entry));
         }
-        spec::store(&spec, directory.path.join("config.json"))?;
+        spec::store(spec, directory.path.join("config.json"))?;
+        Ok(Files {
+            first,
+            held,
+            bound,
+            volumes,
+            rootfs,
+            directory,
+        })
+    }
 
+    /// Makes the control group, and has libcontainer make the process.
+    async fn start_init(&self, plan: Plan, files: Files) -> Result<Container> {
+        let FirstProcess { user, confinement } = files.first;
+        let state = self.shared.base.join("state");
         let turns = ContainerTurns::default();
         let launcher = Launcher {
-            launches,
+            launches: &self.shared.launches,
             turns: &turns,
-            reaper,
-            hub,
-            name: &name,
-            state: base.join("state"),
-            directory: directory.path.clone(),
-            uid: guest_uid(users.as_deref(), own_user.uid())?,
+            reaper: &self.shared.reaper,
+            hub: &self.shared.hub,
+            name: &plan.name,
+            state: state.clone(),
+            directory: files.directory.path.clone(),
+            uid: guest_uid(plan.users.as_deref(), user.uid())?,
             confinement: confinement.clone(),
         };
         let made = async {
-            make_group(&cgroup, devices.as_ref())?;
+            make_group(&plan.cgroup, plan.devices.as_ref())?;
             let kind = Kind::Create {
-                bundle: directory.path.clone(),
+                bundle: files.directory.path.clone(),
             };
-            Ok::<_, ContainerError>(launcher.make(kind, streams).await?)
+            Ok::<_, ContainerError>(launcher.make(kind, plan.streams).await?)
         };
         match made.await {
             Ok(init) => Ok(Container {
-                order,
-                cgroup,
-                devices,
+                order: plan.order,
+                cgroup: plan.cgroup,
+                devices: plan.devices,
                 oom_kills_before: 0,
                 was_oom_killed: OnceLock::new(),
                 init,
@@ -169,21 +217,21 @@ impl Containers {
                 started: Mutex::default(),
                 turns,
                 execs: Execs::default(),
-                user: own_user,
-                users,
-                rootfs: Mutex::new(Some(rootfs)),
-                volumes: Mutex::new(volumes),
-                bound: Mutex::new(bound),
-                held: Mutex::new(held),
-                directory: Arc::new(directory),
-                name,
+                user,
+                users: plan.users,
+                rootfs: Mutex::new(Some(files.rootfs)),
+                volumes: Mutex::new(files.volumes),
+                bound: Mutex::new(files.bound),
+                held: Mutex::new(files.held),
+                directory: Arc::new(files.directory),
+                name: plan.name,
             }),
             Err(error) => {
                 // What the launcher may have left.
-                if let Err(error) = cgroup.destroy().await {
-                    tracing::warn!(%name, %error, "cannot remove a control group");
+                if let Err(error) = plan.cgroup.destroy().await {
+                    tracing::warn!(name = %plan.name, %error, "cannot remove a control group");
                 }
-                remove_directory(&base.join("state").join(&name));
+                remove_directory(&state.join(&plan.name));
                 Err(error)
             }
         }
@@ -256,6 +304,24 @@ impl Containers {
         };
         Ok(launcher.make(kind, streams).await?)
     }
+}
+
+/// The files of `/etc` that are the container's and not its image's.
+fn etc_files(request: &api::CreateContainerRequest) -> [EtcFile<'_>; 3] {
+    [
+        EtcFile {
+            destination: "/etc/hosts",
+            contents: &request.etc_hosts,
+        },
+        EtcFile {
+            destination: "/etc/hostname",
+            contents: &request.etc_hostname,
+        },
+        EtcFile {
+            destination: "/etc/resolv.conf",
+            contents: &request.etc_resolv_conf,
+        },
+    ]
 }
 
 /// Makes a container's control group. It is there before libcontainer, so that no process is ever
