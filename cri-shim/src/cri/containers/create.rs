@@ -18,11 +18,12 @@ use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::newer::stop_signal_from_cri;
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, MemorySource, SpecRequest, Volume, VolumeSource};
-use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
+use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord};
 use crate::cri::{devices, memory, resolver, volumes};
 use crate::machine::UserRange;
 use crate::sandbox::{
-    CreateContainer, ImageVolume, RefusalKind, SandboxClient, SandboxError, random_id,
+    CreateContainer, ImageVolume, RefusalKind, RestartPolicy, SandboxClient, SandboxError,
+    random_id,
 };
 use crate::signal;
 
@@ -100,23 +101,24 @@ impl Node {
             .map_or("", |image| image.image.as_str());
         let shared = self.dir(&pod.id).join(volumes::SHARED);
         // Directories of the host may be on a disk, or a server, that takes its time.
-        let (images, mounted) = in_place(|| -> Result<_> {
-            let root = self.image_named(wanted)?;
-            let rootfs = root.open_rootfs()?;
+        let (image, images, mounted) = in_place(|| -> Result<_> {
+            let image = self.image_named(wanted)?;
+            let rootfs = image.open_rootfs()?;
             let (of_images, volumes) = self.image_volumes(&config, &newer.image_sub_paths)?;
             let in_memory = self.memory_volumes(pod, &config)?;
             let mounts = &config.mounts;
             let mut mounted = volumes::mount(&shared, &pod.mounted, &id, mounts, in_memory)?;
             mounted.extend(of_images);
-            let images = Images {
-                root,
-                rootfs,
-                volumes,
-            };
-            Ok((images, mounted))
+            Ok((image, Images { rootfs, volumes }, mounted))
         })?;
-        let made = self.with_volumes(pod, &id, config, images, &mounted, newer.stop_signal);
-        let made = made.await;
+        let new = NewContainer {
+            id: &id,
+            config,
+            image,
+            mounted,
+            stop_signal: newer.stop_signal,
+        };
+        let made = self.create_in_guest(pod, new, images).await;
         if made.is_err()
             && let Err(error) = in_place(|| volumes::release(&shared, &pod.mounted, &id))
         {
@@ -128,81 +130,25 @@ impl Node {
         Ok(id)
     }
 
-    async fn with_volumes(
+    async fn create_in_guest(
         self: &Arc<Self>,
         pod: &Arc<Pod>,
-        id: &str,
-        config: ContainerConfig,
+        new: NewContainer<'_>,
         images: Images,
-        mounted: &[Volume],
-        stop_signal: Option<u32>,
     ) -> Result<()> {
-        let image = &images.root;
+        let id = new.id;
         let pod_record = pod.record();
         let hostname = resolver::hostname(&pod_record.config)?;
-        let settings = image.config().config().as_ref();
-        let request = SpecRequest {
+        let spec = spec::container_spec(&SpecRequest {
             id,
             hostname: &hostname,
-            container: &config,
-            image: settings,
-            volumes: mounted,
+            container: &new.config,
+            image: new.image.config().config().as_ref(),
+            volumes: &new.mounted,
             users: spec::users_of(&pod_record.config)?,
-        };
-        let ContainerSpec {
-            spec,
-            user,
-            groups,
-            readonly_rootfs,
-        } = spec::container_spec(&request)?;
-        let log_path = log_path(&pod_record.config.log_directory, &config.log_path)?;
-        let is_privileged = is_privileged(&config);
-        let of_image = settings.and_then(|settings| settings.stop_signal().as_deref());
-        let of_image = of_image.and_then(|text| signal::parse(text).ok());
-        let record = ContainerRecord {
-            id: id.to_owned(),
-            pod: pod.id.clone(),
-            image: image.id().to_string(),
-            image_ref: image_ref(image),
-            stop_signal: stop_signal.unwrap_or(of_image.map_or(SIGTERM, u32::from)),
-            log_path,
-            volumes: mounted
-                .iter()
-                .filter_map(|volume| volume.name().map(str::to_owned))
-                .collect(),
-            identity: None,
-            image_tag: image_tag(image, &config),
-            start_error: None,
-            process: spec.process().clone().unwrap_or_default(),
-            user: user.clone(),
-            groups,
-            created_at: now(),
-            phase: ContainerPhase::Creating,
-            config,
-        };
-        let create = CreateContainer {
-            id: id.to_owned(),
-            image: images.rootfs.into(),
-            image_digest: image.id().to_string(),
-            volumes: images.volumes,
-            readonly_rootfs,
-            spec,
-            user,
-            supplemental_groups: groups,
-            log: in_place(|| open_log(&record.log_path))?,
-            tty: record.config.tty,
-            stdin: record.config.stdin,
-            stdin_once: record.config.stdin && record.config.stdin_once,
-            restart: crate::sandbox::RestartPolicy::Never,
-            devices: in_place(|| devices::open(&record.config.devices, is_privileged))?,
-            guest_devices: is_privileged,
-            etc_hosts: cni::resolver::hosts(&hostname, &pod_record.addresses),
-            etc_resolv_conf: resolver::resolv_conf(
-                pod_record.config.dns_config.as_ref(),
-                &self.cni.dns(&pod.id)?,
-            )?,
-            etc_hostname: format!("{hostname}\n").into_bytes(),
-        };
+        })?;
+        let record = container_record(&pod_record, &new, &spec)?;
+        let create = self.create_request(&pod_record, &record, spec, images)?;
         let client = pod.client()?;
         let container = Container::new(record, Arc::clone(pod));
         self.add_container(&container)?;
@@ -239,13 +185,49 @@ impl Node {
             self.give_back(pod).await;
             return Err(error);
         }
-        if let Err(error) = in_place(|| self.store.touch(&image.id().to_string())) {
+        if let Err(error) = in_place(|| self.store.touch(&new.image.id().to_string())) {
             debug!(%error, "the use of the image is not noted");
         }
         self.weigh(pod);
         self.watch_pressure(pod);
         self.emit(&container, ContainerEventType::ContainerCreatedEvent);
         Ok(())
+    }
+
+    /// What the guest is asked for. Opens the container's log and its devices.
+    fn create_request(
+        &self,
+        pod: &PodRecord,
+        record: &ContainerRecord,
+        spec: ContainerSpec,
+        images: Images,
+    ) -> Result<CreateContainer> {
+        let config = &record.config;
+        let hostname = resolver::hostname(&pod.config)?;
+        let is_privileged = is_privileged(config);
+        Ok(CreateContainer {
+            id: record.id.clone(),
+            image: images.rootfs.into(),
+            image_digest: record.image.clone(),
+            volumes: images.volumes,
+            readonly_rootfs: spec.readonly_rootfs,
+            spec: spec.spec,
+            user: spec.user,
+            supplemental_groups: spec.groups,
+            log: in_place(|| open_log(&record.log_path))?,
+            tty: config.tty,
+            stdin: config.stdin,
+            stdin_once: config.stdin && config.stdin_once,
+            restart: RestartPolicy::Never,
+            devices: in_place(|| devices::open(&config.devices, is_privileged))?,
+            guest_devices: is_privileged,
+            etc_hosts: cni::resolver::hosts(&hostname, &pod.addresses),
+            etc_resolv_conf: resolver::resolv_conf(
+                pod.config.dns_config.as_ref(),
+                &self.cni.dns(&pod.id)?,
+            )?,
+            etc_hostname: format!("{hostname}\n").into_bytes(),
+        })
     }
 
     /// Removes what there is in the guest of a container that was not made, or not started.
@@ -342,11 +324,53 @@ impl Node {
     }
 }
 
+/// A container that is to be made, with its volumes mounted.
+struct NewContainer<'a> {
+    id: &'a str,
+    config: ContainerConfig,
+    image: Image,
+    mounted: Vec<Volume>,
+    /// Linux' number; none: as its image says.
+    stop_signal: Option<u32>,
+}
+
 /// A container's images, open: so they cannot be removed under the guest's feet.
 struct Images {
-    root: Image,
     rootfs: File,
     volumes: Vec<ImageVolume>,
+}
+
+/// What is kept of a container, before there is anything of it in the guest.
+fn container_record(
+    pod: &PodRecord,
+    new: &NewContainer<'_>,
+    spec: &ContainerSpec,
+) -> Result<ContainerRecord> {
+    let (image, config) = (&new.image, &new.config);
+    let settings = image.config().config().as_ref();
+    let of_image = settings.and_then(|settings| settings.stop_signal().as_deref());
+    let of_image = of_image.and_then(|text| signal::parse(text).ok());
+    let names = new.mounted.iter().filter_map(Volume::name);
+    Ok(ContainerRecord {
+        id: new.id.to_owned(),
+        pod: pod.id.clone(),
+        image: image.id().to_string(),
+        image_ref: image_ref(image),
+        stop_signal: new
+            .stop_signal
+            .unwrap_or(of_image.map_or(SIGTERM, u32::from)),
+        log_path: log_path(&pod.config.log_directory, &config.log_path)?,
+        volumes: names.map(str::to_owned).collect(),
+        identity: None,
+        image_tag: image_tag(image, config),
+        start_error: None,
+        process: spec.spec.process().clone().unwrap_or_default(),
+        user: spec.user.clone(),
+        groups: spec.groups,
+        created_at: now(),
+        phase: ContainerPhase::Creating,
+        config: config.clone(),
+    })
 }
 
 /// What a request must have before anything is made.
