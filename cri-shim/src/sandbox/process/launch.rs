@@ -1,0 +1,265 @@
+//! Making the sandbox that a launcher describes: its open files, its machine and the jail, until
+//! the guest is configured.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixListener as StdUnixListener;
+
+use tokio::net::UnixListener;
+use tracing::info;
+
+use super::super::agent::{GuestConfig, Share};
+use super::super::events::EventLog;
+use super::super::jail::{self, CallFilter};
+use super::super::template::Template;
+use super::super::types::{GuestNetwork, JailMode};
+use super::super::wire::{FrameError, FrameReader, LAUNCH_VERSION, LaunchHeader};
+use super::super::{BuiltSandbox, Sandbox, SandboxConfig, SandboxError};
+use super::{ProcessError, SHARE_PATH};
+use crate::machine::{
+    Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, SharedDir, Transport, causes,
+};
+
+/// Connections to the control socket that wait to be accepted: of those that were closed
+/// meanwhile, too, while the process is stopped.
+const BACKLOG: i32 = 4096;
+
+/// The open files of a launch.
+pub(super) struct LaunchFiles {
+    listener: UnixListener,
+    record: File,
+    guest: GuestFiles,
+    template: Option<Template>,
+    devices: DeviceFiles,
+    events: Option<EventLog>,
+}
+
+/// What the machine's devices lead to.
+struct DeviceFiles {
+    nics: Vec<OwnedFd>,
+    share: Option<jail::Share>,
+    console: Option<File>,
+}
+
+/// A sandbox whose guest is configured.
+pub(super) struct Begun {
+    pub(super) sandbox: Sandbox,
+    pub(super) listener: UnixListener,
+    pub(super) record: File,
+    pub(super) events: Option<EventLog>,
+    pub(super) image_slots: u8,
+    /// Its disks are not written, so all that it wrote goes with it.
+    pub(super) leaves_nothing: bool,
+    pub(super) is_clone: bool,
+    pub(super) missing_layers: Vec<String>,
+}
+
+/// Takes the launcher's first frame.
+pub(super) async fn receive(
+    frames: &mut FrameReader,
+) -> Result<(LaunchHeader, std::vec::IntoIter<OwnedFd>), ProcessError> {
+    let frame = frames.next().await;
+    let frame = frame.and_then(|frame| frame.ok_or(FrameError::Cut));
+    let frame = frame.map_err(ProcessError::NotLaunched)?;
+    let launch: LaunchHeader = serde_json::from_slice(&frame.body)
+        .map_err(|error| ProcessError::NotLaunched(error.into()))?;
+    Ok((launch, frame.fds.into_iter()))
+}
+
+/// Tells the files that came with a launch apart.
+pub(super) fn files(
+    launch: &LaunchHeader,
+    mut fds: std::vec::IntoIter<OwnedFd>,
+) -> Result<LaunchFiles, SandboxError> {
+    if launch.version != LAUNCH_VERSION {
+        return Err(SandboxError::Version {
+            dir: launch.dir.clone(),
+            theirs: launch.version,
+            ours: LAUNCH_VERSION,
+        });
+    }
+    let control = |source: FrameError| SandboxError::Control {
+        dir: launch.dir.clone(),
+        source,
+    };
+    let mut next = || fds.next().ok_or_else(|| control(FrameError::MissingFd));
+    let listener = listen(next()?).map_err(|error| control(error.into()))?;
+    let record = next()?.into();
+    let (kernel, initramfs) = (next()?, next()?);
+    let template = match launch.has_template {
+        true => Some(Template {
+            state: next()?,
+            memory: next()?,
+        }),
+        false => None,
+    };
+    let nics = launch
+        .nics
+        .iter()
+        .map(|_| next())
+        .collect::<Result<_, _>>()?;
+    let shared_dir = launch.has_shared_dir.then(&mut next).transpose()?;
+    let share = shared_dir.map(jail::Share::new).transpose();
+    let share = share.map_err(|source| SandboxError::File {
+        action: "copy the mounts of what is shared in",
+        path: launch.dir.clone(),
+        source,
+    })?;
+    let console = launch.has_console.then(&mut next).transpose()?;
+    let events = launch.has_events.then(&mut next).transpose()?;
+    Ok(LaunchFiles {
+        listener,
+        record,
+        guest: GuestFiles::from_files(kernel.into(), initramfs.into())?,
+        template,
+        devices: DeviceFiles {
+            nics,
+            share,
+            console: console.map(File::from),
+        },
+        events: events.map(|fd| EventLog::new(fd.into())),
+    })
+}
+
+/// Listens here and not in the launcher: so peers are told this process's number.
+fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
+    rustix::net::listen(socket.as_fd(), BACKLOG)?;
+    UnixListener::from_std(StdUnixListener::from(socket))
+}
+
+/// Starts the machine, as a clone when there is a template that suits this host, and configures
+/// its guest once its network is known.
+pub(super) async fn boot(
+    launch: LaunchHeader,
+    files: LaunchFiles,
+    network: impl Future<Output = Result<GuestNetwork, SandboxError>>,
+) -> Result<Begun, SandboxError> {
+    let LaunchFiles {
+        listener,
+        record,
+        guest,
+        template,
+        devices,
+        events,
+    } = files;
+    let (built, is_clone) = build(&launch, &devices, template, guest)?;
+    let missing_layers = close_jail(&launch, &devices, &built)?;
+    let started = built.start_with(network).await;
+    let sandbox = started.map_err(|error| match is_clone && error.is_of_no_guest() {
+        true => SandboxError::Clone(Box::new(error)),
+        false => error,
+    })?;
+    info!(is_clone, "the sandbox is ready");
+    Ok(Begun {
+        sandbox,
+        listener,
+        record,
+        events,
+        image_slots: launch.image_slots,
+        leaves_nothing: !launch.has_shared_dir && !launch.has_console,
+        is_clone,
+        missing_layers,
+    })
+}
+
+/// The machine, and whether it is a clone.
+fn build(
+    launch: &LaunchHeader,
+    devices: &DeviceFiles,
+    template: Option<Template>,
+    cold: GuestFiles,
+) -> Result<(BuiltSandbox, bool), SandboxError> {
+    let build = |boot| {
+        let config = config(launch, devices, boot).map_err(|source| SandboxError::File {
+            action: "keep open the files of",
+            path: launch.dir.clone(),
+            source,
+        })?;
+        BuiltSandbox::new(config)
+    };
+    let clone = template.map(|template| {
+        let snapshot = template.open()?;
+        build(match launch.must_clone {
+            true => Boot::Warm(snapshot),
+            false => Boot::Template(snapshot),
+        })
+    });
+    let clone = match clone.transpose() {
+        Err(error) if !launch.must_clone => {
+            let why = causes(&error);
+            info!(why, "no clone of the template: the guest boots");
+            None
+        }
+        clone => clone?,
+    };
+    match clone {
+        Some(clone) => Ok((clone, true)),
+        None => Ok((build(Boot::Cold(cold))?, false)),
+    }
+}
+
+fn config(launch: &LaunchHeader, devices: &DeviceFiles, boot: Boot) -> io::Result<SandboxConfig> {
+    let share = launch.has_shared_dir.then(|| Share {
+        tag: SHARE_TAG.to_owned(),
+        path: SHARE_PATH.to_owned(),
+    });
+    let nics = devices.nics.iter().zip(&launch.nics);
+    let nics = nics.map(|(fd, nic)| {
+        Ok(Nic {
+            kind: nic.kind,
+            fd: fd.try_clone()?,
+            mac: nic.mac,
+            mtu: nic.mtu,
+        })
+    });
+    let shared_dir = devices.share.as_ref().map(|share| {
+        Ok::<_, io::Error>(SharedDir {
+            dir: share.as_fd().try_clone_to_owned()?,
+            users: launch.users,
+        })
+    });
+    Ok(SandboxConfig {
+        guest: GuestConfig {
+            hostname: launch.hostname.clone(),
+            shares: share.into_iter().collect(),
+            sysctls: launch.sysctls.clone(),
+            ..GuestConfig::default()
+        },
+        machine: MachineConfig {
+            boot,
+            cpus: launch.vcpus,
+            max_cpus: launch.max_vcpus,
+            memory: launch.memory,
+            growth: launch.growth,
+            disks: Vec::new(),
+            spare_disks: launch.image_slots,
+            nics: nics.collect::<io::Result<_>>()?,
+            share: shared_dir.transpose()?,
+            transport: match launch.pci {
+                true => Transport::Pci,
+                false => Transport::Mmio,
+            },
+            psi: launch.psi,
+            console: devices.console.as_ref().map(File::try_clone).transpose()?,
+        },
+    })
+}
+
+/// Closes the jail where it is wanted; gives the layers that are missing, in words.
+fn close_jail(
+    launch: &LaunchHeader,
+    devices: &DeviceFiles,
+    built: &BuiltSandbox,
+) -> Result<Vec<String>, SandboxError> {
+    let mut missing_layers = Vec::new();
+    if launch.jail == JailMode::Enforced {
+        let adds_vcpus = built.may_grow_cpus();
+        let missing = jail::close(devices.share.as_ref(), CallFilter::Enforced { adds_vcpus })?;
+        missing_layers.extend(missing.iter().map(ToString::to_string));
+    }
+    if !launch.has_cgroup {
+        missing_layers.push("control group".to_owned());
+    }
+    Ok(missing_layers)
+}
