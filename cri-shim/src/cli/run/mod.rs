@@ -11,6 +11,7 @@ mod rights;
 
 use std::fs::File;
 use std::io::Write as _;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -86,7 +87,13 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
             signal = signals.ending() => return Ok(exit_code_of(signal)),
         }
         let record = record(args, &place, &image)?;
-        let code = in_sandbox(args, &place, &image, record, &containers, &mut signals).await;
+        let run = Run {
+            args,
+            place: &place,
+            image: &image,
+            begin: Instant::now(),
+        };
+        let code = run.in_sandbox(record, &containers, &mut signals).await;
         note_use(&store, &image);
         code
     });
@@ -145,102 +152,129 @@ fn note_use(store: &Store, image: &Image) {
     }
 }
 
-/// Runs the program of `image` and gives its exit code; detached, prints the container's id.
-async fn in_sandbox(
-    args: &RunArgs,
-    place: &Place,
-    image: &Image,
-    record: Record,
-    containers: &Containers,
-    signals: &mut Signals,
-) -> anyhow::Result<u8> {
-    let begin = Instant::now();
-    if args.replace {
-        replace(containers, &record.name).await?;
-    }
-    let (entry, claim) = containers.create(record)?;
-    events::note(&entry.dir, &event(&entry.record, EventAction::Create));
-    let launched = tokio::select! {
-        launched = launch(args, place, image, &entry) => launched,
-        signal = signals.ending() => {
-            drop(claim);
-            remove_unstarted(&entry).await;
-            return Ok(exit_code_of(signal));
+/// A run of the program of an image.
+struct Run<'a> {
+    args: &'a RunArgs,
+    place: &'a Place,
+    image: &'a Image,
+    begin: Instant,
+}
+
+impl Run<'_> {
+    /// Runs the program and gives its exit code; detached, prints the container's id.
+    async fn in_sandbox(
+        &self,
+        record: Record,
+        containers: &Containers,
+        signals: &mut Signals,
+    ) -> anyhow::Result<u8> {
+        if self.args.replace {
+            replace(containers, &record.name).await?;
         }
-    };
-    let started = match launched {
-        Ok(made) => {
-            debug!(elapsed = ?begin.elapsed(), "the container is made");
-            tokio::select! {
-                started = start(args, &entry, made) => started,
-                signal = signals.ending() => {
-                    drop(claim);
-                    remove_unstarted(&entry).await;
-                    return Ok(exit_code_of(signal));
+        let (entry, claim) = containers.create(record)?;
+        events::note(&entry.dir, &event(&entry.record, EventAction::Create));
+        let begun = self.begun(&entry, signals).await;
+        drop(claim);
+        let Begun {
+            program,
+            served,
+            image,
+        } = match begun {
+            Ok(ControlFlow::Continue(begun)) => begun,
+            Ok(ControlFlow::Break(signal)) => {
+                remove_unstarted(&entry).await;
+                return Ok(exit_code_of(signal));
+            }
+            Err(error) => {
+                // Nothing of it ever ran.
+                if let Err(error) = clear::remove(&entry.dir).await {
+                    let error = format!("{error:#}");
+                    debug!(%error, "the container is left for the next sweep");
                 }
+                return exec::not_started(error).or_else(|error| advised(self.args, error));
             }
+        };
+        let Some(served) = served else {
+            super::print(&format!("{}\n", entry.record.id))?;
+            return Ok(0);
+        };
+        let outcome = program.wait(served, signals).await;
+        let has_ended = match &outcome {
+            // As if it had been detached from the beginning.
+            Ok(left @ Outcome::Left) => return Ok(exit_code(left)),
+            Ok(outcome) => self.end_machine(&entry, &program.client, outcome).await?,
+            Err(_) => false,
+        };
+        if has_ended {
+            image.release();
         }
-        Err(error) => Err(error),
-    };
-    drop(claim);
-    let Begun {
-        program,
-        served,
-        image,
-    } = match started {
-        Ok(started) => started,
-        Err(error) => {
-            // Nothing of it ever ran.
-            if let Err(error) = clear::remove(&entry.dir).await {
-                debug!(error = %format!("{error:#}"), "the container is left for the next sweep");
+        self.clear(&entry, has_ended).await;
+        debug!(elapsed = ?self.begin.elapsed(), "done");
+        match outcome {
+            Ok(outcome) => Ok(exit_code(&outcome)),
+            Err(error) => advised(self.args, error),
+        }
+    }
+
+    /// Makes the container and starts its program, unless a signal comes first: which one.
+    async fn begun(
+        &self,
+        entry: &Entry,
+        signals: &mut Signals,
+    ) -> anyhow::Result<ControlFlow<u8, Begun>> {
+        let made = tokio::select! {
+            launched = launch(self.args, self.place, self.image, entry) => launched?,
+            signal = signals.ending() => return Ok(ControlFlow::Break(signal)),
+        };
+        debug!(elapsed = ?self.begin.elapsed(), "the container is made");
+        tokio::select! {
+            started = start(self.args, entry, made) => Ok(ControlFlow::Continue(started?)),
+            signal = signals.ending() => Ok(ControlFlow::Break(signal)),
+        }
+    }
+
+    /// Sees to the machine's end once the program's is known; whether the machine has ended.
+    async fn end_machine(
+        &self,
+        entry: &Entry,
+        client: &SandboxClient,
+        outcome: &Outcome,
+    ) -> anyhow::Result<bool> {
+        match outcome {
+            Outcome::Ended(exit) => {
+                let Some(machine) = machine_ended(self.args, entry, client).await else {
+                    return Ok(false);
+                };
+                if has_failed(&machine) && is_killed(exit) {
+                    super::notice(&format!("{machine}, and the program was killed with it"));
+                    super::notice_kernel_log(&machine);
+                }
+                return Ok(true);
             }
-            return exec::not_started(error).or_else(|error| advised(args, error));
-        }
-    };
-    let Some(served) = served else {
-        super::print(&format!("{}\n", entry.record.id))?;
-        return Ok(0);
-    };
-    let outcome = program.wait(served, signals).await;
-    let mut has_ended = false;
-    match &outcome {
-        Ok(Outcome::Ended(exit)) => {
-            let machine = machine_ended(args, &entry, &program.client).await;
-            has_ended = machine.is_some();
-            if let Some(machine) = machine.filter(|machine| has_failed(machine) && is_killed(exit))
-            {
-                super::notice(&format!("{machine}, and the program was killed with it"));
-                super::notice_kernel_log(&machine);
+            Outcome::GivenUp(_) if entry.record.pod.is_some() => {
+                super::notice("the program did not end, so it is killed");
+                end(client, entry, SIGKILL, Duration::ZERO).await?;
             }
+            Outcome::GivenUp(_) => {
+                super::notice("the program did not end, so its guest is killed");
+                client.shutdown(Duration::ZERO).await?;
+            }
+            Outcome::Left => {}
         }
-        Ok(Outcome::GivenUp(_)) if entry.record.pod.is_some() => {
-            super::notice("the program did not end, so it is killed");
-            end(&program.client, &entry, SIGKILL, Duration::ZERO).await?;
+        Ok(false)
+    }
+
+    /// Removes the container, or what of it is not kept. The program's exit code is told whatever
+    /// stays.
+    async fn clear(&self, entry: &Entry, has_ended: bool) {
+        if !self.args.rm {
+            clear::settle(entry).await;
+        } else if let Err(error) = match has_ended {
+            true => clear::remove_ended(entry).await,
+            false => clear::remove(&entry.dir).await,
+        } {
+            super::report(&error);
         }
-        Ok(Outcome::GivenUp(_)) => {
-            super::notice("the program did not end, so its guest is killed");
-            program.client.shutdown(Duration::ZERO).await?;
-        }
-        // As if it had been detached from the beginning.
-        Ok(left @ Outcome::Left) => return Ok(exit_code(left)),
-        Err(_) => {}
-    }
-    if has_ended {
-        image.release();
-    }
-    // The program's exit code is told whatever stays.
-    if !args.rm {
-        clear::settle(&entry).await;
-    } else if let Err(error) = match has_ended {
-        true => clear::remove_ended(&entry).await,
-        false => clear::remove(&entry.dir).await,
-    } {
-        super::report(&error);
-    }
-    debug!(elapsed = ?begin.elapsed(), "done");
-    match outcome {
-        Ok(outcome) => Ok(exit_code(&outcome)),
-        Err(error) => advised(args, error),
     }
 }
 
