@@ -61,13 +61,6 @@ pub(super) const PORT_PROTOCOLS: &[(&str, Encoding)] = &[
 
 type Socket<T> = WebSocketStream<T>;
 
-async fn socket<T: AsyncRead + AsyncWrite + Unpin>(io: T) -> Socket<T> {
-    let config = WebSocketConfig::default()
-        .max_message_size(Some(MAX_MESSAGE))
-        .max_frame_size(Some(MAX_MESSAGE));
-    WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
-}
-
 /// Serves exec or attach on a connection that was upgraded.
 pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
     io: T,
@@ -76,9 +69,8 @@ pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
     (version, encoding): (Version, Encoding),
 ) {
     let wanted = request.wanted(version);
-    let socket = socket(io).await;
-    let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
-    let mut inputs = Inputs::new(version);
+    let (mut connection, pieces, is_gone) = Connection::new(io, version, encoding).await;
+    let inputs = &mut connection.inputs;
     let stdin = inputs.open_if(wanted.stdin, STDIN);
     let resize = inputs.open_if(wanted.resize || request.wanted(Version::V5).resize, RESIZE);
     let output = |is_wanted: bool, channel: u8| {
@@ -114,19 +106,11 @@ pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
     let _ = pieces.try_send(greeting);
     drop(pieces);
 
-    let (client, is_gone) = oneshot::channel();
     let session = async {
         let gone = async {
             let _ = is_gone.await;
         };
         command::run(&backend, request, version, channels, gone).await;
-    };
-    let connection = Connection {
-        socket,
-        encoding,
-        inputs,
-        client,
-        outgoing,
     };
     connection.serve(session).await;
 }
@@ -138,9 +122,7 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
     request: PortForwardRequest,
     encoding: Encoding,
 ) {
-    let socket = socket(io).await;
-    let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
-    let mut inputs = Inputs::new(Version::V4);
+    let (mut connection, pieces, is_gone) = Connection::new(io, Version::V4, encoding).await;
     let mut forwards = JoinSet::new();
     // Two channels a port, of 255.
     for (channel, port) in (0u8..=252).step_by(2).zip(request.ports.iter().copied()) {
@@ -151,7 +133,7 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
         };
         let forward = Forward {
             port,
-            input: inputs.open(channel),
+            input: connection.inputs.open(channel),
             output: output(channel),
             error: output(channel + 1),
         };
@@ -167,7 +149,6 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
         });
     }
     drop(pieces);
-    let (client, is_gone) = oneshot::channel();
     let session = async {
         let all = async { while forwards.join_next().await.is_some() {} };
         let ended = tokio::select! {
@@ -177,13 +158,6 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
         if !ended {
             forwards.shutdown().await;
         }
-    };
-    let connection = Connection {
-        socket,
-        encoding,
-        inputs,
-        client,
-        outgoing,
     };
     connection.serve(session).await;
 }
@@ -199,6 +173,27 @@ struct Connection<T> {
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+    /// A connection without inputs; where its outputs go, and what ends when the client has closed.
+    async fn new(
+        io: T,
+        version: Version,
+        encoding: Encoding,
+    ) -> (Self, mpsc::Sender<Outgoing>, oneshot::Receiver<Infallible>) {
+        let config = WebSocketConfig::default()
+            .max_message_size(Some(MAX_MESSAGE))
+            .max_frame_size(Some(MAX_MESSAGE));
+        let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
+        let (client, is_gone) = oneshot::channel();
+        let connection = Self {
+            socket: WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await,
+            encoding,
+            inputs: Inputs::new(version),
+            client,
+            outgoing,
+        };
+        (connection, pieces, is_gone)
+    }
+
     /// Serves until the session has dropped all outputs, and the client has closed, too.
     async fn serve(self, session: impl Future<Output = ()>) {
         let Self {
