@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use podvisor_cri::machine::Transport;
 use podvisor_cri::sandbox::{
     CreateContainer, ImageVolume, JailMode, Launching, RefusalKind, SandboxClient, SandboxError,
 };
@@ -36,7 +37,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         events: None,
         sysctls: Default::default(),
         jail: Default::default(),
-        pci: false,
+        transport: Transport::Mmio,
         psi: false,
         templates: None,
         snapshot: None,

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::guest::GuestArgs;
 use super::signals::{Signals, exit_code_of};
-use crate::machine::NicKind;
+use crate::machine::{NicKind, Transport};
 use crate::sandbox::{self, Shape};
 
 #[derive(Debug, Args)]
@@ -46,7 +46,7 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         nic_kind: NicKind::Tap,
         shares: args.volumes,
         // What it costs a boot, no clone pays.
-        pci: true,
+        transport: Transport::Pci,
         psi: false,
     };
     let runtime = super::runtime()?;

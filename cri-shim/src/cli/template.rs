@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::machine::NicKind;
+use crate::machine::{NicKind, Transport};
 use crate::sandbox::{self, Shape};
 
 /// How much less urgent than a pod's start this is.
@@ -72,7 +72,10 @@ pub(super) fn run(args: &TemplateArgs) -> anyhow::Result<u8> {
             false => NicKind::Tap,
         },
         shares: args.share,
-        pci: args.pci,
+        transport: match args.pci {
+            true => Transport::Pci,
+            false => Transport::Mmio,
+        },
         psi: args.psi,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()

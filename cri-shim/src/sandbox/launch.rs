@@ -31,7 +31,7 @@ use super::wire::{
     NicHeader,
 };
 use super::{BOOT_TIMEOUT_VARIABLE, SandboxClient, boot_timeout, cgroup, oom, record};
-use crate::machine::causes;
+use crate::machine::{Transport, causes};
 use crate::patience::timeout;
 use crate::request;
 
@@ -432,7 +432,7 @@ fn prepare(
         has_console: config.console.is_some(),
         has_events,
         sysctls: config.sysctls,
-        pci: config.pci,
+        pci: config.transport == Transport::Pci,
         psi: config.psi,
         must_clone: config.snapshot.is_some(),
         jail: config.jail,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::DEFAULT_CGROUP_PARENT;
 use super::psi::Psi;
-use crate::machine::{KernelPanic, MachineExit, NicKind, UserRange};
+use crate::machine::{KernelPanic, MachineExit, NicKind, Transport, UserRange};
 
 /// Longest host name, in bytes.
 const HOSTNAME_MAX: usize = 64;
@@ -58,9 +58,9 @@ pub struct LaunchConfig {
     pub events: Option<File>,
     /// The guest's kernel parameters by their dotted names.
     pub sysctls: BTreeMap<String, String>,
-    /// Whether the guest's devices are on PCI, with MSI-X, and not on MMIO. A clone has the bus of
-    /// its template, which is looked for with the one that is asked for.
-    pub pci: bool,
+    /// The bus of the guest's devices. A clone has that of its template, which is looked for with
+    /// the one that is asked for.
+    pub transport: Transport,
     /// Whether the guest's kernel counts pressure ([`Psi`]). A clone's does as that of its
     /// template, which is looked for with what is asked for.
     pub psi: bool,
@@ -106,7 +106,7 @@ impl LaunchConfig {
             console: None,
             events: None,
             sysctls: BTreeMap::new(),
-            pci: false,
+            transport: Transport::Mmio,
             psi: false,
             jail: JailMode::Enforced,
             templates: None,

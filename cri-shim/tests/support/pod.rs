@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use oci_spec::runtime::Process;
-use podvisor_cri::machine::Assets;
+use podvisor_cri::machine::{Assets, Transport};
 use podvisor_cri::sandbox::{
     ContainerOptions, CreateContainer, Exec, GuestNetwork, JailMode, LaunchConfig, SandboxClient,
     SandboxError, StdioFds, SupplementalGroups, TerminalSize, container_spec,
@@ -76,7 +76,7 @@ impl Pod {
             events: None,
             sysctls: Default::default(),
             jail: JailMode::Enforced,
-            pci: false,
+            transport: Transport::Mmio,
             psi: false,
             templates: None,
             snapshot: None,

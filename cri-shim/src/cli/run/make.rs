@@ -17,6 +17,7 @@ use crate::cli::container::{Attached, Entry, NetworkMode, Record, volumes};
 use crate::cli::guest::Guest;
 use crate::cli::shown::SHORT_ID;
 use crate::cli::terminal;
+use crate::machine::Transport;
 use crate::sandbox::{
     CreateContainer, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig, SandboxClient,
     SupplementalGroups, container_spec, random_id,
@@ -165,9 +166,11 @@ pub(in crate::cli) async fn launch_machine(
         nics: std::mem::take(&mut attached.nics),
         shared_dir: options.shares.then(|| entry.shared()),
         users: None,
-        pci: match options.transport {
-            Some(bus) => bus == Bus::Pci,
-            None => guest.templates.is_some() && options.console.is_none(),
+        transport: match options.transport {
+            Some(Bus::Pci) => Transport::Pci,
+            Some(Bus::Mmio) => Transport::Mmio,
+            None if guest.templates.is_some() && options.console.is_none() => Transport::Pci,
+            None => Transport::Mmio,
         },
         psi: false,
         console: options.console,

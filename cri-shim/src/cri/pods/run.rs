@@ -17,6 +17,7 @@ use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Given, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
+use crate::machine::Transport;
 use crate::sandbox::{LaunchConfig, Launching, MachineLimits, provisional_nics, random_id};
 
 impl Node {
@@ -131,7 +132,10 @@ impl Node {
                 sysctls: sysctls(config),
                 jail: self.config.jail,
                 // Clones do not pay for what PCI costs a boot.
-                pci: self.config.templates.is_some(),
+                transport: match self.config.templates {
+                    Some(_) => Transport::Pci,
+                    None => Transport::Mmio,
+                },
                 psi: true,
                 templates: self.config.templates.clone(),
                 snapshot: None,

@@ -77,8 +77,8 @@ pub struct Shape {
     pub nic_kind: NicKind,
     /// Whether there is a shared directory.
     pub shares: bool,
-    /// Whether the devices are on PCI.
-    pub pci: bool,
+    /// The bus of the devices.
+    pub transport: Transport,
     /// Whether the guest's kernel counts pressure.
     pub psi: bool,
 }
@@ -169,7 +169,7 @@ impl Shape {
             nics: u8::try_from(config.nics.len()).unwrap_or(CARDS),
             nic_kind,
             shares: config.shared_dir.is_some(),
-            pci: config.pci,
+            transport: config.transport,
             psi: config.psi,
         })
     }
@@ -249,7 +249,7 @@ impl Shape {
             .args(["--cards", &self.nics.to_string()])
             .args((self.nic_kind == NicKind::Stream).then_some("--streams"))
             .args(self.shares.then_some("--share"))
-            .args(self.pci.then_some("--pci"))
+            .args((self.transport == Transport::Pci).then_some("--pci"))
             .args(self.psi.then_some("--psi"))
             .arg(templates)
             .current_dir("/")
@@ -412,10 +412,7 @@ impl HostEnds {
             share: share
                 .map_err(TemplateError::Devices)?
                 .map(|dir| SharedDir { dir, users: None }),
-            transport: match shape.pci {
-                true => Transport::Pci,
-                false => Transport::Mmio,
-            },
+            transport: shape.transport,
             psi: shape.psi,
             console: None,
         })
@@ -472,7 +469,7 @@ mod tests {
             nics: 1,
             nic_kind: NicKind::Tap,
             shares: true,
-            pci: true,
+            transport: Transport::Pci,
             psi: true,
         }
     }
