@@ -258,6 +258,49 @@ fn a_read_beyond_the_room_for_it_is_cut_off_there() {
 }
 
 #[test]
+fn no_more_is_read_or_written_at_once_than_the_client_was_told() {
+    const MOST: u64 = 1 << 20;
+    let asked = u32::try_from(MOST + MOST / 2).unwrap();
+    let mut rig = rig();
+    let path = rig.dir.path().join("file");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(4 * MOST).unwrap();
+    rig.begin();
+    let node = rig.look_up(b"file\0").nodeid;
+    let fh = rig.open(node, libc::O_RDWR);
+    let read = ReadIn {
+        fh,
+        size: u32::MAX,
+        ..ReadIn::default()
+    };
+    let reply = rig.call_with_room(Opcode::Read, node, read.as_slice(), asked);
+    assert_eq!((reply.error, reply.body.len() as u64), (0, MOST));
+    for (from, fuse_flags) in [(0, 0), (2 * MOST, 1)] {
+        let write = WriteIn {
+            fh,
+            offset: from,
+            size: asked,
+            fuse_flags,
+            ..WriteIn::default()
+        };
+        let body = [write.as_slice(), &vec![7; asked as usize]].concat();
+        let mut bytes = message(Opcode::Write, node, &body);
+        assert_eq!(rig.send(&bytes, 100).error, libc::ENOMEM);
+        // What it says of its own length does not bound its data.
+        bytes[..4].copy_from_slice(&80u32.to_le_bytes());
+        let reply = rig.send(&bytes, 100);
+        assert_eq!(reply.error, 0);
+        assert_eq!(reply.body[..4], (1u32 << 20).to_le_bytes());
+        let there = std::fs::read(&path).unwrap();
+        let (_, there) = there.split_at(usize::try_from(from).unwrap());
+        let end = there.iter().position(|byte| *byte != 7);
+        assert_eq!(end, Some(1 << 20));
+    }
+    assert_eq!(rig.counter("read_bytes"), MOST);
+    assert_eq!(rig.counter("written_bytes"), 2 * MOST);
+}
+
+#[test]
 fn forgetting_is_not_answered_and_forgetting_too_much_is_harmless() {
     let mut rig = rig();
     std::fs::write(rig.dir.path().join("file"), "").unwrap();

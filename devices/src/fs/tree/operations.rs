@@ -27,6 +27,10 @@ use super::credentials::Ordinary;
 use super::open::{close_with_result, in_place, options};
 use super::{KEEP, Tree, component, file};
 
+/// Bytes of a read or a write at most, of which a client is told when it begins. The kernel carries
+/// out gigabytes without a pause, and a client that asks for more gets or writes this much.
+const MAX_DATA: usize = 1 << 20;
+
 /// Mode bits that a client may set.
 const MODE_BITS: u32 = 0o7777;
 
@@ -374,7 +378,7 @@ impl FileSystem for Tree {
         _flags: u32,
     ) -> io::Result<usize> {
         let handle = self.handle(handle, inode)?;
-        let size = (size as usize).min(writer.available_bytes());
+        let size = (size as usize).min(writer.available_bytes()).min(MAX_DATA);
         let read = writer.write_from(&mut *file(&handle), size, offset)?;
         self.counters.read_bytes.add(read as u64);
         Ok(read)
@@ -394,14 +398,13 @@ impl FileSystem for Tree {
         fuse_flags: u32,
     ) -> io::Result<usize> {
         let handle = self.handle(handle, inode)?;
+        let size = (size as usize).min(MAX_DATA);
         let _ordinary = Ordinary::when(fuse_flags & WRITE_KILL_PRIV != 0)?;
         let mut file = file(&handle);
         let written = if delayed_write {
-            in_place(&mut file, |file| {
-                reader.read_to(file, size as usize, offset)
-            })?
+            in_place(&mut file, |file| reader.read_to(file, size, offset))?
         } else {
-            reader.read_to(&mut *file, size as usize, offset)?
+            reader.read_to(&mut *file, size, offset)?
         };
         self.counters.written_bytes.add(written as u64);
         Ok(written)
