@@ -329,9 +329,21 @@ impl<'a> Reader<'a> {
     /// As many as a number that comes first says, each read by `each`.
     pub(crate) fn list<T>(
         &mut self,
+        each: impl FnMut(&mut Self) -> Result<T, &'static str>,
+    ) -> Result<Vec<T>, &'static str> {
+        self.short_list(usize::MAX, each)
+    }
+
+    /// As [`Self::list`], of at most `most`.
+    pub(crate) fn short_list<T>(
+        &mut self,
+        most: usize,
         mut each: impl FnMut(&mut Self) -> Result<T, &'static str>,
     ) -> Result<Vec<T>, &'static str> {
         let count = self.u32()?;
+        if usize::try_from(count).unwrap_or(usize::MAX) > most {
+            return Err("a list of more than there can be");
+        }
         // What is not there cannot be counted: the list grows as it is read.
         (0..count).map(|_| each(self)).collect()
     }

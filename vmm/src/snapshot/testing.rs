@@ -199,6 +199,29 @@ mod tests {
     }
 
     #[test]
+    fn a_vcpu_has_no_more_msrs_than_kvm_knows_and_each_once() {
+        let read = |numbers: &[u32]| {
+            let mut records = sample(Transport::Mmio).to_records();
+            let of_vcpu = |record: &&mut Record| record.kind == Kind::Vcpu;
+            let vcpu = records.iter_mut().find(of_vcpu).unwrap();
+            let mut bytes = vcpu.bytes[..4].to_vec();
+            bytes.extend(u32::try_from(numbers.len()).unwrap().to_le_bytes());
+            for number in numbers {
+                bytes.extend(number.to_le_bytes());
+                bytes.extend(7u64.to_le_bytes());
+            }
+            bytes.extend(&vcpu.bytes[8..]);
+            vcpu.bytes = bytes;
+            MachineState::from_records(records).is_ok()
+        };
+        assert!(read(&[0x10, 0x174, 0x1b]));
+        assert!(!read(&[0x10, 0x174, 0x10]));
+        let many: Vec<u32> = (0..100_000).collect();
+        assert!(!read(&many));
+        assert!(read(&many[..500]));
+    }
+
+    #[test]
     fn ranges_of_a_difference_lie_in_memory_in_order() {
         let base = |ranges: Vec<std::ops::Range<u64>>| {
             let mut state = sample(Transport::Mmio);

@@ -14,6 +14,10 @@ use crate::kvm::{self, KvmError};
 /// Of the record.
 pub(super) const VERSION: u32 = 1;
 
+/// MSRs of a vCPU at most: KVM lists some 200, and never lists what a processor may have thousands
+/// of.
+const MAX_MSRS: usize = 1024;
+
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
 /// What the processor is vulnerable to, and what it has against it.
@@ -262,7 +266,12 @@ impl VcpuState {
 
     pub(super) fn decode(input: &mut Reader<'_>) -> Result<Self, &'static str> {
         let tsc_khz = input.u32()?;
-        let msrs = input.list(|msr| Ok((msr.u32()?, msr.u64()?)))?;
+        let msrs = input.short_list(MAX_MSRS, |msr| Ok((msr.u32()?, msr.u64()?)))?;
+        let mut numbers: Vec<u32> = msrs.iter().map(|(number, _)| *number).collect();
+        numbers.sort_unstable();
+        if !numbers.is_sorted_by(|one, next| one < next) {
+            return Err("an MSR that is there twice");
+        }
         Ok(Self {
             tsc_khz,
             msrs,
