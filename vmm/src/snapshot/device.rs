@@ -29,6 +29,15 @@ pub(crate) enum SavedRegisters {
     Pci(u8, SavedPci),
 }
 
+impl SavedRegisters {
+    fn transport(&self) -> &SavedTransport {
+        match self {
+            Self::Mmio(saved) => &saved.transport,
+            Self::Pci(_, saved) => &saved.transport,
+        }
+    }
+}
+
 impl DeviceState {
     pub(super) fn to_record(&self) -> Record {
         let mut out = Writer::default();
@@ -69,7 +78,7 @@ impl DeviceState {
         } else {
             SavedRegisters::Mmio(decode_mmio(input)?)
         };
-        let queues = input.list(|queue| {
+        let queues = input.short_list(registers.transport().queues.len(), |queue| {
             let index = queue.u16()?;
             let next_avail = queue.u16()?;
             let next_used = queue.u16()?;

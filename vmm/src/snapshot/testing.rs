@@ -222,6 +222,20 @@ mod tests {
     }
 
     #[test]
+    fn a_device_has_no_more_running_queues_than_queues() {
+        for on in [Transport::Mmio, Transport::Pci] {
+            let read = |queues: Vec<(u16, QueueState)>| {
+                let mut state = sample(on);
+                state.devices[1].queues = queues;
+                MachineState::from_records(state.to_records()).is_ok()
+            };
+            let queue = |index| (index, QueueState::default());
+            assert!(read(vec![queue(0), queue(1)]));
+            assert!(!read(vec![queue(0), queue(1), queue(2)]));
+        }
+    }
+
+    #[test]
     fn ranges_of_a_difference_lie_in_memory_in_order() {
         let base = |ranges: Vec<std::ops::Range<u64>>| {
             let mut state = sample(Transport::Mmio);

@@ -366,6 +366,15 @@ impl TransportCore {
         if !running.is_empty() && (!status.live() || status.failed()) {
             return invalid("queues that run without DRIVER_OK, or after FAILED");
         }
+        if running.len() > saved.queues.len() {
+            return invalid("more running queues than this device has");
+        }
+        let twice = |(place, (index, _)): (usize, &(u16, QueueState))| {
+            running.iter().take(place).any(|(other, _)| other == index)
+        };
+        if running.iter().enumerate().any(twice) {
+            return invalid("a queue that runs twice");
+        }
         let mut queues = Vec::with_capacity(running.len());
         for (index, state) in running {
             let at = usize::from(*index);

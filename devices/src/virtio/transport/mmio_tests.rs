@@ -574,6 +574,20 @@ fn a_saved_transport_that_lies_is_refused_and_changes_nothing() {
     }
 }
 
+#[test]
+fn a_saved_queue_that_runs_more_than_once_is_refused() {
+    let mut first = Rig::started();
+    let saved = first.mmio.save();
+    let queue = |index| (index, QueueState::default());
+    let lies = [vec![queue(0), queue(0)], vec![queue(0); 1 << 20]];
+    for running in &lies {
+        let mut rig = rig();
+        assert!(rig.mmio.restore(&saved, running).is_err());
+        assert_eq!(rig.seen.lock().unwrap().starts, 0);
+        rig.mmio.restore(&saved, &running[..1]).unwrap();
+    }
+}
+
 proptest! {
     /// No sequence of accesses panics, starts a queue twice, or has one run without DRIVER_OK.
     #[test]
