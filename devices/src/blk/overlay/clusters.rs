@@ -15,6 +15,10 @@ use super::header::{CLUSTER, COUNTS, ENTRIES, Header, OFFSET};
 /// Ranges that may wait for [`Clusters::account`].
 const MAX_PENDING: usize = 1024;
 
+/// Clusters that a file may have: the table of counts names a block of them each. A bit for each
+/// takes 32 MiB.
+pub(super) const MAX_CLUSTERS: u64 = ENTRIES * COUNTS;
+
 /// The clusters of a file.
 #[derive(Debug)]
 pub(super) struct Clusters {
@@ -32,7 +36,8 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// The clusters of a file of `len` bytes, of which none is known to be in use yet.
+    /// The clusters of a file of `len` bytes, none of which is known to be in use yet. They are no
+    /// more than [`MAX_CLUSTERS`].
     ///
     /// # Errors
     /// When the table of counts cannot be read.
@@ -92,7 +97,7 @@ impl Clusters {
     /// When the file is as long as it may be.
     pub(super) fn allocate(&mut self) -> io::Result<u64> {
         let index = self.free();
-        if index / COUNTS >= ENTRIES {
+        if index >= MAX_CLUSTERS {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if index >= self.count {

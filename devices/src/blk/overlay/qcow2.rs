@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use vm_memory::VolatileSlice;
 
 use super::Qcow2Error;
-use super::clusters::Clusters;
+use super::clusters::{Clusters, MAX_CLUSTERS};
 use super::header::{CLUSTER, Header};
 use super::tables::{Place, Tables};
 use crate::GuestRam;
@@ -47,6 +47,12 @@ impl Qcow2Disk {
         let mut cluster = vec![0; usize::try_from(first).unwrap_or(0)];
         file.read_exact_at(&mut cluster, 0).map_err(&read)?;
         let header = Header::parse(&cluster)?;
+        // What is kept of the clusters in use grows with the file's length, holes and all.
+        if file_len.div_ceil(CLUSTER) > MAX_CLUSTERS {
+            return Err(Qcow2Error::Damaged {
+                what: "it is longer than its tables can say",
+            });
+        }
         let opened = Self::tables(&file, file_len, &header);
         let (clusters, tables) = opened.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => Qcow2Error::Damaged {

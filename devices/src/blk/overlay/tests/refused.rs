@@ -79,6 +79,25 @@ fn headers_of_something_else_are_refused() {
 }
 
 #[test]
+fn a_file_that_is_mostly_a_hole_is_refused_by_its_length() {
+    let rig = Rig::new(&numbered(4 << 16));
+    // Disks' file systems do not all have files so long; one in memory does.
+    let memory = rustix::fs::memfd_create("overlay", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut file = File::from(memory);
+    file.write_all(&std::fs::read(rig.path("overlay")).unwrap())
+        .unwrap();
+    let most = ENTRIES * COUNTS * CLUSTER;
+    file.set_len(most).unwrap();
+    let open = |file: &File| Qcow2Disk::open(rig.base(), file.try_clone().unwrap());
+    open(&file).unwrap();
+    for long in [most + 1, 1 << 60] {
+        file.set_len(long).unwrap();
+        let error = open(&file).map(|_| ()).unwrap_err();
+        assert!(matches!(error, Qcow2Error::Damaged { .. }), "{error}");
+    }
+}
+
+#[test]
 fn mappings_that_cannot_be_are_refused() {
     /// Where the first level and its only table lie, and the first cluster of data.
     const L1: usize = 3 << 16;
