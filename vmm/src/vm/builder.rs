@@ -28,6 +28,7 @@ use super::restore;
 use super::seccomp::Seccomp;
 use super::threads::in_parallel;
 use super::vcpu::{Machine, VcpuContext, VcpuCounters};
+use super::vcpus::SpareVcpu;
 use super::{Parts, Vm};
 use crate::boot::{self, Initramfs, Kernel};
 use crate::cpuid;
@@ -495,6 +496,7 @@ fn assemble(
         parts: Mutex::new(Some(Parts { vcpus, service })),
         transition: Mutex::new(()),
         threads: Mutex::new(Vec::new()),
+        spare_vcpu: SpareVcpu::default(),
         devices: Mutex::new(devices.devices.into_iter().map(Arc::new).collect()),
         pci,
         serial,

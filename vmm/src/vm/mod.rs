@@ -78,6 +78,7 @@ use io::{Faults, Service};
 pub(crate) use kick::KICK;
 use pci::PciRoot;
 use vcpu::VcpuContext;
+use vcpus::SpareVcpu;
 
 use crate::snapshot::Identity;
 
@@ -94,6 +95,7 @@ pub struct Vm {
     /// One of `start`, `pause` and `resume` at a time.
     transition: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    spare_vcpu: SpareVcpu,
     /// Held for a moment only.
     devices: Mutex<Vec<Arc<Attached>>>,
     pci: Option<PciRoot>,

@@ -26,14 +26,20 @@ pub(super) struct NewThread {
 }
 
 impl NewThread {
-    /// The thread of a vCPU, which is counted among the VM's already.
-    pub(super) fn of_vcpu(context: &VcpuContext, id: u8, vcpu: VcpuFd) -> Self {
+    /// The thread of a vCPU, which is counted among the VM's already. It takes the vCPU itself.
+    pub(super) fn of_vcpu(
+        context: &VcpuContext,
+        id: u8,
+        take: impl FnOnce() -> Option<VcpuFd> + Send + 'static,
+    ) -> Self {
         let own = context.clone();
         Self {
             guard: ThreadGuard::new(context, format!("vcpu{id}"), true),
             kind: ThreadKind::Vcpu,
             body: Box::new(move || {
-                vcpu::run(id, vcpu, &own);
+                if let Some(vcpu) = take() {
+                    vcpu::run(id, vcpu, &own);
+                }
                 Ok(())
             }),
         }
@@ -71,7 +77,7 @@ impl Vm {
             new.push(self.loop_thread(event_loop));
         }
         for (id, vcpu) in (0u8..).zip(parts.vcpus) {
-            new.push(NewThread::of_vcpu(&self.context, id, vcpu));
+            new.push(NewThread::of_vcpu(&self.context, id, move || Some(vcpu)));
         }
         let result = self.spawn(new);
         if result.is_err() {

@@ -1,6 +1,6 @@
 //! How many vCPUs there are, and more of them for a running guest.
 
-use std::sync::MutexGuard;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use kvm_ioctls::VcpuFd;
 
@@ -32,6 +32,31 @@ pub enum AddVcpusError {
     /// KVM refused the state in which one begins.
     #[error(transparent)]
     Boot(#[from] BootError),
+}
+
+/// A vCPU that was made and has no thread, and its number. KVM makes each number once in the life
+/// of a VM.
+pub(super) type SpareVcpu = Arc<Mutex<Option<(u8, VcpuFd)>>>;
+
+/// A vCPU on its way to its thread. One that does not get there is there for the next attempt.
+pub(super) struct NewVcpu {
+    made: Option<(u8, VcpuFd)>,
+    spare: SpareVcpu,
+}
+
+impl NewVcpu {
+    /// For the thread that it gets to.
+    fn take(mut self) -> Option<VcpuFd> {
+        self.made.take().map(|(_, vcpu)| vcpu)
+    }
+}
+
+impl Drop for NewVcpu {
+    fn drop(&mut self) {
+        if let Some(made) = self.made.take() {
+            *lock(&self.spare) = Some(made);
+        }
+    }
 }
 
 impl Vm {
@@ -71,7 +96,7 @@ impl Vm {
                 inner.vcpus += 1;
                 inner.threads += 1;
                 drop(inner);
-                NewThread::of_vcpu(&self.context, id, vcpu)
+                NewThread::of_vcpu(&self.context, id, move || vcpu.take())
             };
             self.spawn(vec![thread])?;
         }
@@ -86,12 +111,26 @@ impl Vm {
 
     /// A vCPU as after RESET, which waits for INIT and SIPI. KVM has its time stamp counter agree
     /// with those of the others.
-    fn new_vcpu(&self, id: u8) -> Result<VcpuFd, AddVcpusError> {
+    pub(super) fn new_vcpu(&self, id: u8) -> Result<NewVcpu, AddVcpusError> {
+        let spare = lock(&self.spare_vcpu).take_if(|(number, _)| *number == id);
+        let vcpu = match spare {
+            Some((_, vcpu)) => vcpu,
+            None => {
+                let vm = &self.context.machine.vm_fd;
+                vm.create_vcpu(u64::from(id))
+                    .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?
+            }
+        };
+        let prepared = self.prepare_vcpu(id, &vcpu);
+        let new = NewVcpu {
+            made: Some((id, vcpu)),
+            spare: self.spare_vcpu.clone(),
+        };
+        prepared.map(|()| new)
+    }
+
+    fn prepare_vcpu(&self, id: u8, vcpu: &VcpuFd) -> Result<(), AddVcpusError> {
         let machine = &self.context.machine;
-        let vcpu = machine
-            .vm_fd
-            .create_vcpu(u64::from(id))
-            .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
         if let Some(khz) = machine.tsc_khz
             && vcpu.get_tsc_khz().is_ok_and(|here| here != khz)
         {
@@ -100,11 +139,11 @@ impl Vm {
         }
         vcpu.set_cpuid2(&cpuid::for_vcpu(&machine.cpuid, id))
             .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
-        boot::boot_registers(&vcpu, None)?;
+        boot::boot_registers(vcpu, None)?;
         // KVM numbers local APICs anew when one is set, not when there is one more.
         let lapic = vcpu.get_lapic().map_err(KvmError::ioctl("KVM_GET_LAPIC"))?;
         vcpu.set_lapic(&lapic)
             .map_err(KvmError::ioctl("KVM_SET_LAPIC"))?;
-        Ok(vcpu)
+        Ok(())
     }
 }

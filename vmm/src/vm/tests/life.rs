@@ -273,6 +273,21 @@ fn a_guest_brings_up_vcpus_that_came_while_it_ran() {
 }
 
 #[test]
+fn a_vcpu_that_was_made_in_vain_is_used_the_next_time() {
+    let guest = Guest::start(|vm| vm.max_vcpus(3));
+    // As when the host had no memory for a later step, or no thread: KVM keeps the vCPU.
+    drop(guest.vm.new_vcpu(1).unwrap());
+    drop(guest.vm.new_vcpu(1).unwrap());
+    guest.vm.add_vcpus(3).unwrap();
+    assert_eq!(guest.vm.vcpus(), 3);
+    for id in [1, 2] {
+        guest.bring_up(id);
+        guest.counts_on(id);
+    }
+    guest.vm.stop().unwrap();
+}
+
+#[test]
 fn a_vm_may_not_get_fewer_vcpus_than_it_begins_with() {
     let error = tiny(OBEY).vcpus(2).max_vcpus(1).build().unwrap_err();
     assert!(
