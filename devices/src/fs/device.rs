@@ -281,6 +281,7 @@ fn answer(
         Err(Refused::TooLong { unique }) => {
             return refuse(chain, mem, unique, Errno::NOMEM);
         }
+        Err(Refused::NoName { unique }) => return refuse(chain, mem, unique, Errno::INVAL),
     };
     if request.opcode == SYNCFS {
         let synced = match request.process {

@@ -364,6 +364,80 @@ fn requests_that_are_none_are_answered_with_an_error() {
     assert!(rig.counter("malformed_requests") >= 4);
 }
 
+/// Counts what a thread logs by the macros of `log`, as `fuse-backend-rs` does.
+struct CountLogged;
+
+thread_local! {
+    static LOGGED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+impl log::Log for CountLogged {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+    fn log(&self, record: &log::Record<'_>) {
+        let len = record.args().to_string().len();
+        LOGGED.with(|logged| logged.set(logged.get() + len));
+    }
+    fn flush(&self) {}
+}
+
+#[test]
+fn names_without_an_end_are_refused_and_logged_by_nobody() {
+    log::set_logger(&CountLogged).unwrap();
+    log::set_max_level(log::LevelFilter::Error);
+    let mut rig = rig();
+    rig.begin();
+    // What precedes the names, and how many there are.
+    let requests = [
+        (Opcode::Lookup, 0, 1),
+        (Opcode::Symlink, 0, 2),
+        (Opcode::Mknod, 16, 1),
+        (Opcode::Mkdir, 8, 1),
+        (Opcode::Unlink, 0, 1),
+        (Opcode::Rmdir, 0, 1),
+        (Opcode::Rename, 8, 2),
+        (Opcode::Rename2, 16, 2),
+        (Opcode::Link, 8, 1),
+        (Opcode::Setxattr, 8, 1),
+        (Opcode::Getxattr, 8, 1),
+        (Opcode::Removexattr, 0, 1),
+        (Opcode::Create, 16, 1),
+    ];
+    for (opcode, before, names) in requests {
+        let number = opcode as u32;
+        let mut body = vec![0; before];
+        for _ in 0..names {
+            for cut in 0..=body.len() {
+                // Arguments in part, no name, or one of two.
+                let error = rig.call(opcode, ROOT, &body[..cut]).error;
+                assert_eq!(error, libc::EINVAL, "{number}, {cut} bytes");
+            }
+            let begun = [&body[..], b"name"].concat();
+            assert_eq!(
+                rig.call(opcode, ROOT, &begun).error,
+                libc::EINVAL,
+                "{number}"
+            );
+            // With an end that the request's own length leaves out.
+            let mut bytes = message(opcode, ROOT, &[&begun[..], b"\0"].concat());
+            let len = u32::try_from(bytes.len() - 1).unwrap();
+            bytes[..4].copy_from_slice(&len.to_le_bytes());
+            assert_eq!(rig.send(&bytes, 100).error, libc::EINVAL, "{number}");
+            body.extend(b"name\0");
+        }
+        // Whole, it is carried out, whatever comes of that.
+        let malformed = rig.counter("malformed_requests");
+        let reply = rig.call(opcode, ROOT, &body);
+        assert_eq!(
+            rig.counter("malformed_requests"),
+            malformed,
+            "{number}: {reply:?}"
+        );
+    }
+    assert_eq!(LOGGED.get(), 0, "bytes were logged");
+}
+
 #[test]
 fn a_request_shorter_than_its_header_is_a_fault() {
     let mut rig = rig();

@@ -8,7 +8,10 @@
 
 use std::sync::Arc;
 
-use fuse_backend_rs::abi::fuse_abi::{InHeader, Opcode, WriteIn};
+use fuse_backend_rs::abi::fuse_abi::{
+    CreateIn, GetxattrIn, InHeader, LinkIn, MkdirIn, MknodIn, Opcode, Rename2In, RenameIn,
+    SetxattrIn, WriteIn,
+};
 use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
 use virtio_queue::{DescriptorChain, QueueT};
 use vm_memory::{
@@ -39,6 +42,23 @@ const REGION_LEN: usize = 0x1_0000 + MAX_REQUEST;
 const HEADER_LEN: usize = size_of::<InHeader>();
 const WRITE_HEADER_LEN: usize = HEADER_LEN + size_of::<WriteIn>();
 
+/// Requests that carry names: their opcodes, the bytes before the names, and how many names.
+const NAMES: [(u32, usize, usize); 13] = [
+    (Opcode::Lookup as u32, 0, 1),
+    (Opcode::Create as u32, size_of::<CreateIn>(), 1),
+    (Opcode::Unlink as u32, 0, 1),
+    (Opcode::Getxattr as u32, size_of::<GetxattrIn>(), 1),
+    (Opcode::Mkdir as u32, size_of::<MkdirIn>(), 1),
+    (Opcode::Rmdir as u32, 0, 1),
+    (Opcode::Rename as u32, size_of::<RenameIn>(), 2),
+    (Opcode::Rename2 as u32, size_of::<Rename2In>(), 2),
+    (Opcode::Symlink as u32, 0, 2),
+    (Opcode::Link as u32, size_of::<LinkIn>(), 1),
+    (Opcode::Mknod as u32, size_of::<MknodIn>(), 1),
+    (Opcode::Setxattr as u32, size_of::<SetxattrIn>(), 1),
+    (Opcode::Removexattr as u32, 0, 1),
+];
+
 const F_NEXT: u16 = 1;
 const F_WRITE: u16 = 2;
 
@@ -66,6 +86,8 @@ pub(super) enum ExchangeError {
 /// The beginning of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestHeader {
+    /// Bytes of the request, as it says.
+    len: u32,
     pub(super) opcode: u32,
     pub(super) unique: u64,
     /// The object that it is about.
@@ -81,6 +103,9 @@ pub(super) enum Refused {
     NoHeader,
     /// Longer than any request; answered with an error.
     TooLong { unique: u64 },
+    /// Without the end of a name, or without the name; answered with an error. `fuse-backend-rs`
+    /// would log the whole of it.
+    NoName { unique: u64 },
 }
 
 /// The private ring and buffer.
@@ -136,6 +161,11 @@ impl Exchange {
         if let Some((first, rest)) = self.copy.split_at_mut_checked(HEADER_LEN) {
             first.copy_from_slice(&header);
             chain.read(guest, HEADER_LEN, rest)?;
+        }
+        if !has_names(request.opcode, request.len, &self.copy) {
+            return Ok(Err(Refused::NoName {
+                unique: request.unique,
+            }));
         }
         self.mem
             .write_slice(&self.copy, GuestAddress(BUFFER))
@@ -239,12 +269,25 @@ impl RequestHeader {
         let mut header = InHeader::default();
         header.as_mut_slice().copy_from_slice(raw);
         Self {
+            len: u32::from_le(header.len),
             opcode: u32::from_le(header.opcode),
             unique: u64::from_le(header.unique),
             node: u64::from_le(header.nodeid),
             process: u32::from_le(header.pid),
         }
     }
+}
+
+/// Whether a request has the names that its opcode wants, each with a NUL behind it, within the
+/// `len` bytes that it says to be.
+fn has_names(opcode: u32, len: u32, request: &[u8]) -> bool {
+    let Some((_, before, count)) = NAMES.iter().find(|(named, ..)| *named == opcode) else {
+        return true;
+    };
+    let end = request.len().min(len as usize);
+    let names = request.get(HEADER_LEN.saturating_add(*before)..end);
+    let mut ends = names.unwrap_or_default().iter().filter(|byte| **byte == 0);
+    ends.nth(count.saturating_sub(1)).is_some()
 }
 
 fn ring() -> Result<virtio_queue::Queue, virtio_queue::Error> {
