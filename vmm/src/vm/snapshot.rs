@@ -53,6 +53,11 @@ impl Vm {
             self.legal(&inner, Action::Snapshot)?;
         }
         let machine = &self.context.machine;
+        // A change of a device that comes meanwhile interrupts the guest. What takes the interrupt
+        // is gathered later than what says that it was sent: one too many is harmless.
+        let devices = lock(&self.devices).clone();
+        let devices = devices.iter().map(|device| device_state(device));
+        let devices = devices.collect::<Result<_, _>>()?;
         let numbers = snapshot::msr_numbers(&machine.kvm)?;
         let vcpus = self
             .control()
@@ -60,8 +65,6 @@ impl Vm {
             .ok_or_else(|| self.ended())?
             .into_iter()
             .collect::<Result<Vec<_>, _>>()?;
-        let devices = lock(&self.devices).clone();
-        let devices = devices.iter().map(|device| device_state(device));
         let state = MachineState {
             identity: new_identity(dir)?,
             memory: machine.memory.shape(),
@@ -72,7 +75,7 @@ impl Vm {
             chips: ChipState::gather(&machine.vm_fd)?,
             serial: self.serial.as_ref().map(|port| lock(port).save()),
             pci: self.pci.as_ref().map(PciRoot::config_address),
-            devices: devices.collect::<Result<_, _>>()?,
+            devices,
             working_set: None,
         };
         let plugged = match machine.memory.shape().hotplug_region() {
@@ -98,14 +101,17 @@ impl Vm {
 }
 
 fn device_state(device: &Attached) -> Result<DeviceState, SnapshotError> {
-    let (queues, own) = ask(&device.name, &device.link, |worker| {
-        (worker.queue_states(), worker.device().save())
+    let config = device.info.config.clone();
+    // All that a change of the device changes, between two of them.
+    let (queues, own, config) = ask(&device.name, &device.link, move |worker| {
+        let own = worker.device().save();
+        (worker.queue_states(), own, config.save())
     })?;
     Ok(DeviceState {
         name: device.name.clone(),
         registers: device.registers.save(),
         queues,
-        config: device.info.config.save(),
+        config,
         own,
     })
 }

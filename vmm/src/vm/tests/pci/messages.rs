@@ -1,8 +1,16 @@
 //! How devices interrupt, and what a snapshot keeps of it.
 
+use std::sync::OnceLock;
+
 use podvisor_devices::blk::{BlockDevice, FileDisk};
+use podvisor_devices::virtio::{
+    ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, SavedDevice,
+    StartError, VirtioDevice,
+};
 
 use super::*;
+use crate::vm::BalloonHandle;
+use crate::vm::tests::devices::NoCounters;
 
 #[test]
 fn a_driver_starts_a_device_and_is_interrupted_by_a_message() {
@@ -75,6 +83,62 @@ fn a_change_of_configuration_is_a_message_of_its_own() {
     );
     assert_eq!(slot.read(DEVICE), 8);
     assert_eq!(request(slot, &mut queue, 0, 512), 0);
+}
+
+/// A device that inflates another one's balloon while its own state is asked for.
+#[derive(Debug)]
+struct Inflates(Arc<OnceLock<BalloonHandle>>);
+
+impl VirtioDevice for Inflates {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device_type: DeviceType::Entropy,
+            queue_sizes: vec![16],
+            features: 0,
+            config: Arc::new(ConfigSpace::new([])),
+            counters: Arc::new(NoCounters),
+        }
+    }
+    fn start_queue(&mut self, _: Queue) -> Result<(), StartError> {
+        Ok(())
+    }
+    fn stop_queue(&mut self, _: u16) -> Option<Queue> {
+        None
+    }
+    fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
+        Ok(Progress::Idle)
+    }
+    fn placement(&self) -> Placement {
+        Placement::Own
+    }
+    fn save(&self) -> SavedDevice {
+        let balloon = self.0.get().unwrap();
+        balloon.set_target(MemorySize::mib(1)).unwrap();
+        SavedDevice::default()
+    }
+}
+
+#[test]
+fn a_change_of_configuration_during_a_snapshot_is_in_it_with_its_message() {
+    let (_dir, place) = place();
+    let known = Arc::new(OnceLock::new());
+    let guest = on_pci(|vm| vm.device(Inflates(known.clone())).balloon());
+    known.set(guest.vm.balloon().unwrap()).unwrap();
+    let balloon = guest.function(2);
+    guest.write(APIC + 0xf0, 0x1ff);
+    balloon.set_vector(0, 0x70, false);
+    balloon.set_msix(MSIX_ON);
+    balloon.start(RINGS, NO_VECTOR);
+    balloon.write16(0x10, 0);
+    assert_eq!(balloon.read(DEVICE), 0, "pages that the host wants");
+    assert!(!guest.requested(0x70));
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+
+    let snapshot = Snapshot::open(&place).unwrap();
+    let clone = Guest::restore(&snapshot, |vm| vm.device(Inflates(known)).balloon());
+    assert_eq!(balloon.of(&clone).read(DEVICE), 256);
+    assert!(clone.requested(0x70), "the driver does not hear of it");
 }
 
 #[test]
