@@ -7,6 +7,7 @@
 mod attacks;
 mod blocked;
 mod devices;
+mod handles;
 mod life;
 mod net;
 mod orders;

@@ -1,0 +1,185 @@
+//! What the owner of a VM does with it from outside, while its guest runs, and what drivers hear.
+
+use std::sync::atomic::AtomicUsize;
+
+use podvisor_devices::blk::{BlockDevice, FileDisk};
+use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::net::{LinkState, MemoryNic, NetDevice};
+use podvisor_devices::vsock::VsockDevice;
+
+use super::devices::{BUFFER, RINGS, bytes};
+use super::*;
+use crate::vm::HandleError;
+use crate::{SnapshotError, VmExit};
+
+/// Registers: the interrupt status, its acknowledgement, configuration space.
+const STATUS: u64 = 0x60;
+const ACK: u64 = 0x64;
+const CONFIG: u64 = 0x100;
+/// The bit of the interrupt status for a change of the configuration.
+const CHANGED: u32 = 2;
+
+impl Registers<'_> {
+    /// Waits for the interrupt that the configuration has changed.
+    fn hears_of_a_change(self) {
+        wait_for("the interrupt", || self.read(STATUS) & CHANGED != 0);
+        self.write(ACK, CHANGED);
+    }
+}
+
+#[test]
+fn memory_is_read_as_far_as_there_is_some_while_the_guest_runs_and_afterwards() {
+    let guest = Guest::start(|vm| vm);
+    guest.write(0x30_0000, 0x0403_0201);
+    let end = 32 << 20;
+    guest.write(end - 4, 0x0807_0605);
+    let look = |address| {
+        let mut buffer = [9; 8];
+        (guest.vm.read_memory(address, &mut buffer), buffer)
+    };
+    let seen = || {
+        assert_eq!(look(0x30_0000), (8, [1, 2, 3, 4, 0, 0, 0, 0]));
+        assert_eq!(look(end - 4), (4, [5, 6, 7, 8, 9, 9, 9, 9]));
+        for nowhere in [end, layout::VIRTIO_MMIO_START, u64::MAX] {
+            assert_eq!(look(nowhere), (0, [9; 8]), "{nowhere:x}");
+        }
+    };
+    seen();
+    guest.order(Order::Out8, 0x64, 0xfe);
+    assert_eq!(guest.vm.wait().unwrap(), VmExit::Reset);
+    seen();
+}
+
+#[test]
+fn drivers_hear_of_links_balloons_and_terminals_that_change() {
+    let (nic, _wire) = MemoryNic::pair();
+    let card = NetDevice::over(vec![Box::new(nic)]).unwrap();
+    let console = ConsoleDevice::new(Box::new(std::io::sink()));
+    let guest = Guest::start(|vm| vm.net(card).balloon().console(console));
+    let [net, balloon, console] = [0, 1, 2].map(|number| guest.device(number));
+    for (number, device) in (0..).zip([net, balloon, console]) {
+        device.start_queue(0, RINGS + 0x1_0000 * number);
+    }
+
+    let link = || net.read(CONFIG + 4) >> 16 & 1;
+    let card = guest.vm.net("net0").unwrap();
+    for (state, up) in [(LinkState::Down, 0), (LinkState::Up, 1)] {
+        card.set_link(state).unwrap();
+        net.hears_of_a_change();
+        assert_eq!(link(), up, "{state:?}");
+    }
+
+    let handle = guest.vm.balloon().unwrap();
+    handle.set_target(MemorySize::mib(3)).unwrap();
+    balloon.hears_of_a_change();
+    assert_eq!(balloon.read(CONFIG), 3 << 8, "pages");
+    balloon.write(CONFIG + 4, 2 << 8);
+    assert_eq!(handle.actual().unwrap(), MemorySize::mib(2));
+    // The driver does not do statistics.
+    let patience = Duration::from_millis(1);
+    let stats = handle.stats(patience);
+    assert!(
+        matches!(stats, Err(HandleError::NoDriver { .. })),
+        "{stats:?}"
+    );
+
+    guest.vm.console().unwrap().resize(132, 43).unwrap();
+    console.hears_of_a_change();
+    assert_eq!(console.read(CONFIG), 43 << 16 | 132);
+}
+
+#[test]
+fn a_driver_hears_that_connections_are_gone() {
+    let guest = Guest::start(|vm| vm.vsock(VsockDevice::in_process(3).unwrap()));
+    let mut event = guest.device(0).start_queue(2, RINGS);
+    event.add(&[], &[(BUFFER, 4)]);
+    guest
+        .mem
+        .write_slice(&[9; 4], GuestAddress(BUFFER))
+        .unwrap();
+    guest.vm.vsock().unwrap().reset_transport().unwrap();
+    wait_for("the event", || event.take_used().is_some());
+    assert_eq!(bytes(&guest, BUFFER, 4), [0; 4], "transport reset");
+}
+
+#[test]
+fn input_waits_in_the_serial_port_until_the_guest_has_read_it() {
+    let guest = Guest::start(|vm| vm.serial(std::io::sink()));
+    let drained = Arc::new(AtomicUsize::new(0));
+    let count = drained.clone();
+    guest.vm.on_serial_drained(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+    });
+    assert_eq!(guest.vm.serial_input(&[b'x'; 100]), Some(64));
+    assert_eq!(guest.vm.serial_input(b"y"), Some(0));
+    for _ in 0..64 {
+        assert_eq!(drained.load(Ordering::SeqCst), 0);
+        assert_eq!(guest.input(0x3f8), b'x');
+    }
+    assert_eq!(drained.load(Ordering::SeqCst), 1);
+    assert_eq!(guest.vm.serial_input(b"z"), Some(1));
+    assert_eq!(guest.input(0x3f8), b'z');
+    assert_eq!(Guest::start(|vm| vm).vm.serial_input(b"x"), None);
+}
+
+#[test]
+fn a_disk_that_is_inserted_during_a_pause_serves_nothing_before_its_end() {
+    let guest = Guest::start(|vm| vm.block(BlockDevice::spare()));
+    let mut queue = guest.device(0).start(RINGS);
+    let (header, status) = (BUFFER + 0x10_0000, BUFFER + 0x11_0000);
+    guest
+        .mem
+        .write_slice(&[0; 16], GuestAddress(header))
+        .unwrap();
+    guest.pause();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[7; 8 * 512]).unwrap();
+    let disk = Box::new(FileDisk::new(file).unwrap());
+    guest.vm.insert_disk("blk0", disk, "").unwrap();
+    queue.add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
+    guest.vm.block("blk0").unwrap().run(|_| ()).unwrap();
+    assert!(queue.take_used().is_none());
+    guest.vm.resume().unwrap();
+    wait_for("the request's end", || queue.take_used().is_some());
+    assert_eq!(bytes(&guest, BUFFER, 512), [7; 512]);
+    guest.pause();
+    guest.vm.resume().unwrap();
+}
+
+#[test]
+fn the_working_set_is_what_a_guest_wrote_since_it_was_restored() {
+    let (_dir, place) = place();
+    let guest = Guest::start(|vm| vm);
+    guest.write(0x40_0000, 1);
+    let error = guest.vm.working_set().unwrap_err();
+    assert!(matches!(error, SnapshotError::NoBase), "{error}");
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let snapshot = || Snapshot::open(&place).unwrap();
+
+    let clone = Guest::restore(&snapshot(), |vm| vm);
+    clone.write(0x40_0000, 2);
+    clone.read(0x50_0000);
+    let set = clone.vm.working_set().unwrap();
+    let has = |address: u64| set.pages().iter().any(|pages| pages.contains(&address));
+    assert!(has(ORDERS) && has(0x40_0000));
+    assert!(!has(0x50_0000), "it was read only");
+    assert!(set.bytes() < 1 << 20);
+
+    // The next one has it from the start, without having written anything.
+    Snapshot::expect(&place, set.clone()).unwrap();
+    let vm = snapshot().builder().build().unwrap();
+    let own = vm.working_set().unwrap();
+    let expected = set
+        .pages()
+        .iter()
+        .flat_map(|pages| pages.clone().step_by(0x1000));
+    let is_own = |page: u64| own.pages().iter().any(|pages| pages.contains(&page));
+    assert!(expected.into_iter().all(is_own), "{own:?}");
+    let clone = Guest::restore(&snapshot(), |vm| vm);
+    assert_eq!(
+        clone.read(0x40_0000),
+        1,
+        "what was saved, not what was written"
+    );
+}
