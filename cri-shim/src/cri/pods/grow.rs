@@ -54,7 +54,8 @@ impl Given {
     ) -> Result<u64> {
         // Noted first: of a call that is not waited for to its end, it is not known what it did.
         self.memory = None;
-        let has = client.grow(size.memory, wanted, patience).await?;
+        let asked = client.grow(size.memory, wanted, size.growth, patience);
+        let has = asked.await?;
         self.memory = (has == wanted).then_some(wanted);
         Ok(has)
     }

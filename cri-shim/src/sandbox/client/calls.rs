@@ -15,7 +15,7 @@ use super::super::types::{
     Started, StdioFds, TerminalSize,
 };
 use super::super::wire::{
-    Answer, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, StdioHeader,
+    Answer, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, FrameError, StdioHeader,
 };
 use super::{CALLS, SandboxClient};
 
@@ -345,16 +345,18 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
-    /// Has the guest, which was launched with `memory` bytes, have `growth` more, or as near as it
-    /// gets within `patience`: what is in use stays. The control group's limit goes with it.
-    /// Returns how much more it has then.
+    /// Has the guest, which was launched with `memory` bytes and for `most` more, have `growth`
+    /// more, or as near as it gets within `patience`: what is in use stays. The control group's
+    /// limit goes with it. Returns how much more it has then, which is `most` at most.
     ///
     /// # Errors
-    /// [`SandboxError::Refused`] when the sandbox was launched without growth, or it is gone.
+    /// [`SandboxError::Refused`] when the sandbox was launched without growth,
+    /// [`SandboxError::Control`] when its process claims more than it can have, or it is gone.
     pub async fn grow(
         &self,
         memory: u64,
         growth: u64,
+        most: u64,
         patience: Duration,
     ) -> Result<u64, SandboxError> {
         let dir = &self.inner.dir;
@@ -365,6 +367,10 @@ impl SandboxClient {
         };
         let limit = patience.saturating_add(CALLS);
         match self.call_within(limit, call, Vec::new()).await? {
+            // The limit is not the process's own to set.
+            (Answer::Grown(grown), _) if grown > most => {
+                Err(self.control(FrameError::Grown { grown, most }))
+            }
             (Answer::Grown(grown), _) => {
                 // What the guest still has it may use.
                 let more = grown.max(growth);

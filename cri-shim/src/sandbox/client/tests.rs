@@ -35,6 +35,51 @@ async fn left_behind(dir: &Path, record: Option<ExitRecord>) -> SandboxClient {
     client.unwrap()
 }
 
+/// A sandbox whose process is this one, and gives each request this answer.
+async fn answering(dir: &Path, answer: fn() -> Answer) -> SandboxClient {
+    let listener = UnixListener::bind(dir.join(CONTROL_SOCKET)).unwrap();
+    tokio::spawn(async move {
+        let stream = Arc::new(listener.accept().await.unwrap().0);
+        let mut requests = FrameReader::new(Arc::clone(&stream));
+        let mut replies = FrameWriter::new(stream);
+        while let Some(request) = requests.next().await.unwrap() {
+            let request: Request = serde_json::from_slice(&request.body).unwrap();
+            let answer = match request.call {
+                Call::Hello { version } => Answer::Hello(Greeting {
+                    version,
+                    ..Greeting::default()
+                }),
+                _ => answer(),
+            };
+            let reply = Reply {
+                number: request.number,
+                answer: Ok(answer),
+            };
+            let body = serde_json::to_vec(&reply).unwrap();
+            replies.send(&body, &[]).await.unwrap();
+        }
+    });
+    SandboxClient::connect_within(dir, PATIENCE).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_process_does_not_set_its_own_limit_of_memory() {
+    let grow = |answer, wanted| async move {
+        let dir = tempfile::tempdir().unwrap();
+        let client = answering(dir.path(), answer).await;
+        client.grow(1 << 30, wanted, 4096, Duration::ZERO).await
+    };
+    // What is in use stays, though less was asked for.
+    assert_eq!(grow(|| Answer::Grown(4096), 0).await.unwrap(), 4096);
+    for wanted in [0, 4096] {
+        let refused = grow(|| Answer::Grown(u64::MAX), wanted).await.unwrap_err();
+        let SandboxError::Control { source, .. } = refused else {
+            panic!("{refused}");
+        };
+        assert!(source.to_string().ends_with("by 4096 at most"), "{source}");
+    }
+}
+
 #[tokio::test]
 async fn a_machines_end_is_known_before_its_process_is_gone() {
     let dir = tempfile::tempdir().unwrap();

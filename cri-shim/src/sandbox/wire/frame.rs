@@ -50,6 +50,14 @@ pub enum FrameError {
     /// An answer of another kind than the request's.
     #[error("an answer does not fit its request")]
     Answer,
+    /// An answer with more memory than the guest was launched for.
+    #[error("an answer says that the guest grew by {grown} bytes, and it can by {most} at most")]
+    Grown {
+        /// What the process says.
+        grown: u64,
+        /// What there can be.
+        most: u64,
+    },
 }
 
 /// A frame that was received.
