@@ -51,7 +51,7 @@ impl std::fmt::Debug for Agent {
 }
 
 /// The most groups that Linux gives a process (`NGROUPS_MAX`).
-const GROUPS_MAX: usize = 65_536;
+pub(super) const GROUPS_MAX: usize = 65_536;
 
 fn deadline() -> Context {
     let mut context = context::with_duration(CALL_TIMEOUT);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use oci_spec::runtime::LinuxResources;
 
+use super::super::agent::GROUPS_MAX;
 use super::super::cgroup;
 use super::super::error::{RefusalKind, SandboxError};
 use super::super::oom;
@@ -76,6 +77,10 @@ impl SandboxClient {
         let fds = fds.chain(container.log);
         let fds = fds.chain(disks.into_iter().flatten()).collect();
         match self.call(Call::Create(Box::new(header)), fds).await? {
+            // They are kept with the container.
+            (Answer::Created(user), _) if user.groups.len() > GROUPS_MAX => {
+                Err(self.control(FrameError::Groups(user.groups.len())))
+            }
             (Answer::Created(user), _) => Ok(user),
             _ => Err(self.unfit()),
         }

@@ -1,7 +1,10 @@
+use oci_spec::runtime::Spec;
 use tokio::net::UnixListener;
 
+use super::super::agent::GROUPS_MAX;
 use super::super::launch::CONTROL_SOCKET;
 use super::super::record::ExitRecord;
+use super::super::types::{ContainerUser, CreateContainer};
 use super::*;
 
 /// Longer than anything here takes.
@@ -78,6 +81,28 @@ async fn a_process_does_not_set_its_own_limit_of_memory() {
         };
         assert!(source.to_string().ends_with("by 4096 at most"), "{source}");
     }
+}
+
+#[tokio::test]
+async fn a_user_has_no_more_groups_than_linux_allows() {
+    let dir = tempfile::tempdir().unwrap();
+    let answer = || {
+        Answer::Created(ContainerUser {
+            groups: vec![0; GROUPS_MAX + 1],
+            ..ContainerUser::default()
+        })
+    };
+    let client = answering(dir.path(), answer).await;
+    let image = tempfile::tempfile().unwrap();
+    let container = CreateContainer::new("c", image, "0", Spec::default());
+    let refused = client.create_container(container).await.unwrap_err();
+    assert!(matches!(
+        refused,
+        SandboxError::Control {
+            source: FrameError::Groups(_),
+            ..
+        }
+    ));
 }
 
 #[tokio::test]

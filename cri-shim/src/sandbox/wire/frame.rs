@@ -58,6 +58,9 @@ pub enum FrameError {
         /// What there can be.
         most: u64,
     },
+    /// An answer with more groups than a process can be in.
+    #[error("an answer has a user with {0} groups, more than Linux allows")]
+    Groups(usize),
 }
 
 /// A frame that was received.
