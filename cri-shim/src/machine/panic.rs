@@ -60,6 +60,16 @@ impl KernelPanic {
         None
     }
 
+    /// The same in the words that `shown` makes of each message, given how many characters one may
+    /// have: for a panic that another process tells of.
+    pub(crate) fn map(self, shown: impl Fn(&str, usize) -> String) -> Self {
+        let log = self.log.iter().take(BEFORE + 1 + AFTER);
+        Self {
+            message: shown(&self.message, MESSAGE_MAX),
+            log: log.map(|line| shown(line, MESSAGE_MAX)).collect(),
+        }
+    }
+
     /// The last messages of the kernel's log, the oldest first.
     #[must_use]
     pub fn log(&self) -> &[String] {

@@ -11,12 +11,16 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::error::printable;
 use super::types::{ContainerInfo, SandboxExit};
 
 const NAME: &str = "exit.json";
 
 /// Longest record that is read, in bytes.
 const MAX: u64 = 1 << 20;
+
+/// Characters of a container's id that are read: as many as one may have.
+const ID: usize = 128;
 
 /// How a sandbox and its containers ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,13 +32,19 @@ pub struct ExitRecord {
 }
 
 /// The record in the directory of a sandbox that is gone; `None` when its process could not
-/// write one.
+/// write one. Its texts are that process's words: they have a bounded length, and no characters
+/// that a terminal or a log would act on.
 #[must_use]
 pub fn read(dir: &Path) -> Option<ExitRecord> {
     let mut text = Vec::new();
     let file = File::open(dir.join(NAME)).ok()?;
     file.take(MAX).read_to_end(&mut text).ok()?;
-    serde_json::from_slice(&text).ok()
+    let mut record: ExitRecord = serde_json::from_slice(&text).ok()?;
+    record.exit = record.exit.printable();
+    for container in &mut record.containers {
+        container.id = printable(&container.id, ID);
+    }
+    Some(record)
 }
 
 /// When the sandbox of a directory ended, where its process could write its record.
@@ -103,6 +113,39 @@ mod tests {
         write(&file, &record).unwrap();
         assert!(taken() < RESERVED, "{}", taken());
         assert_eq!(read(dir.path()), Some(record));
+    }
+
+    #[test]
+    fn words_of_a_process_that_was_taken_over_are_cleaned_and_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let words = format!("\u{1b}[2J\u{9b}1m\n{}", "x".repeat(1 << 16));
+        let quoted = serde_json::to_string(&words).unwrap();
+        // As much as fits the longest record.
+        let log = [quoted.as_str(); 10].join(",");
+        let container = format!(
+            r#"{{"id": {quoted}, "state": "Exited", "pid": 1, "started_at_ns": 1, "exit": null}}"#
+        );
+        for exit in [
+            format!(r#"{{"Failed": {quoted}}}"#),
+            format!(r#"{{"OutOfMemory": {{"group": {quoted}}}}}"#),
+            format!(r#"{{"Panicked": {{"message": {quoted}, "log": [{log}]}}}}"#),
+        ] {
+            let text = format!(r#"{{"exit": {exit}, "containers": [{container}]}}"#);
+            fs::write(dir.path().join(NAME), text).unwrap();
+            let record = read(dir.path()).unwrap();
+            let said = record.exit.to_string();
+            let id = record.containers[0].id.clone();
+            for text in [&said, &id].into_iter().chain(record.exit.kernel_log()) {
+                assert!(!text.contains(char::is_control), "{text:?}");
+                assert!((100..=(5 << 10)).contains(&text.len()), "{}", text.len());
+            }
+        }
+        let lines = vec![r#""x""#; 1000].join(",");
+        let exit = format!(r#"{{"Panicked": {{"message": "x", "log": [{lines}]}}}}"#);
+        let text = format!(r#"{{"exit": {exit}, "containers": []}}"#);
+        fs::write(dir.path().join(NAME), text).unwrap();
+        let record = read(dir.path()).unwrap();
+        assert!(record.exit.kernel_log().len() < 100);
     }
 
     #[test]

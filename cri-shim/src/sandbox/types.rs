@@ -11,6 +11,7 @@ use oci_spec::runtime::{Process, Spec};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::DEFAULT_CGROUP_PARENT;
+use super::error::printable;
 use super::psi::Psi;
 use crate::machine::{KernelPanic, MachineExit, NicKind, Transport, UserRange};
 
@@ -539,7 +540,23 @@ impl fmt::Display for SandboxExit {
     }
 }
 
+/// Characters that are told of why a machine failed, or of a control group's path.
+const TOLD: usize = 4 << 10;
+
 impl SandboxExit {
+    /// The same in words that may be shown: of bounded length, and nothing in them that a terminal
+    /// or a log would act on.
+    pub(super) fn printable(self) -> Self {
+        match self {
+            Self::Panicked(panic) => Self::Panicked(panic.map(printable)),
+            Self::Failed(why) => Self::Failed(printable(&why, TOLD)),
+            Self::OutOfMemory { group } => Self::OutOfMemory {
+                group: group.map(|group| printable(&group.to_string_lossy(), TOLD).into()),
+            },
+            exit => exit,
+        }
+    }
+
     /// The last messages of the guest's kernel, where it panicked: the guest's own words.
     #[must_use]
     pub fn kernel_log(&self) -> &[String] {
