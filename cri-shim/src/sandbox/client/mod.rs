@@ -46,6 +46,11 @@ const ENDED: Duration = Duration::from_secs(1);
 /// Characters of a refusal that are told.
 const MESSAGE: usize = 4 << 10;
 
+/// Missing layers of a jail that are told, and characters of each: there are not so many, with
+/// shorter names.
+const LAYERS: usize = 16;
+const LAYER: usize = 64;
+
 /// Requests that wait to be sent.
 const UNSENT: usize = 64;
 
@@ -209,7 +214,11 @@ impl SandboxClient {
             version: CONTROL_VERSION,
         };
         match self.call(hello, Vec::new()).await? {
-            (Answer::Hello(greeting), _) if greeting.version == CONTROL_VERSION => {
+            (Answer::Hello(mut greeting), _) if greeting.version == CONTROL_VERSION => {
+                greeting.missing_layers.truncate(LAYERS);
+                for layer in &mut greeting.missing_layers {
+                    *layer = printable(layer, LAYER);
+                }
                 self.greeting = Arc::new(greeting);
                 Ok(self)
             }

@@ -50,6 +50,7 @@ async fn answering(dir: &Path, answer: fn() -> Answer) -> SandboxClient {
             let answer = match request.call {
                 Call::Hello { version } => Answer::Hello(Greeting {
                     version,
+                    missing_layers: vec!["\u{1b}[2J".repeat(LAYER); LAYERS + 1],
                     ..Greeting::default()
                 }),
                 _ => answer(),
@@ -103,6 +104,20 @@ async fn a_user_has_no_more_groups_than_linux_allows() {
             ..
         }
     ));
+}
+
+#[tokio::test]
+async fn what_a_jail_lacks_is_told_in_words_that_can_be_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = answering(dir.path(), || Answer::Done).await;
+    let missing = client.missing_layers();
+    assert_eq!(missing.len(), LAYERS);
+    for layer in missing {
+        assert!(
+            layer.starts_with(" [2J ") && layer.len() == LAYER,
+            "{layer:?}"
+        );
+    }
 }
 
 #[tokio::test]
