@@ -290,9 +290,9 @@ impl Known {
 impl Node {
     /// Opens what is on the disk; pods and containers come by [`Self::recover`].
     pub(crate) fn open(config: ServeConfig) -> Result<Self> {
-        for dir in [&config.root, &config.state] {
-            fs::create_dir_all(dir).map_err(CriError::io("create the directory", dir))?;
-        }
+        root_dir(&config.root)?;
+        let state = &config.state;
+        fs::create_dir_all(state).map_err(CriError::io("create the directory", state))?;
         let sandboxes = config.state.join(SANDBOXES);
         private_dir(&sandboxes)?;
         volumes::make_private(&sandboxes)?;
@@ -523,6 +523,14 @@ fn container_name(record: &ContainerRecord) -> String {
     format!("{}_{}", metadata.name, metadata.attempt)
 }
 
+/// Makes the directory that outlives a boot, which nobody else may look into. One that a user has
+/// made keeps its mode: others may have something to look for there.
+fn root_dir(path: &Path) -> Result<()> {
+    let above = path.parent().unwrap_or(path);
+    fs::create_dir_all(above).map_err(CriError::io("create the directory", above))?;
+    private_dir(path)
+}
+
 /// Makes a directory that nobody else may look into; one that is there is no error.
 pub(super) fn private_dir(path: &Path) -> Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
@@ -539,4 +547,26 @@ pub(super) fn now() -> i64 {
     since.map_or(0, |since| {
         i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_root_that_is_made_is_the_daemons_alone_and_a_users_keeps_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &str| fs::metadata(dir.path().join(path)).unwrap().mode() & 0o777;
+        root_dir(&dir.path().join("above/root")).unwrap();
+        assert_eq!(mode("above/root"), 0o700);
+        fs::DirBuilder::new()
+            .mode(0o755)
+            .create(dir.path().join("theirs"))
+            .unwrap();
+        let theirs = mode("theirs");
+        root_dir(&dir.path().join("theirs")).unwrap();
+        assert_eq!(mode("theirs"), theirs);
+    }
 }

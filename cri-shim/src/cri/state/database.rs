@@ -1,6 +1,8 @@
 //! The database file.
 
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -202,7 +204,21 @@ impl Database {
 }
 
 fn open(path: &Path) -> Result<Redb, StateError> {
+    // One that is empty is taken for new.
+    make_private(path).map_err(|error| failed("open", path, error.into()))?;
     Redb::create(path).map_err(|error| failed("open", path, error.into()))
+}
+
+/// Makes the file where it is missing, and has nobody else read it: environments of containers are
+/// in it. Older podvisors made it for all to read.
+fn make_private(path: &Path) -> io::Result<()> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(path)?;
+    if file.metadata()?.mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(())
 }
 
 fn failed(action: &'static str, path: &Path, source: redb::Error) -> StateError {
@@ -229,6 +245,22 @@ mod tests {
     use super::*;
     use crate::cri::disk::SmallDisk;
     use crate::cri::state::{PodPhase, PodRecord, pod_record as record};
+
+    #[test]
+    fn a_database_is_read_by_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.redb");
+        let mode = || path.metadata().unwrap().mode() & 0o777;
+        let database = Database::open(&path).unwrap();
+        database.put(&record("a")).unwrap();
+        assert_eq!(mode(), 0o600);
+        drop(database);
+        // As older podvisors made it.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let database = Database::open(&path).unwrap();
+        assert_eq!(mode(), 0o600);
+        assert_eq!(database.all::<PodRecord>().unwrap(), [record("a")]);
+    }
 
     #[test]
     fn records_survive_and_are_replaced_and_forgotten() {
