@@ -4,7 +4,7 @@
 //! for each transaction under a lock of its own and closed again. A transaction is on the disk when
 //! it ends.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::disk_records::{self, DiskChange, Disks};
 use super::layout::Layout;
+use super::private;
 use super::work::sync_directory_of;
 use crate::signature::Claim;
 use crate::{Digest, Error, Result};
@@ -156,8 +157,10 @@ fn create(layout: &Layout) -> Result<(), redb::Error> {
     let make = || -> Result<(), redb::Error> {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => drop(Database::create(&path)?),
+            _ => drop(private::open(&path)?),
         }
+        // An empty file is taken for new.
+        drop(Database::create(&path)?);
         File::open(&path)?.sync_all()?;
         fs::rename(&path, layout.database())?;
         Ok(sync_directory_of(&path)?)
@@ -186,11 +189,7 @@ pub(super) fn clear(layout: &Layout) -> Result<()> {
 fn lock(layout: &Layout, how: FlockOperation) -> Result<File> {
     let path = layout.lock();
     let lock = || -> io::Result<File> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)?;
+        let file = private::open(&path)?;
         flock(&file, how)?;
         Ok(file)
     };

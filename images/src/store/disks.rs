@@ -12,7 +12,7 @@ use super::flights::Flight;
 use super::gc::{check_unused, entries, remove_unused};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_directory_of};
-use super::{Inner, Prune, PullOptions, PullPolicy, Removed, Store};
+use super::{Inner, Prune, PullOptions, PullPolicy, Removed, Store, private};
 use crate::disk::{Converted, FetchError, Fetched, Fetcher, Source, Validators};
 use crate::{Checksum, Digest, Disk, Error, PullEvent, Result};
 
@@ -314,7 +314,7 @@ impl Inner {
         if fs::metadata(&target).is_ok_and(|found| found.len() == converted.size) {
             return Ok(());
         }
-        fs::create_dir_all(&directory)
+        private::create_directory(&directory)
             .and_then(|()| sync_directory_of(&directory))
             .map_err(|source| Error::io("create the directory", &directory, source))?;
         work.publish(&target)

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::database::{self, Change, Contents};
 use super::lookup::{Found, find};
-use super::{Inner, Removed};
+use super::{Inner, Removed, private};
 use crate::registry::Parsed;
 use crate::{Digest, Error, Result};
 
@@ -50,11 +50,7 @@ impl Inner {
     fn gc_lock(&self, how: FlockOperation) -> Result<Option<File>> {
         let path = self.layout.gc_lock();
         let lock = || -> io::Result<Option<File>> {
-            let file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)?;
+            let file = private::open(&path)?;
             match flock(&file, how) {
                 Ok(()) => Ok(Some(file)),
                 Err(Errno::WOULDBLOCK) => Ok(None),

@@ -26,6 +26,20 @@ impl Layout {
         [self.blobs(), self.images(), self.disks(), self.temporary()]
     }
 
+    /// Of what older versions made for all users to open, whatever leads to the rest.
+    pub(super) fn private(&self) -> [PathBuf; 8] {
+        [
+            self.root.join("blobs"),
+            self.blobs(),
+            self.images(),
+            self.disks(),
+            self.temporary(),
+            self.database(),
+            self.lock(),
+            self.gc_lock(),
+        ]
+    }
+
     pub(super) fn blobs(&self) -> PathBuf {
         self.root.join("blobs/sha256")
     }

@@ -27,6 +27,7 @@ mod load;
 mod lookup;
 mod maintain;
 mod options;
+mod private;
 mod pull;
 mod rootfs;
 mod save;
@@ -77,7 +78,8 @@ pub struct Removed {
 
 impl Store {
     /// Opens the store at `root` with the default options; the directory is made when it is
-    /// missing. What a crash left behind is removed.
+    /// missing. What a crash left behind is removed. A directory that is made, and what the store
+    /// has in it, is for its owner alone.
     ///
     /// # Errors
     /// When the directory cannot be made or written.
@@ -92,8 +94,12 @@ impl Store {
     pub fn open_with(root: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
         let layout = Layout::new(root.as_ref());
         for directory in layout.directories() {
-            std::fs::create_dir_all(&directory)
+            private::create_directory(&directory)
                 .map_err(|source| Error::io("create the directory", &directory, source))?;
+        }
+        for path in layout.private() {
+            private::take_from_others(&path)
+                .map_err(|source| Error::io("look at", &path, source))?;
         }
         let temporary = layout.temporary();
         work::clear(&temporary).map_err(|source| Error::io("clear", &temporary, source))?;

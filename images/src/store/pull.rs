@@ -15,7 +15,7 @@ use super::flights::Flight;
 use super::lookup::names_of;
 use super::rootfs::Rootfs;
 use super::work::{WorkFile, sync_directory_of};
-use super::{Inner, PullOptions, PullPolicy, Store, signatures};
+use super::{Inner, PullOptions, PullPolicy, Store, private, signatures};
 use crate::error::parse_reference;
 use crate::layer::{LayerError, Unpacker};
 use crate::registry::{BlobError, Client, Descriptor, ManifestError, RegistryError, Resolved};
@@ -402,7 +402,7 @@ impl Inner {
         if target.exists() {
             return Ok(Rootfs::There);
         }
-        fs::create_dir_all(&directory)
+        private::create_directory(&directory)
             .and_then(|()| sync_directory_of(&directory))
             .map_err(|source| Error::io("create the directory", &directory, source))?;
         work.publish(&target)
