@@ -23,6 +23,7 @@ mod removal;
 mod request;
 pub mod sandbox;
 mod signal;
+mod strangers;
 pub mod streaming;
 mod tap;
 mod turns;

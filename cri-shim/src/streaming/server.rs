@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tracing::{debug, warn};
 
@@ -24,12 +24,16 @@ use super::spdy::session;
 use super::status::Version;
 use super::token::{TokenError, Tokens};
 use super::websocket::{self, COMMAND_PROTOCOLS, PORT_PROTOCOLS};
+use crate::strangers::{Stranger, Strangers};
 
-/// Connections at once.
-const MAX_CONNECTIONS: usize = 4096;
+/// Connections at once that have redeemed a token.
+const MAX_SESSIONS: usize = 4096;
+
+/// Connections at once that have not: whoever reaches the address can have some.
+pub(super) const MAX_STRANGERS: usize = 256;
 
 /// How long a client may take to send the head of its request.
-const HEAD_TIME: Duration = Duration::from_secs(30);
+const HEAD_TIME: Duration = Duration::from_secs(5);
 
 /// The sub-protocols that clients offer for a SPDY connection.
 const OFFERED: HeaderName = HeaderName::from_static("x-stream-protocol-version");
@@ -76,6 +80,7 @@ enum Waiting {
 struct Shared {
     tokens: Tokens<Waiting>,
     backend: Arc<dyn Backend>,
+    places: Arc<Semaphore>,
 }
 
 /// A server of streams; it ends with the program's runtime.
@@ -107,6 +112,7 @@ impl Streaming {
         let shared = Arc::new(Shared {
             tokens: Tokens::new(),
             backend,
+            places: Arc::new(Semaphore::new(MAX_SESSIONS)),
         });
         tokio::spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { address, shared })
@@ -165,18 +171,12 @@ fn check(tty: bool, [stdin, stdout, stderr]: [bool; 3]) -> Result<(), StreamingE
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let strangers = Strangers::new(MAX_STRANGERS);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            return;
-        };
         match listener.accept().await {
             Ok((stream, _)) => {
                 let shared = Arc::clone(&shared);
-                tokio::spawn(async move {
-                    serve(stream, shared).await;
-                    drop(place);
-                });
+                strangers.spawn(|stranger| serve(stream, shared, stranger));
             }
             Err(error) => {
                 // Out of descriptors, as a rule: those that are open must end first.
@@ -187,12 +187,12 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-async fn serve(stream: TcpStream, shared: Arc<Shared>) {
+async fn serve(stream: TcpStream, shared: Arc<Shared>, stranger: Stranger) {
     // Terminals echo single letters.
     let _ = stream.set_nodelay(true);
-    let (sessions, mut running) = tokio::sync::mpsc::channel::<Infallible>(1);
+    let stranger = Mutex::new(Some(stranger));
     let service = service_fn(move |request| {
-        let response = answer(&shared, request, sessions.clone());
+        let response = answer(&shared, request, &stranger);
         std::future::ready(Ok::<_, Infallible>(response))
     });
     let served = hyper::server::conn::http1::Builder::new()
@@ -204,22 +204,28 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     if let Err(error) = served {
         debug!(%error, "a client of streams");
     }
-    // The place is free when the session that the connection became has ended.
-    let _ = running.recv().await;
 }
 
 type Answer = Response<Full<Bytes>>;
 
+/// An answer behind which the connection is closed: a client has nothing else to ask of it.
 fn refused(status: StatusCode, why: &'static str) -> Answer {
     let mut response = Response::new(Full::new(Bytes::from_static(why.as_bytes())));
     *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// Held by a session, so that its connection's place is not given to another.
-type Session = tokio::sync::mpsc::Sender<Infallible>;
+/// The place of a session, until it has ended.
+type Session = OwnedSemaphorePermit;
 
-fn answer(shared: &Arc<Shared>, request: Request<Incoming>, session: Session) -> Answer {
+/// `stranger` is the connection's until it shows a token.
+fn answer(
+    shared: &Arc<Shared>,
+    request: Request<Incoming>,
+    stranger: &Mutex<Option<Stranger>>,
+) -> Answer {
     if request.method() != Method::GET && request.method() != Method::POST {
         return refused(StatusCode::METHOD_NOT_ALLOWED, "GET or POST\n");
     }
@@ -229,7 +235,15 @@ fn answer(shared: &Arc<Shared>, request: Request<Incoming>, session: Session) ->
         let why = "streams are SPDY/3.1 or a WebSocket: ask for an upgrade to one of them\n";
         return refused(StatusCode::BAD_REQUEST, why);
     };
+    let Ok(session) = Arc::clone(&shared.places).try_acquire_owned() else {
+        let why = "too many streams are open: end some and try again\n";
+        return refused(StatusCode::SERVICE_UNAVAILABLE, why);
+    };
     let waiting = shared.tokens.redeem(token);
+    if waiting.is_some() {
+        let mut stranger = stranger.lock().unwrap_or_else(PoisonError::into_inner);
+        *stranger = None;
+    }
     match (kind, waiting, upgrade) {
         ("exec" | "attach", Some(Waiting::Command(command)), Upgrade::Spdy) => {
             spdy_command(shared, request, command, session)

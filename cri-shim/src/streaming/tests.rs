@@ -117,6 +117,37 @@ async fn request(url: &str, method: &str, headers: &str) -> (String, TcpStream) 
     (String::from_utf8(head).unwrap(), stream)
 }
 
+#[tokio::test]
+async fn connections_without_a_token_are_closed_and_keep_nobody_out() {
+    let (streaming, _) = server().await;
+    let url = streaming.exec(exec(&["true"])).unwrap();
+    let headers = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n";
+    // One with a token is no stranger.
+    let (head, session) = request(&url, "POST", headers).await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    let (head, mut refused) = request(&url, "POST", headers).await;
+    assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
+    let mut rest = Vec::new();
+    refused.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.starts_with(b"no such stream"), "{rest:?}");
+    let address = target(&url).0;
+    let mut silent = Vec::new();
+    for _ in 0..=super::server::MAX_STRANGERS {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    let url = streaming.exec(exec(&["true"])).unwrap();
+    let (head, _) = request(&url, "POST", headers).await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    // The oldest had to go for others, long before its time was over.
+    let mut byte = [0];
+    let ended = silent.first_mut().unwrap().read(&mut byte);
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(2), ended).await;
+    assert!(!matches!(ended.unwrap(), Ok(1..)));
+    let last = silent.last_mut().unwrap().try_read(&mut byte);
+    assert_eq!(last.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    drop(session);
+}
+
 /// A client that gathers what each stream brings.
 struct Client {
     write: tokio::net::tcp::OwnedWriteHalf,

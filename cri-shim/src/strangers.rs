@@ -1,0 +1,106 @@
+//! Connections of which nothing is known yet: whoever can connect can hold some, and must not keep
+//! others from connecting by that.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+/// So many at once; another one takes the place of the oldest.
+#[derive(Debug)]
+pub(crate) struct Strangers {
+    most: usize,
+    /// By their numbers, the oldest first.
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    next: u64,
+    all: BTreeMap<u64, oneshot::Sender<()>>,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Stranger {
+    strangers: Arc<Strangers>,
+    number: u64,
+}
+
+impl Strangers {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            known: Mutex::default(),
+        })
+    }
+
+    /// Serves another one in a task of its own: `serve` until it ends, or until others need the
+    /// place for as long as the [`Stranger`] is there that it is given.
+    pub(crate) fn spawn<S>(self: &Arc<Self>, serve: impl FnOnce(Stranger) -> S)
+    where
+        S: Future<Output = ()> + Send + 'static,
+    {
+        let (stranger, has_to_go) = self.enter();
+        let served = serve(stranger);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = served => {}
+                // One that is no stranger any more is never told.
+                Ok(()) = has_to_go => {}
+            }
+        });
+    }
+
+    fn enter(self: &Arc<Self>) -> (Stranger, oneshot::Receiver<()>) {
+        let (sender, has_to_go) = oneshot::channel();
+        let mut known = self.known();
+        while known.all.len() >= self.most
+            && let Some((_, oldest)) = known.all.pop_first()
+        {
+            // One that has just ended by itself does not hear it.
+            let _ = oldest.send(());
+        }
+        let number = known.next;
+        known.next = number.wrapping_add(1);
+        known.all.insert(number, sender);
+        let stranger = Stranger {
+            strangers: Arc::clone(self),
+            number,
+        };
+        (stranger, has_to_go)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.strangers.known().all.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_stranger_goes_for_a_new_one_and_no_other() {
+        let strangers = Strangers::new(2);
+        let (first, mut first_goes) = strangers.enter();
+        let (second, mut second_goes) = strangers.enter();
+        // It is known now.
+        drop(first);
+        let (_third, mut third_goes) = strangers.enter();
+        assert!(second_goes.try_recv().is_err());
+        let (_fourth, mut fourth_goes) = strangers.enter();
+        assert_eq!(second_goes.try_recv(), Ok(()));
+        drop(second);
+        for goes in [&mut first_goes, &mut third_goes, &mut fourth_goes] {
+            assert!(goes.try_recv().is_err());
+        }
+        assert_eq!(strangers.known().all.len(), 2);
+    }
+}
