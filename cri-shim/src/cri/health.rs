@@ -13,15 +13,15 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tracing::{debug, info, warn};
 
 use super::calls::{BOUNDS_MS, Calls};
 use super::node::Node;
 use super::server::ServeError;
 use super::state::{ContainerPhase, PodPhase};
+use crate::strangers::Strangers;
 
-/// Clients at once.
+/// Clients at once; another one takes the place of the oldest.
 const CONNECTIONS: usize = 32;
 
 /// How long a client may take to send a request's head.
@@ -40,17 +40,14 @@ pub(super) async fn serve(
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     info!(%address, "serving health and metrics");
     tokio::spawn(async move {
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let strangers = Strangers::new(CONNECTIONS);
         loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-                return;
-            };
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let (node, calls) = (Arc::clone(&node), Arc::clone(&calls));
-                    tokio::spawn(async move {
+                    strangers.spawn(|stranger| async move {
                         converse(stream, node, calls).await;
-                        drop(place);
+                        drop(stranger);
                     });
                 }
                 Err(error) => {
