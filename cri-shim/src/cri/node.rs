@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 
 use super::backoff::Backoff;
 use super::config::ServeConfig;
-use super::containers::{CpuRate, CreateRequest};
+use super::containers::{CpuRate, CreateRequest, OutputRoom};
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::Flights;
@@ -49,6 +49,7 @@ pub(crate) struct Node {
     pub(super) start_flights: Flights<()>,
     /// Of pods that begin.
     pub(super) starts: Turns,
+    pub(super) output_room: OutputRoom,
     known: Mutex<Known>,
 }
 
@@ -305,6 +306,7 @@ impl Node {
             container_flights: Flights::default(),
             start_flights: Flights::default(),
             starts: Turns::default(),
+            output_room: OutputRoom::default(),
             known: Mutex::default(),
             config,
         })

@@ -8,7 +8,7 @@ use k8s_cri::v1::{ExecSyncRequest, ExecSyncResponse};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
@@ -23,6 +23,9 @@ use crate::sandbox::{Exec, ProcessExit, SandboxClient, SandboxError, StdioFds, r
 /// beyond that is read and dropped.
 const OUTPUT_BYTES: usize = (16 << 20) / 2 - (64 << 10);
 
+/// Bytes of output that are kept at once, of all commands of the node.
+const KEPT_BYTES: usize = 256 << 20;
+
 /// What is read at once: what a pipe holds.
 const PIPE_BYTES: usize = 64 << 10;
 
@@ -34,6 +37,68 @@ const PAUSE: Duration = Duration::from_secs(5);
 const REST: Duration = Duration::from_secs(60);
 
 const SIGKILL: u32 = 9;
+
+/// Room for what is kept of output, in bytes: containers that print much must not take the node's
+/// memory.
+#[derive(Debug)]
+pub(in crate::cri) struct OutputRoom(Semaphore);
+
+impl Default for OutputRoom {
+    fn default() -> Self {
+        Self::of(KEPT_BYTES)
+    }
+}
+
+impl OutputRoom {
+    fn of(bytes: usize) -> Self {
+        Self(Semaphore::new(bytes))
+    }
+
+    /// Room for so many bytes until the answer is dropped; none where others have it.
+    fn take(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
+        self.0.try_acquire_many(u32::try_from(bytes).ok()?).ok()
+    }
+}
+
+/// The beginning of a stream.
+#[derive(Debug)]
+struct Kept<'a> {
+    bytes: Vec<u8>,
+    room: &'a OutputRoom,
+    /// For all of the bytes.
+    taken: Option<SemaphorePermit<'a>>,
+    /// There is more, which is dropped.
+    is_cut: bool,
+}
+
+impl<'a> Kept<'a> {
+    fn new(room: &'a OutputRoom) -> Self {
+        Self {
+            bytes: Vec::new(),
+            room,
+            taken: None,
+            is_cut: false,
+        }
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        let room = OUTPUT_BYTES.saturating_sub(self.bytes.len());
+        let fitting = bytes.get(..room).unwrap_or(bytes);
+        if self.is_cut || fitting.is_empty() {
+            return;
+        }
+        let Some(taken) = self.room.take(fitting.len()) else {
+            debug!("commands of other containers have written so much that no more is kept");
+            self.is_cut = true;
+            return;
+        };
+        match &mut self.taken {
+            Some(all) => all.merge(taken),
+            all => *all = Some(taken),
+        }
+        self.bytes.extend_from_slice(fitting);
+    }
+}
 
 impl Node {
     /// ExecSync.
@@ -53,8 +118,8 @@ impl Node {
         // Together: neither must stop the command by a pipe that is full.
         let output = async {
             let collected = tokio::try_join!(
-                collect(stdout, has_ended.clone()),
-                collect(stderr, has_ended.clone())
+                collect(stdout, has_ended.clone(), &self.output_room),
+                collect(stderr, has_ended.clone(), &self.output_room)
             );
             collected.map_err(CriError::host("read the output of the command"))
         };
@@ -89,8 +154,8 @@ impl Node {
         };
         let (exit, (stdout, stderr)) = tokio::try_join!(exit, output)?;
         Ok(ExecSyncResponse {
-            stdout,
-            stderr,
+            stdout: stdout.bytes,
+            stderr: stderr.bytes,
             exit_code: exit.code,
         })
     }
@@ -167,10 +232,14 @@ fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     made.map_err(|error| CriError::host("make a pipe")(error.into()))
 }
 
-/// Reads a pipe to its end and keeps the beginning.
-async fn collect(pipe: OwnedFd, mut has_ended: watch::Receiver<bool>) -> io::Result<Vec<u8>> {
+/// Reads a pipe to its end and keeps the beginning, as far as there is room for it.
+async fn collect(
+    pipe: OwnedFd,
+    mut has_ended: watch::Receiver<bool>,
+    room: &OutputRoom,
+) -> io::Result<Kept<'_>> {
     let mut pipe = Receiver::from_owned_fd(pipe)?;
-    let mut kept = Vec::new();
+    let mut kept = Kept::new(room);
     let mut buffer = vec![0; PIPE_BYTES];
     let mut end = None;
     loop {
@@ -187,8 +256,7 @@ async fn collect(pipe: OwnedFd, mut has_ended: watch::Receiver<bool>) -> io::Res
         if count == 0 {
             return Ok(kept);
         }
-        let room = OUTPUT_BYTES.saturating_sub(kept.len());
-        kept.extend(buffer.iter().take(count.min(room)));
+        kept.push(buffer.get(..count).unwrap_or(&buffer));
     }
 }
 
@@ -206,10 +274,34 @@ mod tests {
             let mut writer = std::fs::File::from(writer);
             writer.write_all(&vec![7; OUTPUT_BYTES + 5]).unwrap();
         });
-        let kept = collect(reader, has_ended).await.unwrap();
+        let room = OutputRoom::default();
+        let kept = collect(reader, has_ended, &room).await.unwrap().bytes;
         writer.join().unwrap();
         assert_eq!(kept.len(), OUTPUT_BYTES);
         assert!(kept.iter().all(|byte| *byte == 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn output_that_has_no_room_beside_that_of_others_is_dropped() {
+        let room = OutputRoom::of(PIPE_BYTES * 3);
+        let read = async |count: usize| {
+            let (reader, writer) = pipe().unwrap();
+            let (_ended, has_ended) = watch::channel(false);
+            let writer = std::thread::spawn(move || {
+                let mut writer = std::fs::File::from(writer);
+                writer.write_all(&vec![7; count]).unwrap();
+            });
+            let kept = collect(reader, has_ended, &room).await.unwrap();
+            writer.join().unwrap();
+            kept
+        };
+        let first = read(PIPE_BYTES * 2).await;
+        assert_eq!(first.bytes.len(), PIPE_BYTES * 2);
+        let second = read(PIPE_BYTES * 8).await;
+        assert!(second.is_cut && second.bytes.len() <= PIPE_BYTES);
+        assert!(read(0).await.bytes.is_empty());
+        drop((first, second));
+        assert_eq!(read(PIPE_BYTES * 3).await.bytes.len(), PIPE_BYTES * 3);
     }
 
     #[tokio::test(start_paused = true)]
@@ -219,7 +311,9 @@ mod tests {
         let mut held = std::fs::File::from(writer);
         held.write_all(b"said").unwrap();
         ended.send_replace(true);
-        assert_eq!(collect(reader, has_ended).await.unwrap(), b"said");
+        let room = OutputRoom::default();
+        let kept = collect(reader, has_ended, &room).await.unwrap();
+        assert_eq!(kept.bytes, b"said");
         held.write_all(b"on").unwrap_err();
     }
 
@@ -234,7 +328,8 @@ mod tests {
                 tokio::time::sleep(PAUSE / 5).await;
             }
         });
-        let kept = collect(reader, has_ended).await.unwrap();
+        let room = OutputRoom::default();
+        let kept = collect(reader, has_ended, &room).await.unwrap().bytes;
         assert!((59..=62).contains(&kept.len()), "{}", kept.len());
         writing.await.unwrap();
     }

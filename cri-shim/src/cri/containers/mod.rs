@@ -10,5 +10,6 @@ mod view;
 
 pub(super) use cpu_rate::CpuRate;
 pub(super) use create::CreateRequest;
+pub(super) use exec::OutputRoom;
 pub(super) use resources::in_time;
 pub(super) use start::{ExitFacts, exit_of};
