@@ -126,6 +126,11 @@ impl Unpacker {
         }
     }
 
+    /// Bytes of memory that names and metadata take.
+    pub(crate) fn memory(&self) -> u64 {
+        self.tree.memory()
+    }
+
     /// Applies the layer in `blob`, whose digest without compression must be `diff_id`.
     pub(crate) fn layer(&mut self, blob: File, diff_id: Digest) -> Result<(), LayerError> {
         let input = Hashing {

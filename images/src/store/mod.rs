@@ -27,6 +27,7 @@ mod load;
 mod lookup;
 mod maintain;
 mod options;
+mod places;
 mod private;
 mod pull;
 mod rootfs;
@@ -44,6 +45,7 @@ pub use options::{PullOptions, PullPolicy, StoreOptions};
 
 use flights::Flights;
 use layout::Layout;
+use places::Places;
 
 use crate::{Digest, Error, Image, Result};
 
@@ -58,6 +60,7 @@ struct Inner {
     layout: Layout,
     options: StoreOptions,
     flights: Flights,
+    places: Places,
     /// Numbers for files in the making.
     serial: AtomicU64,
 }
@@ -109,6 +112,7 @@ impl Store {
                 layout,
                 options,
                 flights: Flights::default(),
+                places: Places::default(),
                 serial: AtomicU64::new(0),
             }),
         })

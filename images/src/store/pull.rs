@@ -82,6 +82,10 @@ impl Store {
     }
 }
 
+/// Bytes of memory that an image may keep for names and metadata while it waits for its next layer
+/// without a place: most images have less.
+const LITTLE_MEMORY: u64 = 32 << 20;
+
 impl Inner {
     async fn pull(self: Arc<Self>, reference: &Reference, options: &PullOptions) -> Result<Image> {
         options.emit(PullEvent::Resolving {
@@ -369,8 +373,15 @@ impl Inner {
         let file = work
             .handle()
             .map_err(|source| Error::io("write", work.path(), source))?;
-        let mut unpacker = Unpacker::new(file, self.options.limits.clone(), cancelled);
+        let limits = self.options.limits.clone();
+        let mut unpacker = Unpacker::new(file, limits, Arc::clone(&cancelled));
         let mut ready = vec![false; layers.len()];
+        let mut place = None;
+        let needs_place = |layer| {
+            let place = self.places.take(&cancelled);
+            let source = LayerError::Cancelled;
+            place.ok_or(Error::Layer { layer, source })
+        };
         for (index, (digest, diff_id)) in layers.iter().enumerate() {
             while !ready[index] {
                 match next() {
@@ -383,19 +394,30 @@ impl Inner {
                     }
                 }
             }
+            if place.is_none() {
+                place = Some(needs_place(*digest)?);
+            }
             options.emit(PullEvent::Unpacking { layer: *digest });
             let path = self.layout.blob(digest);
             let blob = File::open(&path).map_err(|source| Error::io("read", &path, source))?;
             unpacker
                 .layer(blob, *diff_id)
                 .map_err(|error| layer_error(*digest, error, work.path()))?;
+            // A slow registry keeps nobody else waiting.
+            if unpacker.memory() <= LITTLE_MEMORY {
+                place = None;
+            }
         }
         let last = layers.last().map_or(id, |(digest, _)| *digest);
+        if place.is_none() {
+            place = Some(needs_place(last)?);
+        }
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&id.bytes()[..16]);
         unpacker
             .finish(uuid)
             .map_err(|error| layer_error(last, error, work.path()))?;
+        drop(place);
         let directory = self.layout.image(&id);
         let target = self.layout.rootfs(&id);
         // Whoever runs from it has locked that very file.

@@ -1,0 +1,113 @@
+//! How many images are unpacked at once: each may take much memory (`Limits::metadata_bytes`), and
+//! whoever may pull may pull many.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// When a pull that waits looks whether it was cancelled.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// So many at once.
+const PLACES: usize = 3;
+
+/// The places of a store.
+#[derive(Debug)]
+pub(super) struct Places {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Place<'a>(&'a Places);
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            free: Mutex::new(PLACES),
+            freed: Condvar::new(),
+        }
+    }
+}
+
+impl Places {
+    /// Waits for a place; `None` when `cancelled` is set meanwhile. Whoever has one must not wait
+    /// for another.
+    pub(super) fn take(&self, cancelled: &AtomicBool) -> Option<Place<'_>> {
+        let mut free = self.free();
+        loop {
+            if cancelled.load(Ordering::Relaxed) {
+                return None;
+            }
+            if let Some(rest) = free.checked_sub(1) {
+                *free = rest;
+                return Some(Place(self));
+            }
+            let waited = self.freed.wait_timeout(free, LOOK);
+            free = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn free(&self) -> MutexGuard<'_, usize> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        *self.0.free() += 1;
+        self.0.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread::{sleep, spawn};
+
+    use super::super::work::WorkFile;
+    use super::super::{PullOptions, Store};
+    use super::*;
+    use crate::error::Error;
+    use crate::layer::LayerError;
+    use crate::{Digest, Result};
+
+    /// Unpacks an image of no layers but one that is missing.
+    fn unpack(store: &Store, cancelled: &Arc<AtomicBool>) -> Result<()> {
+        let inner = &store.inner;
+        let id = Digest::of(b"id");
+        let work = WorkFile::acquire(&inner.layout.rootfs_work(&id)).unwrap();
+        let (options, cancelled) = (PullOptions::default(), Arc::clone(cancelled));
+        let unpacked = inner.unpack(work, id, &[(id, id)], || Some(0), cancelled, &options);
+        unpacked.map(drop)
+    }
+
+    #[test]
+    fn an_image_is_unpacked_when_there_is_a_place_or_cancelled() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let (runs, cancelled) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let mut taken: Vec<_> = (0..PLACES)
+            .map(|_| store.inner.places.take(&runs).unwrap())
+            .collect();
+        let waiting = spawn({
+            let (store, cancelled) = (store.clone(), Arc::clone(&cancelled));
+            move || unpack(&store, &cancelled)
+        });
+        sleep(LOOK * 4);
+        assert!(!waiting.is_finished());
+        cancelled.store(true, Ordering::Relaxed);
+        let Err(Error::Layer { source, .. }) = waiting.join().unwrap() else {
+            panic!("it was to be cancelled");
+        };
+        assert!(matches!(source, LayerError::Cancelled));
+        // With a place it comes as far as the layer, which is not there; the place is free then.
+        taken.pop();
+        for _ in 0..2 {
+            let missing = unpack(&store, &runs).unwrap_err();
+            assert!(matches!(missing, Error::Io { .. }), "{missing}");
+        }
+        assert_eq!(*store.inner.places.free(), 1);
+    }
+}
