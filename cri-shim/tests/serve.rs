@@ -8,6 +8,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
+use std::process::Command;
 
 use k8s_cri::v1::*;
 use rustix::process::Signal;
@@ -519,6 +520,31 @@ async fn a_socket_has_one_daemon_and_one_that_was_killed_is_replaced() {
     runtime.version(VersionRequest::default()).await.unwrap();
     daemon.end(Signal::TERM);
     assert!(!daemon.path("s").exists());
+}
+
+#[tokio::test]
+async fn a_state_directory_has_one_daemon_whatever_else_a_second_one_has() {
+    let (mut daemon, guest) = Daemon::without_guests(&[]);
+    let stranger = daemon.path("run/sb/stranger");
+    fs::create_dir(&stranger).unwrap();
+    let socket = format!("unix://{}", daemon.path("other.sock").display());
+    let second = Command::new(env!("CARGO_BIN_EXE_podvisor"))
+        .args(["serve", "--listen", &socket, "--root"])
+        .arg(daemon.path("other"))
+        .arg("--state")
+        .arg(daemon.path("run"))
+        .arg("--cni-conf-dir")
+        .arg(daemon.path("net.d"))
+        .env("PODVISOR_GUEST_DIR", guest.path())
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&second.stderr);
+    let owner = format!("belongs to another daemon, process {}", daemon.pid());
+    assert!(stderr.contains(&owner), "{stderr}");
+    assert!(stranger.exists());
+    daemon.end(Signal::KILL);
+    daemon.start();
 }
 
 #[tokio::test]

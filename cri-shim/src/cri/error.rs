@@ -95,6 +95,18 @@ pub(crate) enum CriError {
         /// The state that it should be in.
         wanted: &'static str,
     },
+    /// Another daemon has the directory of what runs.
+    #[error(
+        "the state directory {} belongs to another daemon, {owner}: stop that one, or use another \
+         --state",
+        .dir.display()
+    )]
+    StateOwned {
+        /// The directory.
+        dir: PathBuf,
+        /// Who has it, in words.
+        owner: String,
+    },
     /// It took longer than the caller allows.
     #[error("{what} did not end within {seconds} s and was killed")]
     Deadline {
@@ -225,7 +237,7 @@ impl CriError {
             | Self::Spec(_) => Code::InvalidArgument,
             Self::NotFound { .. } | Self::NoImage { .. } => Code::NotFound,
             Self::NameTaken { .. } => Code::AlreadyExists,
-            Self::WrongState { .. } => Code::FailedPrecondition,
+            Self::WrongState { .. } | Self::StateOwned { .. } => Code::FailedPrecondition,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::NoRoom { .. } | Self::Keeps { .. } => Code::ResourceExhausted,
             Self::Streams(StreamingError::Invalid(_)) => Code::InvalidArgument,

@@ -24,6 +24,7 @@ mod metrics;
 mod mounted;
 mod newer;
 mod node;
+mod owner;
 mod pods;
 mod resolver;
 mod runtime;

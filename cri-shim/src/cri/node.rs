@@ -21,6 +21,7 @@ use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::Flights;
 use super::mounted::Mounted;
+use super::owner::StateOwner;
 use super::state::{
     ContainerPhase, ContainerRecord, Database, Kept, PodPhase, PodRecord, StateError,
 };
@@ -51,6 +52,8 @@ pub(crate) struct Node {
     pub(super) starts: Turns,
     pub(super) output_room: OutputRoom,
     known: Mutex<Known>,
+    /// Nobody else has the state directory.
+    _owner: StateOwner,
 }
 
 #[derive(Debug, Default)]
@@ -294,6 +297,7 @@ impl Node {
         root_dir(&config.root)?;
         let state = &config.state;
         fs::create_dir_all(state).map_err(CriError::io("create the directory", state))?;
+        let owner = StateOwner::take(state)?;
         let sandboxes = config.state.join(SANDBOXES);
         private_dir(&sandboxes)?;
         volumes::make_private(&sandboxes)?;
@@ -308,6 +312,7 @@ impl Node {
             starts: Turns::default(),
             output_room: OutputRoom::default(),
             known: Mutex::default(),
+            _owner: owner,
             config,
         })
     }
