@@ -17,6 +17,7 @@ use rustix::fs::{FlockOperation, flock, statfs};
 use rustix::io::Errno;
 use tracing::{debug, warn};
 
+use crate::blocking::in_place;
 use crate::machine::causes;
 
 pub(super) use kill::MemoryKill;
@@ -237,13 +238,22 @@ pub(super) fn limit_memory(dir: &Path, memory: u64) {
 fn set_memory(dir: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> bool) {
     // One without a group has no limit.
     let Some(group) = group_of(dir) else { return };
+    set_memory_of(&group, memory, is_due);
+}
+
+fn set_memory_of(group: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> bool) {
     let file = group.join("memory.max");
     let wanted = memory.saturating_add(MEMORY_OVERHEAD);
-    // "max" is no limit.
-    let now = fs::read_to_string(&file).map(|text| text.trim().parse().unwrap_or(u64::MAX));
-    if now.is_ok_and(|now| is_due(now, wanted))
-        && let Err(error) = write(&file, &wanted.to_string())
-    {
+    let set = || {
+        // "max" is no limit.
+        let now = fs::read_to_string(&file).map(|text| text.trim().parse().unwrap_or(u64::MAX));
+        match now.is_ok_and(|now| is_due(now, wanted)) {
+            true => write(&file, &wanted.to_string()),
+            false => Ok(()),
+        }
+    };
+    // The kernel takes back what is above a limit before it answers.
+    if let Err(error) = in_place(set) {
         warn!(error = causes(&error), "a sandbox's limit stays as it was");
     }
 }
@@ -371,12 +381,38 @@ fn step(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupErro
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     #[test]
     fn shares_become_weights() {
         let weights = [0, 2, 1024, 262_144, u64::MAX].map(cpu_weight);
         assert_eq!(weights, [1, 1, 39, 10_000, 10_000]);
+    }
+
+    /// A FIFO stands in for a limit that the kernel takes its time for.
+    #[test]
+    fn other_tasks_go_on_while_the_kernel_takes_memory_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path().to_owned();
+        let limit = group.join("memory.max");
+        let mode = Mode::RUSR | Mode::WUSR;
+        mknodat(CWD, &limit, FileType::Fifo, mode, 0).unwrap();
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).build().unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let sets = runtime.spawn(async move {
+            tokio::spawn(async move { sender.send(()) });
+            set_memory_of(&group, 7, |now, wanted| now < wanted);
+        });
+        let others = receiver.recv_timeout(Duration::from_secs(10));
+        // It reads what there is, and writes.
+        fs::write(&limit, "1\n").unwrap();
+        let written = fs::read_to_string(&limit).unwrap();
+        runtime.block_on(sets).unwrap();
+        others.expect("the only worker waits");
+        assert_eq!(written, (MEMORY_OVERHEAD + 7).to_string());
     }
 
     #[test]
