@@ -15,6 +15,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
@@ -109,11 +111,11 @@ impl Waiting {
         Some(receiver)
     }
 
-    fn forget(&self, number: u64) {
+    /// Whether there was no answer yet, and may be one.
+    fn forget(&self, number: u64) -> bool {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(map) = waiting.as_mut() {
-            map.remove(&number);
-        }
+        let asker = waiting.as_mut().and_then(|map| map.remove(&number));
+        asker.is_some()
     }
 
     fn answered(&self, number: u64, answer: Answered) {
@@ -132,13 +134,45 @@ impl Waiting {
 
 /// Somebody who waits for an answer, until dropped.
 struct Asked<'a> {
-    waiting: &'a Waiting,
+    inner: &'a Inner,
     number: u64,
+    /// The process is told when there is no answer by then: else it would wait for what may never
+    /// come.
+    is_told: bool,
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        self.waiting.forget(self.number);
+        if self.inner.waiting.forget(self.number) && self.is_told {
+            self.inner.abandon(self.number);
+        }
+    }
+}
+
+impl Inner {
+    /// Tells the process that nobody waits any more for what was asked under this number.
+    fn abandon(&self, number: u64) {
+        let request = Request {
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+            call: Call::Abandon { number },
+            request: None,
+        };
+        let Ok(body) = serde_json::to_vec(&request) else {
+            return;
+        };
+        let fds = Vec::new();
+        let full = match self.requests.try_send(Outgoing { body, fds }) {
+            Err(TrySendError::Full(outgoing)) => outgoing,
+            // Without a connection nothing waits either.
+            Ok(()) | Err(TrySendError::Closed(_)) => return,
+        };
+        if let Ok(runtime) = Handle::try_current() {
+            let requests = self.requests.clone();
+            runtime.spawn(async move {
+                // As above.
+                let _ = requests.send(full).await;
+            });
+        }
     }
 }
 
@@ -428,6 +462,7 @@ impl SandboxClient {
     ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
         let inner = &self.inner;
         let number = inner.next.fetch_add(1, Ordering::Relaxed);
+        let is_told = call.is_wait() && self.greeting.drops_waits;
         let body = serde_json::to_vec(&Request {
             number,
             call,
@@ -451,8 +486,9 @@ impl SandboxClient {
             return Err(self.lost().await);
         };
         let _asked = Asked {
-            waiting: &inner.waiting,
+            inner,
             number,
+            is_told,
         };
         if inner.requests.send(Outgoing { body, fds }).await.is_err() {
             return Err(self.lost().await);

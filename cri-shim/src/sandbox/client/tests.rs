@@ -139,3 +139,60 @@ async fn without_a_record_it_is_the_processs_end_that_counts() {
     let client = left_behind(dir.path(), None).await;
     timeout(PATIENCE, client.machine_ended()).await.unwrap_err();
 }
+
+#[tokio::test]
+async fn a_process_that_knows_it_is_told_that_nobody_waits_any_more() {
+    for drops_waits in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(CONTROL_SOCKET)).unwrap();
+        let process = async {
+            let stream = Arc::new(listener.accept().await.unwrap().0);
+            let mut requests = FrameReader::new(Arc::clone(&stream));
+            let hello = next(&mut requests).await;
+            let answer = Ok(Answer::Hello(Greeting {
+                version: CONTROL_VERSION,
+                drops_waits,
+                ..Greeting::default()
+            }));
+            let number = hello.number;
+            let body = serde_json::to_vec(&Reply { number, answer }).unwrap();
+            FrameWriter::new(stream).send(&body, &[]).await.unwrap();
+            requests
+        };
+        let connects = SandboxClient::connect_within(dir.path(), PATIENCE);
+        let (client, mut requests) = tokio::join!(connects, process);
+        let client = client.unwrap();
+        let asked = {
+            let wait = client.wait("a", Some("b"));
+            tokio::select! {
+                _ = wait => unreachable!("it is not answered"),
+                asked = next(&mut requests) => asked,
+            }
+        };
+        assert!(matches!(asked.call, Call::Wait { .. }), "{asked:?}");
+        {
+            // What changes something goes on, and nobody is told otherwise.
+            let start = client.start_container("a");
+            tokio::select! {
+                _ = start => unreachable!("it is not answered"),
+                told = next(&mut requests) => match drops_waits {
+                    true => assert!(
+                        matches!(told.call, Call::Abandon { number } if number == asked.number),
+                        "{told:?}"
+                    ),
+                    false => assert!(matches!(told.call, Call::Start { .. }), "{told:?}"),
+                },
+            }
+        }
+        drop(client);
+        while let Some(frame) = requests.next().await.unwrap() {
+            let request: Request = serde_json::from_slice(&frame.body).unwrap();
+            assert!(matches!(request.call, Call::Start { .. }), "{request:?}");
+        }
+    }
+}
+
+async fn next(requests: &mut FrameReader) -> Request {
+    let frame = timeout(PATIENCE, requests.next()).await.unwrap();
+    serde_json::from_slice(&frame.unwrap().unwrap().body).unwrap()
+}

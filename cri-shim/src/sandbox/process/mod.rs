@@ -32,6 +32,7 @@ mod output;
 mod plugs;
 mod restart;
 mod serve;
+mod waits;
 
 use std::fs::File;
 use std::io;

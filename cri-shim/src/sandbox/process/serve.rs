@@ -1,5 +1,6 @@
 //! The control socket: requests come in, are carried out side by side, and are answered.
 
+use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use super::super::wire::{
 };
 use super::containers::{Containers, CreateFiles};
 use super::end::{Cause, Shutdown};
+use super::waits::{WAITS, Waits};
 use crate::request;
 
 /// Connections at once. Each program in the foreground, and each who waits, has one.
@@ -30,7 +32,7 @@ const REFUSED: usize = 64;
 const ASKS: Duration = Duration::from_secs(2);
 
 /// Requests of one connection that are carried out at once, but for those that end something or
-/// send signals, which wait for no others.
+/// send signals, and those that wait: these wait for no others.
 const IN_FLIGHT: usize = 1024;
 
 /// Requests of one connection that are taken from its socket at once; further ones wait there.
@@ -69,7 +71,12 @@ pub(super) async fn serve(listener: UnixListener, service: Service) {
         tokio::select! {
             accepted = accept, if connections.len() < CONNECTIONS + REFUSED => match accepted {
                 Ok((stream, _)) if connections.len() < CONNECTIONS => {
-                    connections.spawn(converse(stream, service.clone()));
+                    let (cause, exit) = (service.cause.clone(), service.exit.clone());
+                    let service = service.clone();
+                    connections.spawn(converse(stream, cause, exit, move |call, fds| {
+                        let service = service.clone();
+                        async move { service.answer(call, fds).await }
+                    }));
                 }
                 Ok((stream, _)) => {
                     connections.spawn(refuse(stream));
@@ -118,8 +125,16 @@ async fn refuse(stream: UnixStream) {
 /// A reply with the descriptors that go with it.
 type Outgoing = (Reply, Vec<OwnedFd>);
 
-/// Serves one connection until its other side closes it or the machine has ended.
-async fn converse(stream: UnixStream, service: Service) {
+/// Serves one connection until its other side closes it or the machine has ended. `answer` carries
+/// a request out.
+async fn converse<A>(
+    stream: UnixStream,
+    cause: Cause,
+    mut exit: watch::Receiver<Option<SandboxExit>>,
+    answer: impl Fn(Call, Fds) -> A,
+) where
+    A: Future<Output = Result<(Answer, Vec<OwnedFd>), SandboxError>> + Send + 'static,
+{
     let stream = Arc::new(stream);
     let (replies, outgoing) = mpsc::channel(IN_FLIGHT);
     let mut writer = tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing));
@@ -127,7 +142,8 @@ async fn converse(stream: UnixStream, service: Service) {
     let (closed, _) = watch::channel(());
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
     let taken = Arc::new(Semaphore::new(TAKEN));
-    let mut exit = service.exit.clone();
+    let waits = Arc::new(Waits::default());
+    let has_exit = exit.clone();
     let read = async {
         let mut reader = FrameReader::new(stream);
         loop {
@@ -142,34 +158,50 @@ async fn converse(stream: UnixStream, service: Service) {
                     return;
                 }
             };
-            let (service, replies) = (service.clone(), replies.clone());
-            let mut cause = service.cause.clone();
+            let number = request.number;
+            if let Call::Abandon { number } = request.call {
+                waits.abandon(number);
+                continue;
+            }
+            let is_wait = request.call.is_wait();
+            let mut wait = is_wait.then(|| waits.begin(number)).flatten();
+            // What waits keeps nothing else in the socket.
+            let taken = wait.is_none().then_some(taken);
+            let is_one_too_many = is_wait && wait.is_none();
+            // Others that wait for the guest must not keep it from being ended.
+            let is_end = matches!(
+                request.call,
+                Call::Shutdown { .. } | Call::Stop { .. } | Call::Signal { .. }
+            );
+            let replies = replies.clone();
+            let mut cause = cause.clone();
             let in_flight = Arc::clone(&in_flight);
             let mut closed = closed.subscribe();
+            let answer = answer(request.call, fds);
             tokio::spawn(async move {
-                let number = request.number;
-                let is_wait = matches!(
-                    request.call,
-                    Call::Wait { .. } | Call::Ended | Call::AwaitPressure
-                );
-                // Others that wait for the guest must not keep it from being ended.
-                let is_end = matches!(
-                    request.call,
-                    Call::Shutdown { .. } | Call::Stop { .. } | Call::Signal { .. }
-                );
                 let answer = async {
-                    let _permit = match is_end {
+                    if is_one_too_many {
+                        return Err(too_many_waits());
+                    }
+                    let _permit = match is_end || is_wait {
                         true => None,
                         false => in_flight.acquire().await.ok(),
                     };
-                    service.answer(request.call, fds).await
+                    answer.await
                 };
                 let answer = request::on_behalf(request.request, answer);
+                let abandoned = async {
+                    match &mut wait {
+                        Some(wait) => wait.abandoned().await,
+                        None => pending().await,
+                    }
+                };
                 let answer = tokio::select! {
                     answer = answer => answer,
                     // What changes something is carried out whether or not somebody is left to
                     // be told.
                     _ = closed.changed(), if is_wait => return,
+                    () = abandoned => return,
                 };
                 let (answer, fds) = match answer {
                     Ok((answer, fds)) => (Ok(answer), fds),
@@ -193,7 +225,7 @@ async fn converse(stream: UnixStream, service: Service) {
     }
     // Those that still work have a sender each; those that wait for processes have been told.
     drop(replies);
-    if service.exit.borrow().is_none() {
+    if has_exit.borrow().is_none() {
         drop(closed);
     }
     let written = match written {
@@ -203,6 +235,12 @@ async fn converse(stream: UnixStream, service: Service) {
     if let Err(error) = written {
         debug!(%error, "the task that answers ended");
     }
+}
+
+fn too_many_waits() -> SandboxError {
+    let message =
+        format!("{WAITS} requests of the connection wait for something already: end some");
+    SandboxError::refused(RefusalKind::ResourceExhausted, message)
 }
 
 /// Says that the machine has ended, and how, where that is why its guest could not be reached.
@@ -297,6 +335,7 @@ impl Service {
                 takes_devices: true,
                 missing_layers: self.missing_layers.to_vec(),
                 tells_pressure: true,
+                drops_waits: true,
             }),
             Call::Create(header) => {
                 let digests = [&header.image_digest].into_iter().chain(&header.volumes);
@@ -422,6 +461,7 @@ impl Service {
                 let exit = exit.ok().and_then(|exit| exit.clone());
                 Answer::Ended(exit.unwrap_or(SandboxExit::Died))
             }
+            Call::Abandon { .. } => Answer::Done,
         };
         Ok((answer, Vec::new()))
     }
@@ -516,6 +556,79 @@ mod tests {
         assert_eq!((reply.number, closed), (7, true));
         assert_eq!(refusal.kind, RefusalKind::ResourceExhausted);
         assert!(refusal.message.contains("connections"), "{refusal:?}");
+    }
+
+    /// A connection to who answers nothing that waits, and all else at once. Waits that are under
+    /// way have a clone each of what is in `waits`.
+    fn conversation(waits: &Arc<()>) -> (FrameWriter, FrameReader, Told) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (stops, ends, cause) = cause();
+        let (exit, waits) = (cause.exit.clone(), Arc::clone(waits));
+        let serves = converse(theirs, cause.clone(), exit, move |call, _| {
+            let waits = call.is_wait().then(|| Arc::clone(&waits));
+            async move {
+                if waits.is_some() {
+                    pending::<()>().await;
+                }
+                Ok((Answer::Done, Vec::new()))
+            }
+        });
+        tokio::spawn(serves);
+        let ours = Arc::new(ours);
+        let writer = FrameWriter::new(Arc::clone(&ours));
+        (writer, FrameReader::new(ours), (stops, ends, cause))
+    }
+
+    async fn ask(writer: &mut FrameWriter, number: u64, call: Call) {
+        let request = Request {
+            number,
+            call,
+            request: None,
+        };
+        let body = serde_json::to_vec(&request).unwrap();
+        writer.send(&body, &[]).await.unwrap();
+    }
+
+    async fn answered(reader: &mut FrameReader) -> Reply {
+        let frame = timeout(Duration::from_secs(60), reader.next()).await;
+        let frame = frame.expect("it is not answered").unwrap().unwrap();
+        serde_json::from_slice(&frame.body).unwrap()
+    }
+
+    #[tokio::test]
+    async fn requests_that_wait_keep_no_others_waiting_and_are_bounded() {
+        let waits = Arc::new(());
+        let (mut writer, mut reader, _told) = conversation(&waits);
+        let count = WAITS as u64;
+        for number in 0..count {
+            ask(&mut writer, number, Call::Ended).await;
+        }
+        ask(&mut writer, count, Call::List).await;
+        let reply = answered(&mut reader).await;
+        assert_eq!((reply.number, reply.answer.is_ok()), (count, true));
+        ask(&mut writer, count, Call::Ended).await;
+        let refusal = answered(&mut reader).await.answer.unwrap_err();
+        assert_eq!(refusal.kind, RefusalKind::ResourceExhausted);
+        assert!(refusal.message.contains("wait"), "{refusal:?}");
+    }
+
+    #[tokio::test]
+    async fn a_wait_that_is_abandoned_ends_and_is_not_answered() {
+        let waits = Arc::new(());
+        let (mut writer, mut reader, _told) = conversation(&waits);
+        for number in 0..3 {
+            ask(&mut writer, number, Call::AwaitPressure).await;
+        }
+        for number in [1, 7] {
+            ask(&mut writer, 9, Call::Abandon { number }).await;
+        }
+        ask(&mut writer, 3, Call::List).await;
+        assert_eq!(answered(&mut reader).await.number, 3);
+        // This one's, that of who answers, and two waits.
+        while Arc::strong_count(&waits) > 4 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(Arc::strong_count(&waits), 4);
     }
 
     /// What a guest can make of a list that its agent gives.

@@ -135,6 +135,18 @@ pub(in crate::sandbox) enum Call {
     },
     /// Answered when the machine has ended.
     Ended,
+    /// Nobody waits any more for what was asked under this number, which is not answered then; nor
+    /// is this. For processes that say that they know it.
+    Abandon {
+        number: u64,
+    },
+}
+
+impl Call {
+    /// Whether it is answered when something happens, and changes nothing.
+    pub(in crate::sandbox) fn is_wait(&self) -> bool {
+        matches!(self, Self::Wait { .. } | Self::Ended | Self::AwaitPressure)
+    }
 }
 
 /// A container to be made.
@@ -222,6 +234,9 @@ pub(in crate::sandbox) struct Greeting {
     /// It tells when the guest runs short of memory.
     #[serde(default)]
     pub(in crate::sandbox) tells_pressure: bool,
+    /// It knows `Abandon`.
+    #[serde(default)]
+    pub(in crate::sandbox) drops_waits: bool,
 }
 
 /// What was asked for.
