@@ -24,6 +24,13 @@ struct Flight<R> {
     answer: Answer,
 }
 
+impl<R> Flight<R> {
+    /// Whether there will be no answer: its task panicked, and nobody was there to be told.
+    fn is_lost(&self) -> bool {
+        self.answer.has_changed().is_err() && self.answer.borrow().is_none()
+    }
+}
+
 impl<R> Default for Flights<R> {
     fn default() -> Self {
         Self(Mutex::default())
@@ -47,7 +54,7 @@ impl<R: PartialEq> Flights<R> {
     {
         let mut answer = {
             let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            match flights.get(name) {
+            match flights.get(name).filter(|flight| !flight.is_lost()) {
                 Some(flight) if flight.request == request => flight.answer.clone(),
                 Some(flight) if flight.answer.borrow().is_none() => return None,
                 _ => {
@@ -167,6 +174,21 @@ mod tests {
             .join("a", 1, || async { Ok("anew".to_owned()) })
             .await;
         assert_eq!(anew.unwrap().unwrap(), "anew");
+    }
+
+    #[tokio::test]
+    async fn a_name_whose_task_panicked_when_its_caller_had_left_is_free_again() {
+        for request in [1, 2] {
+            let flights = Flights::<u8>::default();
+            {
+                let mut call = std::pin::pin!(flights.join("a", 1, || async { panic!("a bug") }));
+                // The caller goes away before the task has run.
+                assert!(futures_util::poll!(&mut call).is_pending());
+            }
+            tokio::task::yield_now().await;
+            let anew = flights.join("a", request, || async { Ok("anew".to_owned()) });
+            assert_eq!(anew.await.unwrap().unwrap(), "anew");
+        }
     }
 
     #[tokio::test]
