@@ -78,25 +78,25 @@ impl Cache {
     }
 
     pub(super) fn put(&self, cached: &Cached) -> Result<(), CniError> {
-        let sync = File::sync_all;
         let written = self
-            .write(cached, sync)
+            .write(cached)
             .and_then(|()| File::open(&self.dir)?.sync_all());
         written.map_err(CniError::io("write", self.path(&cached.pod.id)))
     }
 
-    /// As [`Self::put`] for what the end of the host's power undoes as well.
+    /// As [`Self::put`], but an end of the host's power may bring back what was there before.
     pub(super) fn note(&self, cached: &Cached) -> Result<(), CniError> {
-        let written = self.write(cached, |_| Ok(()));
+        let written = self.write(cached);
         written.map_err(CniError::io("write", self.path(&cached.pod.id)))
     }
 
-    fn write(&self, cached: &Cached, sync: impl Fn(&File) -> io::Result<()>) -> io::Result<()> {
+    fn write(&self, cached: &Cached) -> io::Result<()> {
         let path = self.path(&cached.pod.id);
         let temporary = path.with_extension("tmp");
         let mut file = File::create(&temporary)?;
         file.write_all(&serde_json::to_vec(cached)?)?;
-        sync(&file)?;
+        // The name replaces a record that is there: it must not come to the disk before the text.
+        file.sync_data()?;
         fs::rename(&temporary, &path)
     }
 
