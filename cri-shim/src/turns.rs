@@ -2,12 +2,20 @@
 //! sooner than what shares a processor with everything else, and does not come too late for its
 //! time limit.
 
+use std::pin::pin;
 use std::thread::available_parallelism;
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::patience::timeout;
+
 /// At least so many, for what waits for other things than processors.
 const LEAST: usize = 4;
+
+/// How long a turn is at most, for work that may wait for what never comes: several times what it
+/// takes where processors are busy with it.
+const LENGTH: Duration = Duration::from_secs(10);
 
 /// Turns for two at a time and processor, in the order in which they were asked for.
 #[derive(Debug)]
@@ -26,12 +34,30 @@ impl Turns {
         // It is never closed.
         self.0.acquire().await.ok()
     }
+
+    /// Does `work` when it is its turn. What takes longer than a turn goes on, and the next one's
+    /// begins.
+    pub(crate) async fn begin<F: Future>(&self, work: F) -> F::Output {
+        let turn = self.take().await;
+        let mut work = pin!(work);
+        match timeout(LENGTH, &mut work).await {
+            Ok(done) => done,
+            Err(_) => {
+                drop(turn);
+                work.await
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::future::pending;
+
     use futures_util::FutureExt as _;
+    use tokio::time::Instant;
+
+    use super::*;
 
     #[tokio::test]
     async fn the_next_waits_until_one_has_had_its_turn() {
@@ -45,5 +71,25 @@ mod tests {
         assert_eq!(taken.len(), (2 * processors).max(LEAST));
         taken.pop();
         assert!(turns.take().now_or_never().flatten().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_takes_too_long_goes_on_and_keeps_nobody_waiting() {
+        let turns = Turns::default();
+        let all = turns.0.available_permits();
+        let begin = Instant::now();
+        let hangs = (0..all).map(|_| turns.begin(pending::<()>()));
+        let hangs = futures_util::future::join_all(hangs);
+        let next = turns.begin(async { begin.elapsed() });
+        tokio::select! {
+            biased;
+            _ = hangs => unreachable!("they never end"),
+            waited = next => assert!((LENGTH..2 * LENGTH).contains(&waited), "{waited:?}"),
+        }
+        // Work that ends has its turn until then.
+        turns
+            .begin(async { assert_eq!(turns.0.available_permits(), all - 1) })
+            .await;
+        assert_eq!(turns.0.available_permits(), all);
     }
 }

@@ -142,32 +142,35 @@ impl Node {
                 cgroup_parent: Some(cgroup::parent(config, MachineLimits { vcpus, memory })),
             })
         };
+        let begin = async {
+            let prepared = self.cni.prepare(&pod.id)?;
+            let taps = prepared.taps().map_err(CriError::host("keep taps open"))?;
+            // The guest begins to run while the plugins do.
+            let launching = Launching::begin(launch(provisional_nics(taps))?).await?;
+            let attached = self.cni.attach(&identity, capabilities(config), prepared);
+            let attachment = match attached.await {
+                Ok(attachment) => attachment,
+                Err(error) => {
+                    launching.cancel().await;
+                    return Err(error.into());
+                }
+            };
+            let addresses = attachment.addresses.clone();
+            let is_as_prepared = attachment.is_as_prepared;
+            let (nics, network) = attachment.into_guest();
+            let launching = match is_as_prepared {
+                true => launching,
+                false => {
+                    debug!(pod = pod.id, cards = nics.len(), "the machine starts anew");
+                    launching.cancel().await;
+                    Launching::begin(launch(nics)?).await?
+                }
+            };
+            let client = launching.finish(network).await?;
+            Ok::<_, CriError>((client, addresses))
+        };
         // A node that comes back begins all of its pods at once.
-        let _turn = self.starts.take().await;
-        let prepared = self.cni.prepare(&pod.id)?;
-        let taps = prepared.taps().map_err(CriError::host("keep taps open"))?;
-        // The guest begins to run while the plugins do.
-        let launching = Launching::begin(launch(provisional_nics(taps))?).await?;
-        let attached = self.cni.attach(&identity, capabilities(config), prepared);
-        let attachment = match attached.await {
-            Ok(attachment) => attachment,
-            Err(error) => {
-                launching.cancel().await;
-                return Err(error.into());
-            }
-        };
-        let addresses = attachment.addresses.clone();
-        let is_as_prepared = attachment.is_as_prepared;
-        let (nics, network) = attachment.into_guest();
-        let launching = match is_as_prepared {
-            true => launching,
-            false => {
-                debug!(pod = pod.id, cards = nics.len(), "the machine starts anew");
-                launching.cancel().await;
-                Launching::begin(launch(nics)?).await?
-            }
-        };
-        let client = launching.finish(network).await?;
+        let (client, addresses) = self.starts.begin(begin).await?;
         *pod.given.lock().await = Given {
             memory: Some(0),
             vcpus: Some(vcpus),
