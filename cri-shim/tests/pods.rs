@@ -3,13 +3,16 @@
 
 mod support;
 
-use std::fs;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
 use k8s_cri::v1::*;
-use rustix::mount::mount_bind;
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 use rustix::process::Signal;
 use serde_json::json;
 use support::stand_in::{Node, POD, until};
@@ -121,6 +124,67 @@ async fn a_start_that_fails_leaves_nothing_in_the_guest_and_is_told_to_all_who_a
     // One that has failed stays so.
     let refused = node.start(&id).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+}
+
+/// A directory in which whoever looks for a name waits without end: its file system is served by
+/// this test, which never answers.
+struct Hang {
+    dir: PathBuf,
+    _server: File,
+}
+
+impl Hang {
+    fn new(dir: PathBuf) -> Self {
+        fs::create_dir(&dir).unwrap();
+        let mut options = File::options();
+        let server = options.read(true).write(true).open("/dev/fuse").unwrap();
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0",
+            server.as_raw_fd()
+        );
+        let options = CString::new(options).unwrap();
+        mount("hang", &dir, "fuse", MountFlags::empty(), &*options).unwrap();
+        Self {
+            dir,
+            _server: server,
+        }
+    }
+}
+
+impl Drop for Hang {
+    fn drop(&mut self) {
+        let _ = unmount(&self.dir, UnmountFlags::DETACH);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_can_be_stopped_while_a_volume_hangs() {
+    let mut node = Node::new(2).await;
+    let hang = Hang::new(node.daemon.path("hang"));
+    let volume = hang.dir.join("volume");
+    let daemon = node.daemon.pid();
+    let stops = async {
+        // The daemon looks at the volume.
+        until(async || {
+            let threads = fs::read_dir(format!("/proc/{daemon}/task"))
+                .unwrap()
+                .flatten();
+            let mut names = threads.map(|thread| fs::read_to_string(thread.path().join("comm")));
+            names.any(|name| name.is_ok_and(|name| name == "volumes\n"))
+        })
+        .await;
+        // Others go on meanwhile.
+        assert_eq!(node.pod_state().await, PodSandboxState::SandboxReady);
+        let limit = Duration::from_secs(60);
+        tokio::time::timeout(limit, node.stop())
+            .await
+            .expect("the pod is not stopped");
+    };
+    let (created, ()) = tokio::join!(node.create_with("a", &volume), stops);
+    let refused = created.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(node.process_ended().success());
+    node.remove().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

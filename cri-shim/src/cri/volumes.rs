@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Component, Path, PathBuf};
 
 use k8s_cri::v1::{Mount, MountPropagation};
-use rustix::fs::{StatVfs, StatVfsMountFlags, fstatvfs, statvfs};
+use rustix::fs::{StatVfsMountFlags, fstatvfs, statvfs};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
 use tracing::warn;
@@ -30,39 +30,107 @@ pub(super) const EMPTY_DIR: &str = "/volumes/kubernetes.io~empty-dir/";
 /// Ends the names of volumes in which the host's later mounts appear.
 const FOLLOWS: char = 's';
 
-/// Mounts `mounts` for a container, but for those of images and, by their numbers, those that are
-/// in the guest's `memory`. What another container has mounted alike is not mounted again. Nothing
-/// of them stays when one fails.
+/// What a container wants to have mounted: open, and looked at. So mounting it waits for no server
+/// of files.
+#[derive(Debug)]
+pub(super) struct Looked {
+    /// In the order of the mounts, but for those of images.
+    volumes: Vec<(Mount, Source)>,
+    /// Volumes that were mounted already.
+    there: BTreeMap<String, There>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Memory(MemorySource),
+    Host(Wanted),
+}
+
+/// A volume of the pod that is mounted.
+#[derive(Debug, Clone, Copy)]
+struct There {
+    /// Device and inode.
+    object: (u64, u64),
+    flags: StatVfsMountFlags,
+}
+
+/// Opens and looks at what `mounts` name, but for those of images and, by their numbers, those that
+/// are in the guest's `memory`; and at what is mounted for the pod. This waits without end where a
+/// server of files does not answer: nothing is to be locked meanwhile.
+pub(super) fn look(
+    shared: &Path,
+    mounted: &Mounted,
+    mounts: &[Mount],
+    mut memory: BTreeMap<usize, MemorySource>,
+) -> Result<Looked> {
+    let mut volumes = Vec::new();
+    for (number, mount) in mounts.iter().enumerate() {
+        if image_of(mount).is_some() {
+            continue;
+        }
+        let source = match memory.remove(&number) {
+            Some(source) => Source::Memory(source),
+            None => Source::Host(Wanted::open(number, mount, mounted)?),
+        };
+        volumes.push((mount.clone(), source));
+    }
+    let objects: Vec<_> = volumes
+        .iter()
+        .filter_map(|(_, source)| match source {
+            Source::Host(wanted) => Some(wanted.there.object),
+            Source::Memory(_) => None,
+        })
+        .collect();
+    let names: Vec<String> = mounted.lock().names().map(str::to_owned).collect();
+    let mut there = BTreeMap::new();
+    for name in names {
+        let target = shared.join(&name);
+        let Ok(meta) = fs::symlink_metadata(&target) else {
+            continue;
+        };
+        let object = (meta.dev(), meta.ino());
+        if !objects.contains(&object) {
+            continue;
+        }
+        // One that is unmounted by now is nobody's.
+        if let Ok(at) = statvfs(&target) {
+            let flags = at.f_flag;
+            there.insert(name, There { object, flags });
+        }
+    }
+    Ok(Looked { volumes, there })
+}
+
+/// Mounts what was looked at for a container. What another container has mounted alike is not
+/// mounted again. Nothing of it stays when one fails.
 pub(super) fn mount(
     shared: &Path,
     mounted: &Mounted,
     container: &str,
-    mounts: &[Mount],
-    mut memory: BTreeMap<usize, MemorySource>,
+    looked: Looked,
 ) -> Result<Vec<Volume>> {
     let mut users = mounted.lock();
-    let mut volumes = Vec::new();
-    for (number, wanted) in mounts.iter().enumerate() {
-        if image_of(wanted).is_some() {
-            continue;
-        }
-        let source = match memory.remove(&number) {
-            Some(source) => Ok((VolumeSource::Memory(source), wanted.readonly)),
-            None => {
+    let Looked { volumes, mut there } = looked;
+    // It may have been unmounted meanwhile.
+    there.retain(|name, _| users.names().any(|known| known == name));
+    let mut done = Vec::new();
+    for (wanted, source) in volumes {
+        let source = match source {
+            Source::Memory(source) => Ok((VolumeSource::Memory(source), wanted.readonly)),
+            Source::Host(host) => {
                 let short: String = container.chars().take(16).collect();
-                let follows = is_slave(wanted).then_some(FOLLOWS);
+                let follows = is_slave(&wanted).then_some(FOLLOWS);
+                let number = host.number;
                 let name = format!("{short}-{number}").chars().chain(follows).collect();
-                let wanted = Wanted::open(wanted, mounted);
-                wanted
-                    .and_then(|wanted| share_or_mount(shared, &mut users, container, name, &wanted))
+                share_or_mount(shared, &mut users, &mut there, container, name, &host)
             }
         };
         match source {
-            Ok((source, readonly)) => volumes.push(Volume {
+            Ok((source, readonly)) => done.push(Volume {
                 source,
-                destination: wanted.container_path.clone(),
+                is_slave: is_slave(&wanted),
+                destination: wanted.container_path,
                 readonly,
-                is_slave: is_slave(wanted),
             }),
             Err(error) => {
                 let unused = users.release(container);
@@ -71,7 +139,7 @@ pub(super) fn mount(
             }
         }
     }
-    Ok(volumes)
+    Ok(done)
 }
 
 /// The container has no volumes any more: those that no other one has are unmounted.
@@ -136,18 +204,20 @@ fn remove_unused(shared: &Path, users: &mut Users, unused: Vec<String>) -> Resul
 fn share_or_mount(
     shared: &Path,
     users: &mut Users,
+    there: &mut BTreeMap<String, There>,
     container: &str,
     name: String,
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
 ) -> Result<(VolumeSource, bool)> {
-    if let Some(name) = wanted.find(shared, users)? {
+    if let Some(name) = wanted.find(shared, there)? {
         users.add(&name, container);
         // What may be mounted below one that follows the host is as the host has it.
-        let readonly = wanted.mount.readonly && !is_slave(wanted.mount);
+        let readonly = wanted.mount.readonly && !is_slave(&wanted.mount);
         return Ok((VolumeSource::Shared(name), readonly));
     }
     users.add(&name, container);
     let readonly = wanted.mount_at(shared, &name)?;
+    there.insert(name.clone(), wanted.once_mounted());
     Ok((VolumeSource::Shared(name), readonly))
 }
 
@@ -156,24 +226,37 @@ fn is_slave(mount: &Mount) -> bool {
 }
 
 /// What a container wants to have mounted, open.
-struct Wanted<'a> {
-    mount: &'a Mount,
+#[derive(Debug)]
+struct Wanted {
+    /// Among all mounts of the container.
+    number: usize,
+    mount: Mount,
     source: File,
     meta: Metadata,
+    /// As it is mounted where it comes from.
+    there: There,
     /// The host does not let the guest write there. What belongs to the pod alone, and is kept from
     /// one of its containers, the guest keeps from that one.
     is_read_only: bool,
 }
 
-impl<'a> Wanted<'a> {
-    fn open(mount: &'a Mount, mounted: &Mounted) -> Result<Self> {
+impl Wanted {
+    fn open(number: usize, mount: &Mount, mounted: &Mounted) -> Result<Self> {
         let path = Path::new(&mount.host_path);
+        let failed = || CriError::io("look at", path);
         let source = open_source(path)?;
-        let meta = source.metadata().map_err(CriError::io("look at", path))?;
+        let meta = source.metadata().map_err(failed())?;
+        let at = fstatvfs(&source).map_err(|error| failed()(error.into()))?;
+        let there = There {
+            object: (meta.dev(), meta.ino()),
+            flags: at.f_flag,
+        };
         let mut wanted = Self {
-            mount,
+            number,
+            mount: mount.clone(),
             source,
             meta,
+            there,
             is_read_only: mount.readonly,
         };
         let is_the_pods = mounted.is_the_pods(&mount.host_path) && !is_slave(mount);
@@ -192,36 +275,27 @@ impl<'a> Wanted<'a> {
     }
 
     /// The name of what some container has, if this one can have the same.
-    fn find(&self, shared: &Path, users: &Users) -> Result<Option<String>> {
-        let mut names = users.names().filter(|name| {
-            let at = fs::symlink_metadata(shared.join(name));
-            let is_same =
-                at.is_ok_and(|at| (at.dev(), at.ino()) == (self.meta.dev(), self.meta.ino()));
-            is_same && name.ends_with(FOLLOWS) == is_slave(self.mount)
-        });
-        names.try_fold(None, |found: Option<String>, name| {
-            if found.is_some() || !self.is_like(&shared.join(name))? {
-                return Ok(found);
+    fn find(&self, shared: &Path, there: &BTreeMap<String, There>) -> Result<Option<String>> {
+        for (name, there) in there {
+            if there.object == self.there.object
+                && name.ends_with(FOLLOWS) == is_slave(&self.mount)
+                && self.is_like(there, &shared.join(name))?
+            {
+                return Ok(Some(name.clone()));
             }
-            Ok(Some(name.to_owned()))
-        })
+        }
+        Ok(None)
     }
 
     /// Whether a mount of the same object is as it would be for this container.
-    fn is_like(&self, target: &Path) -> Result<bool> {
-        let flags = |at: rustix::io::Result<StatVfs>| {
-            at.map(|at| at.f_flag)
-                .map_err(|error| CriError::io("look at", target)(error.into()))
-        };
-        let there = flags(statvfs(target))?;
-        let source = flags(fstatvfs(&self.source))?;
-        let differ = there ^ source;
+    fn is_like(&self, there: &There, target: &Path) -> Result<bool> {
+        let differ = there.flags ^ self.there.flags;
         if differ.contains(StatVfsMountFlags::NOEXEC) {
             return Ok(false);
         }
-        let there = there.contains(StatVfsMountFlags::RDONLY);
-        let read_only = self.is_read_only || source.contains(StatVfsMountFlags::RDONLY);
-        if is_slave(self.mount) {
+        let there = there.flags.contains(StatVfsMountFlags::RDONLY);
+        let read_only = self.is_read_only || self.there.flags.contains(StatVfsMountFlags::RDONLY);
+        if is_slave(&self.mount) {
             // What is mounted below follows the host in both.
             return Ok(there == read_only);
         }
@@ -230,10 +304,19 @@ impl<'a> Wanted<'a> {
         Ok(may_be_used && mount_points(target)?.len() == 1 && self.is_single()?)
     }
 
+    /// What it is once it is mounted.
+    fn once_mounted(&self) -> There {
+        let mut there = self.there;
+        if self.is_read_only {
+            there.flags |= StatVfsMountFlags::RDONLY;
+        }
+        there
+    }
+
     /// Mounts it on a name in `shared`. True when nothing in it can be written, not even below
     /// mounts in it.
     fn mount_at(&self, shared: &Path, name: &str) -> Result<bool> {
-        let wanted = self.mount;
+        let wanted = &self.mount;
         let failed = || CriError::io("mount the volume", Path::new(&wanted.host_path));
         let is_dir = self.meta.is_dir();
         let extent = match is_dir {
@@ -369,6 +452,17 @@ mod tests {
         BTreeMap::new()
     }
 
+    fn mount(
+        shared: &Path,
+        mounted: &Mounted,
+        container: &str,
+        mounts: &[Mount],
+        memory: BTreeMap<usize, MemorySource>,
+    ) -> Result<Vec<Volume>> {
+        let looked = look(shared, mounted, mounts, memory)?;
+        super::mount(shared, mounted, container, looked)
+    }
+
     #[test]
     fn files_and_directories_are_mounted_and_nothing_stays() {
         let dir = tempfile::tempdir().unwrap();
@@ -477,6 +571,24 @@ mod tests {
                 release(&shared, &mounted, "g").unwrap();
             }
         }
+    }
+
+    #[test]
+    fn what_was_unmounted_since_it_was_looked_at_is_mounted_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let [shared, data] = ["shared", "data"].map(|name| dir.path().join(name));
+        for made in [&shared, &data] {
+            fs::create_dir(made).unwrap();
+        }
+        let mounted = Mounted::of("u");
+        mount(&shared, &mounted, "a", &[wanted(&data)], none()).unwrap();
+        let looked = look(&shared, &mounted, &[wanted(&data)], none()).unwrap();
+        release(&shared, &mounted, "a").unwrap();
+        let volumes = super::mount(&shared, &mounted, "b", looked).unwrap();
+        assert_eq!(volumes[0].name(), Some("b-0"));
+        fs::write(shared.join("b-0/f"), "x").unwrap();
+        assert!(data.join("f").exists());
+        release(&shared, &mounted, "b").unwrap();
     }
 
     #[test]

@@ -222,13 +222,26 @@ impl Node {
 
     /// Makes a container without limits.
     pub(crate) async fn create(&self, name: &str, volume: Option<&Path>) -> String {
-        let mounts = volume.iter().map(|path| Mount {
+        let created = match volume {
+            Some(volume) => self.create_with(name, volume).await,
+            None => self.create_of(name, ContainerConfig::default()).await,
+        };
+        created.unwrap()
+    }
+
+    /// Makes a container with a volume.
+    pub(crate) async fn create_with(
+        &self,
+        name: &str,
+        volume: &Path,
+    ) -> Result<String, tonic::Status> {
+        let mount = Mount {
             container_path: "/data".to_owned(),
-            host_path: path.to_str().unwrap().to_owned(),
+            host_path: volume.to_str().unwrap().to_owned(),
             ..Mount::default()
-        });
+        };
         let config = ContainerConfig {
-            mounts: mounts.collect(),
+            mounts: vec![mount],
             ..ContainerConfig::default()
         };
         self.create_of(name, config).await
@@ -247,10 +260,14 @@ impl Node {
             }),
             ..ContainerConfig::default()
         };
-        self.create_of(name, config).await
+        self.create_of(name, config).await.unwrap()
     }
 
-    async fn create_of(&self, name: &str, config: ContainerConfig) -> String {
+    async fn create_of(
+        &self,
+        name: &str,
+        config: ContainerConfig,
+    ) -> Result<String, tonic::Status> {
         let image = Some(ImageSpec {
             image: self.image.clone(),
             ..ImageSpec::default()
@@ -269,9 +286,9 @@ impl Node {
             image,
             ..config
         };
-        let mut client = self.client().await;
-        let request = client.create_request(config, Some(pod_config()));
-        client.create(request).await
+        let request = self.client().await.create_request(config, Some(pod_config()));
+        let created = self.runtime().await.create_container(request).await;
+        created.map(|created| created.into_inner().container_id)
     }
 
     /// Gives the pod another limit of memory, in bytes.

@@ -8,16 +8,18 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use k8s_cri::v1::{ContainerConfig, ContainerEventType, CreateContainerRequest, NamespaceMode};
+use k8s_cri::v1::{
+    ContainerConfig, ContainerEventType, CreateContainerRequest, Mount, NamespaceMode,
+};
 use podvisor_images::{Error as ImageError, Image, Reference};
 use tracing::{debug, info, warn};
 
-use crate::blocking::in_place;
+use crate::blocking::{apart, in_place};
 use crate::cni;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::newer::stop_signal_from_cri;
 use crate::cri::node::{Container, Node, Pod, now};
-use crate::cri::spec::{self, ContainerSpec, MemorySource, SpecRequest, Volume, VolumeSource};
+use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord};
 use crate::cri::{devices, memory, resolver, volumes};
 use crate::machine::UserRange;
@@ -100,17 +102,19 @@ impl Node {
             .as_ref()
             .map_or("", |image| image.image.as_str());
         let shared = self.dir(&pod.id).join(volumes::SHARED);
-        // Directories of the host may be on a disk, or a server, that takes its time.
-        let (image, images, mounted) = in_place(|| -> Result<_> {
+        let (image, images, of_images) = in_place(|| -> Result<_> {
             let image = self.image_named(wanted)?;
             let rootfs = image.open_rootfs()?;
             let (of_images, volumes) = self.image_volumes(&config, &newer.image_sub_paths)?;
-            let in_memory = self.memory_volumes(pod, &config)?;
-            let mounts = &config.mounts;
-            let mut mounted = volumes::mount(&shared, &pod.mounted, &id, mounts, in_memory)?;
-            mounted.extend(of_images);
-            Ok((image, Images { rootfs, volumes }, mounted))
+            Ok((image, Images { rootfs, volumes }, of_images))
         })?;
+        // A server of files that does not answer must not keep the pod from being ended.
+        let looked = tokio::select! {
+            looked = self.look_at_volumes(pod, config.mounts.clone()) => looked?,
+            () = pod.is_to_end() => return Err(pod.not_ready()),
+        };
+        let mut mounted = in_place(|| volumes::mount(&shared, &pod.mounted, &id, looked))?;
+        mounted.extend(of_images);
         let new = NewContainer {
             id: &id,
             config,
@@ -237,22 +241,27 @@ impl Node {
         }
     }
 
-    /// The mounts of a container, by their numbers, that are in its guest's memory.
-    fn memory_volumes(
-        &self,
-        pod: &Pod,
-        config: &ContainerConfig,
-    ) -> Result<BTreeMap<usize, MemorySource>> {
-        let Some(before) = pod.record().memory_volumes else {
-            return Ok(BTreeMap::new());
-        };
+    /// Opens what a container mounts of the host, and decides which of it is in its guest's memory.
+    async fn look_at_volumes(&self, pod: &Arc<Pod>, mounts: Vec<Mount>) -> Result<volumes::Looked> {
+        let before = pod.record().memory_volumes;
         let mut known = before.clone();
-        let sources = memory::sources(&config.mounts, &mut known)?;
+        let shared = self.dir(&pod.id).join(volumes::SHARED);
+        let of_pod = Arc::clone(pod);
+        let look = move || -> Result<_> {
+            let in_memory = match &mut known {
+                Some(known) => memory::sources(&mounts, known)?,
+                None => BTreeMap::new(),
+            };
+            let looked = volumes::look(&shared, &of_pod.mounted, &mounts, in_memory)?;
+            Ok((looked, known))
+        };
+        let looked = apart("volumes", look).await;
+        let (looked, known) = looked.map_err(CriError::host("look at the volumes"))??;
         if known != before {
             // Before there is a container that may write to one.
-            pod.update(&self.database, |record| record.memory_volumes = Some(known))?;
+            pod.update(&self.database, |record| record.memory_volumes = known)?;
         }
-        Ok(sources)
+        Ok(looked)
     }
 
     /// The images that a container mounts as volumes.
