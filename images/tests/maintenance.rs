@@ -2,10 +2,13 @@
 
 mod support;
 
+use std::fs::File;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use podvisor_images::{Digest, Error, Image, Prune, PullEvent, Store};
+use rustix::fs::{FlockOperation, flock};
 use support::image::{Layer, Packing};
 use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, options};
 
@@ -210,6 +213,66 @@ async fn files_stay_while_several_pulls_are_under_way_and_go_with_the_last_one()
         assert!(pull.await.unwrap_err().is_cancelled());
     }
     assert!(!is_there(), "{:?}", test.files());
+}
+
+fn eventually(condition: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(
+            begin.elapsed() < Duration::from_secs(60),
+            "it does not come to that"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_that_is_cancelled_at_its_end_keeps_files_until_the_image_has_its_record() {
+    let image = TestImage::small();
+    let test = TestStore::new();
+    let lock = |name: &str, how| {
+        let mut file = File::options();
+        let file = file.write(true).create(true).truncate(false);
+        let file = file.open(test.dir.path().join(name)).unwrap();
+        flock(&file, how).map(|()| file)
+    };
+    let database = Arc::new(Mutex::new(None));
+    let server = Faulty::serve(image.clone(), {
+        let (path, database) = (test.dir.path().join("lock"), Arc::clone(&database));
+        move |request| {
+            if request.path.contains("/blobs/") {
+                // From now on nothing is recorded.
+                database.lock().unwrap().get_or_insert_with(|| {
+                    let file = File::options()
+                        .write(true)
+                        .create(true)
+                        .truncate(false)
+                        .open(&path);
+                    let file = file.unwrap();
+                    flock(&file, FlockOperation::LockExclusive).unwrap();
+                    file
+                });
+            }
+            None
+        }
+    });
+    let name = server.name();
+    let pull = {
+        let (store, name) = (test.store.clone(), name.clone());
+        tokio::spawn(async move { store.pull(&name, &options()).await })
+    };
+    // The last thing before the record.
+    let config = format!("blobs/sha256/{}", Digest::of(&image.config).hex());
+    eventually(|| test.files().contains(&config));
+    pull.abort();
+    assert!(pull.await.unwrap_err().is_cancelled());
+    let alone = FlockOperation::NonBlockingLockExclusive;
+    assert!(lock("gc.lock", alone).is_err(), "files may be removed");
+    database.lock().unwrap().take();
+    eventually(|| lock("gc.lock", alone).is_ok());
+    let pulled = test.store.resolve(&name).unwrap();
+    assert!(pulled.rootfs().exists());
+    assert_eq!(test.store.prune(&Prune::default()).unwrap(), []);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Disk images inside OCI images (KubeVirt's containerDisk: one file in the directory `/disk`).
 
 use std::fs::File;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::database;
 use super::disk_records::DiskRecord;
@@ -42,7 +42,10 @@ impl Store {
         let known = image.disk().map(|id| self.inner.disk_by_id(&contents, id));
         match known {
             Some(Ok(disk)) => Ok(disk),
-            _ => self.inner.make_disk(&image, self.inner.find_disk(&image)?),
+            _ => {
+                let found = self.inner.find_disk(&image)?;
+                self.inner.make_disk(&image, found, &AtomicBool::new(false))
+            }
         }
     }
 }
@@ -51,7 +54,7 @@ impl Inner {
     /// Converts the disk image of an image that is evidently there for nothing else, so that what
     /// is wrong with it shows before a machine needs it. An image that has one for other reasons is
     /// none the worse.
-    pub(super) fn recognise_disk(&self, image: Image) -> Image {
+    pub(super) fn recognise_disk(&self, image: Image, cancelled: &AtomicBool) -> Image {
         let contents = database::read(&self.layout);
         let known = image
             .disk
@@ -61,7 +64,7 @@ impl Inner {
             return image;
         }
         let made = match self.find_disk(&image) {
-            Ok(found) if found.is_evident() => self.make_disk(&image, found),
+            Ok(found) if found.is_evident() => self.make_disk(&image, found, cancelled),
             Ok(_) | Err(Error::Disk(DiskError::NoDisk { .. } | DiskError::SeveralDisks { .. })) => {
                 return image;
             }
@@ -72,6 +75,7 @@ impl Inner {
                 disk: Some(disk.id),
                 ..image
             },
+            Err(_) if cancelled.load(Ordering::Relaxed) => image,
             Err(error) => {
                 tracing::warn!(image = %image.id, %error, "the image's disk cannot be used");
                 image
@@ -115,7 +119,7 @@ impl Inner {
         })
     }
 
-    fn make_disk(&self, image: &Image, found: Found) -> Result<Disk> {
+    fn make_disk(&self, image: &Image, found: Found, cancelled: &AtomicBool) -> Result<Disk> {
         let path = self.layout.disk_work(&image.id);
         let write = |source| Error::io("write", &path, source);
         let work = WorkFile::acquire(&path).map_err(write)?;
@@ -134,7 +138,7 @@ impl Inner {
         let input = input.map_err(|source| unusable(ConvertError::Read(source)))?;
         let job = Job {
             limits: &self.options.limits,
-            cancelled: &AtomicBool::new(false),
+            cancelled,
         };
         let out = work.handle().map_err(write)?;
         let converted = convert(input, None, out, &job).map_err(|failure| match failure {
@@ -170,4 +174,41 @@ fn shown(image: &Image) -> String {
 fn printable(name: &[u8]) -> String {
     let name = String::from_utf8_lossy(name);
     name.chars().filter(|c| !c.is_control()).take(100).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::ConvertError;
+    use crate::{ImportSource, PullOptions};
+
+    #[test]
+    fn a_conversion_whose_pull_is_cancelled_ends() {
+        let (root, tree) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let store = Store::open(root.path()).unwrap();
+        std::fs::create_dir(tree.path().join("disk")).unwrap();
+        std::fs::write(tree.path().join("disk/notes"), [b'x'; 4096]).unwrap();
+        // Not there for a disk alone: so it is not converted yet.
+        std::fs::write(tree.path().join("file"), "").unwrap();
+        let source = ImportSource::Directory(tree.path().to_owned());
+        let options = PullOptions::default();
+        let image = store.import(source, Some("vm"), &options).unwrap();
+        let make = |is_cancelled| {
+            let found = store.inner.find_disk(&image).unwrap();
+            let cancelled = AtomicBool::new(is_cancelled);
+            store.inner.make_disk(&image, found, &cancelled)
+        };
+        let cancelled = make(true);
+        assert!(
+            matches!(
+                &cancelled,
+                Err(Error::Disk(DiskError::Unusable {
+                    source: ConvertError::Cancelled,
+                    ..
+                }))
+            ),
+            "{cancelled:?}"
+        );
+        assert_eq!(make(false).unwrap().virtual_size(), 4096);
+    }
 }

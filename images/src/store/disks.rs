@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::database::{self, Change, Contents};
 use super::disk_records::{DiskChange, DiskName, DiskRecord};
 use super::flights::Flight;
-use super::gc::{check_unused, entries, remove_unused};
+use super::gc::{Stay, check_unused, entries, remove_unused};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, Prune, PullOptions, PullPolicy, Removed, Store, private};
@@ -47,9 +47,10 @@ impl Store {
             }
         }
         let inner = Arc::clone(&self.inner);
-        let stay = blocking(move || inner.hold_files()).await?;
+        let stay = Arc::new(blocking(move || inner.hold_files()).await?);
         let inner = Arc::clone(&self.inner);
-        let outcome = inner.fetch_disk(source, checksum.cloned(), options).await;
+        let fetch = inner.fetch_disk(source, checksum.cloned(), options, &stay);
+        let outcome = fetch.await;
         blocking(move || drop(stay)).await;
         // The file may have its place and no record, which alone makes it a disk image.
         if let Err(Error::DiskFull { .. } | Error::Io { .. } | Error::Database { .. }) = &outcome {
@@ -179,6 +180,7 @@ impl Inner {
         source: Source,
         checksum: Option<Checksum>,
         options: &PullOptions,
+        stay: &Arc<Stay>,
     ) -> Result<Disk> {
         let name = source.name();
         options.emit(PullEvent::Resolving {
@@ -207,12 +209,12 @@ impl Inner {
         let path = self.layout.disk_work(&key);
         let mut waited = false;
         let flight = self.flights.enter(Flight::Disk(key));
-        let _turn = match flight.try_lock() {
+        let turn = match Arc::clone(&flight).try_lock_owned() {
             Ok(turn) => turn,
             Err(_) => {
                 waited = true;
                 options.emit(PullEvent::DiskWaiting);
-                flight.lock().await
+                flight.lock_owned().await
             }
         };
         let work = acquire(&path, || {
@@ -255,15 +257,20 @@ impl Inner {
                 FetchError::Disk(error) => Error::from(error),
                 FetchError::Write(source) => write(source),
             })?;
-        let disk = blocking(move || match (fetched, known) {
-            (Fetched::NotModified, Some(known)) => {
-                self.name_disk(&name, known.id, known.validators)
-            }
-            (Fetched::NotModified, None) => Err(Error::NotFound { name }),
-            (Fetched::File(converted, validators), _) => {
-                self.keep_disk(work, &converted)?;
-                let record = new_record(&converted, checksum.as_ref());
-                self.commit_disk(converted.digest, record, Some((name, validators)), None)
+        let stay = Arc::clone(stay);
+        let disk = blocking(move || {
+            // Also when nobody waits for this any more.
+            let _held = (turn, stay);
+            match (fetched, known) {
+                (Fetched::NotModified, Some(known)) => {
+                    self.name_disk(&name, known.id, known.validators)
+                }
+                (Fetched::NotModified, None) => Err(Error::NotFound { name }),
+                (Fetched::File(converted, validators), _) => {
+                    self.keep_disk(work, &converted)?;
+                    let record = new_record(&converted, checksum.as_ref());
+                    self.commit_disk(converted.digest, record, Some((name, validators)), None)
+                }
             }
         });
         let disk = disk.await?;

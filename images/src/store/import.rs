@@ -64,7 +64,9 @@ impl Inner {
             names_of(reference, &digest, id).into()
         });
         let record = rootfs.record(Record::new(digest));
-        let image = self.commit(id, record, names, &[(digest, manifest), (id, config)])?;
+        let documents = [(digest, manifest), (id, config)];
+        let cancelled = options.cancel.flag();
+        let image = self.commit(id, record, names, &documents, &cancelled)?;
         options.emit(PullEvent::Done { id, new });
         Ok(image)
     }

@@ -142,7 +142,8 @@ impl Inner {
             .collect();
         let record = rootfs.record(Record::new(digest));
         let documents = [(digest, manifest), (id, found.config)];
-        let image = self.commit(id, record, names, &documents)?;
+        let cancelled = options.cancel.flag();
+        let image = self.commit(id, record, names, &documents, &cancelled)?;
         options.emit(crate::PullEvent::Done { id, new });
         Ok(image)
     }

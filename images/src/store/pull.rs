@@ -12,6 +12,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 use super::database::{self, Change, Name, Record};
 use super::flights::Flight;
+use super::gc::Stay;
 use super::lookup::names_of;
 use super::rootfs::Rootfs;
 use super::work::{WorkFile, sync_directory_of};
@@ -30,6 +31,9 @@ impl Drop for StopOnDrop {
         self.0.store(true, Ordering::Relaxed);
     }
 }
+
+/// Has files stay, and a pull wait, until it is dropped.
+type Alive = (Arc<Stay>, mpsc::Sender<Infallible>);
 
 /// Runs `work` where blocking is allowed.
 pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -65,8 +69,8 @@ impl Store {
             policy.check(&reference, &[], 0)?;
         }
         let inner = Arc::clone(&self.inner);
-        let stay = blocking(move || inner.hold_files()).await?;
-        let outcome = self.inner.clone().pull(&reference, options).await;
+        let stay = Arc::new(blocking(move || inner.hold_files()).await?);
+        let outcome = self.inner.clone().pull(&reference, options, &stay).await;
         blocking(move || drop(stay)).await;
         if let Err(error) = &outcome
             && (!error.is_retryable() || matches!(error, Error::DiskFull { .. }))
@@ -87,7 +91,13 @@ impl Store {
 const LITTLE_MEMORY: u64 = 32 << 20;
 
 impl Inner {
-    async fn pull(self: Arc<Self>, reference: &Reference, options: &PullOptions) -> Result<Image> {
+    /// `stay` is in the hands of whatever still works on files when this future is dropped.
+    async fn pull(
+        self: Arc<Self>,
+        reference: &Reference,
+        options: &PullOptions,
+        stay: &Arc<Stay>,
+    ) -> Result<Image> {
         options.emit(PullEvent::Resolving {
             reference: reference.to_string(),
         });
@@ -129,11 +139,10 @@ impl Inner {
             })
         })?;
         // Held until the image has its record, by which others know what they find.
-        let flight = self.flights.enter(Flight::Rootfs(id));
-        let _turn = flight.lock().await;
+        let turn = self.flights.enter(Flight::Rootfs(id)).lock_owned().await;
         let rootfs = self
             .clone()
-            .make_rootfs(&client, layers, diff_ids, id, options)
+            .make_rootfs(&client, layers, diff_ids, id, options, stay)
             .await?;
         let new = rootfs.is_new();
         let documents: Vec<_> = (resolved
@@ -148,7 +157,14 @@ impl Inner {
             signatures,
             ..Record::new(resolved.digest)
         });
-        let image = blocking(move || self.commit(id, record, names, &documents)).await?;
+        let (stop, stay) = (StopOnDrop::default(), Arc::clone(stay));
+        let cancelled = Arc::clone(&stop.0);
+        let image = blocking(move || {
+            let image = self.commit(id, record, names, &documents, &cancelled);
+            drop((turn, stay));
+            image
+        })
+        .await?;
         options.emit(PullEvent::Done { id, new });
         Ok(image)
     }
@@ -201,6 +217,7 @@ impl Inner {
         diff_ids: Vec<Digest>,
         id: Digest,
         options: &PullOptions,
+        stay: &Arc<Stay>,
     ) -> Result<Rootfs> {
         let find = || {
             let (inner, layers) = (Arc::clone(&self), layers.to_vec());
@@ -221,25 +238,22 @@ impl Inner {
         let unpacking = spawn_blocking({
             let (inner, cancelled, options) =
                 (Arc::clone(&self), Arc::clone(&stop.0), options.clone());
+            let stay = Arc::clone(stay);
             let layers: Vec<_> = layers
                 .iter()
                 .map(|layer| layer.digest)
                 .zip(diff_ids)
                 .collect();
             move || {
-                inner.unpack(
-                    work,
-                    id,
-                    &layers,
-                    || queue.blocking_recv(),
-                    cancelled,
-                    &options,
-                )
+                let next = || queue.blocking_recv();
+                let unpacked = inner.unpack(work, id, &layers, next, cancelled, &options);
+                drop(stay);
+                unpacked
             }
         });
         let fetched = self
             .clone()
-            .fetch_layers(client, layers, options, ready)
+            .fetch_layers(client, layers, options, ready, stay)
             .await;
         // A fetch that failed has closed the queue, so the thread ends either way, and its own
         // error comes first unless it only tells that the queue ended.
@@ -267,11 +281,13 @@ impl Inner {
         layers: &[Descriptor],
         options: &PullOptions,
         ready: mpsc::UnboundedSender<usize>,
+        stay: &Arc<Stay>,
     ) -> Result<()> {
         let slots = Arc::new(Semaphore::new(options.parallel_layers.max(1)));
         let mut fetches = JoinSet::new();
         // Whoever holds `alive` may still touch files.
-        let (alive, mut gone) = mpsc::channel::<Infallible>(1);
+        let (sender, mut gone) = mpsc::channel::<Infallible>(1);
+        let alive = (Arc::clone(stay), sender);
         for (index, layer) in layers.iter().cloned().enumerate() {
             let (inner, client, slots) =
                 (Arc::clone(&self), Arc::clone(client), Arc::clone(&slots));
@@ -313,7 +329,7 @@ impl Inner {
         client: &Client,
         layer: &Descriptor,
         options: &PullOptions,
-        alive: mpsc::Sender<Infallible>,
+        alive: Alive,
     ) -> Result<()> {
         let digest = layer.digest;
         let target = self.layout.blob(&digest);
@@ -432,13 +448,15 @@ impl Inner {
         Ok(Rootfs::New)
     }
 
-    /// Gives an image its record and names, and stores those of the documents that are in it.
+    /// Gives an image its record and names, and stores those of the documents that are in it. When
+    /// `cancelled` is set, a disk image in it is left for who needs it.
     pub(super) fn commit(
         &self,
         id: Digest,
         record: Record,
         names: Vec<Name>,
         documents: &[(Digest, Vec<u8>)],
+        cancelled: &AtomicBool,
     ) -> Result<Image> {
         for (digest, bytes) in documents {
             if *digest == id || *digest == record.manifest || record.indexes.contains(digest) {
@@ -460,7 +478,7 @@ impl Inner {
             name: id.to_string(),
         })?;
         let image = self.image(&contents, id, record)?;
-        Ok(self.recognise_disk(image))
+        Ok(self.recognise_disk(image, cancelled))
     }
 
     /// A manifest or configuration that is here. Nothing is read of a blob of another size, which
