@@ -4,10 +4,11 @@ mod support;
 
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use podvisor_images::{Digest, Error, Image, Prune, PullEvent, Store};
+use podvisor_images::{Digest, Error, Image, Prune, PullEvent, PullPolicy, Store};
 use rustix::fs::{FlockOperation, flock};
 use support::image::{Layer, Packing};
 use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, options};
@@ -176,7 +177,7 @@ fn files_stay_while_somebody_saves_and_go_when_that_ends() {
         .save(&["a", "b"], Default::default(), &mut meddler, &cancel)
         .unwrap();
     let removed = &meddler.1[0];
-    assert!(removed.image.is_some() && removed.deferred && removed.bytes == 0);
+    assert!(removed.image.is_some() && removed.deferred && removed.bytes > 0);
     assert!(meddler.1[1].deferred);
     assert_eq!(test.store.list().unwrap().len(), 1);
     assert_eq!(test.files().len(), 4, "{:?}", test.files());
@@ -204,15 +205,21 @@ async fn files_stay_while_several_pulls_are_under_way_and_go_with_the_last_one()
         }));
         while !matches!(received.recv().await, Some(PullEvent::Resolved { .. })) {}
     }
+    let own = |kind: &str| {
+        let files = test.files();
+        files.iter().filter(|file| file.starts_with(kind)).count()
+    };
+    assert_eq!((own("images/"), own("blobs/")), (1, 3));
     let removed = test.store.remove("a").unwrap();
-    assert!(removed.deferred, "{removed:?}");
-    let is_there = || test.files().iter().any(|file| file.starts_with("images/"));
+    assert!(removed.deferred && removed.bytes > 0, "{removed:?}");
+    // What no other image can share does not wait for anybody.
+    assert_eq!(own("images/"), 0);
     for pull in pulls {
-        assert!(is_there());
+        assert_eq!(own("blobs/"), 3);
         pull.abort();
         assert!(pull.await.unwrap_err().is_cancelled());
     }
-    assert!(!is_there(), "{:?}", test.files());
+    eventually(|| own("blobs/") == 0);
 }
 
 fn eventually(condition: impl Fn() -> bool) {
@@ -224,6 +231,40 @@ fn eventually(condition: impl Fn() -> bool) {
         );
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_is_removed_while_it_is_made_anew_is_left_to_who_makes_it() {
+    let image = TestImage::large();
+    let is_second = Arc::new(AtomicBool::new(false));
+    let server = Faulty::serve(image.clone(), {
+        let (image, is_second) = (image.clone(), Arc::clone(&is_second));
+        move |request| {
+            let blob = image.layers[0].blob.clone();
+            let mine = request.path.ends_with(&Digest::of(&blob).to_string());
+            (mine && is_second.load(Ordering::Relaxed)).then(|| Reply::ok(Body::Stall(blob, 100)))
+        }
+    });
+    let test = TestStore::new();
+    let name = server.name();
+    let pulled = test.store.pull(&name, &options()).await.unwrap();
+    // One that is missing is fetched, and the image made of it.
+    let layer = Digest::of(&image.layers[0].blob);
+    std::fs::remove_file(test.dir.path().join("blobs/sha256").join(layer.hex())).unwrap();
+    is_second.store(true, Ordering::Relaxed);
+    let again = {
+        let (store, name) = (test.store.clone(), name.clone());
+        let options = options().policy(PullPolicy::Always);
+        tokio::spawn(async move { store.pull(&name, &options).await })
+    };
+    let work = format!("tmp/blob-{}", layer.hex());
+    eventually(|| test.files().contains(&work));
+    let removed = test.store.remove(&pulled.id().to_string()).unwrap();
+    assert!(removed.deferred && removed.bytes == 0, "{removed:?}");
+    assert!(pulled.rootfs().exists());
+    again.abort();
+    assert!(again.await.unwrap_err().is_cancelled());
+    eventually(|| test.files().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

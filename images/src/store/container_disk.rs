@@ -146,6 +146,7 @@ impl Inner {
             Failure::Convert(source) => unusable(source).into(),
             Failure::Checksum(_) => unreachable!("there is none to keep to"),
         })?;
+        let _claim = self.claim_disk(&converted.digest)?;
         self.keep_disk(work, &converted)?;
         let record = DiskRecord {
             from_image: true,

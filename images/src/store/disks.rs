@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::database::{self, Change, Contents};
 use super::disk_records::{DiskChange, DiskName, DiskRecord};
 use super::flights::Flight;
-use super::gc::{Stay, check_unused, entries, remove_unused};
+use super::gc::{Stay, check_unused, entries, remove_unused, try_claim};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, Prune, PullOptions, PullPolicy, Removed, Store, private};
@@ -267,6 +267,7 @@ impl Inner {
                 }
                 (Fetched::NotModified, None) => Err(Error::NotFound { name }),
                 (Fetched::File(converted, validators), _) => {
+                    let _claim = self.claim_disk(&converted.digest)?;
                     self.keep_disk(work, &converted)?;
                     let record = new_record(&converted, checksum.as_ref());
                     self.commit_disk(converted.digest, record, Some((name, validators)), None)
@@ -312,6 +313,13 @@ impl Inner {
         blocking(move || inner.name_disk(&name, id, validators.unwrap_or_default()))
             .await
             .map(Some)
+    }
+
+    /// Keeps a disk image's file from those who remove it alone: for who gives it its place, until
+    /// it has its record.
+    pub(super) fn claim_disk(&self, id: &Digest) -> Result<WorkFile> {
+        let path = self.layout.disk_claim(id);
+        WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))
     }
 
     /// Gives a finished file its final place, unless there is one already.
@@ -426,6 +434,23 @@ impl Inner {
             freed += remove_unused(&self.layout.disk(&id), &directory)?;
         }
         Ok(freed)
+    }
+
+    /// Removes the disk image of an OCI image that is gone, though others hold files; bytes freed.
+    /// One that somebody is just giving its place is left to those who hold files.
+    pub(super) fn free_disk(&self, id: Digest) -> Result<u64> {
+        let Some(_claim) = try_claim(&self.layout.disk_claim(&id)) else {
+            return Ok(0);
+        };
+        let (_, is_orphan) = database::update(&self.layout, |contents| {
+            let is_orphan = orphans(contents).contains(&id);
+            let change = is_orphan.then_some(Change::Disk(DiskChange::Drop(id)));
+            Ok((change.into_iter().collect(), is_orphan))
+        })?;
+        match is_orphan {
+            true => remove_unused(&self.layout.disk(&id), &self.layout.disk_directory(&id)),
+            false => Ok(0),
+        }
     }
 
     /// Removes disk images that nobody needs, longest unused first, by the rules for images: an

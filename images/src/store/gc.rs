@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::database::{self, Change, Contents};
 use super::lookup::{Found, find};
+use super::work::WorkFile;
 use super::{Inner, Removed, private};
 use crate::registry::Parsed;
 use crate::{Digest, Error, Result};
@@ -62,7 +63,7 @@ impl Inner {
 
     /// Takes names away, and images with their last name.
     pub(super) fn remove(&self, name: &str) -> Result<Removed> {
-        let (_, mut removed) = database::update(&self.layout, |contents| {
+        let (_, (mut removed, disk)) = database::update(&self.layout, |contents| {
             let found = find(contents, name)?;
             let id = found.id();
             let all: Vec<String> = contents.names_of(&id).map(str::to_owned).collect();
@@ -80,15 +81,38 @@ impl Inner {
                 names,
                 ..Removed::default()
             };
+            let mut disk = None;
             if removed.names.len() == all.len() {
                 check_unused(&self.layout.rootfs(&id), id)?;
                 changes.push(Change::DropImage(id));
                 removed.image = Some(id);
+                disk = contents.record(&id).and_then(|record| record.disk);
             }
-            Ok((changes, removed))
+            Ok((changes, (removed, disk)))
         })?;
         self.count_freed(&mut removed)?;
+        if let Some(id) = removed.image.filter(|_| removed.deferred) {
+            removed.bytes += self.free_rootfs(id)?;
+            removed.bytes += disk.map_or(Ok(0), |disk| self.free_disk(disk))?;
+        }
         Ok(removed)
+    }
+
+    /// Removes the root file system of an image that is gone, though others hold files: it is most
+    /// of what the image takes, and no other image's. Where somebody makes the image anew, it is
+    /// left to those who hold files. Bytes freed.
+    fn free_rootfs(&self, id: Digest) -> Result<u64> {
+        let Some(_claim) = try_claim(&self.layout.image_claim(&id)) else {
+            return Ok(0);
+        };
+        if database::read(&self.layout)?.record(&id).is_some() {
+            return Ok(0);
+        }
+        let directory = self.layout.image(&id);
+        match directory.exists() {
+            true => remove_unused(&self.layout.rootfs(&id), &directory),
+            false => Ok(0),
+        }
     }
 
     /// Frees the files of what was removed, unless somebody holds them.
@@ -194,6 +218,15 @@ impl Inner {
         }
         needed
     }
+}
+
+/// What keeps others from making what is to be removed; `None` while one of them does. Where there
+/// is no room for it on the disk, nothing is removed yet either.
+pub(super) fn try_claim(path: &Path) -> Option<WorkFile> {
+    WorkFile::try_acquire(path).unwrap_or_else(|error| {
+        tracing::warn!(path = %path.display(), %error, "files are removed later");
+        None
+    })
 }
 
 /// Refuses what some sandbox runs from: `path` is the file of the image or disk image `id`. A file

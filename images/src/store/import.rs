@@ -58,6 +58,7 @@ impl Inner {
         let descriptor = self.layer_descriptor(&layer, size);
         let manifest = synthesise(id, config.len(), vec![descriptor]);
         let digest = Digest::of(&manifest);
+        let _claim = self.claim_image(&id)?;
         let rootfs = self.load_rootfs(id, vec![(layer, survey.diff_id)], options)?;
         let new = rootfs.is_new();
         let names = reference.map_or_else(Vec::new, |reference| {

@@ -91,6 +91,17 @@ impl Layout {
         self.temporary().join(format!("disk-{}", key.hex()))
     }
 
+    /// Held by who looks for an image's root file system, from then until the image has its record;
+    /// and by who removes the file.
+    pub(super) fn image_claim(&self, id: &Digest) -> PathBuf {
+        self.temporary().join(format!("claim-image-{}", id.hex()))
+    }
+
+    /// As [`Self::image_claim`], of a disk image.
+    pub(super) fn disk_claim(&self, id: &Digest) -> PathBuf {
+        self.temporary().join(format!("claim-disk-{}", id.hex()))
+    }
+
     pub(super) fn database(&self) -> PathBuf {
         self.root.join("store.redb")
     }

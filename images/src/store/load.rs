@@ -133,6 +133,7 @@ impl Inner {
             let layers = layers.map(|(digest, layer)| self.layer_descriptor(digest, layer.size));
             synthesise(id, found.config.len(), layers.collect())
         });
+        let _claim = self.claim_image(&id)?;
         let rootfs = self.load_rootfs(id, digests.into_iter().zip(diff_ids).collect(), options)?;
         let new = rootfs.is_new();
         let digest = Digest::of(&manifest);

@@ -119,8 +119,8 @@ impl Store {
     }
 
     /// Removes images that nobody needs, longest unused first, and files that no image needs. While
-    /// a pull, load or save is under way the images go, but their files stay until that ends
-    /// ([`Removed::deferred`]).
+    /// a pull, load or save is under way the images go with their root file systems, but files that
+    /// images may share stay until that ends ([`Removed::deferred`]).
     ///
     /// # Errors
     /// When the store cannot be read or written.

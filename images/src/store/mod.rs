@@ -75,7 +75,7 @@ pub struct Removed {
     /// Bytes of disk space freed.
     pub bytes: u64,
     /// Files that nothing needs any longer were left: a pull, load or save is under way. They go
-    /// when that ends.
+    /// when that ends. An image's root file system, and its disk image, go at once all the same.
     pub deferred: bool,
 }
 

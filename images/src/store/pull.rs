@@ -140,6 +140,7 @@ impl Inner {
         })?;
         // Held until the image has its record, by which others know what they find.
         let turn = self.flights.enter(Flight::Rootfs(id)).lock_owned().await;
+        let claim = acquire(&self.layout.image_claim(&id), || {}).await?;
         let rootfs = self
             .clone()
             .make_rootfs(&client, layers, diff_ids, id, options, stay)
@@ -161,7 +162,7 @@ impl Inner {
         let cancelled = Arc::clone(&stop.0);
         let image = blocking(move || {
             let image = self.commit(id, record, names, &documents, &cancelled);
-            drop((turn, stay));
+            drop((claim, turn, stay));
             image
         })
         .await?;

@@ -8,7 +8,8 @@ use std::fs;
 
 use super::Inner;
 use super::database::{self, Record};
-use crate::{Digest, Result};
+use super::work::WorkFile;
+use crate::{Digest, Error, Result};
 
 /// What there was of an image's root file system, for a manifest of the image.
 #[derive(Debug)]
@@ -41,6 +42,13 @@ impl Rootfs {
 }
 
 impl Inner {
+    /// Keeps the image's root file system from those who remove it alone: for who has looked
+    /// whether it is there, until the image has its record.
+    pub(super) fn claim_image(&self, id: &Digest) -> Result<WorkFile> {
+        let path = self.layout.image_claim(id);
+        WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))
+    }
+
     /// Looks for an image's root file system and for layers of it, which are given by digest and
     /// size. `None` when something is missing.
     pub(super) fn find_rootfs(
