@@ -157,7 +157,7 @@ impl Node {
         node
     }
 
-    fn with(version: u32, config: PodSandboxConfig, disk: Option<&CStr>) -> Self {
+    fn with(version: u32, mut config: PodSandboxConfig, disk: Option<&CStr>) -> Self {
         let log = NamedTempFile::new().unwrap();
         let groups = tempfile::tempdir().unwrap();
         let to_log = format!("exec \"$@\" 2>>{}", log.path().display());
@@ -176,6 +176,7 @@ impl Node {
             mount("tmpfs", &root, "tmpfs", MountFlags::empty(), options).unwrap();
             root
         });
+        config.log_directory = daemon.path("logs").display().to_string();
         add_pod(&daemon.path("root/cri.redb"), &config);
         let control = daemon.path("control");
         fs::create_dir(&control).unwrap();
@@ -220,11 +221,18 @@ impl Node {
         calls.lines().filter(|line| *line == call).count()
     }
 
+    /// How often the process was asked for this of any container.
+    pub(crate) fn asked_to(&self, call: &str) -> usize {
+        let calls = fs::read_to_string(self.control.join("calls")).unwrap_or_default();
+        let of_call = |line: &&str| line.split(' ').next() == Some(call);
+        calls.lines().filter(of_call).count()
+    }
+
     /// Makes a container without limits.
     pub(crate) async fn create(&self, name: &str, volume: Option<&Path>) -> String {
         let created = match volume {
             Some(volume) => self.create_with(name, volume).await,
-            None => self.create_of(name, ContainerConfig::default()).await,
+            None => self.try_create(name, ContainerConfig::default()).await,
         };
         created.unwrap()
     }
@@ -244,7 +252,7 @@ impl Node {
             mounts: vec![mount],
             ..ContainerConfig::default()
         };
-        self.create_of(name, config).await
+        self.try_create(name, config).await
     }
 
     /// Makes a container whose limit of memory is so many bytes.
@@ -260,10 +268,11 @@ impl Node {
             }),
             ..ContainerConfig::default()
         };
-        self.create_of(name, config).await.unwrap()
+        self.try_create(name, config).await.unwrap()
     }
 
-    async fn create_of(
+    /// Makes a container with the log `NAME.log`.
+    pub(crate) async fn try_create(
         &self,
         name: &str,
         config: ContainerConfig,
@@ -284,11 +293,20 @@ impl Node {
                 attempt: 0,
             }),
             image,
+            log_path: format!("{name}.log"),
             ..config
         };
         let request = self.client().await.create_request(config, Some(pod_config()));
         let created = self.runtime().await.create_container(request).await;
         created.map(|created| created.into_inner().container_id)
+    }
+
+    /// Whether there is a container's log.
+    pub(crate) fn has_log(&self, name: &str) -> bool {
+        self.daemon
+            .path("logs")
+            .join(format!("{name}.log"))
+            .exists()
     }
 
     /// Gives the pod another limit of memory, in bytes.

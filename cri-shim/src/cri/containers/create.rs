@@ -1,10 +1,8 @@
-//! A new container: its record, volumes, specification and log, then the container in the
-//! guest; nothing of it when one of them fails.
+//! A new container: its record, volumes and specification, then the container in the guest;
+//! nothing of it when one of them fails.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -198,7 +196,7 @@ impl Node {
         Ok(())
     }
 
-    /// What the guest is asked for. Opens the container's log and its devices.
+    /// What the guest is asked for. Opens the container's devices.
     fn create_request(
         &self,
         pod: &PodRecord,
@@ -218,7 +216,8 @@ impl Node {
             spec: spec.spec,
             user: spec.user,
             supplemental_groups: spec.groups,
-            log: in_place(|| open_log(&record.log_path))?,
+            // It comes when the container is started.
+            log: None,
             tty: config.tty,
             stdin: config.stdin,
             stdin_once: config.stdin && config.stdin_once,
@@ -455,25 +454,6 @@ fn log_path(directory: &str, name: &str) -> Result<String> {
         .into_os_string()
         .into_string()
         .map_err(|_| CriError::invalid(field, "it is not UTF-8"))
-}
-
-/// Opens a log for appending, with the directories above it.
-pub(super) fn open_log(path: &str) -> Result<Option<OwnedFd>> {
-    if path.is_empty() {
-        return Ok(None);
-    }
-    let path = Path::new(path);
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).map_err(CriError::io("create the directory", dir))?;
-    }
-    let file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o640)
-        .open(path);
-    Ok(Some(
-        file.map_err(CriError::io("open the log", path))?.into(),
-    ))
 }
 
 #[cfg(test)]

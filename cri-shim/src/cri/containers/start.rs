@@ -1,16 +1,20 @@
 //! Starting a container, and noting its end.
 
+use std::fs::{self, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use k8s_cri::v1::ContainerEventType;
+use tonic::Status;
 use tracing::{info, warn};
 
-use super::create::open_log;
 use crate::blocking::in_place;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Container, Node, now};
 use crate::cri::state::{ContainerExit, ContainerPhase};
-use crate::sandbox::{ProcessExit, RefusalKind, SandboxClient, SandboxError};
+use crate::sandbox::{ProcessExit, RefusalKind, SandboxClient, Started};
 
 /// Exit code of a container that could not be started, as other runtimes have it.
 const NOT_STARTED: i32 = 128;
@@ -57,14 +61,7 @@ impl Node {
             return Err(container.pod.not_ready());
         }
         let client = container.pod.client()?;
-        let started = match container.record().start_error {
-            None => client.start_container(&container.id).await,
-            Some(message) => {
-                self.note_start_error(container, &message);
-                let id = container.id.clone();
-                return Err(CriError::NoCommand { id, message });
-            }
-        };
+        let started = self.start_in_guest(container, &client).await;
         match started {
             Ok(started) => {
                 let started_at = i64::try_from(started.started_at_ns).unwrap_or_else(|_| now());
@@ -76,17 +73,42 @@ impl Node {
                 info!(container = container.id, "the container runs");
                 Ok(())
             }
+            Err(CriError::NoCommand { id, message }) => {
+                self.note_start_error(container, &message);
+                Err(CriError::NoCommand { id, message })
+            }
             Err(error) => {
                 // It is not the container's fault: it never ran, and has no end to tell of.
                 let is_of_the_pod = container.pod.is_ending() || has_ended(&client, &error).await;
+                let status = Status::from(error);
                 if !is_of_the_pod {
                     // Once it is told that it has failed, another one may be made in its place.
                     self.undo_in_guest(&client, &container.id).await;
-                    self.note_start_error(container, &error.to_string());
+                    self.note_start_error(container, status.message());
                 }
-                Err(error.into())
+                Err(CriError::Shared(status))
             }
         }
+    }
+
+    /// Starts a container that was made, with its log: not before, since a kubelet takes a log for
+    /// an attempt to run it.
+    async fn start_in_guest(
+        &self,
+        container: &Container,
+        client: &SandboxClient,
+    ) -> Result<Started> {
+        let record = container.record();
+        let log = in_place(|| open_log(&record.log_path))?;
+        let id = &container.id;
+        if let Some(message) = record.start_error {
+            let id = id.clone();
+            return Err(CriError::NoCommand { id, message });
+        }
+        if let Some(log) = log {
+            client.reopen_log(id, log).await?;
+        }
+        Ok(client.start_container(id).await?)
     }
 
     fn note_start_error(self: &Arc<Self>, container: &Arc<Container>, message: &str) {
@@ -167,8 +189,30 @@ impl Node {
     }
 }
 
+/// Opens a log for appending, with the directories above it.
+fn open_log(path: &str) -> Result<Option<OwnedFd>> {
+    if path.is_empty() {
+        return Ok(None);
+    }
+    let path = Path::new(path);
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).map_err(CriError::io("create the directory", dir))?;
+    }
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o640)
+        .open(path);
+    Ok(Some(
+        file.map_err(CriError::io("open the log", path))?.into(),
+    ))
+}
+
 /// Whether a call failed because its machine has ended.
-async fn has_ended(client: &SandboxClient, error: &SandboxError) -> bool {
+async fn has_ended(client: &SandboxClient, error: &CriError) -> bool {
+    let CriError::Sandbox(error) = error else {
+        return false;
+    };
     match error.kind() {
         // As a process answers that still tells what its machine has ended by.
         Some(RefusalKind::Internal) => client.has_ended().await,
