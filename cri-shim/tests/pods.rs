@@ -433,3 +433,30 @@ async fn a_container_whose_log_cannot_be_opened_has_failed_to_start() {
     assert_eq!(node.asked(&format!("Start {id}")), 0);
     assert_eq!(node.asked(&format!("Delete {id}")), 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_whose_process_cannot_be_made_fails_when_it_is_to_start() {
+    let node = Node::new(2).await;
+    let refuse = |kind: &str| {
+        fs::write(node.control.join("kind-Create"), kind).unwrap();
+        fs::write(node.control.join("refuse-Create"), "not a directory").unwrap();
+    };
+    for kind in ["UnknownUser", "InvalidArgument", "Image", "Internal"] {
+        refuse(kind);
+        let refused = node.try_create("a", ContainerConfig::default()).await;
+        assert!(refused.unwrap_err().message().contains("not a directory"));
+    }
+    for kind in ["LaunchFailed", "CommandNotFound"] {
+        refuse(kind);
+        let id = node.create(kind, None).await;
+        let status = node.status(&id).await;
+        assert_eq!(status.state(), ContainerState::ContainerCreated);
+        let failed = node.start(&id).await.unwrap_err();
+        assert!(failed.message().contains("not a directory"), "{failed}");
+        let status = node.status(&id).await;
+        assert_eq!((status.exit_code, &*status.reason), (128, "StartError"));
+        assert_eq!(status.message, "not a directory");
+        // As of one that has run.
+        assert!(node.has_log(kind));
+    }
+}

@@ -115,9 +115,9 @@ pub(crate) enum CriError {
         /// The caller's limit.
         seconds: i64,
     },
-    /// Its command is not in its image, or cannot be run.
+    /// Its process cannot be made: its command is not in its image, say, or a mount fails.
     #[error("container {id} cannot be started: {message}")]
-    NoCommand {
+    CannotStart {
         /// The container.
         id: String,
         /// What the guest found.
@@ -232,7 +232,7 @@ impl CriError {
         match self {
             Self::Invalid { .. }
             | Self::Refused { .. }
-            | Self::NoCommand { .. }
+            | Self::CannotStart { .. }
             | Self::Ambiguous { .. }
             | Self::Spec(_) => Code::InvalidArgument,
             Self::NotFound { .. } | Self::NoImage { .. } => Code::NotFound,

@@ -38,6 +38,8 @@ pub enum RefusalKind {
     CommandNotFound,
     /// The command exists and cannot be executed.
     CommandNotExecutable,
+    /// The process cannot be made as it is specified, for another reason than its command.
+    LaunchFailed,
     /// Anything else that failed in the sandbox or its guest.
     Internal,
 }
@@ -54,6 +56,7 @@ impl From<ErrorKind> for RefusalKind {
             ErrorKind::UnknownUser => Self::UnknownUser,
             ErrorKind::CommandNotFound => Self::CommandNotFound,
             ErrorKind::CommandNotExecutable => Self::CommandNotExecutable,
+            ErrorKind::LaunchFailed => Self::LaunchFailed,
             _ => Self::Internal,
         }
     }

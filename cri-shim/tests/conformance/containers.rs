@@ -1,5 +1,8 @@
 //! Containers: their life, what they execute, and how they end.
 
+use std::fs;
+use std::path::Path;
+
 use k8s_cri::v1::*;
 use tonic::Code;
 
@@ -242,6 +245,60 @@ fn guest_a_command_that_cannot_be_run_is_told_when_it_is_to_start() {
         );
         assert!(status.message.contains(command), "{status:?}");
         container.stop(0);
+        container.remove();
+    }
+}
+
+#[test]
+fn guest_a_process_that_cannot_be_made_as_specified_is_told_when_it_is_to_start() {
+    let pod = Pod::shared();
+    let file = RUNTIME.directory("file").join("file");
+    fs::write(&file, "").unwrap();
+    let mount = |host: &Path, container: &str| Mount {
+        container_path: container.to_owned(),
+        host_path: host.display().to_string(),
+        readonly: true,
+        ..Default::default()
+    };
+    let fixed = RUNTIME.directory("fixed");
+    type Change<'a> = &'a dyn Fn(&mut ContainerConfig);
+    let changes: [(&str, Change<'_>); 4] = [
+        ("a file over a directory", &|config| {
+            config.mounts = vec![mount(&file, "/etc")];
+        }),
+        ("a mount point that a volume lacks", &|config| {
+            config.mounts = vec![mount(&fixed, "/data"), mount(&file, "/data/new")];
+        }),
+        ("a value that the kernel refuses", &|config| {
+            let unified = [("memory.high".to_owned(), "much".to_owned())];
+            config.linux.as_mut().unwrap().resources = Some(LinuxContainerResources {
+                unified: unified.into(),
+                ..Default::default()
+            });
+        }),
+        ("a limit that is too small", &|config| {
+            config.linux.as_mut().unwrap().resources = Some(LinuxContainerResources {
+                memory_limit_in_bytes: 16 << 10,
+                ..Default::default()
+            });
+        }),
+    ];
+    for (what, change) in changes {
+        let container = pod.create("not-made", change);
+        assert_eq!(container.state(), ContainerState::ContainerCreated);
+        assert!(!container.log().exists(), "{what}");
+        let refused = ask!(start_container(StartContainerRequest {
+            container_id: container.id.clone(),
+        }))
+        .expect_err(what);
+        let status = container.status();
+        println!("{what}: {refused}");
+        assert_eq!(
+            (status.state(), status.exit_code, status.reason.as_str()),
+            (ContainerState::ContainerExited, 128, "StartError"),
+            "{what}"
+        );
+        assert!(!status.message.is_empty(), "{what}");
         container.remove();
     }
 }

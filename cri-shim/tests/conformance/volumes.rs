@@ -11,6 +11,7 @@ use rustix::mount::{
 };
 use tonic::Code;
 
+use crate::client::ask;
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, image, security, stdout, strings};
 use crate::support::until;
@@ -491,17 +492,21 @@ fn guest_a_working_directory_in_a_volume_is_made_and_is_roots() {
     if !RUNTIME.is_vm {
         return;
     }
-    let read_only = Pod::shared().container_config("no-work", |config| {
+    let read_only = Pod::shared().create("no-work", |config| {
         config.mounts = vec![Mount {
             readonly: true,
             ..mount(&dir, "/data")
         }];
         config.working_dir = "/data/other".to_owned();
     });
-    let refused = Pod::shared().try_create(read_only).err().unwrap();
+    let refused = ask!(start_container(StartContainerRequest {
+        container_id: read_only.id.clone(),
+    }))
+    .unwrap_err();
     let message = refused.message();
     assert!(
         message.contains("/data/other") && message.contains("Read-only"),
         "{message}"
     );
+    read_only.remove();
 }

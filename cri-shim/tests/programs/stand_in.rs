@@ -3,7 +3,8 @@
 //!
 //! The arguments are the socket, the directory and the version that is spoken. In the directory,
 //! - a file with a call's name holds that call back until the file is gone,
-//! - `refuse-` and a call's name is the message with which that call is refused,
+//! - `refuse-` and a call's name is the message with which that call is refused, and
+//!   `kind-` and that name its kind, `Internal` without,
 //! - with `lose-exits` nobody is told of exits,
 //! - `grown` is what the guest has beyond its first memory, in bytes, whatever it is asked for,
 //! - with `short` the guest is short of memory, which is told once and removes the file,
@@ -115,7 +116,9 @@ impl Process {
             thread::sleep(LOOK);
         }
         if let Ok(message) = fs::read_to_string(self.directory.join(format!("refuse-{name}"))) {
-            return Some(json!({ "Err": { "kind": "Internal", "message": message } }));
+            let kind = fs::read_to_string(self.directory.join(format!("kind-{name}")));
+            let kind = kind.unwrap_or_else(|_| "Internal".to_owned());
+            return Some(json!({ "Err": { "kind": kind, "message": message } }));
         }
         let done = match name {
             "Hello" => json!({ "Hello": {

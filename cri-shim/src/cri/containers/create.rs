@@ -159,9 +159,9 @@ impl Node {
             self.make_room(pod, None).await?;
             let (identity, start_error) = match client.create_container(create).await {
                 Ok(user) => (Some(user), None),
-                // That there is no such command is told when it is to run, as by other runtimes:
+                // That it cannot run as it is specified is told when it is to, as by other runtimes:
                 // then the pod's restart policy decides what comes of it.
-                Err(error) if is_of_command(&error) => {
+                Err(error) if is_of_process(&error) => {
                     self.undo_in_guest(&client, id).await;
                     (None, Some(error.to_string()))
                 }
@@ -411,11 +411,15 @@ fn is_privileged(config: &ContainerConfig) -> bool {
     security.is_some_and(|security| security.privileged)
 }
 
-/// Whether a container was not made because its command cannot be run.
-fn is_of_command(error: &SandboxError) -> bool {
+/// Whether a container was not made because its process cannot run as it is specified.
+fn is_of_process(error: &SandboxError) -> bool {
     matches!(
         error.kind(),
-        Some(RefusalKind::CommandNotFound | RefusalKind::CommandNotExecutable)
+        Some(
+            RefusalKind::CommandNotFound
+                | RefusalKind::CommandNotExecutable
+                | RefusalKind::LaunchFailed
+        )
     )
 }
 

@@ -73,9 +73,9 @@ impl Node {
                 info!(container = container.id, "the container runs");
                 Ok(())
             }
-            Err(CriError::NoCommand { id, message }) => {
+            Err(CriError::CannotStart { id, message }) => {
                 self.note_start_error(container, &message);
-                Err(CriError::NoCommand { id, message })
+                Err(CriError::CannotStart { id, message })
             }
             Err(error) => {
                 // It is not the container's fault: it never ran, and has no end to tell of.
@@ -103,7 +103,7 @@ impl Node {
         let id = &container.id;
         if let Some(message) = record.start_error {
             let id = id.clone();
-            return Err(CriError::NoCommand { id, message });
+            return Err(CriError::CannotStart { id, message });
         }
         if let Some(log) = log {
             client.reopen_log(id, log).await?;

@@ -138,7 +138,7 @@ pub(crate) struct ContainerRecord {
     /// The tag that its image is told by; empty where it has none.
     #[serde(default)]
     pub(crate) image_tag: String,
-    /// Why it cannot be started: its command is not there, or cannot be run. It is in no guest.
+    /// Why it cannot be started: its process cannot be made. It is in no guest.
     #[serde(default)]
     pub(crate) start_error: Option<String>,
     /// Nanoseconds since 1970.

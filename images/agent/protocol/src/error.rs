@@ -31,6 +31,8 @@ pub enum ErrorKind {
     CommandNotExecutable,
     /// Nothing in the guest listens at the port.
     ConnectionRefused,
+    /// The process cannot be made as it is specified, for another reason than its command.
+    LaunchFailed,
     /// Anything else that failed in the guest, or an answer that is not the agent's.
     Internal,
 }
@@ -54,7 +56,7 @@ impl ErrorKind {
             Self::WrongState | Self::CommandNotExecutable => Code::FAILED_PRECONDITION,
             Self::ResourceExhausted => Code::RESOURCE_EXHAUSTED,
             Self::ConnectionRefused => Code::UNAVAILABLE,
-            Self::Internal => Code::INTERNAL,
+            Self::LaunchFailed | Self::Internal => Code::INTERNAL,
         }
     }
 }
@@ -72,6 +74,7 @@ impl From<ErrorKind> for api::ErrorKind {
             ErrorKind::CommandNotFound => Self::ERROR_KIND_COMMAND_NOT_FOUND,
             ErrorKind::CommandNotExecutable => Self::ERROR_KIND_COMMAND_NOT_EXECUTABLE,
             ErrorKind::ConnectionRefused => Self::ERROR_KIND_CONNECTION_REFUSED,
+            ErrorKind::LaunchFailed => Self::ERROR_KIND_LAUNCH_FAILED,
             ErrorKind::Internal => Self::ERROR_KIND_INTERNAL,
         }
     }
@@ -91,6 +94,7 @@ impl From<api::ErrorKind> for ErrorKind {
             Wire::ERROR_KIND_COMMAND_NOT_FOUND => Self::CommandNotFound,
             Wire::ERROR_KIND_COMMAND_NOT_EXECUTABLE => Self::CommandNotExecutable,
             Wire::ERROR_KIND_CONNECTION_REFUSED => Self::ConnectionRefused,
+            Wire::ERROR_KIND_LAUNCH_FAILED => Self::LaunchFailed,
             Wire::ERROR_KIND_INTERNAL | Wire::ERROR_KIND_UNSPECIFIED => Self::Internal,
         }
     }
@@ -159,7 +163,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KINDS: [ErrorKind; 11] = [
+    const KINDS: [ErrorKind; 12] = [
         ErrorKind::InvalidArgument,
         ErrorKind::NotFound,
         ErrorKind::AlreadyExists,
@@ -170,6 +174,7 @@ mod tests {
         ErrorKind::CommandNotFound,
         ErrorKind::CommandNotExecutable,
         ErrorKind::ConnectionRefused,
+        ErrorKind::LaunchFailed,
         ErrorKind::Internal,
     ];
 

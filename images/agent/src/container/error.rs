@@ -149,8 +149,10 @@ impl ContainerError {
             Self::Launch(LaunchError::Reported { failure, .. }) => match failure {
                 Failure::CommandNotFound => ErrorKind::CommandNotFound,
                 Failure::CommandNotExecutable => ErrorKind::CommandNotExecutable,
-                Failure::Other => ErrorKind::Internal,
+                Failure::Other => ErrorKind::LaunchFailed,
             },
+            // As of one that is killed by its limit of memory.
+            Self::Launch(LaunchError::Silent) => ErrorKind::LaunchFailed,
             Self::Rootfs(RootfsError::Mount { .. })
             | Self::Nodes(_)
             | Self::Spec(SpecError::Write { .. })
@@ -191,11 +193,22 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_missing_keeps_its_kind() {
-        let error = ContainerError::from(LaunchError::Reported {
-            failure: Failure::CommandNotFound,
+    fn what_a_process_could_not_be_made_for_keeps_its_kind() {
+        let reported = |failure| LaunchError::Reported {
+            failure,
             message: "command \"x\" not found".into(),
-        });
-        assert_eq!(AgentError::from(error).kind, ErrorKind::CommandNotFound);
+        };
+        for (error, kind) in [
+            (
+                reported(Failure::CommandNotFound),
+                ErrorKind::CommandNotFound,
+            ),
+            (reported(Failure::Other), ErrorKind::LaunchFailed),
+            (LaunchError::Silent, ErrorKind::LaunchFailed),
+            (LaunchError::Timeout, ErrorKind::Internal),
+        ] {
+            let error = AgentError::from(ContainerError::from(error));
+            assert_eq!(error.kind, kind, "{error}");
+        }
     }
 }
