@@ -460,3 +460,21 @@ async fn a_container_whose_process_cannot_be_made_fails_when_it_is_to_start() {
         assert!(node.has_log(kind));
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pods_newest_containers_come_first_in_its_status() {
+    let node = Node::new(2).await;
+    let mut ids = Vec::new();
+    for name in ["a", "b", "c", "d", "e"] {
+        ids.push(node.create(name, None).await);
+    }
+    ids.reverse();
+    let request = PodSandboxStatusRequest {
+        pod_sandbox_id: POD.to_owned(),
+        verbose: false,
+    };
+    let status = node.runtime().await.pod_sandbox_status(request).await;
+    let shown = status.unwrap().into_inner().containers_statuses;
+    let shown: Vec<String> = shown.into_iter().map(|status| status.id).collect();
+    assert_eq!(shown, ids);
+}

@@ -94,11 +94,15 @@ impl Node {
         })
     }
 
-    /// What is told of a pod's containers; one that is being made may not come to be.
+    /// What is told of a pod's containers; one that is being made may not come to be. The newest
+    /// come first: of several attempts, a kubelet that takes its state from here takes the first.
     fn shown_of(&self, pod: &str) -> Vec<ContainerStatus> {
         let containers = self.containers_of(pod).into_iter();
         let made = containers.filter(|container| container.phase() != ContainerPhase::Creating);
-        made.map(|container| self.status_of(&container)).collect()
+        let shown = made.map(|container| self.status_of(&container));
+        let mut shown: Vec<ContainerStatus> = shown.collect();
+        shown.sort_by_key(|status| std::cmp::Reverse(status.created_at));
+        shown
     }
 
     /// ListPodSandbox.
