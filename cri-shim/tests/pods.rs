@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
@@ -477,4 +478,42 @@ async fn a_pods_newest_containers_come_first_in_its_status() {
     let shown = status.unwrap().into_inner().containers_statuses;
     let shown: Vec<String> = shown.into_iter().map(|status| status.id).collect();
     assert_eq!(shown, ids);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_whose_creation_nobody_waits_for_is_removed_when_it_is_made() {
+    let node = Node::new(2).await;
+    let config = |annotation: &str| ContainerConfig {
+        annotations: [("of".to_owned(), annotation.to_owned())].into(),
+        ..ContainerConfig::default()
+    };
+    node.hold("Create");
+    {
+        let create = node.try_create("a", config("first"));
+        let begins = until(async || node.asked_to("Create") == 1);
+        let mut create = std::pin::pin!(create);
+        tokio::select! {
+            created = &mut create => panic!("{created:?}"),
+            () = begins => {}
+        }
+        // Its deadline has expired: it is not waited for.
+    }
+    let early = node.try_create("a", config("second")).await.unwrap_err();
+    assert_eq!(early.code(), Code::AlreadyExists, "{early}");
+    node.let_go("Create");
+    // As a kubelet tries again, by a request that is another one.
+    let created = Cell::new(None);
+    until(async || {
+        let again = node.try_create("a", config("second")).await;
+        let is_made = again.is_ok();
+        created.set(again.ok());
+        is_made
+    })
+    .await;
+    let request = ListContainersRequest::default();
+    let listed = node.runtime().await.list_containers(request).await;
+    let listed = listed.unwrap().into_inner().containers;
+    let ids: Vec<&String> = listed.iter().map(|container| &container.id).collect();
+    assert_eq!(ids, [&created.into_inner().unwrap()]);
+    assert_eq!((node.asked_to("Create"), node.asked_to("Delete")), (2, 1));
 }

@@ -2,7 +2,7 @@
 //! the caller goes away in the middle.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 use tonic::Status;
@@ -13,9 +13,11 @@ use crate::request;
 /// What a call answers once it is done.
 type Answer = watch::Receiver<Option<Result<String, Status>>>;
 
+type Table<R> = HashMap<String, Flight<R>>;
+
 /// Work under way, by its name.
 #[derive(Debug)]
-pub(super) struct Flights<R>(Mutex<HashMap<String, Flight<R>>>);
+pub(super) struct Flights<R>(Arc<Mutex<Table<R>>>);
 
 #[derive(Debug)]
 struct Flight<R> {
@@ -33,11 +35,15 @@ impl<R> Flight<R> {
 
 impl<R> Default for Flights<R> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Arc::default())
     }
 }
 
-impl<R: PartialEq> Flights<R> {
+fn lock<R>(table: &Mutex<Table<R>>) -> MutexGuard<'_, Table<R>> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<R: PartialEq + Send + 'static> Flights<R> {
     /// Runs `work` in a task of its own, or joins the one that runs for an equal request of
     /// that name. An answer that no caller waited for is kept for the next equal request: the
     /// caller will ask again.
@@ -52,8 +58,67 @@ impl<R: PartialEq> Flights<R> {
     where
         W: Future<Output = Result<String>> + Send + 'static,
     {
+        let begin = |sender: watch::Sender<_>| {
+            let work = work();
+            async move {
+                let done = work.await.map_err(Status::from);
+                // Kept in the table when nobody listens.
+                sender.send_replace(Some(done));
+            }
+        };
+        self.join_flight(name, request, begin).await
+    }
+
+    /// As [`Self::join`], for callers that do not ask again by an equal request: what was made when
+    /// nobody waits for it any more is undone.
+    pub(super) async fn join_or_undo<W, U>(
+        &self,
+        name: &str,
+        request: R,
+        work: impl FnOnce() -> W,
+        undo: impl FnOnce(String) -> U + Send + 'static,
+    ) -> Option<Result<String>>
+    where
+        W: Future<Output = Result<String>> + Send + 'static,
+        U: Future<Output = ()> + Send,
+    {
+        let begin = |sender: watch::Sender<_>| {
+            let (work, table, name) = (work(), Arc::clone(&self.0), name.to_owned());
+            async move {
+                let done = work.await.map_err(Status::from);
+                let is_awaited = {
+                    // Nobody joins meanwhile. The table listens, too.
+                    let _table = lock(&table);
+                    sender.receiver_count() > 1
+                };
+                if is_awaited {
+                    sender.send_replace(Some(done));
+                    return;
+                }
+                if let Ok(made) = done {
+                    undo(made).await;
+                }
+                lock(&table).remove(&name);
+                // To who has come meanwhile.
+                let undone = "who asked for it first went away, and it was removed: ask again";
+                sender.send_replace(Some(Err(Status::aborted(undone))));
+            }
+        };
+        self.join_flight(name, request, begin).await
+    }
+
+    /// Joins the work of an equal request, or has what `begin` says done in a task of its own.
+    async fn join_flight<F>(
+        &self,
+        name: &str,
+        request: R,
+        begin: impl FnOnce(watch::Sender<Option<Result<String, Status>>>) -> F,
+    ) -> Option<Result<String>>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let mut answer = {
-            let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut flights = lock(&self.0);
             match flights.get(name).filter(|flight| !flight.is_lost()) {
                 Some(flight) if flight.request == request => flight.answer.clone(),
                 Some(flight) if flight.answer.borrow().is_none() => return None,
@@ -64,12 +129,7 @@ impl<R: PartialEq> Flights<R> {
                         answer: answer.clone(),
                     };
                     flights.insert(name.to_owned(), flight);
-                    let work = work();
-                    request::spawn(async move {
-                        let done = work.await.map_err(Status::from);
-                        // Kept in the table when nobody listens.
-                        sender.send_replace(Some(done));
-                    });
+                    request::spawn(begin(sender));
                     answer
                 }
             }
@@ -79,7 +139,7 @@ impl<R: PartialEq> Flights<R> {
             // The task panicked.
             Err(_) => None,
         };
-        let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flights = lock(&self.0);
         let is_this = |flight: &Flight<R>| flight.answer.same_channel(&answer);
         if flights.get(name).is_some_and(is_this) {
             flights.remove(name);
@@ -93,7 +153,7 @@ impl<R: PartialEq> Flights<R> {
     /// Forgets an answer that nobody has fetched: what it made, or was to do something with, is
     /// being removed.
     pub(super) fn forget(&self, made: &str) {
-        let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flights = lock(&self.0);
         flights.retain(|name, flight| match &*flight.answer.borrow() {
             Some(Ok(id)) => id != made,
             Some(Err(_)) => name != made,
@@ -189,6 +249,49 @@ mod tests {
             let anew = flights.join("a", request, || async { Ok("anew".to_owned()) });
             assert_eq!(anew.await.unwrap().unwrap(), "anew");
         }
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_is_undone_once_it_is_made_and_who_comes_then_asks_again() {
+        let flights = Flights::<u8>::default();
+        let (go, undoing, undone) = <(Arc<Notify>, Arc<Notify>, Arc<Notify>)>::default();
+        let work = || {
+            let go = Arc::clone(&go);
+            || async move {
+                go.notified().await;
+                Ok("made".to_owned())
+            }
+        };
+        let undo = || {
+            let (undoing, undone) = (Arc::clone(&undoing), Arc::clone(&undone));
+            |made: String| async move {
+                assert_eq!(made, "made");
+                undoing.notify_one();
+                undone.notified().await;
+            }
+        };
+        let join = |request| Box::pin(flights.join_or_undo("a", request, work(), undo()));
+        // One of two stays.
+        let (mut first, mut second) = (join(1), join(1));
+        assert!(futures_util::poll!(&mut first).is_pending());
+        assert!(futures_util::poll!(&mut second).is_pending());
+        drop(first);
+        go.notify_one();
+        assert_eq!(second.await.unwrap().unwrap(), "made");
+
+        let mut left = join(1);
+        assert!(futures_util::poll!(&mut left).is_pending());
+        drop(left);
+        go.notify_one();
+        undoing.notified().await;
+        assert!(join(2).await.is_none(), "it is still being undone");
+        let mut late = join(1);
+        assert!(futures_util::poll!(&mut late).is_pending());
+        undone.notify_one();
+        let refused = Status::from(late.await.unwrap().unwrap_err());
+        assert_eq!(refused.code(), tonic::Code::Aborted);
+        go.notify_one();
+        assert_eq!(join(2).await.unwrap().unwrap(), "made");
     }
 
     #[tokio::test]

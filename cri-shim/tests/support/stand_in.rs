@@ -296,7 +296,10 @@ impl Node {
             log_path: format!("{name}.log"),
             ..config
         };
-        let request = self.client().await.create_request(config, Some(pod_config()));
+        let request = self
+            .client()
+            .await
+            .create_request(config, Some(pod_config()));
         let created = self.runtime().await.create_container(request).await;
         created.map(|created| created.into_inner().container_id)
     }

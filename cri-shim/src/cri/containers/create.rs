@@ -72,13 +72,31 @@ impl Node {
         let name = format!("{}_{}_{}", pod.id, metadata.name, metadata.attempt);
         let node = Arc::clone(self);
         let work = || async move { node.make_container(&pod, config, newer).await };
-        match self.container_flights.join(&name, request, work).await {
+        let node = Arc::clone(self);
+        // A kubelet whose deadline has expired asks for another one: its log of termination has a
+        // name that is new each time.
+        let undo = |id: String| async move { node.remove_unclaimed(&id).await };
+        let made = self
+            .container_flights
+            .join_or_undo(&name, request, work, undo);
+        match made.await {
             Some(made) => made,
             None => Err(CriError::NameTaken {
                 kind: Kind::Container,
                 name: metadata.name,
                 id: "another request".to_owned(),
             }),
+        }
+    }
+
+    /// Removes a container that whoever asked for it does not know of.
+    async fn remove_unclaimed(self: &Arc<Self>, id: &str) {
+        let Ok(container) = self.container(id) else {
+            return;
+        };
+        match self.remove_container_now(&container).await {
+            Ok(()) => info!(container = id, "nobody waited for the container any more"),
+            Err(error) => warn!(container = id, %error, "a container that nobody waited for stays"),
         }
     }
 
