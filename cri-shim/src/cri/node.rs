@@ -27,7 +27,7 @@ use super::state::{
 };
 use super::volumes;
 use crate::cni::Cni;
-use crate::sandbox::SandboxClient;
+use crate::sandbox::{GuestStats, SandboxClient};
 use crate::turns::Turns;
 
 /// Directory of sandboxes in the state directory. Short, as are the names in it: the path of
@@ -80,6 +80,8 @@ pub(super) struct Pod {
     pub(super) is_watched: AtomicBool,
     /// Its volumes, and who has them.
     pub(super) mounted: Mounted,
+    /// What its containers were last known to have used in all.
+    pub(super) used: Mutex<GuestStats>,
     record: Kept<PodRecord>,
     client: Mutex<Option<SandboxClient>>,
 }
@@ -146,6 +148,7 @@ impl Pod {
             given: tokio::sync::Mutex::default(),
             is_watched: AtomicBool::new(false),
             mounted,
+            used: Mutex::default(),
             record: Kept::new(record),
             client: Mutex::new(None),
         })

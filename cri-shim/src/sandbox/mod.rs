@@ -73,8 +73,8 @@ pub use template::{
 };
 pub use types::{
     ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer,
-    DeviceSource, Exec, GuestNetwork, ImageVolume, Interface, JailMode, LaunchConfig, Neighbour,
-    NicConfig, ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds,
+    DeviceSource, Exec, GuestNetwork, GuestStats, ImageVolume, Interface, JailMode, LaunchConfig,
+    Neighbour, NicConfig, ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds,
     SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;

@@ -488,6 +488,22 @@ pub struct ContainerStats {
     pub psi: Psi,
     /// Of the control group that those of all the guest's containers are below.
     pub guest_psi: Psi,
+    /// Of that same group; an older sandbox has none.
+    pub guest: Option<GuestStats>,
+}
+
+/// What all containers of a guest use together. Times and counts are also those of containers that
+/// are gone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs)] // As in `ContainerStats`.
+pub struct GuestStats {
+    pub cpu_usage_us: u64,
+    pub memory_usage_bytes: u64,
+    pub memory_working_set_bytes: u64,
+    pub memory_anon_bytes: u64,
+    pub page_faults: u64,
+    pub major_page_faults: u64,
 }
 
 /// How a sandbox ended.

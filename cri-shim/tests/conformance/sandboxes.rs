@@ -220,6 +220,40 @@ fn guest_statistics_of_a_sandbox_have_its_network() {
     assert_eq!(all.stats.len(), 1);
 }
 
+#[test]
+fn guest_what_a_sandbox_has_used_does_not_shrink_when_a_container_ends() {
+    let pod = Pod::run("used", |_| {});
+    let used = || {
+        let stats = ask!(pod_sandbox_stats(PodSandboxStatsRequest {
+            pod_sandbox_id: pod.id.clone(),
+        }));
+        let linux = stats.unwrap().stats.unwrap().linux.unwrap();
+        let (cpu, memory) = (linux.cpu.unwrap(), linux.memory.unwrap());
+        [
+            cpu.usage_core_nano_seconds.unwrap().value,
+            memory.page_faults.unwrap().value,
+        ]
+    };
+    let other = pod.start("other", |_| {});
+    let busy = pod.start("busy", |_| {});
+    busy.sh("i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done");
+    let mut before = used();
+    assert!(before[0] > 10_000_000, "{before:?}");
+    let steps: [&dyn Fn(); 4] = [
+        &|| busy.stop(0),
+        &|| busy.remove(),
+        &|| other.stop(0),
+        &|| other.remove(),
+    ];
+    for (number, step) in steps.into_iter().enumerate() {
+        step();
+        let now = used();
+        let has_grown = before.iter().zip(&now).all(|(before, now)| now >= before);
+        assert!(has_grown, "step {number}: {before:?} {now:?}");
+        before = now;
+    }
+}
+
 /// What critest's versions want of each container, all together.
 const METRICS: &[&str] = &[
     "container_blkio_device_usage_total",

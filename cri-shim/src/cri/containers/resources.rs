@@ -21,7 +21,7 @@ use crate::cri::pods::{NewLimits, matches_labels};
 use crate::cri::spec;
 use crate::cri::state::{ContainerPhase, PodPhase};
 use crate::patience::timeout;
-use crate::sandbox::ContainerStats as Figures;
+use crate::sandbox::{ContainerStats as Figures, GuestStats};
 
 /// How long a call that lists figures waits for a guest's. A kubelet asks every 10 s.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -159,6 +159,8 @@ impl Node {
         });
         let nano_cores = nano_cores.fold(0, u64::saturating_add);
         sum.memory_limit_bytes = limit.unwrap_or(0);
+        let used = pod.used.lock();
+        take_guest(&mut sum, &mut used.unwrap_or_else(PoisonError::into_inner));
         let record = pod.record();
         PodSandboxStats {
             attributes: Some(PodSandboxAttributes {
@@ -263,6 +265,7 @@ fn add(sum: &mut Figures, figures: &Figures) {
     // Times at which containers wait coincide: those of a pod are no sum. The last answer has what
     // is newest of the guest.
     sum.psi = figures.guest_psi;
+    sum.guest = figures.guest;
     for (sum, value) in [
         (&mut sum.cpu_usage_us, figures.cpu_usage_us),
         (&mut sum.memory_usage_bytes, figures.memory_usage_bytes),
@@ -276,6 +279,25 @@ fn add(sum: &mut Figures, figures: &Figures) {
         (&mut sum.processes, figures.processes),
     ] {
         *sum = sum.saturating_add(value);
+    }
+}
+
+/// Has a pod's figures be those of its guest, where it tells them. The sums lack what is no
+/// container's any more: of one that has ended, the times and counts, and of one that is removed, the
+/// memory of what it wrote to a volume. `used` is what is known while no container runs.
+fn take_guest(sum: &mut Figures, used: &mut GuestStats) {
+    if let Some(guest) = sum.guest {
+        *used = guest;
+        sum.memory_usage_bytes = guest.memory_usage_bytes;
+        sum.memory_working_set_bytes = guest.memory_working_set_bytes;
+        sum.memory_anon_bytes = guest.memory_anon_bytes;
+    }
+    for (sum, used) in [
+        (&mut sum.cpu_usage_us, used.cpu_usage_us),
+        (&mut sum.page_faults, used.page_faults),
+        (&mut sum.major_page_faults, used.major_page_faults),
+    ] {
+        *sum = used.max(*sum);
     }
 }
 
@@ -399,6 +421,57 @@ mod tests {
         add(&mut sum, &figures);
         assert_eq!((sum.timestamp_ns, sum.cpu_usage_us), (7, u64::MAX));
         assert_eq!(sum.processes, 4);
+    }
+
+    #[test]
+    fn what_a_pod_has_used_does_not_shrink_with_the_containers_that_run() {
+        let guest = |cpu_usage_us| GuestStats {
+            cpu_usage_us,
+            memory_usage_bytes: 100,
+            memory_working_set_bytes: 90,
+            page_faults: 5,
+            ..GuestStats::default()
+        };
+        let container = |cpu_usage_us, of_all| Figures {
+            cpu_usage_us,
+            memory_usage_bytes: 30,
+            processes: 2,
+            guest: of_all,
+            ..Figures::default()
+        };
+        let mut used = GuestStats::default();
+        let mut pod = |containers: &[Figures]| {
+            let mut sum = Figures::default();
+            containers.iter().for_each(|figures| add(&mut sum, figures));
+            take_guest(&mut sum, &mut used);
+            sum
+        };
+        let two = pod(&[
+            container(40, Some(guest(61))),
+            container(20, Some(guest(62))),
+        ]);
+        assert_eq!(
+            (two.cpu_usage_us, two.page_faults, two.processes),
+            (62, 5, 4)
+        );
+        assert_eq!(
+            (two.memory_usage_bytes, two.memory_working_set_bytes),
+            (100, 90)
+        );
+        let one = pod(&[container(21, Some(guest(64)))]);
+        assert_eq!((one.cpu_usage_us, one.processes), (64, 2));
+        let none = pod(&[]);
+        assert_eq!(
+            (none.cpu_usage_us, none.page_faults, none.processes),
+            (64, 5, 0)
+        );
+        assert_eq!(none.memory_usage_bytes, 0);
+        // One of an older sandbox has the sums.
+        used = GuestStats::default();
+        let mut old = Figures::default();
+        add(&mut old, &container(40, None));
+        take_guest(&mut old, &mut used);
+        assert_eq!((old.cpu_usage_us, old.memory_usage_bytes), (40, 30));
     }
 
     #[test]

@@ -7,7 +7,8 @@ use podvisor_agent_protocol::{ExitStatus, api};
 
 use crate::sandbox::psi::{Psi, PsiData, PsiStats};
 use crate::sandbox::types::{
-    ContainerStats, GuestNetwork, Interface, Neighbour, ProcessExit, Route, SupplementalGroups,
+    ContainerStats, GuestNetwork, GuestStats, Interface, Neighbour, ProcessExit, Route,
+    SupplementalGroups,
 };
 
 /// What a guest is told about itself.
@@ -188,7 +189,20 @@ pub(super) fn stats(answer: &api::ContainerStatsResponse) -> ContainerStats {
         writable_used_inodes: writable.inodes.saturating_sub(writable.free_inodes),
         psi: psi(&answer.psi),
         guest_psi: psi(&answer.guest_psi),
+        guest: guest(answer),
     }
+}
+
+fn guest(answer: &api::ContainerStatsResponse) -> Option<GuestStats> {
+    let (cpu, memory) = (answer.guest_cpu.as_ref()?, answer.guest_memory.as_ref()?);
+    Some(GuestStats {
+        cpu_usage_us: cpu.usage_us,
+        memory_usage_bytes: memory.usage_bytes,
+        memory_working_set_bytes: memory.working_set_bytes,
+        memory_anon_bytes: memory.anon_bytes,
+        page_faults: memory.page_faults,
+        major_page_faults: memory.major_page_faults,
+    })
 }
 
 fn psi(psi: &api::Psi) -> Psi {
@@ -217,6 +231,7 @@ mod tests {
     fn pressure_that_the_guest_does_not_tell_is_none_and_shares_are_bounded() {
         let mut answer = api::ContainerStatsResponse::new();
         assert_eq!(stats(&answer).psi, Psi::default());
+        assert_eq!(stats(&answer).guest, None);
         let io = answer
             .psi
             .mut_or_insert_default()

@@ -238,37 +238,13 @@ impl Cgroup {
     /// The group's figures; those that the kernel does not keep are 0, and none of pressure.
     #[must_use]
     pub fn stats(&self) -> ContainerStatsResponse {
-        let cpu = self.file("cpu.stat").unwrap_or_default();
-        let memory = self.file("memory.stat").unwrap_or_default();
-        let events = self.file("memory.events").unwrap_or_default();
-        let figure = |text: &str, name| field(text, name).unwrap_or(0);
-        let usage = self.number("memory.current");
+        // Read after the container's own, of which it is never less.
+        let (cpu, memory) = (self.cpu_stats(), self.memory_stats());
+        let parent = Self::parent();
         ContainerStatsResponse {
             timestamp_ns: now_ns(),
-            cpu: MessageField::some(CpuStats {
-                usage_us: figure(&cpu, "usage_usec"),
-                user_us: figure(&cpu, "user_usec"),
-                system_us: figure(&cpu, "system_usec"),
-                throttled_us: figure(&cpu, "throttled_usec"),
-                periods: figure(&cpu, "nr_periods"),
-                throttled_periods: figure(&cpu, "nr_throttled"),
-                ..Default::default()
-            }),
-            memory: MessageField::some(MemoryStats {
-                usage_bytes: usage,
-                working_set_bytes: usage.saturating_sub(figure(&memory, "inactive_file")),
-                limit_bytes: self.number("memory.max"),
-                anon_bytes: figure(&memory, "anon"),
-                file_bytes: figure(&memory, "file"),
-                page_faults: figure(&memory, "pgfault"),
-                major_page_faults: figure(&memory, "pgmajfault"),
-                oom_kills: figure(&events, "oom_kill"),
-                peak_bytes: self.number("memory.peak"),
-                kernel_bytes: figure(&memory, "kernel"),
-                mapped_file_bytes: figure(&memory, "file_mapped"),
-                limit_hits: figure(&events, "max"),
-                ..Default::default()
-            }),
+            cpu: MessageField::some(cpu),
+            memory: MessageField::some(memory),
             pids: MessageField::some(PidStats {
                 current: self.number("pids.current"),
                 limit: self.number("pids.max"),
@@ -276,7 +252,53 @@ impl Cgroup {
             }),
             io: MessageField::some(io_stats(&self.file("io.stat").unwrap_or_default())),
             psi: psi::of(|name| self.file(name)).into(),
-            guest_psi: psi::of(|name| read(&parent_path().join(name)).ok()).into(),
+            guest_psi: psi::of(|name| parent.file(name)).into(),
+            guest_cpu: MessageField::some(parent.cpu_stats()),
+            guest_memory: MessageField::some(parent.memory_stats()),
+            ..Default::default()
+        }
+    }
+
+    /// The group that all containers' are below.
+    fn parent() -> Self {
+        Self {
+            relative: PathBuf::from(PARENT),
+            path: parent_path(),
+        }
+    }
+
+    fn cpu_stats(&self) -> CpuStats {
+        let cpu = self.file("cpu.stat").unwrap_or_default();
+        let figure = |name| field(&cpu, name).unwrap_or(0);
+        CpuStats {
+            usage_us: figure("usage_usec"),
+            user_us: figure("user_usec"),
+            system_us: figure("system_usec"),
+            throttled_us: figure("throttled_usec"),
+            periods: figure("nr_periods"),
+            throttled_periods: figure("nr_throttled"),
+            ..Default::default()
+        }
+    }
+
+    fn memory_stats(&self) -> MemoryStats {
+        let memory = self.file("memory.stat").unwrap_or_default();
+        let events = self.file("memory.events").unwrap_or_default();
+        let figure = |text: &str, name| field(text, name).unwrap_or(0);
+        let usage = self.number("memory.current");
+        MemoryStats {
+            usage_bytes: usage,
+            working_set_bytes: usage.saturating_sub(figure(&memory, "inactive_file")),
+            limit_bytes: self.number("memory.max"),
+            anon_bytes: figure(&memory, "anon"),
+            file_bytes: figure(&memory, "file"),
+            page_faults: figure(&memory, "pgfault"),
+            major_page_faults: figure(&memory, "pgmajfault"),
+            oom_kills: figure(&events, "oom_kill"),
+            peak_bytes: self.number("memory.peak"),
+            kernel_bytes: figure(&memory, "kernel"),
+            mapped_file_bytes: figure(&memory, "file_mapped"),
+            limit_hits: figure(&events, "max"),
             ..Default::default()
         }
     }
