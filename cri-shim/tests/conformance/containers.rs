@@ -592,6 +592,18 @@ fn guest_a_container_without_a_limit_gets_the_memory_that_it_needs() {
 }
 
 #[test]
+fn guest_a_container_without_a_limit_writes_more_than_its_machine_begins_with() {
+    let pod = Pod::run("writer", |_| {});
+    let container = pod.start("writer", |_| {});
+    // A machine begins with 256 MiB.
+    container.sh("dd if=/dev/zero of=/filled bs=1M count=250 2>&1 && echo end >>/filled");
+    let read = container.sh("dd if=/filled bs=1M 2>/dev/null | tail -c 4; wc -c </filled");
+    assert_eq!(read, "end\n262144004\n");
+    pod.stop();
+    pod.remove();
+}
+
+#[test]
 fn guest_limits_can_be_changed_while_a_container_runs() {
     let container = Pod::shared().start("limits", |config| {
         config.linux.as_mut().unwrap().resources = Some(LinuxContainerResources {

@@ -21,10 +21,14 @@ use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags, mount, move_mount,
 
 use super::disk::{self, DiskError};
 use super::users::{Owner, UserNamespace};
+use crate::guest;
 
 /// A filesystem whose last mount is gone ends at once, or after what still uses it.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const RELEASE_RETRY: Duration = Duration::from_millis(5);
+
+/// Memory for each file that a writable layer may have.
+const INODE_BYTES: u64 = 8 << 10;
 
 /// A root filesystem cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -221,15 +225,14 @@ impl Rootfs {
             .transpose()?;
         let lower = mapped.as_ref().unwrap_or(&image.mount).path().to_owned();
         let upper = MountPoint::create(base.join("upper"))?;
-        mount(
-            "tmpfs",
-            upper.path(),
-            "tmpfs",
-            MountFlags::NODEV,
-            c"mode=0755",
-        )
-        .map_err(io::Error::from)
-        .map_err(RootfsError::mount("mount a tmpfs on", upper.path()))?;
+        CString::new(upper_options(guest::memory::most()))
+            .map_err(io::Error::from)
+            .and_then(|options| {
+                let flags = MountFlags::NODEV;
+                let options = options.as_c_str();
+                Ok(mount("tmpfs", upper.path(), "tmpfs", flags, options)?)
+            })
+            .map_err(RootfsError::mount("mount a tmpfs on", upper.path()))?;
         let upper = upper.mounted();
         let (data, work) = (upper.path().join("data"), upper.path().join("work"));
         for dir in [&data, &work] {
@@ -362,6 +365,16 @@ impl Rootfs {
     }
 }
 
+/// How the file system of a writable layer is mounted in a guest that may come to have `memory`
+/// bytes. The kernel would bound it by half of what there is at boot, for good. All that the guest
+/// may get is no bound of its own: what is written is memory of the container, which has a limit,
+/// or has the guest grow. A bound there is, because programs are told how much is free.
+fn upper_options(memory: u64) -> String {
+    // As many as the kernel has it for as much memory.
+    let inodes = memory / INODE_BYTES;
+    format!("mode=0755,size={memory},nr_inodes={inodes}")
+}
+
 /// The root of an overlay shows its upper directory's owner and mode, not the image's.
 fn copy_root_attributes(image: &Path, upper: &Path) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt as _;
@@ -427,5 +440,16 @@ impl Drop for MountPoint {
         } else if let Err(error) = removed() {
             tracing::warn!(path = ?self.path, %error, "cannot remove a mount point");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writable_layer_is_bounded_by_what_the_guest_may_come_to_have() {
+        let options = upper_options(16 << 30);
+        assert_eq!(options, "mode=0755,size=17179869184,nr_inodes=2097152");
     }
 }

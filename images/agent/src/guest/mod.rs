@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod cpu;
+pub mod memory;
 pub mod pci;
 pub mod shares;
 pub mod sysctl;

@@ -1,0 +1,92 @@
+//! How much memory the guest may come to have.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+
+use rustix::system::sysinfo;
+
+/// Devices that memory is plugged in by.
+const DRIVER: &str = "/sys/bus/virtio/drivers/virtio_mem";
+/// Addresses, and what they are for.
+const ADDRESSES: &str = "/proc/iomem";
+
+/// What the guest has, and what may be plugged into it while it runs, in bytes. Memory that was
+/// plugged in is counted in both.
+#[must_use]
+pub fn most() -> u64 {
+    let has = sysinfo();
+    let unit = u64::from(has.mem_unit.max(1));
+    let growth = growth(Path::new(DRIVER), Path::new(ADDRESSES));
+    has.totalram.saturating_mul(unit).saturating_add(growth)
+}
+
+/// The size of the regions that virtio-mem devices have; 0 when there is none.
+fn growth(driver: &Path, addresses: &Path) -> u64 {
+    let devices = fs::read_dir(driver).into_iter().flatten().flatten();
+    let devices: Vec<_> = devices.map(|entry| entry.file_name()).collect();
+    let text = match devices.as_slice() {
+        [] => String::new(),
+        _ => fs::read_to_string(addresses).unwrap_or_default(),
+    };
+    // Such a device claims all of its region under its own name.
+    let regions = text.lines().filter_map(region);
+    let plugged =
+        regions.filter(|(name, _)| devices.iter().any(|device| device == OsStr::new(name)));
+    plugged.fold(0, |sum: u64, (_, len)| sum.saturating_add(len))
+}
+
+/// Name and size in a line `FIRST-LAST : NAME`, of hexadecimal numbers.
+fn region(line: &str) -> Option<(&str, u64)> {
+    let (range, name) = line.trim_start().split_once(" : ")?;
+    let (first, last) = range.split_once('-')?;
+    let [first, last] = [first, last].map(|number| u64::from_str_radix(number, 16).ok());
+    let len = last?.checked_sub(first?)?.checked_add(1)?;
+    Some((name, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IOMEM: &str = "\
+00001000-0009fbff : System RAM
+100000000-10fffffff : virtio-pmem
+140000000-53fffffff : virtio3
+  140000000-147ffffff : System RAM (virtio_mem)
+c0000000-c0000fff : virtio30
+";
+
+    #[test]
+    fn growth_is_the_region_of_devices_that_plug_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let (driver, addresses) = (dir.path().join("driver"), dir.path().join("iomem"));
+        fs::write(&addresses, IOMEM).unwrap();
+        assert_eq!(growth(&driver, &addresses), 0);
+        fs::create_dir(&driver).unwrap();
+        fs::write(driver.join("uevent"), "").unwrap();
+        assert_eq!(growth(&driver, &addresses), 0);
+        fs::write(driver.join("virtio3"), "").unwrap();
+        assert_eq!(growth(&driver, &addresses), 16 << 30);
+    }
+
+    #[test]
+    fn lines_of_another_form_have_no_size() {
+        for line in [
+            "",
+            "x",
+            "1-2",
+            "2-1 : a",
+            "x-y : a",
+            "0-ffffffffffffffff : a",
+        ] {
+            assert_eq!(region(line), None, "{line}");
+        }
+        assert_eq!(region("  0-fff : a : b"), Some(("a : b", 4096)));
+    }
+
+    #[test]
+    fn a_guest_has_memory() {
+        assert!(most() > 0);
+    }
+}
