@@ -58,6 +58,10 @@ const COMMAND_LINE: &str = concat!(
 /// What a guest is told that somebody watches.
 const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k";
 
+/// Room for the connections that a packet filter tracks, 131072: the kernel would choose it by the
+/// memory that it boots with. 128 KiB of it, which clones share until they use it.
+const CONNECTIONS: &str = " nf_conntrack.hashsize=16384";
+
 /// What a guest is told besides that has no PCI bus.
 const NO_PCI: &str = " pci=off";
 
@@ -264,7 +268,9 @@ impl BuiltMachine {
                     .max_vcpus(config.max_cpus)
                     .transport(config.transport)
                     .memory(MemorySize::bytes(config.memory))
-                    .cmdline(format!("{line}{for_bus}{for_cpus}{for_figures}"));
+                    .cmdline(format!(
+                        "{line}{CONNECTIONS}{for_bus}{for_cpus}{for_figures}"
+                    ));
                 match config.growth {
                     0 => builder,
                     most => builder.hotplug_memory(MemorySize::bytes(most)),

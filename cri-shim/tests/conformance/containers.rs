@@ -507,6 +507,13 @@ fn guest_command_arguments_directory_and_environment_come_from_image_and_request
         assert_eq!(limits, ["unlimited"; 2]);
         let threads = container.sh("cat /proc/sys/kernel/threads-max /proc/sys/kernel/pid_max");
         assert_eq!(threads, "4194304\n4194304\n");
+        let names = "vm/max_map_count net/ipv4/ip_forward net/netfilter/nf_conntrack_max \
+                     net/ipv4/tcp_max_tw_buckets net/ipv4/tcp_max_orphans \
+                     net/ipv4/tcp_max_syn_backlog";
+        let values = container.sh(&format!("cd /proc/sys; cat {names}"));
+        let values: Vec<&str> = values.lines().collect();
+        let of_large_hosts = ["1048576", "1", "131072", "65536", "65536", "1024"];
+        assert_eq!(values, of_large_hosts, "{names}");
     }
     container.stop(0);
     container.remove();

@@ -92,7 +92,7 @@ impl Sysctl {
 }
 
 /// Parameters of every guest, unless a request sets them.
-const USUAL: [(&str, &str); 8] = [
+const USUAL: [(&str, &str); 13] = [
     // Whoever a program runs as, it may listen on every port and send echo requests.
     ("net.ipv4.ip_unprivileged_port_start", "0"),
     ("net.ipv4.ping_group_range", "0 2147483647"),
@@ -104,6 +104,15 @@ const USUAL: [(&str, &str); 8] = [
     ("kernel.threads-max", "4194304"),
     ("kernel.pid_max", "4194304"),
     ("fs.file-max", "9223372036854775807"),
+    // These, too: as on a host of 16 GiB. How many connections are tracked follows from the
+    // kernel's command line.
+    ("net.ipv4.tcp_max_tw_buckets", "65536"),
+    ("net.ipv4.tcp_max_orphans", "65536"),
+    ("net.ipv4.tcp_max_syn_backlog", "1024"),
+    // As systemd has it on most nodes: search engines and databases want no less than 262144.
+    ("vm.max_map_count", "1048576"),
+    // As in a new network namespace of a node, on which a kubelet has set it.
+    ("net.ipv4.ip_forward", "1"),
     // What the kernel does several times a second for memory that nobody uses, it does seldom:
     // each time costs the host of an idle guest an exit.
     ("vm.compaction_proactiveness", "0"),
