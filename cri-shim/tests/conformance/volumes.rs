@@ -4,8 +4,10 @@ use std::ffi::CStr;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use k8s_cri::v1::*;
+use rustix::fs::XattrFlags;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount,
 };
@@ -108,6 +110,18 @@ impl Mounted {
     fn with(path: PathBuf, options: &CStr) -> Self {
         let mount = rustix::mount::mount("tmpfs", &path, "tmpfs", MountFlags::empty(), options);
         mount.unwrap();
+        Self(path)
+    }
+
+    /// With an ext4 of 16 MiB, which has extended attributes on every host.
+    fn with_attributes(name: &str) -> Self {
+        let dir = RUNTIME.directory(name);
+        let path = dir.join("mounted");
+        fs::create_dir(&path).unwrap();
+        let script = "/sbin/mke2fs -q -t ext4 ../disk 16M >/dev/null && mount -o loop ../disk .";
+        let mut make = Command::new("sh");
+        let made = make.args(["-c", script]).current_dir(&path).status();
+        assert!(made.unwrap().success());
         Self(path)
     }
 
@@ -459,6 +473,67 @@ fn guest_a_termination_message_reaches_the_host() {
     });
     assert_eq!(status.exit_code, 0);
     assert_eq!(fs::read_to_string(&message).unwrap(), "why it ended\n");
+}
+
+#[test]
+fn guest_an_overlay_can_have_its_upper_directory_in_a_volume() {
+    let volume = Mounted::with_attributes("overlay");
+    let pod = Pod::run("overlay", |config| {
+        let linux = config.linux.as_mut().unwrap();
+        linux.security_context.get_or_insert_default().privileged = true;
+    });
+    let script = "cd /volume; mkdir -p lower/dir lower/old upper work /tmp/merged; \
+                  echo 1 >lower/dir/file; echo 2 >lower/gone; \
+                  merge() { mount -t overlay overlay /tmp/merged -o \
+                  lowerdir=/volume/lower,upperdir=/volume/upper,workdir=/volume/work; }; \
+                  merge && cd /tmp/merged && busybox rm -r dir gone && mkdir dir && \
+                  echo 3 >dir/new && \
+                  busybox mv dir/new old/moved && cd / && busybox umount /tmp/merged && merge && \
+                  cd /tmp/merged && ls -d * */*";
+    let (status, lines) = pod.script(script, |config| {
+        config.mounts = vec![mount(&volume.0, "/volume")];
+        security(config).privileged = true;
+    });
+    assert_eq!(status.exit_code, 0, "{lines:?}");
+    assert_eq!(stdout(&lines), ["dir", "old", "old/moved"]);
+    // A directory in the place of one that was removed shows nothing of that.
+    let upper = volume.0.join("upper/dir");
+    let names = rustix::fs::listxattr(&upper, &mut vec![0; 4096][..]);
+    assert!(names.unwrap() > 0);
+}
+
+#[test]
+fn guest_a_program_in_a_volume_has_its_capabilities_until_it_is_written_to() {
+    // Revision 2, effective, CAP_CHOWN permitted.
+    const CHOWN: [u8; 20] = [1, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let attribute = match RUNTIME.is_vm {
+        true => "user.podvisor.security.capability",
+        false => "security.capability",
+    };
+    let volume = Mounted::with_attributes("capability");
+    let program = volume.0.join("busybox");
+    fs::copy("/bin/busybox", &program).unwrap();
+    fs::write(volume.0.join("file"), "").unwrap();
+    rustix::fs::setxattr(&program, attribute, &CHOWN, XattrFlags::empty()).unwrap();
+    let start = |user: i64| {
+        Pod::shared().start("capability", |config| {
+            config.mounts = vec![mount(&volume.0, "/volume")];
+            security(config).run_as_user = Some(Int64Value { value: user });
+        })
+    };
+    let (root, user) = (start(0), start(1000));
+    user.sh("/volume/busybox chown 1000 /volume/file");
+    user.sh("/volume/busybox chown 2000 /volume/file");
+    root.sh("echo >>/volume/busybox");
+    let refused = user.try_exec(&["/volume/busybox", "chown", "0", "/volume/file"], 0);
+    assert_ne!(refused.unwrap().code, 0);
+    assert_eq!(fs::metadata(volume.0.join("file")).unwrap().uid(), 2000);
+    let left = rustix::fs::getxattr(&program, attribute, &mut [0; 32][..]);
+    assert_eq!(left, Err(rustix::io::Errno::NODATA));
+    for container in [root, user] {
+        container.stop(0);
+        container.remove();
+    }
 }
 
 #[test]

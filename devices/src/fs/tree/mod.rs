@@ -302,7 +302,11 @@ impl Tree {
         if object.kind == FileType::Directory {
             return Err(Errno::ISDIR.into());
         }
-        self.reopen(object, flags)
+        let file = self.reopen(object, flags)?;
+        if flags.contains(OFlags::TRUNC) {
+            xattr::drop_capability(&file);
+        }
+        Ok(file)
     }
 
     /// Those of the client's flags that are its affair, if it may use them on an object, or on

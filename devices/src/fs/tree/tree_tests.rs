@@ -1,6 +1,8 @@
 use super::*;
 use fuse_backend_rs::abi::fuse_abi::CreateIn;
-use fuse_backend_rs::api::filesystem::{FileSystem, FsOptions, OpenOptions, SetattrValid};
+use fuse_backend_rs::api::filesystem::{
+    FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions, SetattrValid,
+};
 use std::ffi::CString;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -406,14 +408,17 @@ fn a_client_that_keeps_everything_open_meets_a_limit_and_goes_on_after_it() {
 }
 
 #[test]
-fn only_attributes_of_users_exist() {
+fn attributes_that_mean_something_to_the_host_do_not_exist() {
     let rig = rig();
     std::fs::write(rig.path("file"), "").unwrap();
     let object = rig.look_up(ROOT, "file").unwrap().inode;
     for reserved in [
-        "security.capability",
-        "trusted.overlay.opaque",
+        "security.selinux",
+        "security.capability.x",
+        "security.ima",
         "system.posix_acl_access",
+        "trusted",
+        "podvisor.trusted.a",
     ] {
         let attribute = name(reserved);
         let refused = Some(Errno::OPNOTSUPP);
@@ -432,6 +437,103 @@ fn only_attributes_of_users_exist() {
     }
     let flags = rig.tree.setxattr(&me(), object, c"user.a", b"1", 0xff);
     assert_eq!(code(flags), Some(Errno::INVAL));
+}
+
+/// The names of an object's attributes on the host, in order.
+fn names_on_host(path: &Path) -> Vec<String> {
+    let mut list = vec![0; 4096];
+    let len = rustix::fs::listxattr(path, &mut *list).unwrap();
+    let names = list[..len].split(|byte| *byte == 0);
+    let names = names.map(|name| String::from_utf8(name.to_vec()).unwrap());
+    let mut names: Vec<_> = names.filter(|name| name.starts_with("user.")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn attributes_of_the_guests_root_are_users_attributes_on_the_host() {
+    let rig = rig();
+    std::fs::write(rig.path("file"), "").unwrap();
+    std::fs::create_dir(rig.path("dir")).unwrap();
+    let tree = &rig.tree;
+    let all = [
+        "security.capability",
+        "trusted.overlay.opaque",
+        "user.a",
+        "user.podvisor.trusted.b",
+    ];
+    for path in ["file", "dir"] {
+        let object = rig.look_up(ROOT, path).unwrap().inode;
+        for attribute in all {
+            let value = attribute.as_bytes();
+            tree.setxattr(&me(), object, &name(attribute), value, 0)
+                .unwrap();
+        }
+        let on_host = [
+            "user.a",
+            "user.podvisor.security.capability",
+            "user.podvisor.trusted.overlay.opaque",
+            "user.podvisor.user.podvisor.trusted.b",
+        ];
+        assert_eq!(names_on_host(&rig.path(path)), on_host);
+        // What the host has under a name that no client gave is not shown.
+        let flags = rustix::fs::XattrFlags::empty();
+        for stray in ["user.podvisor.system.x", "user.podvisor.user.x"] {
+            rustix::fs::setxattr(rig.path(path), stray, b"", flags).unwrap();
+        }
+        let ListxattrReply::Names(list) = tree.listxattr(&me(), object, 1000).unwrap() else {
+            panic!("no names");
+        };
+        let list = String::from_utf8(list).unwrap();
+        let mut list: Vec<_> = list.split_terminator('\0').collect();
+        list.sort_unstable();
+        assert_eq!(list, all);
+        for attribute in all {
+            let value = tree.getxattr(&me(), object, &name(attribute), 100);
+            let GetxattrReply::Value(value) = value.unwrap() else {
+                panic!("no value");
+            };
+            assert_eq!(value, attribute.as_bytes());
+        }
+        // By its name on the host none is found, and none can be made.
+        let hidden = c"user.podvisor.security.capability";
+        let found = tree.getxattr(&me(), object, hidden, 100).map(drop);
+        assert_eq!(code(found), Some(Errno::NODATA));
+        for attribute in all {
+            tree.removexattr(&me(), object, &name(attribute)).unwrap();
+        }
+        let strays = ["user.podvisor.system.x", "user.podvisor.user.x"];
+        assert_eq!(names_on_host(&rig.path(path)), strays);
+        let long = name(&format!("trusted.{}", "a".repeat(255 - 8)));
+        let refused = tree.setxattr(&me(), object, &long, b"", 0);
+        assert_eq!(code(refused), Some(Errno::RANGE));
+    }
+    symlink("file", rig.path("link")).unwrap();
+    let link = rig.look_up(ROOT, "link").unwrap().inode;
+    let refused = tree.setxattr(&me(), link, c"trusted.a", b"", 0);
+    assert_eq!(code(refused), Some(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn a_program_that_is_emptied_loses_its_capabilities() {
+    let rig = rig();
+    std::fs::write(rig.path("file"), "text").unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    let capability = c"security.capability";
+    let tree = &rig.tree;
+    let lost = || code(tree.getxattr(&me(), object, capability, 0).map(drop));
+    let write = libc::O_WRONLY.cast_unsigned();
+    let truncate = write | libc::O_TRUNC.cast_unsigned();
+    let existing = creation(libc::O_WRONLY | libc::O_TRUNC, 0);
+    for empties in [false, true] {
+        tree.setxattr(&me(), object, capability, b"1", 0).unwrap();
+        let flags = if empties { truncate } else { write };
+        tree.open(&me(), object, flags, 0).unwrap();
+        assert_eq!(lost(), empties.then_some(Errno::NODATA));
+    }
+    tree.setxattr(&me(), object, capability, b"1", 0).unwrap();
+    tree.create(&me(), ROOT, c"file", existing).unwrap();
+    assert_eq!(lost(), Some(Errno::NODATA));
 }
 
 #[test]

@@ -1,11 +1,18 @@
-//! Extended attributes: those of users. The others mean something to the host itself
-//! (capabilities of programs, labels, overlays) and do not exist for the client.
+//! Extended attributes: those of users, and those by which a guest's root marks what is its own
+//! (`trusted.*` of overlays, capabilities of programs). The latter would mean something to the host
+//! itself, or need its rights: there they have names of users' attributes, which the client cannot
+//! tell from the ones that it gave. The others (labels, lists of access) do not exist for it.
 
-use std::ffi::CStr;
+use std::borrow::Cow;
+use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 
 use fuse_backend_rs::api::filesystem::{GetxattrReply, ListxattrReply};
-use rustix::fs::{OFlags, XattrFlags, fgetxattr, flistxattr, fremovexattr, fsetxattr};
+use rustix::fs::{
+    OFlags, XattrFlags, fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr,
+};
 use rustix::io::Errno;
 
 use super::{Object, Tree};
@@ -14,6 +21,17 @@ use super::{Object, Tree};
 const MAX_LEN: usize = 64 << 10;
 
 const PREFIX: &[u8] = b"user.";
+
+/// Before the client's name in the host's name of an attribute that is no user's to the client. Its
+/// own names that begin so have it twice.
+const MAPPED: &[u8] = b"user.podvisor.";
+
+const TRUSTED: &[u8] = b"trusted.";
+
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// [`CAPABILITY`] on the host.
+const CAPABILITY_ON_HOST: &CStr = c"user.podvisor.security.capability";
 
 impl Tree {
     pub(super) fn set_xattr(
@@ -25,9 +43,10 @@ impl Tree {
     ) -> io::Result<()> {
         let object = self.object(object)?;
         self.check_writable(&object)?;
-        let file = self.reopen_for_xattr(&object, name)?;
+        let name = host_name(name)?;
+        let file = self.reopen_for_xattr(&object)?;
         let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
-        Ok(fsetxattr(&file, name, value, flags)?)
+        Ok(fsetxattr(&file, &*name, value, flags)?)
     }
 
     pub(super) fn get_xattr(
@@ -36,9 +55,22 @@ impl Tree {
         name: &CStr,
         size: u32,
     ) -> io::Result<GetxattrReply> {
-        let file = self.reopen_for_xattr(&*self.object(object)?, name)?;
+        let object = self.object(object)?;
+        let name = host_name(name)?;
+        let opened = self.reopen_for_xattr(&object);
+        let file = match opened {
+            // The client asks for capabilities of its own accord when it executes a program, which
+            // fails with any other answer. A server of files may deny the host's root to look.
+            Err(error)
+                if *name == *CAPABILITY_ON_HOST
+                    && error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                return Err(Errno::OPNOTSUPP.into());
+            }
+            opened => opened?,
+        };
         let mut value = vec![0; MAX_LEN];
-        let len = fgetxattr(&file, name, &mut *value)?;
+        let len = fgetxattr(&file, &*name, &mut *value)?;
         value.truncate(len);
         Ok(match fit(value, size)? {
             Fitted::Count(count) => GetxattrReply::Count(count),
@@ -47,13 +79,13 @@ impl Tree {
     }
 
     pub(super) fn list_xattr(&self, object: u64, size: u32) -> io::Result<ListxattrReply> {
-        let file = self.reopen_for_xattr(&*self.object(object)?, c"user.")?;
+        let file = self.reopen_for_xattr(&*self.object(object)?)?;
         let mut names = vec![0; MAX_LEN];
         let len = flistxattr(&file, &mut *names)?;
         names.truncate(len);
         let names = names
             .split_inclusive(|byte| *byte == 0)
-            .filter(|name| name.starts_with(PREFIX))
+            .filter_map(client_name)
             .flatten()
             .copied()
             .collect();
@@ -66,20 +98,54 @@ impl Tree {
     pub(super) fn remove_xattr(&self, object: u64, name: &CStr) -> io::Result<()> {
         let object = self.object(object)?;
         self.check_writable(&object)?;
-        let file = self.reopen_for_xattr(&object, name)?;
-        Ok(fremovexattr(&file, name)?)
+        let name = host_name(name)?;
+        let file = self.reopen_for_xattr(&object)?;
+        Ok(fremovexattr(&file, &*name)?)
     }
 
-    fn reopen_for_xattr(&self, object: &Object, name: &CStr) -> io::Result<std::fs::File> {
-        if !name.to_bytes().starts_with(PREFIX) {
-            return Err(Errno::OPNOTSUPP.into());
-        }
+    fn reopen_for_xattr(&self, object: &Object) -> io::Result<File> {
         self.reopen(object, OFlags::RDONLY | OFlags::NONBLOCK)
             .map_err(|error| match Errno::from_io_error(&error) {
                 // The host's own file systems answer so for what is never opened here.
                 Some(Errno::NXIO) => Errno::OPNOTSUPP.into(),
                 _ => error,
             })
+    }
+}
+
+/// Takes a program's capabilities away, as the kernel does when its contents change. The client,
+/// which leaves that to the server (`HANDLE_KILLPRIV_V2`), does it itself when it writes, truncates
+/// or changes the owner, but not when it opens a file to be emptied.
+pub(super) fn drop_capability(file: impl AsFd) {
+    // To look is much cheaper than to remove, and there is hardly ever one.
+    if fgetxattr_query(&file, CAPABILITY_ON_HOST).is_ok() {
+        // The contents are changed, whatever comes of this.
+        let _ = fremovexattr(&file, CAPABILITY_ON_HOST);
+    }
+}
+
+fn is_mapped(name: &[u8]) -> bool {
+    name.starts_with(TRUSTED) || name == CAPABILITY || name.starts_with(MAPPED)
+}
+
+/// The host's name for an attribute of the client's. One that is too long for it is refused by the
+/// host (`ERANGE`).
+fn host_name(name: &CStr) -> io::Result<Cow<'_, CStr>> {
+    let bytes = name.to_bytes();
+    if is_mapped(bytes) {
+        return Ok(CString::new([MAPPED, bytes].concat())?.into());
+    }
+    if !bytes.starts_with(PREFIX) {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    Ok(name.into())
+}
+
+/// The client's name for one of the host's, with the NUL at its end, if it has any.
+fn client_name(name: &[u8]) -> Option<&[u8]> {
+    match name.strip_prefix(MAPPED) {
+        Some(inner) => is_mapped(inner.strip_suffix(b"\0")?).then_some(inner),
+        None => name.starts_with(PREFIX).then_some(name),
     }
 }
 
