@@ -18,6 +18,7 @@ mod error;
 mod events;
 mod flights;
 mod health;
+mod image_volumes;
 mod images;
 mod memory;
 mod metrics;

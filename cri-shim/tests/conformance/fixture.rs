@@ -57,7 +57,10 @@ impl Runtime {
             (format!("test/many-{number}"), image)
         });
         let many: Vec<_> = many.collect();
+        let volumes = json!({ "/data": {}, "/srv/made/here/": {} });
+        let declares = json!({ "Env": ["PATH=/bin"], "Volumes": volumes });
         let mut images = vec![
+            ("test/volumes", Image::with_data(declares)),
             ("test/plain", Image::busybox(plain)),
             ("test/user", Image::busybox(user)),
             ("test/pause", Image::busybox(entry)),
@@ -96,6 +99,11 @@ impl Runtime {
     /// The name of an image, in the registry that serves it.
     pub(crate) fn image(&self, repository: &str) -> String {
         self.registry.name(&format!("test/{repository}"))
+    }
+
+    /// What the runtime keeps over boots.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.dir.join("root")
     }
 
     /// A new directory on the host.

@@ -551,6 +551,52 @@ fn guest_a_read_only_root_is_one_and_its_volumes_are_not() {
 }
 
 #[test]
+fn guest_what_an_image_has_at_its_volumes_can_be_written_below_a_read_only_root() {
+    let start = |mounts: Vec<Mount>| {
+        Pod::shared().start("declared", |config| {
+            config.image = Some(image("volumes"));
+            security(config).readonly_rootfs = true;
+            config.mounts = mounts;
+        })
+    };
+    let container = start(Vec::new());
+    let refused = container.try_exec(&["touch", "/srv/new"], 0).unwrap();
+    assert_ne!(refused.code, 0);
+    let script = "cd /data; stat -c '%n %f %u %g' . file sub sub/same link; \
+                  stat -c %Y file link; test file -ef sub/same";
+    let listed = container.sh(script);
+    let listed: Vec<_> = listed.lines().collect();
+    let expected = [
+        ". 45e8 1000 1000",
+        "file 81a0 1000 1000",
+        "sub 41c0 1000 1000",
+        "sub/same 81a0 1000 1000",
+        "link a1ff 1000 1000",
+        "1700000000",
+        "1700000000",
+    ];
+    assert_eq!(listed, expected);
+    let script = "echo more >>/data/file; cat /data/sub/same; ls /srv/made/here; \
+                  touch /srv/made/here/new; stat -c '%a %u' /srv/made/here";
+    assert_eq!(container.sh(script), "from the image\nmore\n755 0\n");
+    container.stop(0);
+    container.remove();
+
+    // The next container begins with what the image has, and mounts of its own go before.
+    let dir = RUNTIME.directory("own-volume");
+    let container = start(vec![mount(&dir, "/srv/made/here")]);
+    container.sh("touch /srv/made/here/own; test ! -e /srv/made/here/new");
+    assert_eq!(container.sh("cat /data/file"), "from the image\n");
+    assert!(dir.join("own").exists());
+    container.stop(0);
+    container.remove();
+    if RUNTIME.is_vm {
+        let left = fs::read_dir(RUNTIME.root().join("volumes")).unwrap();
+        assert_eq!(left.count(), 0);
+    }
+}
+
+#[test]
 fn guest_a_working_directory_in_a_volume_is_made_and_is_roots() {
     let dir = RUNTIME.directory("work");
     let script = "pwd; busybox stat -c %u:%g:%a .; id -u";

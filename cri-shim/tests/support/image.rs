@@ -54,40 +54,29 @@ impl Image {
     /// Busybox with its applets, the users root and app, a file that cannot be executed, and
     /// `settings` as its configuration.
     pub(crate) fn busybox(settings: serde_json::Value) -> Self {
-        let busybox = fs::read("/bin/busybox").expect("this test needs Debian's busybox-static");
-        let mut tar = tar::Builder::new(Vec::new());
-        for (directory, mode) in [
-            ("bin/", 0o755),
-            ("etc/", 0o755),
-            ("home/", 0o755),
-            ("home/app/", 0o700),
-            ("proc/", 0o755),
-            ("root/", 0o700),
-            ("srv/", 0o755),
-            ("sys/", 0o755),
-            ("dev/", 0o755),
-            ("tmp/", 0o1777),
-        ] {
-            let owner = if directory == "home/app/" { 1000 } else { 0 };
-            let mut header = header(tar::EntryType::Directory, mode, owner);
+        Self::of_layer(busybox_layer().into_inner().unwrap(), settings)
+    }
+
+    /// The same with something at `/data`, of user 1000 and group 1000 with mode 2750: a file, a
+    /// directory with a second name of it, and a link.
+    pub(crate) fn with_data(settings: serde_json::Value) -> Self {
+        let mut tar = busybox_layer();
+        for (directory, mode) in [("data/", 0o2750), ("data/sub/", 0o700)] {
+            let mut header = header(tar::EntryType::Directory, mode, 1000);
             tar.append_data(&mut header, directory, [].as_slice())
                 .unwrap();
         }
-        for (path, mode, bytes) in [
-            ("bin/busybox", 0o755, busybox.as_slice()),
-            ("etc/passwd", 0o644, PASSWD.as_bytes()),
-            ("etc/group", 0o644, GROUP.as_bytes()),
-            ("etc/plain", 0o644, b"no program\n"),
-            ("etc/broken", 0o755, b"\x7fELF but no more"),
+        let text = b"from the image\n";
+        let mut file = header(tar::EntryType::Regular, 0o640, 1000);
+        file.set_size(text.len() as u64);
+        tar.append_data(&mut file, "data/file", text.as_slice())
+            .unwrap();
+        for (kind, path, to) in [
+            (tar::EntryType::Link, "data/sub/same", "data/file"),
+            (tar::EntryType::Symlink, "data/link", "/etc/passwd"),
         ] {
-            let mut header = header(tar::EntryType::Regular, mode, 0);
-            header.set_size(bytes.len() as u64);
-            tar.append_data(&mut header, path, bytes).unwrap();
-        }
-        for applet in APPLETS {
-            let mut header = header(tar::EntryType::Symlink, 0o777, 0);
-            let path = format!("bin/{applet}");
-            tar.append_link(&mut header, path, "busybox").unwrap();
+            let mut header = header(kind, 0o640, 1000);
+            tar.append_link(&mut header, path, to).unwrap();
         }
         Self::of_layer(tar.into_inner().unwrap(), settings)
     }
@@ -127,6 +116,45 @@ impl Image {
         self.layer.bytes = bytes.into();
         self
     }
+}
+
+fn busybox_layer() -> tar::Builder<Vec<u8>> {
+    let busybox = fs::read("/bin/busybox").expect("this test needs Debian's busybox-static");
+    let mut tar = tar::Builder::new(Vec::new());
+    for (directory, mode) in [
+        ("bin/", 0o755),
+        ("etc/", 0o755),
+        ("home/", 0o755),
+        ("home/app/", 0o700),
+        ("proc/", 0o755),
+        ("root/", 0o700),
+        ("srv/", 0o755),
+        ("sys/", 0o755),
+        ("dev/", 0o755),
+        ("tmp/", 0o1777),
+    ] {
+        let owner = if directory == "home/app/" { 1000 } else { 0 };
+        let mut header = header(tar::EntryType::Directory, mode, owner);
+        tar.append_data(&mut header, directory, [].as_slice())
+            .unwrap();
+    }
+    for (path, mode, bytes) in [
+        ("bin/busybox", 0o755, busybox.as_slice()),
+        ("etc/passwd", 0o644, PASSWD.as_bytes()),
+        ("etc/group", 0o644, GROUP.as_bytes()),
+        ("etc/plain", 0o644, b"no program\n"),
+        ("etc/broken", 0o755, b"\x7fELF but no more"),
+    ] {
+        let mut header = header(tar::EntryType::Regular, mode, 0);
+        header.set_size(bytes.len() as u64);
+        tar.append_data(&mut header, path, bytes).unwrap();
+    }
+    for applet in APPLETS {
+        let mut header = header(tar::EntryType::Symlink, 0o777, 0);
+        let path = format!("bin/{applet}");
+        tar.append_link(&mut header, path, "busybox").unwrap();
+    }
+    tar
 }
 
 fn header(kind: tar::EntryType, mode: u32, owner: u64) -> tar::Header {

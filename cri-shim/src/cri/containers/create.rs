@@ -113,37 +113,48 @@ impl Node {
         }
         self.target(pod, &mut config)?;
         let id = random_id().map_err(CriError::host("make up an id"))?;
-        let wanted = config
-            .image
-            .as_ref()
-            .map_or("", |image| image.image.as_str());
         let shared = self.dir(&pod.id).join(volumes::SHARED);
-        let (image, images, of_images) = in_place(|| -> Result<_> {
-            let image = self.image_named(wanted)?;
-            let rootfs = image.open_rootfs()?;
-            let (of_images, volumes) = self.image_volumes(&config, &newer.image_sub_paths)?;
-            Ok((image, Images { rootfs, volumes }, of_images))
-        })?;
-        // A server of files that does not answer must not keep the pod from being ended.
-        let looked = tokio::select! {
-            looked = self.look_at_volumes(pod, config.mounts.clone()) => looked?,
-            () = pod.is_to_end() => return Err(pod.not_ready()),
-        };
-        let mut mounted = in_place(|| volumes::mount(&shared, &pod.mounted, &id, looked))?;
-        mounted.extend(of_images);
-        let new = NewContainer {
-            id: &id,
-            config,
-            image,
-            mounted,
-            stop_signal: newer.stop_signal,
-        };
-        let made = self.create_in_guest(pod, new, images).await;
-        if made.is_err()
-            && let Err(error) = in_place(|| volumes::release(&shared, &pod.mounted, &id))
-        {
-            // They go with the pod.
-            warn!(container = id, %error, "volumes of a container that was not made stay");
+        let made = async {
+            let wanted = config.image.as_ref();
+            let wanted = wanted.map_or("", |image| image.image.as_str());
+            let (image, images, of_images, declared) = in_place(|| -> Result<_> {
+                let image = self.image_named(wanted)?;
+                let rootfs = image.open_rootfs()?;
+                let (of_images, volumes) = self.image_volumes(&config, &newer.image_sub_paths)?;
+                let settings = image.config().config().as_ref();
+                let declared = self.make_image_volumes(pod, &id, settings, &config.mounts)?;
+                Ok((image, Images { rootfs, volumes }, of_images, declared))
+            })?;
+            let all = [config.mounts.as_slice(), &declared].concat();
+            // A server of files that does not answer must not keep the pod from being ended.
+            let looked = tokio::select! {
+                looked = self.look_at_volumes(pod, all) => looked?,
+                () = pod.is_to_end() => return Err(pod.not_ready()),
+            };
+            let mut mounted = in_place(|| volumes::mount(&shared, &pod.mounted, &id, looked))?;
+            let of_root = mounted.split_off(mounted.len().saturating_sub(declared.len()));
+            mounted.extend(of_root.into_iter().map(Volume::filled));
+            mounted.extend(of_images);
+            let new = NewContainer {
+                id: &id,
+                config,
+                image,
+                mounted,
+                stop_signal: newer.stop_signal,
+            };
+            self.create_in_guest(pod, new, images).await
+        }
+        .await;
+        if made.is_err() {
+            let released = in_place(|| volumes::release(&shared, &pod.mounted, &id));
+            let removed = match released {
+                Ok(()) => self.remove_image_volumes(&pod.id, &id).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = removed {
+                // They go with the pod.
+                warn!(container = id, %error, "volumes of a container that was not made stay");
+            }
         }
         made?;
         info!(container = id, pod = pod.id, "the container is created");

@@ -116,6 +116,8 @@ impl Node {
         }
         let shared = self.dir(&container.pod.id).join(volumes::SHARED);
         in_place(|| volumes::release(&shared, &container.pod.mounted, &container.id))?;
+        self.remove_image_volumes(&container.pod.id, &container.id)
+            .await?;
         self.forget_container(container)?;
         self.weigh(&container.pod);
         self.give_back(&container.pod).await;

@@ -399,6 +399,7 @@ mod tests {
                 ..GuestSize::default()
             },
             memory_volumes: None,
+            fills_volumes: false,
             extra: 0,
         };
         let grown = |memory: u64| growth(&record, memory);

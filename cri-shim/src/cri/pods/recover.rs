@@ -201,6 +201,8 @@ impl Node {
         let known: Vec<_> = self.pods().iter().map(|pod| self.dir(&pod.id)).collect();
         let mut dirs = self.dirs()?;
         dirs.retain(|dir| !known.contains(dir));
+        let mut with_volumes = self.pods_with_image_volumes()?;
+        with_volumes.retain(|id| self.pod(id).is_err());
         let node = Arc::clone(self);
         // Pods that come meanwhile have other ids.
         tokio::spawn(async move {
@@ -208,6 +210,12 @@ impl Node {
                 info!(dir = %dir.display(), "removing a sandbox that no pod has");
                 if let Err(error) = remove_sandbox(&dir).await {
                     warn!(dir = %dir.display(), %error, "the sandbox stays for now");
+                }
+            }
+            for id in with_volumes {
+                info!(pod = id, "removing volumes of images that no pod has");
+                if let Err(error) = node.remove_all_image_volumes(&id).await {
+                    warn!(pod = id, %error, "the volumes stay for now");
                 }
             }
             for id in networks {

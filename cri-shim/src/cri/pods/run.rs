@@ -39,6 +39,7 @@ impl Node {
             addresses: Vec::new(),
             size: GuestSize::default(),
             memory_volumes: Some(Vec::new()),
+            fills_volumes: true,
             extra: 0,
         };
         let name = crate::cri::node::pod_name(&record);

@@ -186,7 +186,8 @@ impl Node {
             pod.set_client(None);
         }
         self.detach(pod).await?;
-        volumes::remove_dir(&self.dir(&pod.id)).await
+        volumes::remove_dir(&self.dir(&pod.id)).await?;
+        self.remove_all_image_volumes(&pod.id).await
     }
 
     /// Notes the end of a pod's machine when it comes.

@@ -78,6 +78,8 @@ pub(super) struct Volume {
 pub(super) enum VolumeSource {
     /// Under a name in the pod's shared directory.
     Shared(String),
+    /// As the above, for the agent to put into it what the image has there.
+    Filled(String),
     /// An image, or a part of one.
     Image {
         /// The image's.
@@ -104,10 +106,18 @@ pub(super) struct MemorySource {
 }
 
 impl Volume {
+    /// One that is to have what the image has there, if it is in the shared directory.
+    pub(super) fn filled(mut self) -> Self {
+        if let VolumeSource::Shared(name) = self.source {
+            self.source = VolumeSource::Filled(name);
+        }
+        self
+    }
+
     /// Its name in the pod's shared directory, if it is there.
     pub(super) fn name(&self) -> Option<&str> {
         match &self.source {
-            VolumeSource::Shared(name) => Some(name),
+            VolumeSource::Shared(name) | VolumeSource::Filled(name) => Some(name),
             VolumeSource::Image { .. } | VolumeSource::Memory(_) => None,
         }
     }

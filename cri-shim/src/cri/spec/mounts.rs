@@ -19,7 +19,7 @@ const SHARED_DIR: &str = "/run/podvisor/shared";
 const SUB_PATH_BYTES: usize = 4095;
 
 /// Most volumes of one container.
-const VOLUMES: usize = 512;
+pub(in crate::cri) const VOLUMES: usize = 512;
 
 /// Most images that one container mounts: each is a disk of its pod's guest, which has few.
 const IMAGES: usize = 32;
@@ -187,6 +187,10 @@ pub(super) fn mounts(
             VolumeSource::Shared(name) => mount
                 .source(Path::new(SHARED_DIR).join(name))
                 .options(options(&["rbind", propagation, access])),
+            // The agent puts the image's files into it.
+            VolumeSource::Filled(name) => mount
+                .source(Path::new(SHARED_DIR).join(name))
+                .options(options(&["rbind", propagation, access, "fill"])),
             VolumeSource::Memory(memory) => {
                 let mut all = options(&["rbind", propagation, access]);
                 all.extend(memory_options(memory));

@@ -42,6 +42,9 @@ pub(crate) struct PodRecord {
     /// of no such volumes.
     #[serde(default)]
     pub(crate) memory_volumes: Option<Vec<MemoryVolume>>,
+    /// Whether its guest's agent fills volumes that images declare.
+    #[serde(default)]
+    pub(crate) fills_volumes: bool,
     /// What its guest has got beyond its limits, for containers without one.
     #[serde(default)]
     pub(crate) extra: u64,
@@ -236,6 +239,7 @@ pub(crate) fn pod_record(id: &str) -> PodRecord {
             max_vcpus: 8,
         },
         memory_volumes: None,
+        fills_volumes: false,
         extra: 0,
     }
 }

@@ -8,6 +8,7 @@ use podvisor_agent_protocol::{AgentError, ErrorKind, InvalidId};
 
 use super::devices::DeviceError;
 use super::disk::DiskError;
+use super::fill::FillError;
 use super::launch::LaunchError;
 use super::nodes::NodeError;
 use super::rootfs::RootfsError;
@@ -52,6 +53,9 @@ pub enum ContainerError {
     /// The image or its overlay.
     #[error(transparent)]
     Rootfs(#[from] RootfsError),
+    /// The contents of a volume.
+    #[error(transparent)]
+    Fill(#[from] FillError),
     /// The user.
     #[error(transparent)]
     User(#[from] UserError),
@@ -154,6 +158,7 @@ impl ContainerError {
             // As of one that is killed by its limit of memory.
             Self::Launch(LaunchError::Silent) => ErrorKind::LaunchFailed,
             Self::Rootfs(RootfsError::Mount { .. })
+            | Self::Fill(_)
             | Self::Nodes(_)
             | Self::Spec(SpecError::Write { .. })
             | Self::Devices(DeviceError::Kernel(_))

@@ -2,6 +2,7 @@
 //! gives.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -13,15 +14,16 @@ use super::cgroup::Cgroup;
 use super::devices::DeviceFilter;
 use super::directory::{Directory, remove_directory};
 use super::execs::Execs;
+use super::fill::fill;
 use super::launch::{Launcher, Streams};
 use super::nodes::Nodes;
 use super::process::Process;
 use super::rootfs::{Image, MountPoint, Rootfs};
-use super::spec::{self, EtcFile};
+use super::spec::{self, EtcFile, VolumeOfImage};
 use super::submounts::Held;
 use super::turns::ContainerTurns;
 use super::user::Databases;
-use super::users::{IdKind, IdMaps, UserNamespace};
+use super::users::{IdKind, IdMaps, Owner, UserNamespace};
 use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, resources, rootfs};
 use crate::launcher::{Confinement, Kind, UserEntry};
 
@@ -151,6 +153,8 @@ impl Containers {
             places.get(number).cloned()
         })?;
         let held = submounts.hold(spec::shared_volumes(spec)).await;
+        let of_image = spec::take_volumes_of_image(spec);
+        fill_volumes(rootfs.path(), of_image, maps.map(IdMaps::root)).await?;
         bound.extend(memory.place(spec.mounts_mut().as_mut(), base, &directory.path, maps)?);
         spec::place(spec, rootfs.path(), request.readonly_rootfs, &plan.cgroup);
         let etc = etc_files(request);
@@ -348,6 +352,28 @@ fn states_of_exec(directory: &Directory, name: &str, state: &Path) -> Result<Pat
             source,
         })?;
     Ok(directory.path.clone())
+}
+
+/// Puts what the image has at the paths of its volumes into them, where others wait for this
+/// thread.
+async fn fill_volumes(
+    rootfs: &Path,
+    volumes: Vec<VolumeOfImage>,
+    owner: Option<Owner>,
+) -> Result<()> {
+    if volumes.is_empty() {
+        return Ok(());
+    }
+    let rootfs = rootfs.to_owned();
+    let filled = tokio::task::spawn_blocking(move || {
+        let mut volumes = volumes.iter();
+        volumes.try_for_each(|volume| fill(&rootfs, &volume.destination, &volume.source, owner))
+    });
+    filled.await.map_err(|error| ContainerError::Io {
+        action: "fill the volumes of the image",
+        source: io::Error::other(error),
+    })??;
+    Ok(())
 }
 
 /// Where the images of a container's volumes are mounted, with what is mounted for that.

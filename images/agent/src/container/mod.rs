@@ -30,6 +30,7 @@ pub mod users;
 mod directory;
 mod error;
 mod execs;
+mod fill;
 mod make;
 mod remove;
 mod restart;

@@ -20,6 +20,9 @@ use crate::seccomp::{self, Filter, ProfileError};
 /// The guest's own, for containers that share it.
 const GUEST_SHM: &str = "/dev/shm";
 
+/// The option of a bind mount from a share that the image's files are to be put into first.
+const FILL: &str = "fill";
+
 /// A specification that the agent does not take.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -235,6 +238,34 @@ pub fn shared_volumes(spec: &Spec) -> Vec<PathBuf> {
     let sources = sources.filter_map(|mount| mount.source().as_deref());
     let shared = sources.filter(|source| is_below_share(source));
     shared.map(Path::to_owned).collect()
+}
+
+/// A volume of the host's that is to have what the image has where it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeOfImage {
+    /// Where the guest has it.
+    pub source: PathBuf,
+    /// Where, in the container.
+    pub destination: PathBuf,
+}
+
+/// Takes `FILL` out of the options of the specification's mounts; gives those that had it.
+pub fn take_volumes_of_image(spec: &mut Spec) -> Vec<VolumeOfImage> {
+    let mut found = Vec::new();
+    for mount in spec.mounts_mut().iter_mut().flatten() {
+        let mut options = mount.options().clone().unwrap_or_default();
+        let before = options.len();
+        options.retain(|option| option != FILL);
+        let source = mount.source().clone().unwrap_or_default();
+        if options.len() < before && is_below_share(&source) {
+            found.push(VolumeOfImage {
+                source,
+                destination: mount.destination().clone(),
+            });
+            mount.set_options(Some(options));
+        }
+    }
+    found
 }
 
 /// Replaces the sources that are in images by where those are mounted.

@@ -311,6 +311,27 @@ fn a_part_of_an_image_is_mounted_and_links_in_it_stay_in_it() {
     assert!(error.to_string().contains("etc/passwd"), "{error}");
 }
 
+#[test]
+fn volumes_that_are_to_be_filled_are_told_from_others() {
+    let mut value = spec();
+    let share = |name: &str| format!("/run/podvisor/shared/{name}");
+    value["mounts"] = json!([
+        { "destination": "/a", "type": "bind", "source": share("a"), "options": ["rw", "fill"] },
+        { "destination": "/b", "type": "bind", "source": share("b"), "options": ["rw"] },
+        { "destination": "/c", "type": "tmpfs", "source": "tmpfs", "options": ["fill"] },
+    ]);
+    let mut asked = parsed(&value).unwrap();
+    let found = take_volumes_of_image(&mut asked);
+    let expected = VolumeOfImage {
+        source: share("a").into(),
+        destination: "/a".into(),
+    };
+    assert_eq!(found, [expected]);
+    let left = asked.mounts().as_ref().unwrap()[0].options().clone();
+    assert_eq!(left.unwrap(), ["rw"]);
+    assert!(take_volumes_of_image(&mut asked).is_empty());
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_parsed_without_panic(bytes: Vec<u8>) {

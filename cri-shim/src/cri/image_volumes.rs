@@ -1,0 +1,232 @@
+//! Volumes that an image declares (`VOLUME`), of which nobody has mounted one: each is a directory
+//! of the node for one container, with what the image has there. Here they are chosen, made and
+//! removed; the guest's agent fills them, and everything else is as with other volumes.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use k8s_cri::v1::Mount;
+use oci_spec::image;
+
+use super::error::{CriError, Result};
+use super::node::{Node, Pod};
+use super::spec::mounts::VOLUMES;
+use crate::removal::remove_tree_aside;
+
+/// The directory of all of them in the daemon's root.
+const DIR: &str = "volumes";
+
+/// The field that an error is of.
+const FIELD: &str = "image.config.Volumes";
+
+/// Longest path of one, as the kernel has it.
+const PATH_BYTES: usize = 4095;
+
+/// What a container has of the guest, whatever its image declares there. Images with systemd
+/// declare `/sys/fs/cgroup`.
+const GUESTS: [&str; 3] = ["/dev", "/proc", "/sys"];
+
+impl Node {
+    /// Makes the directories of a container's volumes of its image: the mounts of them all. What an
+    /// agent of an older daemon would not fill stays as the image has it.
+    pub(super) fn make_image_volumes(
+        &self,
+        pod: &Pod,
+        container: &str,
+        image: Option<&image::Config>,
+        mounts: &[Mount],
+    ) -> Result<Vec<Mount>> {
+        let paths = wanted(image, mounts)?;
+        if paths.is_empty() || !pod.record().fills_volumes {
+            return Ok(Vec::new());
+        }
+        make(&self.image_volumes_dir(&pod.id).join(container), &paths)
+    }
+
+    /// Removes the directories of a container, which nothing has mounted any more.
+    pub(super) async fn remove_image_volumes(&self, pod: &str, container: &str) -> Result<()> {
+        let of_pod = self.image_volumes_dir(pod);
+        remove(&of_pod.join(container)).await?;
+        // Other containers may have some.
+        let _ = fs::remove_dir(&of_pod);
+        Ok(())
+    }
+
+    /// Removes all directories of a pod.
+    pub(super) async fn remove_all_image_volumes(&self, pod: &str) -> Result<()> {
+        remove(&self.image_volumes_dir(pod)).await
+    }
+
+    /// Pods of which there are directories.
+    pub(super) fn pods_with_image_volumes(&self) -> Result<Vec<String>> {
+        let dir = self.config.root.join(DIR);
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(CriError::io("read the directory", &dir))?,
+        };
+        let names = entries.flatten().map(|entry| entry.file_name());
+        Ok(names.filter_map(|name| name.into_string().ok()).collect())
+    }
+
+    fn image_volumes_dir(&self, pod: &str) -> PathBuf {
+        self.config.root.join(DIR).join(pod)
+    }
+}
+
+/// Where an image has volumes that no mount of the request covers.
+fn wanted(image: Option<&image::Config>, mounts: &[Mount]) -> Result<BTreeSet<PathBuf>> {
+    let declared = image.and_then(|image| image.volumes().as_deref());
+    let declared = declared.unwrap_or_default();
+    let most = VOLUMES.saturating_sub(mounts.len());
+    if declared.len() > most {
+        let reason = format!(
+            "the image declares {} volumes, and there is room for {most} beside those of the \
+             request",
+            declared.len()
+        );
+        return Err(CriError::invalid(FIELD, reason));
+    }
+    let mounted: Vec<PathBuf> = mounts
+        .iter()
+        .map(|mount| at(&mount.container_path))
+        .collect();
+    let mut wanted = BTreeSet::new();
+    for declared in declared {
+        let path = at(declared);
+        let is_inside = path
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let is_path = is_inside && !declared.contains('\0') && declared.len() <= PATH_BYTES;
+        if !is_path || path == Path::new("/") {
+            let shown: String = declared.chars().take(256).collect();
+            let reason = format!(
+                "the image declares a volume at {shown:?}, which is no path below its root"
+            );
+            return Err(CriError::invalid(FIELD, reason));
+        }
+        let is_taken = GUESTS.iter().any(|taken| path.starts_with(taken))
+            || mounted.iter().any(|taken| path.starts_with(taken));
+        if !is_taken {
+            // Without what means nothing in it, such as a slash at its end.
+            wanted.insert(path.components().collect());
+        }
+    }
+    Ok(wanted)
+}
+
+/// Relative paths count from the root, as those of mounts do.
+fn at(path: &str) -> PathBuf {
+    Path::new("/").join(path)
+}
+
+fn make(dir: &Path, paths: &BTreeSet<PathBuf>) -> Result<Vec<Mount>> {
+    const ACTION: &str = "create the directory";
+    let mut of_root = DirBuilder::new();
+    of_root.recursive(true).mode(0o700);
+    let made = of_root.create(dir);
+    made.map_err(CriError::io(ACTION, dir))?;
+    let mut mounts = Vec::new();
+    for (number, path) in paths.iter().enumerate() {
+        let host = dir.join(number.to_string());
+        // Where the image has nothing, it stays so.
+        let made = DirBuilder::new().mode(0o755).create(&host);
+        made.map_err(CriError::io(ACTION, &host))?;
+        mounts.push(Mount {
+            container_path: path.display().to_string(),
+            host_path: host.display().to_string(),
+            ..Mount::default()
+        });
+    }
+    Ok(mounts)
+}
+
+async fn remove(dir: &Path) -> Result<()> {
+    match remove_tree_aside(dir).await {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(CriError::io("remove the directory", dir)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    fn config(paths: &[&str]) -> image::Config {
+        let volumes: Vec<_> = paths.iter().map(|path| (*path).to_owned()).collect();
+        image::ConfigBuilder::default()
+            .volumes(volumes)
+            .build()
+            .unwrap()
+    }
+
+    fn mount(path: &str) -> Mount {
+        Mount {
+            container_path: path.to_owned(),
+            ..Mount::default()
+        }
+    }
+
+    fn found(paths: &[&str], mounts: &[Mount]) -> Vec<String> {
+        let wanted = wanted(Some(&config(paths)), mounts).unwrap();
+        wanted
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect()
+    }
+
+    #[test]
+    fn volumes_are_those_that_nothing_is_mounted_at_or_above() {
+        let declared = ["/data", "srv//x/", "/data/below", "/var/lib/db", "/data/"];
+        let all = ["/data", "/data/below", "/srv/x", "/var/lib/db"];
+        assert_eq!(found(&declared, &[]), all);
+        let mounts = [mount("/data/below"), mount("var/lib/"), mount("/srv/x/y")];
+        assert_eq!(found(&declared, &mounts), ["/data", "/srv/x"]);
+        assert!(found(&declared, &[mount("/data"), mount("/var"), mount("/srv")]).is_empty());
+        assert!(found(&[], &[]).is_empty());
+        assert!(wanted(None, &[]).unwrap().is_empty());
+        // What a container has of the guest it keeps.
+        let guests = ["/sys/fs/cgroup", "/proc", "/dev/shm", "/device"];
+        assert_eq!(found(&guests, &[]), ["/device"]);
+    }
+
+    #[test]
+    fn what_no_volume_can_be_is_refused_and_there_are_not_too_many() {
+        let long = "x".repeat(PATH_BYTES + 1);
+        for path in ["/", "", ".", "//", "/..", "/data/../..", "a\0b", &long] {
+            let refused = wanted(Some(&config(&[path])), &[]).unwrap_err();
+            assert!(refused.to_string().contains("below its root"), "{refused}");
+        }
+        let many: Vec<String> = (0..VOLUMES).map(|number| format!("/{number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(found(&many, &[]).len(), VOLUMES);
+        let refused = wanted(Some(&config(&many)), &[mount("/a")]).unwrap_err();
+        assert!(refused.to_string().contains("512 volumes"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn directories_are_roots_alone_and_go_with_what_is_in_them() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("volumes/pod/container");
+        let paths = ["/a", "/b"].map(PathBuf::from).into();
+        let mounts = make(&dir, &paths).unwrap();
+        let paths: Vec<_> = mounts
+            .iter()
+            .map(|mount| mount.container_path.as_str())
+            .collect();
+        assert_eq!(paths, ["/a", "/b"]);
+        assert_ne!(mounts[0].host_path, mounts[1].host_path);
+        for above in ["volumes", "volumes/pod", "volumes/pod/container"] {
+            let mode = fs::metadata(root.path().join(above)).unwrap().mode();
+            assert_eq!(mode & 0o777, 0o700, "{above}");
+        }
+        fs::create_dir(Path::new(&mounts[0].host_path).join("below")).unwrap();
+        remove(&dir).await.unwrap();
+        remove(&dir).await.unwrap();
+        assert!(!dir.exists());
+    }
+}
