@@ -35,7 +35,8 @@ Copyright: Linus Torvalds and others
 License: GPL-2
  /usr/share/common-licenses/GPL-2 is this licence's text. The kernels are built from Debian's
  package linux-source-6.12, version {kernel}, less the lines that
- /usr/share/doc/podvisor/kernel.md names, with the configurations in vmlinux*.config there.
+ /usr/share/doc/podvisor/docs/kernel.md names, with the configurations in vmlinux*.config in
+ /usr/share/doc/podvisor.
 "
     )
 }

@@ -139,19 +139,18 @@ fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
     tree.compress(&manual)?;
 
     let documents = "usr/share/doc/podvisor";
-    for file in [
-        "README.md",
-        "CHANGELOG.md",
-        "docs/cli.md",
-        "docs/cri.md",
-        "docs/kernel.md",
-    ] {
-        let name = file.trim_start_matches("docs/");
-        tree.copy(
-            &paths::root().join(file),
-            &format!("{documents}/{name}"),
-            0o644,
-        )?;
+    // The first page's links lead to the others as they do in the source.
+    let pages = fs::read_dir(paths::root().join("docs")).context("docs/ cannot be read")?;
+    let mut files = vec![PathBuf::from("README.md"), PathBuf::from("CHANGELOG.md")];
+    for page in pages {
+        let page = Path::new("docs").join(page.context("docs/ cannot be read")?.file_name());
+        if page.extension().is_some_and(|end| end == "md") {
+            files.push(page);
+        }
+    }
+    for file in files {
+        let place = format!("{documents}/{}", file.display());
+        tree.copy(&paths::root().join(&file), &place, 0o644)?;
     }
     tree.write(
         &format!("{documents}/copyright"),
