@@ -105,7 +105,7 @@ struct Globals {
     #[arg(global = true)]
     log_level: LogLevel,
 
-    /// Format of log lines: text or json
+    /// Format of log lines
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     #[arg(global = true)]
     log_format: LogFormat,
