@@ -43,7 +43,7 @@ pub(super) struct Looked {
 #[derive(Debug)]
 enum Source {
     Memory(MemorySource),
-    Host(Wanted),
+    Host(Box<Wanted>),
 }
 
 /// A volume of the pod that is mounted.
@@ -70,7 +70,7 @@ pub(super) fn look(
         }
         let source = match memory.remove(&number) {
             Some(source) => Source::Memory(source),
-            None => Source::Host(Wanted::open(number, mount, mounted)?),
+            None => Source::Host(Box::new(Wanted::open(number, mount, mounted)?)),
         };
         volumes.push((mount.clone(), source));
     }

@@ -188,7 +188,7 @@ impl Node {
             self.make_room(pod, None).await?;
             let (identity, start_error) = match client.create_container(create).await {
                 Ok(user) => (Some(user), None),
-                // That it cannot run as it is specified is told when it is to, as by other runtimes:
+                // That it cannot run as specified is told when it is to, as by other runtimes:
                 // then the pod's restart policy decides what comes of it.
                 Err(error) if is_of_process(&error) => {
                     self.undo_in_guest(&client, id).await;

@@ -283,8 +283,8 @@ fn add(sum: &mut Figures, figures: &Figures) {
 }
 
 /// Has a pod's figures be those of its guest, where it tells them. The sums lack what is no
-/// container's any more: of one that has ended, the times and counts, and of one that is removed, the
-/// memory of what it wrote to a volume. `used` is what is known while no container runs.
+/// container's any more: of one that has ended, the times and counts, and of one that is removed,
+/// the memory of what it wrote to a volume. `used` is what is known while no container runs.
 fn take_guest(sum: &mut Figures, used: &mut GuestStats) {
     if let Some(guest) = sum.guest {
         *used = guest;
