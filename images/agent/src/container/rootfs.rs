@@ -225,7 +225,7 @@ impl Rootfs {
             .transpose()?;
         let lower = mapped.as_ref().unwrap_or(&image.mount).path().to_owned();
         let upper = MountPoint::create(base.join("upper"))?;
-        CString::new(upper_options(guest::memory::most()))
+        CString::new(upper_options(guest::memory::room_for_files()))
             .map_err(io::Error::from)
             .and_then(|options| {
                 let flags = MountFlags::NODEV;
@@ -365,10 +365,10 @@ impl Rootfs {
     }
 }
 
-/// How the file system of a writable layer is mounted in a guest that may come to have `memory`
-/// bytes. The kernel would bound it by half of what there is at boot, for good. All that the guest
-/// may get is no bound of its own: what is written is memory of the container, which has a limit,
-/// or has the guest grow. A bound there is, because programs are told how much is free.
+/// How the file system of a writable layer is mounted in a guest whose files may take `memory`
+/// bytes. The kernel would bound it by half of what there is at boot, for good. What is written is
+/// memory of the container, which has a limit, or has the guest grow; the bound is what programs
+/// are told of how much is free.
 fn upper_options(memory: u64) -> String {
     // As many as the kernel has it for as much memory.
     let inodes = memory / INODE_BYTES;

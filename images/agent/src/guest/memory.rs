@@ -1,4 +1,4 @@
-//! How much memory the guest may come to have.
+//! How much memory the guest may come to have, and its files with it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,14 +11,21 @@ const DRIVER: &str = "/sys/bus/virtio/drivers/virtio_mem";
 /// Addresses, and what they are for.
 const ADDRESSES: &str = "/proc/iomem";
 
-/// What the guest has, and what may be plugged into it while it runs, in bytes. Memory that was
-/// plugged in is counted in both.
+/// What files in memory may take at most, in bytes: all that the guest has or may be given while
+/// it runs (memory that was plugged in is counted in both). One that is given no more keeps a
+/// quarter for its programs: what is killed for want of memory leaves its files.
 #[must_use]
-pub fn most() -> u64 {
+pub fn room_for_files() -> u64 {
     let has = sysinfo();
-    let unit = u64::from(has.mem_unit.max(1));
-    let growth = growth(Path::new(DRIVER), Path::new(ADDRESSES));
-    has.totalram.saturating_mul(unit).saturating_add(growth)
+    let has = has.totalram.saturating_mul(u64::from(has.mem_unit.max(1)));
+    room(has, growth(Path::new(DRIVER), Path::new(ADDRESSES)))
+}
+
+fn room(has: u64, growth: u64) -> u64 {
+    match growth {
+        0 => has - has / 4,
+        growth => has.saturating_add(growth),
+    }
 }
 
 /// The size of the regions that virtio-mem devices have; 0 when there is none.
@@ -86,7 +93,9 @@ c0000000-c0000fff : virtio30
     }
 
     #[test]
-    fn a_guest_has_memory() {
-        assert!(most() > 0);
+    fn files_have_all_that_a_guest_may_be_given_and_not_all_of_one_that_is_given_nothing() {
+        assert_eq!(room(256 << 20, 16 << 30), (16 << 30) + (256 << 20));
+        assert_eq!(room(256 << 20, 0), 192 << 20);
+        assert!(room_for_files() > 0);
     }
 }
