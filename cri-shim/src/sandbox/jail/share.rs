@@ -46,6 +46,14 @@ impl Share {
         Ok(Self { form })
     }
 
+    /// Takes a directory of the host as it is, for a process that is in no jail: mounts that are
+    /// attached nowhere would get none that come later.
+    #[must_use]
+    pub fn as_it_is(dir: OwnedFd) -> Self {
+        let form = Form::Directory(dir);
+        Self { form }
+    }
+
     /// Whether its mounts are the jail's own.
     pub(super) fn has_mounts(&self) -> bool {
         matches!(self.form, Form::Mounts(_))

@@ -100,8 +100,11 @@ pub(super) fn files(
         .map(|_| next())
         .collect::<Result<_, _>>()?;
     let shared_dir = launch.has_shared_dir.then(&mut next).transpose()?;
-    let share = shared_dir.map(jail::Share::new).transpose();
-    let share = share.map_err(|source| SandboxError::File {
+    let share = shared_dir.map(|dir| match launch.jail {
+        JailMode::Enforced => jail::Share::new(dir),
+        JailMode::Disabled => Ok(jail::Share::as_it_is(dir)),
+    });
+    let share = share.transpose().map_err(|source| SandboxError::File {
         action: "copy the mounts of what is shared in",
         path: launch.dir.clone(),
         source,
