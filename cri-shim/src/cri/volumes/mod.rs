@@ -1,0 +1,285 @@
+//! Volumes of a pod: each is bind-mounted to a name of its own in the directory that the
+//! guest shares, when a container needs it, and unmounted with the last container that has it.
+
+mod wanted;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use k8s_cri::v1::Mount;
+use rustix::fs::statvfs;
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
+use tracing::warn;
+
+use super::error::{CriError, Result};
+use super::mounted::{Mounted, Users};
+use super::spec::mounts::image_of;
+use super::spec::{MemorySource, Volume, VolumeSource};
+use crate::bind;
+use crate::removal::remove_tree;
+use wanted::{FOLLOWS, There, Wanted, is_slave};
+
+/// Directory of a pod's volumes within its own.
+pub(super) const SHARED: &str = "shared";
+
+/// What the path of an emptyDir holds, as a kubelet has it.
+pub(super) const EMPTY_DIR: &str = "/volumes/kubernetes.io~empty-dir/";
+
+/// What a container wants to have mounted: open, and looked at. So mounting it waits for no server
+/// of files.
+#[derive(Debug)]
+pub(super) struct Looked {
+    /// In the order of the mounts, but for those of images.
+    volumes: Vec<(Mount, Source)>,
+    /// Volumes that were mounted already.
+    there: BTreeMap<String, There>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Memory(MemorySource),
+    Host(Box<Wanted>),
+}
+
+/// Opens and looks at what `mounts` name, but for those of images and, by their numbers, those that
+/// are in the guest's `memory`; and at what is mounted for the pod. This waits without end where a
+/// server of files does not answer: nothing is to be locked meanwhile.
+pub(super) fn look(
+    shared: &Path,
+    mounted: &Mounted,
+    mounts: &[Mount],
+    mut memory: BTreeMap<usize, MemorySource>,
+) -> Result<Looked> {
+    let mut volumes = Vec::new();
+    for (number, mount) in mounts.iter().enumerate() {
+        if image_of(mount).is_some() {
+            continue;
+        }
+        let source = match memory.remove(&number) {
+            Some(source) => Source::Memory(source),
+            None => Source::Host(Box::new(Wanted::open(number, mount, mounted)?)),
+        };
+        volumes.push((mount.clone(), source));
+    }
+    let objects: Vec<_> = volumes
+        .iter()
+        .filter_map(|(_, source)| match source {
+            Source::Host(wanted) => Some(wanted.there.object),
+            Source::Memory(_) => None,
+        })
+        .collect();
+    let names: Vec<String> = mounted.lock().names().map(str::to_owned).collect();
+    let mut there = BTreeMap::new();
+    for name in names {
+        let target = shared.join(&name);
+        let Ok(meta) = fs::symlink_metadata(&target) else {
+            continue;
+        };
+        let object = (meta.dev(), meta.ino());
+        if !objects.contains(&object) {
+            continue;
+        }
+        // One that is unmounted by now is nobody's.
+        if let Ok(at) = statvfs(&target) {
+            let flags = at.f_flag;
+            there.insert(name, There { object, flags });
+        }
+    }
+    Ok(Looked { volumes, there })
+}
+
+/// Mounts what was looked at for a container. What another container has mounted alike is not
+/// mounted again. Nothing of it stays when one fails.
+pub(super) fn mount(
+    shared: &Path,
+    mounted: &Mounted,
+    container: &str,
+    looked: Looked,
+) -> Result<Vec<Volume>> {
+    let mut users = mounted.lock();
+    let Looked { volumes, mut there } = looked;
+    // It may have been unmounted meanwhile.
+    there.retain(|name, _| users.names().any(|known| known == name));
+    let mut done = Vec::new();
+    for (wanted, source) in volumes {
+        let source = match source {
+            Source::Memory(source) => Ok((VolumeSource::Memory(source), wanted.readonly)),
+            Source::Host(host) => {
+                let short: String = container.chars().take(16).collect();
+                let follows = is_slave(&wanted).then_some(FOLLOWS);
+                let number = host.number;
+                let name = format!("{short}-{number}").chars().chain(follows).collect();
+                share_or_mount(shared, &mut users, &mut there, container, name, &host)
+            }
+        };
+        match source {
+            Ok((source, readonly)) => done.push(Volume {
+                source,
+                is_slave: is_slave(&wanted),
+                destination: wanted.container_path,
+                readonly,
+            }),
+            Err(error) => {
+                let unused = users.release(container);
+                remove_unused(shared, &mut users, unused)?;
+                return Err(error);
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// The container has no volumes any more: those that no other one has are unmounted.
+pub(super) fn release(shared: &Path, mounted: &Mounted, container: &str) -> Result<()> {
+    let mut users = mounted.lock();
+    let unused = users.release(container);
+    remove_unused(shared, &mut users, unused)
+}
+
+/// No container has volumes any more, as their machine is gone: all are unmounted.
+pub(super) fn release_all(shared: &Path, mounted: &Mounted) -> Result<()> {
+    let mut users = mounted.lock();
+    let unused = users.release_all();
+    let removed = remove_unused(shared, &mut users, unused);
+    removed.and(remove_strangers(shared, &users))
+}
+
+/// Unmounts what no container has: a daemon that was killed may have mounted a volume, and not have
+/// come to note for whom.
+pub(super) fn release_strangers(shared: &Path, mounted: &Mounted) -> Result<()> {
+    remove_strangers(shared, &mounted.lock())
+}
+
+fn remove_strangers(shared: &Path, users: &Users) -> Result<()> {
+    // As the table of mounts has it.
+    let shared = &match shared.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(CriError::io("look at", shared))?,
+    };
+    let mut strangers = BTreeSet::new();
+    for point in mount_points(shared)? {
+        // Others may be mounted below it.
+        let below = point.strip_prefix(shared).ok();
+        let Some(Component::Normal(name)) = below.and_then(|below| below.components().next())
+        else {
+            continue;
+        };
+        if users.names().all(|known| known != name) {
+            strangers.insert(name.to_owned());
+        }
+    }
+    let mut first = Ok(());
+    for name in strangers {
+        first = first.and(remove_one(&shared.join(name)));
+    }
+    first
+}
+
+fn remove_unused(shared: &Path, users: &mut Users, unused: Vec<String>) -> Result<()> {
+    let mut first = Ok(());
+    for name in unused {
+        let removed = remove_one(&shared.join(&name));
+        if removed.is_ok() {
+            users.forget(&name);
+        }
+        first = first.and(removed);
+    }
+    first
+}
+
+/// Where a container finds a volume, and whether nothing in it can be written.
+fn share_or_mount(
+    shared: &Path,
+    users: &mut Users,
+    there: &mut BTreeMap<String, There>,
+    container: &str,
+    name: String,
+    wanted: &Wanted,
+) -> Result<(VolumeSource, bool)> {
+    if let Some(name) = wanted.find(shared, there)? {
+        users.add(&name, container);
+        // What may be mounted below one that follows the host is as the host has it.
+        let readonly = wanted.mount.readonly && !is_slave(&wanted.mount);
+        return Ok((VolumeSource::Shared(name), readonly));
+    }
+    users.add(&name, container);
+    let readonly = wanted.mount_at(shared, &name)?;
+    there.insert(name.clone(), wanted.once_mounted());
+    Ok((VolumeSource::Shared(name), readonly))
+}
+
+/// Unmounts a volume and removes its name; what is gone is no error.
+fn remove_one(target: &Path) -> Result<()> {
+    let failed = || CriError::io("unmount the volume", target);
+    loop {
+        match unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            Err(Errno::NOENT) => return Ok(()),
+            // Not a mount point, or no longer.
+            Err(Errno::INVAL) => break,
+            Err(error) => return Err(failed()(error.into())),
+        }
+    }
+    let meta = match fs::symlink_metadata(target) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed()(error)),
+    };
+    // Never recursively: what is below is not ours.
+    let removed = match meta.is_dir() {
+        true => fs::remove_dir(target),
+        false => fs::remove_file(target),
+    };
+    removed.map_err(CriError::io("remove", target))
+}
+
+/// Makes the directory of sandboxes a mount of its own which passes nothing on, so that pods'
+/// volumes appear in no other mount namespace.
+pub(super) fn make_private(dir: &Path) -> Result<()> {
+    let failed = || CriError::io("make a private mount of", dir);
+    let dir = fs::canonicalize(dir).map_err(failed())?;
+    if !mount_points(&dir)?.contains(&dir) {
+        mount_bind(&dir, &dir).map_err(|error| failed()(error.into()))?;
+    }
+    let private = MountPropagationFlags::PRIVATE;
+    mount_change(&dir, private).map_err(|error| failed()(error.into()))
+}
+
+/// Removes a sandbox's directory with all that is mounted below it, where others wait for this
+/// thread.
+pub(super) async fn remove_dir(dir: &Path) -> Result<()> {
+    let own = dir.to_owned();
+    let removed = tokio::task::spawn_blocking(move || remove_dir_now(&own)).await;
+    let failed = CriError::io("remove the directory", dir);
+    removed.unwrap_or_else(|error| Err(failed(io::Error::other(error))))
+}
+
+fn remove_dir_now(dir: &Path) -> Result<()> {
+    for point in mount_points(dir)?.iter().rev() {
+        if let Err(error) = unmount(point, UnmountFlags::DETACH) {
+            warn!(point = %point.display(), %error, "cannot unmount");
+        }
+    }
+    // A mount that is still there must not have its files removed with the directory.
+    if let Some(left) = mount_points(dir)?.first() {
+        let busy = io::Error::from(io::ErrorKind::ResourceBusy);
+        return Err(CriError::io("unmount", left)(busy));
+    }
+    match remove_tree(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(CriError::io("remove the directory", dir)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn mount_points(dir: &Path) -> Result<Vec<PathBuf>> {
+    bind::mount_points(dir).map_err(CriError::io("read", bind::MOUNTINFO))
+}
+
+#[cfg(test)]
+mod tests;

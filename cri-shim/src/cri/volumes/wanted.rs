@@ -1,0 +1,178 @@
+//! What a container wants to have mounted: a part of the host's files, opened and looked at, and
+//! its mount among the volumes of its pod.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::Path;
+
+use k8s_cri::v1::{Mount, MountPropagation};
+use rustix::fs::{StatVfsMountFlags, fstatvfs};
+
+use super::mount_points;
+use crate::bind::{DetachedTree, Extent, MountPoint, Propagation, open_path, open_root};
+use crate::cri::error::{CriError, Result};
+use crate::cri::mounted::Mounted;
+
+/// Ends the names of volumes in which the host's later mounts appear.
+pub(super) const FOLLOWS: char = 's';
+
+/// A volume of the pod that is mounted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct There {
+    /// Device and inode.
+    pub(super) object: (u64, u64),
+    pub(super) flags: StatVfsMountFlags,
+}
+
+/// What a container wants to have mounted, open.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    /// Among all mounts of the container.
+    pub(super) number: usize,
+    pub(super) mount: Mount,
+    source: File,
+    meta: Metadata,
+    /// As it is mounted where it comes from.
+    pub(super) there: There,
+    /// The host does not let the guest write there. What belongs to the pod alone, and is kept from
+    /// one of its containers, the guest keeps from that one.
+    is_read_only: bool,
+}
+
+impl Wanted {
+    pub(super) fn open(number: usize, mount: &Mount, mounted: &Mounted) -> Result<Self> {
+        let path = Path::new(&mount.host_path);
+        let failed = || CriError::io("look at", path);
+        let source = open_source(path)?;
+        let meta = source.metadata().map_err(failed())?;
+        let at = fstatvfs(&source).map_err(|error| failed()(error.into()))?;
+        let there = There {
+            object: (meta.dev(), meta.ino()),
+            flags: at.f_flag,
+        };
+        let mut wanted = Self {
+            number,
+            mount: mount.clone(),
+            source,
+            meta,
+            there,
+            is_read_only: mount.readonly,
+        };
+        let is_the_pods = mounted.is_the_pods(&mount.host_path) && !is_slave(mount);
+        if mount.readonly && is_the_pods && wanted.is_single()? {
+            wanted.is_read_only = false;
+        }
+        Ok(wanted)
+    }
+
+    /// Whether nothing is mounted below it.
+    fn is_single(&self) -> Result<bool> {
+        let link = format!("/proc/self/fd/{}", self.source.as_raw_fd());
+        let path = fs::read_link(&link).map_err(CriError::io("read", &link))?;
+        let points = mount_points(&path)?;
+        Ok(points.iter().all(|point| *point == path))
+    }
+
+    /// The name of what some container has, if this one can have the same.
+    pub(super) fn find(
+        &self,
+        shared: &Path,
+        there: &BTreeMap<String, There>,
+    ) -> Result<Option<String>> {
+        for (name, there) in there {
+            if there.object == self.there.object
+                && name.ends_with(FOLLOWS) == is_slave(&self.mount)
+                && self.is_like(there, &shared.join(name))?
+            {
+                return Ok(Some(name.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a mount of the same object is as it would be for this container.
+    fn is_like(&self, there: &There, target: &Path) -> Result<bool> {
+        let differ = there.flags ^ self.there.flags;
+        if differ.contains(StatVfsMountFlags::NOEXEC) {
+            return Ok(false);
+        }
+        let there = there.flags.contains(StatVfsMountFlags::RDONLY);
+        let read_only = self.is_read_only || self.there.flags.contains(StatVfsMountFlags::RDONLY);
+        if is_slave(&self.mount) {
+            // What is mounted below follows the host in both.
+            return Ok(there == read_only);
+        }
+        // The guest keeps who may not write from writing.
+        let may_be_used = there == read_only || self.mount.readonly && !there;
+        Ok(may_be_used && mount_points(target)?.len() == 1 && self.is_single()?)
+    }
+
+    /// What it is once it is mounted.
+    pub(super) fn once_mounted(&self) -> There {
+        let mut there = self.there;
+        if self.is_read_only {
+            there.flags |= StatVfsMountFlags::RDONLY;
+        }
+        there
+    }
+
+    /// Mounts it on a name in `shared`. True when nothing in it can be written, not even below
+    /// mounts in it.
+    pub(super) fn mount_at(&self, shared: &Path, name: &str) -> Result<bool> {
+        let wanted = &self.mount;
+        let failed = || CriError::io("mount the volume", Path::new(&wanted.host_path));
+        let is_dir = self.meta.is_dir();
+        let extent = match is_dir {
+            true => Extent::Whole,
+            false => Extent::Top,
+        };
+        let propagation = match is_slave(wanted) {
+            true => Propagation::FromSource,
+            false => Propagation::Private,
+        };
+        // By its descriptor: what the path means cannot change in between.
+        let tree = DetachedTree::of(&self.source, extent, propagation).map_err(failed())?;
+        // What is made or found there is neither a device nor a program with another's rights on
+        // the host.
+        tree.make_harmless().map_err(failed())?;
+        // The guest must not write even if it ignores what it is told. What is mounted below stays
+        // as it is, unless the request says otherwise.
+        if self.is_read_only {
+            let extent = match wanted.recursive_read_only {
+                true => Extent::Whole,
+                false => Extent::Top,
+            };
+            tree.make_read_only(extent).map_err(failed())?;
+        }
+        let target = shared.join(name);
+        let root = open_root(shared).map_err(CriError::io("open", shared))?;
+        let point = MountPoint::make(root.as_fd(), name, is_dir);
+        let point = point.map_err(CriError::io("create", &target))?;
+        tree.attach(&point).map_err(failed())?;
+        let is_whole = wanted.recursive_read_only
+            || (wanted.readonly && !is_slave(wanted) && mount_points(&target)?.len() == 1);
+        Ok(wanted.readonly && is_whole)
+    }
+}
+
+/// Opens what is to be mounted; a path that is not there becomes a directory, as other
+/// runtimes have it.
+fn open_source(path: &Path) -> Result<File> {
+    let failed = || CriError::io("open the volume", path);
+    match open_path(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let mut builder = fs::DirBuilder::new();
+            let made = builder.recursive(true).mode(0o755).create(path);
+            made.map_err(CriError::io("create the volume", path))?;
+            open_path(path).map_err(failed())
+        }
+        opened => opened.map_err(failed()),
+    }
+}
+
+pub(super) fn is_slave(mount: &Mount) -> bool {
+    mount.propagation == i32::from(MountPropagation::PropagationHostToContainer)
+}
