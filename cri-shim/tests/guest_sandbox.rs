@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use oci_spec::runtime::MountBuilder;
 use podvisor_cri::sandbox::{
     ContainerState, CreateContainer, RefusalKind, SandboxClient, SandboxError, SandboxExit,
-    StdioFds, TerminalSize, exit_record,
+    StdioFds, TerminalSize, exit_record, jail,
 };
 use podvisor_images::Image;
 use rustix::process::{Pid, Signal, kill_process};
@@ -65,6 +65,7 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     let mut config = pod.config(2);
     let shared = pod.path("shared");
     fs::create_dir(&shared).unwrap();
+    jail::pass_on_mounts(&shared).unwrap();
     config.shared_dir = Some(shared.clone());
     config.sysctls.insert("kernel.msgmax".into(), "4096".into());
     let sandbox = launch(config).await.unwrap();
@@ -124,7 +125,9 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert!(pod.log("bare").contains("Read-only file system"));
     assert_eq!(fs::read_dir(shared.join("bare")).unwrap().count(), 0);
     sandbox.delete_container("bare").await.unwrap();
-    rustix::mount::unmount(&volume, rustix::mount::UnmountFlags::DETACH).unwrap();
+    for point in [&volume, &shared] {
+        rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
     sandbox.delete_container("volume").await.unwrap();
 
     execs(&sandbox).await;
