@@ -156,14 +156,6 @@ impl Node {
         listed.into_inner().items
     }
 
-    async fn is_not_ready(&mut self) {
-        let begin = Instant::now();
-        while self.pods().await[0].state() != PodSandboxState::SandboxNotready {
-            assert!(begin.elapsed() < PATIENCE, "the pod is still ready");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
     async fn containers(&mut self) -> Vec<Container> {
         let request = ListContainersRequest::default();
         let listed = self.client.runtime.list_containers(request).await.unwrap();
@@ -416,8 +408,8 @@ async fn a_sandbox_dies(node: &mut Node) {
     kill_process(sandbox, Signal::KILL).unwrap();
     let status = node.ended(&id).await;
     assert_eq!((status.exit_code, &*status.reason), (255, "SandboxGone"));
-    // Its containers are noted one by one, and the pod then.
-    node.is_not_ready().await;
+    let state = node.pods().await[0].state();
+    assert_eq!(state, PodSandboxState::SandboxNotready);
     let container_id = id.clone();
     let request = StartContainerRequest { container_id };
     let refused = node

@@ -1,5 +1,5 @@
-//! Pods of a daemon whose machines' processes are stand-ins (`tests/programs/stand_in.rs`), which do
-//! at the right moment what those of guests do seldom: no guest is needed.
+//! Pods of a daemon whose machines' processes are stand-ins (`tests/programs/stand_in.rs`), which
+//! do at the right moment what those of guests do seldom: no guest is needed.
 
 mod support;
 
@@ -389,6 +389,19 @@ async fn plugins_that_look_at_a_pods_network_are_gone_when_it_is_undone() {
     let check = node.daemon.path("plugin/check");
     until(async || check.metadata().is_ok_and(|file| file.len() > 0)).await;
     node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ends_that_a_killed_daemon_had_not_noted_are_noted_by_the_next_one() {
+    let mut node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.start(&id).await.unwrap();
+    node.kill_while_the_end_is_noted("it burnt");
+    node.daemon.start();
+    let status = node.status(&id).await;
+    assert_eq!(status.state(), ContainerState::ContainerExited);
+    assert_eq!((status.exit_code, &*status.reason), (255, "SandboxGone"));
+    assert!(status.message.contains("it burnt"), "{}", status.message);
 }
 
 #[tokio::test(flavor = "multi_thread")]

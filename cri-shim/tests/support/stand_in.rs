@@ -95,6 +95,22 @@ fn add_pod(database: &Path, config: &PodSandboxConfig) {
     transaction.commit().unwrap();
 }
 
+/// Has the database of a daemon that is not there say that the pod has ended for a reason.
+fn end_pod(database: &Path, reason: &str) {
+    use redb::ReadableTable as _;
+    let pods = redb::TableDefinition::<&str, &[u8]>::new("pods");
+    let database = redb::Database::open(database).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let mut table = transaction.open_table(pods).unwrap();
+    let record = table.get(POD).unwrap().unwrap().value().to_vec();
+    let mut record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    record["phase"] = json!({ "Stopped": { "reason": reason } });
+    let bytes = record.to_string();
+    table.insert(POD, bytes.as_bytes()).unwrap();
+    drop(table);
+    transaction.commit().unwrap();
+}
+
 /// A process that listens, and does what the files in `control` say.
 pub(crate) fn stand_in(socket: &Path, control: &Path, version: u32) -> Child {
     let test = std::env::current_exe().unwrap();
@@ -414,6 +430,14 @@ impl Node {
 
     pub(crate) fn kill_process(&self) {
         kill_process(Pid::from_child(&self.process), Signal::KILL).unwrap();
+    }
+
+    /// Kills the daemon and the pod's process as if that had ended, and the daemon had come to note
+    /// this of the pod and of no container.
+    pub(crate) fn kill_while_the_end_is_noted(&mut self, reason: &str) {
+        self.daemon.end(Signal::KILL);
+        self.kill_process();
+        end_pod(&self.daemon.path("root/cri.redb"), reason);
     }
 
     /// The directory of the pod's process.

@@ -101,7 +101,8 @@ impl Node {
                     }
                 });
             }
-            (PodPhase::Stopped { .. }, Err(_)) => {}
+            // Its end is noted before theirs.
+            (PodPhase::Stopped { .. }, Err(_)) => self.lose_containers(pod),
             (PodPhase::Creating | PodPhase::Removing, found) => {
                 info!(pod = pod.id, "the pod was half made or half removed");
                 pod.set_client(found.ok());

@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::bounds::PodBounds;
 use super::{cgroup, quantity};
-use crate::bind::pass_on;
+use crate::bind::pass_on_mounts;
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::GuestSettings;
 use crate::cri::error::{CriError, Kind, Result};
@@ -97,7 +97,7 @@ impl Node {
         private_dir(&dir)?;
         let shared = dir.join(volumes::SHARED);
         private_dir(&shared)?;
-        pass_on(&shared).map_err(CriError::io("mount on itself", &shared))?;
+        pass_on_mounts(&shared).map_err(CriError::io("mount on itself", &shared))?;
         let metadata = config.metadata.clone().unwrap_or_default();
         let identity = PodIdentity {
             id: pod.id.clone(),

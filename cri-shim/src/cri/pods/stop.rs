@@ -136,7 +136,7 @@ impl Node {
             shut_down(&client).await?;
             pod.set_client(None);
         }
-        self.lose_containers(pod, Gone::Stopped);
+        self.lose_containers(pod);
         self.note_pod(pod, |record| {
             if matches!(record.phase, PodPhase::Ready | PodPhase::Creating) {
                 record.phase = PodPhase::stopped(None);
@@ -205,12 +205,11 @@ impl Node {
         if pod.phase() != PodPhase::Ready {
             return;
         }
-        let phase = ended(exit);
-        let gone = Gone::by(&phase).unwrap_or(Gone::Stopped);
         warn!(pod = pod.id, %exit, "the pod sandbox has ended");
         pod.set_client(None);
-        self.lose_containers(pod, gone);
-        self.note_pod(pod, |record| record.phase = phase);
+        // Before that of its containers: who sees one of these sees why.
+        self.note_pod(pod, |record| record.phase = ended(exit));
+        self.lose_containers(pod);
         self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
         if let Err(error) = self.release_volumes(pod) {
             // StopPodSandbox tries again.
@@ -220,7 +219,9 @@ impl Node {
 
     /// Marks what ran in a machine that is gone. A container that never ran stays created: it has
     /// no end to tell of.
-    fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>, gone: Gone<'_>) {
+    pub(super) fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>) {
+        let phase = pod.phase();
+        let gone = Gone::by(&phase).unwrap_or(Gone::Stopped);
         // What the machine's process knew when it ended.
         let last = in_place(|| exit_record(&self.dir(&pod.id)));
         let last = last.map_or_else(Vec::new, |last| last.containers);
