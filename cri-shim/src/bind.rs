@@ -33,8 +33,15 @@ pub(crate) enum Propagation {
     Private,
     /// What is mounted in the source appears here too.
     FromSource,
-    /// What is mounted here appears in copies that ask for it, and nothing comes from elsewhere.
-    ToCopies,
+}
+
+impl Propagation {
+    fn flag(self) -> u64 {
+        match self {
+            Self::Private => libc::MS_PRIVATE,
+            Self::FromSource => libc::MS_SLAVE,
+        }
+    }
 }
 
 /// Opens what is at a path, only to name it.
@@ -53,8 +60,12 @@ fn open(path: &Path, flags: OFlags) -> io::Result<File> {
 }
 
 /// Makes a directory, where it is none yet, a mount of its own, which passes on what is mounted in
-/// it from then on to its [copies](DetachedTree::of). What is mounted in it already stays.
-pub(crate) fn pass_on(dir: &Path) -> io::Result<()> {
+/// it from then on to its copies, such as that of a [jail](crate::sandbox::jail::Share). What is
+/// mounted in it already stays. Whoever removes the directory unmounts it first.
+///
+/// # Errors
+/// The kernel's: it takes `CAP_SYS_ADMIN`.
+pub fn pass_on_mounts(dir: &Path) -> io::Result<()> {
     let mut root = open_root(dir)?;
     let about = statx(&root, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
     if !about.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
@@ -63,27 +74,16 @@ pub(crate) fn pass_on(dir: &Path) -> io::Result<()> {
         root = open_root(dir)?;
     }
     // Of a group of its own: were it of its parent's, others would have what is mounted in it.
-    for propagation in [Propagation::Private, Propagation::ToCopies] {
-        set(root.as_fd(), Extent::Top, 0, propagation)?;
-    }
-    Ok(())
+    set(root.as_fd(), Extent::Top, 0, libc::MS_PRIVATE)?;
+    set(root.as_fd(), Extent::Top, 0, libc::MS_SHARED)
 }
 
-/// Adds attributes to mounts; the others stay as they are.
-fn set(
-    mount: BorrowedFd<'_>,
-    extent: Extent,
-    attributes: u64,
-    propagation: Propagation,
-) -> io::Result<()> {
+/// Adds attributes to mounts, the others stay as they are; and says how they propagate.
+fn set(mount: BorrowedFd<'_>, extent: Extent, attributes: u64, propagation: u64) -> io::Result<()> {
     let wanted = libc::mount_attr {
         attr_set: attributes,
         attr_clr: 0,
-        propagation: match propagation {
-            Propagation::Private => libc::MS_PRIVATE,
-            Propagation::FromSource => libc::MS_SLAVE,
-            Propagation::ToCopies => libc::MS_SHARED,
-        },
+        propagation,
         userns_fd: 0,
     };
     let mut flags = libc::AT_EMPTY_PATH;
@@ -146,7 +146,8 @@ impl DetachedTree {
     }
 
     fn set(&self, extent: Extent, attributes: u64) -> io::Result<()> {
-        set(self.tree.as_fd(), extent, attributes, self.propagation)
+        let propagation = self.propagation.flag();
+        set(self.tree.as_fd(), extent, attributes, propagation)
     }
 
     /// Mounts the tree on `point`.
@@ -157,7 +158,7 @@ impl DetachedTree {
         // A mount below one that passes mounts on does so itself from then on.
         match self.propagation {
             Propagation::Private => self.set(Extent::Whole, 0),
-            Propagation::FromSource | Propagation::ToCopies => Ok(()),
+            Propagation::FromSource => Ok(()),
         }
     }
 }
@@ -361,7 +362,7 @@ mod tests {
         let rig = Rig::new();
         let shared = rig.path("shared");
         for _ in 0..2 {
-            pass_on(&shared).unwrap();
+            pass_on_mounts(&shared).unwrap();
             assert_eq!(mount_points(&shared).unwrap().len(), 1);
         }
         let root = open_root(&shared).unwrap();

@@ -118,8 +118,14 @@ fn landlock() -> Option<Row> {
     (!jail::has_landlock()).then(|| Row {
         name: "Landlock",
         status: Status::Warning,
-        found: "the jail of machines that share directories, as all pods do, has a layer less: whoever breaks out of a guest may open all that is mounted in them".to_owned(),
-        remedy: Some("run a kernel with CONFIG_SECURITY_LANDLOCK (5.13 or later), and name landlock in `lsm=` of its command line where that is set".to_owned()),
+        found: "the jail of machines that share directories, as all pods do, has a layer less: \
+                whoever breaks out of a guest may open all that is mounted in them"
+            .to_owned(),
+        remedy: Some(
+            "run a kernel with CONFIG_SECURITY_LANDLOCK (5.13 or later), and name landlock in \
+             `lsm=` of its command line where that is set"
+                .to_owned(),
+        ),
         required: false,
     })
 }

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Record;
 use crate::bind::{
-    DetachedTree, Extent, MountPoint, Propagation, mount_points, open_path, open_root, pass_on,
+    DetachedTree, Extent, MountPoint, Propagation, mount_points, open_path, open_root,
+    pass_on_mounts,
 };
 
 /// A part of the host's files in a container.
@@ -78,7 +79,7 @@ pub(in crate::cli) fn check(volumes: &[Volume]) -> anyhow::Result<()> {
 /// Makes the directory that a machine shares, ready for volumes.
 pub(in crate::cli) fn make_shared(shared: &Path) -> anyhow::Result<()> {
     fs::create_dir(shared).with_context(|| format!("cannot create {}", shared.display()))?;
-    pass_on(shared).with_context(|| format!("cannot mount {} on itself", shared.display()))
+    pass_on_mounts(shared).with_context(|| format!("cannot mount {} on itself", shared.display()))
 }
 
 /// Mounts the volumes of a container in `shared`.

@@ -29,9 +29,10 @@ use std::time::Instant;
 
 use tracing::debug;
 
+pub use crate::bind::pass_on_mounts;
 pub use identity::{UID_BASE, can_change_identity};
 pub use paths::has_landlock;
-pub use share::{Share, pass_on_mounts};
+pub use share::Share;
 pub use spawn::spawn;
 pub(super) use spawn::{close_inherited, limit_arenas};
 

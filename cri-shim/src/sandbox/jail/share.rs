@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::mount::{MountFlags, mount_remount};
 
 use super::{JailError, step};
-use crate::bind::{DetachedTree, Extent, MountPoint, Propagation, pass_on};
+use crate::bind::{DetachedTree, Extent, MountPoint, Propagation};
 
 /// Its name in the jail's root directory.
 const NAME: &str = "share";
@@ -33,7 +33,7 @@ impl Share {
     /// Takes a directory, and copies its mounts. To be called before [`close`](super::close).
     ///
     /// What is mounted in the directory later is seen in the jail, too, when it
-    /// [passes its mounts on](pass_on_mounts).
+    /// [passes its mounts on](super::pass_on_mounts).
     ///
     /// # Errors
     /// The kernel's, but for a missing permission.
@@ -79,13 +79,4 @@ impl AsFd for Share {
             Form::Directory(dir) => dir.as_fd(),
         }
     }
-}
-
-/// Makes a directory pass on what is mounted in it to jails that serve it, by mounting it on
-/// itself; whoever removes the directory unmounts it first.
-///
-/// # Errors
-/// The kernel's: it takes `CAP_SYS_ADMIN`.
-pub fn pass_on_mounts(dir: &std::path::Path) -> io::Result<()> {
-    pass_on(dir)
 }
