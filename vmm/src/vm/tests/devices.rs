@@ -273,27 +273,32 @@ fn a_spare_slot_gets_a_disk_and_the_driver_is_told() {
     assert_eq!(handle.counters()[0].name, "reads");
 }
 
-/// A device that panics when it is notified.
 #[derive(Debug)]
-struct Panics(Option<Queue>);
-
-#[derive(Debug)]
-pub(super) struct NoCounters;
+struct NoCounters;
 impl ReadCounters for NoCounters {
     fn read(&self) -> Vec<Counter> {
         Vec::new()
     }
 }
 
+/// A device of one queue, with nothing to configure and nothing to count.
+pub(super) fn one_queue() -> DeviceInfo {
+    DeviceInfo {
+        device_type: DeviceType::Entropy,
+        queue_sizes: vec![16],
+        features: 0,
+        config: Arc::new(ConfigSpace::new([])),
+        counters: Arc::new(NoCounters),
+    }
+}
+
+/// A device that panics when it is notified.
+#[derive(Debug)]
+struct Panics(Option<Queue>);
+
 impl VirtioDevice for Panics {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo {
-            device_type: DeviceType::Entropy,
-            queue_sizes: vec![16],
-            features: 0,
-            config: Arc::new(ConfigSpace::new([])),
-            counters: Arc::new(NoCounters),
-        }
+        one_queue()
     }
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
         self.0 = Some(queue);

@@ -7,12 +7,11 @@ use std::sync::OnceLock;
 use podvisor_devices::blk::{BlockDevice, FileDisk};
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::virtio::{
-    ConfigSpace, DeviceInfo, DeviceType, Fault, Progress, Queue, SavedDevice, StartError,
-    VirtioDevice,
+    DeviceInfo, Fault, Progress, Queue, SavedDevice, StartError, VirtioDevice,
 };
 use podvisor_devices::vsock::VsockDevice;
 
-use super::devices::{BUFFER, NoCounters, RINGS, bytes, fill, request};
+use super::devices::{BUFFER, RINGS, bytes, fill, one_queue, request};
 use super::*;
 use crate::vm::control::Outcome;
 use crate::vm::{Action, BuildError, State, VmExit};
@@ -492,13 +491,7 @@ struct EndsItsVm(Arc<OnceLock<Arc<Vm>>>);
 
 impl VirtioDevice for EndsItsVm {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo {
-            device_type: DeviceType::Entropy,
-            queue_sizes: vec![16],
-            features: 0,
-            config: Arc::new(ConfigSpace::new([])),
-            counters: Arc::new(NoCounters),
-        }
+        one_queue()
     }
     fn start_queue(&mut self, _: Queue) -> Result<(), StartError> {
         Ok(())

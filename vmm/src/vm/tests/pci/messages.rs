@@ -4,13 +4,12 @@ use std::sync::OnceLock;
 
 use podvisor_devices::blk::{BlockDevice, FileDisk};
 use podvisor_devices::virtio::{
-    ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, SavedDevice,
-    StartError, VirtioDevice,
+    DeviceInfo, Fault, Placement, Progress, Queue, SavedDevice, StartError, VirtioDevice,
 };
 
 use super::*;
 use crate::vm::BalloonHandle;
-use crate::vm::tests::devices::NoCounters;
+use crate::vm::tests::devices::one_queue;
 
 #[test]
 fn a_driver_starts_a_device_and_is_interrupted_by_a_message() {
@@ -91,13 +90,7 @@ struct Inflates(Arc<OnceLock<BalloonHandle>>);
 
 impl VirtioDevice for Inflates {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo {
-            device_type: DeviceType::Entropy,
-            queue_sizes: vec![16],
-            features: 0,
-            config: Arc::new(ConfigSpace::new([])),
-            counters: Arc::new(NoCounters),
-        }
+        one_queue()
     }
     fn start_queue(&mut self, _: Queue) -> Result<(), StartError> {
         Ok(())
