@@ -6,7 +6,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt as _};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, fallocate, ioctl_blksszget};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 use vm_memory::VolatileSlice;
@@ -23,36 +23,62 @@ const ZEROES: usize = 16 << 10;
 pub struct FileDisk {
     pub(super) file: File,
     len: u64,
-    is_device: bool,
+    /// Bytes of a logical block of a block device, which discards and zeroes whole ones alone.
+    block: Option<u64>,
 }
 
 impl FileDisk {
     /// Takes an open file.
     ///
     /// # Errors
-    /// When its length cannot be found.
+    /// When its length cannot be found, or the size of its blocks.
     pub fn new(file: File) -> io::Result<Self> {
         let len = len(&file)?;
-        let is_device = file.metadata()?.file_type().is_block_device();
-        Ok(Self {
-            file,
-            len,
-            is_device,
-        })
+        let block = match file.metadata()?.file_type().is_block_device() {
+            true => Some(ioctl_blksszget(&file)?.into()),
+            false => None,
+        };
+        Ok(Self { file, len, block })
     }
 }
 
 impl FileDisk {
     pub(super) fn is_device(&self) -> bool {
-        self.is_device
+        self.block.is_some()
     }
 
-    pub(super) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        match self.is_device {
-            true => discard_of_device(&self.file, offset, len),
-            false => give_back(&self.file, offset, len),
+    /// Whether the host zeroes this range by itself, if it does any: not parts of a block.
+    pub(super) fn is_whole(&self, offset: u64, len: u64) -> bool {
+        self.block
+            .is_none_or(|block| offset.is_multiple_of(block) && len.is_multiple_of(block))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let Some(block) = self.block else {
+            return give_back(&self.file, offset, len);
+        };
+        match whole_blocks(offset, len, block) {
+            Some((offset, len)) => discard_of_device(&self.file, offset, len),
+            // A driver that discards asks for nothing that must be done.
+            None => Ok(()),
         }
     }
+
+    fn write_zeroes(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        match self.is_whole(offset, len) {
+            true => write_zeroes(&self.file, offset, len, unmap),
+            false => write_zeroes_by_hand(&self.file, offset, len),
+        }
+    }
+}
+
+/// The whole blocks within a range, if there are any.
+fn whole_blocks(offset: u64, len: u64, block: u64) -> Option<(u64, u64)> {
+    let start = offset.checked_next_multiple_of(block)?;
+    let end = offset.checked_add(len)?;
+    let end = end.checked_sub(end.checked_rem(block)?)?;
+    let len = end.checked_sub(start).filter(|len| *len > 0)?;
+    Some((start, len))
 }
 
 /// Discards a range of a block device. A hole in one is something else to Linux: a range that the
@@ -98,9 +124,7 @@ impl Disk for FileDisk {
             }),
             Operation::Flush => self.file.sync_data(),
             Operation::Discard { offset, len } => self.discard(offset, len),
-            Operation::WriteZeroes { offset, len, unmap } => {
-                write_zeroes(&self.file, offset, len, unmap)
-            }
+            Operation::WriteZeroes { offset, len, unmap } => self.write_zeroes(offset, len, unmap),
         })
     }
 }
@@ -122,6 +146,10 @@ pub(super) fn write_zeroes(file: &File, offset: u64, len: u64, unmap: bool) -> i
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
         other => return Ok(other?),
     }
+    write_zeroes_by_hand(file, offset, len)
+}
+
+fn write_zeroes_by_hand(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let zeroes = [0; ZEROES];
     let (mut at, mut left) = (offset, len);
     while left > 0 {
@@ -188,6 +216,23 @@ mod tests {
             calls,
             [(1000, 30), (1007, 23), (1014, 16), (1021, 9), (1028, 2)]
         );
+    }
+
+    #[test]
+    fn of_a_range_whole_blocks_are_left() {
+        let whole = |offset, len| whole_blocks(offset, len, 4096);
+        assert_eq!(whole(4096, 8192), Some((4096, 8192)));
+        assert_eq!(whole(512, 8192), Some((4096, 4096)));
+        assert_eq!(whole(512, 7680), Some((4096, 4096)));
+        assert_eq!(whole(0, 4608), Some((0, 4096)));
+        for (offset, len) in [
+            (512, 512),
+            (4096, 4095),
+            (512, 4096 * 2 - 1024),
+            (1, u64::MAX),
+        ] {
+            assert_eq!(whole(offset, len), None, "{offset} {len}");
+        }
     }
 
     #[test]

@@ -353,8 +353,12 @@ impl Disk for UringDisk {
     }
 
     fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
-        // A ring has no request by which a block device discards.
-        let is_own = matches!(operation, Operation::Discard { .. }) && self.disk.is_device();
+        // A ring has no request by which a block device discards, or zeroes parts of its blocks.
+        let is_own = match operation {
+            Operation::Discard { .. } => self.disk.is_device(),
+            Operation::WriteZeroes { offset, len, .. } => !self.disk.is_whole(offset, len),
+            _ => false,
+        };
         if self.broken || is_own {
             return self.disk.submit(mem, token, operation);
         }

@@ -132,6 +132,7 @@ const IOCTLS: &[u64] = &[
     0x5401,      // TCGETS: whether a file is a terminal
     0x5421,      // FIONBIO
     0x5451,      // FIOCLEX
+    0x1268,      // BLKSSZGET
     0x1277,      // BLKDISCARD
     0x4004_54d0, // TUNSETOFFLOAD
     0x4004_54d8, // TUNSETVNETHDRSZ

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{Bytes, GuestAddress, VolatileSlice};
 
 mod begun;
+mod blocks;
 mod durable;
 mod files;
 mod lanes;
