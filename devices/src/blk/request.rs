@@ -104,7 +104,8 @@ impl Request {
                 _ => Self::Refuse(Status::IoError),
             },
             4 => Self::Flush,
-            DISCARD | WRITE_ZEROES if read_only => Self::Refuse(Status::IoError),
+            // A read-only disk does not offer them (§5.2.6.2).
+            DISCARD | WRITE_ZEROES if read_only => Self::Refuse(Status::Unsupported),
             kind @ (DISCARD | WRITE_ZEROES) => {
                 let mut range = [0; RANGE_LEN];
                 if data_out == RANGE_LEN {

@@ -277,8 +277,11 @@ fn ranges_beyond_the_disk_or_with_unknown_flags_are_refused() {
     assert_eq!(rig.range(DISCARD, 0, 1, 1), 2, "only zeroes may unmap");
     assert_eq!((rig.first_byte(1), rig.first_byte(7)), (1, 7));
     let mut rig = Rig::over(disk_of_8_sectors().read_only());
-    assert_eq!(rig.range(DISCARD, 1, 1, 0), 1);
-    assert_eq!(rig.range(WRITE_ZEROES, 1, 1, 0), 1);
+    for kind in [DISCARD, WRITE_ZEROES] {
+        for (sector, flags) in [(1, 0), (1, 2), (u64::MAX, 0)] {
+            assert_eq!(rig.range(kind, sector, 1, flags), 2, "it is not offered");
+        }
+    }
     assert_eq!(rig.first_byte(1), 1);
 }
 
