@@ -5,9 +5,9 @@ use super::nic::Offloads;
 /// Bytes of the header: with `VERSION_1` there is always a number of buffers in it.
 pub const HEADER_LEN: usize = 12;
 
-/// The longest frame in bytes, without its header: an IP packet of 65535 bytes behind an
-/// Ethernet header of 14, and a tag of 4 (802.1Q) as spare.
-pub const MAX_FRAME: usize = 65_535 + 14 + 4;
+/// The longest frame in bytes, without its header (§5.1.6.3.1): 65535 bytes behind an IPv6 header
+/// of 40 and an Ethernet header of 14, and a tag of 4 (802.1Q) as spare.
+pub const MAX_FRAME: usize = 65_535 + 40 + 14 + 4;
 
 /// What an Ethernet frame has beyond its MTU: its header, and a tag.
 pub(super) const BEYOND_MTU: usize = 14 + 4;

@@ -20,7 +20,7 @@ fn a_frame_is_spread_over_mergeable_buffers_and_they_come_back_together() {
 
 #[test]
 fn the_longest_frame_arrives_in_buffers_of_any_size() {
-    for (count, len) in [(1, 65_600u32), (2, 40_000), (50, 1536), (250, 300)] {
+    for (count, len) in [(1, 65_605u32), (2, 40_000), (50, 1536), (250, 300)] {
         let mut rig = rig(feature::MRG_RXBUF);
         rig.buffers(count, len);
         rig.wire.send(&frame(MAX_FRAME, 8));
@@ -128,6 +128,29 @@ fn a_driver_without_mergeable_buffers_gets_what_fits_one_and_the_rest_is_dropped
     }
     assert!(rig.rx.take_used().is_none());
     assert_eq!(rig.counter("rx_dropped"), 1);
+}
+
+#[test]
+fn the_longest_frame_that_a_buffer_takes_arrives_whatever_buffers_a_driver_chose() {
+    // §5.1.6.3.1: what a driver gives that takes segments of IPv4 or of IPv6, and what any takes.
+    for buffer in [65_562, 65_601, 65_605u32] {
+        let mut rig = rig(0);
+        rig.buffers(3, buffer);
+        let most = buffer as usize - HEADER_LEN;
+        for (len, seed) in [(most, 1), (60, 2)] {
+            rig.wire.send(&frame(len, seed));
+            rig.work();
+            let (header, bytes) = rig.received(buffer).unwrap();
+            assert!(bytes == frame(len, seed), "{len} in {buffer}");
+            assert_eq!(header[10..], [1, 0]);
+        }
+        if most < MAX_FRAME {
+            rig.wire.send(&frame(most + 1, 3));
+            rig.work();
+            assert!(rig.rx.take_used().is_none());
+            assert_eq!(rig.counter("rx_dropped"), 1, "{buffer}");
+        }
+    }
 }
 
 #[test]
