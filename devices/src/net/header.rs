@@ -116,12 +116,13 @@ impl Header {
         if !permitted || (ecn && !offered.ecn) || clean.flags & F_NEEDS_CSUM == 0 {
             return Err(Malformed::Offload);
         }
-        if self.gso_size < MIN_SEGMENT || usize::from(self.hdr_len) > len {
+        if self.gso_size < MIN_SEGMENT {
             return Err(Malformed::Bounds);
         }
         clean.gso_type = self.gso_type;
         clean.gso_size = self.gso_size;
-        clean.hdr_len = self.hdr_len;
+        // §5.1.6.2.2: it is a hint, on which nothing depends. A tap refuses one that is too long.
+        clean.hdr_len = self.hdr_len.min(u16::try_from(len).unwrap_or(u16::MAX));
         Ok(clean)
     }
 
@@ -253,16 +254,26 @@ mod tests {
                 gso_size: MIN_SEGMENT - 1,
                 ..tcp4()
             },
-            Header {
-                hdr_len: 20_001,
-                ..tcp4()
-            },
         ] {
             assert_eq!(
                 header.for_backend(20_000, ALL),
                 Err(Malformed::Bounds),
                 "{header:?}"
             );
+        }
+    }
+
+    #[test]
+    fn headers_longer_than_the_frame_end_with_it() {
+        for (len, hdr_len, passed) in [
+            (20_000, 20_001, 20_000),
+            (1514, u16::MAX, 1514),
+            (MAX_FRAME, u16::MAX, u16::MAX),
+            (1514, 0, 0),
+        ] {
+            let header = |hdr_len| Header { hdr_len, ..tcp4() };
+            let got = header(hdr_len).for_backend(len, ALL);
+            assert_eq!(got, Ok(header(passed)), "{hdr_len} of {len}");
         }
     }
 
