@@ -16,6 +16,12 @@ pub(crate) trait BusDevice: Debug + Send + Sync {
 
     /// The guest writes `data`. `Some` when that asks for the end of the VM.
     fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest>;
+
+    /// Whether an access to several ports that begins here and reaches beyond is one to each of
+    /// them, and not the device's alone.
+    fn has_byte_registers(&self) -> bool {
+        false
+    }
 }
 
 /// The range overlaps one that is taken, or has no end.
@@ -75,12 +81,10 @@ impl AddressMap {
         Some(entries.remove(at.ok()?).device)
     }
 
-    /// Calls `access` with what lies at `address`, outside of the map's lock.
+    /// What lies at `address`, for use outside of the map's lock.
     fn find(&self, address: u64) -> Option<(Arc<dyn BusDevice>, u64)> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        let at = entries.partition_point(|entry| entry.last < address);
-        let entry = entries.get(at)?;
-        let offset = address.checked_sub(entry.start)?;
+        let (entry, offset) = at(&entries, address)?;
         Some((entry.device.clone(), offset))
     }
 
@@ -96,6 +100,51 @@ impl AddressMap {
         let (device, offset) = self.find(address)?;
         device.write(offset, data)
     }
+
+    /// As [`Self::find`], of the one device that answers at all of `len` ports.
+    fn find_for_all(&self, port: u64, len: usize) -> Option<(Arc<dyn BusDevice>, u64)> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let (entry, offset) = at(&entries, port)?;
+        let last = port.checked_add(len as u64)?.checked_sub(1)?;
+        let is_its_own = last <= entry.last || !entry.device.has_byte_registers();
+        is_its_own.then(|| (entry.device.clone(), offset))
+    }
+
+    /// Reads ports: by one access where one device has them all, otherwise one by one.
+    fn read_ports(&self, port: u64, data: &mut [u8]) {
+        if data.len() <= 1 {
+            return self.read(port, data);
+        }
+        match self.find_for_all(port, data.len()) {
+            Some((device, offset)) => device.read(offset, data),
+            None => {
+                for (port, byte) in (port..).zip(data.chunks_mut(1)) {
+                    self.read(port, byte);
+                }
+            }
+        }
+    }
+
+    /// As [`Self::read_ports`].
+    fn write_ports(&self, port: u64, data: &[u8]) -> Option<PowerRequest> {
+        if data.len() <= 1 {
+            return self.write(port, data);
+        }
+        match self.find_for_all(port, data.len()) {
+            Some((device, offset)) => device.write(offset, data),
+            None => (port..)
+                .zip(data.chunks(1))
+                .find_map(|(port, byte)| self.write(port, byte)),
+        }
+    }
+}
+
+/// The entry that `address` is in, and where.
+fn at(entries: &[Entry], address: u64) -> Option<(&Entry, u64)> {
+    let at = entries.partition_point(|entry| entry.last < address);
+    let entry = entries.get(at)?;
+    let offset = address.checked_sub(entry.start)?;
+    Some((entry, offset))
 }
 
 /// The address spaces of a VM.
@@ -135,7 +184,7 @@ impl Bus {
     /// many accesses to one port.
     pub(crate) fn port_read(&self, port: u16, width: usize, data: &mut [u8]) {
         for access in data.chunks_mut(width.max(1)) {
-            self.ports.read(u64::from(port), access);
+            self.ports.read_ports(u64::from(port), access);
         }
     }
 
@@ -143,7 +192,7 @@ impl Bus {
     /// the VM, which comes before the rest.
     pub(crate) fn port_write(&self, port: u16, width: usize, data: &[u8]) -> Option<PowerRequest> {
         data.chunks(width.max(1))
-            .find_map(|access| self.ports.write(u64::from(port), access))
+            .find_map(|access| self.ports.write_ports(u64::from(port), access))
     }
 }
 
@@ -153,19 +202,18 @@ struct PowerPort(u16);
 
 impl BusDevice for PowerPort {
     fn read(&self, _offset: u64, data: &mut [u8]) {
-        // The bytes of a wider access belong to ports that follow, where nothing is.
-        data.fill(0xff);
-        if let Some(status) = data.first_mut()
-            && self.0 != power::SLEEP_CONTROL_PORT
-        {
-            // No reason for an NMI; and an idle keyboard controller: Linux waits for that before it
-            // pulses the reset line.
-            *status = 0;
-        }
+        // No reason for an NMI; and an idle keyboard controller: Linux waits for that before it
+        // pulses the reset line.
+        let is_status = self.0 != power::SLEEP_CONTROL_PORT;
+        data.fill(if is_status { 0 } else { 0xff });
     }
 
     fn write(&self, _offset: u64, data: &[u8]) -> Option<PowerRequest> {
         power::request(self.0, *data.first()?)
+    }
+
+    fn has_byte_registers(&self) -> bool {
+        true
     }
 }
 
@@ -183,6 +231,10 @@ impl BusDevice for Mutex<SerialPort> {
             lock(self).write(register, *byte);
         }
         None
+    }
+
+    fn has_byte_registers(&self) -> bool {
+        true
     }
 }
 
@@ -237,8 +289,10 @@ mod tests {
         };
         for port in [0x61, 0x64] {
             assert_eq!(status(port, 1), [0; 4], "as often as it is asked for");
-            assert_eq!(status(port, 4), [0, 0xff, 0xff, 0xff]);
         }
+        assert_eq!(status(0x61, 4), [0, 0xff, 0xff, 0], "two of the ports");
+        assert_eq!(status(0x64, 4), [0, 0xff, 0xff, 0xff]);
+        assert_eq!(status(0x63, 2), [0xff, 0, 0xff, 0]);
         assert_eq!(status(0x600, 1), [0xff; 4]);
         let write = |port, width, data: &[u8]| bus.port_write(port, width, data);
         assert_eq!(write(0x64, 1, &[0xfe]), Some(PowerRequest::Reset));
@@ -246,6 +300,70 @@ mod tests {
         assert_eq!(write(0x64, 1, &[1, 0xfe]), Some(PowerRequest::Reset));
         assert_eq!(write(0x64, 2, &[1, 0xfe]), None, "another port's");
         assert_eq!(write(0x64, 2, &[0xfe, 1]), Some(PowerRequest::Reset));
+        assert_eq!(write(0x63, 2, &[0, 0xfe]), Some(PowerRequest::Reset));
+        assert_eq!(write(0x61, 4, &[0, 0, 0, 0xfe]), Some(PowerRequest::Reset));
+        assert_eq!(write(0x5ff, 2, &[0, 0x34]), Some(PowerRequest::Shutdown));
+        assert_eq!(write(0x63, 2, &[0xfe, 0]), None);
+        assert_eq!(write(0xffff, 4, &[0xfe; 4]), None);
+    }
+
+    /// Keeps what is written, and where.
+    #[derive(Debug)]
+    struct Noting {
+        writes: Mutex<Vec<(u64, Vec<u8>)>>,
+        has_byte_registers: bool,
+    }
+
+    impl BusDevice for Noting {
+        fn read(&self, offset: u64, data: &mut [u8]) {
+            // How wide it was.
+            data.fill(u8::try_from(offset).unwrap() << 4 | u8::try_from(data.len()).unwrap());
+        }
+        fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest> {
+            lock(&self.writes).push((offset, data.to_vec()));
+            None
+        }
+        fn has_byte_registers(&self) -> bool {
+            self.has_byte_registers
+        }
+    }
+
+    #[test]
+    fn an_access_to_several_ports_reaches_whatever_is_at_each() {
+        let bus = Bus::default();
+        let put = |start, len, has_byte_registers| {
+            let device = Arc::new(Noting {
+                writes: Mutex::default(),
+                has_byte_registers,
+            });
+            bus.ports.insert(start, len, device.clone()).unwrap();
+            device
+        };
+        let (bytes, words) = (put(0x3f8, 8, true), put(0xcf8, 8, false));
+        let read = |port, width| {
+            let mut data = [0; 4];
+            bus.port_read(port, width, &mut data[..width]);
+            data
+        };
+        // In one, as far as a device has them all, or knows no single ports.
+        assert_eq!(read(0x3f8, 4), [0x04; 4]);
+        assert_eq!(read(0xcf8, 4), [0x04; 4]);
+        assert_eq!(read(0xcfe, 4), [0x64; 4]);
+        // One by one: into a device, out of it, and into one that is given parts.
+        assert_eq!(read(0x3f6, 4), [0xff, 0xff, 0x01, 0x11]);
+        assert_eq!(read(0x3fe, 4), [0x61, 0x71, 0xff, 0xff]);
+        assert_eq!(read(0xcf7, 2), [0xff, 0x01, 0, 0]);
+        assert_eq!(read(0x100, 4), [0xff; 4]);
+
+        for port in [0x3f7, 0x3f9, 0x3ff, 0xcf7, 0xcff] {
+            assert_eq!(bus.port_write(port, 2, &[1, 2]), None);
+        }
+        let written = |device: &Noting| std::mem::take(&mut *lock(&device.writes));
+        assert_eq!(
+            written(&bytes),
+            [(0, vec![2]), (1, vec![1, 2]), (7, vec![1])]
+        );
+        assert_eq!(written(&words), [(0, vec![2]), (7, vec![1, 2])]);
     }
 
     /// Answers with its number and the offset.
