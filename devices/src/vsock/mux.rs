@@ -356,14 +356,13 @@ impl Mux {
             self.schedule(id);
             return;
         }
-        let Some(connection) = self.connections.remove(&id) else {
+        let Some(mut connection) = self.connections.remove(&id) else {
             return;
         };
-        let ports = connection.ports();
-        self.by_ports.remove(&ports);
+        self.by_ports.remove(&connection.ports());
         if outcome == Outcome::Reset && !connection.unknown_to_guest() {
-            self.resets
-                .push_back(Header::to_guest(self.guest_cid, ports, Op::Reset));
+            let reset = connection.header(self.guest_cid, Op::Reset, 0, 0);
+            self.resets.push_back(reset);
         }
         self.linger(id, connection);
     }

@@ -223,7 +223,9 @@ fn a_guest_that_closes_is_answered_by_a_reset() {
     let (ports, mut host) = rig.open_from_guest(1);
     rig.data(ports, b"bye");
     rig.shutdown(ports, SHUTDOWN_BOTH);
-    rig.expect(Op::Reset);
+    let (reset, _) = rig.expect(Op::Reset);
+    // §5.10.6.3: what is buffered and was consumed is in every packet of a stream.
+    assert_eq!((reset.buf_alloc, reset.fwd_cnt), (512 << 10, 3));
     assert_eq!(read(&mut host, 3), b"bye");
     assert!(is_closed(&mut host));
     assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
