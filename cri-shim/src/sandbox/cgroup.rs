@@ -337,6 +337,7 @@ fn descend(parent: &str) -> Result<PathBuf, CgroupError> {
     Ok(path)
 }
 
+/// Gives the groups below `path` the controllers that it has itself.
 fn enable_controllers(path: &Path) -> Result<(), CgroupError> {
     let read = |name: &str| {
         let file = path.join(name);
@@ -344,12 +345,14 @@ fn enable_controllers(path: &Path) -> Result<(), CgroupError> {
     };
     let (there, enabled) = (read("cgroup.controllers")?, read("cgroup.subtree_control")?);
     let has = |list: &str, name: &str| list.split_whitespace().any(|one| one == name);
-    for name in CONTROLLERS {
-        if has(&there, name) && !has(&enabled, name) {
-            write(&path.join("cgroup.subtree_control"), &format!("+{name}"))?;
-        }
+    let missing = |name: &&str| has(&there, name) && !has(&enabled, name);
+    let missing = CONTROLLERS.into_iter().filter(missing);
+    let missing: Vec<String> = missing.map(|name| format!("+{name}")).collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        // All at once: older kernels stop everything that forks for each write.
+        false => write(&path.join("cgroup.subtree_control"), &missing.join(" ")),
     }
-    Ok(())
 }
 
 /// Locks a directory that anybody may open and lock: none when that takes too long.
