@@ -186,7 +186,7 @@ impl Story {
     fn importance(&self) -> (Vec<String>, String) {
         let group = Path::new(GROUP).join(&self.client.pod);
         let read = |path: PathBuf| fs::read_to_string(path).unwrap().trim().to_owned();
-        let processes = read(group.join("cgroup.procs"));
+        let processes = read(group.join("machine/cgroup.procs"));
         let values = processes.lines().filter_map(|process| {
             let process = Path::new("/proc").join(process);
             // KVM's own thread is the kernel's, which nobody kills.

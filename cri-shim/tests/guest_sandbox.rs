@@ -549,7 +549,7 @@ fn is_jailed(pid: u32) {
     let mounts = fs::read_to_string(format!("/proc/{pid}/mounts")).unwrap();
     assert_eq!(mounts.lines().count(), 1, "{mounts}");
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
-    assert_eq!(cgroup, "0::/podvisor-test/test\n");
+    assert_eq!(cgroup, "0::/podvisor-test/test/machine\n");
     let limit = fs::read_to_string("/sys/fs/cgroup/podvisor-test/test/memory.max").unwrap();
     let expected = (256 << 20) + podvisor_cri::sandbox::MEMORY_OVERHEAD;
     assert_eq!(limit.trim(), expected.to_string());

@@ -1,10 +1,18 @@
 //! The control group (v2) of a sandbox's process: made by who launches it, with the limits of the
 //! machine and an overhead for what the process itself takes.
 //!
+//! `PARENT/ID` has the limits, and `PARENT/ID/machine` the process, with controllers of its own
+//! that limit nothing. The kernel lets nobody take a controller from a group while one further
+//! below has it. From a leaf it does, and the limits go with it: systemd takes controllers that
+//! none of its units needs from its slices, whenever it loads its units anew. A process that an
+//! older podvisor launched is in `PARENT/ID` itself.
+//!
 //! A group that nobody is in any more is removed by whoever sees the process end, and by the
 //! next launch under the same parent; one in which the host's kernel has killed it only by who
 //! sees it, and so learns why.
 
+#[cfg(test)]
+mod kernel_tests;
 mod kill;
 
 use std::fs::{self, File};
@@ -34,8 +42,12 @@ const CGROUP2: i64 = 0x6367_7270;
 /// What is limited or counted.
 const CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "io"];
 
+/// The group of the process, below that of its limits.
+const LEAF: &str = "machine";
+
 /// Memory of a sandbox's process beyond its guest's, in bytes: its own, the kernel's for its
-/// page tables, sockets and vCPUs, and what it writes to logs before that reaches the disk.
+/// page tables, sockets and vCPUs, what it writes to logs before that reaches the disk, and the
+/// files that its guest knows of a shared directory (nearly 2 KiB each, up to 16,384 as a rule).
 pub const MEMORY_OVERHEAD: u64 = 96 << 20;
 
 /// CPU time of a sandbox's process beyond its guest's vCPUs, in thousandths of a CPU: its
@@ -131,7 +143,7 @@ pub(super) struct Cgroup {
 
 impl Cgroup {
     /// Makes the group `id` below `parent`, which is a path from the hierarchy's root, and puts
-    /// the process `pid` there. `dir` is the sandbox's directory.
+    /// the process `pid` below its limits. `dir` is the sandbox's directory.
     pub(super) fn create(
         parent: &str,
         id: &str,
@@ -152,6 +164,8 @@ impl Cgroup {
         let group = Self {
             path: Some(path.clone()),
         };
+        // First of all: from here on nobody takes the controllers.
+        let leaf = make_leaf(&path);
         for (name, value) in [
             ("memory.max", limits.memory_max().to_string()),
             ("memory.oom.group", "1".to_owned()),
@@ -165,7 +179,7 @@ impl Cgroup {
             .map_err(step("note the control group in", &note))?;
         kill::note_before(dir, Path::new(CGROUP_ROOT), &path)
             .map_err(step("note the events of the control groups in", dir))?;
-        write(&path.join("cgroup.procs"), &pid.to_string())?;
+        write(&leaf.join("cgroup.procs"), &pid.to_string())?;
         Ok(group)
     }
 
@@ -258,7 +272,7 @@ fn set_memory_of(group: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> boo
     }
 }
 
-/// The group of the sandbox whose directory is `dir`, if it has one.
+/// The group with the limits of the sandbox whose directory is `dir`, if it has one.
 fn group_of(dir: &Path) -> Option<PathBuf> {
     let path = PathBuf::from(fs::read_to_string(dir.join(NAME)).ok()?);
     // What is in the directory is not believed to be anywhere else.
@@ -292,14 +306,15 @@ pub fn remove_empty_cgroups(parent: &str) {
 
 /// Removes a group that has no process. True when it is gone.
 fn remove(path: &Path) -> bool {
-    match fs::remove_dir(path) {
+    let is_gone = |path: &Path| match fs::remove_dir(path) {
         Ok(()) => true,
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
         Err(error) => {
             debug!(path = %path.display(), %error, "the control group stays for now");
             false
         }
-    }
+    };
+    is_gone(&path.join(LEAF)) && is_gone(path)
 }
 
 /// Removes the groups below `parent` that no process is in, unless they tell of a kill.
@@ -335,6 +350,25 @@ fn descend(parent: &str) -> Result<PathBuf, CgroupError> {
         }
     }
     Ok(path)
+}
+
+/// Makes the group for the process of the group at `path`, and gives it the controllers that are
+/// there. Where it cannot be made (`cgroup.max.depth`), the process goes into `path` itself.
+fn make_leaf(path: &Path) -> PathBuf {
+    let leaf = path.join(LEAF);
+    let made = fs::create_dir(&leaf).map_err(step("create the control group", &leaf));
+    let is_made = made.is_ok();
+    if let Err(error) = made.and_then(|()| enable_controllers(path)) {
+        let why = causes(&error);
+        debug!(
+            why,
+            "a sandbox has limits until somebody takes the controllers of its group"
+        );
+    }
+    match is_made {
+        true => leaf,
+        false => path.to_owned(),
+    }
 }
 
 /// Gives the groups below `path` the controllers that it has itself.
@@ -472,6 +506,26 @@ mod tests {
             why.starts_with("memory.max") || why.contains("cpu.max"),
             "{why}"
         );
+    }
+
+    #[test]
+    fn what_nobody_is_in_is_swept_with_the_group_of_its_process() {
+        let parent = tempfile::tempdir().unwrap();
+        let group = |name: &str| parent.path().join(name);
+        // In the last one something is: a directory with files cannot be removed either.
+        for name in ["ended/machine", "older", "runs/machine/process"] {
+            fs::create_dir_all(group(name)).unwrap();
+        }
+        sweep(parent.path());
+        let left = ["ended", "older", "runs/machine/process"].map(|name| group(name).exists());
+        assert_eq!(left, [false, false, true]);
+    }
+
+    #[test]
+    fn a_process_whose_group_has_no_room_for_another_is_in_it_itself() {
+        let parent = tempfile::tempdir().unwrap();
+        let group = parent.path().join("gone");
+        assert_eq!(make_leaf(&group), group);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::*;
@@ -410,6 +411,29 @@ fn pods_group(name: &str) -> PathBuf {
     group
 }
 
+/// Does to a pod's group what systemd does to a slice whenever it loads its units anew: it takes
+/// the controllers that none of its units needs.
+fn machine_keeps_its_limits(group: &Path, pod: &Pod) {
+    let machine = group.join(&pod.id);
+    let limits = ["memory.max", "cpu.max", "pids.max"].map(|name| machine.join(name));
+    let read = || {
+        limits
+            .each_ref()
+            .map(|limit| fs::read_to_string(limit).unwrap())
+    };
+    let before = read();
+    assert!(
+        before.iter().all(|limit| !limit.starts_with("max")),
+        "{before:?}"
+    );
+    for name in ["cpu", "memory", "pids"] {
+        let taken = fs::write(group.join("cgroup.subtree_control"), format!("-{name}"));
+        let refused = taken.map_err(|error| error.kind());
+        assert_eq!(refused, Err(ErrorKind::ResourceBusy), "{name}");
+    }
+    assert_eq!(read(), before);
+}
+
 #[test]
 fn guest_a_machine_that_is_killed_for_its_pods_limit_is_told_as_out_of_memory() {
     // A container's own limit is tested elsewhere.
@@ -421,6 +445,7 @@ fn guest_a_machine_that_is_killed_for_its_pods_limit_is_told_as_out_of_memory() 
         config.linux.as_mut().unwrap().cgroup_parent = "/conformance-pods/full".to_owned();
     });
     let [runs, created] = [pod.start("runs", |_| {}), pod.create("created", |_| {})];
+    machine_keeps_its_limits(&group, &pod);
     // What its guest has is more than that.
     fs::write(group.join("memory.max"), "16M").unwrap();
     let status = runs.ended();

@@ -6,6 +6,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::LEAF;
+
 /// In a sandbox's directory: how often each group above its own was out of memory when it began.
 const BEFORE: &str = "cgroup-oom.json";
 
@@ -48,7 +50,11 @@ pub(super) fn of(dir: &Path, root: &Path, group: &Path) -> Option<MemoryKill> {
 
 /// Whether the kernel has killed something in a group because of memory, whoever was out of it.
 pub(super) fn has_killed(group: &Path) -> bool {
-    count(&group.join("memory.events"), "oom_kill").is_some_and(|kills| kills > 0)
+    let kills = |group: &Path| count(&group.join("memory.events"), "oom_kill");
+    // Where the hierarchy is mounted with `memory_localevents`, the one that the process was in
+    // alone counts it.
+    let counted = [kills(group), kills(&group.join(LEAF))];
+    counted.into_iter().flatten().any(|kills| kills > 0)
 }
 
 /// How often a group itself was at its limit, with nothing left to reclaim.
@@ -135,6 +141,20 @@ mod tests {
         fake.count("pods/pod", 4, 4);
         assert_eq!(fake.killed_by(), Some(Some(fake.group("pods/pod"))));
         fake.count("pods/pod/machine", 1, 1);
+        let own = fake.group("pods/pod/machine");
+        assert_eq!(fake.killed_by(), Some(Some(own)));
+    }
+
+    #[test]
+    fn a_kill_that_only_the_group_of_the_process_counts_is_one() {
+        let fake = Fake::new();
+        fs::create_dir(fake.group("pods/pod/machine/machine")).unwrap();
+        fake.count("pods/pod/machine/machine", 0, 0);
+        fake.begin();
+        assert_eq!(fake.killed_by(), None);
+        // The limit is that of the group above, whose own count it is.
+        fake.count("pods/pod/machine", 1, 0);
+        fake.count("pods/pod/machine/machine", 0, 1);
         let own = fake.group("pods/pod/machine");
         assert_eq!(fake.killed_by(), Some(Some(own)));
     }

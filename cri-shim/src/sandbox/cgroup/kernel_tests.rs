@@ -1,0 +1,158 @@
+//! What the kernel does with the groups: tests for root on a host with cgroup v2, as the test host
+//! is, each below a parent of its own.
+
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use super::*;
+
+const LIMITS: MachineLimits = MachineLimits {
+    vcpus: 1,
+    memory: 64 << 20,
+};
+
+/// A parent as systemd makes its slices, and the directory of a sandbox below it.
+struct Slice {
+    name: &'static str,
+    dir: TempDir,
+    processes: Vec<Child>,
+}
+
+impl Slice {
+    fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            dir: tempfile::tempdir().unwrap(),
+            processes: Vec::new(),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        Path::new(CGROUP_ROOT).join(self.name)
+    }
+
+    fn group(&self, id: &str) -> PathBuf {
+        self.path().join(id)
+    }
+
+    /// The number of a process that does nothing, and takes memory once its stdin is closed.
+    fn process(&mut self) -> u32 {
+        let mut program = Command::new("sh");
+        program.args(["-c", "read go; exec sleep 1000"]);
+        let process = program.stdin(Stdio::piped()).spawn().unwrap();
+        let pid = process.id();
+        self.processes.push(process);
+        pid
+    }
+
+    fn create(&mut self, id: &str) -> Cgroup {
+        let pid = self.process();
+        let parent = format!("/{}", self.name);
+        Cgroup::create(&parent, id, LIMITS, pid, self.dir.path()).unwrap()
+    }
+
+    /// A group as podvisor made them before: its process is in it itself.
+    fn create_older(&mut self, id: &str) {
+        descend(self.name).unwrap();
+        let group = self.group(id);
+        fs::create_dir(&group).unwrap();
+        fs::write(group.join("cgroup.procs"), self.process().to_string()).unwrap();
+        let path = group.to_str().unwrap();
+        fs::write(self.dir.path().join(NAME), path).unwrap();
+    }
+
+    fn kill(&mut self) {
+        for mut process in self.processes.drain(..) {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        self.kill();
+        sweep(&self.path());
+        remove(&self.path());
+    }
+}
+
+fn read(file: PathBuf) -> String {
+    fs::read_to_string(file).unwrap().trim().to_owned()
+}
+
+#[test]
+fn guest_limits_hold_when_somebody_takes_the_controllers_that_no_unit_needs() {
+    let mut slice = Slice::new("podvisor-slice-test");
+    let created = slice.create("id");
+    let group = slice.group("id");
+    let limits = || ["memory.max", "cpu.max", "pids.max"].map(|name| read(group.join(name)));
+    let before = limits();
+    assert_eq!(before[0], (LIMITS.memory + MEMORY_OVERHEAD).to_string());
+    for name in ["memory", "cpu", "pids"] {
+        let controllers = slice.path().join("cgroup.subtree_control");
+        let taken = fs::write(controllers, format!("-{name}"));
+        let refused = taken.map_err(|error| error.kind());
+        assert_eq!(refused, Err(io::ErrorKind::ResourceBusy), "{name}");
+    }
+    assert_eq!(limits(), before);
+    set_memory_of(&group, 128 << 20, |now, wanted| now < wanted);
+    let more = (128 << 20) + MEMORY_OVERHEAD;
+    assert_eq!(read(group.join("memory.max")), more.to_string());
+    // The process counts, and is known of below the limit alone.
+    assert!(memory_below(slice.dir.path(), Path::new("/podvisor-slice-test")) > Some(0));
+    let pid = slice.processes[0].id().to_string();
+    assert_eq!(read(group.join(LEAF).join("cgroup.procs")), pid);
+    assert_eq!(read(group.join("cgroup.procs")), "");
+    created.keep();
+    remove_of(slice.dir.path());
+    assert!(group.join(LEAF).exists(), "its process lives");
+    slice.kill();
+    remove_of(slice.dir.path());
+    assert!(!group.exists());
+    assert!(!slice.dir.path().join(NAME).exists());
+}
+
+#[test]
+fn guest_a_kill_by_the_limit_is_counted_where_the_limit_is() {
+    let mut slice = Slice::new("podvisor-kill-test");
+    slice.create("id").keep();
+    let group = slice.group("id");
+    assert_eq!(memory_kill_of(slice.dir.path()), None);
+    fs::write(group.join("memory.max"), "0").unwrap();
+    for mut process in slice.processes.drain(..) {
+        // This closes its stdin.
+        process.wait().unwrap();
+    }
+    let kill = memory_kill_of(slice.dir.path()).unwrap();
+    assert_eq!(kill.group.as_deref(), Some(&*group));
+    // Nobody who only tidies up takes the cause away.
+    sweep(&slice.path());
+    assert!(group.exists());
+    remove_of(slice.dir.path());
+    assert!(!group.exists());
+}
+
+#[test]
+fn guest_a_group_that_is_dropped_or_of_an_older_podvisor_is_removed_and_nothing_that_runs_is() {
+    let mut slice = Slice::new("podvisor-sweep-test");
+    slice.create_older("older");
+    let older = slice.group("older");
+    set_memory_of(&older, 1 << 20, |now, wanted| now > wanted);
+    assert_eq!(
+        read(older.join("memory.max")),
+        ((1 << 20) + MEMORY_OVERHEAD).to_string()
+    );
+    slice.create("newer").keep();
+    sweep(&slice.path());
+    let newer = slice.group("newer");
+    assert!(older.exists() && newer.join(LEAF).exists());
+    // One whose maker gives up.
+    let dropped = slice.create("dropped");
+    slice.kill();
+    drop(dropped);
+    assert!(!slice.group("dropped").exists());
+    sweep(&slice.path());
+    assert!(!older.exists() && !newer.exists());
+}
