@@ -2,9 +2,10 @@
 //!
 //! The same sources make the same bytes: files have the time of the last commit, programs forget
 //! where they were built, and what packs them works on one thread. [`tree`] is what is installed,
-//! [`licences`] the texts that go with it.
+//! [`licences`] the texts that go with it, [`scripts`] what dpkg runs.
 
 mod licences;
+mod scripts;
 mod tree;
 
 use std::fs;
@@ -35,38 +36,6 @@ Description: pods and containers in virtual machines of their own
  A container runtime whose pods are small virtual machines on KVM: one program
  with its own virtual machine monitor, guest kernel and agent, which serves the
  Container Runtime Interface to a kubelet and runs containers at the terminal.
-";
-
-/// The daemon starts with the machine from then on; it runs when the administrator says so.
-const POSTINST: &str = "\
-#!/bin/sh
-set -e
-if [ \"$1\" = configure ]; then
-    # An administrator who disables it later is not overruled by an upgrade.
-    if [ -z \"$2\" ] && command -v systemctl > /dev/null; then
-        systemctl enable --quiet podvisor.service
-    fi
-    if [ -d /run/systemd/system ]; then
-        systemctl daemon-reload
-        # Pods go on meanwhile.
-        if [ -n \"$2\" ]; then systemctl try-restart podvisor.service; fi
-    fi
-fi
-";
-
-const PRERM: &str = "\
-#!/bin/sh
-set -e
-if [ \"$1\" = remove ] && [ -d /run/systemd/system ]; then
-    systemctl disable --quiet --now podvisor.service
-fi
-";
-
-const POSTRM: &str = "\
-#!/bin/sh
-set -e
-if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
-if [ \"$1\" = purge ]; then rm -rf /var/lib/podvisor /run/podvisor; fi
 ";
 
 pub(crate) fn command() -> Result<ExitCode> {
@@ -187,7 +156,7 @@ fn control(tree: &Tree, root: &Path) -> Result<()> {
     tree.write("control", &control)?;
     tree.write("conffiles", "/etc/podvisor/config.toml\n")?;
     tree.write("md5sums", &sums)?;
-    for (name, script) in [("postinst", POSTINST), ("prerm", PRERM), ("postrm", POSTRM)] {
+    for (name, script) in scripts::SCRIPTS {
         tree.write(name, script)?;
         tree.permit(name, 0o755)?;
     }

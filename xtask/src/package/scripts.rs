@@ -1,0 +1,134 @@
+//! What dpkg runs when the package is installed, removed and purged.
+
+/// The scripts, by dpkg's names.
+pub(super) const SCRIPTS: [(&str, &str); 3] = [
+    ("postinst", include_str!("scripts/postinst")),
+    ("prerm", include_str!("scripts/prerm")),
+    ("postrm", include_str!("scripts/postrm")),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Output, Stdio};
+
+    use super::*;
+
+    /// Makes the system that a test's script is run on. `/etc`, `/run` and `/var/lib` are copies
+    /// in memory; of the commands, the package's scripts are there by their names and `systemctl`
+    /// is a stand-in, which fails once `/mnt/fails` is there.
+    const SYSTEM: &str = r#"
+        set -eu
+        mount -t tmpfs tmpfs /mnt
+        mkdir /mnt/bin /mnt/run /mnt/lib
+        cp -a /etc /mnt/etc
+        mount --bind /mnt/etc /etc
+        mount --bind /mnt/run /run
+        mount --bind /mnt/lib /var/lib
+        mkdir -p /run/systemd/system
+        for name in postinst prerm postrm; do printenv "$name" > "/mnt/bin/$name"; done
+        wants=/etc/systemd/system/multi-user.target.wants
+        cat > /mnt/bin/systemctl <<END
+#!/bin/sh
+echo "\$*" >> /mnt/calls
+case \$1 in
+    enable) mkdir -p $wants && ln -sf /nowhere $wants/podvisor.service ;;
+    disable) rm -f $wants/podvisor.service ;;
+esac
+[ ! -e /mnt/fails ]
+END
+        chmod +x /mnt/bin/*
+        PATH=/mnt/bin:$PATH
+        is_enabled() { test -L $wants/podvisor.service; }
+        is_disabled() { test ! -L $wants/podvisor.service; }
+        cd /
+    "#;
+
+    /// Runs a script of bash's as root of a system that is this one's copy. It ends with the first
+    /// command that fails.
+    fn on_a_system(script: &str) -> Output {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--propagation", "private", "--pid", "--fork"])
+            .args(["--mount-proc", "--kill-child", "bash", "-xc"])
+            .arg(format!("{SYSTEM}{script}"))
+            .envs(SCRIPTS)
+            .stdin(Stdio::null());
+        command.output().expect("unshare of util-linux")
+    }
+
+    /// As [`on_a_system`], a script that succeeds; gives what was said on stderr.
+    fn succeeds(script: &str) -> String {
+        let output = on_a_system(script);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "run this test as root: {said}");
+        said
+    }
+
+    #[test]
+    fn a_purge_keeps_the_files_of_volumes_that_are_still_mounted() {
+        succeeds(
+            r#"
+            mkdir -p /mnt/data/dir /run/podvisor/sb /run/podvisor-other/volume
+            echo kept > /mnt/data/dir/file
+            # As the daemon does when it starts.
+            mount --bind /run/podvisor/sb /run/podvisor/sb
+            below='/var/lib/podvisor/c/a b\c*/shared'
+            mkdir -p /run/podvisor/sb/1/shared/v0 "$below/v0" "$below/"$'line\n'
+            for point in /run/podvisor/sb/1/shared/v0 "$below/v0" "$below/v0" "$below/"$'line\n' \
+                /run/podvisor-other/volume
+            do
+                mount --bind /mnt/data "$point"
+            done
+            touch /run/podvisor/netns /var/lib/podvisor/cri.redb
+            mount --bind /mnt/data/dir/file /run/podvisor/netns
+            postrm purge
+            test "$(cat /mnt/data/dir/file)" = kept
+            test ! -e /run/podvisor
+            test ! -e /var/lib/podvisor
+            mountpoint -q /run/podvisor-other/volume
+            # There is nothing left for a second one.
+            postrm purge
+            "#,
+        );
+    }
+
+    #[test]
+    fn a_purge_ends_before_it_removes_anything_when_something_stays_mounted() {
+        let said = succeeds(
+            r#"
+            mkdir -p /mnt/data '/run/podvisor/sb/a b' /var/lib/podvisor
+            echo kept > /mnt/data/file
+            mount --bind /mnt/data '/run/podvisor/sb/a b'
+            ln -s /bin/false /mnt/bin/umount
+            code=0
+            postrm purge || code=$?
+            test $code = 1
+            test "$(cat /mnt/data/file)" = kept
+            test -e /var/lib/podvisor
+            "#,
+        );
+        assert!(
+            said.contains(r"below it: /run/podvisor/sb/a\040b"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_purge_empties_a_disk_of_its_own_and_follows_no_link() {
+        let said = succeeds(
+            r#"
+            mkdir -p /var/lib/podvisor /mnt/elsewhere
+            mount -t tmpfs tmpfs /var/lib/podvisor
+            mkdir -p /var/lib/podvisor/images/.hidden
+            touch /mnt/elsewhere/file
+            ln -s /mnt/elsewhere /run/podvisor
+            postrm purge
+            mountpoint -q /var/lib/podvisor
+            test -z "$(ls -A /var/lib/podvisor)"
+            test ! -L /run/podvisor
+            test -e /mnt/elsewhere/file
+            "#,
+        );
+        assert!(said.contains("stays: /mnt/elsewhere"), "{said}");
+    }
+}
