@@ -131,4 +131,31 @@ END
         );
         assert!(said.contains("stays: /mnt/elsewhere"), "{said}");
     }
+
+    #[test]
+    fn what_starts_with_the_machine_does_so_until_it_is_disabled_or_purged() {
+        succeeds(
+            r#"
+            again() { prerm remove; postrm remove; postinst configure 0.1.0; }
+            postinst configure ''
+            is_enabled
+            again
+            is_enabled
+            systemctl disable podvisor.service
+            prerm upgrade 0.2.0
+            postrm upgrade 0.2.0
+            postinst configure 0.1.0
+            is_disabled
+            again
+            is_disabled
+            systemctl enable podvisor.service
+            prerm remove
+            postrm remove
+            postrm purge
+            is_disabled
+            postinst configure ''
+            is_enabled
+            "#,
+        );
+    }
 }
