@@ -158,4 +158,22 @@ END
             "#,
         );
     }
+
+    #[test]
+    fn a_daemon_that_does_not_start_again_does_not_fail_the_upgrade() {
+        let said = succeeds(
+            r#"
+            touch /mnt/fails
+            postinst configure 0.1.0
+            grep -x 'try-restart podvisor.service' /mnt/calls
+            postinst configure ''
+            prerm remove
+            postrm remove
+            "#,
+        );
+        assert!(
+            said.contains("podvisor: the daemon does not start again"),
+            "{said}"
+        );
+    }
 }
