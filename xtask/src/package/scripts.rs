@@ -176,4 +176,34 @@ END
             "{said}"
         );
     }
+
+    #[test]
+    fn who_removes_the_package_is_told_of_machines_that_still_run() {
+        let said = succeeds(
+            r#"
+            prerm remove
+            echo 'none yet' >&2
+            cd /mnt
+            # What a machine's process is called: the shell reads its script from a file.
+            mkfifo sandbox
+            (exec -a podvisor /bin/sh sandbox 0123abcd) &
+            machine=$!
+            # Waits until the shell has begun to read it.
+            exec 3> sandbox
+            prerm upgrade 0.2.0
+            echo 'no warning yet' >&2
+            prerm remove
+            echo "its number is $machine." >&2
+            "#,
+        );
+        let (before, after) = said.split_once("\nno warning yet\n").unwrap();
+        assert!(!before.contains("WARNING"), "{said}");
+        let number = after.split("its number is ").last().unwrap();
+        let number = number.split('.').next().unwrap();
+        assert!(after.contains("podvisor: WARNING"), "{said}");
+        assert!(
+            after.contains(&format!("in them: kill {number}\n")),
+            "{said}"
+        );
+    }
 }
