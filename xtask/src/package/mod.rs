@@ -83,10 +83,6 @@ fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
             "usr/lib/systemd/system/podvisor.service",
         ),
         ("modules.conf", "usr/lib/modules-load.d/podvisor.conf"),
-        (
-            "runtimeclass.yaml",
-            "usr/share/doc/podvisor/runtimeclass.yaml",
-        ),
     ] {
         tree.copy(&deploy.join(file), place, 0o644)?;
     }
@@ -108,16 +104,7 @@ fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
     tree.compress(&manual)?;
 
     let documents = "usr/share/doc/podvisor";
-    // The first page's links lead to the others as they do in the source.
-    let pages = fs::read_dir(paths::root().join("docs")).context("docs/ cannot be read")?;
-    let mut files = vec![PathBuf::from("README.md"), PathBuf::from("CHANGELOG.md")];
-    for page in pages {
-        let page = Path::new("docs").join(page.context("docs/ cannot be read")?.file_name());
-        if page.extension().is_some_and(|end| end == "md") {
-            files.push(page);
-        }
-    }
-    for file in files {
+    for file in self::documents()? {
         let place = format!("{documents}/{}", file.display());
         tree.copy(&paths::root().join(&file), &place, 0o644)?;
     }
@@ -129,6 +116,27 @@ fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
         &format!("{documents}/third-party-licences"),
         &licences::third_party()?,
     )
+}
+
+/// What of the source there is to read, where its links lead from one to the other.
+fn documents() -> Result<Vec<PathBuf>> {
+    let mut files = vec![PathBuf::from("README.md"), PathBuf::from("CHANGELOG.md")];
+    for (directory, ends) in [
+        ("docs", &["md"][..]),
+        ("docs/adr", &["md"]),
+        ("deploy", &["md", "yaml"]),
+        ("benches/results", &["md", "json", "svg"]),
+    ] {
+        let failed = || format!("{directory}/ cannot be read");
+        for entry in fs::read_dir(paths::root().join(directory)).with_context(failed)? {
+            let file = Path::new(directory).join(entry.with_context(failed)?.file_name());
+            let end = file.extension().and_then(|end| end.to_str());
+            if end.is_some_and(|end| ends.contains(&end)) {
+                files.push(file);
+            }
+        }
+    }
+    Ok(files)
 }
 
 /// Puts each kernel where podvisor looks for it, and its configuration beside the documents.
@@ -204,4 +212,37 @@ fn time() -> Result<String> {
             .current_dir(paths::root()),
     )
     .context("the time of the last commit is not known: set SOURCE_DATE_EPOCH")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where a page's relative links lead, without what is wanted of a page there.
+    fn links(text: &str) -> impl Iterator<Item = &str> {
+        let targets = text.split("](").skip(1);
+        let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
+        targets.filter(|target| !target.is_empty() && !target.contains("://"))
+    }
+
+    #[test]
+    fn the_links_of_installed_pages_lead_to_what_is_installed() {
+        let documents = documents().unwrap();
+        let mut count = 0;
+        for page in documents
+            .iter()
+            .filter(|page| page.extension() == Some("md".as_ref()))
+        {
+            let text = fs::read_to_string(paths::root().join(page)).unwrap();
+            for link in links(&text) {
+                let target = paths::root().join(page.parent().unwrap()).join(link);
+                let target = target.canonicalize().unwrap_or(target);
+                let target = target.strip_prefix(paths::root().canonicalize().unwrap());
+                let is_there = target.is_ok_and(|target| documents.iter().any(|d| d == target));
+                assert!(is_there, "{}: {link}", page.display());
+                count += 1;
+            }
+        }
+        assert!(count > 20, "{count}");
+    }
 }
