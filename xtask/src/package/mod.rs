@@ -245,4 +245,26 @@ mod tests {
         }
         assert!(count > 20, "{count}");
     }
+
+    /// What the unit says in a section, without comments.
+    fn unit(section: &str) -> Vec<String> {
+        let text = fs::read_to_string(paths::root().join("deploy/podvisor.service")).unwrap();
+        let lines = text
+            .lines()
+            .skip_while(|line| *line != format!("[{section}]"));
+        let lines = lines.skip(1).take_while(|line| !line.starts_with('['));
+        lines.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_daemon_is_started_before_kubelets_and_never_given_up() {
+        let has = |section: &str, line: &str| unit(section).iter().any(|have| have == line);
+        assert!(has("Unit", "StartLimitIntervalSec=0"));
+        assert!(has(
+            "Unit",
+            "Before=kubelet.service k3s.service k3s-agent.service"
+        ));
+        assert!(has("Service", "Restart=always"));
+        assert!(has("Service", "KillMode=process"));
+    }
 }
