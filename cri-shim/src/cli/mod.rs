@@ -100,10 +100,10 @@ struct Globals {
     #[arg(global = true)]
     root: Option<PathBuf>,
 
-    /// How much is logged to stderr
-    #[arg(long, value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn)]
+    /// How much is logged to stderr [default: warn; info for `serve`]
+    #[arg(long, value_name = "LEVEL", value_enum)]
     #[arg(global = true)]
-    log_level: LogLevel,
+    log_level: Option<LogLevel>,
 
     /// Format of log lines
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
@@ -263,11 +263,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error, &arguments),
     };
-    let level = match &cli.command {
-        Command::Sandbox(_) => LogLevel::Info,
-        _ => cli.globals.log_level,
-    };
-    log::to_stderr(level, cli.globals.log_format);
+    log::to_stderr(level(&cli), cli.globals.log_format);
     let failure = match &cli.command {
         Command::Run(_) | Command::Exec(_) | Command::Debug(_) | Command::Attach(_) => RUN_FAILURE,
         _ => FAILURE,
@@ -321,6 +317,15 @@ pub fn main() -> ExitCode {
             report(&error);
             ExitCode::from(failure)
         }
+    }
+}
+
+/// How much is logged. A daemon's log is where one looks for what became of a pod.
+fn level(cli: &Cli) -> LogLevel {
+    match (&cli.command, cli.globals.log_level) {
+        (Command::Sandbox(_), _) | (Command::Serve(_), None) => LogLevel::Info,
+        (_, Some(level)) => level,
+        (_, None) => LogLevel::Warn,
     }
 }
 
@@ -569,6 +574,17 @@ mod tests {
             "/h/.local/share/podvisor",
         );
         assert_eq!(default_root(false, None, None), None);
+    }
+
+    #[test]
+    fn a_daemon_logs_more_than_a_command_unless_it_is_told_how_much() {
+        let level = |line: &str| level(&Cli::try_parse_from(line.split(' ')).unwrap());
+        assert_eq!(level("podvisor serve"), LogLevel::Info);
+        assert_eq!(level("podvisor serve --log-level warn"), LogLevel::Warn);
+        assert_eq!(level("podvisor --log-level debug serve"), LogLevel::Debug);
+        assert_eq!(level("podvisor version"), LogLevel::Warn);
+        assert_eq!(level("podvisor version --log-level info"), LogLevel::Info);
+        assert_eq!(level("podvisor sandbox 1 --log-level off"), LogLevel::Info);
     }
 
     #[test]

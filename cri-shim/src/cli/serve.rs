@@ -240,7 +240,7 @@ mod tests {
     fn merged(args: &ServeArgs, file: &str) -> ServeConfig {
         let globals = Globals {
             root: Some("/root-of-test".into()),
-            log_level: super::super::LogLevel::Warn,
+            log_level: None,
             log_format: crate::cli::LogFormat::Text,
         };
         let mut file = Settings::parse(file).unwrap();
