@@ -180,6 +180,43 @@ async fn a_settings_file_adds_handlers_and_health_and_metrics_are_served() {
 }
 
 #[tokio::test]
+async fn a_handler_without_its_kernel_is_left_out_and_the_others_are_ready() {
+    let (mut daemon, _guest) = Daemon::without_guests(&[]);
+    daemon.end(Signal::TERM);
+    let (file, kernel) = (daemon.path("config.toml"), daemon.path("vmlinux-other"));
+    let text = format!(
+        "[handlers.other]\nkernel = {:?}\n",
+        kernel.display().to_string()
+    );
+    fs::write(&file, text).unwrap();
+    daemon.arguments = vec!["--config".to_owned(), file.display().to_string()];
+    daemon.start();
+    let mut runtime = daemon.runtime().await;
+    let mut status = async || {
+        let status = runtime.status(StatusRequest::default()).await.unwrap();
+        let status = status.into_inner();
+        let mut conditions = status.status.unwrap().conditions.into_iter();
+        let ready = conditions.find(|c| c.r#type == "RuntimeReady");
+        let handlers = status.runtime_handlers.into_iter().map(|h| h.name);
+        (ready.unwrap().message, handlers.collect::<Vec<_>>())
+    };
+    // Of a machine without KVM it says so.
+    let (fault, handlers) = status().await;
+    assert!(!fault.contains("vmlinux-other"), "{fault}");
+    assert_eq!(handlers, ["", "podvisor"]);
+    let mut request = run(pod("other"));
+    request.runtime_handler = "other".to_owned();
+    let mut other = daemon.runtime().await;
+    let refused = other.run_pod_sandbox(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    for part in ["\"other\"", kernel.to_str().unwrap(), "is missing"] {
+        assert!(refused.message().contains(part), "{refused}");
+    }
+    fs::write(&kernel, "a kernel").unwrap();
+    assert_eq!(status().await.1, ["", "podvisor", "other"]);
+}
+
+#[tokio::test]
 async fn it_may_open_as_many_files_as_the_node_allows() {
     let (daemon, _guest) = Daemon::without_guests(&["prlimit", "--nofile=512:2048"]);
     let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).unwrap();

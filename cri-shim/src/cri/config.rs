@@ -77,6 +77,15 @@ impl ServeConfig {
         }
     }
 
+    /// Names of the runtime handlers whose pods can be run, as far as their kernels say, after the
+    /// default's two: without that one's kernel the node is not ready.
+    pub(super) fn usable_handlers(&self) -> impl Iterator<Item = &str> {
+        let named = self.handlers.iter();
+        let usable = named.filter(|(_, guest)| guest.kernel.exists());
+        let usable = usable.map(|(name, _)| name.as_str());
+        ["", HANDLER].into_iter().chain(usable)
+    }
+
     /// Names of all runtime handlers, the default's two first.
     pub(super) fn handler_names(&self) -> impl Iterator<Item = &str> {
         let named = self.handlers.keys().map(String::as_str);

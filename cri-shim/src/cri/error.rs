@@ -83,6 +83,18 @@ pub(crate) enum CriError {
         /// Who has it.
         id: String,
     },
+    /// The guests of a runtime handler have no kernel.
+    #[error(
+        "no pod of the runtime handler {handler:?} can be run: the kernel of its guests, {}, is \
+         missing; put it there, or change `kernel` in the settings and restart podvisor",
+        .kernel.display()
+    )]
+    NoKernel {
+        /// The handler's name.
+        handler: String,
+        /// The file.
+        kernel: PathBuf,
+    },
     /// Not in the state that the call is for.
     #[error("{kind} {id} is {state}; {wanted}")]
     WrongState {
@@ -237,7 +249,9 @@ impl CriError {
             | Self::Spec(_) => Code::InvalidArgument,
             Self::NotFound { .. } | Self::NoImage { .. } => Code::NotFound,
             Self::NameTaken { .. } => Code::AlreadyExists,
-            Self::WrongState { .. } | Self::StateOwned { .. } => Code::FailedPrecondition,
+            Self::NoKernel { .. } | Self::WrongState { .. } | Self::StateOwned { .. } => {
+                Code::FailedPrecondition
+            }
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::NoRoom { .. } | Self::Keeps { .. } => Code::ResourceExhausted,
             Self::Streams(StreamingError::Invalid(_)) => Code::InvalidArgument,

@@ -304,6 +304,12 @@ impl Node {
         let sandboxes = config.state.join(SANDBOXES);
         private_dir(&sandboxes)?;
         volumes::make_private(&sandboxes)?;
+        for (handler, guest) in &config.handlers {
+            if !guest.kernel.exists() {
+                let kernel = guest.kernel.display();
+                warn!(handler, %kernel, "pods of the handler are refused: its kernel is missing");
+            }
+        }
         Ok(Self {
             store: Store::open(config.root.join("images"))?,
             cni: Cni::open(config.cni.clone())?,
@@ -320,13 +326,11 @@ impl Node {
         })
     }
 
-    /// Why no pod can be run; none when pods can.
+    /// Why no pod can be run; none when those of the default runtime handler can.
     pub(super) fn runtime_fault(&self) -> Option<String> {
-        let config = &self.config;
-        let guests = [&config.guest].into_iter().chain(config.handlers.values());
-        let kernels = guests.map(|guest| guest.kernel.as_path());
-        let others = [config.initramfs.as_path(), Path::new("/dev/kvm")];
-        let missing = kernels.chain(others).find(|path| !path.exists())?;
+        let (kernel, initramfs) = (&self.config.guest.kernel, &self.config.initramfs);
+        let needed = [kernel, initramfs, Path::new("/dev/kvm")];
+        let missing = needed.into_iter().find(|path| !path.exists())?;
         let path = missing.display();
         Some(format!("{path} is missing; `podvisor check` says more"))
     }

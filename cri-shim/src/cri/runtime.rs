@@ -105,7 +105,7 @@ impl RuntimeService for Runtime {
                 conditions: self.conditions().await,
             }),
             info,
-            runtime_handlers: self.node.config.handler_names().map(handler).collect(),
+            runtime_handlers: self.node.config.usable_handlers().map(handler).collect(),
             features: Some(RuntimeFeatures {
                 supplemental_groups_policy: true,
             }),

@@ -12,7 +12,7 @@ use super::bounds::PodBounds;
 use super::{cgroup, quantity};
 use crate::bind::pass_on_mounts;
 use crate::cni::{self, Capabilities, PodIdentity};
-use crate::cri::config::GuestSettings;
+use crate::cri::config::{GuestSettings, HANDLER};
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Given, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
@@ -28,7 +28,17 @@ impl Node {
     ) -> Result<String> {
         let config = request.config.clone().unwrap_or_default();
         check(&config)?;
-        self.guest(&request.runtime_handler)?;
+        let guest = self.guest(&request.runtime_handler)?;
+        if !guest.kernel.exists() {
+            let handler = match request.runtime_handler.as_str() {
+                "" => HANDLER,
+                name => name,
+            };
+            return Err(CriError::NoKernel {
+                handler: handler.to_owned(),
+                kernel: guest.kernel.clone(),
+            });
+        }
         let id = random_id().map_err(CriError::host("make up an id"))?;
         let record = PodRecord {
             id: id.clone(),
