@@ -132,7 +132,8 @@ impl Default for Sizes {
 
 impl Sizes {
     /// Bytes of memory for a pod of such limits, overhead and bounds, whose containers have limits
-    /// of `containers` bytes in all.
+    /// of `containers` bytes in all: whole MiB, and no more than these come to, so that an overhead
+    /// which has room for the machine has so with any limit.
     pub(super) fn memory(&self, pod: &PodSandboxConfig, bounds: PodBounds, containers: u64) -> u64 {
         let linux = pod.linux.as_ref();
         let limit = |resources: Option<&LinuxContainerResources>| resources.map_or(0, memory_limit);
@@ -140,7 +141,7 @@ impl Sizes {
         let overhead = limit(linux.and_then(|linux| linux.overhead.as_ref()));
         let base = overhead.saturating_sub(MEMORY_OVERHEAD).max(self.memory);
         let memory = base.saturating_add(bounds.memory.limit(own.max(containers)));
-        memory.checked_next_multiple_of(1 << 20).unwrap_or(u64::MAX)
+        memory - memory % (1 << 20)
     }
 
     /// vCPUs for a pod of such limits and bounds, whose containers have limits of `containers`
@@ -190,6 +191,7 @@ mod tests {
     use k8s_cri::v1::LinuxPodSandboxConfig;
 
     use super::*;
+    use crate::sandbox::MachineLimits;
 
     const UNKNOWN: PodBounds = PodBounds {
         memory: Bound::Unknown,
@@ -220,7 +222,7 @@ mod tests {
             (1, 256 << 20)
         );
         assert_eq!(sizes.of_pod(&pod(0, 0), UNKNOWN), (1, 256 << 20));
-        assert_eq!(sizes.of_pod(&pod(150_000, 1), UNKNOWN), (2, 257 << 20));
+        assert_eq!(sizes.of_pod(&pod(150_000, 1), UNKNOWN), (2, 256 << 20));
         assert_eq!(
             sizes.of_pod(&pod(50_000, 1 << 30), UNKNOWN),
             (1, 1280 << 20)
@@ -277,7 +279,7 @@ mod tests {
         assert_eq!(memory(0), 320 << 20);
         assert_eq!(memory(64 << 20), 320 << 20);
         assert_eq!(memory(100 << 20), 356 << 20);
-        assert_eq!(memory(u64::MAX), u64::MAX);
+        assert_eq!(memory(u64::MAX), u64::MAX >> 20 << 20);
     }
 
     #[test]
@@ -315,5 +317,26 @@ mod tests {
         overhead.memory_limit_in_bytes = 1 << 30;
         let memory = (64 << 20) + (1 << 30) - MEMORY_OVERHEAD;
         assert_eq!(sizes.of_pod(&pod, UNKNOWN), (1, memory));
+    }
+
+    #[test]
+    fn the_recommended_overhead_has_room_for_machines_of_limits_that_are_no_whole_mib() {
+        let overhead = 352 << 20;
+        for limit in [1, 100_000_000, 500_000_000, 1_000_000_000, 1 << 30] {
+            let mut pod = pod(100_000, limit);
+            pod.linux.as_mut().unwrap().overhead = Some(LinuxContainerResources {
+                memory_limit_in_bytes: overhead,
+                ..Default::default()
+            });
+            // The kernel keeps limits by whole pages.
+            let group = u64::try_from(limit + overhead).unwrap() >> 12 << 12;
+            let within = Bound::At(group - u64::try_from(overhead).unwrap());
+            for memory in [Bound::Unknown, within] {
+                let bounds = PodBounds { memory, ..UNKNOWN };
+                let (vcpus, memory) = Sizes::default().of_pod(&pod, bounds);
+                let machine = MachineLimits { vcpus, memory }.memory_max();
+                assert!(machine <= group, "{limit}: {machine} in {group}");
+            }
+        }
     }
 }
