@@ -44,15 +44,15 @@ fn check(options: &NamespaceOption) -> Result<(), SpecFault> {
     if is(options.network, NamespaceMode::Node) {
         return Err(SpecFault::Refused {
             field: "namespace_options.network (hostNetwork)",
-            reason: "a virtual machine has a network of its own; run this pod with another \
-                     runtime class",
+            reason: "a virtual machine has a network of its own; run this pod on a node with \
+                     another runtime (by its nodeAffinity, say)",
         });
     }
     if is(options.ipc, NamespaceMode::Node) {
         return Err(SpecFault::Refused {
             field: "namespace_options.ipc (hostIPC)",
             reason: "a virtual machine shares no memory with the host's processes; run this \
-                     pod with another runtime class",
+                     pod on a node with another runtime (by its nodeAffinity, say)",
         });
     }
     for (field, mode) in [

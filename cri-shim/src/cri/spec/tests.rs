@@ -343,12 +343,15 @@ fn what_a_virtual_machine_cannot_share_is_refused_by_name() {
     };
     let node = i32::from(NamespaceMode::Node);
     let none = NamespaceOption::default;
+    let network = refused(NamespaceOption {
+        network: node,
+        ..none()
+    });
+    assert!(network.contains("hostNetwork"), "{network}");
+    // A kubelet has one runtime: another class would be refused, too.
     assert!(
-        refused(NamespaceOption {
-            network: node,
-            ..none()
-        })
-        .contains("hostNetwork")
+        network.contains("on a node with another runtime"),
+        "{network}"
     );
     assert!(
         refused(NamespaceOption {
