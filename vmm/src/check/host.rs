@@ -1,16 +1,25 @@
-//! What sandboxes use of the host beside KVM.
+//! The host's kernel, and what sandboxes use of the host beside KVM.
 
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::Path;
+
+use rustix::system::uname;
 
 use super::{Item, Status};
 
 /// Below this a single small guest is tight.
 const MEMORY_LOW_KIB: u64 = 512 * 1024;
 
-/// Reports on networking, cgroups, huge pages and memory.
+/// The oldest Linux that podvisor is made for.
+const LINUX: (u32, u32) = (6, 1);
+
+/// The first Linux that gives mounts their attributes before they are anywhere (`mount_setattr`).
+const MOUNT_ATTRIBUTES: (u32, u32) = (5, 12);
+
+/// Reports on the kernel, networking, cgroups, huge pages and memory.
 pub(super) fn check(items: &mut Vec<Item>) {
+    items.push(linux(&uname().release().to_string_lossy()));
     let tun = OpenOptions::new()
         .read(true)
         .write(true)
@@ -21,6 +30,29 @@ pub(super) fn check(items: &mut Vec<Item>) {
     items.push(huge_pages(thp.ok().as_deref()));
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     items.push(memory(&meminfo));
+}
+
+/// A release looks like `6.1.0-13-amd64`.
+fn linux(release: &str) -> Item {
+    const NAME: &str = "Linux";
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next()?.parse::<u32>().ok();
+    let (status, found) = match (number(), number()) {
+        (Some(major), Some(minor)) if (major, minor) >= LINUX => return Item::ok(NAME, release),
+        (Some(major), Some(minor)) if (major, minor) < MOUNT_ATTRIBUTES => (
+            Status::Missing,
+            format!("{release}: no volumes (mount_setattr), and older than what podvisor is for"),
+        ),
+        (Some(_), Some(_)) => (
+            Status::Warning,
+            format!("{release}: older than what podvisor is made for and tested with"),
+        ),
+        _ => (
+            Status::Warning,
+            format!("{release:?}: not a release that is known"),
+        ),
+    };
+    Item::bad(NAME, status, found, "boot Linux 6.1 or newer")
 }
 
 fn tun_device(opened: io::Result<()>) -> Item {
@@ -125,6 +157,28 @@ fn memory(meminfo: &str) -> Item {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_old_kernel_is_named_with_what_it_costs() {
+        let status = |release| linux(release).status;
+        for new in ["6.1", "6.1.0-13-amd64", "6.18.44-rc1", "10.0.0"] {
+            assert_eq!(status(new), Status::Ok, "{new}");
+        }
+        for old in [
+            "6.0.19",
+            "5.12.0",
+            "5.15.0-91-generic",
+            "5.14.0-362.el9",
+            "x",
+            "",
+        ] {
+            assert_eq!(status(old), Status::Warning, "{old}");
+        }
+        let item = linux("4.18.0-513.el8.x86_64");
+        assert_eq!(item.status, Status::Missing);
+        assert!(item.found.contains("volumes"), "{}", item.found);
+        assert!(item.remedy.unwrap().contains("6.1"));
+    }
 
     #[test]
     fn the_chosen_huge_page_mode_is_the_one_in_brackets() {
