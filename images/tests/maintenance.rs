@@ -152,6 +152,20 @@ fn looking_writes_nothing_and_a_crash_s_rest_is_repaired() {
 }
 
 #[test]
+fn an_image_that_is_used_again_and_again_is_written_down_once() {
+    let test = TestStore::new();
+    let image = load(&test, "a");
+    let database = test.dir.path().join("store.redb");
+    let before = std::fs::read(&database).unwrap();
+    for _ in 0..2 {
+        test.store.note_use(&image).unwrap();
+    }
+    assert!(std::fs::read(&database).unwrap() == before);
+    test.store.touch("a").unwrap();
+    assert!(std::fs::read(&database).unwrap() != before);
+}
+
+#[test]
 fn files_stay_while_somebody_saves_and_go_when_that_ends() {
     let test = TestStore::new();
     load(&test, "a");

@@ -9,7 +9,10 @@ use super::database::{self, Change, Contents, Name, Record};
 use super::lookup::{canonical, find};
 use super::{Inner, Removed, Store};
 use crate::error::parse_reference;
-use crate::{Digest, Error, Result};
+use crate::{Digest, Error, Image, Result};
+
+/// A use so soon after another need not be noted.
+const USE_NOTED: Duration = Duration::from_secs(3600);
 
 /// Which images [`Store::prune`] takes. Pinned images and those in use always stay.
 #[derive(Clone, Debug, Default)]
@@ -105,6 +108,18 @@ impl Store {
         })
     }
 
+    /// As [`Self::touch`], for who uses an image again and again: that writes to the disk, so not
+    /// when a use has been noted within the last hour, as `image` has it.
+    ///
+    /// # Errors
+    /// As [`Self::touch`].
+    pub fn note_use(&self, image: &Image) -> Result<()> {
+        match is_noted(image.used()) {
+            true => Ok(()),
+            false => self.touch(&image.id().to_string()),
+        }
+    }
+
     fn change(
         &self,
         image: &str,
@@ -161,6 +176,12 @@ impl Store {
     }
 }
 
+/// Whether a use that was noted then says enough of one now. One in the future was noted before the
+/// clock was set back.
+fn is_noted(used: SystemTime) -> bool {
+    used.elapsed().is_ok_and(|age| age < USE_NOTED)
+}
+
 fn candidates(contents: &Contents, prune: &Prune) -> Vec<Digest> {
     let tagged: HashSet<Digest> = contents
         .names
@@ -207,5 +228,17 @@ impl Inner {
             }
         }
         Ok(usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_is_noted_once_an_hour() {
+        let now = SystemTime::now();
+        assert!(is_noted(now) && is_noted(now - USE_NOTED / 2));
+        assert!(!is_noted(now - USE_NOTED) && !is_noted(now + USE_NOTED));
     }
 }

@@ -37,9 +37,6 @@ pub(super) use make::{MachineOptions, keep_etc_files, launch_machine, now};
 
 const SIGKILL: u8 = 9;
 
-/// A use so soon after another need not be noted.
-const USE_NOTED: Duration = Duration::from_secs(3600);
-
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     if args.tty && args.interactive && !args.detach && !terminal::is_terminal(std::io::stdin()) {
         anyhow::bail!(
@@ -143,11 +140,9 @@ async fn image(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled> {
     pull(store, name, options, progress).await
 }
 
-/// Tells the store that the image was used, for pruning to see. That writes to the disk, so not for
-/// each run.
+/// Tells the store that the image was used, for pruning to see.
 fn note_use(store: &Store, image: &Image) {
-    let is_new = image.used().elapsed().is_ok_and(|age| age < USE_NOTED);
-    if !is_new && let Err(error) = store.touch(&image.id().to_string()) {
+    if let Err(error) = store.note_use(image) {
         debug!(%error, "the use of the image is not noted");
     }
 }

@@ -216,7 +216,7 @@ impl Node {
             self.give_back(pod).await;
             return Err(error);
         }
-        if let Err(error) = in_place(|| self.store.touch(&new.image.id().to_string())) {
+        if let Err(error) = in_place(|| self.store.note_use(&new.image)) {
             debug!(%error, "the use of the image is not noted");
         }
         self.weigh(pod);
