@@ -105,7 +105,11 @@ fn scan(sys_block: &Path, serial: &str) -> Option<PathBuf> {
                     name.starts_with(MEMORY_DEVICE) && starts_at(&entry.path(), address)
                 }
                 None => {
+                    // An empty slot is not asked for its serial, which is a request to the disk.
+                    // Once that is the right one, the size may still have been of another image
+                    // in the same slot.
                     name.starts_with("vd")
+                        && is_filled(&entry.path())
                         && read_serial(&entry.path())?.trim_end() == serial
                         && is_filled(&entry.path())
                 }
@@ -143,6 +147,11 @@ fn read_serial(disk: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+    use std::io::Write as _;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     #[test]
@@ -174,6 +183,29 @@ mod tests {
         assert_eq!(scan(sys.path(), "img2"), None);
         assert_eq!(scan(sys.path(), "empty"), None);
         assert_eq!(scan(&sys.path().join("none"), "img1"), None);
+    }
+
+    #[test]
+    fn an_empty_disk_is_not_asked_for_its_serial() {
+        let sys = tempfile::tempdir().unwrap();
+        let disk = sys.path().join("vda");
+        fs::create_dir(&disk).unwrap();
+        fs::write(disk.join("size"), "1\n").unwrap();
+        // Who reads it takes away what is in it.
+        let serial = disk.join("serial");
+        mknodat(CWD, &serial, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let mut pipe = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&serial)
+            .unwrap();
+        let text = [b'x'; SERIAL_BYTES + 2];
+        pipe.write_all(&text).unwrap();
+        assert_eq!(scan(sys.path(), "img1"), None);
+        assert_eq!(
+            rustix::io::ioctl_fionread(&pipe).unwrap(),
+            text.len() as u64
+        );
     }
 
     #[test]
