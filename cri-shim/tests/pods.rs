@@ -392,6 +392,33 @@ async fn plugins_that_look_at_a_pods_network_are_gone_when_it_is_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pods_network_is_undone_while_its_machine_is_taken_apart_and_its_volumes_after() {
+    let mut node = Node::ended(2).await;
+    let script = "case $CNI_COMMAND in DEL) echo >deleted;; esac";
+    node.daemon.add_made_network(POD, script);
+    node.daemon.start();
+    let volume = node.daemon.path("volume");
+    fs::create_dir(&volume).unwrap();
+    node.create("a", Some(&volume)).await;
+    let deleted = node.daemon.path("plugin/deleted");
+    node.hold("linger");
+    node.hold("Shutdown");
+    let ends = async {
+        until(async || node.asked("Shutdown") == 1).await;
+        assert!(!deleted.exists());
+        node.let_go("Shutdown");
+        until(async || deleted.exists()).await;
+        assert_eq!(node.mounts().len(), 1);
+        assert_eq!(node.pod_state().await, PodSandboxState::SandboxReady);
+        node.let_go("linger");
+    };
+    tokio::join!(node.stop(), ends);
+    assert_eq!(node.mounts(), [""; 0]);
+    assert_eq!(node.pod_state().await, PodSandboxState::SandboxNotready);
+    assert!(node.process_ended().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ends_that_a_killed_daemon_had_not_noted_are_noted_by_the_next_one() {
     let mut node = Node::new(2).await;
     let id = node.create("a", None).await;

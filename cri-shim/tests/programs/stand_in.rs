@@ -8,12 +8,15 @@
 //! - with `lose-exits` nobody is told of exits,
 //! - `grown` is what the guest has beyond its first memory, in bytes, whatever it is asked for,
 //! - with `short` the guest is short of memory, which is told once and removes the file,
+//! - with `linger` its machine has ended once it was asked for that, and the process itself ends
+//!   when that file is gone,
 //! - `running` has ids of containers, a line each, that run from the beginning,
 //! - calls are written to `calls`, a line each, before they are held back.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
@@ -38,6 +41,7 @@ enum State {
 
 #[derive(Debug)]
 struct Process {
+    socket: PathBuf,
     directory: PathBuf,
     version: u32,
     containers: Containers,
@@ -46,13 +50,15 @@ struct Process {
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let mut next = || arguments.next().expect("an argument");
-    let listener = UnixListener::bind(next()).expect("a socket");
+    let socket = PathBuf::from(next());
+    let listener = UnixListener::bind(&socket).expect("a socket");
     let directory = PathBuf::from(next());
     let version = next().parse().expect("a version");
     let running = fs::read_to_string(directory.join("running")).unwrap_or_default();
     let running = running.lines().map(|id| (id.to_owned(), State::Running));
     let containers = Containers(Mutex::new(running.collect()), Condvar::new());
     let process = Arc::new(Process {
+        socket,
         directory,
         version,
         containers,
@@ -96,6 +102,7 @@ impl Process {
                 // Whoever asked may be gone.
                 let _ = write(&replies, &reply);
                 if name == "Shutdown" {
+                    process.linger(&replies);
                     std::process::exit(0);
                 }
             });
@@ -160,6 +167,23 @@ impl Process {
             _ => json!("Done"),
         };
         Some(json!({ "Ok": done }))
+    }
+
+    /// Takes the machine apart for a while: it has ended, as the process has written down before it
+    /// closed the connection.
+    fn linger(&self, connection: &Mutex<UnixStream>) {
+        let file = self.directory.join("linger");
+        if !file.exists() {
+            return;
+        }
+        let record = json!({ "exit": "PoweredOff", "containers": [] });
+        fs::write(self.socket.with_file_name("exit.json"), record.to_string())
+            .expect("a file that can be written");
+        let connection = connection.lock().expect("a thread panicked");
+        connection.shutdown(Shutdown::Both).expect("a connection");
+        while file.exists() {
+            thread::sleep(LOOK);
+        }
     }
 
     fn note(&self, line: &str) {

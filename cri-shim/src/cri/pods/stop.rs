@@ -1,5 +1,6 @@
 //! The end of a pod sandbox.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -131,11 +132,33 @@ impl Node {
             self.note_end(pod, &exit);
         }
         let was_ready = pod.phase() == PodPhase::Ready;
-        if let Ok(client) = pod.client() {
-            self.kill_all(pod, &client).await;
-            shut_down(&client).await?;
+        let Ok(client) = pod.client() else {
+            let released = self.note_stop(pod, was_ready);
+            self.detach(pod).await?;
+            return released;
+        };
+        self.kill_all(pod, &client).await;
+        let mut shut_down = pin!(shut_down(&client));
+        let is_gone = tokio::select! {
+            biased;
+            gone = &mut shut_down => gone.map(|()| true)?,
+            _ = client.machine_ended() => false,
+        };
+        // The guest needs no network any more, while its process takes the machine apart.
+        let stopped = async {
+            if !is_gone {
+                shut_down.await?;
+            }
             pod.set_client(None);
-        }
+            self.note_stop(pod, was_ready)
+        };
+        let (stopped, detached) = tokio::join!(stopped, self.detach(pod));
+        detached?;
+        stopped
+    }
+
+    /// Notes that a pod whose machine is gone is stopped, and takes its volumes away.
+    fn note_stop(self: &Arc<Self>, pod: &Arc<Pod>, was_ready: bool) -> Result<()> {
         self.lose_containers(pod);
         self.note_pod(pod, |record| {
             if matches!(record.phase, PodPhase::Ready | PodPhase::Creating) {
@@ -147,9 +170,7 @@ impl Node {
             info!(pod = pod.id, "the pod sandbox is stopped");
         }
         // Who asked for the end unmounts next where they come from.
-        let released = self.release_volumes(pod);
-        self.detach(pod).await?;
-        released
+        self.release_volumes(pod)
     }
 
     /// Undoes a pod's network.
