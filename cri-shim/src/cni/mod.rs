@@ -10,8 +10,8 @@
 //! Whether the node's plugins take pods by now is asked in [`status`], where they can say so.
 //! Who asks chooses the network: the node's, another one of the directory by its name, or the
 //! one that podvisor brings itself ([`nat`]). [`guest`] says all this in the terms of a sandbox,
-//! and [`resolver`] in those of files of `/etc`. Nothing here knows the Container Runtime Interface
-//! or the command line.
+//! [`launch`] has its machine start meanwhile, and [`resolver`] says it in those of files of
+//! `/etc`. Nothing here knows the Container Runtime Interface or the command line.
 
 mod cache;
 mod chain;
@@ -20,6 +20,7 @@ mod counters;
 mod error;
 mod guest;
 mod join;
+mod launch;
 pub(crate) mod nat;
 mod netns;
 mod plugin;
@@ -50,6 +51,7 @@ pub(crate) use error::CniError;
 pub(crate) use join::Attachment;
 #[cfg(test)]
 pub(crate) use join::Route;
+pub(crate) use launch::BeginError;
 pub(crate) use prefix::Prefix;
 pub(crate) use result::{Dns, Endpoint};
 
@@ -193,8 +195,9 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     /// The taps, for a machine that starts meanwhile.
-    pub(crate) fn taps(&self) -> io::Result<Vec<OwnedFd>> {
-        self.taps.iter().map(OwnedFd::try_clone).collect()
+    fn taps(&self) -> Result<Vec<OwnedFd>, CniError> {
+        let taps: io::Result<_> = self.taps.iter().map(OwnedFd::try_clone).collect();
+        taps.map_err(CniError::io("keep open a tap by", tap::TUN))
     }
 }
 

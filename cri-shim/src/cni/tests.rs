@@ -19,6 +19,7 @@ use tempfile::TempDir;
 
 use super::plugin::write_script;
 use super::*;
+use crate::sandbox::{LaunchConfig, SandboxError};
 
 /// Bytes before each frame: `struct virtio_net_hdr` without the number of buffers.
 const VNET_HEADER: usize = 10;
@@ -328,6 +329,40 @@ fn a_plugin_that_failed_is_undone_by_what_the_one_before_it_answered() {
             let address = &config["prevResult"]["ips"][0]["address"];
             assert_eq!(address, "10.0.0.7/8", "{told}");
         }
+        assert!(world.is_clean());
+    });
+}
+
+#[test]
+fn plugins_that_began_beside_a_machine_get_done_though_it_fails() {
+    in_host(async || {
+        let data = tempfile::tempdir().unwrap();
+        let ranges = json!([[{"subnet": "10.88.7.0/24"}]]);
+        let world = World::new(&bridge(data.path().to_str().unwrap(), &ranges));
+        let begin = async || {
+            let prepared = world.cni.prepare("pod0").unwrap();
+            // No directory of a sandbox: nothing is started.
+            let config = |nics| LaunchConfig {
+                nics,
+                ..LaunchConfig::new("pod0", "relative", "kernel", "initramfs")
+            };
+            let (cni, pod) = (&world.cni, pod());
+            let begun = cni.begin(&pod, Capabilities::new(), prepared, config);
+            begun.await.unwrap_err()
+        };
+        let error = begin().await;
+        let BeginError::Machine(SandboxError::Dir { .. }) = error else {
+            panic!("{error}");
+        };
+        let endpoint = world.cni.endpoint("pod0").unwrap().unwrap();
+        assert_eq!(endpoint.addresses.len(), 1);
+        world.cni.detach("pod0").await.unwrap();
+        assert!(world.is_clean());
+
+        // The other way round nothing is left to undo.
+        world.script("bridge", "[ $CNI_COMMAND = DEL ]");
+        let error = begin().await;
+        assert!(matches!(error, BeginError::Network(_)), "{error}");
         assert!(world.is_clean());
     });
 }

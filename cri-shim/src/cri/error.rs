@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 
 use super::spec::SpecFault;
 use super::state::StateError;
-use crate::cni::CniError;
+use crate::cni::{BeginError, CniError};
 use crate::sandbox::{RefusalKind, SandboxError};
 use crate::streaming::{StreamingError, TokenError};
 
@@ -317,6 +317,15 @@ fn image_code(error: &podvisor_images::Error) -> Code {
         Error::Signature(_) => Code::PermissionDenied,
         error if error.is_retryable() => Code::Unavailable,
         _ => Code::Unknown,
+    }
+}
+
+impl From<BeginError> for CriError {
+    fn from(error: BeginError) -> Self {
+        match error {
+            BeginError::Network(error) => error.into(),
+            BeginError::Machine(error) => error.into(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use k8s_cri::v1::{PodSandboxConfig, Protocol, RunPodSandboxRequest};
 use serde_json::{Value, json};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::bounds::PodBounds;
 use super::{cgroup, quantity};
@@ -18,7 +18,7 @@ use crate::cri::node::{Given, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
 use crate::machine::Transport;
-use crate::sandbox::{LaunchConfig, Launching, MachineLimits, provisional_nics, random_id};
+use crate::sandbox::{LaunchConfig, MachineLimits, random_id};
 
 impl Node {
     /// RunPodSandbox.
@@ -123,62 +123,43 @@ impl Node {
             vcpus,
             max_vcpus: guest.sizes.most_vcpus(vcpus),
         };
-        let launch = |nics| -> Result<LaunchConfig> {
-            Ok(LaunchConfig {
-                id: pod.id.clone(),
-                hostname: resolver::hostname(config)?,
-                dir: dir.clone(),
-                kernel: guest.kernel.clone(),
-                initramfs: self.config.initramfs.clone(),
-                vcpus,
-                max_vcpus: size.max_vcpus,
-                memory,
-                growth: size.growth,
-                image_slots: guest.sizes.image_slots,
-                nics,
-                shared_dir: Some(shared.clone()),
-                users: spec::users_of(config)?,
-                console: self.config.console(&pod.id),
-                events: None,
-                sysctls: sysctls(config),
-                jail: self.config.jail,
-                // Clones do not pay for what PCI costs a boot.
-                transport: match self.config.templates {
-                    Some(_) => Transport::Pci,
-                    None => Transport::Mmio,
-                },
-                psi: true,
-                templates: self.config.templates.clone(),
-                snapshot: None,
-                cgroup_parent: Some(cgroup::parent(config, MachineLimits { vcpus, memory })),
-            })
+        let hostname = resolver::hostname(config)?;
+        let users = spec::users_of(config)?;
+        let launch = |nics| LaunchConfig {
+            id: pod.id.clone(),
+            hostname: hostname.clone(),
+            dir: dir.clone(),
+            kernel: guest.kernel.clone(),
+            initramfs: self.config.initramfs.clone(),
+            vcpus,
+            max_vcpus: size.max_vcpus,
+            memory,
+            growth: size.growth,
+            image_slots: guest.sizes.image_slots,
+            nics,
+            shared_dir: Some(shared.clone()),
+            users,
+            console: self.config.console(&pod.id),
+            events: None,
+            sysctls: sysctls(config),
+            jail: self.config.jail,
+            // Clones do not pay for what PCI costs a boot.
+            transport: match self.config.templates {
+                Some(_) => Transport::Pci,
+                None => Transport::Mmio,
+            },
+            psi: true,
+            templates: self.config.templates.clone(),
+            snapshot: None,
+            cgroup_parent: Some(cgroup::parent(config, MachineLimits { vcpus, memory })),
         };
         let begin = async {
             let prepared = self.cni.prepare(&pod.id)?;
-            let taps = prepared.taps().map_err(CriError::host("keep taps open"))?;
-            // The guest begins to run while the plugins do.
-            let launching = Launching::begin(launch(provisional_nics(taps))?).await?;
-            let attached = self.cni.attach(&identity, capabilities(config), prepared);
-            let attachment = match attached.await {
-                Ok(attachment) => attachment,
-                Err(error) => {
-                    launching.cancel().await;
-                    return Err(error.into());
-                }
-            };
-            let addresses = attachment.addresses.clone();
-            let is_as_prepared = attachment.is_as_prepared;
-            let (nics, network) = attachment.into_guest();
-            let launching = match is_as_prepared {
-                true => launching,
-                false => {
-                    debug!(pod = pod.id, cards = nics.len(), "the machine starts anew");
-                    launching.cancel().await;
-                    Launching::begin(launch(nics)?).await?
-                }
-            };
-            let client = launching.finish(network).await?;
-            Ok::<_, CriError>((client, addresses))
+            let capabilities = capabilities(config);
+            let begun = self.cni.begin(&identity, capabilities, prepared, launch);
+            let begun = begun.await?;
+            let client = begun.launching.finish(begun.network).await?;
+            Ok::<_, CriError>((client, begun.addresses))
         };
         // A node that comes back begins all of its pods at once.
         let (client, addresses) = self.starts.begin(begin).await?;
