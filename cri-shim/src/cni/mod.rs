@@ -244,6 +244,11 @@ impl Cni {
         })
     }
 
+    /// As [`Self::prepare`], on a network that the caller chooses.
+    pub(crate) fn prepare_on(&self, list: List, id: &str) -> Result<Prepared, CniError> {
+        in_place(|| self.prepare_for(Arc::new(list), id, self.interfaces.count()))
+    }
+
     fn prepare_for(&self, list: Arc<List>, id: &str, taps: usize) -> Result<Prepared, CniError> {
         let netns = self.netns(id);
         netns::create(&netns)?;

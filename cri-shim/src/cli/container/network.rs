@@ -18,10 +18,10 @@ use super::{Entry, Record, passt};
 use crate::cli::notice;
 use crate::cli::settings::Settings;
 use crate::cni::{
-    Capabilities, Cni, CniError, CniOptions, Dns, Endpoint, PodIdentity, PortMapping, nat,
-    port_mappings, resolver,
+    BeginError, Capabilities, Cni, CniError, CniOptions, Dns, Endpoint, List, PodIdentity,
+    PortMapping, nat, port_mappings, resolver,
 };
-use crate::sandbox::{GuestNetwork, NicConfig, etc_hosts};
+use crate::sandbox::{GuestNetwork, LaunchConfig, Launching, NicConfig, etc_hosts};
 
 /// CNI's record, in a container's directory. It is there until all is undone.
 const RECORDS: &str = "cni";
@@ -269,9 +269,67 @@ impl NetworkArgs {
     /// Makes a container's network. When that fails or is dropped, what was made is undone by
     /// [`detach`].
     pub(in crate::cli) async fn attach(&self, entry: &Entry) -> anyhow::Result<Attached> {
-        let mut attached = self.attach_network(entry).await?;
+        let record = &entry.record;
+        let mut attached = match self.by_cni(entry)? {
+            Some(ByCni {
+                cni,
+                list,
+                identity,
+                capabilities,
+            }) => {
+                let attached = cni.attach_to(list, &identity, capabilities).await;
+                let attachment = attached.with_context(|| no_network(record))?;
+                let files = self.etc_files(record, &attachment.addresses, &attachment.dns);
+                let (nics, network) = attachment.into_guest();
+                Attached {
+                    nics,
+                    network,
+                    ..files
+                }
+            }
+            None if record.network == NetworkMode::User => self.attach_by_passt(record).await?,
+            None => Attached {
+                etc_hosts: etc_hosts(&record.hostname).into_bytes(),
+                ..Attached::default()
+            },
+        };
         self.add_hosts(&mut attached);
         Ok(attached)
+    }
+
+    /// As [`Self::attach`], and begins to start the machine that `config` gives for the network's
+    /// cards: at the same time where CNI's plugins make the network. The machine has the cards, and
+    /// is to be told of the network.
+    pub(in crate::cli) async fn attach_and_begin(
+        &self,
+        entry: &Entry,
+        config: impl Fn(Vec<NicConfig>) -> LaunchConfig,
+    ) -> anyhow::Result<(Launching, Attached)> {
+        let record = &entry.record;
+        let Some(ByCni {
+            cni,
+            list,
+            identity,
+            capabilities,
+        }) = self.by_cni(entry)?
+        else {
+            let mut attached = self.attach(entry).await?;
+            let nics = std::mem::take(&mut attached.nics);
+            return Ok((Launching::begin(config(nics)).await?, attached));
+        };
+        let prepared = cni.prepare_on(list, &record.id);
+        let prepared = prepared.with_context(|| no_network(record))?;
+        let begun = cni.begin(&identity, capabilities, prepared, config).await;
+        let begun = begun.map_err(|error| match error {
+            BeginError::Network(error) => anyhow::Error::from(error).context(no_network(record)),
+            BeginError::Machine(error) => error.into(),
+        })?;
+        let mut attached = Attached {
+            network: begun.network,
+            ..self.etc_files(record, &begun.addresses, &begun.dns)
+        };
+        self.add_hosts(&mut attached);
+        Ok((begun.launching, attached))
     }
 
     /// Adds the lines of `/etc/hosts` that were asked for.
@@ -282,16 +340,11 @@ impl NetworkArgs {
         }
     }
 
-    async fn attach_network(&self, entry: &Entry) -> anyhow::Result<Attached> {
+    /// What CNI's plugins are to make; none for a network that they do not.
+    fn by_cni(&self, entry: &Entry) -> anyhow::Result<Option<ByCni>> {
         let record = &entry.record;
         let cni = match &record.network {
-            NetworkMode::None => {
-                return Ok(Attached {
-                    etc_hosts: etc_hosts(&record.hostname).into_bytes(),
-                    ..Attached::default()
-                });
-            }
-            NetworkMode::User => return self.attach_by_passt(record).await,
+            NetworkMode::None | NetworkMode::User => return Ok(None),
             NetworkMode::Nat | NetworkMode::Cni(_) => Cni::open(options(&entry.dir)?)?,
         };
         let list = match &record.network {
@@ -308,30 +361,36 @@ impl NetworkArgs {
         let mappings: Vec<_> = record.ports.iter().map(mapping).collect();
         let mut capabilities = Capabilities::new();
         capabilities.extend(port_mappings(&mappings));
-        let attached = cni.attach_to(list, &identity, capabilities).await;
-        let attachment = attached
-            .with_context(|| format!("cannot make the network {} ({WITHOUT})", record.network))?;
-        Ok(Attached {
-            etc_hosts: resolver::hosts(&record.hostname, &attachment.addresses),
-            etc_resolv_conf: self.dns(&attachment.dns).to_resolv_conf().into_bytes(),
-            ..attachment.into_guest().into()
-        })
+        Ok(Some(ByCni {
+            cni,
+            list,
+            identity,
+            capabilities,
+        }))
+    }
+
+    /// The files of `/etc` of a container that has these addresses.
+    fn etc_files(&self, record: &Record, addresses: &[IpAddr], dns: &Dns) -> Attached {
+        Attached {
+            etc_hosts: resolver::hosts(&record.hostname, addresses),
+            etc_resolv_conf: self.dns(dns).to_resolv_conf().into_bytes(),
+            ..Attached::default()
+        }
     }
 
     /// What passt makes ends with the machine.
     async fn attach_by_passt(&self, record: &Record) -> anyhow::Result<Attached> {
         ports::check_free(&record.ports)?;
         let started = passt::start(&record.ports).await;
-        let started =
-            started.with_context(|| format!("cannot make the network user ({WITHOUT})"))?;
+        let (nics, network) = started.with_context(|| no_network(record))?;
         let dns = Dns {
             nameservers: vec![passt::name_server()],
             ..Dns::of_host()
         };
         Ok(Attached {
-            etc_hosts: resolver::hosts(&record.hostname, &[passt::address()]),
-            etc_resolv_conf: self.dns(&dns).to_resolv_conf().into_bytes(),
-            ..started.into()
+            nics,
+            network,
+            ..self.etc_files(record, &[passt::address()], &dns)
         })
     }
 
@@ -356,14 +415,16 @@ impl NetworkArgs {
     }
 }
 
-impl From<(Vec<NicConfig>, GuestNetwork)> for Attached {
-    fn from((nics, network): (Vec<NicConfig>, GuestNetwork)) -> Self {
-        Self {
-            nics,
-            network,
-            ..Self::default()
-        }
-    }
+/// A network that CNI's plugins make, and what they are told.
+struct ByCni {
+    cni: Cni,
+    list: List,
+    identity: PodIdentity,
+    capabilities: Capabilities,
+}
+
+fn no_network(record: &Record) -> String {
+    format!("cannot make the network {} ({WITHOUT})", record.network)
 }
 
 fn mapping(port: &Port) -> PortMapping {

@@ -19,13 +19,13 @@ use super::lifecycle::{ask_to_end, each_name, grace};
 use super::ports::line;
 use super::state::{AT_ONCE, other_version, states, unresponsive};
 use super::{
-    Attached, Containers, Entry, NetworkArgs, Record, RestartArg, State, clear, events, network,
-    port, sweep, volumes,
+    Containers, Entry, NetworkArgs, Record, RestartArg, State, clear, events, network, port, sweep,
+    volumes,
 };
 use crate::cli::guest::{Guest, GuestArgs};
 use crate::cli::run::{
-    MachineOptions, keep_etc_files, launch_machine, now, parse_console, parse_hostname,
-    parse_label, parse_sysctl,
+    MachineOptions, begin_machine, keep_etc_files, now, parse_console, parse_hostname, parse_label,
+    parse_sysctl,
 };
 use crate::cli::settings::BootArgs;
 use crate::cli::shown::{SHORT_ID, ago, rfc3339};
@@ -240,15 +240,16 @@ async fn launch(args: &CreateArgs, guest: &Guest, entry: &Entry) -> anyhow::Resu
     if args.volumes {
         volumes::make_shared(&entry.shared())?;
     }
-    let mut attached: Attached = args.network.attach(entry).await?;
-    keep_etc_files(entry, &attached)?;
     let options = MachineOptions::of_pod(
         POD_IMAGE_SLOTS,
         args.volumes,
         args.console.clone(),
         &args.sysctl,
     );
-    launch_machine(entry, guest, &mut attached, options).await?;
+    let (launching, attached) = begin_machine(entry, guest, &args.network, options).await?;
+    // Before its machine answers, which it does once it is told of the network.
+    keep_etc_files(entry, &attached)?;
+    launching.finish(attached.network).await?;
     Ok(())
 }
 

@@ -13,13 +13,13 @@ use tracing::debug;
 
 use super::args::{Bus, RunArgs};
 use crate::cli::container::events::Events;
-use crate::cli::container::{Attached, Entry, NetworkMode, Record, volumes};
+use crate::cli::container::{Attached, Entry, NetworkArgs, NetworkMode, Record, volumes};
 use crate::cli::guest::Guest;
 use crate::cli::shown::SHORT_ID;
 use crate::cli::terminal;
 use crate::machine::Transport;
 use crate::sandbox::{
-    CreateContainer, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig, SandboxClient,
+    CreateContainer, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig, Launching, SandboxClient,
     SupplementalGroups, container_spec, random_id,
 };
 
@@ -144,15 +144,15 @@ impl MachineOptions {
     }
 }
 
-/// Starts the machine of a record.
-pub(in crate::cli) async fn launch_machine(
+/// Makes the network of a record and begins to start its machine, which is to be told of that.
+pub(in crate::cli) async fn begin_machine(
     entry: &Entry,
     guest: &Guest,
-    attached: &mut Attached,
+    network: &NetworkArgs,
     options: MachineOptions,
-) -> anyhow::Result<SandboxClient> {
+) -> anyhow::Result<(Launching, Attached)> {
     let record = &entry.record;
-    let config = LaunchConfig {
+    let config = |nics| LaunchConfig {
         id: record.id.clone(),
         hostname: record.hostname.clone(),
         dir: entry.dir.clone(),
@@ -163,7 +163,7 @@ pub(in crate::cli) async fn launch_machine(
         memory: record.memory,
         growth: 0,
         image_slots: options.image_slots,
-        nics: std::mem::take(&mut attached.nics),
+        nics,
         shared_dir: options.shares.then(|| entry.shared()),
         users: None,
         transport: match options.transport {
@@ -173,9 +173,9 @@ pub(in crate::cli) async fn launch_machine(
             None => Transport::Mmio,
         },
         psi: false,
-        console: options.console,
+        console: options.console.clone(),
         events: Events::of_container(&entry.dir).open(),
-        sysctls: options.sysctls,
+        sysctls: options.sysctls.clone(),
         templates: guest.templates.clone(),
         snapshot: guest.snapshot.clone(),
         jail: match record.jailed {
@@ -184,8 +184,12 @@ pub(in crate::cli) async fn launch_machine(
         },
         cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
     };
-    let network = std::mem::take(&mut attached.network);
-    Ok(SandboxClient::launch(config, network).await?)
+    if guest.snapshot.is_none() {
+        return network.attach_and_begin(entry, config).await;
+    }
+    let mut attached = network.attach(entry).await?;
+    let nics = std::mem::take(&mut attached.nics);
+    Ok((Launching::begin(config(nics)).await?, attached))
 }
 
 /// A container that is made.
@@ -226,8 +230,6 @@ pub(super) async fn launch(
                 volumes::make_shared(&entry.shared())?;
                 volumes::mount(&entry.shared(), record)?;
             }
-            let mut attached = args.network.attach(entry).await?;
-            debug!(network = %record.network, "the network is made");
             let options = MachineOptions {
                 transport: args.transport,
                 console: args.console.clone(),
@@ -235,8 +237,11 @@ pub(super) async fn launch(
                 shares,
                 sysctls: args.sysctl.iter().cloned().collect(),
             };
-            let client = launch_machine(entry, guest, &mut attached, options).await?;
-            (client, attached)
+            let begun = begin_machine(entry, guest, &args.network, options).await?;
+            let (launching, mut attached) = begun;
+            debug!(network = %record.network, "the network is made");
+            let network = std::mem::take(&mut attached.network);
+            (launching.finish(network).await?, attached)
         }
         Place::Pod(pod) => {
             ensure!(

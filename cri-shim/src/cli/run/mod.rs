@@ -33,7 +33,7 @@ use args::Pull;
 pub(super) use args::{RunArgs, from_here};
 pub(super) use args::{parse_console, parse_hostname, parse_label, parse_sysctl};
 use make::{ImagePin, Made, Place, launch, record};
-pub(super) use make::{MachineOptions, keep_etc_files, launch_machine, now};
+pub(super) use make::{MachineOptions, begin_machine, keep_etc_files, now};
 
 const SIGKILL: u8 = 9;
 
