@@ -1,11 +1,15 @@
 //! Clearing away: containers that are to go, and what was left by processes that were killed.
 
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::{StreamExt as _, stream};
+use tokio::sync::oneshot;
+use tokio::task::{JoinError, JoinHandle};
 use tracing::debug;
 
 use super::claim::Claim;
@@ -152,13 +156,86 @@ enum Finding {
 /// what was being made when its maker was killed, mounts and networks of containers that have
 /// ended. Gives the names of what was removed. A machine that does not answer is left alone.
 pub(in crate::cli) async fn sweep(containers: &Containers) -> anyhow::Result<Vec<String>> {
-    let mut removed = Vec::new();
-    remove_empty_cgroups(DEFAULT_CGROUP_PARENT);
-    let looks = containers.dirs()?.into_iter();
-    let looks = looks.map(|(dir, record)| look_at(containers, dir, record));
+    Ok(Sweep::begin(containers)?.ended().await)
+}
+
+/// A [`sweep`] that goes on while something else is done.
+#[derive(Debug)]
+pub(in crate::cli) struct Sweep {
+    work: JoinHandle<Vec<String>>,
+    /// Dropped once nobody waits any more for machines that have not answered.
+    patience: oneshot::Sender<Infallible>,
+}
+
+impl Sweep {
+    /// Begins with what there is now.
+    pub(in crate::cli) fn begin(containers: &Containers) -> anyhow::Result<Self> {
+        Self::begin_within(containers, ANSWERS)
+    }
+
+    fn begin_within(containers: &Containers, limit: Duration) -> anyhow::Result<Self> {
+        remove_empty_cgroups(DEFAULT_CGROUP_PARENT);
+        let dirs = containers.dirs()?;
+        let (patience, is_over) = oneshot::channel();
+        let work = clear_away(containers.clone(), dirs, limit, is_over);
+        Ok(Self {
+            work: tokio::spawn(work),
+            patience,
+        })
+    }
+
+    /// Waits until it is done: the names of what was removed.
+    pub(in crate::cli) async fn ended(self) -> Vec<String> {
+        let Self { work, patience } = self;
+        let removed = result_of(work).await;
+        drop(patience);
+        removed
+    }
+
+    /// As [`Self::ended`], but machines that have not answered by now are left for the next one.
+    pub(in crate::cli) async fn ended_by_now(self) -> Vec<String> {
+        let Self { work, patience } = self;
+        drop(patience);
+        result_of(work).await
+    }
+}
+
+async fn result_of(work: JoinHandle<Vec<String>>) -> Vec<String> {
+    match work.await.map_err(JoinError::try_into_panic) {
+        Ok(removed) => removed,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime ends.
+        Err(Err(_)) => Vec::new(),
+    }
+}
+
+async fn clear_away(
+    containers: Containers,
+    dirs: Vec<(PathBuf, io::Result<Option<Record>>)>,
+    limit: Duration,
+    mut is_over: oneshot::Receiver<Infallible>,
+) -> Vec<String> {
+    let looks = dirs.into_iter().enumerate();
+    let looks = looks.map(|(number, (dir, record))| {
+        let look = look_at(&containers, dir, record, limit);
+        async move { (number, look.await) }
+    });
     // All at once: of those that hang, each would take its time.
-    let findings: Vec<Finding> = stream::iter(looks).buffered(AT_ONCE).collect().await;
-    for finding in findings {
+    let mut looks = pin!(stream::iter(looks).buffer_unordered(AT_ONCE));
+    let mut findings = Vec::new();
+    loop {
+        tokio::select! {
+            biased;
+            found = looks.next() => match found {
+                Some(found) => findings.push(found),
+                None => break,
+            },
+            _ = &mut is_over => break,
+        }
+    }
+    findings.sort_by_key(|(number, _)| *number);
+    let mut removed = Vec::new();
+    for (_, finding) in findings {
         match finding {
             Finding::Nothing => {}
             Finding::Tell(error) => crate::cli::report(&error),
@@ -178,13 +255,14 @@ pub(in crate::cli) async fn sweep(containers: &Containers) -> anyhow::Result<Vec
             },
         }
     }
-    Ok(removed)
+    removed
 }
 
 async fn look_at(
     containers: &Containers,
     dir: PathBuf,
     record: io::Result<Option<Record>>,
+    limit: Duration,
 ) -> Finding {
     if Claim::is_taken(&dir) {
         return Finding::Nothing;
@@ -204,11 +282,11 @@ async fn look_at(
     let entry = Entry { dir, record };
     let has_ended = match entry.record.is_pod {
         true => matches!(
-            SandboxClient::connect_within(&entry.dir, ANSWERS).await,
+            SandboxClient::connect_within(&entry.dir, limit).await,
             Err(SandboxError::Gone { .. })
         ),
         false => {
-            let state = State::within(&entry, ANSWERS).await;
+            let state = State::within(&entry, limit).await;
             state.is_ok_and(|state| state.has_ended())
         }
     };
@@ -221,10 +299,11 @@ async fn look_at(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::net::UnixListener;
     use std::thread;
 
     use super::*;
-    use std::fs;
 
     #[test]
     fn only_what_was_being_made_is_cleared_away() {
@@ -245,6 +324,26 @@ mod tests {
         assert!(dir("my-notes").exists() && dir("bbbbbbbbbbbb").exists());
         runtime.block_on(remove(&dir("bbbbbbbbbbbb"))).unwrap_err();
         assert!(dir("bbbbbbbbbbbb").exists());
+    }
+
+    #[tokio::test]
+    async fn a_machine_that_does_not_answer_is_not_waited_for_by_who_has_other_things_to_do() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        let make = |id: &str, remove: bool| {
+            let record = Record {
+                remove,
+                ..record::sample(id, id)
+            };
+            containers.create(record).unwrap().0
+        };
+        let (ended, stopped, kept) = (make("a", true), make("b", true), make("c", false));
+        // As of a process that is stopped: whoever connects has no answer.
+        let _socket = UnixListener::bind(stopped.dir.join("control.sock")).unwrap();
+        let sweep = Sweep::begin_within(&containers, Duration::from_secs(1 << 20)).unwrap();
+        let removed = sweep.ended_by_now().await;
+        assert_eq!(removed, [ended.record.name]);
+        assert!(!ended.dir.exists() && stopped.dir.exists() && kept.dir.exists());
     }
 
     #[tokio::test(start_paused = true)]

@@ -34,7 +34,7 @@ pub(super) mod state;
 pub(super) mod stats;
 pub(super) mod volumes;
 
-pub(super) use clear::sweep;
+pub(super) use clear::{Sweep, sweep};
 pub(super) use network::{Attached, NetworkArgs, NetworkMode};
 pub(super) use record::{Containers, Entry, Record};
 pub(super) use restart::RestartArg;

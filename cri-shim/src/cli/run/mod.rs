@@ -22,7 +22,7 @@ use tracing::debug;
 use super::container::events::{self, event};
 use super::container::foreground::{Outcome, Program, Served, exit_code};
 use super::container::lifecycle::{end, force_remove, has_failed, is_killed};
-use super::container::{Containers, Entry, NetworkMode, Record, clear, exec, sweep, volumes};
+use super::container::{Containers, Entry, NetworkMode, Record, Sweep, clear, exec, volumes};
 use super::guest::Guest;
 use super::progress::Progress;
 use super::pull::{Pulled, pull};
@@ -79,10 +79,6 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
             Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
         };
         debug!(id = %image.id(), "the image is here");
-        tokio::select! {
-            swept = sweep(&containers) => { swept?; }
-            signal = signals.ending() => return Ok(exit_code_of(signal)),
-        }
         let record = record(args, &place, &image)?;
         let run = Run {
             args,
@@ -166,9 +162,21 @@ impl Run<'_> {
         if self.args.replace {
             replace(containers, &record.name).await?;
         }
-        let (entry, claim) = containers.create(record)?;
+        // It goes on while the container is made.
+        let sweep = Sweep::begin(containers)?;
+        let (sweep, (entry, claim)) = match containers.create(record.clone()) {
+            Ok(created) => (Some(sweep), created),
+            // Its name or a port may be those of a container that is about to be cleared away.
+            Err(_) => {
+                tokio::select! {
+                    _ = sweep.ended() => {}
+                    signal = signals.ending() => return Ok(exit_code_of(signal)),
+                }
+                (None, containers.create(record)?)
+            }
+        };
         events::note(&entry.dir, &event(&entry.record, EventAction::Create));
-        let begun = self.begun(&entry, signals).await;
+        let begun = self.begun(&entry, sweep, signals).await;
         drop(claim);
         let Begun {
             program,
@@ -215,12 +223,21 @@ impl Run<'_> {
     async fn begun(
         &self,
         entry: &Entry,
+        sweep: Option<Sweep>,
         signals: &mut Signals,
     ) -> anyhow::Result<ControlFlow<u8, Begun>> {
-        let made = tokio::select! {
-            launched = launch(self.args, self.place, self.image, entry) => launched?,
+        let launched = tokio::select! {
+            launched = launch(self.args, self.place, self.image, entry) => launched,
             signal = signals.ending() => return Ok(ControlFlow::Break(signal)),
         };
+        if let Some(sweep) = sweep {
+            // What it has to say comes before the program's words.
+            tokio::select! {
+                _ = sweep.ended_by_now() => {}
+                signal = signals.ending() => return Ok(ControlFlow::Break(signal)),
+            }
+        }
+        let made = launched?;
         debug!(elapsed = ?self.begin.elapsed(), "the container is made");
         tokio::select! {
             started = start(self.args, entry, made) => Ok(ControlFlow::Continue(started?)),
