@@ -220,14 +220,12 @@ impl Snapshot {
         self.0.full.as_ref()
     }
 
-    /// Guest memory that is the snapshot's until it is written.
+    /// Guest memory that is the snapshot's until it is written. What of it is going to be written
+    /// is to be made the guest's own yet.
     pub(crate) fn map(&self) -> Result<GuestMemory, SnapshotError> {
         let memory = GuestMemory::private(self.state().memory, self.0.memory.clone())?;
         if let (Some(file), Some(base)) = (&self.0.difference, &self.state().base) {
             memory.read_from(file, &base.ranges)?;
-        }
-        if let Some(set) = &self.state().working_set {
-            memory.make_own(set.pages());
         }
         Ok(memory)
     }

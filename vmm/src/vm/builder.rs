@@ -322,17 +322,28 @@ impl VmBuilder {
             max: snapshot.max_vcpus(),
             cpuid: Some(&state.cpuid),
         };
-        let mut hardware = Hardware::new(&kvm, &memory, state.transport(), devices, vcpus)?;
-        if let (true, Some(vcpu)) = (self.requires_same_cpu, hardware.vcpus.first()) {
-            snapshot.check_same_cpu(here.as_slice(), vcpu)?;
-        }
-        images.insert(&hardware.bus)?;
-        restore::machine(&hardware, state)?;
-        if let Some(saved) = &state.serial {
-            let out = self.serial.take();
-            let out = out.unwrap_or_else(|| Box::new(std::io::sink()));
-            hardware.add_serial(out, Some(saved))?;
-        }
+        let build = || {
+            let mut hardware = Hardware::new(&kvm, &memory, state.transport(), devices, vcpus)?;
+            if let (true, Some(vcpu)) = (self.requires_same_cpu, hardware.vcpus.first()) {
+                snapshot.check_same_cpu(here.as_slice(), vcpu)?;
+            }
+            images.insert(&hardware.bus)?;
+            restore::machine(&hardware, state)?;
+            if let Some(saved) = &state.serial {
+                let out = self.serial.take();
+                let out = out.unwrap_or_else(|| Box::new(std::io::sink()));
+                hardware.add_serial(out, Some(saved))?;
+            }
+            Ok::<_, BuildError>(hardware)
+        };
+        let hardware = match &state.working_set {
+            // As at a boot: copying pages keeps a processor busy.
+            Some(set) => {
+                let (_, hardware) = in_parallel("vm-load", || memory.make_own(set.pages()), build);
+                hardware?
+            }
+            None => build()?,
+        };
         let origin = snapshot.full().cloned();
         let memory = (memory, images);
         Ok(assemble(kvm, memory, hardware, self.seccomp, origin))

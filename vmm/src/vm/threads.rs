@@ -1,5 +1,5 @@
 //! How threads of a VM are started: their stack, and the signals that they do not take.
-#![allow(unsafe_code)] // pthread_sigmask
+#![allow(unsafe_code)] // pthread_sigmask, gettid, tgkill
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -10,7 +10,8 @@ use std::thread;
 pub(super) const STACK_SIZE: usize = 256 << 10;
 
 /// Does `there` on another thread while `here` runs on this one, or after it where there may be
-/// no more threads.
+/// no more threads. That thread is gone then: a process with one thread alone may make a user
+/// namespace.
 pub(super) fn in_parallel<A: Send, B>(
     name: &str,
     there: impl Fn() -> A + Sync,
@@ -21,17 +22,36 @@ pub(super) fn in_parallel<A: Send, B>(
             .name(name.to_owned())
             .stack_size(STACK_SIZE);
         let blocked = SignalsBlocked::new();
-        let spawned = builder.spawn_scoped(scope, &there);
+        let spawned = builder.spawn_scoped(scope, || (own_id(), there()));
         drop(blocked);
         let here = here();
         let there = match spawned {
-            Ok(thread) => thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Ok(thread) => {
+                let (id, there) = thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                // It is joined a moment before the kernel does not count it any more.
+                while is_counted(id) {
+                    thread::yield_now();
+                }
+                there
+            }
             Err(_) => there(),
         };
         (there, here)
     })
+}
+
+/// This thread's number.
+fn own_id() -> libc::pid_t {
+    // SAFETY: it takes nothing and cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// Whether this process has a thread of this number.
+fn is_counted(id: libc::pid_t) -> bool {
+    // SAFETY: signal 0 is not sent; whether it could be is all that this tells.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, 0) == 0 }
 }
 
 /// While it lives, every signal is blocked in the thread that made it. Threads started meanwhile
@@ -75,6 +95,15 @@ impl Drop for SignalsBlocked {
 mod tests {
     use super::*;
     use vmm_sys_util::signal::get_blocked_signals;
+
+    #[test]
+    fn a_thread_for_work_in_parallel_is_gone_after_it() {
+        for _ in 0..200 {
+            let (there, here) = in_parallel("there", own_id, own_id);
+            assert_ne!(there, here);
+            assert!(is_counted(here) && !is_counted(there));
+        }
+    }
 
     #[test]
     fn threads_inherit_the_mask_and_the_caller_gets_its_own_back() {
