@@ -21,8 +21,9 @@ use crate::virtio::{
 
 const QUEUE_SIZE: u16 = 256;
 
-/// Segments of data per request that the driver may use: the queue less header and status.
-const SEG_MAX: u32 = 254;
+/// Queues of an empty slot. A driver keeps memory for each request that it may make, of slots that
+/// stay empty, too; what reads an image makes few at once.
+const SPARE_QUEUE_SIZE: u16 = 64;
 
 /// Feature bits (§5.2.3).
 mod feature {
@@ -50,6 +51,7 @@ pub struct BlockDevice {
     alarm: Option<Alarm>,
     config: Arc<ConfigSpace>,
     queue_count: u16,
+    queue_size: u16,
     /// A file that is to be written, which [`Self::check`] sees to.
     file: Option<WantedForWriting>,
     io: IoEngine,
@@ -68,13 +70,19 @@ impl BlockDevice {
     /// A device over any backend.
     #[must_use]
     pub fn new(disk: Box<dyn Disk>) -> Self {
+        Self::with_queue(disk, QUEUE_SIZE)
+    }
+
+    fn with_queue(disk: Box<dyn Disk>, queue_size: u16) -> Self {
         let engine = Engine::new(disk);
+        let config = config_space(engine.sectors, 1, queue_size);
         Self {
-            config: Arc::new(ConfigSpace::new(config_space(engine.sectors, 1))),
+            config: Arc::new(ConfigSpace::new(config)),
             server: Server::new(engine, 1),
             lanes: Vec::new(),
             alarm: None,
             queue_count: 1,
+            queue_size,
             file: None,
             io: IoEngine::Sync,
             placement: Placement::Own,
@@ -173,10 +181,11 @@ impl BlockDevice {
 
     /// An empty slot: a read-only disk of one sector, until [`Self::swap`] gives it another one.
     /// (Linux sends no event when a disk's size changes from or to 0.) Nothing of it blocks: it
-    /// needs no thread of its own.
+    /// needs no thread of its own. Its queues are shorter than those of other disks, since guests
+    /// have more slots than they fill.
     #[must_use]
     pub fn spare() -> Self {
-        let mut device = Self::new(Box::new(EmptySlot)).read_only();
+        let mut device = Self::with_queue(Box::new(EmptySlot), SPARE_QUEUE_SIZE).read_only();
         device.placement = Placement::Shared;
         device
     }
@@ -201,6 +210,7 @@ impl BlockDevice {
         self.config = Arc::new(ConfigSpace::new(config_space(
             self.server.engine.sectors,
             count,
+            self.queue_size,
         )));
         self.server.set_places(count.into());
         self
@@ -357,7 +367,7 @@ impl VirtioDevice for BlockDevice {
         let several = if self.queue_count > 1 { feature::MQ } else { 0 };
         DeviceInfo {
             device_type: DeviceType::Block,
-            queue_sizes: vec![QUEUE_SIZE; self.queue_count.into()],
+            queue_sizes: vec![self.queue_size; self.queue_count.into()],
             features: feature::SEG_MAX | feature::BLK_SIZE | access | several,
             config: self.config.clone(),
             counters: self.server.engine.counters.clone(),
@@ -462,7 +472,9 @@ fn id(serial: &str) -> [u8; ID_LEN] {
 }
 
 /// `struct virtio_blk_config` (§5.2.4).
-fn config_space(sectors: u64, queues: u16) -> [u8; 60] {
+fn config_space(sectors: u64, queues: u16, queue_size: u16) -> [u8; 60] {
+    // Segments of data per request that the driver may use: the queue less header and status.
+    let seg_max = u32::from(queue_size.saturating_sub(2));
     let mut config = [0; 60];
     let mut put = |at: usize, bytes: &[u8]| {
         for (to, from) in config.iter_mut().skip(at).zip(bytes) {
@@ -470,7 +482,7 @@ fn config_space(sectors: u64, queues: u16) -> [u8; 60] {
         }
     };
     put(0, &sectors.to_le_bytes());
-    put(12, &SEG_MAX.to_le_bytes());
+    put(12, &seg_max.to_le_bytes());
     put(20, &512u32.to_le_bytes());
     put(34, &queues.to_le_bytes());
     // Discarding: sectors, ranges, alignment; zeroes: sectors, ranges, whether they may unmap.

@@ -171,6 +171,18 @@ fn requests_beyond_the_disk_or_of_odd_length_are_io_errors() {
 }
 
 #[test]
+fn a_spare_disk_has_a_short_queue_which_its_requests_fit_into() {
+    for (device, queue) in [(BlockDevice::spare(), 64), (disk_of_8_sectors(), 256)] {
+        let info = device.info();
+        assert_eq!(info.queue_sizes, [queue]);
+        let mut seg_max = [0; 4];
+        info.config.read(12, &mut seg_max);
+        // Beside them a request has a header and a status.
+        assert_eq!(u32::from_le_bytes(seg_max), u32::from(queue) - 2);
+    }
+}
+
+#[test]
 fn a_read_only_disk_says_so_and_refuses_writes() {
     let mut rig = Rig::over(disk_of_8_sectors().read_only());
     assert_ne!(rig.device.info().features & (1 << 5), 0);
