@@ -20,6 +20,7 @@ mod flights;
 mod health;
 mod image_volumes;
 mod images;
+mod known;
 mod memory;
 mod metrics;
 mod mounted;

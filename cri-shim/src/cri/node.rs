@@ -20,6 +20,7 @@ use super::containers::{CpuRate, CreateRequest, OutputRoom};
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::Flights;
+use super::known::Known;
 use super::mounted::Mounted;
 use super::owner::StateOwner;
 use super::state::{
@@ -56,16 +57,12 @@ pub(crate) struct Node {
     _owner: StateOwner,
 }
 
-#[derive(Debug, Default)]
-struct Known {
-    pods: BTreeMap<String, Arc<Pod>>,
-    containers: BTreeMap<String, Arc<Container>>,
-}
-
 /// A pod sandbox.
 #[derive(Debug)]
 pub(super) struct Pod {
     pub(super) id: String,
+    /// See [`pod_name`]; it never changes.
+    pub(super) name: String,
     /// Who changes it holds this.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
     /// Held by who has CNI's plugins look at its network, or undo it.
@@ -110,6 +107,8 @@ impl Drop for Ending<'_> {
 #[derive(Debug)]
 pub(super) struct Container {
     pub(super) id: String,
+    /// As no other one of its pod is called; it never changes.
+    pub(super) name: String,
     pub(super) pod: Arc<Pod>,
     /// Who starts or removes it holds this.
     pub(super) turn: tokio::sync::Mutex<()>,
@@ -141,6 +140,7 @@ impl Pod {
         let mounted = Mounted::of(metadata.map_or("", |metadata| &metadata.uid));
         Arc::new(Self {
             id: record.id.clone(),
+            name: pod_name(&record),
             turn: Arc::default(),
             network: tokio::sync::Mutex::default(),
             ending: watch::Sender::new(0),
@@ -229,6 +229,7 @@ impl Container {
     pub(super) fn new(record: ContainerRecord, pod: Arc<Pod>) -> Arc<Self> {
         Arc::new(Self {
             id: record.id.clone(),
+            name: container_name(&record),
             pod,
             turn: tokio::sync::Mutex::new(()),
             ended: watch::Sender::new(matches!(record.phase, ContainerPhase::Exited(_))),
@@ -283,14 +284,6 @@ impl Container {
             state,
             wanted: "it must be running",
         })
-    }
-}
-
-impl Known {
-    fn pod_of_name(&self, pod: &Pod) -> Option<&Arc<Pod>> {
-        let name = pod_name(&pod.record());
-        let mut others = self.pods.values();
-        others.find(|other| pod_name(&other.record()) == name)
     }
 }
 
@@ -359,52 +352,29 @@ impl Node {
 
     /// Takes up a pod under its name, which nobody else may have.
     pub(super) fn add_pod(&self, pod: &Arc<Pod>) -> Result<()> {
-        let mut known = lock(&self.known);
-        if let Some(other) = known.pod_of_name(pod) {
-            return Err(CriError::NameTaken {
-                kind: Kind::Pod,
-                name: pod_name(&pod.record()),
-                id: other.id.clone(),
-            });
-        }
-        known.pods.insert(pod.id.clone(), Arc::clone(pod));
-        Ok(())
+        lock(&self.known).add_pod(pod)
     }
 
     /// The pod that has the name of this one.
     pub(super) fn pod_of_name(&self, pod: &Pod) -> Option<Arc<Pod>> {
-        lock(&self.known).pod_of_name(pod).cloned()
+        lock(&self.known).pod_of_name(&pod.name).cloned()
     }
 
     /// Takes up a container under its name, which no other one of its pod may have.
     pub(super) fn add_container(&self, container: &Arc<Container>) -> Result<()> {
-        let name = container_name(&container.record());
-        let mut known = lock(&self.known);
-        let is_same = |other: &&Arc<Container>| {
-            other.pod.id == container.pod.id && container_name(&other.record()) == name
-        };
-        if let Some(other) = known.containers.values().find(is_same) {
-            return Err(CriError::NameTaken {
-                kind: Kind::Container,
-                name,
-                id: other.id.clone(),
-            });
-        }
-        let id = container.id.clone();
-        known.containers.insert(id, Arc::clone(container));
-        Ok(())
+        lock(&self.known).add_container(container)
     }
 
     pub(super) fn forget_pod(&self, pod: &Pod) -> Result<()> {
         pod.record.remove(&self.database)?;
-        lock(&self.known).pods.remove(&pod.id);
+        lock(&self.known).forget_pod(pod);
         self.pod_flights.forget(&pod.id);
         Ok(())
     }
 
     pub(super) fn forget_container(&self, container: &Container) -> Result<()> {
         container.record.remove(&self.database)?;
-        lock(&self.known).containers.remove(&container.id);
+        lock(&self.known).forget_container(container);
         self.container_flights.forget(&container.id);
         self.start_flights.forget(&container.id);
         Ok(())
@@ -493,9 +463,7 @@ impl Node {
     }
 
     pub(super) fn containers_of(&self, pod: &str) -> Vec<Arc<Container>> {
-        let mut containers = self.containers();
-        containers.retain(|container| container.pod.id == pod);
-        containers
+        lock(&self.known).containers_of(pod)
     }
 }
 

@@ -295,7 +295,7 @@ mod tests {
     use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig};
 
     use super::*;
-    use crate::cri::state::{ContainerPhase, PodPhase};
+    use crate::cri::state::{ContainerPhase, PodPhase, container_record};
 
     fn container(id: &str, phase: ContainerPhase, limit: i64) -> ContainerRecord {
         let resources = LinuxContainerResources {
@@ -305,10 +305,6 @@ mod tests {
             ..Default::default()
         };
         ContainerRecord {
-            image_tag: String::new(),
-            start_error: None,
-            id: id.to_owned(),
-            pod: "pod".to_owned(),
             config: ContainerConfig {
                 linux: Some(LinuxContainerConfig {
                     resources: Some(resources),
@@ -316,17 +312,8 @@ mod tests {
                 }),
                 ..Default::default()
             },
-            image: String::new(),
-            image_ref: String::new(),
-            stop_signal: 15,
-            log_path: String::new(),
-            volumes: Vec::new(),
-            process: Default::default(),
-            user: String::new(),
-            groups: Default::default(),
-            identity: None,
-            created_at: 0,
             phase,
+            ..container_record(id, "pod")
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a new daemon finds: pods that run on, pods whose machine is gone, and what one that
 //! was killed had half made or half removed.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -199,7 +200,7 @@ impl Node {
     fn clean(self: &Arc<Self>) -> Result<()> {
         let mut networks = self.cni.known()?;
         networks.retain(|id| self.pod(id).is_err());
-        let known: Vec<_> = self.pods().iter().map(|pod| self.dir(&pod.id)).collect();
+        let known: HashSet<_> = self.pods().iter().map(|pod| self.dir(&pod.id)).collect();
         let mut dirs = self.dirs()?;
         dirs.retain(|dir| !known.contains(dir));
         let mut with_volumes = self.pods_with_image_volumes()?;

@@ -8,9 +8,9 @@ mod records;
 
 pub(crate) use database::{Database, StateError};
 pub(crate) use kept::Kept;
-#[cfg(test)]
-pub(crate) use records::pod_record;
 pub(crate) use records::{
     ContainerExit, ContainerPhase, ContainerRecord, GuestSize, MemoryVolume, PodPhase, PodRecord,
     Record,
 };
+#[cfg(test)]
+pub(crate) use records::{container_record, pod_record};

@@ -243,3 +243,26 @@ pub(crate) fn pod_record(id: &str) -> PodRecord {
         extra: 0,
     }
 }
+
+/// For tests: a container that was made.
+#[cfg(test)]
+pub(crate) fn container_record(id: &str, pod: &str) -> ContainerRecord {
+    ContainerRecord {
+        id: id.to_owned(),
+        pod: pod.to_owned(),
+        config: ContainerConfig::default(),
+        image: String::new(),
+        image_ref: String::new(),
+        stop_signal: 15,
+        log_path: String::new(),
+        volumes: Vec::new(),
+        process: Process::default(),
+        user: String::new(),
+        groups: SupplementalGroups::default(),
+        identity: None,
+        image_tag: String::new(),
+        start_error: None,
+        created_at: 0,
+        phase: ContainerPhase::Created,
+    }
+}
