@@ -21,6 +21,7 @@ mod health;
 mod image_volumes;
 mod images;
 mod known;
+mod late;
 mod memory;
 mod metrics;
 mod mounted;

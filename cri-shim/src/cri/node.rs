@@ -12,15 +12,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use k8s_cri::v1::RunPodSandboxRequest;
 use podvisor_images::Store;
 use tokio::sync::watch;
-use tracing::{debug, warn};
+use tracing::warn;
 
-use super::backoff::Backoff;
 use super::config::ServeConfig;
 use super::containers::{CpuRate, CreateRequest, OutputRoom};
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::Flights;
 use super::known::Known;
+use super::late::{LateWriter, Unwritten};
 use super::mounted::Mounted;
 use super::owner::StateOwner;
 use super::state::{
@@ -53,6 +53,7 @@ pub(crate) struct Node {
     pub(super) starts: Turns,
     pub(super) output_room: OutputRoom,
     known: Mutex<Known>,
+    late: LateWriter,
     /// Nobody else has the state directory.
     _owner: StateOwner,
 }
@@ -287,6 +288,26 @@ impl Container {
     }
 }
 
+impl Unwritten for Pod {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn write(&self, database: &Database) -> Result<(), StateError> {
+        self.record.write(database)
+    }
+}
+
+impl Unwritten for Container {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn write(&self, database: &Database) -> Result<(), StateError> {
+        self.record.write(database)
+    }
+}
+
 impl Node {
     /// Opens what is on the disk; pods and containers come by [`Self::recover`].
     pub(crate) fn open(config: ServeConfig) -> Result<Self> {
@@ -314,6 +335,7 @@ impl Node {
             starts: Turns::default(),
             output_room: OutputRoom::default(),
             known: Mutex::default(),
+            late: LateWriter::default(),
             _owner: owner,
             config,
         })
@@ -383,10 +405,10 @@ impl Node {
     /// Takes down what has become of a pod: it is so at once, and on the disk as soon as that can
     /// be written.
     pub(super) fn note_pod(self: &Arc<Self>, pod: &Arc<Pod>, change: impl FnOnce(&mut PodRecord)) {
-        if let Err(error) = pod.record.note(&self.database, change) {
+        if let Err(error) = pod.record.note(&self.database, change)
+            && self.write_later(pod)
+        {
             warn!(pod = pod.id, %error, "what became of the pod is written later");
-            let pod = Arc::clone(pod);
-            self.write_later(move |database| pod.write(database));
         }
     }
 
@@ -398,29 +420,19 @@ impl Node {
     ) {
         let noted = container.record.note(&self.database, change);
         container.tell_end();
-        if let Err(error) = noted {
+        if let Err(error) = noted
+            && self.write_later(container)
+        {
             let id = &container.id;
             warn!(container = id, %error, "what became of the container is written later");
-            let container = Arc::clone(container);
-            self.write_later(move |database| container.write(database));
         }
     }
 
-    fn write_later(
-        self: &Arc<Self>,
-        write: impl Fn(&Database) -> Result<(), StateError> + Send + 'static,
-    ) {
-        let node = Arc::clone(self);
-        tokio::spawn(async move {
-            let mut backoff = Backoff::default();
-            loop {
-                backoff.wait().await;
-                match write(&node.database) {
-                    Ok(()) => return,
-                    Err(error) => debug!(%error, "the database cannot be written yet"),
-                }
-            }
-        });
+    /// False when that was to be done already.
+    fn write_later(self: &Arc<Self>, record: &Arc<impl Unwritten + 'static>) -> bool {
+        let (node, record) = (Arc::clone(self), Arc::clone(record));
+        let begin = || tokio::spawn(async move { node.late.write_all(&node.database).await });
+        self.late.add(record, begin)
     }
 
     /// A pod by its id or the beginning of it.

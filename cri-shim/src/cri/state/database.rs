@@ -77,10 +77,24 @@ impl StateError {
 /// Pods and containers of the node; one daemon at a time has it open.
 #[derive(Debug)]
 pub(crate) struct Database {
+    kept: Mutex<KeptOpen>,
+    path: PathBuf,
+}
+
+#[derive(Debug)]
+struct KeptOpen {
     /// None after a failure of its file, until somebody asks again: redb refuses whatever comes
     /// after one.
-    redb: Mutex<Option<Redb>>,
-    path: PathBuf,
+    redb: Option<Redb>,
+    /// The file has failed, and nothing was done with it since. That is logged once.
+    is_failing: bool,
+}
+
+impl KeptOpen {
+    /// Notes whether the file has failed just now. True when that is something new.
+    fn note(&mut self, fails: bool) -> bool {
+        std::mem::replace(&mut self.is_failing, fails) != fails
+    }
 }
 
 fn table<R: Record>() -> TableDefinition<'static, &'static str, &'static [u8]> {
@@ -91,7 +105,10 @@ impl Database {
     /// Opens the file or makes it.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
         Ok(Self {
-            redb: Mutex::new(Some(open(path)?)),
+            kept: Mutex::new(KeptOpen {
+                redb: Some(open(path)?),
+                is_failing: false,
+            }),
             path: path.to_owned(),
         })
     }
@@ -172,23 +189,27 @@ impl Database {
         action: &'static str,
         work: impl FnOnce(&Redb) -> Result<T, redb::Error>,
     ) -> Result<T, StateError> {
-        let mut kept = self.redb.lock().unwrap_or_else(PoisonError::into_inner);
-        let redb = match kept.take() {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let redb = match kept.redb.take() {
             Some(redb) => redb,
-            None => {
-                let redb = open(&self.path)?;
-                info!(path = %self.path.display(), "the database is open again");
-                redb
-            }
+            None => open(&self.path)?,
         };
         let done = work(&redb);
+        let path = self.path.display();
         match &done {
             Err(error) if ends_use(error) => {
                 // Closed before anything else is: it locks its file.
                 drop(redb);
-                warn!(path = %self.path.display(), %error, "the database is opened again later");
+                if kept.note(true) {
+                    warn!(%path, %error, "the database has failed and is opened again later");
+                }
             }
-            _ => *kept = Some(redb),
+            _ => {
+                kept.redb = Some(redb);
+                if done.is_ok() && kept.note(false) {
+                    info!(%path, "the database works again");
+                }
+            }
         }
         done.map_err(|source| failed(action, &self.path, source))
     }
@@ -309,6 +330,37 @@ mod tests {
         database.put(&record("b")).unwrap();
         let all = database.all::<PodRecord>().unwrap();
         assert_eq!(all, [record("a"), record("b")]);
+    }
+
+    #[test]
+    fn a_file_that_fails_is_noted_until_it_works() {
+        let disk = SmallDisk::new();
+        let mut large = record("a");
+        large.config.hostname = "x".repeat(4 << 20);
+        let database = Database::open(&disk.path().join("x.redb")).unwrap();
+        let fails = || database.kept.lock().unwrap().is_failing;
+        for _ in 0..2 {
+            disk.fill();
+            for _ in 0..3 {
+                database.put(&large).unwrap_err();
+                assert!(fails());
+            }
+            disk.clear();
+            for _ in 0..3 {
+                database.put(&record("a")).unwrap();
+                assert!(!fails());
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_file_does_is_told_when_it_is_new() {
+        let mut kept = KeptOpen {
+            redb: None,
+            is_failing: false,
+        };
+        let told = [false, true, true, false, false, true].map(|fails| kept.note(fails));
+        assert_eq!(told, [false, true, false, true, false, true]);
     }
 
     #[test]

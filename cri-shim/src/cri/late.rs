@@ -1,0 +1,169 @@
+//! Writing what could not be written when it was noted: one task for all of it, which tries one
+//! record at a time.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::task::JoinHandle;
+use tracing::debug;
+
+use super::backoff::Backoff;
+use super::state::{Database, StateError};
+
+/// What has a record that the database is to have.
+pub(super) trait Unwritten: Debug + Send + Sync {
+    fn id(&self) -> &str;
+
+    /// Writes the record as it is now.
+    fn write(&self, database: &Database) -> Result<(), StateError>;
+}
+
+/// Records that the database does not have as they are.
+#[derive(Debug, Default)]
+pub(super) struct LateWriter(Mutex<Queue>);
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Each once; those that were tried last are last.
+    records: VecDeque<Arc<dyn Unwritten>>,
+    ids: BTreeSet<String>,
+    /// The task that writes them, as long as there are any.
+    writer: Option<JoinHandle<()>>,
+}
+
+impl Queue {
+    /// False when it was there already.
+    fn push(&mut self, record: Arc<dyn Unwritten>) -> bool {
+        let is_new = self.ids.insert(record.id().to_owned());
+        if is_new {
+            self.records.push_back(record);
+        }
+        is_new
+    }
+}
+
+impl LateWriter {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a record to be written. `begin` spawns a task that does [`Self::write_all`], when none
+    /// does. False when the record was waiting already.
+    pub(super) fn add(
+        &self,
+        record: Arc<dyn Unwritten>,
+        begin: impl FnOnce() -> JoinHandle<()>,
+    ) -> bool {
+        let mut queue = self.lock();
+        let is_new = queue.push(record);
+        // One that has panicked is finished, too.
+        if queue.writer.as_ref().is_none_or(JoinHandle::is_finished) {
+            queue.writer = Some(begin());
+        }
+        is_new
+    }
+
+    /// Writes all that waits, and what comes meanwhile. After each failure it is waited: the next
+    /// one would fail, too, and costs an opening of the database.
+    pub(super) async fn write_all(&self, database: &Database) {
+        let mut backoff = Backoff::default();
+        loop {
+            backoff.wait().await;
+            loop {
+                let Some(record) = self.next() else {
+                    return;
+                };
+                if let Err(error) = record.write(database) {
+                    debug!(id = record.id(), %error, "the database cannot be written yet");
+                    // Behind the others, which may need less room.
+                    self.lock().push(record);
+                    break;
+                }
+                backoff = Backoff::default();
+            }
+        }
+    }
+
+    /// Takes out what is to be written next; where there is nothing, the task has ended for who
+    /// adds something.
+    fn next(&self) -> Option<Arc<dyn Unwritten>> {
+        let mut queue = self.lock();
+        let record = queue.records.pop_front();
+        if let Some(record) = &record {
+            queue.ids.remove(record.id());
+        } else {
+            queue.writer = None;
+        }
+        record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cri::disk::SmallDisk;
+    use crate::cri::state::{PodRecord, pod_record};
+
+    const RECORDS: usize = 5;
+
+    #[derive(Debug)]
+    struct Noted {
+        record: PodRecord,
+        attempts: Arc<AtomicUsize>,
+    }
+
+    impl Unwritten for Noted {
+        fn id(&self) -> &str {
+            &self.record.id
+        }
+
+        fn write(&self, database: &Database) -> Result<(), StateError> {
+            self.attempts.fetch_add(1, Ordering::Relaxed);
+            database.put(&self.record)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_disk_is_tried_by_one_record_at_a_time_and_all_are_written_once_it_has_room() {
+        let disk = SmallDisk::new();
+        let database = Arc::new(Database::open(&disk.path().join("x.redb")).unwrap());
+        let late = Arc::new(LateWriter::default());
+        let attempts = Arc::<AtomicUsize>::default();
+        let add = |id: usize| {
+            // The file has no room for many of these.
+            let mut record = pod_record(&id.to_string());
+            record.config.hostname = "x".repeat(500_000);
+            let attempts = Arc::clone(&attempts);
+            let (begun, database) = (Arc::clone(&late), Arc::clone(&database));
+            let begin = || tokio::spawn(async move { begun.write_all(&database).await });
+            late.add(Arc::new(Noted { record, attempts }), begin)
+        };
+        let waiting = || late.lock().records.len();
+        let written = || database.all::<PodRecord>().unwrap().len();
+        disk.fill();
+        for id in 0..RECORDS {
+            assert!(add(id));
+            assert!(!add(id));
+        }
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        // Some may have found room in the file.
+        let left = waiting();
+        assert!(left > 2, "{left}");
+        let tried = attempts.load(Ordering::Relaxed);
+        // In the longest of its pauses.
+        assert!((20..40).contains(&tried), "{tried}");
+
+        disk.clear();
+        tokio::time::sleep(Duration::from_secs(31)).await;
+        assert_eq!((waiting(), written()), (0, RECORDS));
+        assert!(late.lock().writer.is_none());
+        // Another task does the same.
+        assert!(add(RECORDS));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!((waiting(), written()), (0, RECORDS + 1));
+    }
+}
