@@ -45,8 +45,9 @@ fn lock<R>(table: &Mutex<Table<R>>) -> MutexGuard<'_, Table<R>> {
 
 impl<R: PartialEq + Send + 'static> Flights<R> {
     /// Runs `work` in a task of its own, or joins the one that runs for an equal request of
-    /// that name. An answer that no caller waited for is kept for the next equal request: the
-    /// caller will ask again.
+    /// that name. What was made and no caller waited for is kept for the next equal request: the
+    /// caller will ask again. An error is not: nobody may ask again, and who does has it tried
+    /// anew.
     ///
     /// `None` when another request of that name is under way.
     pub(super) async fn join<W>(
@@ -59,10 +60,15 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
         W: Future<Output = Result<String>> + Send + 'static,
     {
         let begin = |sender: watch::Sender<_>| {
-            let work = work();
+            let (work, table, name) = (work(), Arc::clone(&self.0), name.to_owned());
             async move {
                 let done = work.await.map_err(Status::from);
-                // Kept in the table when nobody listens.
+                // Nobody joins or leaves meanwhile. The table listens, too.
+                let mut table = lock(&table);
+                if done.is_err() && sender.receiver_count() <= 1 {
+                    table.remove(&name);
+                }
+                // What was made is kept in the table when nobody listens.
                 sender.send_replace(Some(done));
             }
         };
@@ -86,14 +92,13 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
             let (work, table, name) = (work(), Arc::clone(&self.0), name.to_owned());
             async move {
                 let done = work.await.map_err(Status::from);
-                let is_awaited = {
-                    // Nobody joins meanwhile. The table listens, too.
+                {
+                    // Nobody joins or leaves meanwhile. The table listens, too.
                     let _table = lock(&table);
-                    sender.receiver_count() > 1
-                };
-                if is_awaited {
-                    sender.send_replace(Some(done));
-                    return;
+                    if sender.receiver_count() > 1 {
+                        sender.send_replace(Some(done));
+                        return;
+                    }
                 }
                 if let Ok(made) = done {
                     undo(made).await;
@@ -117,7 +122,7 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let mut answer = {
+        let answer = {
             let mut flights = lock(&self.0);
             match flights.get(name).filter(|flight| !flight.is_lost()) {
                 Some(flight) if flight.request == request => flight.answer.clone(),
@@ -134,31 +139,62 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
                 }
             }
         };
-        let done = match answer.wait_for(Option::is_some).await {
-            Ok(done) => done.clone(),
-            // The task panicked.
-            Err(_) => None,
+        let mut waiter = Waiter {
+            table: &self.0,
+            name,
+            answer: Some(answer),
+            is_told: false,
         };
-        let mut flights = lock(&self.0);
-        let is_this = |flight: &Flight<R>| flight.answer.same_channel(&answer);
-        if flights.get(name).is_some_and(is_this) {
-            flights.remove(name);
-        }
+        let done = waiter.done().await;
+        drop(waiter);
         Some(match done {
             Some(done) => done.map_err(CriError::Shared),
             None => Err(CriError::Shared(Status::internal("the call's task failed"))),
         })
     }
 
-    /// Forgets an answer that nobody has fetched: what it made, or was to do something with, is
-    /// being removed.
+    /// Forgets an answer that nobody has fetched: what it made is being removed.
     pub(super) fn forget(&self, made: &str) {
         let mut flights = lock(&self.0);
-        flights.retain(|name, flight| match &*flight.answer.borrow() {
-            Some(Ok(id)) => id != made,
-            Some(Err(_)) => name != made,
-            None => true,
-        });
+        flights.retain(|_, flight| !matches!(&*flight.answer.borrow(), Some(Ok(id)) if id == made));
+    }
+}
+
+/// A caller that waits for an answer.
+struct Waiter<'a, R> {
+    table: &'a Mutex<Table<R>>,
+    name: &'a str,
+    /// There until this is dropped.
+    answer: Option<Answer>,
+    is_told: bool,
+}
+
+impl<R> Waiter<'_, R> {
+    /// The answer; none when its task panicked.
+    async fn done(&mut self) -> Option<Result<String, Status>> {
+        let done = match self.answer.as_mut()?.wait_for(Option::is_some).await {
+            Ok(done) => done.clone(),
+            Err(_) => None,
+        };
+        self.is_told = true;
+        done
+    }
+}
+
+impl<R> Drop for Waiter<'_, R> {
+    /// Takes the answer out of the table that it was told. An error goes in any case: who has left
+    /// before it was told does not fetch it.
+    fn drop(&mut self) {
+        let mut table = lock(self.table);
+        // Dropped while the table is locked: then who counts the receivers counts right.
+        let Some(answer) = self.answer.take() else {
+            return;
+        };
+        let is_over = self.is_told || matches!(&*answer.borrow(), Some(Err(_)));
+        let is_this = |flight: &Flight<R>| flight.answer.same_channel(&answer);
+        if is_over && table.get(self.name).is_some_and(is_this) {
+            table.remove(self.name);
+        }
     }
 }
 
@@ -297,26 +333,67 @@ mod tests {
     #[tokio::test]
     async fn an_answer_about_what_is_removed_is_forgotten() {
         let flights = Flights::<()>::default();
-        for fails in [false, true] {
-            let done = Arc::new(Notify::new());
-            let told = Arc::clone(&done);
-            let work = || async move {
-                told.notify_one();
-                match fails {
-                    true => Err(CriError::invalid("x", "y")),
-                    false => Ok("a".to_owned()),
-                }
-            };
-            {
-                let mut call = std::pin::pin!(flights.join("a", (), work));
-                // The caller goes away before it is answered.
-                assert!(futures_util::poll!(&mut call).is_pending());
-            }
-            done.notified().await;
-            tokio::task::yield_now().await;
-            flights.forget("a");
-            let anew = flights.join("a", (), || async { Ok("anew".to_owned()) });
-            assert_eq!(anew.await.unwrap().unwrap(), "anew");
+        let done = Arc::new(Notify::new());
+        let told = Arc::clone(&done);
+        let work = || async move {
+            told.notify_one();
+            Ok("a".to_owned())
+        };
+        {
+            let mut call = std::pin::pin!(flights.join("a", (), work));
+            // The caller goes away before it is answered.
+            assert!(futures_util::poll!(&mut call).is_pending());
         }
+        done.notified().await;
+        flights.forget("a");
+        let anew = flights.join("a", (), || async { Ok("anew".to_owned()) });
+        assert_eq!(anew.await.unwrap().unwrap(), "anew");
+    }
+
+    #[tokio::test]
+    async fn an_error_that_nobody_waits_for_is_not_kept() {
+        let flights = Flights::<u8>::default();
+        // The caller goes away before the work has failed, or before it was told.
+        for leaves_early in [true, false] {
+            let (go, done) = <(Arc<Notify>, Arc<Notify>)>::default();
+            let (goes, told) = (Arc::clone(&go), Arc::clone(&done));
+            let work = || async move {
+                goes.notified().await;
+                told.notify_one();
+                Err(CriError::invalid("x", "y"))
+            };
+            let mut call = Box::pin(flights.join("a", 1, work));
+            assert!(futures_util::poll!(&mut call).is_pending());
+            let late = match leaves_early {
+                true => {
+                    drop(call);
+                    None
+                }
+                false => Some(call),
+            };
+            go.notify_one();
+            // The task does not stop between this and its answer.
+            done.notified().await;
+            drop(late);
+            assert!(lock(&flights.0).is_empty());
+            let anew = flights.join("a", 1, || async { Ok("anew".to_owned()) });
+            assert_eq!(anew.await.unwrap().unwrap(), "anew");
+            assert!(lock(&flights.0).is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn an_error_is_told_to_all_who_wait_for_it() {
+        let flights = Flights::<u8>::default();
+        let fails = || || async { Err(CriError::invalid("x", "y")) };
+        let (first, second) = tokio::join!(
+            flights.join("a", 1, fails()),
+            flights.join("a", 1, || async { unreachable!() })
+        );
+        for told in [first, second] {
+            let status = Status::from(told.unwrap().unwrap_err());
+            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        }
+        assert!(lock(&flights.0).is_empty());
     }
 }
