@@ -311,8 +311,10 @@ fn spawn(
     stdin: StdUnixStream,
 ) -> Result<Child, SandboxError> {
     let log = header.dir.join(LOG);
+    // The process reads what stays when it removes what is oldest.
     let stderr = OpenOptions::new()
         .create(true)
+        .read(true)
         .append(true)
         .mode(0o600)
         .open(&log)

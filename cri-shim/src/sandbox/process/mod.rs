@@ -14,6 +14,7 @@
 //! | `container` | one container's state and its processes |
 //! | `restart` | whether, when and as what a container's process is started again |
 //! | `output`, `log` | output to the log and to attachers |
+//! | `own_log` | the log of the process itself |
 //! | `end` | the machine's end: when it is due, and what is left to do then |
 //! | `images` | which disk holds which image |
 //! | `plugs` | which disks are plugged in for which containers |
@@ -29,6 +30,7 @@ mod launch;
 mod log;
 mod machine;
 mod output;
+mod own_log;
 mod plugs;
 mod restart;
 mod serve;
@@ -235,6 +237,7 @@ async fn serve_until_end(begun: Begun, mut terminate: Signal) {
     };
     let serving = tokio::spawn(serve::serve(begun.listener, service));
     let clock = tokio::spawn(set_clock(Arc::clone(&containers)));
+    tokio::spawn(own_log::keep_short());
     tokio::spawn(async move {
         while terminate.recv().await.is_some() {
             // Heard until the end has come.

@@ -1,0 +1,126 @@
+//! The log of this process itself: its stderr, a file that its launcher has opened to be read and
+//! appended to. How fast a guest can have it grow is bounded where lines are logged, and how long
+//! it gets is here.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::time::Duration;
+
+use rustix::fs::{FileType, fstat, ftruncate};
+use rustix::io::pread;
+use tracing::debug;
+
+use super::super::stdio::write_all;
+
+/// Bytes from which on the oldest lines are removed: it may be in a file system in memory, with
+/// those of all other machines of the node.
+const MOST: u64 = 1 << 20;
+
+/// As many bytes stay then.
+const KEPT: u64 = MOST / 2;
+
+/// How often it is looked at. Threads of the machine may not shorten files.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// Keeps the log short, for the rest of this process's life.
+pub(super) async fn keep_short() {
+    let mut times = tokio::time::interval(EVERY);
+    loop {
+        times.tick().await;
+        let shortened = {
+            // Nobody logs meanwhile, nor panics.
+            let stderr = io::stderr().lock();
+            shorten(stderr.as_fd())
+        };
+        if let Err(error) = shortened {
+            debug!(%error, "the log stays as long as it is");
+        }
+    }
+}
+
+/// Removes the oldest lines of a log that is too long.
+fn shorten(log: BorrowedFd<'_>) -> io::Result<()> {
+    let found = fstat(log)?;
+    let length = u64::try_from(found.st_size).unwrap_or(0);
+    // It may be anything where it was not a launcher of podvisor's that began this process.
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || length <= MOST {
+        return Ok(());
+    }
+    let end = end_of(log, length)?;
+    ftruncate(log, 0)?;
+    Ok(write_all(log, &end)?)
+}
+
+/// The last lines of a log that is longer than they are.
+fn end_of(log: BorrowedFd<'_>, length: u64) -> io::Result<Vec<u8>> {
+    let from = length.saturating_sub(KEPT);
+    let mut end = Vec::new();
+    let mut buffer = [0_u8; 16 << 10];
+    loop {
+        match pread(log, &mut buffer, from + end.len() as u64)? {
+            0 => break,
+            count => end.extend_from_slice(&buffer[..count]),
+        }
+    }
+    // The first one is cut.
+    if let Some(line) = end.iter().position(|byte| *byte == b'\n') {
+        end.drain(..=line);
+    }
+    Ok(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::Write as _;
+
+    use super::*;
+
+    /// A log as a launcher opens it.
+    fn open(path: &std::path::Path) -> File {
+        let mut options = File::options();
+        options.read(true).append(true).create(true);
+        options.open(path).unwrap()
+    }
+
+    #[test]
+    fn a_log_stays_short_and_ends_with_its_last_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut log = open(&path);
+        let line = |number: usize| format!("{number:08} {}\n", "x".repeat(90));
+        let lines = (5 << 20) / line(0).len();
+        for number in 0..lines {
+            log.write_all(line(number).as_bytes()).unwrap();
+            if number % 1000 == 0 {
+                shorten(log.as_fd()).unwrap();
+                assert!(fs::metadata(&path).unwrap().len() <= MOST);
+            }
+        }
+        shorten(log.as_fd()).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.len() as u64 <= MOST && text.len() as u64 > KEPT / 2);
+        let first: usize = text[..8].parse().unwrap();
+        let expected: String = (first..lines).map(line).collect();
+        assert!(text == expected, "lines are missing or cut");
+    }
+
+    #[test]
+    fn a_log_that_has_become_far_too_long_is_not_read_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut log = open(&path);
+        // Mostly a hole.
+        log.set_len(1 << 40).unwrap();
+        log.write_all(b"\nlast\n").unwrap();
+        shorten(log.as_fd()).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"last\n");
+    }
+
+    #[test]
+    fn what_is_no_file_is_left_alone() {
+        let (reader, writer) = io::pipe().unwrap();
+        shorten(writer.as_fd()).unwrap();
+        drop(reader);
+    }
+}
