@@ -557,3 +557,30 @@ async fn a_container_whose_creation_nobody_waits_for_is_removed_when_it_is_made(
     assert_eq!(ids, [&created.into_inner().unwrap()]);
     assert_eq!((node.asked_to("Create"), node.asked_to("Delete")), (2, 1));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_takes_too_long_has_ended_when_that_is_told() {
+    let node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.start(&id).await.unwrap();
+    let late = node.exec(&id, 1).await.unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    assert_eq!(node.asked(&format!("Signal {id} exec")), 1);
+    // Once as long as it had time, and once for its end.
+    assert_eq!(node.asked(&format!("Wait {id} exec")), 2);
+    let status = node.status(&id).await;
+    assert_eq!(status.state(), ContainerState::ContainerRunning);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_cannot_be_killed_does_not_hold_the_answer_up() {
+    let node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.start(&id).await.unwrap();
+    node.hold("Signal");
+    let late = node.exec(&id, 1).await.unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    // It is tried again, though nobody waits for that.
+    until(async || node.asked(&format!("Signal {id} exec")) == 2).await;
+    node.let_go("Signal");
+}

@@ -11,7 +11,8 @@
 //! - with `linger` its machine has ended once it was asked for that, and the process itself ends
 //!   when that file is gone,
 //! - `running` has ids of containers, a line each, that run from the beginning,
-//! - calls are written to `calls`, a line each, before they are held back.
+//! - calls are written to `calls`, a line each, before they are held back: a call's name and the
+//!   container's id, and `exec` for those about another process in it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -28,7 +29,8 @@ use serde_json::{Value, json};
 /// When it is looked again whether a file is gone.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Whether containers run, by their ids; one that has ended does not.
+/// Whether containers run, by their ids, and further processes in them, by theirs; one that has
+/// ended does not.
 #[derive(Debug, Default)]
 struct Containers(Mutex<BTreeMap<String, State>>, Condvar);
 
@@ -112,11 +114,14 @@ impl Process {
     /// None for what is not answered.
     fn answer(&self, name: &str, arguments: &Value) -> Option<Value> {
         let id = arguments["id"].as_str().unwrap_or_default();
+        let exec_id = arguments["exec_id"].as_str();
+        let process = exec_id.unwrap_or(id);
         match name {
             "Grow" => {
                 let (bytes, patience) = (&arguments["bytes"], &arguments["patience_ms"]);
                 self.note(&format!("Grow {bytes} within {patience}"));
             }
+            _ if exec_id.is_some() => self.note(&format!("{name} {id} exec")),
             _ => self.note(&format!("{name} {id}")),
         }
         while self.directory.join(name).exists() {
@@ -141,12 +146,12 @@ impl Process {
             }
             "Signal" => {
                 if !self.directory.join("lose-exits").exists() {
-                    self.set(id, State::Exited);
+                    self.set(process, State::Exited);
                 }
                 json!("Done")
             }
             "Wait" => {
-                self.wait(id);
+                self.wait(process);
                 let exit = json!({ "code": 137, "exited_at_ns": 8, "oom_killed": false });
                 json!({ "Exit": exit })
             }

@@ -402,6 +402,15 @@ impl Node {
             pod_sandbox_id: POD.to_owned(),
         };
         self.runtime()
+    /// Runs a command in a container, for so many seconds.
+    pub(crate) async fn exec(
+        &self,
+        id: &str,
+        seconds: i64,
+    ) -> Result<ExecSyncResponse, tonic::Status> {
+        self.client().await.exec(id, "sleep 1000", seconds).await
+    }
+
             .await
             .stop_pod_sandbox(request)
             .await

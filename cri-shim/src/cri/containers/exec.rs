@@ -36,6 +36,10 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// How long output may go on after the command has ended, whoever it is that writes it.
 const REST: Duration = Duration::from_secs(60);
 
+/// How long the answer waits for the end of a command that is killed because its time is over: a
+/// guest that hangs must not hold it up.
+const KILL: Duration = Duration::from_secs(2);
+
 const SIGKILL: u32 = 9;
 
 /// Room for what is kept of output, in bytes: containers that print much must not take the node's
@@ -142,11 +146,16 @@ impl Node {
                 0 => command.exit().await?,
                 seconds => {
                     let limit = Duration::from_secs(seconds);
-                    let late = |_| CriError::Deadline {
-                        what: "the command",
-                        seconds: request.timeout,
-                    };
-                    timeout(limit, command.exit()).await.map_err(late)??
+                    match timeout(limit, command.exit()).await {
+                        Ok(exit) => exit?,
+                        Err(_) => {
+                            command.kill().await;
+                            return Err(CriError::Deadline {
+                                what: "the command",
+                                seconds: request.timeout,
+                            });
+                        }
+                    }
                 }
             };
             ended.send_replace(true);
@@ -161,8 +170,7 @@ impl Node {
     }
 }
 
-/// A command in a container. Dropped before its end, it is killed: its time is over, or nobody
-/// waits for it any more.
+/// A command in a container. Dropped before its end, it is killed: nobody waits for it any more.
 struct Command {
     client: SandboxClient,
     container: String,
@@ -185,25 +193,52 @@ impl Command {
         }
     }
 
-    async fn exit(&mut self) -> Result<ProcessExit> {
-        if let Some(starting) = &mut self.starting {
-            let started = starting.await;
-            self.starting = None;
-            match started {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    self.has_ended = true;
-                    return Err(error.into());
-                }
-                Err(error) => {
-                    let failed = CriError::host("start the command");
-                    return Err(failed(error.into()));
-                }
+    async fn started(&mut self) -> Result<()> {
+        let Some(starting) = &mut self.starting else {
+            return Ok(());
+        };
+        let started = starting.await;
+        self.starting = None;
+        match started {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                self.has_ended = true;
+                Err(error.into())
+            }
+            Err(error) => {
+                let failed = CriError::host("start the command");
+                Err(failed(error.into()))
             }
         }
+    }
+
+    async fn exit(&mut self) -> Result<ProcessExit> {
+        self.started().await?;
         let exit = self.client.wait(&self.container, Some(&self.id)).await?;
         self.has_ended = true;
         Ok(exit)
+    }
+
+    /// Kills it, and waits for its end, as long as that is due: whoever is told that its time was
+    /// over does not find it any more.
+    async fn kill(&mut self) {
+        let killed = async {
+            self.started().await?;
+            kill(&self.client, &self.container, &self.id).await;
+            self.exit().await
+        };
+        match timeout(KILL, killed).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => debug!(%error, "the command that was to be killed is not there"),
+            Err(_) => debug!("the command that was killed has not ended yet"),
+        }
+    }
+}
+
+async fn kill(client: &SandboxClient, container: &str, id: &str) {
+    let killed = client.signal(container, Some(id), SIGKILL, false).await;
+    if let Err(error) = killed {
+        debug!(%error, "the command that is to be killed has ended by itself");
     }
 }
 
@@ -219,10 +254,7 @@ impl Drop for Command {
                 // One that was not started has nothing to be killed.
                 let _ = starting.await;
             }
-            let killed = client.signal(&container, Some(&id), SIGKILL, false).await;
-            if let Err(error) = killed {
-                debug!(%error, "the command that is to be killed has ended by itself");
-            }
+            kill(&client, &container, &id).await;
         });
     }
 }
