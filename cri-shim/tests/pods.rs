@@ -584,3 +584,72 @@ async fn a_command_that_cannot_be_killed_does_not_hold_the_answer_up() {
     until(async || node.asked(&format!("Signal {id} exec")) == 2).await;
     node.let_go("Signal");
 }
+
+/// Of a container's status, what newer clients read of its mounts.
+#[derive(Clone, PartialEq, prost::Message)]
+struct MountsResponse {
+    #[prost(message, optional, tag = "1")]
+    status: Option<Mounts>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Mounts {
+    #[prost(message, repeated, tag = "14")]
+    mounts: Vec<NewerMount>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct NewerMount {
+    #[prost(string, tag = "1")]
+    container_path: String,
+    #[prost(message, optional, tag = "9")]
+    image: Option<NewerImage>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct NewerImage {
+    #[prost(string, tag = "1")]
+    image: String,
+    #[prost(string, tag = "20")]
+    image_ref: String,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_tells_which_image_is_mounted_also_after_a_restart() {
+    const CALL: &str = "/runtime.v1.RuntimeService/ContainerStatus";
+    let mut node = Node::new(2).await;
+    let (name, image_ref) = node.pull().await;
+    // The one that is the container's root, too.
+    let mount = Mount {
+        container_path: "/model".to_owned(),
+        image: Some(ImageSpec {
+            image: name.clone(),
+            ..ImageSpec::default()
+        }),
+        ..Mount::default()
+    };
+    let config = ContainerConfig {
+        mounts: vec![mount],
+        ..ContainerConfig::default()
+    };
+    let id = node.try_create("a", config).await.unwrap();
+    let expected = NewerMount {
+        container_path: "/model".to_owned(),
+        image: Some(NewerImage {
+            image: name,
+            image_ref,
+        }),
+    };
+    for restarts in 0..2 {
+        if restarts > 0 {
+            node.daemon.end(Signal::KILL);
+            node.daemon.start();
+        }
+        let request = ContainerStatusRequest {
+            container_id: id.clone(),
+            verbose: false,
+        };
+        let told: MountsResponse = node.daemon.raw(CALL, request).await.unwrap();
+        assert_eq!(told.status.unwrap().mounts, std::slice::from_ref(&expected));
+    }
+}

@@ -13,7 +13,7 @@ use rustix::mount::{
 };
 use tonic::Code;
 
-use crate::client::ask;
+use crate::client::{ask, ask_images, raw};
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, image, security, stdout, strings};
 use crate::support::until;
@@ -375,6 +375,60 @@ fn guest_what_the_host_has_put_into_a_volume_in_memory_is_seen() {
     container.remove();
 }
 
+/// Of a container's status, what newer clients read of its mounts.
+#[derive(Clone, PartialEq, prost::Message)]
+struct MountsResponse {
+    #[prost(message, optional, tag = "1")]
+    status: Option<ToldMounts>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct ToldMounts {
+    #[prost(message, repeated, tag = "14")]
+    mounts: Vec<ToldMount>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct ToldMount {
+    #[prost(string, tag = "1")]
+    container_path: String,
+    #[prost(message, optional, tag = "9")]
+    image: Option<ToldImage>,
+    #[prost(string, tag = "10")]
+    image_sub_path: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct ToldImage {
+    #[prost(string, tag = "20")]
+    image_ref: String,
+}
+
+/// Path, image and part of each mount that the status tells.
+fn told_mounts(container: &Container) -> Vec<(String, String, String)> {
+    let request = ContainerStatusRequest {
+        container_id: container.id.clone(),
+        verbose: false,
+    };
+    let path = "/runtime.v1.RuntimeService/ContainerStatus";
+    let response: MountsResponse = raw(path, request).unwrap();
+    let mounts = response.status.unwrap().mounts.into_iter();
+    let told = mounts.map(|mount| {
+        let image_ref = mount.image.unwrap_or_default().image_ref;
+        (mount.container_path, image_ref, mount.image_sub_path)
+    });
+    told.collect()
+}
+
+/// What PullImage calls an image.
+fn image_ref(repository: &str) -> String {
+    let pulled = ask_images!(pull_image(PullImageRequest {
+        image: Some(image(repository)),
+        ..Default::default()
+    }));
+    pulled.unwrap().image_ref
+}
+
 #[test]
 fn guest_an_image_is_mounted_as_a_volume() {
     // Runtimes of before Kubernetes 1.31 know no such volumes.
@@ -391,8 +445,28 @@ fn guest_an_image_is_mounted_as_a_volume() {
     assert_eq!(container.sh("cat /model/etc/plain"), "no program\n");
     container.sh("! touch /model/new 2>/dev/null");
     assert_eq!(container.sh("/model/bin/busybox echo runs"), "runs\n");
+    assert_eq!(
+        told_mounts(&container),
+        [("/model".to_owned(), image_ref("user"), String::new())]
+    );
     container.stop(0);
     container.remove();
+    // The very image of the container's root.
+    let same = Pod::shared().start("same-image", |config| {
+        config.image = Some(image("user"));
+        config.mounts = vec![Mount {
+            container_path: "/model".to_owned(),
+            image: Some(image("user")),
+            ..Default::default()
+        }];
+    });
+    assert_eq!(
+        same.sh("cat /model/etc/plain /etc/plain"),
+        "no program\nno program\n"
+    );
+    same.sh("! touch /model/new 2>/dev/null");
+    same.stop(0);
+    same.remove();
     let missing = Pod::shared().container_config("no-image", |config| {
         config.mounts = vec![Mount {
             container_path: "/model".to_owned(),
@@ -446,6 +520,8 @@ fn guest_a_part_of_an_image_is_mounted_as_a_volume() {
     container.start();
     assert_eq!(container.ended().exit_code, 0);
     assert_eq!(stdout(&container.lines()), ["no program"]);
+    let told = ("/etc-of-it".to_owned(), image_ref("user"), "etc".to_owned());
+    assert_eq!(told_mounts(&container), [told]);
     container.remove();
     for bad in ["../etc", "/etc", "no/such"] {
         let refused = create_with_part(bad).err().unwrap();

@@ -190,14 +190,22 @@ impl Daemon {
         &self,
         request: UpdatePodSandboxResourcesRequest,
     ) -> Result<(), tonic::Status> {
-        const CALL: &str = "/runtime.v1.RuntimeService/UpdatePodSandboxResources";
+        let call = "/runtime.v1.RuntimeService/UpdatePodSandboxResources";
+        self.raw(call, request).await
+    }
+
+    /// Asks for a method with messages of one's own.
+    pub(crate) async fn raw<Q, A>(&self, call: &'static str, request: Q) -> Result<A, tonic::Status>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
         let mut client = tonic::client::Grpc::new(self.channel().await);
         client.ready().await.unwrap();
         let codec = tonic_prost::ProstCodec::default();
         let request = tonic::Request::new(request);
-        let answer = client.unary(request, CALL.parse().unwrap(), codec).await?;
-        let () = answer.into_inner();
-        Ok(())
+        let answer = client.unary(request, call.parse().unwrap(), codec).await?;
+        Ok(answer.into_inner())
     }
 
     pub(crate) async fn images(&self) -> ImageServiceClient<Channel> {

@@ -293,16 +293,11 @@ impl Node {
         name: &str,
         config: ContainerConfig,
     ) -> Result<String, tonic::Status> {
+        let (image, _) = self.pull().await;
         let image = Some(ImageSpec {
-            image: self.image.clone(),
+            image,
             ..ImageSpec::default()
         });
-        let pull = PullImageRequest {
-            image: image.clone(),
-            ..PullImageRequest::default()
-        };
-        let mut images = self.daemon.images().await;
-        images.pull_image(pull).await.unwrap();
         let config = ContainerConfig {
             metadata: Some(ContainerMetadata {
                 name: name.to_owned(),
@@ -318,6 +313,21 @@ impl Node {
             .create_request(config, Some(pod_config()));
         let created = self.runtime().await.create_container(request).await;
         created.map(|created| created.into_inner().container_id)
+    }
+
+    /// Pulls the image of all containers; its name, and what it is called then.
+    pub(crate) async fn pull(&self) -> (String, String) {
+        let image = ImageSpec {
+            image: self.image.clone(),
+            ..ImageSpec::default()
+        };
+        let pull = PullImageRequest {
+            image: Some(image),
+            ..PullImageRequest::default()
+        };
+        let mut images = self.daemon.images().await;
+        let pulled = images.pull_image(pull).await.unwrap();
+        (self.image.clone(), pulled.into_inner().image_ref)
     }
 
     /// Whether there is a container's log.
@@ -392,6 +402,15 @@ impl Node {
         self.client().await.status(id).await
     }
 
+    /// Runs a command in a container, for so many seconds.
+    pub(crate) async fn exec(
+        &self,
+        id: &str,
+        seconds: i64,
+    ) -> Result<ExecSyncResponse, tonic::Status> {
+        self.client().await.exec(id, "sleep 1000", seconds).await
+    }
+
     /// Waits until the pod is being stopped, as this container, which runs, tells.
     pub(crate) async fn is_stopping(&self, container: &str) {
         until(async || self.asked(&format!("Signal {container}")) == 1).await;
@@ -402,15 +421,6 @@ impl Node {
             pod_sandbox_id: POD.to_owned(),
         };
         self.runtime()
-    /// Runs a command in a container, for so many seconds.
-    pub(crate) async fn exec(
-        &self,
-        id: &str,
-        seconds: i64,
-    ) -> Result<ExecSyncResponse, tonic::Status> {
-        self.client().await.exec(id, "sleep 1000", seconds).await
-    }
-
             .await
             .stop_pod_sandbox(request)
             .await

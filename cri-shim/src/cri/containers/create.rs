@@ -18,7 +18,7 @@ use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::newer::stop_signal_from_cri;
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
-use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord};
+use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage, PodPhase, PodRecord};
 use crate::cri::{devices, memory, resolver, volumes};
 use crate::machine::UserRange;
 use crate::sandbox::{
@@ -117,13 +117,13 @@ impl Node {
         let made = async {
             let wanted = config.image.as_ref();
             let wanted = wanted.map_or("", |image| image.image.as_str());
-            let (image, images, of_images, declared) = in_place(|| -> Result<_> {
+            let (image, rootfs, of_images, declared) = in_place(|| -> Result<_> {
                 let image = self.image_named(wanted)?;
                 let rootfs = image.open_rootfs()?;
-                let (of_images, volumes) = self.image_volumes(&config, &newer.image_sub_paths)?;
+                let of_images = self.image_volumes(&config, &newer.image_sub_paths)?;
                 let settings = image.config().config().as_ref();
                 let declared = self.make_image_volumes(pod, &id, settings, &config.mounts)?;
-                Ok((image, Images { rootfs, volumes }, of_images, declared))
+                Ok((image, rootfs, of_images, declared))
             })?;
             let all = [config.mounts.as_slice(), &declared].concat();
             // A server of files that does not answer must not keep the pod from being ended.
@@ -134,12 +134,17 @@ impl Node {
             let mut mounted = in_place(|| volumes::mount(&shared, &pod.mounted, &id, looked))?;
             let of_root = mounted.split_off(mounted.len().saturating_sub(declared.len()));
             mounted.extend(of_root.into_iter().map(Volume::filled));
-            mounted.extend(of_images);
+            mounted.extend(of_images.volumes);
+            let images = Images {
+                rootfs,
+                volumes: of_images.open,
+            };
             let new = NewContainer {
                 id: &id,
                 config,
                 image,
                 mounted,
+                mounted_images: of_images.known,
                 stop_signal: newer.stop_signal,
             };
             self.create_in_guest(pod, new, images).await
@@ -293,36 +298,37 @@ impl Node {
     }
 
     /// The images that a container mounts as volumes.
-    fn image_volumes(
-        &self,
-        config: &ContainerConfig,
-        sub_paths: &[String],
-    ) -> Result<(Vec<Volume>, Vec<ImageVolume>)> {
-        let mut volumes = Vec::new();
-        let mut images: Vec<ImageVolume> = Vec::new();
+    fn image_volumes(&self, config: &ContainerConfig, sub_paths: &[String]) -> Result<OfImages> {
+        let mut all = OfImages::default();
         for (number, mount) in config.mounts.iter().enumerate() {
             let Some(name) = spec::mounts::image_of(mount) else {
                 continue;
             };
             let image = self.image_named(name)?;
             let digest = image.id().to_string();
-            if images.iter().all(|other| other.digest != digest) {
-                images.push(ImageVolume {
+            let sub_path = sub_paths.get(number).cloned().unwrap_or_default();
+            if all.open.iter().all(|other| other.digest != digest) {
+                all.open.push(ImageVolume {
                     image: image.open_rootfs()?.into(),
                     digest: digest.clone(),
                 });
             }
-            volumes.push(Volume {
+            all.known.push(MountedImage {
+                mount: number,
+                id: digest.clone(),
+                sub_path: sub_path.clone(),
+            });
+            all.volumes.push(Volume {
                 source: VolumeSource::Image {
                     digest,
-                    below: sub_paths.get(number).cloned().unwrap_or_default(),
+                    below: sub_path,
                 },
                 destination: mount.container_path.clone(),
                 readonly: true,
                 is_slave: false,
             });
         }
-        Ok((volumes, images))
+        Ok(all)
     }
 
     /// The container whose processes another one joins (`kubectl debug --target`): its whole id.
@@ -367,8 +373,19 @@ struct NewContainer<'a> {
     config: ContainerConfig,
     image: Image,
     mounted: Vec<Volume>,
+    mounted_images: Vec<MountedImage>,
     /// Linux' number; none: as its image says.
     stop_signal: Option<u32>,
+}
+
+/// What a container mounts of images.
+#[derive(Default)]
+struct OfImages {
+    volumes: Vec<Volume>,
+    /// Each image once.
+    open: Vec<ImageVolume>,
+    /// What is kept of them.
+    known: Vec<MountedImage>,
 }
 
 /// A container's images, open: so they cannot be removed under the guest's feet.
@@ -401,6 +418,7 @@ fn container_record(
         identity: None,
         image_tag: image_tag(image, config),
         start_error: None,
+        mounted_images: new.mounted_images.clone(),
         process: spec.spec.process().clone().unwrap_or_default(),
         user: spec.user.clone(),
         groups: spec.groups,

@@ -10,7 +10,7 @@ use k8s_cri::v1::{
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node};
 use crate::cri::pods::matches_labels;
-use crate::cri::state::{ContainerPhase, ContainerRecord};
+use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage};
 
 fn state(record: &ContainerRecord) -> ContainerState {
     match record.phase {
@@ -70,9 +70,10 @@ impl Node {
         })
     }
 
-    /// What a container is asked to end with.
-    pub(in crate::cri) fn stop_signal(&self, id: &str) -> Result<u32> {
-        Ok(self.container(id)?.record().stop_signal)
+    /// What a container is asked to end with, and the images that it mounts.
+    pub(in crate::cri) fn newer_status(&self, id: &str) -> Result<(u32, Vec<MountedImage>)> {
+        let record = self.container(id)?.record();
+        Ok((record.stop_signal, record.mounted_images))
     }
 
     pub(in crate::cri) fn status_of(&self, container: &Container) -> ContainerStatus {

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use k8s_cri::v1::{ContainerStatusRequest, ContainerStatusResponse};
+use k8s_cri::v1::{ContainerStatusRequest, ContainerStatusResponse, Mount};
 use prost::Message as _;
 use tonic::Status;
 use tonic::codec::{Codec, EncodeBuf, Encoder};
@@ -12,6 +12,7 @@ use tonic_prost::ProstDecoder;
 
 use super::stop_signal;
 use crate::cri::node::Node;
+use crate::cri::state::MountedImage;
 
 /// A container's status, and what the crate of messages does not know of it.
 #[derive(Debug)]
@@ -28,9 +29,65 @@ struct NewerStatusResponse {
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct NewerStatus {
+    /// Each is a message, of all fields: lists are joined, and not what is in them.
+    #[prost(bytes = "vec", repeated, tag = "14")]
+    mounts: Vec<Vec<u8>>,
     /// Since Kubernetes 1.33: the one that StopContainer sends, whoever chose it.
     #[prost(int32, tag = "19")]
     stop_signal: i32,
+}
+
+/// What is newer in a mount.
+#[derive(Clone, PartialEq, prost::Message)]
+struct NewerMount {
+    #[prost(message, optional, tag = "9")]
+    image: Option<NewerImage>,
+    /// Since Kubernetes 1.33.
+    #[prost(string, tag = "10")]
+    image_sub_path: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct NewerImage {
+    /// Since Kubernetes 1.35: the image that is mounted, as PullImage tells it.
+    #[prost(string, tag = "20")]
+    image_ref: String,
+}
+
+impl FullStatus {
+    fn new(
+        mut known: ContainerStatusResponse,
+        stop_signal: u32,
+        mounted_images: Vec<MountedImage>,
+    ) -> Self {
+        let status = known.status.as_mut();
+        let mounts = status.map(|status| std::mem::take(&mut status.mounts));
+        let mounts = mounts.unwrap_or_default();
+        let mut bytes: Vec<_> = mounts.iter().map(Mount::encode_to_vec).collect();
+        for MountedImage {
+            mount,
+            id,
+            sub_path,
+        } in mounted_images
+        {
+            let newer = NewerMount {
+                image: Some(NewerImage { image_ref: id }),
+                image_sub_path: sub_path,
+            };
+            if let Some(bytes) = bytes.get_mut(mount) {
+                bytes.extend(newer.encode_to_vec());
+            }
+        }
+        Self {
+            known,
+            newer: NewerStatusResponse {
+                status: Some(NewerStatus {
+                    mounts: bytes,
+                    stop_signal: stop_signal::to_cri(stop_signal),
+                }),
+            },
+        }
+    }
 }
 
 /// Writes a message twice: whoever reads it joins the two.
@@ -69,15 +126,8 @@ pub(super) struct StatusCall(pub(super) Arc<Node>);
 async fn full_status(node: &Node, request: &ContainerStatusRequest) -> Result<FullStatus, Status> {
     let id = &request.container_id;
     let known = node.container_status(id, request.verbose).await?;
-    let signal = node.stop_signal(id)?;
-    Ok(FullStatus {
-        known,
-        newer: NewerStatusResponse {
-            status: Some(NewerStatus {
-                stop_signal: stop_signal::to_cri(signal),
-            }),
-        },
-    })
+    let (stop_signal, mounted_images) = node.newer_status(id)?;
+    Ok(FullStatus::new(known, stop_signal, mounted_images))
 }
 
 impl UnaryService<ContainerStatusRequest> for StatusCall {
@@ -96,24 +146,93 @@ impl UnaryService<ContainerStatusRequest> for StatusCall {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::ContainerStatus;
+    use k8s_cri::v1::{ContainerStatus, ImageSpec};
 
     use super::*;
 
+    /// What a client of today reads of the mounts.
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct MountsResponse {
+        #[prost(message, optional, tag = "1")]
+        status: Option<Mounts>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct Mounts {
+        #[prost(message, repeated, tag = "14")]
+        mounts: Vec<NewerMount>,
+    }
+
+    fn written(status: &FullStatus) -> Vec<u8> {
+        [status.known.encode_to_vec(), status.newer.encode_to_vec()].concat()
+    }
+
     #[test]
     fn what_is_newer_is_read_beside_the_known_fields() {
+        const SIGTERM: u32 = 15;
+        let image = |name: &str| Mount {
+            container_path: format!("/{name}"),
+            readonly: true,
+            image: Some(ImageSpec {
+                image: name.to_owned(),
+                annotations: [("of".to_owned(), "it".to_owned())].into(),
+                user_specified_image: "model:1".to_owned(),
+                ..ImageSpec::default()
+            }),
+            ..Mount::default()
+        };
+        let host = Mount {
+            container_path: "/data".to_owned(),
+            host_path: "/srv".to_owned(),
+            ..Mount::default()
+        };
         let known = ContainerStatusResponse {
             status: Some(ContainerStatus {
                 id: "c".to_owned(),
+                mounts: vec![image("whole"), host, image("part")],
                 ..ContainerStatus::default()
             }),
             ..ContainerStatusResponse::default()
         };
-        let newer = NewerStatusResponse {
-            status: Some(NewerStatus { stop_signal: 23 }),
+        let mounted = |mount, id: &str, sub_path: &str| MountedImage {
+            mount,
+            id: id.to_owned(),
+            sub_path: sub_path.to_owned(),
         };
-        let bytes = [known.encode_to_vec(), newer.encode_to_vec()].concat();
+        let images = vec![mounted(0, "sha256:a", ""), mounted(2, "sha256:b", "etc")];
+        let bytes = written(&FullStatus::new(known.clone(), SIGTERM, images));
         assert_eq!(ContainerStatusResponse::decode(&*bytes).unwrap(), known);
-        assert_eq!(NewerStatusResponse::decode(&*bytes).unwrap(), newer);
+        let newer = NewerStatusResponse::decode(&*bytes).unwrap();
+        assert_eq!(newer.status.unwrap().stop_signal, 23);
+        let mounts = MountsResponse::decode(&*bytes).unwrap().status.unwrap();
+        let newer = |image_ref: &str, sub_path: &str| NewerMount {
+            image: Some(NewerImage {
+                image_ref: image_ref.to_owned(),
+            }),
+            image_sub_path: sub_path.to_owned(),
+        };
+        let expected = [
+            newer("sha256:a", ""),
+            NewerMount::default(),
+            newer("sha256:b", "etc"),
+        ];
+        assert_eq!(mounts.mounts, expected);
+    }
+
+    /// Of a container that an older daemon made, its images are not known.
+    #[test]
+    fn mounts_whose_images_are_not_known_are_told_as_before() {
+        let known = ContainerStatusResponse {
+            status: Some(ContainerStatus {
+                mounts: vec![Mount {
+                    image: Some(ImageSpec::default()),
+                    ..Mount::default()
+                }],
+                ..ContainerStatus::default()
+            }),
+            ..ContainerStatusResponse::default()
+        };
+        let bytes = written(&FullStatus::new(known.clone(), 15, Vec::new()));
+        assert_eq!(ContainerStatusResponse::decode(&*bytes).unwrap(), known);
     }
 }

@@ -9,8 +9,8 @@ mod records;
 pub(crate) use database::{Database, StateError};
 pub(crate) use kept::Kept;
 pub(crate) use records::{
-    ContainerExit, ContainerPhase, ContainerRecord, GuestSize, MemoryVolume, PodPhase, PodRecord,
-    Record,
+    ContainerExit, ContainerPhase, ContainerRecord, GuestSize, MemoryVolume, MountedImage,
+    PodPhase, PodRecord, Record,
 };
 #[cfg(test)]
 pub(crate) use records::{container_record, pod_record};

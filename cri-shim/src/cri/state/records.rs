@@ -144,10 +144,24 @@ pub(crate) struct ContainerRecord {
     /// Why it cannot be started: its process cannot be made. It is in no guest.
     #[serde(default)]
     pub(crate) start_error: Option<String>,
+    /// The images that it mounts; none where an older daemon made it.
+    #[serde(default)]
+    pub(crate) mounted_images: Vec<MountedImage>,
     /// Nanoseconds since 1970.
     pub(crate) created_at: i64,
     /// Where it is in its life.
     pub(crate) phase: ContainerPhase,
+}
+
+/// An image that a container mounts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MountedImage {
+    /// Which of the mounts of the container's configuration it is.
+    pub(crate) mount: usize,
+    /// Its id.
+    pub(crate) id: String,
+    /// What of it is mounted; empty for all.
+    pub(crate) sub_path: String,
 }
 
 /// The life of a container.
@@ -262,6 +276,7 @@ pub(crate) fn container_record(id: &str, pod: &str) -> ContainerRecord {
         identity: None,
         image_tag: String::new(),
         start_error: None,
+        mounted_images: Vec::new(),
         created_at: 0,
         phase: ContainerPhase::Created,
     }
