@@ -3,9 +3,9 @@
 //!
 //! A call of the Container Runtime Interface leaves its request here and gets a URL with a token
 //! (`Streaming::exec` and its like); whoever opens the URL within a minute, once, has the
-//! streams. A connection is upgraded to SPDY/3.1 ([`spdy`]) or to a WebSocket (`websocket`);
-//! both end in the same channels (`channel`), which a session (`command`,
-//! `port_forward`) joins to the descriptors that a `Backend` has for them.
+//! streams. A connection is upgraded to SPDY/3.1 ([`spdy`]) or to a WebSocket (`websocket`), or to
+//! SPDY within a WebSocket (`tunnel`); all end in the same channels (`channel`), which a session
+//! (`command`, `port_forward`) joins to the descriptors that a `Backend` has for them.
 //!
 //! Nothing here knows pods, sandboxes or the Container Runtime Interface. Clients are not
 //! trusted: everything is bounded, and a client that does not read holds up itself alone, since
@@ -20,6 +20,7 @@ mod server;
 pub mod spdy;
 mod status;
 mod token;
+mod tunnel;
 mod websocket;
 
 pub(crate) use backend::{

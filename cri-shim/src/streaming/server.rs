@@ -23,7 +23,8 @@ use super::command::CommandRequest;
 use super::spdy::session;
 use super::status::Version;
 use super::token::{TokenError, Tokens};
-use super::websocket::{self, COMMAND_PROTOCOLS, PORT_PROTOCOLS};
+use super::tunnel;
+use super::websocket::{self, COMMAND_PROTOCOLS, PORT_PROTOCOLS, PortProtocol};
 use crate::strangers::{Stranger, Strangers};
 
 /// Connections at once that have redeemed a token.
@@ -436,27 +437,35 @@ fn websocket_ports(
     session: Session,
 ) -> Answer {
     let offers = values(request.headers(), header::SEC_WEBSOCKET_PROTOCOL);
-    let silent = ("", websocket::Encoding::Binary);
-    let Some((name, encoding)) = negotiate(offers, PORT_PROTOCOLS, silent) else {
+    let silent = ("", PortProtocol::Channels(websocket::Encoding::Binary));
+    let Some((name, protocol)) = negotiate(offers, PORT_PROTOCOLS, silent) else {
         let names: Vec<_> = PORT_PROTOCOLS.iter().map(|(name, _)| *name).collect();
         return unsupported(&names);
     };
-    if ports.ports.is_empty() {
-        ports.ports = query_ports(request.uri().query().unwrap_or(""));
-    }
-    if ports.ports.is_empty() {
-        return refused(
-            StatusCode::BAD_REQUEST,
-            "which ports? (?port=80&port=443)\n",
-        );
+    // Streams of SPDY name their ports themselves.
+    if protocol != PortProtocol::Spdy {
+        if ports.ports.is_empty() {
+            ports.ports = query_ports(request.uri().query().unwrap_or(""));
+        }
+        if ports.ports.is_empty() {
+            return refused(
+                StatusCode::BAD_REQUEST,
+                "which ports? (?port=80&port=443)\n",
+            );
+        }
     }
     let Some(response) = handshake(request.headers(), name) else {
         return refused(StatusCode::BAD_REQUEST, NO_HANDSHAKE);
     };
     let backend = Arc::clone(&shared.backend);
-    upgraded(request, session, move |io| {
-        websocket::port_forward(io, backend, ports, encoding)
-    });
+    match protocol {
+        PortProtocol::Channels(encoding) => upgraded(request, session, move |io| {
+            websocket::port_forward(io, backend, ports, encoding)
+        }),
+        PortProtocol::Spdy => upgraded(request, session, move |io| {
+            tunnel::port_forward(io, backend, ports)
+        }),
+    }
     response
 }
 

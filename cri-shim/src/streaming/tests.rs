@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt as _, StreamExt as _};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::{self, Message, client::IntoClientRequest as _};
 
@@ -150,7 +150,7 @@ async fn connections_without_a_token_are_closed_and_keep_nobody_out() {
 
 /// A client that gathers what each stream brings.
 struct Client {
-    write: tokio::net::tcp::OwnedWriteHalf,
+    write: Box<dyn AsyncWrite + Send + Unpin>,
     packer: Packer,
     next: u32,
     streams: tokio::task::JoinHandle<HashMap<u32, Vec<u8>>>,
@@ -171,7 +171,15 @@ impl Client {
             head.contains(&format!("x-stream-protocol-version: {protocol}\r\n")),
             "{head}"
         );
-        let (mut read, write) = stream.into_split();
+        let (read, write) = stream.into_split();
+        Self::over(read, write)
+    }
+
+    /// A client of a connection that was upgraded.
+    fn over(
+        mut read: impl AsyncRead + Send + Unpin + 'static,
+        write: impl AsyncWrite + Send + Unpin + 'static,
+    ) -> Self {
         let (count, finished) = tokio::sync::watch::channel(0);
         // Ends with the connection.
         let streams = tokio::spawn(async move {
@@ -191,7 +199,7 @@ impl Client {
             streams
         });
         Self {
-            write,
+            write: Box::new(write),
             packer: Packer::new(),
             next: 1,
             streams,

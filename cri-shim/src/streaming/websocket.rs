@@ -52,14 +52,38 @@ pub(super) const COMMAND_PROTOCOLS: &[(&str, Version, Encoding)] = &[
     ("", Version::V1, Encoding::Binary),
 ];
 
+/// How connections to ports are carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PortProtocol {
+    /// By two channels for each port, which the request names.
+    Channels(Encoding),
+    /// By streams of a SPDY connection within the WebSocket ([`super::tunnel`]).
+    Spdy,
+}
+
 /// The sub-protocols for ports.
-pub(super) const PORT_PROTOCOLS: &[(&str, Encoding)] = &[
-    ("v4.channel.k8s.io", Encoding::Binary),
-    ("v4.base64.channel.k8s.io", Encoding::Base64),
-    ("", Encoding::Binary),
+pub(super) const PORT_PROTOCOLS: &[(&str, PortProtocol)] = &[
+    ("SPDY/3.1+portforward.k8s.io", PortProtocol::Spdy),
+    (
+        "v4.channel.k8s.io",
+        PortProtocol::Channels(Encoding::Binary),
+    ),
+    (
+        "v4.base64.channel.k8s.io",
+        PortProtocol::Channels(Encoding::Base64),
+    ),
+    ("", PortProtocol::Channels(Encoding::Binary)),
 ];
 
-type Socket<T> = WebSocketStream<T>;
+pub(super) type Socket<T> = WebSocketStream<T>;
+
+/// The server's end of a WebSocket on a connection that was upgraded.
+pub(super) async fn accept<T: AsyncRead + AsyncWrite + Unpin>(io: T) -> Socket<T> {
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MAX_MESSAGE))
+        .max_frame_size(Some(MAX_MESSAGE));
+    WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
+}
 
 /// Serves exec or attach on a connection that was upgraded.
 pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
@@ -179,13 +203,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         version: Version,
         encoding: Encoding,
     ) -> (Self, mpsc::Sender<Outgoing>, oneshot::Receiver<Infallible>) {
-        let config = WebSocketConfig::default()
-            .max_message_size(Some(MAX_MESSAGE))
-            .max_frame_size(Some(MAX_MESSAGE));
         let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
         let (client, is_gone) = oneshot::channel();
         let connection = Self {
-            socket: WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await,
+            socket: accept(io).await,
             encoding,
             inputs: Inputs::new(version),
             client,

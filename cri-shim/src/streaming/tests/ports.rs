@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Data, OpCode};
+use tokio_tungstenite::tungstenite::protocol::frame::{CloseFrame, Frame};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
 use super::*;
 
 /// The end of what must come by itself.
@@ -53,6 +57,134 @@ async fn finished(client: Client, count: usize) -> HashMap<u32, Vec<u8>> {
     waited.expect("streams go on").unwrap();
     drop(write);
     streams.await.unwrap()
+}
+
+/// A port that gives back what it gets.
+async fn echo() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut read, mut write) = stream.split();
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+            });
+        }
+    });
+    port
+}
+
+/// A WebSocket for a SPDY connection.
+async fn tunnel(url: &str) -> WebSocketStream<MaybeTlsStream<TcpStream>> {
+    const PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
+    let mut request = url
+        .replace("http://", "ws://")
+        .into_client_request()
+        .unwrap();
+    request
+        .headers_mut()
+        .insert("Sec-WebSocket-Protocol", PROTOCOL.parse().unwrap());
+    let (socket, response) = tokio_tungstenite::connect_async(request).await.unwrap();
+    assert_eq!(response.headers()["Sec-WebSocket-Protocol"], PROTOCOL);
+    socket
+}
+
+/// As client-go has it, but with messages that begin and end anywhere, some in two frames, and
+/// with pings between them. The second one is what the server closes with.
+async fn tunnelled(url: &str) -> (Client, tokio::task::JoinHandle<Option<CloseFrame>>) {
+    let (mut sink, mut source) = tunnel(url).await.split();
+    let (write, mut sent) = tokio::io::duplex(64 << 10);
+    let (mut came, read) = tokio::io::duplex(64 << 10);
+    tokio::spawn(async move {
+        let mut buffer = [0; 9973];
+        loop {
+            let count = sent.read(&mut buffer).await.unwrap();
+            if count == 0 {
+                break;
+            }
+            let (first, second) = buffer[..count].split_at(count / 3);
+            let frame = |bytes: &[u8], code, is_final| {
+                let bytes = Bytes::copy_from_slice(bytes);
+                Message::Frame(Frame::message(bytes, OpCode::Data(code), is_final))
+            };
+            for message in [
+                frame(first, Data::Binary, false),
+                Message::Ping("there?".into()),
+                frame(second, Data::Continue, true),
+            ] {
+                sink.send(message).await.unwrap();
+            }
+        }
+        let end = CloseFrame {
+            code: CloseCode::Normal,
+            reason: "".into(),
+        };
+        // The server may have closed before.
+        let _ = sink.send(Message::Close(Some(end))).await;
+    });
+    let closed = tokio::spawn(async move {
+        while let Some(Ok(message)) = source.next().await {
+            match message {
+                Message::Binary(bytes) => came.write_all(&bytes).await.unwrap(),
+                Message::Close(frame) => return frame,
+                _ => {}
+            }
+        }
+        None
+    });
+    (Client::over(read, write), closed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_are_forwarded_by_spdy_within_a_websocket() {
+    let (echo, greeter) = (echo().await, greeter().await);
+    let (streaming, _) = server().await;
+    let url = forward_url(&streaming, &[]);
+    let (mut client, closed) = tunnelled(&url).await;
+    let [error, data] = open(&mut client, echo, "0").await;
+    let sent = noise(3 << 20);
+    for piece in sent.chunks(16 << 10) {
+        client.send(data, piece, 0).await;
+    }
+    client.send(data, b"", FLAG_FIN).await;
+    let [other_error, greeting] = open(&mut client, greeter, "1").await;
+    let streams = finished(client, 4).await;
+    assert!(streams[&data] == sent, "{} bytes", streams[&data].len());
+    assert_eq!(streams[&greeting], b"hello");
+    assert_eq!(
+        (&*streams[&error], &*streams[&other_error]),
+        (&b""[..], &b""[..])
+    );
+    let end = tokio::time::timeout(SOON, closed)
+        .await
+        .expect("it is open");
+    assert_eq!(end.unwrap().unwrap().code, CloseCode::Normal);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_websocket_is_closed_when_what_is_in_it_is_no_spdy() {
+    let (streaming, _) = server().await;
+    for message in [
+        // Version 2, and no bytes at all.
+        Message::Binary(vec![0x80, 2, 0, 1, 0, 0, 0, 0].into()),
+        Message::Text("text".into()),
+    ] {
+        let mut socket = tunnel(&forward_url(&streaming, &[])).await;
+        socket.send(message).await.unwrap();
+        let closed = async {
+            loop {
+                match socket.next().await {
+                    Some(Ok(Message::Close(frame))) => break frame,
+                    Some(Ok(_)) => {}
+                    end => panic!("{end:?}"),
+                }
+            }
+        };
+        let frame = tokio::time::timeout(SOON, closed)
+            .await
+            .expect("it is open");
+        assert_eq!(frame.unwrap().code, CloseCode::Normal);
+    }
 }
 
 /// As `kubectl` does, which closes its side when the stream of errors has ended.
@@ -140,16 +272,7 @@ async fn a_websocket_is_closed_when_the_servers_of_all_its_ports_have() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_to_ports_do_not_mix() {
-    let echo = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = echo.local_addr().unwrap().port().to_string();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = echo.accept().await {
-            tokio::spawn(async move {
-                let (mut read, mut write) = stream.split();
-                let _ = tokio::io::copy(&mut read, &mut write).await;
-            });
-        }
-    });
+    let port = echo().await.to_string();
     let (streaming, _) = server().await;
     let request = PortForwardRequest {
         pod: "p".to_owned(),
