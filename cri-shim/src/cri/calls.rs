@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tonic::codegen::http::{Request, Response};
+use tokio::time::timeout_at;
+use tonic::Status;
+use tonic::codegen::http::{HeaderMap, Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{Instrument as _, debug, info_span};
@@ -85,6 +87,54 @@ impl<S> Layer<S> for CountCalls {
     }
 }
 
+/// A call under way.
+#[derive(Debug)]
+struct Call {
+    calls: Arc<Calls>,
+    method: String,
+    begin: Instant,
+    has_ended: bool,
+}
+
+impl Call {
+    fn ended(&mut self, code: &str) {
+        let time = self.begin.elapsed();
+        debug!(code, ?time, "answered");
+        self.calls.ended(&self.method, code, time);
+        self.has_ended = true;
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        const CANCELLED: &str = "1";
+        if !self.has_ended {
+            let time = self.begin.elapsed();
+            debug!(?time, "nobody waits for the answer any more");
+            self.calls.ended(&self.method, CANCELLED, time);
+        }
+    }
+}
+
+/// How long the caller waits, as gRPC writes it: at most eight digits, and a unit.
+fn patience(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    let count = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(count * 3600)),
+        "M" => Some(Duration::from_secs(count * 60)),
+        "S" => Some(Duration::from_secs(count)),
+        "m" => Some(Duration::from_millis(count)),
+        "u" => Some(Duration::from_micros(count)),
+        "n" => Some(Duration::from_nanos(count)),
+        _ => None,
+    }
+}
+
 /// See [`CountCalls`].
 #[derive(Debug, Clone)]
 pub(super) struct Counted<S> {
@@ -96,6 +146,7 @@ impl<S, B, R> Service<Request<B>> for Counted<S>
 where
     S: Service<Request<B>, Response = Response<R>>,
     S::Future: Send + 'static,
+    R: Default,
 {
     type Response = S::Response;
     type Error = S::Error;
@@ -110,19 +161,30 @@ where
         let method: String = method.chars().take(64).collect();
         let number = self.calls.next.fetch_add(1, Ordering::Relaxed);
         let span = info_span!("call", number, method);
-        let calls = Arc::clone(&self.calls);
-        let begin = Instant::now();
+        let mut call = Call {
+            calls: Arc::clone(&self.calls),
+            method,
+            begin: Instant::now(),
+            has_ended: false,
+        };
+        let patience = patience(request.headers());
+        let deadline = patience.and_then(|time| tokio::time::Instant::now().checked_add(time));
         let answer = self.inner.call(request);
         let counted = async move {
-            let answer = answer.await;
+            // Tonic knows of the deadline, too, but would answer that the call was cancelled.
+            let answer = match deadline {
+                None => answer.await,
+                Some(deadline) => timeout_at(deadline, answer).await.unwrap_or_else(|_| {
+                    let late = "the call did not end before its caller's deadline";
+                    Ok(Status::deadline_exceeded(late).into_http())
+                }),
+            };
             // A call that fails has its code in the headers; others have it in the trailers.
             let code = answer.as_ref().map_or("14", |response| {
                 let status = response.headers().get("grpc-status");
                 status.and_then(|code| code.to_str().ok()).unwrap_or("0")
             });
-            let time = begin.elapsed();
-            debug!(code, ?time, "answered");
-            calls.ended(&method, code, time);
+            call.ended(code);
             answer
         };
         Box::pin(request::scope(number, counted).instrument(span))
@@ -131,6 +193,9 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::future::Pending;
+
     use super::*;
 
     #[test]
@@ -145,6 +210,76 @@ mod tests {
         assert_eq!(ok.within[..3], [1, 1, 2]);
         let failed = &counts[&("Version".to_owned(), "5".to_owned())];
         assert_eq!(failed.within, [0; BOUNDS_MS.len()]);
+    }
+
+    /// Never answers.
+    struct Silent;
+
+    impl Service<Request<()>> for Silent {
+        type Response = Response<String>;
+        type Error = Infallible;
+        type Future = Pending<Result<Response<String>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<()>) -> Self::Future {
+            std::future::pending()
+        }
+    }
+
+    fn request(timeout: &str) -> Request<()> {
+        let request = Request::builder()
+            .uri("/runtime.v1.RuntimeService/Version")
+            .header("grpc-timeout", timeout);
+        request.body(()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_beyond_its_callers_deadline_is_answered_and_counted_as_that() {
+        let calls = Arc::new(Calls::default());
+        let mut service = CountCalls::new(Arc::clone(&calls)).layer(Silent);
+        let begin = tokio::time::Instant::now();
+        let response = service.call(request("1m")).await.unwrap();
+        assert_eq!(response.headers()["grpc-status"], "4");
+        assert!(begin.elapsed() < Duration::from_secs(1));
+        let key = ("Version".to_owned(), "4".to_owned());
+        assert_eq!(calls.counts()[&key].calls, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_nobody_waits_for_any_more_is_counted_as_cancelled() {
+        let calls = Arc::new(Calls::default());
+        let mut service = CountCalls::new(Arc::clone(&calls)).layer(Silent);
+        let left = tokio::time::timeout(Duration::from_secs(60), service.call(request("1H")));
+        assert!(left.await.is_err());
+        let key = ("Version".to_owned(), "1".to_owned());
+        assert_eq!(calls.counts()[&key].calls, 1);
+    }
+
+    #[test]
+    fn deadlines_are_read_in_each_unit() {
+        for (text, patience_ns) in [
+            ("2H", Some(7_200_000_000_000)),
+            ("2M", Some(120_000_000_000)),
+            ("2S", Some(2_000_000_000)),
+            ("2m", Some(2_000_000)),
+            ("2u", Some(2_000)),
+            ("99999999n", Some(99_999_999)),
+            ("0S", Some(0)),
+            ("", None),
+            ("S", None),
+            ("2", None),
+            ("+2S", None),
+            ("2s", None),
+            ("100000000S", None),
+        ] {
+            let read = patience(request(text).headers());
+            assert_eq!(read, patience_ns.map(Duration::from_nanos), "{text}");
+        }
+        let longest = patience(request("99999999H").headers());
+        assert_eq!(longest, Some(Duration::from_secs(99_999_999 * 3600)));
     }
 
     #[test]
