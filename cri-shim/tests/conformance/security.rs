@@ -176,6 +176,13 @@ fn guest_capabilities_are_added_and_dropped() {
         CHOWN,
         with(capabilities(&["CHOWN"], &["ALL"]))
     ));
+    // busybox' ping knows raw sockets only, whoever may send pings without.
+    let ping = |wanted| {
+        let (status, _) = Pod::shared().script("busybox ping -c 1 127.0.0.1", with(wanted));
+        status.exit_code
+    };
+    assert_eq!(ping(Capability::default()), 0);
+    assert_eq!(ping(capabilities(&[], &["NET_RAW"])), 1);
 }
 
 #[test]
