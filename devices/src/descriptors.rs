@@ -78,6 +78,11 @@ impl Quota {
         }
     }
 
+    /// How many there may be.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
     /// One more, if there may be.
     pub(crate) fn take(&self) -> Option<Permit> {
         let one_more = |taken: usize| taken.checked_add(1).filter(|taken| *taken <= self.most);

@@ -42,7 +42,9 @@ impl Tree {
             };
             let entry = entry?;
             let name = entry.file_name();
-            let entry_of_name = look_up.then(|| self.told(context, &parent, name)).flatten();
+            // The client would forget at once what it is told of many.
+            let tells = look_up && !self.has_many();
+            let entry_of_name = tells.then(|| self.told(context, &parent, name)).flatten();
             let number = entry_of_name.map(|entry| entry.inode);
             let ino = match name.to_bytes() {
                 // What lies above the root is nobody's business.

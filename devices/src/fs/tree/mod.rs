@@ -149,6 +149,11 @@ impl Tree {
         self.table().begin_numbers_at(next)
     }
 
+    /// Whether the client knows so many objects that it is to forget those that it does not use.
+    fn has_many(&self) -> bool {
+        self.table().has_many()
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -270,13 +275,19 @@ impl Tree {
         };
         let inode = self.with_table(|table| table.look_up(object))?;
         let is_mount = kind == FileType::Directory && crosses;
+        // Linux drops a name that it may not keep once nobody uses it, and forgets its object
+        // (`fuse_dentry_delete`). It keeps what is open, and what is mounted.
+        let keep_name = match self.has_many() && !crosses {
+            true => Duration::ZERO,
+            false => KEEP,
+        };
         Ok(Entry {
             inode,
             generation: 0,
             attr: self.stat(&attributes),
             attr_flags: if is_mount { ATTR_SUBMOUNT } else { 0 },
             attr_timeout: KEEP,
-            entry_timeout: KEEP,
+            entry_timeout: keep_name,
         })
     }
 

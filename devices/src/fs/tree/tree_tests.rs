@@ -197,6 +197,37 @@ fn that_there_is_nothing_may_be_kept_as_long_as_a_name() {
 }
 
 #[test]
+fn names_of_more_than_many_objects_are_not_kept() {
+    // Half of them are many.
+    let rig = rig_with(Access::ReadWrite, 8);
+    for n in 0..6 {
+        std::fs::write(rig.path(&n.to_string()), "x").unwrap();
+    }
+    let look_up = |n: u64| rig.look_up(ROOT, &n.to_string()).unwrap();
+    let entries: Vec<_> = (0..6).map(look_up).collect();
+    let timeouts: Vec<_> = entries.iter().map(|entry| entry.entry_timeout).collect();
+    let none = Duration::ZERO;
+    assert_eq!(timeouts, [KEEP, KEEP, KEEP, KEEP, none, none]);
+    assert_eq!(look_up(0).entry_timeout, none, "one that is known already");
+    let attributes = entries.iter().map(|entry| entry.attr_timeout);
+    assert!(attributes.into_iter().all(|timeout| timeout == KEEP));
+    let made = rig.tree.mkdir(&me(), ROOT, &name("made"), 0o755, 0);
+    assert_eq!(made.unwrap().entry_timeout, none);
+    // Nothing is told that would be forgotten at once.
+    let listed = rig.list(ROOT, true);
+    assert_eq!(listed.len(), 9);
+    assert!(listed.iter().all(|(_, number)| *number == 0));
+    rig.tree.forget(&me(), entries[4].inode, 1);
+    assert_eq!(look_up(5).entry_timeout, none);
+    rig.tree.forget(&me(), entries[5].inode, 2);
+    assert_eq!(look_up(4).entry_timeout, none);
+    rig.tree.forget(&me(), entries[0].inode, 2);
+    assert_eq!(look_up(4).entry_timeout, none);
+    rig.tree.forget(&me(), entries[1].inode, 1);
+    assert_eq!(look_up(4).entry_timeout, KEEP);
+}
+
+#[test]
 fn devices_are_not_made_and_what_is_no_file_is_not_opened() {
     let rig = rig();
     for kind in [libc::S_IFBLK, libc::S_IFCHR] {
