@@ -237,12 +237,28 @@ impl Agent for Service {
         Ok(api::PortForwardResponse::new())
     }
 
+    async fn read_clock(
+        &self,
+        context: &TtrpcContext,
+        _: api::ReadClockRequest,
+    ) -> ttrpc::Result<api::ReadClockResponse> {
+        let (unix_time_ns, follows_host) = reply(context, clock::read().map_err(GuestError::from))?;
+        Ok(api::ReadClockResponse {
+            unix_time_ns,
+            follows_host,
+            ..Default::default()
+        })
+    }
+
     async fn set_clock(
         &self,
         context: &TtrpcContext,
         request: api::SetClockRequest,
     ) -> ttrpc::Result<api::SetClockResponse> {
-        let set = clock::time(request.unix_time_ns).and_then(clock::correct);
+        let set = match request.unix_time_ns {
+            0 => clock::gain(request.gain_ns),
+            sent => clock::time(sent).and_then(clock::correct),
+        };
         reply(context, set.map_err(GuestError::from))?;
         Ok(api::SetClockResponse::new())
     }

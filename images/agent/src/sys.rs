@@ -286,16 +286,37 @@ pub(crate) fn add_entropy(seed: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Has the wall clock run faster or slower until it has gained `microseconds` (adjtime(3)).
+/// Has the wall clock run faster or slower until it has gained `microseconds` (adjtime(3)), instead
+/// of what it was to gain before.
 ///
 /// # Errors
 ///
 /// `EPERM` without the right to set the clock.
 pub(crate) fn slew_clock(microseconds: i32) -> io::Result<()> {
+    adjust_clock(|adjustment| {
+        adjustment.modes = libc::ADJ_OFFSET_SINGLESHOT;
+        adjustment.offset = microseconds.into();
+    })
+}
+
+/// Has the wall clock jump by `microseconds`.
+///
+/// # Errors
+///
+/// `EPERM` without the right to set the clock; `EINVAL` when that leads to no time.
+pub(crate) fn step_clock(microseconds: i64) -> io::Result<()> {
+    const PER_SECOND: i64 = 1_000_000;
+    adjust_clock(|adjustment| {
+        adjustment.modes = libc::ADJ_SETOFFSET;
+        adjustment.time.tv_sec = microseconds.div_euclid(PER_SECOND);
+        adjustment.time.tv_usec = microseconds.rem_euclid(PER_SECOND);
+    })
+}
+
+fn adjust_clock(set: impl FnOnce(&mut libc::timex)) -> io::Result<()> {
     // SAFETY: every field of `struct timex` is an integer, for which zero is a value.
     let mut adjustment: libc::timex = unsafe { std::mem::zeroed() };
-    adjustment.modes = libc::ADJ_OFFSET_SINGLESHOT;
-    adjustment.offset = microseconds.into();
+    set(&mut adjustment);
     // SAFETY: the kernel reads and writes the structure, which lives until the call returns.
     match unsafe { libc::adjtimex(&raw mut adjustment) } {
         -1 => Err(io::Error::last_os_error()),

@@ -289,14 +289,12 @@ async fn networks_shares_and_parameters_out_of_bounds_are_refused() {
         assert_eq!(kind(answer), ErrorKind::InvalidArgument, "{request:?}");
     }
     assert_eq!(rustix::system::uname().nodename(), before.nodename());
-    for unix_time_ns in [0, u64::MAX] {
-        let clock = api::SetClockRequest {
-            unix_time_ns,
-            ..Default::default()
-        };
-        let answer = guest.agent.set_clock(no_timeout(), &clock).await;
-        assert_eq!(kind(answer), ErrorKind::InvalidArgument);
-    }
+    let clock = api::SetClockRequest {
+        unix_time_ns: u64::MAX,
+        ..Default::default()
+    };
+    let answer = guest.agent.set_clock(no_timeout(), &clock).await;
+    assert_eq!(kind(answer), ErrorKind::InvalidArgument);
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use oci_spec::runtime::LinuxResources;
 use podvisor_agent_protocol::api::{self, AgentClient};
-use podvisor_agent_protocol::{ExitStatus, REQUEST_METADATA, RPC_PORT, StreamId};
+use podvisor_agent_protocol::{ClockBracket, ExitStatus, REQUEST_METADATA, RPC_PORT, StreamId};
 use tokio::sync::Notify;
 use tracing::debug;
 use ttrpc::asynchronous::transport::Socket;
@@ -29,6 +29,10 @@ use message::{groups, interface, neighbour, route, stats};
 
 /// How long a call may take, but for the wait for a process.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How often the guest's clock is read at most, and how long a reading takes that is good enough.
+const CLOCK_READINGS: usize = 5;
+const CLOCK_READING_NS: i128 = 2_000_000;
 
 /// Bytes of entropy that a guest starts with, as many as its generator's state has.
 const SEED: usize = 32;
@@ -357,10 +361,32 @@ impl Agent {
         Ok(())
     }
 
-    /// Sets the guest's clock.
+    /// Sets the guest's clock, unless it follows the host's by itself. How long it takes to ask the
+    /// guest and to tell it makes no difference to its clock.
     pub(super) async fn set_clock(&self) -> Result<(), LinkError> {
+        let mut best = None;
+        for _ in 0..CLOCK_READINGS {
+            let before = now_ns();
+            let request = api::ReadClockRequest::default();
+            let call = self.client.read_clock(deadline(), &request);
+            let guest = self.answer(call).await?;
+            if guest.follows_host {
+                return Ok(());
+            }
+            let bracket = ClockBracket {
+                before: before.into(),
+                other: guest.unix_time_ns.into(),
+                after: now_ns().into(),
+            };
+            best = ClockBracket::narrower(best, bracket);
+            if best.is_some_and(|best| best.width() <= CLOCK_READING_NS) {
+                break;
+            }
+        }
+        // The host's clock was set back meanwhile, each time.
+        let Some(best) = best else { return Ok(()) };
         let request = api::SetClockRequest {
-            unix_time_ns: now_ns(),
+            gain_ns: lacks(best),
             ..Default::default()
         };
         let call = self.client.set_clock(deadline(), &request);
@@ -397,6 +423,12 @@ impl Agent {
     }
 }
 
+/// What the guest's clock is to gain, by a reading of it between two of the host's.
+fn lacks(reading: ClockBracket) -> i64 {
+    let ahead = reading.behind();
+    i64::try_from(-ahead).unwrap_or(if ahead > 0 { i64::MIN } else { i64::MAX })
+}
+
 /// Nanoseconds since 1970; 0 for a clock before that, or after 2554, which is not worth
 /// passing on.
 pub(super) fn now_ns() -> u64 {
@@ -426,6 +458,24 @@ mod tests {
         let (ours, theirs) = StdUnixStream::pair().unwrap();
         drop(theirs);
         Agent::connect(Mux::to(ours)).await.unwrap()
+    }
+
+    #[test]
+    fn a_guests_clock_gains_what_it_lacks_of_the_hosts() {
+        let lacks = |before, other, after| {
+            lacks(ClockBracket {
+                before,
+                other,
+                after,
+            })
+        };
+        // However long the reading took.
+        assert_eq!(lacks(1_000, 1_500, 300_000_000), 0);
+        assert_eq!(lacks(1_000, 400, 1_010), 600);
+        assert_eq!(lacks(1_000, 1_110, 1_010), -100);
+        let latest = i128::from(u64::MAX);
+        assert_eq!(lacks(latest, 0, latest), i64::MAX);
+        assert_eq!(lacks(0, latest, 0), i64::MIN);
     }
 
     #[tokio::test]

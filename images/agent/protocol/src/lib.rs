@@ -20,16 +20,19 @@
 //!
 //! Neither side trusts the other: the host because a container may have taken the guest
 //! over, the agent because a bug in the host should be an error and not a dead pod. Checks
-//! that both need are here: [`validate_id`], [`StreamId`], [`parse_ready_line`], [`ExitStatus`].
+//! that both need are here: [`validate_id`], [`StreamId`], [`parse_ready_line`], [`ExitStatus`],
+//! and [`ClockBracket`], by which either compares its clock with the other's.
 //!
 //! Errors travel as [`AgentError`], which converts to and from [`ttrpc::Error`].
 
+mod clock;
 mod dev;
 mod error;
 mod id;
 mod ready;
 mod status;
 
+pub use clock::ClockBracket;
 pub use dev::is_containers_own;
 pub use error::{AgentError, ErrorKind};
 pub use id::{InvalidId, InvalidStreamId, StreamId, validate_id};

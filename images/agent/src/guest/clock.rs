@@ -1,17 +1,18 @@
 //! The guest's wall clock, which has no hardware of its own to follow.
 //!
-//! The host sets it when the guest has booted, and again after a pause or a restore. In between
-//! it follows the host's by PTP, where the host's KVM answers the guest's hypercall for it
-//! (KVM_HC_CLOCK_PAIRING); elsewhere the host has to send the time now and then.
+//! Where the host's KVM answers the guest's hypercall for its clock (KVM_HC_CLOCK_PAIRING), the
+//! guest follows that by PTP: now and then, when it is configured, and whenever the host asks what
+//! time it has, as after a pause or when the host's own clock was set. Elsewhere the host sends the
+//! time when the guest has booted, and what the clock is to gain ever after.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd as _;
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use rustix::time::{
-    ClockId, DynamicClockId, Timespec, clock_gettime, clock_gettime_dynamic, clock_settime,
-};
+use podvisor_agent_protocol::ClockBracket;
+use rustix::time::{ClockId, DynamicClockId, Timespec, clock_gettime, clock_gettime_dynamic};
 
 /// Seconds until 2262, where nanoseconds leave 63 bits.
 const MAX_TIME_NS: u64 = i64::MAX.unsigned_abs();
@@ -22,6 +23,10 @@ const EXACT_ENOUGH_NS: i128 = 1_000_000;
 const STEP_NS: i128 = 128_000_000;
 /// Two clocks that both run on crystals drift apart by some milliseconds in this time.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(64);
+/// How often the host's clock is read at most, for one reading that nothing interrupted.
+const READINGS: usize = 5;
+/// How long a time may have been on its way from the host.
+const LONGEST_WAY_NS: i128 = NS_PER_S;
 /// The kernel's name of the host's clock.
 const HOST_CLOCK: &str = "KVM virtual PTP";
 
@@ -57,61 +62,133 @@ pub fn time(unix_time_ns: u64) -> Result<Timespec, ClockError> {
 /// What to do about a difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Correction {
+    /// The clock is right: an earlier correction that goes on would make it wrong.
     Nothing,
     /// By this many microseconds, while time goes on without a jump.
     Slew(i32),
-    Step,
+    /// By this many microseconds at once.
+    Step(i64),
 }
 
 impl Correction {
-    fn of(difference_ns: i128) -> Self {
-        match difference_ns.abs() {
+    /// Of a clock that is behind by so much.
+    fn of(behind_ns: i128) -> Self {
+        // What does not fit is more than any two clocks differ by: the kernel refuses it.
+        let step = || Self::Step(i64::try_from(behind_ns / 1000).unwrap_or(i64::MAX));
+        match behind_ns.abs() {
             0..EXACT_ENOUGH_NS => Self::Nothing,
-            // It fits: it is below STEP_NS.
             EXACT_ENOUGH_NS..STEP_NS => {
-                i32::try_from(difference_ns / 1000).map_or(Self::Step, Self::Slew)
+                i32::try_from(behind_ns / 1000).map_or_else(|_| step(), Self::Slew)
             }
-            _ => Self::Step,
+            _ => step(),
         }
+    }
+
+    fn apply(self) -> Result<(), ClockError> {
+        match self {
+            Self::Nothing => crate::sys::slew_clock(0)?,
+            Self::Slew(microseconds) => crate::sys::slew_clock(microseconds)?,
+            // Ends what goes on, too.
+            Self::Step(microseconds) => crate::sys::step_clock(microseconds)?,
+        }
+        Ok(())
     }
 }
 
-/// Brings the clock to `time`: by a jump if it is far off, by running faster or slower if not.
+/// Brings the clock to that of the host or, where it cannot be read, to the `time` that the host
+/// sent: by a jump if it is far off, by running faster or slower if not.
 ///
 /// # Errors
 ///
 /// [`ClockError::Kernel`].
 pub fn correct(time: Timespec) -> Result<(), ClockError> {
-    let now = clock_gettime(ClockId::Realtime);
-    match Correction::of(nanoseconds(time) - nanoseconds(now)) {
-        Correction::Nothing => {}
-        Correction::Slew(microseconds) => crate::sys::slew_clock(microseconds)?,
-        Correction::Step => clock_settime(ClockId::Realtime, time).map_err(io::Error::from)?,
+    let behind = behind_host().unwrap_or_else(|| behind_sent(nanoseconds(time), now()));
+    Correction::of(behind).apply()
+}
+
+/// Has the clock gain so many nanoseconds, as [`correct`] does.
+///
+/// # Errors
+///
+/// [`ClockError::Kernel`].
+pub fn gain(nanoseconds: i64) -> Result<(), ClockError> {
+    Correction::of(nanoseconds.into()).apply()
+}
+
+/// What the clock shows in nanoseconds since 1970, and whether it was just corrected by the host's.
+///
+/// # Errors
+///
+/// [`ClockError::Kernel`].
+pub fn read() -> Result<(u64, bool), ClockError> {
+    let behind = behind_host();
+    if let Some(behind) = behind {
+        Correction::of(behind).apply()?;
     }
-    Ok(())
+    Ok((u64::try_from(now()).unwrap_or(0), behind.is_some()))
 }
 
 fn nanoseconds(time: Timespec) -> i128 {
     i128::from(time.tv_sec) * NS_PER_S + i128::from(time.tv_nsec)
 }
 
+fn now() -> i128 {
+    nanoseconds(clock_gettime(ClockId::Realtime))
+}
+
+/// How far the clock is behind a time that was sent some time ago. One that is ahead by no more
+/// than the way may have taken is not set back.
+fn behind_sent(sent: i128, now: i128) -> i128 {
+    match sent - now {
+        ahead if (-LONGEST_WAY_NS..0).contains(&ahead) => 0,
+        behind => behind,
+    }
+}
+
+/// How far the clock is behind that of the host; nothing where it cannot be read.
+fn behind_host() -> Option<i128> {
+    let clock = host_clock()?;
+    let mut best = None;
+    for _ in 0..READINGS {
+        let before = now();
+        let host = clock_gettime_dynamic(DynamicClockId::Dynamic(clock.as_fd()));
+        let after = now();
+        let other = host
+            .inspect_err(|error| tracing::warn!(%error, "cannot read the host's clock"))
+            .ok()?;
+        let bracket = ClockBracket {
+            before,
+            other: nanoseconds(other),
+            after,
+        };
+        best = ClockBracket::narrower(best, bracket);
+        if best.is_some_and(|best| best.width() < EXACT_ENOUGH_NS) {
+            break;
+        }
+    }
+    best.map(|best| best.behind())
+}
+
 /// Follows the host's clock for ever; returns at once where there is none to follow.
 pub async fn follow_host() {
-    let Some(clock) = host_clock() else {
+    if host_clock().is_none() {
         return tracing::debug!("the host's KVM has no clock for guests: it is to send the time");
-    };
+    }
     loop {
         tokio::time::sleep(FOLLOW_INTERVAL).await;
-        let followed = clock_gettime_dynamic(DynamicClockId::Dynamic(clock.as_fd()))
-            .map_err(|error| ClockError::Kernel(error.into()))
-            .and_then(correct);
-        if let Err(error) = followed {
+        if let Err(error) = read() {
             tracing::warn!(%error, "cannot follow the host's clock");
         }
     }
 }
 
-fn host_clock() -> Option<File> {
+/// That of KVM, which is there from the boot on or never.
+fn host_clock() -> Option<&'static File> {
+    static CLOCK: OnceLock<Option<File>> = OnceLock::new();
+    CLOCK.get_or_init(find_host_clock).as_ref()
+}
+
+fn find_host_clock() -> Option<File> {
     let devices = fs::read_dir("/sys/class/ptp").ok()?;
     let device = devices.filter_map(Result::ok).find(|device| {
         fs::read_to_string(device.path().join("clock_name"))
@@ -137,10 +214,23 @@ mod tests {
     fn small_differences_are_slewed_and_large_ones_stepped() {
         let of_ms = |ms: i128| Correction::of(ms * 1_000_000);
         assert_eq!(Correction::of(999_999), Correction::Nothing);
+        assert_eq!(Correction::of(-999_999), Correction::Nothing);
         assert_eq!(of_ms(5), Correction::Slew(5000));
         assert_eq!(of_ms(-127), Correction::Slew(-127_000));
-        assert_eq!(of_ms(128), Correction::Step);
-        assert_eq!(of_ms(-3_600_000), Correction::Step);
-        assert_eq!(Correction::of(i128::from(i64::MIN)), Correction::Step);
+        assert_eq!(of_ms(128), Correction::Step(128_000));
+        assert_eq!(of_ms(-3_600_000), Correction::Step(-3_600_000_000));
+        let least = i128::from(i64::MIN);
+        assert_eq!(Correction::of(least), Correction::Step(i64::MIN / 1000));
+    }
+
+    #[test]
+    fn a_time_that_was_long_on_its_way_does_not_set_the_clock_back() {
+        let now = 1_700_000_000 * NS_PER_S;
+        assert_eq!(behind_sent(now - 300_000_000, now), 0);
+        assert_eq!(behind_sent(now, now), 0);
+        assert_eq!(behind_sent(now + 5, now), 5);
+        let hour = 3600 * NS_PER_S;
+        assert_eq!(behind_sent(now + hour, now), hour);
+        assert_eq!(behind_sent(now - hour, now), -hour);
     }
 }
