@@ -299,6 +299,21 @@ mod tests {
     }
 
     #[test]
+    fn a_process_may_wait_for_its_hosts_clock_to_be_set() {
+        for has_share in [false, true] {
+            let calls = calls(has_share, false, 1);
+            for call in [
+                libc::SYS_timerfd_create,
+                libc::SYS_timerfd_settime,
+                libc::SYS_epoll_ctl,
+                libc::SYS_read,
+            ] {
+                assert_eq!(calls.get(&call), Some(&Verdict::Allow), "{call}");
+            }
+        }
+    }
+
+    #[test]
     fn without_a_share_no_call_takes_a_path() {
         let calls = calls(false, false, 1);
         for call in [

@@ -417,7 +417,7 @@ impl Containers {
         self.is_paused.load(Ordering::Acquire)
     }
 
-    /// Tells the guest the time: its clock drifts, and stands still while it is paused.
+    /// Has the guest have the time: its clock drifts, and stands still while it is paused.
     pub(super) async fn set_clock(&self) {
         if self.is_paused() {
             return;

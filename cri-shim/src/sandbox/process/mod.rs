@@ -16,6 +16,7 @@
 //! | `output`, `log` | output to the log and to attachers |
 //! | `own_log` | the log of the process itself |
 //! | `end` | the machine's end: when it is due, and what is left to do then |
+//! | `upkeep` | what a running guest needs now and then: the time |
 //! | `images` | which disk holds which image |
 //! | `plugs` | which disks are plugged in for which containers |
 
@@ -34,6 +35,7 @@ mod own_log;
 mod plugs;
 mod restart;
 mod serve;
+mod upkeep;
 mod waits;
 
 use std::fs::File;
@@ -63,9 +65,6 @@ use serve::Service;
 
 /// The grace period of a SIGTERM, which names none.
 const GRACE: Duration = Duration::from_secs(30);
-
-/// How often a guest is told the time.
-const CLOCK_EVERY: Duration = Duration::from_secs(600);
 
 /// Where the guest has the shared directory.
 pub(super) const SHARE_PATH: &str = "/run/podvisor/shared";
@@ -236,7 +235,7 @@ async fn serve_until_end(begun: Begun, mut terminate: Signal) {
         exit,
     };
     let serving = tokio::spawn(serve::serve(begun.listener, service));
-    let clock = tokio::spawn(set_clock(Arc::clone(&containers)));
+    let upkeep = tokio::spawn(upkeep::of_guest(Arc::clone(&containers)));
     tokio::spawn(own_log::keep_short());
     tokio::spawn(async move {
         while terminate.recv().await.is_some() {
@@ -246,22 +245,11 @@ async fn serve_until_end(begun: Begun, mut terminate: Signal) {
     });
     let ended = end::ended(&sandbox, &containers, &mut shutdowns, begun.leaves_nothing);
     let (exit, asked_by) = ended.await;
-    clock.abort();
+    upkeep.abort();
     info!(%exit, "the machine has ended");
     cause_sender.send_replace(Some(exit.clone()));
     end::drain(&containers, end::reads_are_over(shutdowns, asked_by)).await;
     end::leave(&begun.record, exit, &containers, exit_sender, serving).await;
-}
-
-/// Tells the guest the time, again and again.
-async fn set_clock(containers: Arc<Containers>) {
-    let mut times = tokio::time::interval(CLOCK_EVERY);
-    // The first comes at once, when the guest has just been told.
-    times.tick().await;
-    loop {
-        times.tick().await;
-        containers.set_clock().await;
-    }
 }
 
 /// Passes on the guest's network when the launcher says it, and waits until that is gone.

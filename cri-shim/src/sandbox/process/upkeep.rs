@@ -1,0 +1,121 @@
+//! What a guest that runs needs now and then.
+//!
+//! It is asked for its time: a minute after its start, when it was told what the time was as the
+//! request was sent, then every ten minutes, and whenever the host's clock was set or the host
+//! wakes up. A guest that can follow the host's clock does so when it is asked.
+
+use std::future::pending;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tracing::debug;
+
+use super::super::watch;
+use super::containers::Containers;
+
+/// How often the guest is asked for its time.
+const CLOCK_EVERY: Duration = Duration::from_secs(600);
+
+/// How long after its start it is asked first.
+const CLOCK_FIRST: Duration = Duration::from_secs(60);
+
+/// For as long as the guest runs.
+pub(super) async fn of_guest(containers: Arc<Containers>) {
+    set_clock(&containers).await;
+}
+
+async fn set_clock(containers: &Containers) {
+    let steps = ClockSteps::new();
+    let mut steps = steps
+        .inspect_err(|error| debug!(%error, "a host's clock that is set is noticed late"))
+        .ok();
+    let mut times = interval_at(Instant::now() + CLOCK_FIRST, CLOCK_EVERY);
+    times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = times.tick() => {}
+            stepped = next_step(steps.as_ref()) => {
+                if let Err(error) = stepped {
+                    debug!(%error, "a host's clock that is set is noticed late");
+                    steps = None;
+                    continue;
+                }
+            }
+        }
+        containers.set_clock().await;
+    }
+}
+
+async fn next_step(steps: Option<&ClockSteps>) -> io::Result<()> {
+    match steps {
+        Some(steps) => steps.next().await,
+        None => pending().await,
+    }
+}
+
+/// When the host's clock was set, or stood still while the host slept: the end of a timer that no
+/// clock ever reaches (timerfd_create(2), `TFD_TIMER_CANCEL_ON_SET`).
+#[derive(Debug)]
+struct ClockSteps(AsyncFd<OwnedFd>);
+
+impl ClockSteps {
+    fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Realtime, flags)?;
+        let never = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: Timespec {
+                tv_sec: i64::MAX,
+                tv_nsec: 0,
+            },
+        };
+        let flags = TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET;
+        match timerfd_settime(&timer, flags, &never) {
+            // It was set this moment; the timer is there all the same.
+            Ok(_) | Err(Errno::CANCELED) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Self(watch::readable(timer)?))
+    }
+
+    async fn next(&self) -> io::Result<()> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            match rustix::io::read(self.0.get_ref(), &mut [0; size_of::<u64>()]) {
+                // It goes on to wait for the next.
+                Err(Errno::CANCELED) => return Ok(()),
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                // The end of time.
+                Ok(_) => return pending().await,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_clock_that_nobody_sets_makes_no_steps() {
+        let steps = ClockSteps::new().unwrap();
+        tokio::select! {
+            biased;
+            stepped = steps.next() => panic!("{stepped:?}"),
+            () = std::future::ready(()) => {}
+        }
+        let read = rustix::io::read(steps.0.get_ref(), &mut [0; 8]);
+        assert_eq!(read, Err(Errno::AGAIN), "it is read without waiting");
+    }
+}
