@@ -53,6 +53,15 @@ fn read_exactly(stream: &mut UnixStream, text: &str) {
     assert_eq!(String::from_utf8_lossy(&bytes), text);
 }
 
+/// Bytes of a file that is to be removed.
+const LOG: usize = 8 << 20;
+
+/// Bytes of a file system that are in use.
+fn used(path: &Path) -> u64 {
+    let about = rustix::fs::statvfs(path).unwrap();
+    (about.f_blocks - about.f_bfree) * about.f_frsize
+}
+
 fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
@@ -114,6 +123,19 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
         fs::read_to_string(volume.join("from-guest")).unwrap(),
         "back\n"
     );
+    // A volume whose file the guest has read, and remembers.
+    let logs = shared.join("logs");
+    fs::create_dir(&logs).unwrap();
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("logs", &logs, "tmpfs", flags, None).unwrap();
+    fs::write(logs.join("old"), vec![1; LOG]).unwrap();
+    let mut container = pod.container("logs", &two, "wc -c < /data/old");
+    mount(&mut container, "/data", "/run/podvisor/shared/logs");
+    sandbox.create_container(container).await.unwrap();
+    sandbox.start_container("logs").await.unwrap();
+    assert_eq!(sandbox.wait("logs", None).await.unwrap().code, 0);
+    assert_eq!(pod.log("logs"), format!("stdout F {LOG}\n"));
+    fs::remove_file(logs.join("old")).unwrap();
     // What is no mount is the host's, whatever the guest's root tries.
     fs::create_dir(shared.join("bare")).unwrap();
     let script = "(echo > /data/new); true";
@@ -125,7 +147,10 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert!(pod.log("bare").contains("Read-only file system"));
     assert_eq!(fs::read_dir(shared.join("bare")).unwrap().count(), 0);
     sandbox.delete_container("bare").await.unwrap();
-    for point in [&volume, &shared] {
+    // The process looks for it every minute.
+    eventually("the space of a file", || used(&logs) < LOG as u64).await;
+    sandbox.delete_container("logs").await.unwrap();
+    for point in [&logs, &volume, &shared] {
         rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH).unwrap();
     }
     sandbox.delete_container("volume").await.unwrap();

@@ -23,7 +23,8 @@ use std::thread;
 use std::time::Duration;
 
 use podvisor_vmm::{
-    BlockDevice, BlockHandle, Initramfs, Kernel, MemorySize, Vm, VmExit, VsockDevice, VsockHandle,
+    BlockDevice, BlockHandle, FsDevice, Initramfs, Kernel, MemorySize, Vm, VmExit, VsockDevice,
+    VsockHandle,
 };
 use tokio::sync::watch;
 use tracing::debug;
@@ -119,6 +120,9 @@ pub enum Boot {
 
 /// The tag of the directory that a machine shares.
 pub const SHARE_TAG: &str = "shared";
+
+/// What the library calls the device of that directory.
+const SHARE_DEVICE: &str = "fs0";
 
 /// The unit of [`MachineConfig::growth`] in bytes.
 pub const GROWTH_UNIT: u64 = 128 << 20;
@@ -462,6 +466,24 @@ impl Machine {
         let reach = move || memory.reach(MemorySize::bytes(bytes), patience);
         match tokio::task::spawn_blocking(reach).await {
             Ok(reached) => Ok(reached?.as_bytes()),
+            Err(error) => Err(MachineError::Thread(io::Error::other(error))),
+        }
+    }
+
+    /// How many files and directories that the host has removed are kept since the guest knows them
+    /// and has them not open, of the part of the shared directory that is looked at this time: see
+    /// [`FsDevice::removed_objects`].
+    ///
+    /// # Errors
+    /// The machine does not run, or the host does not answer for files.
+    pub async fn removed_objects(&self) -> Result<usize, MachineError> {
+        // Machines without one have nothing to look at.
+        let Ok(share) = self.vm.fs(SHARE_DEVICE) else {
+            return Ok(0);
+        };
+        let look = move || share.run(FsDevice::removed_objects);
+        match tokio::task::spawn_blocking(look).await {
+            Ok(found) => Ok(found?),
             Err(error) => Err(MachineError::Thread(io::Error::other(error))),
         }
     }

@@ -11,7 +11,7 @@ use ttrpc::asynchronous::TtrpcContext;
 use crate::container::Containers;
 use crate::container::launch::terminal_size;
 use crate::forward::Forwarder;
-use crate::guest::{Guest, GuestError, clock, cpu, pci};
+use crate::guest::{Guest, GuestError, clock, cpu, memory, pci};
 use crate::init::power;
 use crate::init::reaper::Reaper;
 use crate::stdio::Hub;
@@ -248,6 +248,15 @@ impl Agent for Service {
             follows_host,
             ..Default::default()
         })
+    }
+
+    async fn forget_files(
+        &self,
+        context: &TtrpcContext,
+        _: api::ForgetFilesRequest,
+    ) -> ttrpc::Result<api::ForgetFilesResponse> {
+        reply(context, memory::forget_files().await)?;
+        Ok(api::ForgetFilesResponse::new())
     }
 
     async fn set_clock(

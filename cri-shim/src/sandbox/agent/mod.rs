@@ -394,6 +394,14 @@ impl Agent {
         Ok(())
     }
 
+    /// Has the guest forget files that nothing there uses.
+    pub(super) async fn forget_files(&self) -> Result<(), LinkError> {
+        let request = api::ForgetFilesRequest::default();
+        let call = self.client.forget_files(deadline(), &request);
+        self.answer(call).await?;
+        Ok(())
+    }
+
     /// Waits until the guest's containers run short of memory, however long that takes.
     pub(super) async fn await_pressure(&self) -> Result<(), LinkError> {
         let request = api::AwaitPressureRequest::default();

@@ -427,6 +427,21 @@ impl Containers {
         }
     }
 
+    /// Has the guest forget files that the host has removed: until then their space is not free.
+    pub(super) async fn forget_files(&self) {
+        if self.is_paused() {
+            return;
+        }
+        match self.sandbox.machine().removed_objects().await {
+            Ok(0) => return,
+            Ok(count) => debug!(count, "the guest knows files that the host has removed"),
+            Err(error) => return debug!(%error, "files that the guest knows are not looked at"),
+        }
+        if let Err(error) = self.sandbox.agent().forget_files().await {
+            debug!(%error, "the guest does not forget files");
+        }
+    }
+
     pub(super) async fn resize(
         &self,
         id: &str,

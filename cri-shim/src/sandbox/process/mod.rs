@@ -16,7 +16,7 @@
 //! | `output`, `log` | output to the log and to attachers |
 //! | `own_log` | the log of the process itself |
 //! | `end` | the machine's end: when it is due, and what is left to do then |
-//! | `upkeep` | what a running guest needs now and then: the time |
+//! | `upkeep` | what a running guest needs now and then: the time, and to forget files |
 //! | `images` | which disk holds which image |
 //! | `plugs` | which disks are plugged in for which containers |
 

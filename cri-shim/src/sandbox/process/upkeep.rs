@@ -3,6 +3,9 @@
 //! It is asked for its time: a minute after its start, when it was told what the time was as the
 //! request was sent, then every ten minutes, and whenever the host's clock was set or the host
 //! wakes up. A guest that can follow the host's clock does so when it is asked.
+//!
+//! And it is to forget files of the shared directory that the host has removed, which is looked at
+//! every minute: as long as it knows one, the host has an open file of it and cannot use its space.
 
 use std::future::pending;
 use std::io;
@@ -25,12 +28,12 @@ use super::containers::Containers;
 /// How often the guest is asked for its time.
 const CLOCK_EVERY: Duration = Duration::from_secs(600);
 
-/// How long after its start it is asked first.
-const CLOCK_FIRST: Duration = Duration::from_secs(60);
+/// How often files are looked at, and how long after its start a guest is asked for its time first.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// For as long as the guest runs.
 pub(super) async fn of_guest(containers: Arc<Containers>) {
-    set_clock(&containers).await;
+    tokio::join!(set_clock(&containers), forget_files(&containers));
 }
 
 async fn set_clock(containers: &Containers) {
@@ -38,7 +41,7 @@ async fn set_clock(containers: &Containers) {
     let mut steps = steps
         .inspect_err(|error| debug!(%error, "a host's clock that is set is noticed late"))
         .ok();
-    let mut times = interval_at(Instant::now() + CLOCK_FIRST, CLOCK_EVERY);
+    let mut times = interval_at(Instant::now() + LOOK_EVERY, CLOCK_EVERY);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -52,6 +55,15 @@ async fn set_clock(containers: &Containers) {
             }
         }
         containers.set_clock().await;
+    }
+}
+
+async fn forget_files(containers: &Containers) {
+    let mut times = interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
+    times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        times.tick().await;
+        containers.forget_files().await;
     }
 }
 

@@ -82,6 +82,11 @@ impl Attributes {
         FileType::from_raw_mode(self.0.stx_mode.into())
     }
 
+    /// How many names it has.
+    pub(super) fn names(&self) -> u32 {
+        self.0.stx_nlink
+    }
+
     pub(super) fn id(&self) -> Id {
         Id {
             device: (self.0.stx_dev_major, self.0.stx_dev_minor),

@@ -41,6 +41,9 @@ use table::{Handle, Object, Table};
 /// this time.
 const KEEP: Duration = Duration::from_millis(500);
 
+/// How many objects are looked at for their names at once: some milliseconds.
+const LOOK: usize = 4096;
+
 /// Flags of `open(2)` that are the client's affair.
 const CLIENT_FLAGS: OFlags = OFlags::ACCMODE
     .union(OFlags::APPEND)
@@ -147,6 +150,14 @@ impl Tree {
     /// Numbers before `next` were given out in another life; `false` when that cannot be.
     pub(super) fn begin_numbers_at(&self, next: u64) -> bool {
         self.table().begin_numbers_at(next)
+    }
+
+    /// Looks at some of the objects that the client knows, others each time, and counts those that
+    /// the host has removed and keeps for it alone (see [`Table::nameless`]).
+    pub(super) fn nameless(&self) -> usize {
+        let has_name =
+            |object: &Object| !Attributes::of(&object.fd).is_ok_and(|about| about.names() == 0);
+        self.table().nameless(LOOK, has_name)
     }
 
     /// Whether the client knows so many objects that it is to forget those that it does not use.

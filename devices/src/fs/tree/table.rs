@@ -1,8 +1,9 @@
 //! Objects and handles that the client knows by their numbers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
+use std::ops::Bound;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
@@ -53,6 +54,9 @@ struct Known {
     object: Arc<Object>,
     /// How often the client was told of it, less how often it forgot.
     lookups: u64,
+    handles: u64,
+    /// How often it was found to have no name any more.
+    nameless: u64,
     _permit: Permit,
 }
 
@@ -60,11 +64,13 @@ struct Known {
 #[derive(Debug)]
 pub(super) struct Table {
     root: Arc<Object>,
-    objects: HashMap<u64, Known>,
+    objects: BTreeMap<u64, Known>,
     by_id: HashMap<Id, u64>,
     handles: HashMap<u64, Arc<Handle>>,
     /// Numbers are never given twice: the client may keep old ones as long as it likes.
     next: u64,
+    /// The last one that [`Self::nameless`] has looked at.
+    looked_at: u64,
     quota: Quota,
 }
 
@@ -72,10 +78,11 @@ impl Table {
     pub(super) fn new(root: Object, quota: Quota) -> Self {
         Self {
             root: Arc::new(root),
-            objects: HashMap::new(),
+            objects: BTreeMap::new(),
             by_id: HashMap::new(),
             handles: HashMap::new(),
             next: ROOT.saturating_add(1),
+            looked_at: ROOT,
             quota,
         }
     }
@@ -127,6 +134,8 @@ impl Table {
         let known = Known {
             object: Arc::new(object),
             lookups: 1,
+            handles: 0,
+            nameless: 0,
             _permit: permit,
         };
         self.objects.insert(number, known);
@@ -153,6 +162,9 @@ impl Table {
             file: Mutex::new(file),
             _permit: self.permit()?,
         };
+        if let Some(known) = self.objects.get_mut(&object) {
+            known.handles = known.handles.saturating_add(1);
+        }
         let number = self.number();
         self.handles.insert(number, Arc::new(handle));
         Ok(number)
@@ -169,7 +181,36 @@ impl Table {
     pub(super) fn close(&mut self, handle: u64, object: u64) -> io::Result<()> {
         self.handle(handle, object)?;
         self.handles.remove(&handle);
+        if let Some(known) = self.objects.get_mut(&object) {
+            known.handles = known.handles.saturating_sub(1);
+        }
         Ok(())
+    }
+
+    /// Looks at the next `most` objects, and counts those that are files of this host's disks or
+    /// memory, have no name there any more and are not open: they are kept for the client's memory
+    /// of a name alone. One that stays so is counted when it is found for the 1st, 2nd, 4th, 8th
+    /// time and so on: the client may have a use for it that is not seen here.
+    pub(super) fn nameless(&mut self, most: usize, has_name: impl Fn(&Object) -> bool) -> usize {
+        let after = (Bound::Excluded(self.looked_at), Bound::Unbounded);
+        let mut found = 0usize;
+        let mut last = None;
+        let mut looked = 0usize;
+        for (number, known) in self.objects.range_mut(after).take(most) {
+            last = Some(*number);
+            looked = looked.saturating_add(1);
+            let is_kept = known.handles == 0 && known.object.contents == Contents::Local;
+            if !is_kept || has_name(&known.object) {
+                continue;
+            }
+            known.nameless = known.nameless.saturating_add(1);
+            if known.nameless.is_power_of_two() {
+                found = found.saturating_add(1);
+            }
+        }
+        // From the first again, once all were looked at.
+        self.looked_at = last.filter(|_| looked == most).unwrap_or(ROOT);
+        found
     }
 
     pub(super) fn next_number(&self) -> u64 {
@@ -223,13 +264,17 @@ mod tests {
         Table::new(root, Quota::own(limit))
     }
 
-    fn add(table: &mut Table, inode: u64) -> io::Result<u64> {
-        table.look_up(Object {
+    fn object(inode: u64) -> Object {
+        Object {
             id: id(inode),
             kind: FileType::RegularFile,
             contents: Contents::Local,
             fd: fd(),
-        })
+        }
+    }
+
+    fn add(table: &mut Table, inode: u64) -> io::Result<u64> {
+        table.look_up(object(inode))
     }
 
     #[test]
@@ -279,6 +324,34 @@ mod tests {
         assert!(table.close(handle, two).is_err());
         assert!(table.close(handle, one).is_ok());
         assert!(table.close(handle, one).is_err());
+    }
+
+    #[test]
+    fn objects_without_a_name_and_a_handle_are_found_less_and_less_often() {
+        let mut table = table(10);
+        let gone = add(&mut table, 1).unwrap();
+        add(&mut table, 2).unwrap();
+        let open = add(&mut table, 3).unwrap();
+        let handle = table.open(open, fd().into()).unwrap();
+        let looks = |table: &mut Table, most| {
+            let has_name = |object: &Object| object.id.inode == 2;
+            table.nameless(most, has_name)
+        };
+        let found: Vec<_> = (0..9).map(|_| looks(&mut table, 10)).collect();
+        assert_eq!(found, [1, 1, 0, 1, 0, 0, 0, 1, 0]);
+        table.close(handle, open).unwrap();
+        table.forget(gone, 1);
+        // One at a time: the last one has its turn too, then the first again.
+        assert_eq!(looks(&mut table, 1), 0);
+        assert_eq!(looks(&mut table, 1), 1);
+        assert_eq!(looks(&mut table, 1), 0);
+        let remote = Object {
+            contents: Contents::Remote,
+            ..object(4)
+        };
+        table.look_up(remote).unwrap();
+        table.forget(open, 1);
+        assert_eq!((0..4).map(|_| looks(&mut table, 10)).sum::<usize>(), 0);
     }
 
     #[test]

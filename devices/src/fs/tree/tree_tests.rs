@@ -228,6 +228,35 @@ fn names_of_more_than_many_objects_are_not_kept() {
 }
 
 #[test]
+fn what_the_host_removed_is_counted_while_the_client_knows_it_and_has_it_not_open() {
+    let rig = rig();
+    std::fs::create_dir(rig.path("dir")).unwrap();
+    for file in ["read", "open", "two names"] {
+        std::fs::write(rig.path(file), "x").unwrap();
+    }
+    std::fs::hard_link(rig.path("two names"), rig.path("other")).unwrap();
+    let number = |name: &str| rig.look_up(ROOT, name).unwrap().inode;
+    let [dir, read, open, _] = ["dir", "read", "open", "two names"].map(number);
+    let flags = libc::O_RDONLY.cast_unsigned();
+    let (handle, ..) = rig.tree.open(&me(), open, flags, 0).unwrap();
+    assert_eq!(rig.tree.nameless(), 0);
+    std::fs::remove_dir(rig.path("dir")).unwrap();
+    for file in ["read", "open", "two names"] {
+        std::fs::remove_file(rig.path(file)).unwrap();
+    }
+    assert_eq!(rig.tree.nameless(), 2);
+    let closed = rig
+        .tree
+        .release(&me(), open, 0, handle.unwrap(), false, false, None);
+    closed.unwrap();
+    assert_eq!(rig.tree.nameless(), 3);
+    for number in [dir, read, open] {
+        rig.tree.forget(&me(), number, 1);
+    }
+    assert_eq!(rig.tree.nameless(), 0);
+}
+
+#[test]
 fn devices_are_not_made_and_what_is_no_file_is_not_opened() {
     let rig = rig();
     for kind in [libc::S_IFBLK, libc::S_IFCHR] {

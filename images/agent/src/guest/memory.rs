@@ -1,15 +1,46 @@
-//! How much memory the guest may come to have, and its files with it.
+//! How much memory the guest may come to have, and its files with it; and what the kernel remembers
+//! in the memory that nothing else takes.
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use rustix::system::sysinfo;
+
+use super::GuestError;
 
 /// Devices that memory is plugged in by.
 const DRIVER: &str = "/sys/bus/virtio/drivers/virtio_mem";
 /// Addresses, and what they are for.
 const ADDRESSES: &str = "/proc/iomem";
+
+/// Where the kernel is told to drop what it can find again.
+const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
+/// What is written there (proc_sys_vm(5)): no message of each time, only of this first one; names
+/// and inodes that nothing uses, but not the contents of files.
+const ORDERS: [&str; 2] = ["4", "2"];
+
+/// Has the kernel forget files that nothing uses, in all mount namespaces. There is no call for
+/// those of one file system that reaches the mounts below a share, each of which is one of its own.
+///
+/// # Errors
+///
+/// [`GuestError::Io`].
+pub async fn forget_files() -> Result<(), GuestError> {
+    // With many names it takes its time.
+    let write = || {
+        ORDERS
+            .into_iter()
+            .try_for_each(|order| fs::write(DROP_CACHES, order))
+    };
+    let dropped = tokio::task::spawn_blocking(write).await;
+    let dropped = dropped.map_err(io::Error::other).flatten();
+    dropped.map_err(|source| GuestError::Io {
+        action: "drop the names of files that nothing uses",
+        source,
+    })
+}
 
 /// What files in memory may take at most, in bytes: all that the guest has or may be given while
 /// it runs (memory that was plugged in is counted in both). One that is given no more keeps a
