@@ -123,18 +123,19 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
         fs::read_to_string(volume.join("from-guest")).unwrap(),
         "back\n"
     );
-    // A volume whose file the guest has read, and remembers.
+    // A volume whose file a container that lives has read, and the guest remembers.
     let logs = shared.join("logs");
     fs::create_dir(&logs).unwrap();
     let flags = rustix::mount::MountFlags::empty();
-    rustix::mount::mount("logs", &logs, "tmpfs", flags, None).unwrap();
+    rustix::mount::mount("logs", &logs, "tmpfs", flags, c"size=64m").unwrap();
     fs::write(logs.join("old"), vec![1; LOG]).unwrap();
-    let mut container = pod.container("logs", &two, "wc -c < /data/old");
+    let script = "wc -c < /data/old; exec sleep 9999";
+    let mut container = pod.container("logs", &two, script);
     mount(&mut container, "/data", "/run/podvisor/shared/logs");
     sandbox.create_container(container).await.unwrap();
     sandbox.start_container("logs").await.unwrap();
-    assert_eq!(sandbox.wait("logs", None).await.unwrap().code, 0);
-    assert_eq!(pod.log("logs"), format!("stdout F {LOG}\n"));
+    let read = format!("stdout F {LOG}\n");
+    eventually("the size of a file", || pod.log("logs") == read).await;
     fs::remove_file(logs.join("old")).unwrap();
     // What is no mount is the host's, whatever the guest's root tries.
     fs::create_dir(shared.join("bare")).unwrap();
@@ -149,6 +150,8 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     sandbox.delete_container("bare").await.unwrap();
     // The process looks for it every minute.
     eventually("the space of a file", || used(&logs) < LOG as u64).await;
+    sandbox.signal("logs", None, 9, true).await.unwrap();
+    sandbox.wait("logs", None).await.unwrap();
     sandbox.delete_container("logs").await.unwrap();
     for point in [&logs, &volume, &shared] {
         rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH).unwrap();

@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use podvisor_vmm::{FsDevice, MemorySize, Transport, VmExit};
 use support::mounts::{mount, own_mounts};
-use support::{Console, linux, raise_limit_of_files};
+use support::{Console, PATIENCE, linux, raise_limit_of_files};
 
 /// Directories, and files in each, unless `PODVISOR_TEST_FILES` says another number for PCI.
 const DIRS: usize = 10;
@@ -117,6 +119,17 @@ fn copies_both_ways(transport: Transport, files: usize) {
     assert!(vm.faults().is_empty());
 }
 
+/// Of the device of this test.
+const MAX_OPEN: usize = 100;
+
+/// Whether this process, whose device it is, holds a file that has been removed.
+fn is_kept(path: &Path) -> bool {
+    let removed = format!("{} (deleted)", path.display());
+    let open = fs::read_dir("/proc/self/fd").unwrap();
+    let mut paths = open.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+    paths.any(|path| path == Path::new(&removed))
+}
+
 #[test]
 fn guest_sees_mounts_swaps_and_owners_of_the_host_and_leaves_its_own_on_both_transports() {
     own_mounts();
@@ -143,6 +156,13 @@ fn mounts_swaps_and_owners(transport: Transport) {
     symlink("v1", share.join("config/..data")).unwrap();
     symlink("..data/key", share.join("config/key")).unwrap();
     symlink("../secret", share.join("out")).unwrap();
+    // More than the device may have open at once.
+    fs::create_dir(share.join("many")).unwrap();
+    for file in 0..2 * MAX_OPEN {
+        fs::write(share.join(format!("many/{file}")), "x").unwrap();
+    }
+    fs::create_dir(share.join("logs")).unwrap();
+    fs::write(share.join("logs/old"), "x".repeat(1 << 20)).unwrap();
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     mount(&["--bind", &path(&other), &path(&share.join("locked"))]);
     mount(&["-o", "remount,bind,ro", &path(&share.join("locked"))]);
@@ -158,14 +178,20 @@ fn mounts_swaps_and_owners(transport: Transport) {
          touch /share/pub/mine; chown 1000:2000 /share/pub/mine; chmod 6755 /share/pub/mine\n\
          mkdir /etc; echo 'they:x:1234:5678::/:/bin/sh' > /etc/passwd\n\
          echo 'they:x:5678:' > /etc/group; su they -c 'touch /share/pub/theirs'\n\
+         wc -c < /share/logs/old\n\
+         ls -l /share/many | wc -l; cat /share/many/* | wc -c\n\
          cat /share/config/key; echo; echo ready\n\
          until [ \"$(cat /share/config/key)\" = two ]; do :; done; echo swapped\n\
          until [ -e /share/late/file ]; do :; done; cat /share/late/file; echo\n\
-         echo new > /share/late/new && echo written"
+         echo new > /share/late/new && echo written\n\
+         until [ -e /share/late/removed ]; do :; done\n\
+         until [ -e /share/late/done ]; do echo 2 > /proc/sys/vm/drop_caches; done"
     );
     let vm = linux(&script, &console)
         .transport(transport)
-        .fs(FsDevice::open("data", &share).unwrap())
+        .fs(FsDevice::open("data", &share)
+            .and_then(|share| share.max_open(MAX_OPEN))
+            .unwrap())
         .build()
         .unwrap();
     vm.start().unwrap();
@@ -175,10 +201,25 @@ fn mounts_swaps_and_owners(transport: Transport) {
     fs::rename(share.join("config/..data_tmp"), share.join("config/..data")).unwrap();
     console.wait_for("swapped");
     mount(&["--bind", &path(&other), &path(&share.join("late"))]);
+    console.wait_for("written");
+    // Kept for the guest, which remembers its name, until that drops what it does not use.
+    let log = share.join("logs/old");
+    let device = vm.fs("fs0").unwrap();
+    fs::remove_file(&log).unwrap();
+    assert!(is_kept(&log));
+    assert!(device.run(FsDevice::removed_objects).unwrap() > 0);
+    fs::write(other.join("removed"), "").unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while is_kept(&log) {
+        assert!(Instant::now() < deadline, "{}", console.text());
+        thread::sleep(Duration::from_millis(10));
+    }
+    fs::write(other.join("done"), "").unwrap();
     assert_eq!(vm.wait().unwrap(), VmExit::Reset);
 
     let text = console.text();
-    let seen = "bound\nrefused\nkept\nmounts differ\nno way out\nno device\none\nready\nswapped\n\
+    let seen = "bound\nrefused\nkept\nmounts differ\nno way out\nno device\n\
+                1048576\n201\n200\none\nready\nswapped\n\
                 bound\nwritten\n";
     assert!(text.contains(seen), "{text}");
     assert_eq!(fs::read_to_string(other.join("new")).unwrap(), "new\n");
