@@ -123,13 +123,16 @@ impl Cache {
     }
 
     pub(super) fn remove(&self, id: &str) -> Result<(), CniError> {
-        let path = self.path(id);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(CniError::io("remove", path)(error))
+        // The record last: it says that there is something to remove.
+        for path in [self.input(id), self.path(id)] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(CniError::io("remove", path)(error));
+                }
+                _ => {}
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     pub(super) fn ids(&self) -> Result<Vec<String>, CniError> {
@@ -147,6 +150,11 @@ impl Cache {
             }
         }
         Ok(ids)
+    }
+
+    /// The file that plugins working on the pod have for their input.
+    pub(super) fn input(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.input"))
     }
 
     fn path(&self, id: &str) -> PathBuf {

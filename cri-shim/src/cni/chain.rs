@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::cache::Cached;
 use super::config::{List, Plugin};
+use super::input::Input;
 use super::plugin::{self, Invocation};
 use super::result::CniResult;
 use super::{CniError, INTERFACE};
@@ -18,6 +19,8 @@ use super::{CniError, INTERFACE};
 #[derive(Debug)]
 pub(super) struct Chain<'a> {
     cached: &'a Cached,
+    /// The file of the pod's [`Input`].
+    input: PathBuf,
     plugin_dirs: &'a [PathBuf],
     limit: Duration,
     path: String,
@@ -26,11 +29,13 @@ pub(super) struct Chain<'a> {
 impl<'a> Chain<'a> {
     pub(super) fn new(
         cached: &'a Cached,
+        input: PathBuf,
         plugin_dirs: &'a [PathBuf],
         limit: Duration,
     ) -> Result<Self, CniError> {
         Ok(Self {
             cached,
+            input,
             plugin_dirs,
             limit,
             path: search_path(plugin_dirs),
@@ -44,13 +49,14 @@ impl<'a> Chain<'a> {
         &self,
         mut note: impl FnMut(&Value) -> Result<(), CniError>,
     ) -> Result<(Value, CniResult), CniError> {
+        let mut input = self.input().await?;
         let mut previous = None;
         for plugin in &self.cached.list.plugins {
             if let Some(answer) = &previous {
                 note(answer)?;
             }
             let adding = self.invocation(plugin, "ADD", previous.as_ref())?;
-            let printed = adding.run().await?;
+            let printed = adding.run(&mut input).await?;
             let answer = serde_json::from_slice::<Value>(&printed);
             let answer = answer.map_err(|error| CniError::InvalidResult {
                 name: plugin.kind.clone(),
@@ -76,9 +82,10 @@ impl<'a> Chain<'a> {
             return Ok(());
         }
         let mut end = pin!(end);
+        let mut input = self.input().await?;
         for plugin in &list.plugins {
             let check = self.invocation(plugin, "CHECK", self.cached.result.as_ref())?;
-            check.run_until(end.as_mut()).await?;
+            check.run_until(&mut input, end.as_mut()).await?;
         }
         Ok(())
     }
@@ -86,6 +93,7 @@ impl<'a> Chain<'a> {
     /// Runs DEL in reverse order, also where an ADD failed in the middle. All plugins are
     /// run; the first failure is told.
     pub(super) async fn del(&self) -> Result<(), CniError> {
+        let mut input = self.input().await?;
         let mut first = Ok(());
         for plugin in self.cached.list.plugins.iter().rev() {
             // Before 0.4 plugins are not told what they answered.
@@ -94,12 +102,17 @@ impl<'a> Chain<'a> {
                 false => self.cached.result.as_ref(),
             };
             let done = match self.invocation(plugin, "DEL", previous) {
-                Ok(deletion) => deletion.run().await.map(drop),
+                Ok(deletion) => deletion.run(&mut input).await.map(drop),
                 Err(error) => Err(error),
             };
             first = first.and(done);
         }
         first
+    }
+
+    /// Once no plugin of an earlier chain works on the pod any more.
+    async fn input(&self) -> Result<Input, CniError> {
+        Input::take(&self.input, self.limit).await
     }
 
     fn invocation<'p>(
@@ -127,7 +140,7 @@ impl<'a> Chain<'a> {
                 ("CNI_ARGS", arguments),
                 ("CNI_PATH", self.path.clone()),
             ],
-            input: config.to_string().into_bytes(),
+            config: config.to_string().into_bytes(),
             limit: self.limit,
         })
     }
@@ -163,12 +176,13 @@ pub(super) async fn status(
             command: "STATUS",
             // There is no pod to tell of.
             variables: vec![("CNI_PATH", search_path(plugin_dirs))],
-            input: Value::Object(config_in(list, plugin))
+            config: Value::Object(config_in(list, plugin))
                 .to_string()
                 .into_bytes(),
             limit,
         };
-        status.run().await.map_err(|error| match error {
+        let done = status.run(&mut Input::of_nobody()?).await;
+        done.map_err(|error| match error {
             CniError::Failed { name, message, .. } => CniError::NotReady { name, message },
             other => other,
         })?;

@@ -65,6 +65,17 @@ pub(crate) enum CniError {
         /// How long it had.
         limit: Duration,
     },
+    /// A plugin of somebody who was killed hangs.
+    #[error(
+        "a CNI plugin whose starter was killed has not ended within {} s: it still has {} open",
+        .limit.as_secs(), .input.display()
+    )]
+    StillRuns {
+        /// What it reads.
+        input: PathBuf,
+        /// How long it was waited for.
+        limit: Duration,
+    },
     /// A plugin prints without end.
     #[error("CNI plugin {name:?} printed more than {limit} bytes at {command} and was killed")]
     TooMuchOutput {

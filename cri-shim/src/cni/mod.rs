@@ -1,11 +1,12 @@
 //! The pod's network, by the Container Network Interface.
 //!
-//! Configuration lists come from a directory ([`config`]); [`chain`] runs their plugins and
-//! keeps what they answered on the disk ([`cache`]); [`netns`] is the network namespace that
-//! the plugins work in. What leaves is an [`Attachment`]: for each interface that the plugins
-//! made there, a tap joined to it ([`join`]), and the addresses, routes and static neighbours that
-//! the guest's own card takes over. Plugins and what they print are hostile: bounded in time and
-//! size, and checked ([`result`]) before anything is done with it.
+//! Configuration lists come from a directory ([`config`]); [`chain`] runs their plugins, one at a
+//! time for a pod, also after whoever ran them was killed ([`input`]), and keeps what they answered
+//! on the disk ([`cache`]); [`netns`] is the network namespace that they work in. What leaves is an
+//! [`Attachment`]: for each interface that the plugins made there, a tap joined to it ([`join`]),
+//! and the addresses, routes and static neighbours that the guest's own card takes over. Plugins
+//! and what they print are hostile: bounded in time and size, and checked ([`result`]) before
+//! anything is done with it.
 //!
 //! Whether the node's plugins take pods by now is asked in [`status`], where they can say so.
 //! Who asks chooses the network: the node's, another one of the directory by its name, or the
@@ -19,6 +20,7 @@ mod config;
 mod counters;
 mod error;
 mod guest;
+mod input;
 mod join;
 mod launch;
 pub(crate) mod nat;
@@ -396,6 +398,7 @@ impl Cni {
     fn chain<'a>(&'a self, cached: &'a Cached) -> Result<Chain<'a>, CniError> {
         Chain::new(
             cached,
+            self.cache.input(&cached.pod.id),
             &self.options.plugin_dirs,
             self.options.plugin_timeout,
         )

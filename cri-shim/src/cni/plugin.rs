@@ -13,12 +13,13 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use tracing::debug;
 
 use super::CniError;
+use super::input::Input;
 
 /// What a plugin may print: no result is near it.
 const STDOUT_BYTES: usize = 1 << 20;
@@ -45,7 +46,7 @@ pub(super) struct Invocation<'a> {
     /// `CNI_` variables beside `CNI_COMMAND`.
     pub(super) variables: Vec<(&'static str, String)>,
     /// Its configuration.
-    pub(super) input: Vec<u8>,
+    pub(super) config: Vec<u8>,
     /// How long it may take.
     pub(super) limit: Duration,
 }
@@ -91,8 +92,8 @@ impl Drop for Group {
 
 impl Invocation<'_> {
     /// Runs the plugin; what it printed when it succeeded.
-    pub(super) async fn run(self) -> Result<Vec<u8>, CniError> {
-        self.run_until(pending()).await
+    pub(super) async fn run(self, input: &mut Input) -> Result<Vec<u8>, CniError> {
+        self.run_until(input, pending()).await
     }
 
     /// As [`Self::run`], but killed when `end` comes before its own. One that was killed is gone
@@ -100,8 +101,15 @@ impl Invocation<'_> {
     /// "Lifecycle & Ordering").
     pub(super) async fn run_until(
         self,
+        input: &mut Input,
         end: impl Future<Output = ()>,
     ) -> Result<Vec<u8>, CniError> {
+        let failed = |source| CniError::Execute {
+            path: self.program.clone(),
+            source,
+        };
+        let stdin = input.lend(&self.config);
+        let stdin = stdin.map_err(CniError::io("write the configuration of", &self.program))?;
         let mut command = Command::new(&self.program);
         command
             .env("CNI_COMMAND", self.command)
@@ -110,18 +118,14 @@ impl Invocation<'_> {
             .current_dir("/")
             .process_group(0)
             .kill_on_drop(true)
-            .stdin(Stdio::piped())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let failed = |source| CniError::Execute {
-            path: self.program.clone(),
-            source,
-        };
         let mut child = command.spawn().map_err(failed)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let mut group = Group(pid);
         let (status, stdout, stderr) = {
-            let mut conversation = pin!(converse(&mut child, &self.input));
+            let mut conversation = pin!(converse(&mut child));
             let ended = tokio::select! {
                 ended = timeout(self.limit, conversation.as_mut()) => {
                     ended.map_err(|_| CniError::Hangs {
@@ -138,13 +142,17 @@ impl Invocation<'_> {
             if ended.is_err() {
                 group.kill();
                 // All of it has ended when its streams are closed.
-                let _ = timeout(DEATH, conversation).await;
+                if timeout(DEATH, conversation).await.is_ok() {
+                    input.returned();
+                }
             }
             ended?.map_err(failed)?
         };
         if stdout.len() > STDOUT_BYTES {
             group.kill();
-            let _ = timeout(DEATH, child.wait()).await;
+            if timeout(DEATH, child.wait()).await.is_ok() {
+                input.returned();
+            }
             return Err(CniError::TooMuchOutput {
                 name: self.name.to_owned(),
                 command: self.command,
@@ -153,6 +161,7 @@ impl Invocation<'_> {
         }
         // All of it has ended: its streams are closed.
         group.0 = None;
+        input.returned();
         if status.success() {
             debug!(plugin = self.name, command = self.command, "done");
             return Ok(stdout);
@@ -167,21 +176,12 @@ impl Invocation<'_> {
     }
 }
 
-/// Gives the plugin its input and reads until its streams are closed and it has ended, or
-/// until it has printed too much.
-async fn converse(child: &mut Child, input: &[u8]) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
-    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (Some(mut stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
+/// Reads until the plugin's streams are closed and it has ended, or until it has printed too much.
+async fn converse(child: &mut Child) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+    let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(io::ErrorKind::BrokenPipe.into());
     };
-    let write = async {
-        // A plugin that does not read its configuration will say what it wants.
-        let _ = stdin.write_all(input).await;
-        drop(stdin);
-    };
-    let read = async { tokio::try_join!(bounded(stdout), head(stderr)) };
-    let ((), read) = tokio::join!(write, read);
-    let (stdout, stderr) = read?;
+    let (stdout, stderr) = tokio::try_join!(bounded(stdout), head(stderr))?;
     if stdout.len() > STDOUT_BYTES {
         return Ok((ExitStatus::default(), stdout, stderr));
     }

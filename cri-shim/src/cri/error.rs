@@ -284,7 +284,7 @@ fn network_code(error: &CniError) -> Code {
         | CniError::InvalidConfiguration { .. }
         | CniError::NoPlugin { .. }
         | CniError::Failed { code: 11, .. } => Code::Unavailable,
-        CniError::Hangs { .. } => Code::DeadlineExceeded,
+        CniError::Hangs { .. } | CniError::StillRuns { .. } => Code::DeadlineExceeded,
         _ => Code::Internal,
     }
 }

@@ -1,0 +1,150 @@
+//! What plugins read: their configuration, in a file of the pod's that is locked while they run.
+//!
+//! Whoever runs a plugin may be killed, and the plugin goes on. One that undid its work at the same
+//! time would find a part of it: the next one for that pod waits (CNI specification 1.1, "Lifecycle
+//! & Ordering").
+
+use std::fs::File;
+use std::io::{self, Seek as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+
+use super::CniError;
+use crate::blocking::apart;
+use crate::patience::timeout;
+
+/// The input of plugins that run one after the other.
+#[derive(Debug)]
+pub(super) struct Input {
+    file: File,
+    /// Whether a plugin may have it.
+    is_lent: bool,
+}
+
+impl Input {
+    /// Takes the file of a pod once no plugin has it, which is waited for until `limit`.
+    pub(super) async fn take(path: &Path, limit: Duration) -> Result<Self, CniError> {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.mode(0o600).open(path);
+        let file = file.map_err(CniError::io("open", path))?;
+        let file = if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            file
+        } else {
+            let lock = move || flock(&file, FlockOperation::LockExclusive).map(|()| file);
+            let Ok(locked) = timeout(limit, apart("cni-input", lock)).await else {
+                return Err(CniError::StillRuns {
+                    input: path.to_owned(),
+                    limit,
+                });
+            };
+            let locked = locked.and_then(|locked| Ok(locked?));
+            locked.map_err(CniError::io("lock", path))?
+        };
+        Ok(Self {
+            file,
+            is_lent: false,
+        })
+    }
+
+    /// One for plugins that work on no pod.
+    pub(super) fn of_nobody() -> Result<Self, CniError> {
+        let file = memfd_create("cni-input", MemfdFlags::CLOEXEC).map_err(io::Error::from);
+        let file = file.map_err(CniError::io("make a file for", "a CNI plugin"))?;
+        Ok(Self {
+            file: file.into(),
+            is_lent: false,
+        })
+    }
+
+    /// The stdin of a plugin that reads `config`. It keeps the lock, whatever becomes of this one,
+    /// until it has ended or is said to have.
+    pub(super) fn lend(&mut self, config: &[u8]) -> io::Result<Stdio> {
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        self.file.write_all(config)?;
+        self.file.rewind()?;
+        let stdin = self.file.try_clone()?;
+        self.is_lent = true;
+        Ok(stdin.into())
+    }
+
+    /// The plugin has ended: what it may have left running with its stdin holds nobody up.
+    pub(super) fn returned(&mut self) {
+        self.is_lent = false;
+    }
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        if !self.is_lent {
+            // The lock is that of all who have the file open.
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(300);
+
+    fn sleeper(input: &mut Input) -> std::process::Child {
+        let stdin = input.lend(b"{}").unwrap();
+        Command::new("sleep")
+            .arg("1000")
+            .stdin(stdin)
+            .spawn()
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_plugin_whose_starter_is_gone_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pod0.input");
+        let mut input = Input::take(&path, LONG).await.unwrap();
+        let mut plugin = sleeper(&mut input);
+        drop(input);
+        let error = Input::take(&path, Duration::from_millis(20)).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, CniError::StillRuns { .. }), "{error}");
+        let mut next = std::pin::pin!(Input::take(&path, LONG));
+        assert!(futures_util::poll!(&mut next).is_pending());
+        plugin.kill().unwrap();
+        plugin.wait().unwrap();
+        next.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_plugin_leaves_running_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pod0.input");
+        let mut input = Input::take(&path, LONG).await.unwrap();
+        let mut left = sleeper(&mut input);
+        input.returned();
+        drop(input);
+        Input::take(&path, Duration::ZERO).await.unwrap();
+        left.kill().unwrap();
+        left.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_plugin_reads_its_configuration_and_nothing_of_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let of_pod = Input::take(&dir.path().join("pod0.input"), LONG).await;
+        for mut input in [of_pod.unwrap(), Input::of_nobody().unwrap()] {
+            for config in ["{\"long\": true}", "{}"] {
+                let mut cat = Command::new("cat");
+                let read = cat.stdin(input.lend(config.as_bytes()).unwrap()).output();
+                assert_eq!(read.unwrap().stdout, config.as_bytes());
+            }
+        }
+    }
+}
