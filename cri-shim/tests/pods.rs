@@ -274,8 +274,10 @@ async fn containers_of_a_machine_that_was_killed_for_memory_are_told_as_such() {
         if is_away {
             node.daemon.start();
         }
-        let not_ready = PodSandboxState::SandboxNotready;
-        until(async || node.pod_state().await == not_ready).await;
+        // The pod's end is told first.
+        let exited = ContainerState::ContainerExited;
+        until(async || node.status(&id).await.state() == exited).await;
+        assert_eq!(node.pod_state().await, PodSandboxState::SandboxNotready);
         // A daemon that begins anew knows it, too.
         for _ in 0..2 {
             let status = node.status(&id).await;
