@@ -313,9 +313,7 @@ impl NetworkArgs {
             capabilities,
         }) = self.by_cni(entry)?
         else {
-            let mut attached = self.attach(entry).await?;
-            let nics = std::mem::take(&mut attached.nics);
-            return Ok((Launching::begin(config(nics)).await?, attached));
+            return self.attach_then_begin(entry, config).await;
         };
         let prepared = cni.prepare_on(list, &record.id);
         let prepared = prepared.with_context(|| no_network(record))?;
@@ -330,6 +328,17 @@ impl NetworkArgs {
         };
         self.add_hosts(&mut attached);
         Ok((begun.launching, attached))
+    }
+
+    /// As [`Self::attach_and_begin`], one after the other.
+    pub(in crate::cli) async fn attach_then_begin(
+        &self,
+        entry: &Entry,
+        config: impl Fn(Vec<NicConfig>) -> LaunchConfig,
+    ) -> anyhow::Result<(Launching, Attached)> {
+        let mut attached = self.attach(entry).await?;
+        let nics = std::mem::take(&mut attached.nics);
+        Ok((Launching::begin(config(nics)).await?, attached))
     }
 
     /// Adds the lines of `/etc/hosts` that were asked for.

@@ -184,12 +184,10 @@ pub(in crate::cli) async fn begin_machine(
         },
         cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
     };
-    if guest.snapshot.is_none() {
-        return network.attach_and_begin(entry, config).await;
+    match guest.snapshot {
+        None => network.attach_and_begin(entry, config).await,
+        Some(_) => network.attach_then_begin(entry, config).await,
     }
-    let mut attached = network.attach(entry).await?;
-    let nics = std::mem::take(&mut attached.nics);
-    Ok((Launching::begin(config(nics)).await?, attached))
 }
 
 /// A container that is made.
