@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podvisor_agent_protocol::{AgentError, ErrorKind, StreamId, api, limits};
-use tokio::io::copy_bidirectional;
+use tokio::io::copy_bidirectional_with_sizes;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -15,6 +15,9 @@ use crate::stdio::{Claim, Hub, StreamInUse};
 
 /// On the loopback a listener whose queue is full is all that takes time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bytes that are carried at once. Each piece is a packet to the host, and a wake-up there.
+const PIECE: usize = 32 << 10;
 
 /// A port cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +112,11 @@ async fn connect(port: u16) -> Result<TcpStream, ForwardError> {
     for address in addresses {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((address, port)));
         match connected.await {
-            Ok(Ok(socket)) => return Ok(socket),
+            Ok(Ok(socket)) => {
+                // A piece that follows another does not wait for the program's answer to that one.
+                let _ = socket.set_nodelay(true);
+                return Ok(socket);
+            }
             // That nobody listens on the other family says nothing new.
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Ok(Err(source)) => failed = ForwardError::Connect { port, source },
@@ -128,7 +135,20 @@ async fn join(claim: Claim, mut socket: TcpStream, _place: OwnedSemaphorePermit)
     let Ok(Ok(mut connection)) = claimed else {
         return tracing::warn!("no connection for a forwarded port in time");
     };
-    if let Err(error) = copy_bidirectional(&mut connection, &mut socket).await {
+    let copied = copy_bidirectional_with_sizes(&mut connection, &mut socket, PIECE, PIECE);
+    if let Err(error) = copied.await {
         tracing::debug!(%error, "a forwarded connection broke");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_piece_does_not_wait_for_the_acknowledgement_of_the_one_before() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let socket = connect(listener.local_addr().unwrap().port()).await;
+        assert!(socket.unwrap().nodelay().unwrap());
     }
 }
