@@ -60,6 +60,16 @@ impl LogFile for File {
     }
 }
 
+/// What lines begin with that were read at once.
+struct Origin(String);
+
+impl Origin {
+    fn new(stream: OutputStream, now: SystemTime) -> Self {
+        let time = humantime::format_rfc3339_nanos(now);
+        Self(format!("{time} {} ", stream.name()))
+    }
+}
+
 impl<W: LogFile> LogWriter<W> {
     pub(super) fn new(file: W) -> Self {
         Self {
@@ -110,6 +120,7 @@ impl<W: LogFile> LogWriter<W> {
         bytes: &[u8],
         now: SystemTime,
     ) -> io::Result<()> {
+        let origin = Origin::new(stream, now);
         let mut begun = std::mem::take(self.begun(stream));
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (mut text, is_whole) = match piece.strip_suffix(b"\n") {
@@ -118,12 +129,12 @@ impl<W: LogFile> LogWriter<W> {
             };
             while begun.len() + text.len() > LINE_MAX {
                 let (fits, rest) = text.split_at(LINE_MAX - begun.len());
-                self.line(stream, now, b'P', &begun, fits);
+                self.line(&origin, b"P ", &begun, fits);
                 begun.clear();
                 text = rest;
             }
             if is_whole {
-                self.line(stream, now, b'F', &begun, text);
+                self.line(&origin, b"F ", &begun, text);
                 begun.clear();
             } else {
                 begun.extend_from_slice(text);
@@ -140,7 +151,7 @@ impl<W: LogFile> LogWriter<W> {
     pub(super) fn finish(&mut self, stream: OutputStream, now: SystemTime) -> io::Result<()> {
         let begun = std::mem::take(self.begun(stream));
         if !begun.is_empty() {
-            self.line(stream, now, b'P', &begun, b"");
+            self.line(&Origin::new(stream, now), b"P ", &begun, b"");
         }
         self.flush()
     }
@@ -152,14 +163,10 @@ impl<W: LogFile> LogWriter<W> {
         }
     }
 
-    fn line(&mut self, stream: OutputStream, now: SystemTime, tag: u8, begun: &[u8], rest: &[u8]) {
-        let time = humantime::format_rfc3339_nanos(now);
-        let name = stream.name();
-        // A vector takes all.
-        let _ = write!(self.lines, "{time} {name} {} ", char::from(tag));
-        self.lines.extend_from_slice(begun);
-        self.lines.extend_from_slice(rest);
-        self.lines.push(b'\n');
+    fn line(&mut self, origin: &Origin, tag: &[u8], begun: &[u8], rest: &[u8]) {
+        for part in [origin.0.as_bytes(), tag, begun, rest, b"\n"] {
+            self.lines.extend_from_slice(part);
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -191,8 +198,9 @@ impl<W: LogFile> LogWriter<W> {
             self.size = self.size.saturating_add(written as u64);
         }
         self.lines.clear();
-        // One long burst should not cost memory for ever.
-        self.lines.shrink_to(LINE_MAX);
+        // What one read may bring, with its lines' beginnings, stays; a longer burst should not cost
+        // memory for ever.
+        self.lines.shrink_to(4 * LINE_MAX);
         result
     }
 }
