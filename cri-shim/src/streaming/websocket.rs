@@ -34,6 +34,9 @@ const CLOSE: u8 = 255;
 /// Bytes of one message; clients send 32 KiB.
 const MAX_MESSAGE: usize = 1 << 20;
 
+/// Room for what one read brings.
+const READ_BUFFER: usize = 32 << 10;
+
 /// How channels are written into messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
@@ -80,6 +83,8 @@ pub(super) type Socket<T> = WebSocketStream<T>;
 /// The server's end of a WebSocket on a connection that was upgraded.
 pub(super) async fn accept<T: AsyncRead + AsyncWrite + Unpin>(io: T) -> Socket<T> {
     let config = WebSocketConfig::default()
+        // Cleared before each read; longer messages are read in pieces.
+        .read_buffer_size(READ_BUFFER)
         .max_message_size(Some(MAX_MESSAGE))
         .max_frame_size(Some(MAX_MESSAGE));
     WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await

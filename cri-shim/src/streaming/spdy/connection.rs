@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
@@ -16,6 +16,9 @@ use crate::streaming::channel::{
 
 /// Streams that a client may have open at once.
 const MAX_STREAMS: usize = 1024;
+
+/// Room for frames that come together; the data of longer ones is read past it.
+const READ_BUFFER: usize = 4 << 10;
 
 /// Bytes of a control frame; Kubernetes' have a few hundred.
 const MAX_CONTROL: u32 = 64 << 10;
@@ -87,7 +90,7 @@ impl<T: AsyncRead + AsyncWrite> Connection<T> {
         let (reader, writer) = tokio::io::split(self.io);
         let (replies, owed) = mpsc::channel(REPLIES);
         let mut reading = Reading {
-            io: reader,
+            io: BufReader::with_capacity(READ_BUFFER, reader),
             unpacker: Unpacker::default(),
             open: HashMap::new(),
             last: 0,
@@ -131,7 +134,7 @@ impl Open {
 }
 
 struct Reading<R> {
-    io: R,
+    io: BufReader<R>,
     unpacker: Unpacker,
     open: HashMap<u32, Open>,
     last: u32,
