@@ -524,7 +524,8 @@ impl Connection {
                 self.batch = if full {
                     self.batch.saturating_mul(2).min(MAX_BATCH)
                 } else {
-                    1
+                    // The next message is likely to be as long.
+                    (self.batch / 2).max(1)
                 };
                 Read::Bytes(len.min(room))
             }
