@@ -188,6 +188,11 @@ impl Pod {
         self.record.get()
     }
 
+    /// A part of the record, of which the rest is not copied.
+    pub(super) fn with_record<T>(&self, part: impl FnOnce(&PodRecord) -> T) -> T {
+        self.record.of(part)
+    }
+
     pub(super) fn phase(&self) -> PodPhase {
         self.record.of(|record| record.phase.clone())
     }
@@ -242,6 +247,11 @@ impl Container {
 
     pub(super) fn record(&self) -> ContainerRecord {
         self.record.get()
+    }
+
+    /// A part of the record, of which the rest is not copied.
+    pub(super) fn with_record<T>(&self, part: impl FnOnce(&ContainerRecord) -> T) -> T {
+        self.record.of(part)
     }
 
     pub(super) fn phase(&self) -> ContainerPhase {

@@ -99,10 +99,11 @@ impl Node {
         self.all_settled().await;
         let mut wanted = self.containers();
         wanted.retain(|container| {
-            let record = container.record();
-            record.id.starts_with(&filter.id)
-                && record.pod.starts_with(&filter.pod_sandbox_id)
-                && matches_labels(&record.config.labels, &filter.label_selector)
+            container.with_record(|record| {
+                record.id.starts_with(&filter.id)
+                    && record.pod.starts_with(&filter.pod_sandbox_id)
+                    && matches_labels(&record.config.labels, &filter.label_selector)
+            })
         });
         let stats = in_time(wanted.iter().map(|container| async {
             let figures = self.figures(container).await.ok()?;
@@ -128,10 +129,11 @@ impl Node {
         self.all_settled().await;
         let mut wanted = self.pods();
         wanted.retain(|pod| {
-            let record = pod.record();
-            record.phase == PodPhase::Ready
-                && record.id.starts_with(&filter.id)
-                && matches_labels(&record.config.labels, &filter.label_selector)
+            pod.with_record(|record| {
+                record.phase == PodPhase::Ready
+                    && record.id.starts_with(&filter.id)
+                    && matches_labels(&record.config.labels, &filter.label_selector)
+            })
         });
         in_time(wanted.iter().map(|pod| self.stats_of(pod))).await
     }

@@ -121,33 +121,36 @@ impl Node {
         self.all_settled().await;
         let filter = filter.unwrap_or_default();
         let wanted = filter.state.map(|state| state.state);
-        let records = self
-            .containers()
-            .into_iter()
-            .map(|container| container.record());
-        let records = records.filter(|record| {
+        let is_wanted = |record: &ContainerRecord| {
             record.phase != ContainerPhase::Creating
                 && record.id.starts_with(&filter.id)
                 && record.pod.starts_with(&filter.pod_sandbox_id)
                 && wanted.is_none_or(|wanted| wanted == i32::from(state(record)))
                 && matches_labels(&record.config.labels, &filter.label_selector)
+        };
+        // A kubelet asks each second: nothing is copied that is not shown.
+        let shown = self.containers().into_iter().filter_map(|container| {
+            container.with_record(|record| is_wanted(record).then(|| shown(record)))
         });
-        let mut records: Vec<ContainerRecord> = records.collect();
-        records.sort_by_key(|record| std::cmp::Reverse(record.created_at));
-        let shown = records.into_iter().map(|record| Shown {
-            state: state(&record).into(),
-            id: record.id,
-            pod_sandbox_id: record.pod,
-            metadata: record.config.metadata,
-            image: record.config.image,
-            // As containerd has it in lists: kubelets that do not know `image_id` yet look here for
-            // the images in use.
-            image_ref: record.image.clone(),
-            created_at: record.created_at,
-            labels: record.config.labels,
-            annotations: record.config.annotations,
-            image_id: record.image,
-        });
-        shown.collect()
+        let mut shown: Vec<Shown> = shown.collect();
+        shown.sort_by_key(|shown| std::cmp::Reverse(shown.created_at));
+        shown
+    }
+}
+
+fn shown(record: &ContainerRecord) -> Shown {
+    Shown {
+        id: record.id.clone(),
+        pod_sandbox_id: record.pod.clone(),
+        metadata: record.config.metadata.clone(),
+        image: record.config.image.clone(),
+        // As containerd has it in lists: kubelets that do not know `image_id` yet look here for
+        // the images in use.
+        image_ref: record.image.clone(),
+        state: state(record).into(),
+        created_at: record.created_at,
+        labels: record.config.labels.clone(),
+        annotations: record.config.annotations.clone(),
+        image_id: record.image.clone(),
     }
 }

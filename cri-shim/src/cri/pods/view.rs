@@ -30,6 +30,18 @@ fn state(record: &PodRecord) -> i32 {
     }
 }
 
+fn shown(record: &PodRecord) -> PodSandbox {
+    PodSandbox {
+        id: record.id.clone(),
+        metadata: record.config.metadata.clone(),
+        state: state(record),
+        created_at: record.created_at,
+        labels: record.config.labels.clone(),
+        annotations: record.config.annotations.clone(),
+        runtime_handler: record.handler.clone(),
+    }
+}
+
 fn status(record: &PodRecord) -> PodSandboxStatus {
     let mut addresses = record.addresses.iter().map(ToString::to_string);
     let security = record.config.linux.as_ref();
@@ -113,25 +125,20 @@ impl Node {
         self.all_settled().await;
         let filter = filter.unwrap_or_default();
         let wanted = filter.state.map(|state| state.state);
-        let records = self.pods().into_iter().map(|pod| pod.record());
-        let records = records.filter(|record| {
+        let is_wanted = |record: &PodRecord| {
             record.phase != PodPhase::Creating
                 && record.id.starts_with(&filter.id)
                 && wanted.is_none_or(|wanted| wanted == state(record))
                 && matches_labels(&record.config.labels, &filter.label_selector)
-        });
-        let mut records: Vec<PodRecord> = records.collect();
-        records.sort_by_key(|record| std::cmp::Reverse(record.created_at));
-        let shown = records.into_iter().map(|record| PodSandbox {
-            state: state(&record),
-            id: record.id,
-            metadata: record.config.metadata,
-            created_at: record.created_at,
-            labels: record.config.labels,
-            annotations: record.config.annotations,
-            runtime_handler: record.handler,
-        });
-        shown.collect()
+        };
+        // A kubelet asks each second: nothing is copied that is not shown.
+        let shown = self
+            .pods()
+            .into_iter()
+            .filter_map(|pod| pod.with_record(|record| is_wanted(record).then(|| shown(record))));
+        let mut shown: Vec<PodSandbox> = shown.collect();
+        shown.sort_by_key(|shown| std::cmp::Reverse(shown.created_at));
+        shown
     }
 
     /// Tells what happened to a container.
