@@ -464,6 +464,27 @@ async fn a_container_has_a_log_once_it_is_to_run_and_not_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_cannot_be_changed_is_not_made() {
+    let node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.start(&id).await.unwrap();
+    let log = node.daemon.path("logs/a.log");
+    fs::write(node.control.join("refuse-ReopenLog"), "no such luck").unwrap();
+    let reopen = async || {
+        let request = ReopenContainerLogRequest {
+            container_id: id.clone(),
+        };
+        let mut runtime = node.runtime().await;
+        runtime.reopen_container_log(request).await.unwrap_err();
+    };
+    reopen().await;
+    assert!(log.exists());
+    fs::rename(&log, log.with_extension("rotated")).unwrap();
+    reopen().await;
+    assert!(!log.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_container_whose_log_cannot_be_opened_has_failed_to_start() {
     let node = Node::new(2).await;
     let id = node.create("a", None).await;

@@ -178,14 +178,22 @@ impl Node {
         let container = self.settled_container(id).await?;
         container.running()?;
         let record = container.record();
-        if let Some(log) = in_place(|| open_log(&record.log_path))? {
-            container
-                .pod
-                .client()?
-                .reopen_log(&container.id, log)
-                .await?;
+        let path = Path::new(&record.log_path);
+        let is_new = !path.exists();
+        let Some(log) = in_place(|| open_log(&record.log_path))? else {
+            return Ok(());
+        };
+        let reopened = self.take_log(&container, log).await;
+        if reopened.is_err() && is_new {
+            // A call that fails must not have made one (api.proto).
+            let _ = fs::remove_file(path);
         }
-        Ok(())
+        reopened
+    }
+
+    async fn take_log(&self, container: &Container, log: OwnedFd) -> Result<()> {
+        let client = container.pod.client()?;
+        Ok(client.reopen_log(&container.id, log).await?)
     }
 }
 
