@@ -154,12 +154,15 @@ fn of_calls(text: &mut String, calls: &Calls) {
     let name = "podvisor_call_duration_seconds";
     let help = "Calls of the Container Runtime Interface by method and gRPC code";
     head(text, name, help, "histogram");
-    for ((method, code), count) in calls.counts() {
+    let counts = calls.counts();
+    let counts = counts.iter().flat_map(|(method, of_method)| {
         // A client chose the method's name.
-        let method: String = method
-            .chars()
-            .filter(|c| c.is_ascii_alphanumeric())
-            .collect();
+        let method = method.replace(|c: char| !c.is_ascii_alphanumeric(), "");
+        of_method
+            .iter()
+            .map(move |(code, count)| (method.clone(), code, count))
+    });
+    for (method, code, count) in counts {
         let labels = format!("method=\"{method}\",code=\"{code}\"");
         for (within, bound) in count.within.iter().zip(BOUNDS_MS) {
             let seconds = Duration::from_millis(bound).as_secs_f64();
