@@ -52,6 +52,9 @@ const COMMAND_LINE: &str = concat!(
     // Mounting and unmounting, of which a container needs much, does not wait for RCU's grace
     // periods to pass by themselves.
     " rcupdate.rcu_expedited=1",
+    // The TSC is not watched twice a second on hosts where it is not invariant: there kvm-clock is
+    // the clock anyway.
+    " tsc=nowatchdog",
     // No interface that nobody asked for.
     " dummy.numdummies=0",
 );
