@@ -55,9 +55,10 @@ fn condition(kind: &str, reason: &str, fault: Option<String>) -> RuntimeConditio
     }
 }
 
+/// Begins as gRPC's libraries say it, by which tests of nodes know that there is nothing to test.
 fn missing(call: &str) -> Status {
     Status::unimplemented(format!(
-        "{call} is not implemented by this version of podvisor"
+        "unknown method {call}: podvisor does not implement it"
     ))
 }
 

@@ -513,5 +513,12 @@ fn guest_what_a_virtual_machine_cannot_share_is_refused_by_its_name() {
         container_id: "unknown".to_owned(),
         ..Default::default()
     }));
-    assert_eq!(checkpoint.unwrap_err().code(), Code::Unimplemented);
+    let refused = checkpoint.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    // By this, tests of nodes know that there is nothing to test.
+    let said = refused.message();
+    assert!(
+        said.starts_with("unknown method CheckpointContainer"),
+        "{said}"
+    );
 }
