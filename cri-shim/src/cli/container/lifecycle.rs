@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::clear::{remove, settle};
 use super::events::{self, event};
-use super::state::{AT_ONCE, running, unresponsive};
+use super::state::{running, unresponsive};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
 use crate::cli::signals::exit_code_of;
@@ -110,22 +110,29 @@ pub(super) fn each_name(
     let containers = Containers::open(&globals.root()?)?;
     crate::cli::runtime()?.block_on(async {
         sweep(&containers).await?;
-        let mut code = 0;
-        // At once: each may take its grace period. Told in their order.
         let works = names.iter().map(async |name| work(&containers, name).await);
-        let mut works = stream::iter(works).buffered(AT_ONCE);
-        while let Some(done) = works.next().await {
-            match done {
-                Ok(Some(said)) => crate::cli::print(&format!("{said}\n"))?,
-                Ok(None) => {}
-                Err(error) => {
-                    crate::cli::report(&error);
-                    code = crate::cli::FAILURE;
-                }
+        at_once(works.collect()).await
+    })
+}
+
+/// Does all at once, as each may take its grace period, and tells of them in their order.
+async fn at_once(
+    works: Vec<impl Future<Output = anyhow::Result<Option<String>>>>,
+) -> anyhow::Result<u8> {
+    let mut code = 0;
+    let count = works.len().max(1);
+    let mut works = stream::iter(works).buffered(count);
+    while let Some(done) = works.next().await {
+        match done {
+            Ok(Some(said)) => crate::cli::print(&format!("{said}\n"))?,
+            Ok(None) => {}
+            Err(error) => {
+                crate::cli::report(&error);
+                code = crate::cli::FAILURE;
             }
         }
-        Ok(code)
-    })
+    }
+    Ok(code)
 }
 
 fn note(entry: &Entry, action: EventAction) {
@@ -339,4 +346,22 @@ pub(in crate::cli) async fn force_remove(entry: &Entry) -> anyhow::Result<()> {
         state => drop(state?),
     }
     remove(&entry.dir).await
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Barrier;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn works_are_done_at_once_however_many_they_are() {
+        let all = Barrier::new(100);
+        let works = (0..100).map(|_| async {
+            all.wait().await;
+            Ok(None)
+        });
+        let done = timeout(Duration::from_secs(60), at_once(works.collect()));
+        assert_eq!(done.await.unwrap().unwrap(), 0);
+    }
 }
