@@ -2,11 +2,14 @@
 //! kept in between. `PODVISOR_CONFORMANCE_MIB` says how much, 1 MiB each unless set.
 
 use std::io::Write as _;
+use std::sync::LazyLock;
 
+use k8s_cri::v1::Mount;
 use sha2::{Digest as _, Sha256};
 
 use super::websocket::{self, STDIN, STDOUT};
 use super::{attach_url, exec_url, forward_url, spdy};
+use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, strings};
 
 /// Pieces that clients send.
@@ -146,21 +149,20 @@ fn amount() -> usize {
     mib.map_or(1, |mib| mib.parse().unwrap()) << 20
 }
 
-/// The beginning of what `seq` counts, in pieces: each place in it is another.
-fn counted(amount: usize) -> impl Iterator<Item = Vec<u8>> {
-    let (mut number, mut left) = (0_u64, amount);
-    std::iter::from_fn(move || {
-        let mut piece = Vec::with_capacity(PIECE + 21);
-        while piece.len() < PIECE && left > 0 {
-            number += 1;
-            let before = piece.len();
-            writeln!(piece, "{number}").unwrap();
-            piece.truncate(before + left);
-            left -= piece.len() - before;
-        }
-        (!piece.is_empty()).then_some(piece)
-    })
-}
+/// Numbers from 1 on, a line each: each place in it is another.
+static DATA: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let mut data = Vec::with_capacity(amount() + 21);
+    (1_u64..)
+        .take_while(|number| {
+            writeln!(data, "{number}").unwrap();
+            data.len() < amount()
+        })
+        .for_each(drop);
+    data.truncate(amount());
+    data
+});
+
+static SUM: LazyLock<String> = LazyLock::new(|| sum([DATA.clone()].into_iter()));
 
 fn sum(pieces: impl Iterator<Item = Vec<u8>>) -> String {
     let digest = pieces.fold(Sha256::new(), |sum, piece| sum.chain_update(piece));
@@ -174,14 +176,13 @@ fn summing() -> String {
 }
 
 fn send_all(mut send: impl FnMut(&[u8])) {
-    counted(amount()).for_each(|piece| send(&piece));
+    DATA.chunks(PIECE).for_each(&mut send);
 }
 
 fn exec<C: Command>(container: &Container) {
     let mut client = C::connect(&exec_url(container, &summing(), false));
     send_all(|piece| client.send(piece));
-    let expected = format!("{}  -\n", sum(counted(amount())));
-    assert_eq!(client.output(), expected);
+    assert_eq!(client.output(), format!("{}  -\n", *SUM));
 }
 
 #[test]
@@ -201,7 +202,7 @@ fn attach<C: Command>() {
     let mut client = C::connect(&attach_url(&container));
     send_all(|piece| client.send(piece));
     assert_eq!(container.ended().exit_code, 0);
-    let expected = format!("{}  -", sum(counted(amount())));
+    let expected = format!("{}  -", *SUM);
     assert_eq!(crate::pod::stdout(&container.lines()), [expected]);
     drop(client);
     container.remove();
@@ -232,14 +233,13 @@ fn forward_both_ways<F: Forward>(container: &Container, port: u16) {
         assert!(!came.is_empty(), "only {} bytes came", answer.len());
         answer.extend(came);
     }
-    let expected = sum(counted(amount()));
-    assert_eq!(String::from_utf8_lossy(&answer[..64]), expected);
+    assert_eq!(String::from_utf8_lossy(&answer[..64]), *SUM);
     drop(client);
 
     // Back, to a reader that takes its time: others are served meanwhile.
     let port = port + 1;
     let amount = amount();
-    let script = format!("busybox seq {amount} | head -c {amount} | busybox nc -l -p {port}");
+    let script = format!("busybox nc -l -p {port} </data/numbers");
     let mut client: F = forward(container, &script, port);
     assert_eq!(container.sh("echo served"), "served\n");
     let mut came = 0;
@@ -252,12 +252,20 @@ fn forward_both_ways<F: Forward>(container: &Container, port: u16) {
         (!piece.is_empty()).then_some(piece)
     });
     let got = sum(pieces);
-    assert_eq!((came, got), (amount, expected));
+    assert_eq!((came, got.as_str()), (amount, SUM.as_str()));
 }
 
 #[test]
 fn guest_much_goes_through_a_forwarded_port_both_ways() {
-    let container = Pod::shared().start("much-forwarded", |_| {});
+    let dir = RUNTIME.directory("much-forwarded");
+    std::fs::write(dir.join("numbers"), DATA.as_slice()).unwrap();
+    let container = Pod::shared().start("much-forwarded", |config| {
+        config.mounts.push(Mount {
+            container_path: "/data".to_owned(),
+            host_path: dir.display().to_string(),
+            ..Default::default()
+        });
+    });
     forward_both_ways::<SocketForward>(&container, 7100);
     forward_both_ways::<SpdyForward>(&container, 7110);
     container.stop(0);
