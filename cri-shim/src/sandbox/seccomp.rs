@@ -1,7 +1,7 @@
 //! The system calls that a container may make unless its owner says otherwise, as data.
 //!
 //! An allow list in families. What is refused fails with EPERM; what neither list names is
-//! newer than both, or than the guest's libseccomp, and fails with ENOSYS, so that C libraries
+//! newer than both, and fails with ENOSYS, so that C libraries
 //! take their older way. Refused is what serves
 //! the machine rather than a program (modules, kexec, clocks, swap, quota), what has a
 //! record of kernel faults that reach beyond the caller (userfaultfd, io_uring, keyrings,

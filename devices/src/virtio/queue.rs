@@ -344,7 +344,7 @@ impl Queue {
     ///
     /// # Errors
     /// Whatever is wrong with ring or chain; the queue must not be used any more then.
-    #[allow(clippy::should_implement_trait)] // fallible, as the name in the design says
+    #[allow(clippy::should_implement_trait)] // Fallible, as an iterator's is not.
     pub fn next(&mut self) -> Result<Option<Chain>, QueueFault> {
         let size = self.ring.size();
         let mut available = self.ring.iter(&self.ram).map_err(|error| match error {

@@ -34,7 +34,7 @@ pub(super) struct Rule {
     pub(super) sub_leaf: Option<u32>,
     pub(super) register: Register,
     pub(super) change: Change,
-    /// For the reader; also what `docs/boot.md` says.
+    /// For the reader.
     #[cfg_attr(not(test), allow(dead_code))]
     pub(super) why: &'static str,
 }

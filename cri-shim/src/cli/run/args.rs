@@ -61,8 +61,8 @@ pub(in crate::cli) struct RunArgs {
     #[command(flatten)]
     pub(super) guest: GuestArgs,
 
-    /// The bus of the guest's devices: MMIO boots faster, PCI costs less per request [default: mmio
-    /// for a guest that boots, pci for others]
+    /// The bus of the guest's devices: MMIO boots faster, PCI costs less per request [default: pci;
+    /// mmio with --boot cold or --console]
     #[arg(long, value_name = "BUS", value_enum)]
     pub(super) transport: Option<Bus>,
 
