@@ -338,6 +338,20 @@ async fn a_machine_of_another_version_is_killed_before_its_pod_is_told_to_have_e
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_kubelet_asks_for_often_is_asked_of_guests_in_brief() {
+    let node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.start(&id).await.unwrap();
+    let mut runtime = node.runtime().await;
+    let list = runtime.list_container_stats(ListContainerStatsRequest::default());
+    list.await.unwrap();
+    assert_eq!(node.asked(&format!("Stats {id} in brief")), 1);
+    let list = runtime.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default());
+    list.await.unwrap();
+    assert_eq!(node.asked(&format!("Stats {id}")), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_told_of_a_pod_before_its_machine_was_asked() {
     let mut node = Node::ended(2).await;
     node.hold("List");

@@ -121,6 +121,7 @@ impl Process {
                 let (bytes, patience) = (&arguments["bytes"], &arguments["patience_ms"]);
                 self.note(&format!("Grow {bytes} within {patience}"));
             }
+            "Stats" if arguments["brief"] == true => self.note(&format!("Stats {id} in brief")),
             _ if exec_id.is_some() => self.note(&format!("{name} {id} exec")),
             _ => self.note(&format!("{name} {id}")),
         }

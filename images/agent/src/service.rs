@@ -215,7 +215,8 @@ impl Agent for Service {
         context: &TtrpcContext,
         request: api::ContainerStatsRequest,
     ) -> ttrpc::Result<api::ContainerStatsResponse> {
-        reply(context, self.containers.stats(&request.container_id))
+        let stats = self.containers.stats(&request.container_id, request.brief);
+        reply(context, stats)
     }
 
     async fn update_container_resources(

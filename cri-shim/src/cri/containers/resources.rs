@@ -86,8 +86,14 @@ impl Node {
     /// ContainerStats.
     pub(in crate::cri) async fn container_stats(&self, id: &str) -> Result<ContainerStats> {
         let container = self.settled_container(id).await?;
-        let figures = self.figures(&container).await?;
-        Ok(self.shown_stats(&container, &figures))
+        self.brief_stats(&container).await
+    }
+
+    async fn brief_stats(&self, container: &Container) -> Result<ContainerStats> {
+        container.running()?;
+        let client = container.pod.client()?;
+        let figures = client.stats_in_brief(&container.id).await?;
+        Ok(self.shown_stats(container, &figures))
     }
 
     /// ListContainerStats.
@@ -105,11 +111,11 @@ impl Node {
                     && matches_labels(&record.config.labels, &filter.label_selector)
             })
         });
-        let stats = in_time(wanted.iter().map(|container| async {
-            let figures = self.figures(container).await.ok()?;
-            Some(self.shown_stats(container, &figures))
-        }));
         // One that ends meanwhile is left out.
+        let stats = wanted
+            .iter()
+            .map(async |container| self.brief_stats(container).await.ok());
+        let stats = in_time(stats);
         stats.await.into_iter().flatten().collect()
     }
 

@@ -322,10 +322,11 @@ impl Agent {
         Ok(())
     }
 
-    /// What a container uses.
-    pub(super) async fn stats(&self, id: &str) -> Result<ContainerStats, LinkError> {
+    /// What a container uses; in brief without what costs more to learn than the rest.
+    pub(super) async fn stats(&self, id: &str, brief: bool) -> Result<ContainerStats, LinkError> {
         let request = api::ContainerStatsRequest {
             container_id: id.to_owned(),
+            brief,
             ..Default::default()
         };
         let call = self.client.container_stats(deadline(), &request);

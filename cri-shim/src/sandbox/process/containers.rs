@@ -470,8 +470,8 @@ impl Containers {
         blocking(move || container.streams.limit_log(other, max_bytes)).await
     }
 
-    pub(super) async fn stats(&self, id: &str) -> Result<ContainerStats, Error> {
-        Ok(self.sandbox.agent().stats(id).await?)
+    pub(super) async fn stats(&self, id: &str, brief: bool) -> Result<ContainerStats, Error> {
+        Ok(self.sandbox.agent().stats(id, brief).await?)
     }
 
     pub(super) fn list(&self) -> Vec<ContainerInfo> {

@@ -426,7 +426,9 @@ impl Service {
                 containers.limit_log(&id, fds.next()?, max_bytes).await?;
                 Answer::Done
             }
-            Call::Stats { id } => Answer::Stats(Box::new(containers.stats(&id).await?)),
+            Call::Stats { id, brief } => {
+                Answer::Stats(Box::new(containers.stats(&id, brief).await?))
+            }
             Call::List => Answer::List(containers.list()),
             Call::UpdateResources { id, resources } => {
                 containers.update_resources(&id, &resources).await?;

@@ -107,6 +107,9 @@ pub(in crate::sandbox) enum Call {
     },
     Stats {
         id: String,
+        /// Processes of before know of none.
+        #[serde(default)]
+        brief: bool,
     },
     List,
     UpdateResources {

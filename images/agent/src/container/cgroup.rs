@@ -238,13 +238,10 @@ impl Cgroup {
     /// The group's figures; those that the kernel does not keep are 0, and none of pressure.
     #[must_use]
     pub fn stats(&self) -> ContainerStatsResponse {
-        // Read after the container's own, of which it is never less.
-        let (cpu, memory) = (self.cpu_stats(), self.memory_stats());
-        let parent = Self::parent();
         ContainerStatsResponse {
             timestamp_ns: now_ns(),
-            cpu: MessageField::some(cpu),
-            memory: MessageField::some(memory),
+            cpu: MessageField::some(self.cpu_stats()),
+            memory: MessageField::some(self.memory_stats()),
             pids: MessageField::some(PidStats {
                 current: self.number("pids.current"),
                 limit: self.number("pids.max"),
@@ -252,11 +249,16 @@ impl Cgroup {
             }),
             io: MessageField::some(io_stats(&self.file("io.stat").unwrap_or_default())),
             psi: psi::of(|name| self.file(name)).into(),
-            guest_psi: psi::of(|name| parent.file(name)).into(),
-            guest_cpu: MessageField::some(parent.cpu_stats()),
-            guest_memory: MessageField::some(parent.memory_stats()),
             ..Default::default()
         }
+    }
+
+    /// Adds the guest's figures to a container's, which were read before and are never more.
+    pub fn add_guest_stats(stats: &mut ContainerStatsResponse) {
+        let parent = Self::parent();
+        stats.guest_psi = psi::of(|name| parent.file(name)).into();
+        stats.guest_cpu = MessageField::some(parent.cpu_stats());
+        stats.guest_memory = MessageField::some(parent.memory_stats());
     }
 
     /// The group that all containers' are below.
