@@ -1,6 +1,7 @@
-//! Work that has its thread wait, mostly for a disk.
+//! Work that has its thread wait, mostly for a disk, and work that changes its thread.
 
 use std::io;
+use std::panic::resume_unwind;
 use std::thread;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -35,6 +36,31 @@ pub(crate) async fn apart<T: Send + 'static>(
     thread::Builder::new().name(name.to_owned()).spawn(work)?;
     done.await
         .map_err(|_| io::Error::other(format!("the thread `{name}` panicked")))
+}
+
+/// Does `work` in a thread that ends with it, so that what it does to its thread's namespaces harms
+/// nobody.
+///
+/// # Errors
+/// There is no such thread.
+pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        // `Scope::spawn` panics where there is none.
+        let thread = thread::Builder::new().spawn_scoped(scope, work)?;
+        Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+/// For tests: has the calling thread start no other one any more.
+#[cfg(test)]
+pub(crate) fn refuse_threads() {
+    use podvisor_seccomp::{Otherwise, Verdict, apply, compile};
+
+    let refused = Verdict::Fail(u16::try_from(libc::EAGAIN).unwrap());
+    let mut calls: std::collections::BTreeMap<_, _> =
+        (0..1024).map(|call| (call, Verdict::Allow)).collect();
+    calls.extend([libc::SYS_clone, libc::SYS_clone3].map(|call| (call, refused.clone())));
+    apply(&compile(&calls, Otherwise::Kill)).unwrap();
 }
 
 #[cfg(test)]
@@ -80,5 +106,16 @@ mod tests {
     #[test]
     fn no_runtime_is_needed() {
         assert_eq!(in_place(|| 7), 7);
+    }
+
+    #[test]
+    fn a_thread_that_there_is_not_is_an_error() {
+        assert_eq!(in_thread(|| 7).unwrap(), 7);
+        let short = thread::spawn(|| {
+            refuse_threads();
+            in_thread(|| 7)
+        });
+        let error = short.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 }

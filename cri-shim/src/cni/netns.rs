@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use rustix::fs::statfs;
 use rustix::io::Errno;
@@ -13,6 +12,7 @@ use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use super::CniError;
+use crate::blocking::in_thread;
 
 /// The file system of namespaces, `NSFS_MAGIC` of linux/magic.h.
 const NSFS: rustix::fs::FsWord = 0x6e73_6673;
@@ -32,6 +32,7 @@ pub(super) fn create(path: &Path) -> Result<(), CniError> {
         unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
         Ok(mount_bind("/proc/thread-self/ns/net", path)?)
     });
+    let made = made.and_then(|made| made);
     if made.is_err() {
         // Nothing is mounted on it.
         let _ = fs::remove_file(path);
@@ -44,14 +45,15 @@ pub(super) fn enter<T: Send>(
     path: &Path,
     work: impl FnOnce() -> Result<T, CniError> + Send,
 ) -> Result<T, CniError> {
-    in_thread(|| {
-        let failed = || CniError::io("enter the network namespace", path);
+    let failed = || CniError::io("enter the network namespace", path);
+    let done = in_thread(|| {
         let file = File::open(path).map_err(failed())?;
         let kind = Some(LinkNameSpaceType::Network);
         let entered = move_into_link_name_space(file.as_fd(), kind);
         entered.map_err(|error| failed()(error.into()))?;
         work()
-    })
+    });
+    done.map_err(failed())?
 }
 
 /// Removes the network namespace at `path`; nothing there is no error.
@@ -100,13 +102,4 @@ pub(super) fn list(dir: &Path) -> Result<Vec<String>, CniError> {
         }
     }
     Ok(names)
-}
-
-/// Runs `work` in a thread that ends with it, so that what it does to its thread's namespaces
-/// harms nobody.
-fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| match scope.spawn(work).join() {
-        Ok(done) => done,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
 }

@@ -2,32 +2,28 @@
 #![allow(unsafe_code)] // unshare, close_range, mallopt
 
 use std::io;
-use std::thread;
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::can_change_identity;
+use crate::blocking::in_thread;
 
 /// Runs `start`, which starts a process: it is the first of a new PID namespace, in which it
 /// sees and signals nobody, and whose end is the end of all that it may have started. Without
 /// the privilege, the process stays in this namespace.
 ///
 /// # Errors
-/// What `start` fails with, or the kernel makes no namespace.
+/// What `start` fails with, or the kernel makes no thread or namespace.
 pub fn spawn<T: Send>(start: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     if !can_change_identity() {
         return start();
     }
     // What the next process of a thread is born into is a property of the thread, which ends.
-    let in_thread = || {
+    in_thread(|| {
         // SAFETY: only the namespace of this thread's children changes; descriptors stay shared.
         unsafe { unshare_unsafe(UnshareFlags::NEWPID)? };
         start()
-    };
-    thread::scope(|scope| match scope.spawn(in_thread).join() {
-        Ok(done) => done,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
+    })?
 }
 
 /// Closes whatever files this process inherited beyond stdin, stdout and stderr: who started it
