@@ -223,6 +223,11 @@ impl Container {
                     }
                     Err(error) => {
                         warn!(container = self.id, %error, "the process is not started again");
+                        // It may be there all the same, and the guest makes no other one then.
+                        let ended = end_unwanted(agent, &self.id, "");
+                        if timeout(DRAIN, ended).await.is_err() {
+                            debug!(container = self.id, "a process may be left in the guest");
+                        }
                         exit = not_started(&error);
                         ran = Duration::ZERO;
                     }
@@ -348,12 +353,7 @@ impl Container {
     /// remembers it no longer.
     pub(super) fn kill_exec(&self, exec_id: String, agent: &Agent) {
         let (agent, id) = (agent.clone(), self.id.clone());
-        tokio::spawn(async move {
-            match agent.signal(&id, &exec_id, SIGKILL, false).await {
-                Ok(()) => drop(wait(&agent, &id, &exec_id).await),
-                Err(error) => debug!(container = id, exec_id, %error, "cannot kill an exec"),
-            }
-        });
+        tokio::spawn(async move { end_unwanted(&agent, &id, &exec_id).await });
     }
 }
 
@@ -383,6 +383,15 @@ async fn wait(agent: &Agent, id: &str, exec_id: &str) -> Result<ProcessExit, Unk
             debug!(container = id, exec_id, %error, "a process's end is not known");
             Err(Unknown::from(&error))
         }
+    }
+}
+
+/// Kills a process that was made and is not to run, with all of its container when it is that one's
+/// own, and waits for its end.
+async fn end_unwanted(agent: &Agent, id: &str, exec_id: &str) {
+    match agent.signal(id, exec_id, SIGKILL, exec_id.is_empty()).await {
+        Ok(()) => drop(wait(agent, id, exec_id).await),
+        Err(error) => debug!(container = id, exec_id, %error, "a process is not killed"),
     }
 }
 

@@ -159,11 +159,27 @@ impl ContainerStreams {
         // What a process before this one left open may still come, and counts.
         self.open.fetch_add(outputs.len(), Ordering::AcqRel);
         self.ended.send_replace(outputs.is_empty());
+        let mut left = outputs.len();
         for (stream, from) in outputs {
             let to = Arc::clone(self);
-            spawn(stream.name(), move || to.pump(stream, &from))?;
+            let pumped = spawn(stream.name(), move || to.pump(stream, &from));
+            // Nobody else would tell their end.
+            pumped.inspect_err(|_| self.have_ended(left, &mut self.sinks()))?;
+            left -= 1;
         }
         Ok(())
+    }
+
+    /// So many streams have ended.
+    fn have_ended(&self, count: usize, sinks: &mut Sinks) {
+        if self.open.fetch_sub(count, Ordering::AcqRel) != count {
+            return;
+        }
+        if !self.is_lasting.load(Ordering::Acquire) {
+            // Their threads write what they still have, and close the files.
+            sinks.attachers.clear();
+        }
+        self.ended.send_replace(true);
     }
 
     /// No process comes any more: attachers are told the end.
@@ -332,16 +348,8 @@ impl ContainerStreams {
             }
         }
         let mut sinks = self.sinks();
-        let is_last = self.open.fetch_sub(1, Ordering::AcqRel) == 1;
-        let is_lasting = self.is_lasting.load(Ordering::Acquire);
-        sinks.finish(stream, is_lasting);
-        if is_last {
-            if !is_lasting {
-                // Their threads write what they still have, and close the files.
-                sinks.attachers.clear();
-            }
-            self.ended.send_replace(true);
-        }
+        sinks.finish(stream, self.is_lasting.load(Ordering::Acquire));
+        self.have_ended(1, &mut sinks);
     }
 }
 

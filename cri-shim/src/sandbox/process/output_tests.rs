@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use tokio::time::sleep;
 
 use super::*;
+use crate::blocking::refuse_threads;
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(120);
@@ -173,6 +174,27 @@ fn the_output_of_the_next_process_goes_to_the_same_log_and_attachers() {
     assert_eq!(text, "one\ntwo\n");
     let log = std::fs::read_to_string(scene.log.path()).unwrap();
     assert_eq!(log.lines().count(), 2, "{log}");
+}
+
+#[tokio::test]
+async fn outputs_that_nobody_can_read_have_ended() {
+    let scene = scene_of(true);
+    drop((scene.stdout, scene.stderr));
+    scene.streams.ended().await;
+    let streams = Arc::clone(&scene.streams);
+    let (_stdout, output) = UnixStream::pair().unwrap();
+    let (_stderr, errors) = UnixStream::pair().unwrap();
+    let next = GuestStreams {
+        input: None,
+        output: Some(Arc::new(output)),
+        errors: Some(Arc::new(errors)),
+    };
+    let short = std::thread::spawn(move || {
+        refuse_threads();
+        streams.go_on(next)
+    });
+    short.join().unwrap().unwrap_err();
+    assert!(scene.streams.drained(LONG).await);
 }
 
 #[test]

@@ -150,6 +150,20 @@ impl Processes {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream as StdUnixStream;
+    use std::sync::Arc;
+
+    use podvisor_agent_protocol::api::{
+        RestartContainerResponse, SignalProcessRequest, SignalProcessResponse, WaitProcessResponse,
+        wait_process_response::Status,
+    };
+    use tokio::net::UnixStream;
+    use ttrpc::proto::{Codec as _, Message, MessageHeader};
+    use ttrpc::{Code, Request, Response};
+
+    use super::super::super::agent::Mux;
+    use super::super::super::stdio::GuestStreams;
+    use super::super::output::ContainerStreams;
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(1);
@@ -180,5 +194,76 @@ mod tests {
         let mut often = of(None);
         assert!((0..1000).all(|_| often.next(137, SHORT).is_some()));
         assert_eq!(often.next(0, SHORT), None);
+    }
+
+    /// The next call of a guest's agent, which must be this one.
+    async fn called(guest: &mut UnixStream, method: &str) -> Message<Request> {
+        let call = Message::<Request>::read_from(guest).await.unwrap();
+        assert_eq!(call.payload.method, method);
+        call
+    }
+
+    async fn answer(guest: &mut UnixStream, call: &Message<Request>, payload: Response) {
+        let header = MessageHeader::new_response(call.header.stream_id, payload.size());
+        let answer = Message { header, payload };
+        answer.write_to(guest).await.unwrap();
+    }
+
+    fn done(payload: Vec<u8>) -> Response {
+        Response {
+            payload,
+            ..Response::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_that_is_made_and_not_started_is_killed_before_the_next_one() {
+        let (ours, guest) = StdUnixStream::pair().unwrap();
+        guest.set_nonblocking(true).unwrap();
+        let mut guest = UnixStream::from_std(guest).unwrap();
+        let agent = Agent::connect(Mux::to(ours)).await.unwrap();
+        let streams = GuestStreams {
+            input: None,
+            output: None,
+            errors: None,
+        };
+        let streams = ContainerStreams::start(streams, None, false, true).unwrap();
+        let set = StreamSet {
+            stdin: false,
+            stdout: false,
+            stderr: false,
+        };
+        let processes = Processes::new(RestartPolicy::Always, set, None);
+        let container = Container::new("c".to_owned(), 1, streams, processes, None);
+        let started = Started {
+            pid: 1,
+            started_at_ns: 1,
+        };
+        Arc::new(container).started(started, &agent, |_| async {});
+        let exit = WaitProcessResponse {
+            status: Some(Status::ExitCode(1)),
+            ..WaitProcessResponse::default()
+        };
+        let exit = done(exit.encode().unwrap());
+        let made = done(RestartContainerResponse::new().encode().unwrap());
+        let sent = done(SignalProcessResponse::new().encode().unwrap());
+        let refused = Response {
+            status: Some(ttrpc::get_status(Code::INTERNAL, "no such luck")).into(),
+            ..Response::default()
+        };
+
+        let wait = called(&mut guest, "WaitProcess").await;
+        answer(&mut guest, &wait, exit.clone()).await;
+        let restart = called(&mut guest, "RestartContainer").await;
+        answer(&mut guest, &restart, made).await;
+        let start = called(&mut guest, "StartContainer").await;
+        answer(&mut guest, &start, refused).await;
+        let kill = called(&mut guest, "SignalProcess").await;
+        let signal = SignalProcessRequest::decode(&kill.payload.payload).unwrap();
+        assert_eq!((signal.signal, signal.all), (9, true));
+        answer(&mut guest, &kill, sent).await;
+        let wait = called(&mut guest, "WaitProcess").await;
+        answer(&mut guest, &wait, exit).await;
+        called(&mut guest, "RestartContainer").await;
     }
 }
