@@ -35,7 +35,7 @@ pub enum FrameError {
     /// More bytes than a frame may have.
     #[error("a frame of {0} bytes, but at most {MAX_FRAME} are allowed")]
     TooLong(usize),
-    /// More descriptors than a frame may have, or this process may open.
+    /// More descriptors than a frame may have.
     #[error("more descriptors came than could be taken")]
     TooManyFds,
     /// The connection ended within a frame.
@@ -44,7 +44,7 @@ pub enum FrameError {
     /// What is in the frame is not what the protocol says.
     #[error("a frame does not hold what was expected")]
     Json(#[from] serde_json::Error),
-    /// A descriptor that the frame speaks of did not come with it.
+    /// A descriptor that the frame speaks of did not come with it, or could not be opened here.
     #[error("a frame came without a descriptor that belongs to it")]
     MissingFd,
     /// An answer of another kind than the request's.
@@ -128,9 +128,15 @@ impl FrameReader {
             }
             Ok((received.bytes, received.flags, fds))
         };
-        let (count, flags, fds) = self.stream.async_io(Interest::READABLE, receive).await?;
-        if flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
+        let (count, flags, mut fds) = self.stream.async_io(Interest::READABLE, receive).await?;
+        let is_cut = flags.contains(ReturnFlags::CTRUNC);
+        if fds.len() > MAX_FDS || (is_cut && fds.len() == MAX_FDS) {
             return Err(FrameError::TooManyFds);
+        }
+        if is_cut {
+            // This process may open no more, which is the fault of this frame alone: whoever it is
+            // for misses them.
+            fds.clear();
         }
         Ok((count, fds))
     }

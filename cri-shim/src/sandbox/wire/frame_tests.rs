@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
+use std::process::Command;
 
 use proptest::prelude::*;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::*;
 
@@ -129,6 +132,43 @@ fn more_descriptors_than_allowed_are_refused() {
         let (_reader, mut writer) = pair();
         let refused = writer.send(b"", &fds).await.unwrap_err();
         assert!(matches!(refused, FrameError::TooManyFds), "{refused:?}");
+    });
+}
+
+/// Set for a process that runs one test alone.
+const ALONE: &str = "PODVISOR_TEST_ALONE";
+
+#[test]
+fn a_frame_whose_descriptors_cannot_be_opened_comes_without() {
+    if std::env::var_os(ALONE).is_none() {
+        // The limit is that of a process.
+        let name = "a_frame_whose_descriptors_cannot_be_opened_comes_without";
+        let (_, module) = module_path!().split_once("::").unwrap();
+        let mut alone = Command::new(std::env::current_exe().unwrap());
+        let alone = alone.args(["--exact", &format!("{module}::{name}")]);
+        let output = alone.env(ALONE, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("1 passed"), "{text}");
+        return;
+    }
+    run(async {
+        let (mut reader, mut writer) = pair();
+        let sent = [file("a"), file("b")];
+        let limit = getrlimit(Resource::Nofile);
+        // One of the two can be opened.
+        let highest = sent.iter().map(AsRawFd::as_raw_fd).max().unwrap();
+        let short = Rlimit {
+            current: Some(u64::try_from(highest).unwrap() + 2),
+            ..limit
+        };
+        setrlimit(Resource::Nofile, short).unwrap();
+        writer.send(b"one", &sent).await.unwrap();
+        let frame = reader.next().await.unwrap().unwrap();
+        assert_eq!((&*frame.body, frame.fds.len()), (&b"one"[..], 0));
+        setrlimit(Resource::Nofile, limit).unwrap();
+        writer.send(b"two", &sent).await.unwrap();
+        let frame = reader.next().await.unwrap().unwrap();
+        assert_eq!((&*frame.body, frame.fds.len()), (&b"two"[..], 2));
     });
 }
 
