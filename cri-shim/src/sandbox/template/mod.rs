@@ -285,6 +285,8 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
         Err(TryLockError::Error(error)) => return Err(file("lock", &lock_path)(error)),
     }
     remove_partial(&place);
+    // No one may ask for the others any more, after an upgrade.
+    remove_abandoned_templates(templates);
     let made = match place.exists() {
         true => Ok(()),
         false => snapshot(shape, &place).await,
@@ -526,6 +528,8 @@ mod tests {
             ..shape(dir.path())
         };
         let place = shape.place(Path::new(THIS_PROGRAM), dir.path()).unwrap();
+        let of_another = dir.path().join(".0123.1.0.partial");
+        fs::create_dir(&of_another).unwrap();
         assert!(!has_just_failed(&place));
         // The file is no kernel.
         make(&shape, dir.path()).await.unwrap_err();
@@ -537,5 +541,6 @@ mod tests {
         for left in ["lock", "share"] {
             assert!(!place.with_extension(left).exists(), "{left}");
         }
+        assert!(!of_another.exists());
     }
 }
