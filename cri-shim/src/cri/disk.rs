@@ -8,7 +8,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
 /// More than it has room for, in bytes.
-const SIZE: usize = 6 << 20;
+const SIZE: usize = 7 << 20;
 
 /// A file system of a few MiB; unmounted when dropped.
 pub(crate) struct SmallDisk(TempDir);

@@ -1,6 +1,6 @@
 //! The database file.
 
-use std::fs::{File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -104,6 +104,9 @@ fn table<R: Record>() -> TableDefinition<'static, &'static str, &'static [u8]> {
 impl Database {
     /// Opens the file or makes it.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
+        if is_missing(path).map_err(|error| failed("open", path, error.into()))? {
+            create(path).map_err(|source| failed("make", path, source))?;
+        }
         Ok(Self {
             kept: Mutex::new(KeptOpen {
                 redb: Some(open(path)?),
@@ -224,22 +227,57 @@ impl Database {
     }
 }
 
-fn open(path: &Path) -> Result<Redb, StateError> {
-    // One that is empty is taken for new.
-    make_private(path).map_err(|error| failed("open", path, error.into()))?;
-    Redb::create(path).map_err(|error| failed("open", path, error.into()))
+/// Whether there is no such database. Older podvisors began one as an empty file.
+fn is_missing(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(found.len() == 0),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
-/// Makes the file where it is missing, and has nobody else read it: environments of containers are
-/// in it. Older podvisors made it for all to read.
-fn make_private(path: &Path) -> io::Result<()> {
-    let mut options = File::options();
-    options.write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(path)?;
+/// Makes an empty database, which has its name only when it is complete: redb opens none that was
+/// cut off in the making.
+fn create(path: &Path) -> Result<(), redb::Error> {
+    let new = path.with_added_extension("new");
+    let make = || -> Result<(), redb::Error> {
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        let file = private(File::options().create_new(true), &new)?;
+        // An empty file is taken for new.
+        drop(Redb::create(&new)?);
+        file.sync_all()?;
+        fs::rename(&new, path)?;
+        Ok(sync_directory_of(path)?)
+    };
+    make().inspect_err(|_| {
+        // What cannot be removed now goes at the next attempt.
+        let _ = fs::remove_file(&new);
+    })
+}
+
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(directory) => File::open(directory)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+fn open(path: &Path) -> Result<Redb, StateError> {
+    private(&mut File::options(), path).map_err(|error| failed("open", path, error.into()))?;
+    Redb::open(path).map_err(|error| failed("open", path, error.into()))
+}
+
+/// Opens the file and has nobody else read it: environments of containers are in it. Older
+/// podvisors made it for all to read.
+fn private(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.write(true).mode(0o600).open(path)?;
     if file.metadata()?.mode() & 0o077 != 0 {
         file.set_permissions(Permissions::from_mode(0o600))?;
     }
-    Ok(())
+    Ok(file)
 }
 
 fn failed(action: &'static str, path: &Path, source: redb::Error) -> StateError {
@@ -330,6 +368,23 @@ mod tests {
         database.put(&record("b")).unwrap();
         let all = database.all::<PodRecord>().unwrap();
         assert_eq!(all, [record("a"), record("b")]);
+    }
+
+    #[test]
+    fn a_database_is_made_on_a_disk_that_was_full() {
+        let disk = SmallDisk::new();
+        let path = disk.path().join("x.redb");
+        disk.fill();
+        Database::open(&path).unwrap_err();
+        assert!(!path.exists());
+        disk.clear();
+        // As a loss of power and an older podvisor leave them.
+        fs::write(path.with_extension("redb.new"), vec![0; 4096]).unwrap();
+        fs::write(&path, []).unwrap();
+        Database::open(&path).unwrap().put(&record("a")).unwrap();
+        let all = Database::open(&path).unwrap().all::<PodRecord>();
+        assert_eq!(all.unwrap(), [record("a")]);
+        assert!(!path.with_extension("redb.new").exists());
     }
 
     #[test]
