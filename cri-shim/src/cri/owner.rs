@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use tracing::debug;
 
 use super::error::{CriError, Result};
 
@@ -53,7 +54,10 @@ impl StateOwner {
                 Err(error) => return Err(CriError::io("lock", &path)(error.into())),
             }
         }
-        note(&mut file).map_err(CriError::io("write", &path))?;
+        if let Err(error) = note(&mut file) {
+            // It serves the message to another daemon alone.
+            debug!(path = %path.display(), %error, "the owner of the state is not written");
+        }
         Ok(Self { _lock: file })
     }
 }
@@ -80,6 +84,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::cri::disk::SmallDisk;
 
     #[test]
     fn a_state_directory_has_one_owner_who_is_named() {
@@ -99,6 +104,15 @@ mod tests {
         }
         drop(first);
         StateOwner::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_state_directory_without_room_is_taken() {
+        let disk = SmallDisk::new();
+        disk.fill();
+        let _first = StateOwner::take(disk.path()).unwrap();
+        let refused = StateOwner::take(disk.path()).unwrap_err().to_string();
+        assert!(refused.contains("another process"), "{refused}");
     }
 
     #[test]
