@@ -17,6 +17,10 @@ use super::CniError;
 use crate::blocking::apart;
 use crate::patience::timeout;
 
+/// Bytes of the file at least, blanks behind a configuration: DEL's is longer than that of an ADD
+/// before there was a result.
+const ROOM: usize = 16 << 10;
+
 /// The input of plugins that run one after the other.
 #[derive(Debug)]
 pub(super) struct Input {
@@ -64,9 +68,12 @@ impl Input {
     /// The stdin of a plugin that reads `config`. It keeps the lock, whatever becomes of this one,
     /// until it has ended or is said to have.
     pub(super) fn lend(&mut self, config: &[u8]) -> io::Result<Stdio> {
-        self.file.set_len(0)?;
+        let length = usize::try_from(self.file.metadata()?.len()).unwrap_or(0);
+        // DEL is to be told its own on a full disk, too: the file keeps the room that it has got.
+        let mut config = config.to_vec();
+        config.resize(config.len().max(length).max(ROOM), b' ');
         self.file.rewind()?;
-        self.file.write_all(config)?;
+        self.file.write_all(&config)?;
         self.file.rewind()?;
         let stdin = self.file.try_clone()?;
         self.is_lent = true;
@@ -93,6 +100,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::cri::disk::SmallDisk;
 
     const LONG: Duration = Duration::from_secs(300);
 
@@ -143,8 +151,27 @@ mod tests {
             for config in ["{\"long\": true}", "{}"] {
                 let mut cat = Command::new("cat");
                 let read = cat.stdin(input.lend(config.as_bytes()).unwrap()).output();
-                assert_eq!(read.unwrap().stdout, config.as_bytes());
+                assert_eq!(read.unwrap().stdout.trim_ascii_end(), config.as_bytes());
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plugin_gets_its_configuration_on_a_disk_that_has_become_full() {
+        let disk = SmallDisk::new();
+        let path = disk.path().join("pod0.input");
+        let mut input = Input::take(&path, LONG).await.unwrap();
+        for config in ["{}".to_owned(), format!("[{}0]", "0,".repeat(20 << 10))] {
+            input.lend(config.as_bytes()).unwrap();
+            drop(input);
+            disk.fill();
+            input = Input::take(&path, LONG).await.unwrap();
+            for other in ["{}", &"7".repeat(ROOM), &config] {
+                input.lend(other.as_bytes()).unwrap();
+                // Somebody else waits for room.
+                disk.fill();
+            }
+            disk.clear();
         }
     }
 }

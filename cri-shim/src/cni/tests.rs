@@ -19,6 +19,7 @@ use tempfile::TempDir;
 
 use super::plugin::write_script;
 use super::*;
+use crate::cri::disk::SmallDisk;
 use crate::sandbox::{LaunchConfig, SandboxError};
 
 /// Bytes before each frame: `struct virtio_net_hdr` without the number of buffers.
@@ -519,6 +520,41 @@ fn a_network_is_undone_by_what_was_kept_though_its_configuration_is_gone() {
         world.cni.detach("pod0").await.unwrap();
         assert!(!command("ip -br link").contains("veth"));
         assert!(world.is_clean());
+    });
+}
+
+#[test]
+fn a_network_is_undone_on_a_disk_that_is_full() {
+    in_host(async || {
+        let disk = SmallDisk::new();
+        let mut world = World::new(&scripted());
+        world.cni.options.cache_dir = disk.path().to_owned();
+        world.cni = Cni::open(world.cni.options.clone()).unwrap();
+        let dir = world.dir.path().display().to_string();
+        // What it is told at DEL is longer than what it was told at ADD.
+        let answer = json!({
+            "cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/8"}],
+            "routes": vec![json!({"dst": "10.1.0.0/16"}); 300],
+        });
+        world.script(
+            "script",
+            &format!(
+                r#"cat >{dir}/$CNI_COMMAND
+                   [ $CNI_COMMAND = DEL ] && exit 0
+                   in_pod="nsenter --net=$CNI_NETNS"
+                   $in_pod ip link add eth0 type veth peer name net1
+                   $in_pod ip link set eth0 up
+                   $in_pod ip address add 10.0.0.7/8 dev eth0
+                   echo '{answer}'"#
+            ),
+        );
+        world.attach(Capabilities::new()).await.unwrap();
+        disk.fill();
+        world.cni.detach("pod0").await.unwrap();
+        assert!(world.is_clean());
+        let config: Value = serde_json::from_str(&world.read("DEL")).unwrap();
+        let told = config["prevResult"]["routes"].as_array();
+        assert_eq!(told.unwrap().len(), 300);
     });
 }
 

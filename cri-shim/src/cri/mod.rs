@@ -13,7 +13,7 @@ mod config;
 mod containers;
 mod devices;
 #[cfg(test)]
-mod disk;
+pub(crate) mod disk;
 mod error;
 mod events;
 mod flights;
