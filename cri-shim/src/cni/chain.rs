@@ -82,7 +82,10 @@ impl<'a> Chain<'a> {
             return Ok(());
         }
         let mut end = pin!(end);
-        let mut input = self.input().await?;
+        let mut input = tokio::select! {
+            input = self.input() => input?,
+            () = end.as_mut() => return Err(CniError::Unchecked),
+        };
         for plugin in &list.plugins {
             let check = self.invocation(plugin, "CHECK", self.cached.result.as_ref())?;
             check.run_until(&mut input, end.as_mut()).await?;

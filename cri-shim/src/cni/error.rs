@@ -116,6 +116,9 @@ pub(crate) enum CniError {
         /// What it was asked to do.
         command: &'static str,
     },
+    /// CHECK was not waited for any longer, before a plugin ran.
+    #[error("the network is not checked: the answer is not needed any more")]
+    Unchecked,
     /// What a plugin answered is not a result of CNI, or nothing that a pod can have.
     #[error("CNI plugin {name:?} gave an invalid result: {reason}")]
     InvalidResult {

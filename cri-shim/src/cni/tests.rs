@@ -17,6 +17,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::input::Input;
 use super::plugin::write_script;
 use super::*;
 use crate::cri::disk::SmallDisk;
@@ -556,6 +557,24 @@ fn a_network_is_undone_on_a_disk_that_is_full() {
         let told = config["prevResult"]["routes"].as_array();
         assert_eq!(told.unwrap().len(), 300);
     });
+}
+
+#[tokio::test]
+async fn a_check_that_nobody_needs_waits_for_no_plugin() {
+    let world = World::new(&scripted());
+    let cached = Cached::new(
+        pod(),
+        &world.cni.network("test").unwrap(),
+        world.cni.netns("pod0"),
+        Capabilities::new(),
+    );
+    world.cni.cache.put(&cached).unwrap();
+    let mut input = Input::take(&world.cni.cache.input("pod0"), Duration::ZERO)
+        .await
+        .unwrap();
+    let _of_a_plugin = input.lend(b"{}").unwrap();
+    let checked = world.cni.check("pod0", std::future::ready(())).await;
+    assert!(matches!(checked, Err(CniError::Unchecked)), "{checked:?}");
 }
 
 #[test]
