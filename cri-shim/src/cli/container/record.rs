@@ -346,7 +346,10 @@ impl Containers {
         made.with_context(|| format!("cannot create the directory {}", dir.display()))?;
         let claim = Claim::take(&dir).context("cannot lock the container's directory")?;
         let entry = Entry { dir, record };
-        write(&entry)?;
+        write(&entry).inspect_err(|_| {
+            // Whoever tries again finds why, and not the directory.
+            let _ = fs::remove_dir_all(&entry.dir);
+        })?;
         Ok((entry, claim))
     }
 }
@@ -449,6 +452,7 @@ pub(super) fn sample(id: &str, name: &str) -> Record {
 mod tests {
     use super::sample as record;
     use super::*;
+    use crate::cri::disk::SmallDisk;
 
     #[test]
     fn containers_are_found_by_name_id_and_the_beginning_of_one() {
@@ -462,6 +466,20 @@ mod tests {
         for name in ["", "c", "on"] {
             assert!(containers.find(name).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_container_that_finds_no_room_leaves_nothing_and_says_why() {
+        let disk = SmallDisk::new();
+        let containers = Containers::open(disk.path()).unwrap();
+        disk.fill();
+        for _ in 0..2 {
+            let error = containers.create(record("a", "one")).unwrap_err();
+            let error = error.downcast::<io::Error>().unwrap();
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        }
+        disk.clear();
+        containers.create(record("a", "one")).unwrap();
     }
 
     #[test]
