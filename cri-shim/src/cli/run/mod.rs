@@ -9,8 +9,8 @@ mod lists;
 mod make;
 mod rights;
 
-use std::fs::File;
-use std::io::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ pub(super) use make::{MachineOptions, begin_machine, keep_etc_files, now};
 const SIGKILL: u8 = 9;
 
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
-    if args.tty && args.interactive && !args.detach && !terminal::is_terminal(std::io::stdin()) {
+    if args.tty && args.interactive && !args.detach && !terminal::is_terminal(io::stdin()) {
         anyhow::bail!(
             "the input device is not a terminal; leave out -t to read from a file or a pipe"
         );
@@ -324,9 +324,16 @@ fn write_id(args: &RunArgs, entry: &Entry) -> anyhow::Result<()> {
     let Some(file) = &args.cidfile else {
         return Ok(());
     };
-    File::create_new(file)
-        .and_then(|mut file| file.write_all(entry.record.id.as_bytes()))
+    write_new(file, &entry.record.id)
         .with_context(|| format!("--cidfile: cannot write {}", file.display()))
+}
+
+/// Makes a file of this text. Where that fails the next attempt finds none.
+fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    let written = File::create_new(path)?.write_all(text.as_bytes());
+    written.inspect_err(|_| {
+        let _ = fs::remove_file(path);
+    })
 }
 
 /// Removes a container that nobody wants to start any more, whatever its machine does. Who asked
@@ -387,4 +394,23 @@ fn advised(args: &RunArgs, error: anyhow::Error) -> anyhow::Result<u8> {
         Ok(error) => advice::advised(error, args.keeps_console()),
         Err(error) => error,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cri::disk::SmallDisk;
+
+    #[test]
+    fn a_file_that_could_not_be_written_is_not_there() {
+        let disk = SmallDisk::new();
+        let path = disk.path().join("id");
+        disk.fill();
+        let full = write_new(&path, "0123").unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        disk.clear();
+        write_new(&path, "0123").unwrap();
+        write_new(&path, "4567").unwrap_err();
+        assert_eq!(fs::read_to_string(path).unwrap(), "0123");
+    }
 }
