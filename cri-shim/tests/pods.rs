@@ -158,22 +158,24 @@ impl Drop for Hang {
     }
 }
 
+/// Waits until the daemon looks at a volume.
+async fn looks_at_a_volume(node: &Node) {
+    let tasks = format!("/proc/{}/task", node.daemon.pid());
+    until(async || {
+        let threads = fs::read_dir(&tasks).unwrap().flatten();
+        let mut names = threads.map(|thread| fs::read_to_string(thread.path().join("comm")));
+        names.any(|name| name.is_ok_and(|name| name == "volumes\n"))
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_can_be_stopped_while_a_volume_hangs() {
     let mut node = Node::new(2).await;
     let hang = Hang::new(node.daemon.path("hang"));
     let volume = hang.dir.join("volume");
-    let daemon = node.daemon.pid();
     let stops = async {
-        // The daemon looks at the volume.
-        until(async || {
-            let threads = fs::read_dir(format!("/proc/{daemon}/task"))
-                .unwrap()
-                .flatten();
-            let mut names = threads.map(|thread| fs::read_to_string(thread.path().join("comm")));
-            names.any(|name| name.is_ok_and(|name| name == "volumes\n"))
-        })
-        .await;
+        looks_at_a_volume(&node).await;
         // Others go on meanwhile.
         assert_eq!(node.pod_state().await, PodSandboxState::SandboxReady);
         let limit = Duration::from_secs(60);
@@ -185,6 +187,28 @@ async fn a_pod_can_be_stopped_while_a_volume_hangs() {
     let refused = created.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     assert!(node.process_ended().success());
+    node.remove().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machines_end_is_noted_while_a_volume_hangs() {
+    let mut node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.start(&id).await.unwrap();
+    let hang = Hang::new(node.daemon.path("hang"));
+    let volume = hang.dir.join("volume");
+    let dies = async {
+        looks_at_a_volume(&node).await;
+        node.kill_process();
+        let not_ready = PodSandboxState::SandboxNotready;
+        until(async || node.pod_state().await == not_ready).await;
+        let exited = ContainerState::ContainerExited;
+        until(async || node.status(&id).await.state() == exited).await;
+    };
+    let (created, ()) = tokio::join!(node.create_with("b", &volume), dies);
+    let refused = created.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    node.process_ended();
     node.remove().await.unwrap();
 }
 

@@ -126,10 +126,13 @@ impl Node {
                 Ok((image, rootfs, of_images, declared))
             })?;
             let all = [config.mounts.as_slice(), &declared].concat();
-            // A server of files that does not answer must not keep the pod from being ended.
+            // A server of files that does not answer must not keep the pod from being ended, nor
+            // its machine's end from being noted.
+            let client = pod.client()?;
             let looked = tokio::select! {
                 looked = self.look_at_volumes(pod, all) => looked?,
                 () = pod.is_to_end() => return Err(pod.not_ready()),
+                _ = client.machine_ended() => return Err(pod.not_ready()),
             };
             let mut mounted = in_place(|| volumes::mount(&shared, &pod.mounted, &id, looked))?;
             let of_root = mounted.split_off(mounted.len().saturating_sub(declared.len()));
