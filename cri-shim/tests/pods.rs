@@ -213,6 +213,28 @@ async fn a_machines_end_is_noted_while_a_volume_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_cannot_be_forgotten_is_shown_and_removed() {
+    let node = Node::on_a_small_disk().await;
+    let annotations = [("large".to_owned(), "x".repeat(2 << 20))];
+    let config = ContainerConfig {
+        annotations: annotations.into(),
+        ..ContainerConfig::default()
+    };
+    node.pull().await;
+    node.fill();
+    let refused = node.try_create_pulled("a", config).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    fs::remove_file(node.filler()).unwrap();
+    let request = ListContainersRequest::default();
+    let listed = node.runtime().await.list_containers(request).await;
+    for container in listed.unwrap().into_inner().containers {
+        assert_eq!(container.state(), ContainerState::ContainerUnknown);
+        node.remove_container(&container.id).await;
+    }
+    node.create("a", None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_has_ended_has_no_volumes_mounted() {
     for is_stopped in [true, false] {
         let mut node = Node::new(2).await;

@@ -293,9 +293,18 @@ impl Node {
         name: &str,
         config: ContainerConfig,
     ) -> Result<String, tonic::Status> {
-        let (image, _) = self.pull().await;
+        self.pull().await;
+        self.try_create_pulled(name, config).await
+    }
+
+    /// As [`Self::try_create`], of an image that was pulled before.
+    pub(crate) async fn try_create_pulled(
+        &self,
+        name: &str,
+        config: ContainerConfig,
+    ) -> Result<String, tonic::Status> {
         let image = Some(ImageSpec {
-            image,
+            image: self.image.clone(),
             ..ImageSpec::default()
         });
         let config = ContainerConfig {

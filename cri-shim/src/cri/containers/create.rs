@@ -214,13 +214,13 @@ impl Node {
             made = make => made,
             () = pod.is_to_end() => {
                 // What there is of it goes with the machine.
-                self.forget_container(&container)?;
+                self.forget_unmade(&container);
                 return Err(pod.not_ready());
             }
         };
         if let Err(error) = made {
             self.undo_in_guest(&client, id).await;
-            self.forget_container(&container)?;
+            self.forget_unmade(&container);
             self.give_back(pod).await;
             return Err(error);
         }
@@ -231,6 +231,15 @@ impl Node {
         self.watch_pressure(pod);
         self.emit(&container, ContainerEventType::ContainerCreatedEvent);
         Ok(())
+    }
+
+    /// Forgets a container that was not made. One that cannot be forgotten now is shown from then
+    /// on, for the kubelet to remove: else it would have its name, unseen.
+    fn forget_unmade(self: &Arc<Self>, container: &Arc<Container>) {
+        if let Err(error) = self.forget_container(container) {
+            warn!(container = container.id, %error, "a container that was not made is still known");
+            self.note_container(container, |record| record.phase = ContainerPhase::Removing);
+        }
     }
 
     /// What the guest is asked for. Opens the container's devices.
