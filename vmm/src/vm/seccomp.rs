@@ -90,6 +90,15 @@ const EVERYWHERE: &[i64] = &[
     libc::SYS_rseq,
     libc::SYS_exit,
     libc::SYS_exit_group,
+    // The ids of a process are those of its threads: the C library has each make the call, and ends
+    // the process when one of them fails.
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setgroups,
     // Writers and disks that an owner hands in.
     libc::SYS_pread64,
     libc::SYS_pwrite64,
@@ -164,9 +173,6 @@ const FILES: &[i64] = &[
     libc::SYS_getegid,
     libc::SYS_getuid,
     libc::SYS_getgid,
-    libc::SYS_setgroups,
-    libc::SYS_setresuid,
-    libc::SYS_setresgid,
     libc::SYS_setfsuid,
     libc::SYS_setfsgid,
     libc::SYS_capget,
@@ -415,6 +421,53 @@ mod tests {
             });
             assert_eq!(fired, Ok(8), "{kind:?}");
         }
+    }
+
+    /// In a process of its own, which the C library aborts when threads disagree.
+    #[test]
+    fn the_program_changes_its_ids_while_threads_are_confined() {
+        const CHILD: &str = "PODVISOR_TEST_CHANGES_IDS";
+        if std::env::var_os(CHILD).is_some() {
+            return change_ids();
+        }
+        let name = "vm::seccomp::tests::the_program_changes_its_ids_while_threads_are_confined";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(CHILD, "")
+            .output()
+            .unwrap();
+        assert!(child.status.success(), "{child:?}");
+    }
+
+    #[allow(unsafe_code)] // the C library's calls for all threads
+    fn change_ids() {
+        let (confined, ready) = std::sync::mpsc::channel();
+        for kind in ALL {
+            let confined = confined.clone();
+            std::thread::spawn(move || {
+                confine(kind).unwrap();
+                confined.send(()).unwrap();
+                loop {
+                    std::thread::park();
+                }
+            });
+        }
+        ALL.iter().for_each(|_| ready.recv().unwrap());
+        // SAFETY: none takes a pointer but the last, which is to read no groups.
+        let changed = unsafe {
+            let (user, group) = (libc::getuid(), libc::getgid());
+            // Without privileges, all threads fail.
+            libc::setgroups(0, std::ptr::null());
+            [
+                libc::setgid(group),
+                libc::setregid(group, group),
+                libc::setresgid(group, group, group),
+                libc::setuid(user),
+                libc::setreuid(user, user),
+                libc::setresuid(user, user, user),
+            ]
+        };
+        assert_eq!(changed, [0; 6]);
     }
 
     #[test]
