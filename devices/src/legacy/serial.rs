@@ -6,6 +6,7 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use vm_superio::Trigger;
@@ -59,8 +60,11 @@ impl Trigger for Never {
 }
 
 /// Who is told that the guest has read all input.
+type Tell = Arc<dyn Fn() + Send + Sync>;
+
+/// Whether the guest has read all input since that was asked.
 #[derive(Default)]
-struct Drained(OnceLock<Box<dyn Fn() + Send + Sync>>);
+struct Drained(AtomicBool);
 
 impl SerialEvents for Drained {
     fn buffer_read(&self) {}
@@ -68,9 +72,7 @@ impl SerialEvents for Drained {
     fn tx_lost_byte(&self) {}
 
     fn in_buffer_empty(&self) {
-        if let Some(tell) = self.0.get() {
-            tell();
-        }
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -84,6 +86,7 @@ pub struct SerialPort {
     /// The guest has yet to hear that the transmitter is empty.
     emptied: bool,
     drained: Arc<Drained>,
+    tell: OnceLock<Tell>,
 }
 
 impl fmt::Debug for SerialPort {
@@ -103,6 +106,7 @@ impl SerialPort {
             enabled: 0,
             emptied: false,
             drained,
+            tell: OnceLock::new(),
         }
     }
 
@@ -152,6 +156,7 @@ impl SerialPort {
             enabled: interrupt_enable & ENABLE_BITS,
             emptied: interrupt_identification & TRANSMITTER_EMPTY != 0,
             drained,
+            tell: OnceLock::new(),
         };
         // It may have been on its way when the state was saved.
         port.raise_for(0);
@@ -274,11 +279,20 @@ impl SerialPort {
         let _ = self.uart.write(LINE_CONTROL, control);
     }
 
-    /// Has `tell` called, on a vCPU's thread, each time that the guest has read all input: there is
-    /// room for more. The first call counts, further ones change nothing.
+    /// Who is to be told each time that the guest has read all input: there is room for more. The
+    /// first call counts, further ones change nothing.
     pub fn on_drained(&self, tell: impl Fn() + Send + Sync + 'static) {
         // That somebody is told already is what was wanted.
-        let _ = self.drained.0.set(Box::new(tell));
+        let _ = self.tell.set(Arc::new(tell));
+    }
+
+    /// Who is to be told now that the last access was one by which the guest has read all input, or
+    /// cleared it. Called by whoever makes accesses, where nothing holds the port: it may be put
+    /// more input into.
+    #[must_use]
+    pub fn take_drained(&mut self) -> Option<Arc<dyn Fn() + Send + Sync>> {
+        let drained = self.drained.0.swap(false, Ordering::Relaxed);
+        self.tell.get().filter(|_| drained).cloned()
     }
 
     /// Puts bytes into the receive FIFO, as far as there is room (64 bytes at most). Returns
@@ -427,6 +441,7 @@ mod tests {
             (port.read(5) & 1, port.read(2), port.read(3)),
             (0, 0xc1, 0x83)
         );
+        port.take_drained().unwrap()();
         assert!(times.try_recv().is_ok(), "there is room");
         port.write(3, 3);
         let _ = line.read();
@@ -465,9 +480,11 @@ mod tests {
         port.on_drained(move || told.send(()).unwrap());
         port.input(b"ab");
         port.read(0);
-        assert!(times.try_recv().is_err());
+        assert!(port.take_drained().is_none());
         port.read(0);
+        port.take_drained().unwrap()();
         assert!(times.try_recv().is_ok());
+        assert!(port.take_drained().is_none(), "once");
     }
 
     #[test]

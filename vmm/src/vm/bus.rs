@@ -222,13 +222,13 @@ impl BusDevice for Mutex<SerialPort> {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         for (register, byte) in serial_registers(offset).zip(data) {
-            *byte = lock(self).read(register);
+            *byte = access(self, |port| port.read(register));
         }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest> {
         for (register, byte) in serial_registers(offset).zip(data) {
-            lock(self).write(register, *byte);
+            access(self, |port| port.write(register, *byte));
         }
         None
     }
@@ -236,6 +236,19 @@ impl BusDevice for Mutex<SerialPort> {
     fn has_byte_registers(&self) -> bool {
         true
     }
+}
+
+/// Does `work`, then tells whoever waits for room in the port: outside of its lock, since they may
+/// put more input into it.
+fn access<T>(port: &Mutex<SerialPort>, work: impl FnOnce(&mut SerialPort) -> T) -> T {
+    let mut locked = lock(port);
+    let result = work(&mut locked);
+    let drained = locked.take_drained();
+    drop(locked);
+    if let Some(tell) = drained {
+        tell();
+    }
+    result
 }
 
 /// The serial port's registers from `offset` on.

@@ -147,6 +147,20 @@ fn a_disk_that_is_inserted_during_a_pause_serves_nothing_before_its_end() {
 }
 
 #[test]
+fn who_is_told_that_all_input_is_read_may_type_more() {
+    let guest = Guest::start(|vm| vm.serial(std::io::sink()));
+    let vm = Arc::downgrade(&guest.vm);
+    guest.vm.on_serial_drained(move || {
+        if let Some(vm) = vm.upgrade() {
+            vm.serial_input(b"b");
+        }
+    });
+    guest.vm.serial_input(b"a");
+    let read = [(); 3].map(|()| guest.input(0x3f8));
+    assert_eq!(read, *b"abb");
+}
+
+#[test]
 fn the_working_set_is_what_a_guest_wrote_since_it_was_restored() {
     let (_dir, place) = place();
     let guest = Guest::start(|vm| vm);
