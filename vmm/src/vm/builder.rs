@@ -1,6 +1,7 @@
 //! Configures a VM: every mistake is found before anything is created, and all are reported
 //! at once.
 
+use std::any::Any;
 use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
@@ -153,10 +154,7 @@ impl VmBuilder {
     }
 
     /// A disk. The first one is `/dev/vda`.
-    pub fn block(mut self, mut disk: BlockDevice) -> Self {
-        if let Err(error) = disk.check() {
-            self.broken_disks.push(error);
-        }
+    pub fn block(self, disk: BlockDevice) -> Self {
         self.device(disk)
     }
 
@@ -201,7 +199,11 @@ impl VmBuilder {
     }
 
     /// Any virtio device.
-    pub fn device(mut self, device: impl VirtioDevice + 'static) -> Self {
+    pub fn device(mut self, mut device: impl VirtioDevice + 'static) -> Self {
+        let any: &mut dyn Any = &mut device;
+        if let Some(Err(error)) = any.downcast_mut().map(BlockDevice::check) {
+            self.broken_disks.push(error);
+        }
         self.devices.push(Box::new(device));
         self
     }

@@ -101,3 +101,26 @@ fn what_is_wrong_without_kvm_is_told_without_it() {
         "{errors:?}"
     );
 }
+
+#[test]
+fn a_disk_among_devices_of_any_kind_is_checked_as_one() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(512).unwrap();
+    let open = || BlockDevice::open(file.path()).unwrap();
+    let read_only = std::fs::File::open(file.path()).unwrap();
+    let builder = Vm::builder()
+        .device(BlockDevice::from_file(read_only).unwrap())
+        .device(open())
+        .device(open());
+    let errors: Vec<_> = builder.broken_disks.iter().collect();
+    assert!(
+        matches!(
+            &*errors,
+            [
+                BlockDeviceError::NotWritable { .. },
+                BlockDeviceError::InUse { .. }
+            ]
+        ),
+        "{errors:?}"
+    );
+}
