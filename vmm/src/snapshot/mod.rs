@@ -150,15 +150,18 @@ impl Snapshot {
         VmBuilder::from_snapshot(self.clone())
     }
 
-    /// Stores with the snapshot in `dir` what VMs that go on from it will write first. Those that
-    /// begin from now on have it copied at once. What they will only read comes into huge pages
-    /// where the kernel and the file system have such (Linux 6.1, tmpfs).
+    /// Stores with the snapshot in `dir`, as far as it has that memory, what VMs that go on from it
+    /// will write first. Those that begin from now on have it copied at once. What they will only
+    /// read comes into huge pages where the kernel and the file system have such (Linux 6.1,
+    /// tmpfs).
     ///
     /// # Errors
     /// When the snapshot cannot be read, or not be written; it is as it was then.
     pub fn expect(dir: impl AsRef<Path>, working_set: WorkingSet) -> Result<(), SnapshotError> {
         let dir = dir.as_ref();
         let (mut state, memory) = open(dir)?;
+        // It may be of another machine. No snapshot is opened whose state has more.
+        let working_set = working_set.within(state.memory.boot.as_bytes());
         match gather_huge_pages(&Arc::new(memory), state.memory, working_set.pages()) {
             Ok(bytes) => tracing::debug!(bytes, "the memory file has huge pages"),
             Err(error) => tracing::debug!(%error, "the memory file has no huge pages"),

@@ -151,6 +151,7 @@ fn read(records: Vec<Record>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::Snapshot;
     use proptest::prelude::*;
 
     proptest! {
@@ -196,6 +197,22 @@ mod tests {
             ..records[2].clone()
         });
         assert!(MachineState::from_records(more).is_err());
+    }
+
+    #[test]
+    fn what_is_expected_of_a_larger_machine_leaves_a_snapshot_as_it_can_be_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = sample(Transport::Mmio);
+        (state.base, state.working_set) = (None, None);
+        let memory = std::fs::File::create(dir.path().join("memory")).unwrap();
+        memory.set_len(state.memory.total().as_bytes()).unwrap();
+        std::fs::write(dir.path().join("state"), encode(&state.to_records())).unwrap();
+        let end = state.memory.boot.as_bytes();
+        let set = vec![0..4096, end - 4096..end + 4096, 2 * end..2 * end + 4096];
+        Snapshot::expect(dir.path(), WorkingSet::new(set)).unwrap();
+        let snapshot = Snapshot::open(dir.path()).unwrap();
+        let set = snapshot.state().working_set.as_ref().unwrap();
+        assert_eq!(set.pages(), [0..4096, end - 4096..end]);
     }
 
     #[test]

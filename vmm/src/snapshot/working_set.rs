@@ -35,6 +35,15 @@ impl WorkingSet {
         Self { pages }
     }
 
+    /// What of it is in the first `memory` bytes.
+    pub(super) fn within(mut self, memory: u64) -> Self {
+        for range in &mut self.pages {
+            range.end = range.end.min(memory);
+        }
+        self.pages.retain(|range| !range.is_empty());
+        self
+    }
+
     /// How much memory it is, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
