@@ -166,8 +166,9 @@ impl<D: VirtioDevice> DeviceHandle<D> {
     /// is paused.
     ///
     /// # Errors
-    /// [`HandleError::NotRunning`], and [`HandleError::Busy`] when the device does not get to it
-    /// within 30 seconds; `work` is still done when it does.
+    /// [`HandleError::NotRunning`] before the VM is started and after it has ended, and
+    /// [`HandleError::Busy`] when the device does not get to it within 30 seconds; `work` is still
+    /// done when it does.
     pub fn run<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut D) -> R + Send + 'static,
@@ -199,6 +200,9 @@ pub(super) fn ask<R: Send + 'static>(
     let gone = || HandleError::NotRunning {
         device: name.to_owned(),
     };
+    if !link.has_begun() {
+        return Err(gone());
+    }
     let (done, wait) = sync_channel(1);
     let sent = link.try_send(Box::new(move |worker| {
         // Nobody listens when the patience is over.
@@ -356,7 +360,8 @@ impl VsockHandle {
     }
 
     /// Serves a port of the host: `on_connect` gets the streams that programs in the guest open to
-    /// it. It is called on the device's event loop and must not block.
+    /// it. It is called on the device's event loop and must not block. Before the VM is started,
+    /// and so before its guest can open any, [`VsockDevice::listen`] does the same.
     ///
     /// # Errors
     /// See [`Self::run`].

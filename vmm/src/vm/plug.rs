@@ -163,6 +163,7 @@ impl Vm {
         serial: &str,
     ) -> Result<(), PlugError> {
         let device = self.block(name)?;
+        self.legal(&self.control().lock(), Action::Insert)?;
         self.give_loop(name)?;
         Ok(device.swap(disk, serial)?)
     }

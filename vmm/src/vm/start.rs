@@ -96,6 +96,7 @@ impl Vm {
             ThreadKind::Devices
         };
         let name = event_loop.name().to_owned();
+        event_loop.begin();
         NewThread {
             guard: ThreadGuard::new(&self.context, name.clone(), false),
             kind,

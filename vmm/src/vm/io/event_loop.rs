@@ -79,6 +79,11 @@ impl EventLoop {
         self.mailbox.clone()
     }
 
+    /// A thread is about to run it: handles may ask it something from now on.
+    pub(crate) fn begin(&self) {
+        self.mailbox.serve();
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }

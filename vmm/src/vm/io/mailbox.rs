@@ -19,6 +19,8 @@ pub(super) struct Mailbox {
     /// `None` when the loop is gone.
     commands: Mutex<Option<VecDeque<LoopCommand>>>,
     pending: AtomicBool,
+    /// Whether somebody carries commands out, or is about to.
+    served: AtomicBool,
     wake: OwnedFd,
 }
 
@@ -35,6 +37,7 @@ impl Mailbox {
         Ok(Self {
             commands: Mutex::new(Some(VecDeque::new())),
             pending: AtomicBool::new(false),
+            served: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
         })
     }
@@ -51,6 +54,16 @@ impl Mailbox {
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
         true
+    }
+
+    /// The loop is about to run.
+    pub(super) fn serve(&self) {
+        self.served.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the loop runs, or has run.
+    pub(super) fn is_served(&self) -> bool {
+        self.served.load(Ordering::SeqCst)
     }
 
     /// Whether [`Self::take`] has something, without a lock.

@@ -56,6 +56,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// Whether the loop has begun: before, commands wait for as long as it does not.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.mailbox.is_served()
+    }
+
     /// Sends a command; `false` when the loop is gone.
     pub(crate) fn try_send(&self, command: Command) -> bool {
         let slot = self.slot;

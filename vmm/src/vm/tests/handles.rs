@@ -9,7 +9,7 @@ use podvisor_devices::vsock::VsockDevice;
 
 use super::devices::{BUFFER, RINGS, bytes};
 use super::*;
-use crate::vm::HandleError;
+use crate::vm::{HandleError, PlugError, State};
 use crate::{SnapshotError, VmExit};
 
 /// Registers: the interrupt status, its acknowledgement, configuration space.
@@ -86,6 +86,30 @@ fn drivers_hear_of_links_balloons_and_terminals_that_change() {
     guest.vm.console().unwrap().resize(132, 43).unwrap();
     console.hears_of_a_change();
     assert_eq!(console.read(CONFIG), 43 << 16 | 132);
+}
+
+#[test]
+fn devices_of_a_vm_that_does_not_run_are_not_asked() {
+    let vsock = VsockDevice::in_process(3).unwrap();
+    let disk = BlockDevice::from_file(tempfile::tempfile().unwrap()).unwrap();
+    let vm = tiny(OBEY).vsock(vsock).block(disk).build().unwrap();
+    let vsock = vm.vsock().unwrap();
+    let refused = |state| {
+        let listening = vsock.listen(1024, drop);
+        assert!(
+            matches!(listening, Err(HandleError::NotRunning { .. })),
+            "{listening:?}"
+        );
+        let disk = FileDisk::new(tempfile::tempfile().unwrap()).unwrap();
+        let error = vm.insert_disk("blk0", Box::new(disk), "").unwrap_err();
+        let PlugError::State(VmError::IllegalState { state: of, .. }) = error else {
+            panic!("{error}")
+        };
+        assert_eq!(of, state);
+    };
+    refused(State::Created);
+    vm.stop().unwrap();
+    refused(State::Stopped);
 }
 
 #[test]
