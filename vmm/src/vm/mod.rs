@@ -404,10 +404,6 @@ impl Vm {
 impl Drop for Vm {
     fn drop(&mut self) {
         self.context.end(Outcome::Exit(VmExit::Stopped));
-        if let Some(parts) = lock(&self.parts).take() {
-            // Never started: loops end with their mailboxes.
-            drop(parts);
-        }
         self.join();
     }
 }

@@ -154,7 +154,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Waits for the threads of a VM that has ended, and abandons those that take too long.
+    /// Waits for the threads of a VM that has ended, and abandons those that take too long. Of one
+    /// that was not started the devices are gone, too.
     pub(super) fn join(&self) {
         let inner = self.control().lock();
         let deadline = Instant::now() + PATIENCE;
@@ -163,6 +164,9 @@ impl Vm {
             .control()
             .wait_deadline(inner, deadline, nudge, |inner| inner.threads == 0);
         drop(inner);
+        // What was never started: loops end with their mailboxes.
+        let parts = lock(&self.parts).take();
+        drop(parts);
         for thread in std::mem::take(&mut *lock(&self.threads)) {
             if ended || thread.is_finished() {
                 let _ = thread.join();

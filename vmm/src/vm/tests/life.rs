@@ -1,5 +1,7 @@
 //! How VMs run, stand still and end.
 
+use podvisor_devices::blk::BlockDevice;
+
 use super::*;
 use crate::vm::{Action, PoisonCause, Seccomp, State, VmError, VmExit};
 
@@ -99,6 +101,18 @@ fn a_vm_that_is_paused_or_was_never_started_is_dropped() {
     vm.stop().unwrap();
     assert_eq!(vm.wait().unwrap(), VmExit::Stopped);
     assert!(vm.start().is_err());
+}
+
+#[test]
+fn a_vm_that_is_stopped_before_its_start_lets_go_of_its_devices() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(512).unwrap();
+    let disk = || BlockDevice::open(file.path()).unwrap();
+    let build = || tiny(OBEY).block(disk()).build();
+    let vm = build().unwrap();
+    assert!(build().is_err(), "its disk is in use");
+    vm.stop().unwrap();
+    build().unwrap();
 }
 
 #[test]
