@@ -145,9 +145,9 @@ impl VmBuilder {
     }
 
     /// A serial port (COM1, `console=ttyS0`) whose output goes to `writer`, byte by byte, on
-    /// the vCPU's thread: a writer that blocks holds up the guest, and one that calls
-    /// [`Vm::serial_input`] waits for itself. There is none unless asked for, since each byte costs
-    /// an exit.
+    /// the vCPU's thread: a writer that blocks holds up the guest, one that calls
+    /// [`Vm::serial_input`] waits for itself, and one that panics poisons the VM. There is none
+    /// unless asked for, since each byte costs an exit.
     pub fn serial(mut self, writer: impl Write + Send + 'static) -> Self {
         self.serial = Some(Box::new(writer));
         self

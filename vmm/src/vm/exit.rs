@@ -98,7 +98,8 @@ pub enum PoisonCause {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// A thread of the VM panicked: a fault of this library.
+    /// A thread of the VM panicked: a fault of this library, or of a writer, disk, device or
+    /// listener of the program's own.
     Panic {
         /// Its name.
         thread: String,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
@@ -169,6 +170,9 @@ impl<D: VirtioDevice> DeviceHandle<D> {
     /// [`HandleError::NotRunning`] before the VM is started and after it has ended, and
     /// [`HandleError::Busy`] when the device does not get to it within 30 seconds; `work` is still
     /// done when it does.
+    ///
+    /// # Panics
+    /// When `work` does; the VM goes on.
     pub fn run<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut D) -> R + Send + 'static,
@@ -176,13 +180,16 @@ impl<D: VirtioDevice> DeviceHandle<D> {
         let result = ask(&self.name, &self.link, |worker| {
             worker.with_device(|device| {
                 let device: &mut dyn std::any::Any = device;
-                device.downcast_mut().map(work)
+                let device = device.downcast_mut();
+                // The loop serves other devices, too, which must not end for it.
+                device.map(|device| catch_unwind(AssertUnwindSafe(|| work(device))))
             })
         })?;
         // The type was compared when the handle was made.
-        result.ok_or_else(|| HandleError::NotRunning {
+        let result = result.ok_or_else(|| HandleError::NotRunning {
             device: self.name.clone(),
-        })
+        })?;
+        Ok(result.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
     fn host(&self) -> impl FnOnce(io::Error) -> HandleError {
@@ -360,8 +367,9 @@ impl VsockHandle {
     }
 
     /// Serves a port of the host: `on_connect` gets the streams that programs in the guest open to
-    /// it. It is called on the device's event loop and must not block. Before the VM is started,
-    /// and so before its guest can open any, [`VsockDevice::listen`] does the same.
+    /// it. It is called on the device's event loop and must not block; a panic of it
+    /// poisons the VM. Before the VM is started, and so before its guest can open any,
+    /// [`VsockDevice::listen`] does the same.
     ///
     /// # Errors
     /// See [`Self::run`].

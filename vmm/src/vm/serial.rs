@@ -12,7 +12,8 @@ impl Vm {
     }
 
     /// Has `tell` called, on a vCPU's thread, each time that the guest has read all input of its
-    /// serial port. It must not block, but may call [`Self::serial_input`]. The first call counts, further ones change nothing.
+    /// serial port. It must not block, but may call [`Self::serial_input`]; a panic of it
+    /// poisons the VM. The first call counts, further ones change nothing.
     pub fn on_serial_drained(&self, tell: impl Fn() + Send + Sync + 'static) {
         if let Some(port) = &self.serial {
             lock(port).on_drained(tell);

@@ -1,10 +1,12 @@
 //! What the owner of a VM does with it from outside, while its guest runs, and what drivers hear.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicUsize;
 
 use podvisor_devices::blk::{BlockDevice, FileDisk};
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::net::{LinkState, MemoryNic, NetDevice};
+use podvisor_devices::rng::RngDevice;
 use podvisor_devices::vsock::VsockDevice;
 
 use super::devices::{BUFFER, RINGS, bytes};
@@ -110,6 +112,17 @@ fn devices_of_a_vm_that_does_not_run_are_not_asked() {
     refused(State::Created);
     vm.stop().unwrap();
     refused(State::Stopped);
+}
+
+#[test]
+fn a_panic_of_what_is_done_with_a_device_is_the_callers() {
+    let guest = Guest::start(VmBuilder::rng);
+    let rng = guest.vm.device::<RngDevice>("rng0").unwrap();
+    let run = || rng.run::<()>(|_| panic!("as the test wants it"));
+    let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"as the test wants it"));
+    assert_eq!(rng.run(|_| 7).unwrap(), 7);
+    assert_eq!(guest.vm.state(), State::Running);
 }
 
 #[test]
