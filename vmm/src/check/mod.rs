@@ -4,8 +4,8 @@
 //! a guest of a few dozen bytes for each thing that a kernel needs of a processor (`probe`).
 //! Out comes a [`Report`]; printing it, and exit codes, are the caller's.
 //!
-//! Nothing here changes the host, and none of it takes longer than a few seconds, whatever KVM
-//! does.
+//! Nothing here changes the host. All of it takes some seconds at most, where guests hang up to
+//! half a minute.
 
 mod host;
 mod kvm;

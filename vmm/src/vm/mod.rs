@@ -75,8 +75,9 @@ pub use vcpus::AddVcpusError;
 use attach::Attached;
 use control::{Control, Inner, Outcome, Request};
 use io::{Faults, Service};
-pub(crate) use kick::KICK;
+pub(crate) use kick::{KICK, Pending, take_pending};
 use pci::PciRoot;
+pub(crate) use threads::SignalsBlocked;
 use vcpu::VcpuContext;
 use vcpus::SpareVcpu;
 

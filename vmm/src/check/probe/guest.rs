@@ -12,7 +12,7 @@ use super::code;
 use crate::kvm::{KvmError, set_signal_mask};
 use crate::layout;
 use crate::memory::add_memslots;
-use crate::vm::KICK;
+use crate::vm::{KICK, Pending, take_pending};
 
 /// How a guest begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,12 +112,18 @@ impl Guest {
 
     /// Runs until the guest reads `address`, and gives it `value`.
     pub(super) fn answer_read(&mut self, address: u64, value: u32) -> Result<(), Flaw> {
-        let found = match self.vcpu.run() {
-            Ok(VcpuExit::MmioRead(read, data)) if read == address && data.len() == 4 => {
-                data.copy_from_slice(&value.to_le_bytes());
-                return Ok(());
+        let found = loop {
+            match self.vcpu.run() {
+                Ok(VcpuExit::MmioRead(read, data)) if read == address && data.len() == 4 => {
+                    data.copy_from_slice(&value.to_le_bytes());
+                    return Ok(());
+                }
+                other => {
+                    if let Some(found) = event(other) {
+                        break found;
+                    }
+                }
             }
-            other => event(other),
         };
         Err(Flaw::Unexpected {
             expected: "expected: an MMIO read of 4 bytes".to_owned(),
@@ -126,7 +132,11 @@ impl Guest {
     }
 
     fn run(&mut self) -> Event {
-        event(self.vcpu.run())
+        loop {
+            if let Some(found) = event(self.vcpu.run()) {
+                return found;
+            }
+        }
     }
 
     /// The registers, after an exit.
@@ -308,23 +318,33 @@ impl Guest {
     }
 }
 
-fn event(exit: Result<VcpuExit<'_>, kvm_ioctls::Error>) -> Event {
+/// `None` when the vCPU is to run on.
+fn event(exit: Result<VcpuExit<'_>, kvm_ioctls::Error>) -> Option<Event> {
     let value = |data: &[u8]| {
         data.iter()
             .rev()
             .fold(0u64, |value, byte| value << 8 | u64::from(*byte))
     };
-    match exit {
+    Some(match exit {
         Ok(VcpuExit::IoOut(port, data)) => Event::Out(port, value(data)),
         Ok(VcpuExit::MmioWrite(address, data)) => Event::Write(address, value(data)),
         Ok(VcpuExit::MmioRead(address, _)) => Event::Read(address),
         Ok(VcpuExit::Hlt) => Event::Halt,
         Ok(VcpuExit::Shutdown) => Event::TripleFault,
         Ok(VcpuExit::InternalError) => Event::Internal,
-        Ok(VcpuExit::Intr) => Event::Kicked,
+        Ok(VcpuExit::Intr) => return interruption(),
         Ok(other) => Event::Other(format!("{other:?}")),
-        Err(error) if error.errno() == libc::EINTR => Event::Kicked,
+        Err(error) if error.errno() == libc::EINTR => return interruption(),
         Err(error) => Event::Other(error.to_string()),
+    })
+}
+
+/// What a signal in the midst of guest code means: also a debugger, and whatever stops the process
+/// for a while, interrupt it so.
+pub(super) fn interruption() -> Option<Event> {
+    match take_pending()? {
+        Pending::Kick => Some(Event::Kicked),
+        Pending::MemoryFailure { .. } => Some(Event::Other("that memory failed".to_owned())),
     }
 }
 
