@@ -32,17 +32,17 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[non_exhaustive]
 pub enum HandleError {
     /// The VM has no such device.
-    #[error("this VM has no {kind} named {name:?}: it has {}", .there.join(", "))]
+    #[error("this VM has no {kind}{}: it has {}", named(.name), .there.join(", "))]
     NoSuchDevice {
         /// What was asked for.
         kind: &'static str,
-        /// Its name.
+        /// Its name; empty when any would have done.
         name: String,
         /// The names of all devices.
         there: Vec<String>,
     },
-    /// The VM has not been started, or has ended.
-    #[error("{device} is not there: its VM does not run")]
+    /// The VM has not been started, or has ended, or the device was unplugged.
+    #[error("{device} is not there: its VM does not run, or it was unplugged")]
     NotRunning {
         /// The device's name.
         device: String,
@@ -77,6 +77,14 @@ pub enum HandleError {
         #[source]
         source: io::Error,
     },
+}
+
+fn named(name: &str) -> String {
+    if name.is_empty() {
+        String::new()
+    } else {
+        format!(" named {name:?}")
+    }
 }
 
 /// A device of a VM, of this type. Cheap to clone; usable from any thread, and after the VM is
@@ -146,7 +154,7 @@ impl<D: VirtioDevice> DeviceHandle<D> {
             })
             .ok_or_else(|| HandleError::NoSuchDevice {
                 kind,
-                name: name.unwrap_or("anything").to_owned(),
+                name: name.unwrap_or_default().to_owned(),
                 there: devices.iter().map(|device| device.name.clone()).collect(),
             })
     }
@@ -167,9 +175,9 @@ impl<D: VirtioDevice> DeviceHandle<D> {
     /// is paused.
     ///
     /// # Errors
-    /// [`HandleError::NotRunning`] before the VM is started and after it has ended, and
-    /// [`HandleError::Busy`] when the device does not get to it within 30 seconds; `work` is still
-    /// done when it does.
+    /// [`HandleError::NotRunning`] before the VM is started, after it has ended, and of a device
+    /// that was unplugged; [`HandleError::Busy`] when the device does not get to it within 30
+    /// seconds: `work` is still done when it does.
     ///
     /// # Panics
     /// When `work` does; the VM goes on.
