@@ -73,7 +73,8 @@
 //! those that may or that have much to do: disks, shared directories, cards with several queues,
 //! and socket devices whose host side uses paths.
 //! They block every signal but those of the C library. vCPUs are
-//! woken by SIGURG, which is sent to their threads only and never delivered; the
+//! woken by SIGURG, which is sent to their threads only and never delivered; one that is sent to a
+//! process all of whose other threads block it, too, may be lost for the program. The
 //! library installs no signal handler, never prints, never exits and does not panic at what a
 //! guest does. Guest memory is anonymous memory of the process, or a snapshot's file mapped
 //! privately, taken as the guest touches or writes it.

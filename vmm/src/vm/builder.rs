@@ -211,9 +211,10 @@ impl VmBuilder {
     /// Whether the VM's threads are confined to the system calls that they need; they are unless
     /// said. Serial writers, disks, devices and vsock listeners of the program's own are called on
     /// these threads, too: there they may read, write and signal, but neither open files, nor make
-    /// sockets other than pairs, nor connect any, nor start threads. The host side of a socket
-    /// device that uses paths has a thread of its own, which may make Unix sockets, connect them
-    /// and remove paths
+    /// sockets other than pairs, nor connect any, nor start threads. So is the program's `tracing`
+    /// subscriber: one that opens files, as some do at midnight, needs a thread for that. Their
+    /// stacks have 256 KiB. The host side of a socket device that uses paths has a thread of its
+    /// own, which may make Unix sockets, connect them and remove paths
     /// ([`VsockHost::uses_paths`](podvisor_devices::vsock::VsockHost::uses_paths)).
     pub fn seccomp(mut self, seccomp: Seccomp) -> Self {
         self.seccomp = seccomp;
