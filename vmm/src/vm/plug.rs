@@ -81,9 +81,13 @@ impl Vm {
         self.legal(&self.control().lock(), Action::Plug)?;
         let info = device.info();
         let name = self.free_name(info.device_type.name());
-        let failed = |source| PlugError::EventLoop {
-            device: name.clone(),
-            source,
+        // A loop that ends with its VM takes no device.
+        let failed = |source| match self.legal(&self.control().lock(), Action::Plug) {
+            Ok(_) => PlugError::EventLoop {
+                device: name.clone(),
+                source,
+            },
+            Err(ended) => PlugError::State(ended),
         };
         let loops = &self.context.loops;
         let berth = loops

@@ -9,8 +9,9 @@ use super::devices::{BUFFER, RINGS, bytes, fill, request};
 use super::pci::on_pci;
 use super::*;
 use crate::vm::attach::Registers;
-use crate::vm::{HandleError, PlugError};
-use crate::{PciAddress, Transport};
+use crate::vm::control::Outcome;
+use crate::vm::{Action, HandleError, PlugError, State};
+use crate::{PciAddress, Transport, VmExit};
 
 fn disk(byte: u8) -> BlockDevice {
     let mut file = tempfile::tempfile().unwrap();
@@ -197,4 +198,31 @@ fn a_snapshot_has_what_is_plugged_in_by_then_where_it_is() {
         clone.vm.pci_address("rng1").unwrap(),
         Some(PciAddress { slot: 2 })
     );
+}
+
+#[test]
+fn a_vm_that_ends_while_a_device_is_plugged_in_says_so() {
+    let guest = on_pci(VmBuilder::rng);
+    let rng = guest.vm.device::<RngDevice>("rng0").unwrap();
+    let (busy, is_busy) = mpsc::channel();
+    let (free, is_free) = mpsc::channel::<()>();
+    let held = std::thread::spawn(move || {
+        rng.run(move |_| {
+            busy.send(()).unwrap();
+            let _ = is_free.recv();
+        })
+    });
+    is_busy.recv().unwrap();
+    let vm = guest.vm.clone();
+    let plugged = std::thread::spawn(move || vm.plug(RngDevice::new()));
+    wait_for("a plug", || guest.vm.transition.try_lock().is_err());
+    guest.vm.context.end(Outcome::Exit(VmExit::Stopped));
+    free.send(()).unwrap();
+    held.join().unwrap().unwrap();
+    let error = plugged.join().unwrap().unwrap_err();
+    let ended = VmError::IllegalState {
+        action: Action::Plug,
+        state: State::Stopped,
+    };
+    assert_eq!(error.to_string(), ended.to_string());
 }
