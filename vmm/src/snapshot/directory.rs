@@ -70,17 +70,25 @@ impl NewDirectory {
 
     /// Gives it its name. All files were synchronised before.
     pub(super) fn complete(mut self) -> Result<(), SnapshotError> {
-        let sync = |path: &Path| File::open(path).and_then(|dir| dir.sync_all());
         let parent = match self.wanted.parent() {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
         };
-        sync(&self.partial)
-            // It replaces an empty directory that somebody else made meanwhile, and nothing more.
-            .and_then(|()| fs::rename(&self.partial, &self.wanted))
-            .map_err(|source| self.failed(source))?;
-        self.done = true;
-        sync(parent).map_err(|source| self.failed(source))
+        let result = self.rename(parent);
+        self.done = result.is_ok();
+        result.map_err(|source| self.failed(source))
+    }
+
+    fn rename(&self, parent: &Path) -> io::Result<()> {
+        // One that may not be read cannot be synchronised.
+        let parent = File::open(parent)?;
+        File::open(&self.partial)?.sync_all()?;
+        // It replaces an empty directory that somebody else made meanwhile, and nothing more.
+        fs::rename(&self.partial, &self.wanted)?;
+        parent.sync_all().inspect_err(|_| {
+            // Nothing has the name after an error.
+            let _ = fs::rename(&self.wanted, &self.partial);
+        })
     }
 
     pub(super) fn failed(&self, source: io::Error) -> SnapshotError {
@@ -153,6 +161,34 @@ mod tests {
         let new = NewDirectory::create(&parent.path().join("warm")).unwrap();
         new.file(MEMORY).unwrap();
         drop(new);
+        assert!(names(parent.path()).is_empty());
+    }
+
+    #[test]
+    fn nothing_is_left_where_the_directory_above_may_be_written_and_not_read() {
+        use rustix::process::{Gid, Uid};
+        use std::os::unix::fs::PermissionsExt;
+        const NOBODY: u32 = 65534;
+        let parent = tempfile::tempdir().unwrap();
+        fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o300)).unwrap();
+        let wanted = parent.path().join("warm");
+        let is_root = rustix::process::geteuid().is_root();
+        if is_root {
+            std::os::unix::fs::chown(parent.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        // Ids of a thread are its own, and root may read everything.
+        let complete = move || {
+            if is_root {
+                let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+                rustix::thread::set_thread_res_gid(group, group, group).unwrap();
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            }
+            let completed = NewDirectory::create(&wanted).unwrap().complete();
+            (completed.is_err(), wanted.exists())
+        };
+        let complete = std::thread::spawn(complete).join().unwrap();
+        fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(complete, (true, false));
         assert!(names(parent.path()).is_empty());
     }
 
