@@ -259,19 +259,16 @@ impl BlockDevice {
         } = wanted;
         if by_path {
             file = open::reopen_for_writing(&file, &path)?;
-        } else if !open::is_writable(&file) {
-            let source = std::io::Error::from_raw_os_error(libc::EBADF);
-            return Err(BlockDeviceError::NotWritable { path, source });
         }
-        open::lock(&file, &path, Access::Write)?;
-        let disk =
-            open_disk(file, self.io).map_err(|source| BlockDeviceError::Size { path, source })?;
+        let disk = open::for_writing(file, path, self.io)?;
         self.server.engine.set_disk(disk);
         Ok(())
     }
 
     /// Puts another disk with another serial number in the place of this one. The driver hears
     /// of the new capacity (§5.2.5.2); what it had cached of the old disk is its affair.
+    /// A file that it may write is locked by
+    /// [`open_disk_for_writing`](super::open_disk_for_writing) alone.
     pub fn swap(&mut self, disk: Box<dyn Disk>, serial: &str) {
         let count = self.lanes.len().saturating_add(1);
         self.swap_copies(DiskCopies::new(disk, count), serial);

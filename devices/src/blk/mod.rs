@@ -34,7 +34,7 @@ pub use copies::DiskCopies;
 pub use device::BlockDevice;
 pub use disk::{Completion, Disk, Operation, Submitted};
 pub use file::FileDisk;
-pub use open::{BlockDeviceError, IoEngine, open_disk};
+pub use open::{BlockDeviceError, IoEngine, open_disk, open_disk_for_writing};
 pub use overlay::{OverlayFormat, Qcow2Disk, Qcow2Error, create_overlay, create_qcow2};
 pub use uring::UringDisk;
 

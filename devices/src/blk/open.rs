@@ -47,6 +47,38 @@ pub fn open_disk(file: File, engine: IoEngine) -> io::Result<Box<dyn Disk>> {
     Ok(Box::new(FileDisk::new(file)?))
 }
 
+/// A file that is open for reading and writing as a disk that a guest may write to. It is locked
+/// against all others who write to it, for as long as the disk is there. (A [`BlockDevice`] that is
+/// made of a file sees to that by itself.)
+///
+/// # Errors
+/// [`BlockDeviceError::NotADisk`], [`BlockDeviceError::NotWritable`] and
+/// [`BlockDeviceError::InUse`].
+///
+/// [`BlockDevice`]: super::BlockDevice
+pub fn open_disk_for_writing(
+    file: File,
+    engine: IoEngine,
+) -> Result<Box<dyn Disk>, BlockDeviceError> {
+    let path = path_of(&file);
+    check_kind(&file, &path)?;
+    for_writing(file, path, engine)
+}
+
+/// As [`open_disk_for_writing`], of a file that may be a disk.
+pub(super) fn for_writing(
+    file: File,
+    path: PathBuf,
+    engine: IoEngine,
+) -> Result<Box<dyn Disk>, BlockDeviceError> {
+    if !is_writable(&file) {
+        let source = io::Error::from_raw_os_error(libc::EBADF);
+        return Err(BlockDeviceError::NotWritable { path, source });
+    }
+    lock(&file, &path, Access::Write)?;
+    open_disk(file, engine).map_err(|source| BlockDeviceError::Size { path, source })
+}
+
 /// Why a file cannot be a disk.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

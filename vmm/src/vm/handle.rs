@@ -323,7 +323,9 @@ impl PmemHandle {
 
 impl BlockHandle {
     /// Gives the device another disk with another serial number. The driver hears of the new
-    /// capacity. Whether it may write was settled when the VM was built.
+    /// capacity. Whether it may write was settled when the VM was built: where it may, a file is
+    /// opened by [`open_disk_for_writing`](podvisor_devices::blk::open_disk_for_writing), which
+    /// locks it against other guests.
     ///
     /// # Errors
     /// See [`Self::run`].

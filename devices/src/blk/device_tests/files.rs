@@ -1,6 +1,7 @@
 //! Files as disks: who may write them, and when.
 
 use super::*;
+use crate::blk::open_disk_for_writing;
 
 #[test]
 fn a_file_that_may_not_be_written_needs_read_only() {
@@ -63,6 +64,35 @@ fn a_writable_disk_is_opened_for_writing_late_and_locked() {
     let directory = std::fs::File::open("/").unwrap();
     assert!(matches!(
         BlockDevice::from_file(directory),
+        Err(BlockDeviceError::NotADisk { .. })
+    ));
+}
+
+#[test]
+fn a_disk_that_is_to_be_swapped_in_is_locked_as_well() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let open = || {
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true).open(file.path()).unwrap()
+    };
+    for engine in [IoEngine::Sync, IoEngine::Uring] {
+        let disk = open_disk_for_writing(open(), engine).unwrap();
+        let second = open_disk_for_writing(open(), engine);
+        assert!(matches!(second, Err(BlockDeviceError::InUse { .. })));
+        let mut device = BlockDevice::from_file(open()).unwrap();
+        assert!(matches!(
+            device.check(),
+            Err(BlockDeviceError::InUse { .. })
+        ));
+        drop(disk);
+    }
+    let refused = |path| open_disk_for_writing(std::fs::File::open(path).unwrap(), IoEngine::Sync);
+    assert!(matches!(
+        refused(file.path()),
+        Err(BlockDeviceError::NotWritable { .. })
+    ));
+    assert!(matches!(
+        refused(std::path::Path::new("/dev/null")),
         Err(BlockDeviceError::NotADisk { .. })
     ));
 }
