@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use kvm_ioctls::VcpuFd;
 use podvisor_devices::virtio::DeviceType;
+use tracing::Span;
 
 use super::control::Outcome;
 use super::exit::{Poison, PoisonCause, VmExit};
@@ -123,12 +124,13 @@ impl Vm {
         }
     }
 
-    /// Starts threads, confined as the VM's are.
+    /// Starts threads, confined as the VM's are, in the caller's span.
     pub(super) fn spawn(&self, new: Vec<NewThread>) -> Result<(), VmError> {
         let _blocked = SignalsBlocked::new();
         let seccomp = self.seccomp;
         for NewThread { guard, kind, body } in new {
             let name = guard.name.clone();
+            let span = Span::current();
             let spawned = thread::Builder::new()
                 .name(name.clone())
                 .stack_size(STACK_SIZE)
@@ -141,6 +143,7 @@ impl Vm {
                     let confined = confined.map_err(|error| PoisonCause::Seccomp {
                         source: Box::new(error),
                     });
+                    let _entered = span.enter();
                     if let Err(cause) = confined.and_then(|()| body()) {
                         guard.poison(cause);
                     }

@@ -1,6 +1,9 @@
 //! How VMs run, stand still and end.
 
 use podvisor_devices::blk::BlockDevice;
+use tracing::Subscriber;
+use tracing::span::Id;
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::*;
 use crate::vm::{Action, PoisonCause, Seccomp, State, VmError, VmExit};
@@ -310,4 +313,29 @@ fn a_vm_may_not_get_fewer_vcpus_than_it_begins_with() {
             .contains("at most 1 vCPUs: it must be 2 to"),
         "{error}"
     );
+}
+
+/// Tells which threads enter a span.
+struct Entered(mpsc::Sender<Option<String>>);
+
+impl<S: Subscriber> Layer<S> for Entered {
+    fn on_enter(&self, _: &Id, _: Context<'_, S>) {
+        let name = std::thread::current().name().map(str::to_owned);
+        // The test may have seen enough.
+        let _ = self.0.send(name);
+    }
+}
+
+#[test]
+fn threads_of_a_vm_are_in_the_span_that_it_was_started_in() {
+    let (entered, names) = mpsc::channel();
+    let guest = tracing::subscriber::with_default(
+        tracing_subscriber::registry().with(Entered(entered)),
+        || tracing::error_span!("vm", id = 7).in_scope(|| Guest::start(VmBuilder::rng)),
+    );
+    guest.vm.stop().unwrap();
+    let names: Vec<_> = names.try_iter().flatten().collect();
+    for thread in ["vm-io", "vcpu0"] {
+        assert!(names.iter().any(|name| name == thread), "{names:?}");
+    }
 }
