@@ -48,6 +48,10 @@ mod hostile;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
 
+/// Crates whose types are in this one's traits: what writes a disk, a card or a device of its own
+/// takes them from here, in the version that is meant.
+pub use {vm_memory, vmm_sys_util};
+
 /// Guest memory as every device sees it: one or more anonymous or file-backed mappings.
 ///
 /// One alias for the whole workspace, so that dirty tracking can be added in one place.

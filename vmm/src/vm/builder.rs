@@ -198,7 +198,8 @@ impl VmBuilder {
         self.device(console)
     }
 
-    /// Any virtio device.
+    /// A virtio device of any type that
+    /// [`DeviceType`](podvisor_devices::virtio::DeviceType) names, also one of the program's own.
     pub fn device(mut self, mut device: impl VirtioDevice + 'static) -> Self {
         let any: &mut dyn Any = &mut device;
         if let Some(Err(error)) = any.downcast_mut().map(BlockDevice::check) {

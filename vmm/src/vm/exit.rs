@@ -41,6 +41,7 @@ impl fmt::Display for VmExit {
 
 /// Why a VM is poisoned: it cannot go on, through no doing of its guest's.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Poison {
     /// The vCPU; none when it happened on another thread.
     pub vcpu: Option<u8>,
@@ -163,6 +164,7 @@ impl std::error::Error for Poison {
 /// The registers of a vCPU that say where it was and what it tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the fields are the registers
+#[non_exhaustive]
 pub struct Registers {
     pub rip: u64,
     pub rsp: u64,

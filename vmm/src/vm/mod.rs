@@ -147,6 +147,7 @@ pub enum VmError {
 
 /// The counters of one device, or of the vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceCounters {
     /// The device type and its number among its like, as `blk0`; or `vcpu`.
     pub device: String,

@@ -17,6 +17,7 @@ use super::{Action, State, Vm, VmError, lock};
 
 /// A device that was plugged in.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Plugged {
     /// Its name, as in [`Vm::counters`]: the device type, and the first number that is free.
     pub name: String,
@@ -58,8 +59,9 @@ pub enum PlugError {
 }
 
 impl Vm {
-    /// Adds a device to a running guest, on PCI. The guest finds it when it looks: there is no
-    /// hot-plug controller that would tell it to. Linux looks at a write of `1` to
+    /// Adds a device to a running guest, on PCI: of a type that there is a `DeviceType` for, as in
+    /// [`VmBuilder::device`](super::VmBuilder::device). The guest finds it when it looks: there is
+    /// no hot-plug controller that would tell it to. Linux looks at a write of `1` to
     /// `/sys/bus/pci/rescan`.
     ///
     /// # Errors

@@ -20,6 +20,7 @@ pub enum State {
 
 /// The calls that need a VM to be in some state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Action {
     /// [`super::Vm::start`].
     Start,

@@ -38,6 +38,7 @@ const SHARED: &str = "vm-io";
 
 /// A failure of a device's host side, for the owner of the VM.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DeviceFault {
     /// The device's name, as in [`super::Vm::counters`].
     pub device: String,
