@@ -117,8 +117,8 @@ impl ContainerRun {
     }
 
     /// Runs it in this process, whose threads the machine's are. There is no jail; dropped, the
-    /// machine is gone. Where the program has an input, the thread that reads it stays until that
-    /// reading ends: it may sit in a read of a terminal for ever.
+    /// machine is killed as a [`Sandbox`] is. Where the program has an input, the thread that reads
+    /// it stays until that reading ends: it may sit in a read of a terminal for ever.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
