@@ -23,6 +23,7 @@ const BEGIN: &str = "{\"timeNano\":";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)] // Docker's words.
+#[non_exhaustive]
 pub enum EventAction {
     Create,
     Start,

@@ -301,6 +301,7 @@ pub enum DeviceSource {
 /// Whether a container's process is started again when it has ended by itself: in the same guest,
 /// with the files that it left. A container that was stopped or killed on request is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum RestartPolicy {
     /// Never.
     #[default]
@@ -405,6 +406,7 @@ pub struct ProcessExit {
 
 /// Where a container is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum ContainerState {
     /// Its process waits for the start.
     Created,

@@ -37,6 +37,7 @@ pub const SPEC_VERSION: &str = "1.0.2";
 
 /// What a container cannot be made from.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SpecError {
     /// Neither the user nor the image says what to run.
     #[error("the image names no command to run; give one after the image's name")]
