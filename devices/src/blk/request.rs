@@ -103,6 +103,8 @@ impl Request {
                 },
                 _ => Self::Refuse(Status::IoError),
             },
+            // Nothing is to be made durable; the host would flush its own disk.
+            4 if read_only => Self::Refuse(Status::Ok),
             4 => Self::Flush,
             // A read-only disk does not offer them (§5.2.6.2).
             DISCARD | WRITE_ZEROES if read_only => Self::Refuse(Status::Unsupported),

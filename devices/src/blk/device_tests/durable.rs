@@ -112,6 +112,16 @@ fn a_driver_that_flushes_pays_for_its_flushes_alone() {
 }
 
 #[test]
+fn a_flush_of_a_read_only_disk_asks_the_host_nothing() {
+    let disk = Journal::default();
+    let mut rig = Rig::over(BlockDevice::new(Box::new(disk.clone())).read_only());
+    rig.header(4, 0);
+    rig.driver.add(&[(HEADER, 16)], &[(STATUS, 1)]);
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+    assert_eq!((rig.status(), disk.seen()), (0, vec![]));
+}
+
+#[test]
 fn a_change_that_cannot_be_made_durable_is_an_error() {
     let disk = Journal {
         broken: true,
