@@ -8,6 +8,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, openat, openat2,
@@ -19,9 +20,13 @@ use rustix::io::Errno;
 /// touched, and ends the removal with [`io::ErrorKind::ResourceBusy`] or
 /// [`io::ErrorKind::CrossesDevices`]. One that is not there is an error.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    remove_until(path, None)
+}
+
+fn remove_until(path: &Path, deadline: Option<Instant>) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = rustix::fs::open(path, flags, Mode::empty())?;
-    let mut moved = Moved::new();
+    let mut moved = Moved::new(deadline);
     // What an earlier removal had moved before it was interrupted is among the names.
     while empty(&top, &top, &mut moved)? {
         while let Some(name) = moved.next() {
@@ -33,8 +38,18 @@ pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
 
 /// [`remove_tree`], where others wait for this thread.
 pub(crate) async fn remove_tree_aside(path: &Path) -> io::Result<()> {
+    aside(path, None).await
+}
+
+/// [`remove_tree_aside`] of what a guest may still fill, which can go on for ever: after `limit`
+/// it ends with [`io::ErrorKind::TimedOut`], and what was removed until then is.
+pub(crate) async fn remove_tree_within(path: &Path, limit: Duration) -> io::Result<()> {
+    aside(path, Instant::now().checked_add(limit)).await
+}
+
+async fn aside(path: &Path, deadline: Option<Instant>) -> io::Result<()> {
     let path = path.to_owned();
-    let removed = tokio::task::spawn_blocking(move || remove_tree(&path)).await;
+    let removed = tokio::task::spawn_blocking(move || remove_until(&path, deadline)).await;
     removed.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
@@ -44,16 +59,25 @@ struct Moved {
     prefix: u64,
     first: u64,
     next: u64,
+    deadline: Option<Instant>,
 }
 
 impl Moved {
-    fn new() -> Self {
+    fn new(deadline: Option<Instant>) -> Self {
         use std::hash::{BuildHasher as _, RandomState};
         Self {
             // No name that is there already: whatever is in the top, one of these is not.
             prefix: RandomState::new().hash_one(()),
             first: 0,
             next: 0,
+            deadline,
+        }
+    }
+
+    fn check_time(&self) -> io::Result<()> {
+        match self.deadline {
+            Some(deadline) if Instant::now() >= deadline => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
         }
     }
 
@@ -108,6 +132,7 @@ fn empty(top: &OwnedFd, dir: &OwnedFd, moved: &mut Moved) -> io::Result<bool> {
             continue;
         }
         any = true;
+        moved.check_time()?;
         if entry.file_type() != FileType::Directory {
             match unlinkat(dir, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => continue,
@@ -179,6 +204,19 @@ mod tests {
         symlink(&kept, &top).unwrap();
         assert!(remove_tree(&top).is_err());
         assert!(kept.join("d/d/file").exists());
+    }
+
+    #[tokio::test]
+    async fn a_removal_ends_in_time_and_the_next_one_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        nest(&top.join("a"), 3);
+        let cut = remove_tree_within(&top, Duration::ZERO).await.unwrap_err();
+        assert_eq!(cut.kind(), io::ErrorKind::TimedOut);
+        remove_tree_within(&top, Duration::from_secs(600))
+            .await
+            .unwrap();
+        assert!(!top.exists());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use k8s_cri::v1::Mount;
 use oci_spec::image;
@@ -14,13 +15,17 @@ use oci_spec::image;
 use super::error::{CriError, Result};
 use super::node::{Node, Pod};
 use super::spec::mounts::VOLUMES;
-use crate::removal::remove_tree_aside;
+use crate::removal::{remove_tree_aside, remove_tree_within};
 
 /// The directory of all of them in the daemon's root.
 const DIR: &str = "volumes";
 
 /// The field that an error is of.
 const FIELD: &str = "image.config.Volumes";
+
+/// How long the directories of a container may take to be removed at a time. Its guest may run on
+/// and fill them, where no Landlock denies it what is not mounted any more. The next call goes on.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Longest path of one, as the kernel has it.
 const PATH_BYTES: usize = 4095;
@@ -49,7 +54,8 @@ impl Node {
     /// Removes the directories of a container, which nothing has mounted any more.
     pub(super) async fn remove_image_volumes(&self, pod: &str, container: &str) -> Result<()> {
         let of_pod = self.image_volumes_dir(pod);
-        remove(&of_pod.join(container)).await?;
+        let dir = of_pod.join(container);
+        removed(&dir, remove_tree_within(&dir, REMOVAL_LIMIT).await)?;
         // Other containers may have some.
         let _ = fs::remove_dir(&of_pod);
         Ok(())
@@ -57,7 +63,8 @@ impl Node {
 
     /// Removes all directories of a pod.
     pub(super) async fn remove_all_image_volumes(&self, pod: &str) -> Result<()> {
-        remove(&self.image_volumes_dir(pod)).await
+        let dir = self.image_volumes_dir(pod);
+        removed(&dir, remove_tree_aside(&dir).await)
     }
 
     /// Pods of which there are directories.
@@ -143,10 +150,11 @@ fn make(dir: &Path, paths: &BTreeSet<PathBuf>) -> Result<Vec<Mount>> {
     Ok(mounts)
 }
 
-async fn remove(dir: &Path) -> Result<()> {
-    match remove_tree_aside(dir).await {
+/// One that is not there is removed.
+fn removed(dir: &Path, result: io::Result<()>) -> Result<()> {
+    match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed.map_err(CriError::io("remove the directory", dir)),
+        result => result.map_err(CriError::io("remove the directory", dir)),
     }
 }
 
@@ -225,8 +233,8 @@ mod tests {
             assert_eq!(mode & 0o777, 0o700, "{above}");
         }
         fs::create_dir(Path::new(&mounts[0].host_path).join("below")).unwrap();
-        remove(&dir).await.unwrap();
-        remove(&dir).await.unwrap();
+        removed(&dir, remove_tree_aside(&dir).await).unwrap();
+        removed(&dir, remove_tree_aside(&dir).await).unwrap();
         assert!(!dir.exists());
     }
 }
