@@ -9,6 +9,8 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
+use super::ids::NOBODY;
+
 thread_local! {
     static PREPARED: Cell<bool> = const { Cell::new(false) };
     /// What the thread has where the guest's kernel has checked permissions, if it may have that.
@@ -148,4 +150,41 @@ impl Drop for Ordinary {
             tracing::error!(%error, "fs: a thread could not become itself again");
         }
     }
+}
+
+/// For as long as this lives, the thread takes space of a file system as a user of the guest's:
+/// what ext4 keeps for root is not for that one (`s_resuid`). Nothing asks for permissions of a
+/// file that is open.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Writing {
+    is_user: bool,
+}
+
+impl Writing {
+    /// With root it is as before.
+    pub(super) fn as_user(uid: u32) -> Self {
+        let is_user = uid != 0;
+        if is_user {
+            set_file_system_user(uid);
+        }
+        Self { is_user }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        // Its capabilities of files come back with it.
+        if self.is_user {
+            set_file_system_user(0);
+        }
+    }
+}
+
+/// For this thread alone (setfsuid(2)). It cannot fail for one with `CAP_SETUID`, but for -1, which
+/// is nobody.
+#[allow(unsafe_code)]
+fn set_file_system_user(uid: u32) {
+    // SAFETY: the call changes as whom the kernel takes this thread, and touches no memory.
+    unsafe { libc::setfsuid(uid.min(NOBODY)) };
 }

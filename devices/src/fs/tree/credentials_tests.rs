@@ -1,4 +1,6 @@
 use super::*;
+use fuse_backend_rs::api::filesystem::ZeroCopyReader;
+use fuse_backend_rs::common::file_traits::FileReadWriteVolatile;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::os::unix::fs::chown;
 
@@ -230,4 +232,60 @@ fn what_the_host_denies_to_itself_the_guests_user_may_do_where_it_is_allowed_to(
         assert_eq!(capabilities(None).unwrap(), less);
     });
     thread.join().unwrap();
+}
+
+/// As whom the kernel takes this thread where files are concerned.
+fn file_system_user() -> Option<u32> {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.and_then(|ids| ids.split_whitespace().nth(3)?.parse().ok())
+}
+
+/// What is written notes who writes it.
+#[derive(Default)]
+struct Writer(Option<u32>);
+
+impl io::Read for Writer {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Ok(0)
+    }
+}
+
+impl ZeroCopyReader for Writer {
+    fn read_to(
+        &mut self,
+        _: &mut dyn FileReadWriteVolatile,
+        _: usize,
+        _: u64,
+    ) -> io::Result<usize> {
+        self.0 = file_system_user();
+        Ok(0)
+    }
+}
+
+#[test]
+fn who_opens_a_file_has_no_more_room_for_it_than_a_user_of_the_host() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let rig = rig();
+    rustix::fs::chmod(rig.dir.path(), Mode::from_raw_mode(0o2777)).unwrap();
+    let (tree, before) = (&rig.tree, capabilities(None).unwrap());
+    for (context, name) in [(USER, c"user"), (me(), c"root")] {
+        let make = creation(libc::O_RDWR, 0o10_0666);
+        let (made, handle, ..) = tree.create(&context, ROOT, name, make).unwrap();
+        let flags = libc::O_WRONLY.cast_unsigned();
+        let (opened, ..) = tree.open(&context, made.inode, flags, 0).unwrap();
+        for handle in [handle, opened].map(Option::unwrap) {
+            let mut writer = Writer::default();
+            // By whoever it is: the client's cache writes for nobody.
+            let (inode, reader) = (made.inode, &mut writer);
+            tree.write(&me(), inode, handle, reader, 1, 0, None, true, 0, 0)
+                .unwrap();
+            assert_eq!(writer.0, Some(context.uid));
+            tree.fallocate(&me(), inode, handle, 0, 0, 10).unwrap();
+            assert_eq!(file_system_user(), Some(0));
+            assert_eq!(capabilities(None).unwrap(), before);
+        }
+    }
 }

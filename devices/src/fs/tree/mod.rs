@@ -346,8 +346,18 @@ impl Tree {
     }
 
     /// An open file becomes a handle of the client.
-    fn keep(&self, object: u64, file: File) -> io::Result<u64> {
-        self.with_table(|table| table.open(object, file))
+    fn keep(&self, object: u64, file: File, writer: u32) -> io::Result<u64> {
+        self.with_table(|table| table.open(object, file, writer))
+    }
+
+    /// As whom the thread writes to what a user opens: the client's number, and not the host's,
+    /// which is root's for the root of a range of ids. What is written later out of the client's
+    /// cache is nobody's request. Other file systems than local ones may ask who writes.
+    fn writer(&self, context: &Context, object: &Object) -> u32 {
+        match self.switch_users && object.contents == Contents::Local {
+            true => context.uid,
+            false => 0,
+        }
     }
 
     /// The same object as an open file, opened with `O_PATH`.

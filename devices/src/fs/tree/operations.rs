@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use rustix::path::DecInt;
 
 use super::attributes::{Attributes, Contents, statvfs};
-use super::credentials::Ordinary;
+use super::credentials::{Ordinary, Writing};
 use super::open::{close_with_result, in_place, options};
 use super::{KEEP, Tree, component, file};
 
@@ -304,7 +304,7 @@ impl FileSystem for Tree {
             let _ordinary = Ordinary::when(fuse_flags & FOPEN_IN_KILL_SUIDGID != 0)?;
             self.as_either(context, || self.open_file(&object, flags))?
         };
-        let handle = self.keep(inode, opened)?;
+        let handle = self.keep(inode, opened, self.writer(context, &object))?;
         Ok((Some(handle), options(&object), None))
     }
 
@@ -354,9 +354,10 @@ impl FileSystem for Tree {
             }
             Err(error) => return Err(error.into()),
         };
-        let kept = self
-            .object(entry.inode)
-            .and_then(|object| Ok((self.keep(entry.inode, made)?, options(&object))));
+        let kept = self.object(entry.inode).and_then(|object| {
+            let writer = self.writer(context, &object);
+            Ok((self.keep(entry.inode, made, writer)?, options(&object)))
+        });
         match kept {
             Ok((handle, options)) => Ok((entry, Some(handle), options, None)),
             Err(error) => {
@@ -400,6 +401,7 @@ impl FileSystem for Tree {
         let handle = self.handle(handle, inode)?;
         let size = (size as usize).min(MAX_DATA);
         let _ordinary = Ordinary::when(fuse_flags & WRITE_KILL_PRIV != 0)?;
+        let _writing = Writing::as_user(handle.writer);
         let mut file = file(&handle);
         let written = if delayed_write {
             in_place(&mut file, |file| reader.read_to(file, size, offset))?
@@ -442,6 +444,7 @@ impl FileSystem for Tree {
         self.check_writable(&*self.object(inode)?)?;
         let mode = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
         let handle = self.handle(handle, inode)?;
+        let _writing = Writing::as_user(handle.writer);
         Ok(fallocate(&*file(&handle), mode, offset, length)?)
     }
 
@@ -495,7 +498,7 @@ impl FileSystem for Tree {
         let object = self.object(inode)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let directory = self.as_either(context, || self.reopen(&object, flags))?;
-        let handle = self.keep(inode, directory)?;
+        let handle = self.keep(inode, directory, 0)?;
         Ok((Some(handle), OpenOptions::empty()))
     }
 

@@ -46,6 +46,8 @@ pub(super) struct Object {
 pub(super) struct Handle {
     object: u64,
     pub(super) file: Mutex<File>,
+    /// As whom the thread writes to it.
+    pub(super) writer: u32,
     _permit: Permit,
 }
 
@@ -156,10 +158,11 @@ impl Table {
         }
     }
 
-    pub(super) fn open(&mut self, object: u64, file: File) -> io::Result<u64> {
+    pub(super) fn open(&mut self, object: u64, file: File, writer: u32) -> io::Result<u64> {
         let handle = Handle {
             object,
             file: Mutex::new(file),
+            writer,
             _permit: self.permit()?,
         };
         if let Some(known) = self.objects.get_mut(&object) {
@@ -318,7 +321,7 @@ mod tests {
     fn handles_belong_to_their_object() {
         let mut table = table(10);
         let (one, two) = (add(&mut table, 1).unwrap(), add(&mut table, 2).unwrap());
-        let handle = table.open(one, fd().into()).unwrap();
+        let handle = table.open(one, fd().into(), 0).unwrap();
         assert!(table.handle(handle, one).is_ok());
         assert!(table.handle(handle, two).is_err());
         assert!(table.close(handle, two).is_err());
@@ -332,7 +335,7 @@ mod tests {
         let gone = add(&mut table, 1).unwrap();
         add(&mut table, 2).unwrap();
         let open = add(&mut table, 3).unwrap();
-        let handle = table.open(open, fd().into()).unwrap();
+        let handle = table.open(open, fd().into(), 0).unwrap();
         let looks = |table: &mut Table, most| {
             let has_name = |object: &Object| object.id.inode == 2;
             table.nameless(most, has_name)
@@ -358,11 +361,11 @@ mod tests {
     fn objects_and_handles_have_one_limit() {
         let mut table = table(3);
         let one = add(&mut table, 1).unwrap();
-        let handle = table.open(one, fd().into()).unwrap();
+        let handle = table.open(one, fd().into(), 0).unwrap();
         add(&mut table, 2).unwrap();
         let full = add(&mut table, 3).unwrap_err();
         assert_eq!(full.raw_os_error(), Some(Errno::NFILE.raw_os_error()));
-        assert!(table.open(one, fd().into()).is_err());
+        assert!(table.open(one, fd().into(), 0).is_err());
         assert!(add(&mut table, 2).is_ok(), "what is known costs nothing");
         table.close(handle, one).unwrap();
         assert!(add(&mut table, 3).is_ok());
