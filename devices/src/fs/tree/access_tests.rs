@@ -37,6 +37,19 @@ fn what_is_mounted_below_a_root_of_mount_points_changes() {
     tree.rmdir(&context, shm, &own).unwrap();
 }
 
+#[test]
+fn names_of_mounts_are_kept_at_the_top_and_not_below() {
+    let root: OwnedFd = File::open("/").unwrap().into();
+    let tree = Tree::new(&root, Access::ReadOnly, Quota::own(100), None).unwrap();
+    let look_up = |parent, name| tree.lookup(&me(), parent, name).unwrap();
+    // Mounts of their own on each Linux.
+    let dev = look_up(ROOT, c"dev");
+    let shm = look_up(dev.inode, c"shm");
+    assert_eq!([dev, shm].map(|entry| entry.attr_flags), [ATTR_SUBMOUNT; 2]);
+    let kept = [dev, shm, look_up(dev.inode, c"null")].map(|entry| entry.entry_timeout);
+    assert_eq!(kept, [KEEP, Duration::ZERO, KEEP]);
+}
+
 fn nothing_changes(access: Access) {
     let rig = rig_with(access, 100);
     std::fs::write(rig.path("file"), "text").unwrap();

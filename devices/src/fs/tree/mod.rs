@@ -287,8 +287,10 @@ impl Tree {
         let inode = self.with_table(|table| table.look_up(object))?;
         let is_mount = kind == FileType::Directory && crosses;
         // Linux drops a name that it may not keep once nobody uses it, and forgets its object
-        // (`fuse_dentry_delete`). It keeps what is open, and what is mounted.
-        let keep_name = match self.has_many() && !crosses {
+        // (`fuse_dentry_delete`). It keeps what is open, and what is mounted. As long as it keeps
+        // one of a mount below a volume, the host cannot unmount that.
+        let is_below_volume = crosses && parent.id.mount != self.root_mount;
+        let keep_name = match is_below_volume || self.has_many() && !crosses {
             true => Duration::ZERO,
             false => KEEP,
         };
