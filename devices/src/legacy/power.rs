@@ -1,17 +1,32 @@
-//! The ports by which a guest ends its VM.
+//! The ports by which a guest ends its VM, and those of a PC that a kernel polls without asking
+//! whether anything is there.
 //!
 //! * Port 0x64, the command port of the 8042 keyboard controller: command 0xfe pulses the CPU's
 //!   reset line. It is what Linux does with `reboot=k`, and what it falls back to.
 //! * Port 0x600: ACPI's hardware-reduced sleep control register (ACPI 6.5 §4.8.3.7), where
 //!   `SLP_EN` with sleep type 5 is "soft off". A guest without ACPI writes 0x34 there itself.
+//! * Port 0x61, system control port B; 0x70 and 0x71, index and data of the CMOS clock. There is
+//!   no such device: reads find what ends Linux's probe soonest.
 
 /// The 8042's command and status port.
 pub const I8042_COMMAND_PORT: u16 = 0x64;
 /// The sleep control register.
 pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 
-/// System control port B, which says what is behind an NMI: nothing, as it reads as zero.
-pub const SYSTEM_CONTROL_PORT: u16 = 0x61;
+/// System control port B.
+const SYSTEM_CONTROL_PORT: u16 = 0x61;
+/// Index and data port of the CMOS clock.
+const CMOS_INDEX_PORT: u16 = 0x70;
+const CMOS_DATA_PORT: u16 = 0x71;
+
+/// The ports of this module, each a register of one byte.
+pub const PORTS: [u16; 5] = [
+    SYSTEM_CONTROL_PORT,
+    I8042_COMMAND_PORT,
+    CMOS_INDEX_PORT,
+    CMOS_DATA_PORT,
+    SLEEP_CONTROL_PORT,
+];
 
 /// Pulse output line 0, which is reset.
 const I8042_RESET: u8 = 0xfe;
@@ -25,6 +40,24 @@ pub enum PowerRequest {
     Reset,
     /// Power off.
     Shutdown,
+}
+
+/// What the guest reads at a port.
+#[must_use]
+pub const fn read(port: u16) -> u8 {
+    match port {
+        // Timer 2 has run out: Linux waits for it, without a bound, where it must measure its
+        // clock. The bits above are the reasons for an NMI, and there is none.
+        SYSTEM_CONTROL_PORT => 1 << 5,
+        // All ones, as where nothing is: an output buffer that is never empty tells Linux at once
+        // that there is no keyboard controller. Only "input buffer full" is clear, for which Linux
+        // waits before it pulses the reset line.
+        I8042_COMMAND_PORT => !(1 << 1),
+        // No update in progress, which Linux waits for up to a second; and a clock of 12 hours,
+        // which it does not take.
+        CMOS_INDEX_PORT | CMOS_DATA_PORT => 0,
+        _ => 0xff,
+    }
 }
 
 /// What a byte that was written to a port asks for, if anything.
@@ -50,5 +83,17 @@ mod tests {
             .filter(|&(port, value)| request(port, value).is_some())
             .count();
         assert_eq!(others, 2);
+    }
+
+    #[test]
+    fn no_probe_of_a_device_that_is_not_there_waits() {
+        const TIMER_2_OUT: u8 = 1 << 5;
+        const NMI_REASONS: u8 = 0b11 << 6;
+        assert_eq!(read(0x61) & (TIMER_2_OUT | NMI_REASONS), TIMER_2_OUT);
+        const OUTPUT_FULL: u8 = 1 << 0;
+        const INPUT_FULL: u8 = 1 << 1;
+        assert_eq!(read(0x64) & (OUTPUT_FULL | INPUT_FULL), OUTPUT_FULL);
+        const UPDATE_IN_PROGRESS: u8 = 1 << 7;
+        assert_eq!(read(0x71) & UPDATE_IN_PROGRESS, 0);
     }
 }

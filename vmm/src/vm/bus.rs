@@ -155,14 +155,10 @@ pub(crate) struct Bus {
 }
 
 impl Bus {
-    /// A bus with the ports by which a guest ends its VM.
+    /// A bus with the ports that are there without any device.
     pub(crate) fn new() -> Self {
         let bus = Self::default();
-        for port in [
-            power::SYSTEM_CONTROL_PORT,
-            power::I8042_COMMAND_PORT,
-            power::SLEEP_CONTROL_PORT,
-        ] {
+        for port in power::PORTS {
             // The map is empty but for these.
             let _ = bus
                 .ports
@@ -196,16 +192,13 @@ impl Bus {
     }
 }
 
-/// One of the ports by which a guest ends its VM.
+/// One of [`power::PORTS`].
 #[derive(Debug)]
 struct PowerPort(u16);
 
 impl BusDevice for PowerPort {
     fn read(&self, _offset: u64, data: &mut [u8]) {
-        // No reason for an NMI; and an idle keyboard controller: Linux waits for that before it
-        // pulses the reset line.
-        let is_status = self.0 != power::SLEEP_CONTROL_PORT;
-        data.fill(if is_status { 0 } else { 0xff });
+        data.fill(power::read(self.0));
     }
 
     fn write(&self, _offset: u64, data: &[u8]) -> Option<PowerRequest> {
@@ -300,12 +293,16 @@ mod tests {
             bus.port_read(port, width, &mut status);
             status
         };
-        for port in [0x61, 0x64] {
-            assert_eq!(status(port, 1), [0; 4], "as often as it is asked for");
+        for (port, value) in [(0x61, 0x20), (0x64, 0xfd), (0x70, 0), (0x71, 0)] {
+            assert_eq!(status(port, 1), [value; 4], "as often as it is asked for");
         }
-        assert_eq!(status(0x61, 4), [0, 0xff, 0xff, 0], "two of the ports");
-        assert_eq!(status(0x64, 4), [0, 0xff, 0xff, 0xff]);
-        assert_eq!(status(0x63, 2), [0xff, 0, 0xff, 0]);
+        assert_eq!(
+            status(0x61, 4),
+            [0x20, 0xff, 0xff, 0xfd],
+            "two of the ports"
+        );
+        assert_eq!(status(0x64, 4), [0xfd, 0xff, 0xff, 0xff]);
+        assert_eq!(status(0x63, 2), [0xff, 0xfd, 0xff, 0xfd]);
         assert_eq!(status(0x600, 1), [0xff; 4]);
         let write = |port, width, data: &[u8]| bus.port_write(port, width, data);
         assert_eq!(write(0x64, 1, &[0xfe]), Some(PowerRequest::Reset));
@@ -317,6 +314,11 @@ mod tests {
         assert_eq!(write(0x61, 4, &[0, 0, 0, 0xfe]), Some(PowerRequest::Reset));
         assert_eq!(write(0x5ff, 2, &[0, 0x34]), Some(PowerRequest::Shutdown));
         assert_eq!(write(0x63, 2, &[0xfe, 0]), None);
+        for (port, data) in [(0x64, 0x20), (0x70, 0x0a), (0x71, 0xff), (0x61, 1)] {
+            assert_eq!(write(port, 1, &[data]), None);
+        }
+        assert_eq!(status(0x64, 1), [0xfd; 4], "no command is answered");
+        assert_eq!(status(0x71, 1), [0; 4], "nothing is kept");
         assert_eq!(write(0xffff, 4, &[0xfe; 4]), None);
     }
 
