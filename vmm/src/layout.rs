@@ -3,7 +3,7 @@
 //! ```text
 //! 0                 low memory: boot structures, below 640 KiB
 //! 0x9fc00           MP floating pointer, in the last KiB below 640 KiB
-//! 0xf0000           MP configuration table, where a PC has its ROM
+//! 0xf0000           MP configuration table and ACPI tables, where a PC has its ROM
 //! 1 MiB             kernel, initramfs
 //! 3 GiB  MMIO_START windows of MMIO devices, or BARs of PCI devices
 //! 4 GiB  HIGH_RAM   memory beyond the first 3 GiB
@@ -39,7 +39,8 @@ pub(crate) const CMDLINE: u64 = 0x2_0000;
 pub(crate) const CMDLINE_MAX: usize = 2048;
 /// End of low memory as the firmware would report it; the MP floating pointer lies behind it.
 pub(crate) const EBDA_START: u64 = 0x9_fc00;
-/// The MP configuration table, reserved with all from `EBDA_START` to 1 MiB.
+/// The MP configuration table, behind which ACPI's tables lie: in the same page for few CPUs and
+/// devices. They are reserved with all from `EBDA_START` to 1 MiB.
 pub(crate) const MP_TABLE: u64 = 0xf_0000;
 /// Where kernels are loaded unless they say otherwise.
 pub(crate) const HIMEM_START: u64 = 0x10_0000;

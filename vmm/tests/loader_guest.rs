@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use podvisor_vmm::{Kernel, MemorySize, Vm, VmExit};
+use podvisor_vmm::{Kernel, MemorySize, Transport, Vm, VmExit};
 use support::{Console, busybox, in_time, linux};
 
 fn temporary(bytes: &[u8]) -> File {
@@ -115,21 +115,59 @@ fn guest_kernel_boots_by_its_pvh_entry() {
     assert!((80..128).contains(&mib), "{text}");
 }
 
-#[test]
-fn guest_distribution_bzimage_boots_as_far_as_its_init() {
+/// What a distribution's kernel says of a machine with two CPUs and one device, how its VM ended,
+/// and how often it left the guest for ports and MMIO.
+fn distribution(transport: Transport, cmdline: &str, script: &str) -> (String, VmExit, u64) {
     let vmlinuz = std::env::var_os("PODVISOR_TEST_VMLINUZ").expect("`cargo xtask test` sets it");
     let console = Console::default();
     let vm = Vm::builder()
         .kernel(Kernel::open(vmlinuz).unwrap())
-        .initramfs(busybox("echo INIT of $(uname -r)"))
-        .cmdline("console=ttyS0 quiet panic=-1 reboot=k")
+        .initramfs(busybox(script))
+        .cmdline(cmdline)
         .serial(console.clone())
         .memory(MemorySize::mib(512))
+        .vcpus(2)
+        .rng()
+        .transport(transport)
         .build()
         .unwrap();
-    assert_eq!(run_to_the_end(vm), VmExit::Reset);
-    let text = console.text();
+    let vm = Arc::new(vm);
+    vm.start().unwrap();
+    let running = vm.clone();
+    let exit = in_time("the guest", move || running.wait().unwrap());
+    let exits = vm.counters()[0].counters.iter().map(|c| c.value).sum();
+    (console.text(), exit, exits)
+}
+
+#[test]
+fn guest_distribution_bzimage_finds_all_by_acpi_and_powers_off() {
+    for (transport, device) in [
+        (Transport::Mmio, "/sys/bus/platform/devices/LNRO0005:00"),
+        (Transport::Pci, "/sys/bus/pci/devices/0000:00:01.0"),
+    ] {
+        let script = format!(
+            "echo INIT of $(uname -r)\necho CPUS $(nproc)\n\
+             echo ERRORS $(dmesg | grep -c 'ACPI.*Error')\nls -d {device}\npoweroff -f"
+        );
+        // Linux has no other way to power off than ACPI.
+        let (text, exit, _) = distribution(transport, "console=ttyS0 quiet panic=-1", &script);
+        assert_eq!(exit, VmExit::Shutdown, "{text}");
+        for line in ["INIT of 6.1.", "CPUS 2\n", "ERRORS 0\n", device] {
+            assert!(text.contains(line), "no {line} in {text}");
+        }
+    }
+}
+
+#[test]
+fn guest_distribution_bzimage_boots_without_acpi_as_far_as_its_init() {
+    let script = "echo INIT of $(uname -r)\necho CPUS $(nproc)";
+    let cmdline = "console=ttyS0 quiet panic=-1 reboot=k acpi=off";
+    let (text, exit, exits) = distribution(Transport::Mmio, cmdline, script);
+    assert_eq!(exit, VmExit::Reset, "{text}");
     assert!(text.contains("INIT of 6.1."), "{text}");
+    assert!(text.contains("CPUS 2\n"), "{text}");
+    // It would poll a PC's clock 10,000 times.
+    assert!(exits < 10_000, "{exits} exits");
 }
 
 #[test]

@@ -12,6 +12,9 @@
 pub const I8042_COMMAND_PORT: u16 = 0x64;
 /// The sleep control register.
 pub const SLEEP_CONTROL_PORT: u16 = 0x600;
+/// The sleep status register (§4.8.3.7), which ACPI wants beside it. Nothing is there: a guest
+/// that sleeps does not wake.
+pub const SLEEP_STATUS_PORT: u16 = 0x601;
 
 /// System control port B.
 const SYSTEM_CONTROL_PORT: u16 = 0x61;
@@ -29,9 +32,11 @@ pub const PORTS: [u16; 5] = [
 ];
 
 /// Pulse output line 0, which is reset.
-const I8042_RESET: u8 = 0xfe;
-/// `SLP_EN` (bit 5) with `SLP_TYP` 5 (bits 2 to 4): S5, soft off.
-pub const SOFT_OFF: u8 = 1 << 5 | 5 << 2;
+pub const I8042_RESET: u8 = 0xfe;
+/// The type of sleep that is S5, soft off.
+pub const SLEEP_TYPE_SOFT_OFF: u8 = 5;
+/// `SLP_EN` (bit 5) with `SLP_TYP` 5 (bits 2 to 4).
+pub const SOFT_OFF: u8 = 1 << 5 | SLEEP_TYPE_SOFT_OFF << 2;
 
 /// What a guest asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

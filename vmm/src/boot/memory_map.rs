@@ -47,7 +47,7 @@ impl MemoryMap {
             size: end - start,
         };
         let mut ranges = vec![
-            // Up to 1 MiB: the MP table, and what would be video memory and ROM of a PC.
+            // Up to 1 MiB: the MP table and ACPI's, and what would be video memory and ROM of a PC.
             range(0, layout::EBDA_START),
             range(layout::HIMEM_START, low_end),
         ];

@@ -6,18 +6,19 @@
 //! A [`Kernel`] and an [`Initramfs`] are opened and identified while the VM is configured, so
 //! that a wrong file is a configuration error. [`load`] reads them into guest memory; it needs
 //! nothing of KVM and runs on a thread of its own beside KVM's set-up. [`write_boot_params`] adds
-//! the command line, the memory map and the MP table, and answers where the kernel is entered and
-//! how ([`Entry`]); [`boot_registers`] brings a vCPU there.
+//! the command line, the memory map and the tables that describe the machine ([`Platform`]), and
+//! answers where the kernel is entered and how ([`Entry`]); [`boot_registers`] brings a vCPU there.
 //!
 //! Two protocols reach the kernel: Linux's 64-bit entry for its `vmlinux` and bzImages, and PVH
 //! for other ELF kernels with Xen's `PHYS32_ENTRY` note.
 //!
 //! # What it must not know
 //!
-//! Devices, pods, and where files come from. Kernel files are hostile input: every number in
-//! them is checked before it is used, and nothing is read into guest memory that does not lie
-//! in it.
+//! What devices do, pods, and where files come from. Kernel files are hostile input: every number
+//! in them is checked before it is used, and nothing is read into guest memory that does not lie in
+//! it.
 
+mod acpi;
 mod bzimage;
 mod cpio;
 mod elf;
@@ -43,6 +44,28 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::layout;
 use memory_map::MemoryMap;
+
+/// What a kernel is told of the machine beside its memory.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Platform {
+    /// CPUs, those that may come included.
+    pub(crate) cpus: u8,
+    /// The virtio-mmio devices.
+    pub(crate) windows: Vec<MmioWindow>,
+    /// Whether there is a PCI bus.
+    pub(crate) has_pci: bool,
+    /// Whether there is COM1.
+    pub(crate) has_serial: bool,
+}
+
+/// The registers of a virtio-mmio device, and its interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MmioWindow {
+    pub(crate) address: u32,
+    pub(crate) size: u32,
+    /// The interrupt line.
+    pub(crate) gsi: u32,
+}
 
 /// Boot CPUs that the MP table can name: APIC ids are 8 bits, 255 is broadcast and one is the
 /// I/O APIC's.
@@ -79,6 +102,8 @@ struct BootParams {
     initramfs: Option<Module>,
     /// Length of the command line without its NUL.
     cmdline_len: usize,
+    /// Where ACPI's tables begin.
+    rsdp: u64,
 }
 
 /// A kernel and an initramfs in guest memory: what [`write_boot_params`] needs to know of them.
@@ -125,16 +150,18 @@ pub(crate) fn write_boot_params(
     kernel: &Kernel,
     loaded: &Loaded,
     cmdline: &str,
-    cpus: u8,
+    platform: &Platform,
 ) -> Result<Entry, BootError> {
     let Loaded { entry, map, module } = loaded;
     check_cmdline(cmdline, kernel.cmdline_max())?;
     write(mem, "the command line", layout::CMDLINE, cmdline.as_bytes())?;
-    mptable::write(mem, cpus)?;
+    let mp_table_end = mptable::write(mem, platform.cpus)?;
+    let rsdp = acpi::write(mem, mp_table_end, platform)?;
     registers::write_gdt(mem, entry.protocol)?;
     let params = BootParams {
         initramfs: *module,
         cmdline_len: cmdline.len(),
+        rsdp,
     };
     match entry.protocol {
         Protocol::Pvh => pvh::write(mem, map, params)?,

@@ -1,7 +1,7 @@
 //! The MP table: CPUs, I/O APIC and interrupt lines (Intel MultiProcessor Specification 1.4).
 //!
-//! It is what a microVM has instead of ACPI. Without it Linux knows a single CPU and falls back
-//! to virtual wire mode, without x2APIC and the TSC deadline timer.
+//! It is for kernels without ACPI, such as our own: with neither, Linux knows a single CPU and
+//! falls back to virtual wire mode, without x2APIC and the TSC deadline timer.
 
 use podvisor_devices::GuestRam;
 
@@ -33,8 +33,8 @@ const CPU_BOOT: u8 = 2;
 const ALL_LOCAL_APICS: u8 = 0xff;
 
 /// Writes the floating pointer and the configuration table for `cpus` CPUs with the APIC ids
-/// 0, 1, 2, …
-pub(super) fn write(mem: &GuestRam, cpus: u8) -> Result<(), BootError> {
+/// 0, 1, 2, … Answers where the table ends.
+pub(super) fn write(mem: &GuestRam, cpus: u8) -> Result<u64, BootError> {
     if cpus == 0 || cpus > MAX_CPUS {
         return Err(BootError::CpuCount { cpus });
     }
@@ -44,7 +44,9 @@ pub(super) fn write(mem: &GuestRam, cpus: u8) -> Result<(), BootError> {
         layout::EBDA_START,
         &floating_pointer(layout::MP_TABLE),
     )?;
-    put(mem, "the MP table", layout::MP_TABLE, &configuration(cpus))
+    let table = configuration(cpus);
+    put(mem, "the MP table", layout::MP_TABLE, &table)?;
+    Ok(layout::MP_TABLE + table.len() as u64)
 }
 
 /// The structure that leads a kernel to the table (§4.1).

@@ -23,6 +23,7 @@ pub(super) fn write(mem: &GuestRam, map: &MemoryMap, params: BootParams) -> Resu
         version: VERSION,
         cmdline_paddr: layout::CMDLINE,
         memmap_paddr: layout::PVH_MEMORY_MAP,
+        rsdp_paddr: params.rsdp,
         ..Default::default()
     };
     if let Some(module) = params.initramfs {

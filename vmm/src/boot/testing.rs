@@ -7,7 +7,7 @@ use std::io::Write;
 use podvisor_devices::GuestRam;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{BootError, Entry, Initramfs, Kernel, load, write_boot_params};
+use super::{BootError, Entry, Initramfs, Kernel, Platform, load, write_boot_params};
 use crate::layout;
 
 /// Where the made kernels are loaded.
@@ -186,7 +186,11 @@ pub(super) fn load_whole(
     cpus: u8,
 ) -> Result<Entry, BootError> {
     let loaded = load(mem, kernel, initramfs)?;
-    write_boot_params(mem, kernel, &loaded, cmdline, cpus)
+    let platform = Platform {
+        cpus,
+        ..Platform::default()
+    };
+    write_boot_params(mem, kernel, &loaded, cmdline, &platform)
 }
 
 /// Loads `kernel` into 32 MiB and checks what must hold whatever its bytes are: an answer, an

@@ -97,6 +97,21 @@ fn an_elf_kernel_without_note_gets_a_zero_page_and_an_identity_map() {
 }
 
 #[test]
+fn kernels_are_told_where_acpis_tables_begin() {
+    let linux = kernel(&Elf::new(&CODE, 0).bytes());
+    for (kernel, field) in [
+        (pvh(), layout::PVH_START_INFO + 32),
+        (linux, layout::ZERO_PAGE + 0x70),
+    ] {
+        let mem = memory(16);
+        load_whole(&mem, &kernel, None, "", 2).unwrap();
+        let rsdp = quad(&mem, field);
+        assert_eq!(&read(&mem, rsdp), b"RSD PTR ");
+        assert_eq!(rsdp >> 12, layout::MP_TABLE >> 12, "no page more");
+    }
+}
+
+#[test]
 fn the_identity_map_covers_all_memory_below_the_hole() {
     // Only what is written takes memory.
     let mem = GuestRam::from_ranges(&[

@@ -31,6 +31,7 @@ pub(super) fn write(
     header: Option<&setup_header>,
 ) -> Result<(), BootError> {
     let mut params = boot_params {
+        acpi_rsdp_addr: boot.rsdp,
         hdr: header.copied().unwrap_or(setup_header {
             boot_flag: BOOT_FLAG,
             header: HEADER_MAGIC,

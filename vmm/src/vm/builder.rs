@@ -31,7 +31,7 @@ use super::threads::in_parallel;
 use super::vcpu::{Machine, VcpuContext, VcpuCounters};
 use super::vcpus::SpareVcpu;
 use super::{Parts, Vm};
-use crate::boot::{self, Initramfs, Kernel};
+use crate::boot::{self, Initramfs, Kernel, Platform};
 use crate::cpuid;
 use crate::kvm;
 use crate::memory::{self, GuestMemory, HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
@@ -296,7 +296,13 @@ impl VmBuilder {
             parameters.push(format!("maxcpus={vcpus}"));
         }
         let cmdline = with_parameters(&self.cmdline, &parameters);
-        let entry = boot::write_boot_params(mem, &kernel, &loaded, &cmdline, max_vcpus)?;
+        let platform = Platform {
+            cpus: max_vcpus,
+            windows: hardware.devices.windows.clone(),
+            has_pci: hardware.pci.is_some(),
+            has_serial: hardware.serial.is_some(),
+        };
+        let entry = boot::write_boot_params(mem, &kernel, &loaded, &cmdline, &platform)?;
         for (id, vcpu) in hardware.vcpus.iter().enumerate() {
             boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
         }

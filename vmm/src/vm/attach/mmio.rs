@@ -9,25 +9,41 @@ use podvisor_devices::virtio::transport::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Connected, Connection, Registers};
+use crate::boot::MmioWindow;
 use crate::kvm::KvmError;
 use crate::layout;
 use crate::vm::bus::Bus;
 use crate::vm::error::BuildError;
 use crate::vm::line::Line;
 
-/// Makes the registers of device `number`, and the parameter by which Linux finds them.
+/// Where device `number` is.
+pub(super) fn window(number: u32) -> MmioWindow {
+    let size = WINDOW_SIZE as u32;
+    MmioWindow {
+        address: layout::VIRTIO_MMIO_START as u32 + number * size,
+        size,
+        gsi: layout::FIRST_GSI + number,
+    }
+}
+
+/// The parameter by which Linux finds a device.
+pub(super) fn parameter(window: MmioWindow) -> String {
+    let MmioWindow { address, size, gsi } = window;
+    format!("virtio_mmio.device={}K@{address:#x}:{gsi}", size >> 10)
+}
+
+/// Makes the registers of a device.
 pub(super) fn connect(
     vm: &Arc<VmFd>,
     bus: &Bus,
-    number: u32,
+    window: MmioWindow,
     connection: Connection<'_>,
-) -> Result<(Connected, String), BuildError> {
+) -> Result<Connected, BuildError> {
     let Connection { info, link, mem } = connection;
-    let window = layout::VIRTIO_MMIO_START + u64::from(number) * WINDOW_SIZE;
-    let gsi = layout::FIRST_GSI + number;
+    let address = u64::from(window.address);
     let kicks = super::kicks(info.queue_sizes.len())?;
-    register(vm, window, &kicks)?;
-    let irq = Arc::new(MmioInterrupt::new(Line::new(vm, gsi)));
+    register(vm, address, &kicks)?;
+    let irq = Arc::new(MmioInterrupt::new(Line::new(vm, window.gsi)));
     let parts = TransportParts {
         info: info.clone(),
         link,
@@ -36,17 +52,13 @@ pub(super) fn connect(
     };
     let transport = Arc::new(Mutex::new(MmioTransport::new(parts, irq.clone())));
     bus.mmio
-        .insert(window, WINDOW_SIZE, transport.clone())
+        .insert(address, WINDOW_SIZE, transport.clone())
         .map_err(|error| BuildError::Addresses(Box::new(error)))?;
-    let connected = Connected {
+    Ok(Connected {
         registers: Registers::Mmio(transport),
         irq,
         kicks,
-    };
-    Ok((
-        connected,
-        format!("virtio_mmio.device=4K@{window:#x}:{gsi}"),
-    ))
+    })
 }
 
 /// Has KVM write these eventfds instead of leaving the guest when its driver notifies a queue.

@@ -23,6 +23,7 @@ use super::bus::Bus;
 use super::error::BuildError;
 use super::io::{Link, LoopsBuilder};
 use super::pci::{Function, PciRoot};
+use crate::boot::MmioWindow;
 use crate::layout;
 use crate::snapshot::SavedRegisters;
 
@@ -30,7 +31,7 @@ use crate::snapshot::SavedRegisters;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// virtio over MMIO (virtio 1.3 §4.2): the shortest boot. Devices are named on the kernel's
-    /// command line and are there for the VM's life.
+    /// command line and in ACPI's tables, and are there for the VM's life.
     #[default]
     Mmio,
     /// virtio over PCI (virtio 1.3 §4.1), with MSI-X: an interrupt costs the guest no exits. The
@@ -132,6 +133,8 @@ pub(crate) struct Attachments {
     pub(crate) devices: Vec<Attached>,
     /// For the kernel's command line.
     pub(crate) cmdline: Vec<String>,
+    /// Of devices on MMIO.
+    pub(crate) windows: Vec<MmioWindow>,
 }
 
 /// A device that is to be attached.
@@ -216,10 +219,10 @@ pub(super) fn attach(
         } = match board.pci {
             Some(pci) => pci.connect(slot, connection)?,
             None => {
-                let (connected, parameter) =
-                    mmio::connect(board.vm, board.bus, number, connection)?;
-                attachments.cmdline.push(parameter);
-                connected
+                let window = mmio::window(number);
+                attachments.cmdline.push(mmio::parameter(window));
+                attachments.windows.push(window);
+                mmio::connect(board.vm, board.bus, window, connection)?
             }
         };
         let kind = std::any::Any::type_id(&*device);

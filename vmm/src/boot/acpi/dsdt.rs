@@ -1,0 +1,102 @@
+//! The devices of the DSDT, in ACPI's machine language (AML).
+//!
+//! * virtio-mmio devices, which are on the command line, too. A kernel that reads both takes them
+//!   from here: these are there before those, and a window is claimed once.
+//! * The host bridge of PCI, without which a kernel with ACPI scans no bus. It reaches
+//!   configuration space by mechanism 1, as one without ACPI does.
+//! * COM1, whose interrupt a kernel would not know otherwise.
+
+use acpi_tables::aml::{
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, ONE,
+    Package, Path, ResourceTemplate, Scope, ZERO,
+};
+use acpi_tables::{Aml, AmlSink};
+use podvisor_devices::legacy::{power, serial};
+use podvisor_devices::pci;
+
+use super::{MmioWindow, Platform};
+use crate::layout;
+
+/// The code behind the table's header.
+pub(super) fn code(platform: &Platform) -> Vec<u8> {
+    let mut devices = Vec::new();
+    for (number, window) in (0u8..).zip(&platform.windows) {
+        virtio(number, *window, &mut devices);
+    }
+    if platform.has_pci {
+        host_bridge(&mut devices);
+    }
+    if platform.has_serial {
+        com1(&mut devices);
+    }
+    let mut code = Vec::new();
+    let soft_off = power::SLEEP_TYPE_SOFT_OFF;
+    name("_S5_", &Package::new(vec![&soft_off])).to_aml_bytes(&mut code);
+    code.extend(Scope::raw(Path::new("_SB_"), devices));
+    code
+}
+
+/// A window of registers and an interrupt line.
+fn virtio(number: u8, window: MmioWindow, sink: &mut dyn AmlSink) {
+    let registers = Memory32Fixed::new(true, window.address, window.size);
+    Device::new(
+        Path::new(&format!("V{number:03}")),
+        vec![
+            &name("_HID", &"LNRO0005"),
+            &name("_UID", &number),
+            // What it reads and writes of memory is what CPUs see.
+            &name("_CCA", &ONE),
+            &resources(vec![&registers, &edge(window.gsi)]),
+        ],
+    )
+    .to_aml_bytes(sink);
+}
+
+/// A conventional PCI host bridge with bus 0 alone. Its devices interrupt by MSI-X: there is no
+/// `_PRT`.
+fn host_bridge(sink: &mut dyn AmlSink) {
+    let bus = AddressSpace::new_bus_number(0u16, 0);
+    let ports = pci::ADDRESS_PORT;
+    let config = IO::new(ports, ports, 1, pci::PORTS as u8);
+    let (first, last) = (layout::PCI_BARS_START, layout::IOAPIC - 1);
+    let bars =
+        AddressSpace::new_memory(AddressSpaceCacheable::NotCacheable, true, first, last, None);
+    Device::new(
+        Path::new("PCI0"),
+        vec![
+            &name("_HID", &EISAName::new("PNP0A03")),
+            &name("_UID", &ZERO),
+            &name("_SEG", &ZERO),
+            &name("_BBN", &ZERO),
+            &resources(vec![&bus, &config, &bars]),
+        ],
+    )
+    .to_aml_bytes(sink);
+}
+
+fn com1(sink: &mut dyn AmlSink) {
+    let ports = IO::new(serial::PORT, serial::PORT, 1, serial::PORTS as u8);
+    Device::new(
+        Path::new("COM1"),
+        vec![
+            &name("_HID", &EISAName::new("PNP0501")),
+            &name("_UID", &ZERO),
+            &resources(vec![&ports, &edge(serial::IRQ)]),
+        ],
+    )
+    .to_aml_bytes(sink);
+}
+
+fn name(of: &str, value: &dyn Aml) -> Name {
+    Name::new(Path::new(of), value)
+}
+
+fn resources(of: Vec<&dyn Aml>) -> Name {
+    name("_CRS", &ResourceTemplate::new(of))
+}
+
+/// An interrupt line that is a device's own, raised by an edge: as ISA's are in the MP table.
+fn edge(gsi: u32) -> Interrupt {
+    let (is_consumer, is_edge, is_low, is_shared) = (true, true, false, false);
+    Interrupt::new(is_consumer, is_edge, is_low, is_shared, gsi)
+}

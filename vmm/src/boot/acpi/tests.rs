@@ -1,0 +1,205 @@
+//! What a kernel finds when it walks the tables.
+
+use proptest::prelude::*;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::*;
+use crate::boot::MAX_CPUS;
+use crate::boot::mptable;
+
+/// As many as there are lines of the I/O APIC for.
+const MAX_WINDOWS: u32 = layout::GSI_END - layout::FIRST_GSI;
+
+fn platform(cpus: u8, windows: u32) -> Platform {
+    let window = |number| MmioWindow {
+        address: 0xc000_0000 + number * 4096,
+        size: 4096,
+        gsi: layout::FIRST_GSI + number,
+    };
+    Platform {
+        cpus,
+        windows: (0..windows).map(window).collect(),
+        ..Platform::default()
+    }
+}
+
+fn quad(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn sum(bytes: &[u8]) -> u8 {
+    bytes.iter().fold(0, |sum, b| sum.wrapping_add(*b))
+}
+
+/// The tables of a machine in guest memory, as a kernel reads them.
+struct Walk {
+    mem: GuestRam,
+    /// Of each table and the RSDP, with their ends.
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Walk {
+    fn read(&self, address: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let at = GuestAddress(address);
+        self.mem.read_slice(&mut bytes, at).unwrap();
+        bytes
+    }
+
+    fn table(&mut self, address: u64, signature: &[u8; 4]) -> Vec<u8> {
+        let len = word(&self.read(address, 8), 4);
+        let bytes = self.read(address, len as usize);
+        assert_eq!(&bytes[..4], signature);
+        assert_eq!(sum(&bytes), 0, "{signature:?}");
+        assert_eq!(&bytes[10..16], &OEM);
+        self.ranges.push((address, address + u64::from(len)));
+        bytes
+    }
+}
+
+/// FADT, MADT and DSDT, all of which are whole and where they may be.
+fn walk(platform: &Platform) -> [Vec<u8>; 3] {
+    let mem = GuestRam::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
+    let start = mptable::write(&mem, platform.cpus).unwrap();
+    let rsdp = write(&mem, start, platform).unwrap();
+    let mut walk = Walk {
+        mem,
+        ranges: vec![(layout::MP_TABLE, start), (rsdp, rsdp + 36)],
+    };
+
+    assert_eq!(rsdp % 16, 0);
+    let bytes = walk.read(rsdp, 36);
+    assert_eq!(&bytes[..8], b"RSD PTR ");
+    assert_eq!((sum(&bytes[..20]), sum(&bytes)), (0, 0));
+    assert_eq!((bytes[15], word(&bytes, 20)), (2, 36), "revision, length");
+    let xsdt = walk.table(quad(&bytes, 24), b"XSDT");
+    assert_eq!(xsdt.len(), 36 + 2 * 8);
+    let fadt = walk.table(quad(&xsdt, 36), b"FACP");
+    let madt = walk.table(quad(&xsdt, 44), b"APIC");
+    let dsdt = walk.table(quad(&fadt, 140), b"DSDT");
+
+    let mut ranges = walk.ranges;
+    ranges.sort_unstable();
+    for pair in ranges.windows(2) {
+        assert!(pair[0].1 <= pair[1].0, "{ranges:x?}");
+    }
+    // Nothing of it is memory in the memory map.
+    let last = ranges.last().unwrap();
+    assert!(ranges[0].0 >= layout::EBDA_START && last.1 <= layout::HIMEM_START);
+    [fadt, madt, dsdt]
+}
+
+/// What a MADT has: APIC ids of enabled CPUs, and I/O APICs by id, address and first interrupt.
+fn controllers(madt: &[u8]) -> (Vec<u8>, Vec<(u8, u32, u32)>) {
+    assert_eq!(word(madt, 36), 0xfee0_0000);
+    let (mut cpus, mut io_apics) = (Vec::new(), Vec::new());
+    let mut rest = &madt[44..];
+    while let [kind, length, ..] = *rest {
+        match kind {
+            0 => {
+                assert_eq!((rest[2], word(rest, 4)), (rest[3], 1), "uid, enabled");
+                cpus.push(rest[3]);
+            }
+            1 => io_apics.push((rest[2], word(rest, 4), word(rest, 8))),
+            other => panic!("entry of type {other}"),
+        }
+        rest = &rest[usize::from(length)..];
+    }
+    assert!(rest.is_empty());
+    (cpus, io_apics)
+}
+
+fn count(bytes: &[u8], what: &[u8]) -> usize {
+    bytes.windows(what.len()).filter(|w| *w == what).count()
+}
+
+#[test]
+fn the_hardware_is_reduced_and_none_of_a_pcs() {
+    let [fadt, ..] = walk(&platform(1, 0));
+    assert_eq!(fadt.len(), 276, "of ACPI 6.5");
+    let flags = word(&fadt, 112);
+    assert_ne!(flags & 1 << 20, 0, "HW_REDUCED_ACPI");
+    let boot_arch = u16::from_le_bytes([fadt[109], fadt[110]]);
+    // Bits: devices of ISA, 8042, no VGA, no MSI, no ASPM, no CMOS clock.
+    assert_eq!(boot_arch & 0b10_1111, 0b10_0100);
+}
+
+#[test]
+fn a_guest_ends_its_vm_by_the_registers_that_are_named() {
+    let [fadt, _, dsdt] = walk(&platform(1, 0));
+    let port = |at: usize| {
+        assert_eq!(fadt[at..at + 4], [1, 8, 0, 1], "a port of a byte");
+        u16::try_from(quad(&fadt, at + 4)).unwrap()
+    };
+    assert_ne!(word(&fadt, 112) & 1 << 10, 0, "RESET_REG_SUP");
+    let (reset, value) = (port(116), fadt[128]);
+    assert_eq!(
+        power::request(reset, value),
+        Some(power::PowerRequest::Reset)
+    );
+
+    let s5 = dsdt.windows(4).position(|w| w == b"_S5_").unwrap() + 4;
+    // A package of 4 bytes with one element, a byte.
+    let [0x12, 4, 1, 0x0a, kind] = dsdt[s5..s5 + 5] else {
+        panic!("{:x?}", &dsdt[s5..s5 + 5]);
+    };
+    let (control, status) = (port(244), port(256));
+    let value = 1 << 5 | kind << 2;
+    assert_eq!(
+        power::request(control, value),
+        Some(power::PowerRequest::Shutdown)
+    );
+    assert_ne!(status, control);
+    assert_eq!(power::request(status, 0x80), None, "clears WAK_STS");
+}
+
+#[test]
+fn devices_are_there_if_the_machine_has_them() {
+    let [_, _, none] = walk(&platform(1, 0));
+    let mut all = platform(1, 2);
+    (all.has_pci, all.has_serial) = (true, true);
+    let [_, _, all] = walk(&all);
+    for (what, times) in [(&b"LNRO0005"[..], 2), (b"PCI0", 1), (b"COM1", 1)] {
+        assert_eq!((count(&none, what), count(&all, what)), (0, times));
+    }
+    // Small descriptor of ports: 16 bits, first, last, alignment, length.
+    assert_eq!(count(&all, &[0x47, 1, 0xf8, 0x03, 0xf8, 0x03, 1, 8]), 1);
+    assert_eq!(count(&all, &[0x47, 1, 0xf8, 0x0c, 0xf8, 0x0c, 1, 8]), 1);
+}
+
+#[test]
+fn tables_that_would_reach_memory_are_refused() {
+    let mem = GuestRam::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
+    let error = write(&mem, layout::HIMEM_START - 256, &platform(1, 0)).unwrap_err();
+    assert!(matches!(error, BootError::MemoryLayout), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn all_cpus_and_windows_are_named(
+        cpus in 1..=MAX_CPUS,
+        windows in 0..=MAX_WINDOWS,
+        has_pci in any::<bool>(),
+        has_serial in any::<bool>(),
+    ) {
+        let platform = Platform { has_pci, has_serial, ..platform(cpus, windows) };
+        let [_, madt, dsdt] = walk(&platform);
+        let (ids, io_apics) = controllers(&madt);
+        prop_assert_eq!(ids, (0..cpus).collect::<Vec<_>>());
+        prop_assert_eq!(io_apics, vec![(cpus, 0xfec0_0000, 0)]);
+        for window in &platform.windows {
+            // Memory that is written, too; an edge that is the device's own, active high.
+            let mut memory = vec![0x86, 9, 0, 1];
+            memory.extend(window.address.to_le_bytes());
+            memory.extend(window.size.to_le_bytes());
+            memory.extend([0x89, 6, 0, 0b0011, 1]);
+            memory.extend(window.gsi.to_le_bytes());
+            prop_assert_eq!(count(&dsdt, &memory), 1);
+        }
+        prop_assert_eq!(count(&dsdt, b"LNRO0005\0"), platform.windows.len());
+    }
+}
