@@ -133,7 +133,7 @@ fn an_access_that_was_under_way_is_completed_once_in_each_clone() {
     // The guest reads a port again and again, so that pauses hit it in the middle.
     let code = [
         0xbe, 0x00, 0x00, 0x20, 0x00, // mov esi, ORDERS
-        0xba, 0x64, 0x00, 0x00, 0x00, // mov edx, 0x64
+        0xba, 0x70, 0x00, 0x00, 0x00, // mov edx, 0x70, which reads 0
         0xb0, 0xff, // mov al, 0xff
         0xec, // in al, dx
         0x84, 0xc0, // test al, al
