@@ -23,6 +23,8 @@ mod removal;
 mod request;
 pub mod sandbox;
 mod signal;
+#[cfg(test)]
+mod small_disk;
 mod strangers;
 pub mod streaming;
 mod tap;

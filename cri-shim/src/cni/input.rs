@@ -100,7 +100,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::cri::disk::SmallDisk;
+    use crate::small_disk::SmallDisk;
 
     const LONG: Duration = Duration::from_secs(300);
 

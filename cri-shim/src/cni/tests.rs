@@ -20,8 +20,8 @@ use tempfile::TempDir;
 use super::input::Input;
 use super::plugin::write_script;
 use super::*;
-use crate::cri::disk::SmallDisk;
 use crate::sandbox::{LaunchConfig, SandboxError};
+use crate::small_disk::SmallDisk;
 
 /// Bytes before each frame: `struct virtio_net_hdr` without the number of buffers.
 const VNET_HEADER: usize = 10;

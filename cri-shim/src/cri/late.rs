@@ -105,8 +105,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::cri::disk::SmallDisk;
     use crate::cri::state::{PodRecord, pod_record};
+    use crate::small_disk::SmallDisk;
 
     const RECORDS: usize = 5;
 

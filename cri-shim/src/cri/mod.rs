@@ -12,8 +12,6 @@ mod calls;
 mod config;
 mod containers;
 mod devices;
-#[cfg(test)]
-pub(crate) mod disk;
 mod error;
 mod events;
 mod flights;

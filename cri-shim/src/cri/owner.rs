@@ -84,7 +84,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::cri::disk::SmallDisk;
+    use crate::small_disk::SmallDisk;
 
     #[test]
     fn a_state_directory_has_one_owner_who_is_named() {

@@ -452,7 +452,7 @@ pub(super) fn sample(id: &str, name: &str) -> Record {
 mod tests {
     use super::sample as record;
     use super::*;
-    use crate::cri::disk::SmallDisk;
+    use crate::small_disk::SmallDisk;
 
     #[test]
     fn containers_are_found_by_name_id_and_the_beginning_of_one() {

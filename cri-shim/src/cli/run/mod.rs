@@ -399,7 +399,7 @@ fn advised(args: &RunArgs, error: anyhow::Error) -> anyhow::Result<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cri::disk::SmallDisk;
+    use crate::small_disk::SmallDisk;
 
     #[test]
     fn a_file_that_could_not_be_written_is_not_there() {

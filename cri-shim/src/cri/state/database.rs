@@ -302,7 +302,7 @@ fn ends_use(error: &redb::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cri::disk::SmallDisk;
+    use crate::small_disk::SmallDisk;
     use crate::cri::state::{PodPhase, PodRecord, pod_record as record};
 
     #[test]

@@ -114,8 +114,8 @@ fn put<R: Record>(disk: OnDisk, database: &Database, record: &R) -> Result<(), S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cri::disk::SmallDisk;
     use crate::cri::state::{PodPhase, PodRecord, pod_record};
+    use crate::small_disk::SmallDisk;
 
     fn stop(record: &mut PodRecord) {
         record.phase = PodPhase::stopped(None);
