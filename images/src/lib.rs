@@ -71,7 +71,7 @@ pub use registry::{Credentials, ManifestError, RegistryError};
 pub use signature::{PolicyError, SignatureError, SignaturePolicy};
 pub use store::{
     HistoryEntry, ImageDetails, Layer, Prune, PullOptions, PullPolicy, Removed, Store,
-    StoreOptions, StoreUsage,
+    StoreOptions, StoreUsage, create_database,
 };
 pub use tree::TreeError;
 

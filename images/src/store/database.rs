@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
@@ -133,7 +134,7 @@ pub(super) fn update<T>(
     let fault = |source: redb::Error| failed(layout, source);
     let path = layout.database();
     if !path.exists() {
-        create(layout).map_err(fault)?;
+        create_database(&layout.database()).map_err(fault)?;
     }
     let database = Database::builder()
         .set_cache_size(CACHE)
@@ -150,24 +151,28 @@ pub(super) fn update<T>(
     Ok((contents, out))
 }
 
-/// Makes an empty database, which has its name only when it is complete: of one that was cut off in
-/// the making nothing could be repaired. Called under the lock.
-fn create(layout: &Layout) -> Result<(), redb::Error> {
-    let path = layout.new_database();
+/// Makes an empty database of redb's for the owner alone, which has its name only when it is
+/// complete: of one that was cut off in the making nothing could be repaired. What a crash leaves of
+/// it has the same name with `.new` behind it, and goes at the next attempt.
+///
+/// # Errors
+/// Nothing has the name then.
+pub fn create_database(path: &Path) -> Result<(), redb::Error> {
+    let new = path.with_added_extension("new");
     let make = || -> Result<(), redb::Error> {
-        match fs::remove_file(&path) {
+        match fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => drop(private::open(&path)?),
+            _ => drop(private::open(&new)?),
         }
         // An empty file is taken for new.
-        drop(Database::create(&path)?);
-        File::open(&path)?.sync_all()?;
-        fs::rename(&path, layout.database())?;
-        Ok(sync_directory_of(&path)?)
+        drop(Database::create(&new)?);
+        File::open(&new)?.sync_all()?;
+        fs::rename(&new, path)?;
+        Ok(sync_directory_of(path)?)
     };
     make().inspect_err(|_| {
         // What cannot be removed now goes at the next open.
-        let _ = fs::remove_file(&path);
+        let _ = fs::remove_file(&new);
     })
 }
 

@@ -39,6 +39,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub use database::create_database;
 pub use inspect::{HistoryEntry, ImageDetails, Layer};
 pub use maintain::{Prune, StoreUsage};
 pub use options::{PullOptions, PullPolicy, StoreOptions};

@@ -1,11 +1,12 @@
 //! The database file.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use podvisor_images::create_database;
 use redb::{Database as Redb, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use tracing::{info, warn};
 
@@ -105,7 +106,7 @@ impl Database {
     /// Opens the file or makes it.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
         if is_missing(path).map_err(|error| failed("open", path, error.into()))? {
-            create(path).map_err(|source| failed("make", path, source))?;
+            create_database(path).map_err(|source| failed("make", path, source))?;
         }
         Ok(Self {
             kept: Mutex::new(KeptOpen {
@@ -236,48 +237,18 @@ fn is_missing(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Makes an empty database, which has its name only when it is complete: redb opens none that was
-/// cut off in the making.
-fn create(path: &Path) -> Result<(), redb::Error> {
-    let new = path.with_added_extension("new");
-    let make = || -> Result<(), redb::Error> {
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
-        let file = private(File::options().create_new(true), &new)?;
-        // An empty file is taken for new.
-        drop(Redb::create(&new)?);
-        file.sync_all()?;
-        fs::rename(&new, path)?;
-        Ok(sync_directory_of(path)?)
-    };
-    make().inspect_err(|_| {
-        // What cannot be removed now goes at the next attempt.
-        let _ = fs::remove_file(&new);
-    })
-}
-
-fn sync_directory_of(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(directory) => File::open(directory)?.sync_all(),
-        None => Ok(()),
-    }
-}
-
 fn open(path: &Path) -> Result<Redb, StateError> {
-    private(&mut File::options(), path).map_err(|error| failed("open", path, error.into()))?;
+    make_private(path).map_err(|error| failed("open", path, error.into()))?;
     Redb::open(path).map_err(|error| failed("open", path, error.into()))
 }
 
-/// Opens the file and has nobody else read it: environments of containers are in it. Older
-/// podvisors made it for all to read.
-fn private(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    let file = options.write(true).mode(0o600).open(path)?;
-    if file.metadata()?.mode() & 0o077 != 0 {
-        file.set_permissions(Permissions::from_mode(0o600))?;
+/// Has nobody else read the file: environments of containers are in it. Older podvisors made it for
+/// all to read.
+fn make_private(path: &Path) -> io::Result<()> {
+    if fs::metadata(path)?.mode() & 0o077 != 0 {
+        fs::set_permissions(path, Permissions::from_mode(0o600))?;
     }
-    Ok(file)
+    Ok(())
 }
 
 fn failed(action: &'static str, path: &Path, source: redb::Error) -> StateError {
@@ -302,8 +273,8 @@ fn ends_use(error: &redb::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::small_disk::SmallDisk;
     use crate::cri::state::{PodPhase, PodRecord, pod_record as record};
+    use crate::small_disk::SmallDisk;
 
     #[test]
     fn a_database_is_read_by_its_owner_alone() {
