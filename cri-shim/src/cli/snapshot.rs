@@ -1,17 +1,15 @@
 //! `podvisor snapshot`: a machine that has booted, for `podvisor run --from-snapshot` to begin
 //! with.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process;
 
 use anyhow::Context as _;
 use clap::Args;
-use tracing::warn;
 
 use super::guest::GuestArgs;
 use super::signals::{Signals, exit_code_of};
-use crate::machine::{NicKind, Transport};
+use crate::machine::{NicKind, Snapshot, Transport};
 use crate::sandbox::{self, Shape};
 
 #[derive(Debug, Args)]
@@ -61,32 +59,14 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
                 Ok(0)
             }
             signal = signals.ending() => {
-                remove_partial(&dir);
+                // The thread that writes it goes with the process, before it could.
+                Snapshot::remove_partial(&dir, Some(process::id()));
                 Ok(exit_code_of(signal))
             }
         }
     });
     runtime.shutdown_background();
     code
-}
-
-/// Removes what this process has written of a snapshot that is not wanted any more: the thread that
-/// writes it goes with the process, before it could.
-fn remove_partial(dir: &Path) {
-    let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else {
-        return;
-    };
-    let begin = format!(".{}.{}.", name.to_string_lossy(), process::id());
-    for entry in fs::read_dir(above).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(&begin)
-            && name.ends_with(".partial")
-            && let Err(error) = fs::remove_dir_all(entry.path())
-        {
-            warn!(%error, path = %entry.path().display(), "half a snapshot stays");
-        }
-    }
 }
 
 /// Says at once what else would be said after the boot.
@@ -103,24 +83,4 @@ fn check_place(dir: &Path) -> anyhow::Result<()> {
         parent.display()
     );
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn half_a_snapshot_of_this_process_goes_and_nothing_else() {
-        let dir = tempfile::tempdir().unwrap();
-        let own = format!(".s.{}.0.partial", process::id());
-        for name in [&own, ".s.1.0.partial", ".t.1.0.partial", "s"] {
-            fs::create_dir(dir.path().join(name)).unwrap();
-            fs::write(dir.path().join(name).join("memory"), "").unwrap();
-        }
-        remove_partial(&dir.path().join("s"));
-        let entries = fs::read_dir(dir.path()).unwrap().flatten();
-        let mut left: Vec<_> = entries.map(|entry| entry.file_name()).collect();
-        left.sort();
-        assert_eq!(left, [".s.1.0.partial", ".t.1.0.partial", "s"]);
-    }
 }

@@ -13,6 +13,9 @@ use super::SnapshotError;
 pub(super) const STATE: &str = "state";
 pub(super) const MEMORY: &str = "memory";
 
+/// How the name of a directory ends that is not complete.
+const PARTIAL: &str = ".partial";
+
 /// A directory that gets its name when all is in it and on the disk. Until then, or when it is
 /// dropped, nothing has that name. (A process that is killed leaves a directory whose name begins
 /// with a dot and ends in `.partial`.)
@@ -21,6 +24,30 @@ pub(super) struct NewDirectory {
     wanted: PathBuf,
     partial: PathBuf,
     done: bool,
+}
+
+/// Removes what processes have left of a snapshot that was to be in `dir`; of all, or of one by its
+/// number.
+pub(super) fn remove_partial(dir: &Path, process: Option<u32>) {
+    let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else {
+        return;
+    };
+    let process = process.map(|number| format!("{number}."));
+    let begin = format!(
+        ".{}.{}",
+        name.to_string_lossy(),
+        process.unwrap_or_default()
+    );
+    for entry in fs::read_dir(above).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(&begin)
+            && name.ends_with(PARTIAL)
+            && let Err(error) = fs::remove_dir_all(entry.path())
+        {
+            tracing::warn!(%error, path = %entry.path().display(), "half a snapshot stays");
+        }
+    }
 }
 
 impl NewDirectory {
@@ -44,7 +71,7 @@ impl NewDirectory {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let mut hidden = OsString::from(".");
         hidden.push(name);
-        hidden.push(format!(".{}.{number}.partial", std::process::id()));
+        hidden.push(format!(".{}.{number}{PARTIAL}", std::process::id()));
         let partial = wanted.with_file_name(hidden);
         // What was in a guest's memory is nobody else's business.
         DirBuilder::new()
@@ -136,9 +163,10 @@ mod tests {
 
     fn names(dir: &Path) -> Vec<String> {
         let entries = fs::read_dir(dir).unwrap();
-        entries
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect()
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
     }
 
     #[test]
@@ -190,6 +218,22 @@ mod tests {
         fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o700)).unwrap();
         assert_eq!(complete, (true, false));
         assert!(names(parent.path()).is_empty());
+    }
+
+    #[test]
+    fn half_a_snapshot_goes_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let own = format!(".s.{}.0.partial", std::process::id());
+        for name in [&own, ".s.1.0.partial", ".t.1.0.partial", ".s.lock", "s"] {
+            fs::create_dir(parent.path().join(name)).unwrap();
+            fs::write(parent.path().join(name).join(MEMORY), "").unwrap();
+        }
+        let dir = parent.path().join("s");
+        remove_partial(&dir, Some(std::process::id()));
+        let left = names(parent.path());
+        assert_eq!(left, [".s.1.0.partial", ".s.lock", ".t.1.0.partial", "s"]);
+        remove_partial(&dir, None);
+        assert_eq!(names(parent.path()), [".s.lock", ".t.1.0.partial", "s"]);
     }
 
     #[test]

@@ -150,6 +150,13 @@ impl Snapshot {
         VmBuilder::from_snapshot(self.clone())
     }
 
+    /// Removes what processes that were killed have left of a snapshot that was to be in `dir`; of
+    /// all of them, or of one by its number, which may be this one as long as it writes no other
+    /// there. What cannot be removed is logged.
+    pub fn remove_partial(dir: impl AsRef<Path>, process: Option<u32>) {
+        directory::remove_partial(dir.as_ref(), process);
+    }
+
     /// Stores with the snapshot in `dir`, as far as it has that memory, what VMs that go on from it
     /// will write first. Those that begin from now on have it copied at once. What they will only
     /// read comes into huge pages where the kernel and the file system have such (Linux 6.1,

@@ -9,24 +9,11 @@ use std::time::SystemTime;
 use tracing::warn;
 
 use super::STATE;
+use crate::machine::Snapshot;
 use crate::removal::remove_tree;
 
 /// Templates that are kept: each takes some 30 MB of disk.
 const KEPT: usize = 8;
-
-/// Removes what processes left that were killed while they made this template.
-pub(super) fn remove_partial(place: &Path) {
-    let (Some(templates), Some(name)) = (place.parent(), place.file_name()) else {
-        return;
-    };
-    let of_this = format!(".{}.", name.to_string_lossy());
-    for entry in fs::read_dir(templates).into_iter().flatten().flatten() {
-        let is_partial = entry.file_name().to_string_lossy().starts_with(&of_this);
-        if is_partial && let Err(error) = fs::remove_dir_all(entry.path()) {
-            warn!(%error, path = %entry.path().display(), "half a template stays");
-        }
-    }
-}
 
 /// Removes what processes left that were killed while they made templates. Those that are being
 /// made stay.
@@ -50,7 +37,7 @@ pub fn remove_abandoned_templates(templates: &Path) {
         if lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock))) {
             continue;
         }
-        remove_partial(&place);
+        Snapshot::remove_partial(&place, None);
         for removed in [
             remove_tree(&place.with_extension("share")),
             fs::remove_file(lock_path),
@@ -91,7 +78,12 @@ mod tests {
     fn half_templates_go_unless_somebody_makes_them() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        for name in [".dead.1x", ".made.2y", "dead.share", "whole"] {
+        for name in [
+            ".dead.1.0.partial",
+            ".made.2.0.partial",
+            "dead.share",
+            "whole",
+        ] {
             fs::create_dir(path(name)).unwrap();
             fs::write(path(name).join(STATE), "").unwrap();
         }
@@ -102,7 +94,7 @@ mod tests {
         let entries = fs::read_dir(dir.path()).unwrap().flatten();
         let mut left: Vec<_> = entries.map(|entry| entry.file_name()).collect();
         left.sort();
-        assert_eq!(left, [".made.2y", "made.lock", "whole"]);
+        assert_eq!(left, [".made.2.0.partial", "made.lock", "whole"]);
     }
 
     #[test]
@@ -116,12 +108,6 @@ mod tests {
             File::open(&path).unwrap().set_modified(day(n)).unwrap();
         }
         fs::create_dir(dir.path().join("something else")).unwrap();
-        let half = dir.path().join(".0123.1.1.partial");
-        fs::create_dir(&half).unwrap();
-        remove_partial(&dir.path().join("4567"));
-        assert!(half.exists());
-        remove_partial(&dir.path().join("0123"));
-        assert!(!half.exists());
         remove_oldest(dir.path());
         let left = |n: usize| dir.path().join(n.to_string()).exists();
         assert!((0..3).all(|n| !left(n)) && (3..KEPT + 3).all(left));

@@ -30,7 +30,7 @@ use tokio::process::Command;
 use tracing::{debug, warn};
 
 pub use clean::remove_abandoned_templates;
-use clean::{remove_oldest, remove_partial};
+use clean::remove_oldest;
 
 use super::provisional::{CARDS, macs, mtu};
 use super::types::LaunchConfig;
@@ -284,7 +284,7 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
         Err(TryLockError::WouldBlock) => return Ok(()),
         Err(TryLockError::Error(error)) => return Err(file("lock", &lock_path)(error)),
     }
-    remove_partial(&place);
+    Snapshot::remove_partial(&place, None);
     // No one may ask for the others any more, after an upgrade.
     remove_abandoned_templates(templates);
     let made = match place.exists() {
