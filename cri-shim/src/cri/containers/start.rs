@@ -177,16 +177,15 @@ impl Node {
     pub(in crate::cri) async fn reopen_log(&self, id: &str) -> Result<()> {
         let container = self.settled_container(id).await?;
         container.running()?;
-        let record = container.record();
-        let path = Path::new(&record.log_path);
-        let is_new = !path.exists();
-        let Some(log) = in_place(|| open_log(&record.log_path))? else {
+        let path = container.with_record(|record| record.log_path.clone());
+        let (is_new, log) = in_place(|| (!Path::new(&path).exists(), open_log(&path)));
+        let Some(log) = log? else {
             return Ok(());
         };
         let reopened = self.take_log(&container, log).await;
         if reopened.is_err() && is_new {
             // A call that fails must not have made one (api.proto).
-            let _ = fs::remove_file(path);
+            let _ = in_place(|| fs::remove_file(&path));
         }
         reopened
     }
