@@ -152,19 +152,19 @@ fn amount() -> usize {
 /// Numbers from 1 on, a line each: each place in it is another.
 static DATA: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut data = Vec::with_capacity(amount() + 21);
-    (1_u64..)
-        .take_while(|number| {
-            writeln!(data, "{number}").unwrap();
-            data.len() < amount()
-        })
-        .for_each(drop);
+    let mut number = 0_u64;
+    while data.len() < amount() {
+        number += 1;
+        writeln!(data, "{number}").unwrap();
+    }
     data.truncate(amount());
     data
 });
 
-static SUM: LazyLock<String> = LazyLock::new(|| sum([DATA.clone()].into_iter()));
+static SUM: LazyLock<String> = LazyLock::new(|| sum([&*DATA]));
 
-fn sum(pieces: impl Iterator<Item = Vec<u8>>) -> String {
+fn sum(pieces: impl IntoIterator<Item = impl AsRef<[u8]>>) -> String {
+    let pieces = pieces.into_iter();
     let digest = pieces.fold(Sha256::new(), |sum, piece| sum.chain_update(piece));
     let digest = digest.finalize();
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
