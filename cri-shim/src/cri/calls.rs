@@ -18,8 +18,8 @@ use tracing::{Instrument as _, debug, info_span};
 
 use crate::request;
 
-/// Methods that are counted apart: a client could make up any number of names. Each ends with one of
-/// gRPC's 17 codes.
+/// Methods that are counted apart: a client could make up any number of names. Each ends with one
+/// of gRPC's 17 codes.
 const METHODS: usize = 128;
 
 /// Upper bounds of the times in [`Count::within`], in milliseconds.

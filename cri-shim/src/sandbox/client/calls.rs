@@ -319,8 +319,8 @@ impl SandboxClient {
         self.stats_of(id, false).await
     }
 
-    /// As [`Self::stats`], without descriptors, threads and the guest's own figures, which cost more
-    /// than all the rest: for who asks often.
+    /// As [`Self::stats`], without descriptors, threads and the guest's own figures, which cost
+    /// more than all the rest: for who asks often.
     ///
     /// # Errors
     /// As [`Self::stats`].

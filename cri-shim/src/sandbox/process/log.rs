@@ -198,8 +198,8 @@ impl<W: LogFile> LogWriter<W> {
             self.size = self.size.saturating_add(written as u64);
         }
         self.lines.clear();
-        // What one read may bring, with its lines' beginnings, stays; a longer burst should not cost
-        // memory for ever.
+        // What one read may bring, with its lines' beginnings, stays; a longer burst should not
+        // cost memory for ever.
         self.lines.shrink_to(4 * LINE_MAX);
         result
     }
