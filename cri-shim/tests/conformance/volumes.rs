@@ -209,6 +209,13 @@ fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
             },
         ];
     });
+    // What was only listed the host can unmount; a kubelet does not detach.
+    let listed = Mounted::at(inner.clone());
+    assert!(container.sh("busybox ls -l /slave").contains("inner"));
+    until("the mount is not busy", || {
+        unmount(&inner, UnmountFlags::empty()).is_ok()
+    });
+    drop(listed);
     let _inner = Mounted::at(inner.clone());
     fs::write(inner.join("file"), "propagated").unwrap();
     assert_eq!(container.sh("cat /slave/inner/file"), "propagated");
