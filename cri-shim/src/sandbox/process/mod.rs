@@ -9,7 +9,9 @@
 //! | file | what for |
 //! | --- | --- |
 //! | `launch` | from the launcher's frame to a guest that is configured |
-//! | `serve` | the control socket: requests and answers |
+//! | `serve` | the control socket: connections |
+//! | `connection` | one connection's requests, each carried out and replied to |
+//! | `answer` | what a request asks for, by the calls of `containers` |
 //! | `containers`, `machine` | what the requests do |
 //! | `container` | one container's state and its processes |
 //! | `restart` | whether, when and as what a container's process is started again |
@@ -20,6 +22,8 @@
 //! | `images` | which disk holds which image |
 //! | `plugs` | which disks are plugged in for which containers |
 
+mod answer;
+mod connection;
 mod container;
 mod containers;
 #[cfg(test)]
@@ -57,11 +61,11 @@ use super::types::GuestNetwork;
 use super::wire::{FrameError, FrameReader, FrameWriter, LaunchHeader, LaunchReply};
 use crate::machine::causes;
 use crate::request;
+use answer::Service;
 use containers::Containers;
 use end::{Cause, Shutdown};
 pub(crate) use images::mount_source as image_source;
 use launch::Begun;
-use serve::Service;
 
 /// The grace period of a SIGTERM, which names none.
 const GRACE: Duration = Duration::from_secs(30);

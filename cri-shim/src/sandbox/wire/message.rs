@@ -150,6 +150,14 @@ impl Call {
     pub(in crate::sandbox) fn is_wait(&self) -> bool {
         matches!(self, Self::Wait { .. } | Self::Ended | Self::AwaitPressure)
     }
+
+    /// Whether it ends something or sends a signal.
+    pub(in crate::sandbox) fn ends_something(&self) -> bool {
+        matches!(
+            self,
+            Self::Shutdown { .. } | Self::Stop { .. } | Self::Signal { .. }
+        )
+    }
 }
 
 /// A container to be made.

@@ -1,0 +1,215 @@
+//! What the requests of the control socket ask for: each is carried out and answered.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+
+use super::super::error::{RefusalKind, SandboxError};
+use super::super::types::{SandboxExit, StdioFds};
+use super::super::wire::{
+    Answer, CONTROL_VERSION, Call, CreateHeader, DeviceHeader, DeviceKind, FrameError, Greeting,
+    StdioHeader,
+};
+use super::containers::{Containers, CreateFiles};
+use super::end::{Cause, Shutdown};
+
+/// What the answers to requests need.
+#[derive(Debug, Clone)]
+pub(super) struct Service {
+    pub(super) containers: Arc<Containers>,
+    /// Layers of the jail that the host does not have.
+    pub(super) missing_layers: Arc<[String]>,
+    /// Takes reasons for the machine's end.
+    pub(super) shutdown: mpsc::UnboundedSender<Shutdown>,
+    /// How the machine ended, as soon as it is known.
+    pub(super) cause: Cause,
+    /// As `cause`, once everything is written.
+    pub(super) exit: watch::Receiver<Option<SandboxExit>>,
+}
+
+/// The descriptors of a request, in their order.
+pub(super) struct Fds(std::vec::IntoIter<OwnedFd>);
+
+impl Fds {
+    pub(super) fn new(fds: Vec<OwnedFd>) -> Self {
+        Self(fds.into_iter())
+    }
+
+    fn next(&mut self) -> Result<OwnedFd, SandboxError> {
+        self.0.next().ok_or_else(|| {
+            let message = FrameError::MissingFd.to_string();
+            SandboxError::refused(RefusalKind::InvalidArgument, message)
+        })
+    }
+
+    fn stdio(&mut self, header: StdioHeader) -> Result<StdioFds, SandboxError> {
+        let mut file = |is_there: bool| is_there.then(|| self.next()).transpose();
+        Ok(StdioFds {
+            stdin: file(header.stdin)?,
+            stdout: file(header.stdout)?,
+            stderr: file(header.stderr)?,
+        })
+    }
+}
+
+impl Service {
+    /// Carries a request out; gives the answer with the descriptors that go with it.
+    pub(super) async fn answer(
+        &self,
+        call: Call,
+        mut fds: Fds,
+    ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
+        let containers = &self.containers;
+        let answer = match call {
+            Call::Hello { .. } => Answer::Hello(Greeting {
+                version: CONTROL_VERSION,
+                takes_devices: true,
+                missing_layers: self.missing_layers.to_vec(),
+                tells_pressure: true,
+                drops_waits: true,
+            }),
+            Call::Create(header) => self.create(*header, fds).await?,
+            Call::Start { id } => Answer::Started(Containers::start(containers, &id).await?),
+            Call::Signal {
+                id,
+                exec_id,
+                signal,
+                all,
+            } => {
+                let exec_id = exec_id.as_deref();
+                containers.signal(&id, exec_id, signal, all).await?;
+                Answer::Done
+            }
+            Call::Wait { id, exec_id } => {
+                Answer::Exit(containers.wait(&id, exec_id.as_deref()).await?)
+            }
+            Call::Delete { id } => {
+                containers.delete(&id).await?;
+                Answer::Done
+            }
+            Call::Exec(header) => {
+                let files = fds.stdio(header.stdio)?;
+                containers.exec(*header, files).await?;
+                Answer::Done
+            }
+            Call::Attach {
+                id,
+                stdio,
+                is_whole,
+            } => {
+                let files = fds.stdio(stdio)?;
+                containers.attach(&id, files, is_whole).await?;
+                Answer::Done
+            }
+            Call::EndWith { id } => {
+                self.end_with(&id)?;
+                Answer::Done
+            }
+            Call::Stop {
+                id,
+                signal,
+                grace_ms,
+            } => {
+                let grace = Duration::from_millis(grace_ms);
+                containers.stop(&id, signal, grace).await?;
+                Answer::Done
+            }
+            Call::EndRestarts { id } => {
+                containers.end_restarts(&id)?;
+                Answer::Done
+            }
+            Call::Pause => {
+                containers.pause().await?;
+                Answer::Done
+            }
+            Call::Resume => {
+                containers.resume().await?;
+                Answer::Done
+            }
+            Call::IsPaused => Answer::IsPaused(containers.is_paused()),
+            Call::Resize { id, exec_id, size } => {
+                containers.resize(&id, exec_id.as_deref(), size).await?;
+                Answer::Done
+            }
+            Call::ReopenLog { id } => {
+                containers.reopen_log(&id, fds.next()?).await?;
+                Answer::Done
+            }
+            Call::LimitLog { id, max_bytes } => {
+                containers.limit_log(&id, fds.next()?, max_bytes).await?;
+                Answer::Done
+            }
+            Call::Stats { id, brief } => {
+                Answer::Stats(Box::new(containers.stats(&id, brief).await?))
+            }
+            Call::List => Answer::List(containers.list()),
+            Call::UpdateResources { id, resources } => {
+                containers.update_resources(&id, &resources).await?;
+                Answer::Done
+            }
+            Call::Grow { bytes, patience_ms } => {
+                let patience = Duration::from_millis(patience_ms);
+                Answer::Grown(containers.grow(bytes, patience).await?)
+            }
+            Call::AwaitPressure => {
+                containers.await_pressure().await?;
+                Answer::Done
+            }
+            Call::SetCpus { count } => {
+                containers.set_cpus(count).await?;
+                Answer::Done
+            }
+            Call::PortForward { port } => {
+                let stream = containers.port_forward(port).await?;
+                return Ok((Answer::Stream, vec![stream]));
+            }
+            Call::Console => return Ok((Answer::Stream, vec![containers.console()?])),
+            Call::Shutdown { grace_ms } => {
+                // Nobody listens when the end has begun anyway.
+                let grace = Duration::from_millis(grace_ms);
+                let _ = self.shutdown.send(Shutdown::Within(grace));
+                Answer::Done
+            }
+            Call::Ended => Answer::Ended(self.ended().await),
+            // The connection's own.
+            Call::Abandon { .. } => Answer::Done,
+        };
+        Ok((answer, Vec::new()))
+    }
+
+    async fn create(&self, header: CreateHeader, mut fds: Fds) -> Result<Answer, SandboxError> {
+        let digests = [&header.image_digest].into_iter().chain(&header.volumes);
+        let images = digests.map(|digest| Ok((digest.clone(), fds.next()?)));
+        let images = images.collect::<Result<Vec<_>, SandboxError>>()?;
+        let log = header.has_log.then(|| fds.next()).transpose()?;
+        let is_disk = |device: &&DeviceHeader| matches!(device.source, DeviceKind::Disk { .. });
+        let disks = header.devices.iter().filter(is_disk);
+        let disks = disks.map(|_| fds.next()).collect::<Result<_, _>>()?;
+        let files = CreateFiles { images, log, disks };
+        let user = Containers::create(&self.containers, header, files).await?;
+        Ok(Answer::Created(user))
+    }
+
+    /// Has the machine end when the container's process has ended for good.
+    fn end_with(&self, id: &str) -> Result<(), SandboxError> {
+        let mut exit = self.containers.end_with(id)?;
+        let shutdown = self.shutdown.clone();
+        tokio::spawn(async move {
+            // An error means that the container was deleted: not what was asked for.
+            if exit.wait_for(Option::is_some).await.is_ok() {
+                let _ = shutdown.send(Shutdown::Done);
+            }
+        });
+        Ok(())
+    }
+
+    /// Waits for the machine's end.
+    async fn ended(&self) -> SandboxExit {
+        let mut exit = self.exit.clone();
+        let exit = exit.wait_for(Option::is_some).await;
+        let exit = exit.ok().and_then(|exit| exit.clone());
+        exit.unwrap_or(SandboxExit::Died)
+    }
+}

@@ -1,0 +1,254 @@
+//! One connection to the control socket: its requests are carried out at the same time, and each
+//! is answered when it is done.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tokio::net::UnixStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tracing::{debug, warn};
+
+use super::super::error::{RefusalKind, SandboxError};
+use super::super::types::SandboxExit;
+use super::super::wire::{
+    Answer, Call, Frame, FrameError, FrameReader, FrameWriter, MAX_FRAME, Refusal, Reply, Request,
+};
+use super::answer::Fds;
+use super::end::Cause;
+use super::serve::has_ended;
+use super::waits::{WAITS, Wait, Waits};
+use crate::request;
+
+/// Requests that are carried out at once, but for those that end something or send signals, and
+/// those that wait.
+const IN_FLIGHT: usize = 1024;
+
+/// Requests that are taken from the socket at once; further ones stay there.
+const MAX_TAKEN: usize = 4 * IN_FLIGHT;
+
+/// Longest message in a refusal, in bytes: parts of it may come from the guest.
+const MESSAGE_MAX: usize = 4 << 10;
+
+/// A reply with the descriptors that go with it.
+type Outgoing = (Reply, Vec<OwnedFd>);
+
+/// What the requests of one connection share.
+struct Connection {
+    replies: mpsc::Sender<Outgoing>,
+    cause: Cause,
+    in_flight: Arc<Semaphore>,
+    taken: Arc<Semaphore>,
+    waits: Arc<Waits>,
+    /// Dropped when the other side has closed the connection: nobody waits any more.
+    closed: watch::Sender<()>,
+}
+
+/// How a request is carried out in parallel with others.
+enum Turn {
+    /// It ends something or sends a signal: those that wait for the guest must not delay it.
+    AtOnce,
+    /// It changes nothing and is answered when something happens, unless it is abandoned before.
+    Wait(Wait),
+    /// It is one wait too many.
+    Refused,
+    /// One of [`IN_FLIGHT`].
+    InFlight,
+}
+
+/// Serves a connection until its other side closes it or the machine has ended. `answer` carries a
+/// request out.
+pub(super) async fn converse<A>(
+    stream: UnixStream,
+    cause: Cause,
+    mut exit: watch::Receiver<Option<SandboxExit>>,
+    answer: impl Fn(Call, Fds) -> A,
+) where
+    A: Future<Output = Result<(Answer, Vec<OwnedFd>), SandboxError>> + Send + 'static,
+{
+    let stream = Arc::new(stream);
+    let (replies, outgoing) = mpsc::channel(IN_FLIGHT);
+    let mut writer = tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing));
+    let connection = Connection {
+        replies,
+        cause,
+        in_flight: Arc::new(Semaphore::new(IN_FLIGHT)),
+        taken: Arc::new(Semaphore::new(MAX_TAKEN)),
+        waits: Arc::default(),
+        closed: watch::Sender::new(()),
+    };
+    let mut written = None;
+    tokio::select! {
+        () = connection.read(FrameReader::new(stream), answer) => {}
+        () = has_ended(&mut exit) => {}
+        // Nobody is answered any more: whoever asks must not wait for it.
+        end = &mut writer => written = Some(end),
+    }
+    let Connection {
+        replies, closed, ..
+    } = connection;
+    // Those that still work have a sender each; those that wait for processes have been told.
+    drop(replies);
+    if exit.borrow().is_none() {
+        drop(closed);
+    }
+    let written = match written {
+        Some(end) => end,
+        None => writer.await,
+    };
+    if let Err(error) = written {
+        debug!(%error, "the task that answers ended");
+    }
+}
+
+impl Connection {
+    /// Reads requests and has them carried out, until the other side closes the connection.
+    async fn read<A>(&self, mut reader: FrameReader, answer: impl Fn(Call, Fds) -> A)
+    where
+        A: Future<Output = Result<(Answer, Vec<OwnedFd>), SandboxError>> + Send + 'static,
+    {
+        loop {
+            let Ok(taken) = Arc::clone(&self.taken).acquire_owned().await else {
+                return;
+            };
+            let (request, fds) = match next(&mut reader).await {
+                Ok(Some(next)) => next,
+                Ok(None) => return,
+                Err(error) => {
+                    warn!(%error, "a control connection is not understood");
+                    return;
+                }
+            };
+            if let Call::Abandon { number } = request.call {
+                self.waits.abandon(number);
+                continue;
+            }
+            let turn = self.turn(&request);
+            let caller = request.request;
+            let answer = request::on_behalf(caller, answer(request.call, fds));
+            self.carry_out(request.number, turn, taken, answer);
+        }
+    }
+
+    fn turn(&self, request: &Request) -> Turn {
+        if request.call.is_wait() {
+            let wait = self.waits.begin(request.number);
+            return wait.map_or(Turn::Refused, Turn::Wait);
+        }
+        match request.call.ends_something() {
+            true => Turn::AtOnce,
+            false => Turn::InFlight,
+        }
+    }
+
+    /// Spawns the work for a request, which sends the reply.
+    fn carry_out(
+        &self,
+        number: u64,
+        mut turn: Turn,
+        taken: OwnedSemaphorePermit,
+        answer: impl Future<Output = Result<(Answer, Vec<OwnedFd>), SandboxError>> + Send + 'static,
+    ) {
+        // What waits keeps nothing else in the socket.
+        let taken = (!matches!(turn, Turn::Wait(_))).then_some(taken);
+        let replies = self.replies.clone();
+        let mut cause = self.cause.clone();
+        let in_flight = Arc::clone(&self.in_flight);
+        let mut closed = self.closed.subscribe();
+        tokio::spawn(async move {
+            let answer = match &mut turn {
+                Turn::AtOnce => answer.await,
+                Turn::InFlight => {
+                    // Never closed.
+                    let _permit = in_flight.acquire().await.ok();
+                    answer.await
+                }
+                Turn::Refused => Err(too_many_waits()),
+                // What changes something is carried out whether or not somebody is left to be
+                // told; this changes nothing.
+                Turn::Wait(wait) => tokio::select! {
+                    answer = answer => answer,
+                    _ = closed.changed() => return,
+                    () = wait.abandoned() => return,
+                },
+            };
+            let (answer, fds) = match answer {
+                Ok((answer, fds)) => (Ok(answer), fds),
+                Err(error) => {
+                    let error = explained(error, &mut cause).await;
+                    (Err(refusal(&error)), Vec::new())
+                }
+            };
+            // The connection may be gone.
+            let _ = replies.send((Reply { number, answer }, fds)).await;
+            drop(taken);
+        });
+    }
+}
+
+fn too_many_waits() -> SandboxError {
+    let message =
+        format!("{WAITS} requests of the connection wait for something already: end some");
+    SandboxError::refused(RefusalKind::ResourceExhausted, message)
+}
+
+/// Says that the machine has ended, and how, where that is why its guest could not be reached.
+async fn explained(error: SandboxError, cause: &mut Cause) -> SandboxError {
+    if !error.is_of_a_lost_guest() {
+        return error;
+    }
+    match cause.known().await {
+        Some(exit) => SandboxError::refused(RefusalKind::Internal, exit.to_string()),
+        None => error,
+    }
+}
+
+pub(super) async fn next(reader: &mut FrameReader) -> Result<Option<(Request, Fds)>, FrameError> {
+    let Some(Frame { body, fds }) = reader.next().await? else {
+        return Ok(None);
+    };
+    let request = serde_json::from_slice(&body)?;
+    Ok(Some((request, Fds::new(fds))))
+}
+
+async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) {
+    while let Some((reply, fds)) = outgoing.recv().await {
+        let sent = match frame(&reply) {
+            Ok(body) => writer.send(&body, &fds).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = sent {
+            debug!(%error, "cannot answer");
+            return;
+        }
+    }
+}
+
+/// A reply as it is sent; one that is too long, by what the guest said, is refused instead.
+fn frame(reply: &Reply) -> Result<Vec<u8>, FrameError> {
+    let body = serde_json::to_vec(reply)?;
+    if body.len() <= MAX_FRAME {
+        return Ok(body);
+    }
+    let answer = Err(Refusal {
+        kind: RefusalKind::Internal,
+        message: format!("the answer of {} bytes is too long", body.len()),
+    });
+    let number = reply.number;
+    Ok(serde_json::to_vec(&Reply { number, answer })?)
+}
+
+fn refusal(error: &SandboxError) -> Refusal {
+    let mut message = crate::machine::causes(error);
+    if message.len() > MESSAGE_MAX {
+        let end = message.floor_char_boundary(MESSAGE_MAX);
+        message.truncate(end);
+    }
+    Refusal {
+        kind: error.kind().unwrap_or(RefusalKind::Internal),
+        message,
+    }
+}
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;
