@@ -6,10 +6,11 @@ mod end;
 mod exec;
 mod resources;
 mod start;
+mod stats;
 mod view;
 
 pub(super) use cpu_rate::CpuRate;
 pub(super) use create::CreateRequest;
 pub(super) use exec::OutputRoom;
-pub(super) use resources::in_time;
 pub(super) use start::{ExitFacts, exit_of};
+pub(super) use stats::in_time;
