@@ -1,0 +1,100 @@
+//! How a sandbox ended.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{KernelPanic, MachineExit};
+use crate::sandbox::error::printable;
+
+/// How a sandbox ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum SandboxExit {
+    /// The guest powered itself off, asked to or not.
+    PoweredOff,
+    /// The guest reset itself.
+    Reset,
+    /// The guest's kernel panicked.
+    Panicked(KernelPanic),
+    /// A fault that the guest's kernel could not handle.
+    TripleFault,
+    /// The machine was killed: its guest did not stop within the grace period.
+    Killed,
+    /// The VMM or the host failed; what it said.
+    Failed(String),
+    /// The process is gone and has said nothing: it was killed, or the host restarted.
+    Died,
+    /// The host's kernel killed the process because memory ran out.
+    OutOfMemory {
+        /// The control group that was at its limit, the sandbox's own or one above it; `None` where
+        /// it was the host that had no memory left, or nobody knows.
+        group: Option<PathBuf>,
+    },
+}
+
+impl fmt::Display for SandboxExit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PoweredOff => f.write_str("the guest powered itself off"),
+            Self::Reset => f.write_str("the guest reset itself"),
+            Self::Panicked(panic) => write!(f, "the guest ended by a kernel panic: {panic}"),
+            Self::TripleFault => f.write_str("the guest ended by a triple fault"),
+            Self::Killed => f.write_str("the machine was killed"),
+            Self::Failed(why) => f.write_str(why),
+            Self::Died => f.write_str("the sandbox's process died"),
+            Self::OutOfMemory { group } => {
+                f.write_str("the host's kernel killed the machine because ")?;
+                match group {
+                    Some(group) => {
+                        let group = group.display();
+                        write!(f, "the control group {group} was at its memory limit")
+                    }
+                    None => f.write_str("memory ran out"),
+                }
+            }
+        }
+    }
+}
+
+/// Most characters of the reason why a machine failed, or of a control group's path, that are
+/// shown.
+const MAX_SHOWN: usize = 4 << 10;
+
+impl SandboxExit {
+    /// The same in words that may be shown: of bounded length, and nothing in them that a terminal
+    /// or a log would act on.
+    pub(in crate::sandbox) fn printable(self) -> Self {
+        match self {
+            Self::Panicked(panic) => Self::Panicked(panic.map(printable)),
+            Self::Failed(why) => Self::Failed(printable(&why, MAX_SHOWN)),
+            Self::OutOfMemory { group } => Self::OutOfMemory {
+                group: group.map(|group| printable(&group.to_string_lossy(), MAX_SHOWN).into()),
+            },
+            exit => exit,
+        }
+    }
+
+    /// The last messages of the guest's kernel, where it panicked: the guest's own words.
+    #[must_use]
+    pub fn kernel_log(&self) -> &[String] {
+        match self {
+            Self::Panicked(panic) => panic.log(),
+            _ => &[],
+        }
+    }
+}
+
+impl From<MachineExit> for SandboxExit {
+    fn from(exit: MachineExit) -> Self {
+        match exit {
+            MachineExit::PoweredOff => Self::PoweredOff,
+            MachineExit::Reset => Self::Reset,
+            MachineExit::Panicked(panic) => Self::Panicked(panic),
+            MachineExit::TripleFault => Self::TripleFault,
+            MachineExit::Killed => Self::Killed,
+            MachineExit::Failed(why) => Self::Failed(why),
+        }
+    }
+}

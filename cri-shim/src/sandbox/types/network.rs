@@ -1,0 +1,51 @@
+//! The guest's interfaces, addresses and routes.
+
+use serde::{Deserialize, Serialize};
+
+/// The guest's network configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestNetwork {
+    /// The interfaces, in the order of the cards: each is found by its hardware address, and where
+    /// no card has that yet, is the card at its place.
+    pub interfaces: Vec<Interface>,
+    /// The routes, in the order in which they are added.
+    pub routes: Vec<Route>,
+    /// Neighbours that are there for good.
+    #[serde(default)]
+    pub neighbours: Vec<Neighbour>,
+}
+
+/// An interface in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// The name that it gets, such as `eth0`.
+    pub name: String,
+    /// Which card it is.
+    pub mac: [u8; 6],
+    /// Largest packet in bytes.
+    pub mtu: u16,
+    /// Addresses with their prefix lengths, such as `10.0.0.2/24`.
+    pub addresses: Vec<String>,
+}
+
+/// A route in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// A prefix such as `10.1.0.0/16` or `0.0.0.0/0`.
+    pub destination: String,
+    /// The next hop; none means that the destination is on the link.
+    pub gateway: Option<String>,
+    /// The interface's name.
+    pub interface: String,
+}
+
+/// A static neighbour of the guest's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// Its address.
+    pub address: String,
+    /// The hardware address that has it.
+    pub mac: [u8; 6],
+    /// The interface's name.
+    pub interface: String,
+}

@@ -1,0 +1,55 @@
+//! Where a container is in its life.
+
+use serde::{Deserialize, Serialize};
+
+/// A container's process runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Started {
+    /// The process in the guest's PID namespace.
+    pub pid: u32,
+    /// Nanoseconds since 1970-01-01 UTC by the guest's clock.
+    pub started_at_ns: u64,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessExit {
+    /// Its exit code, 0 to 255; 128 and the signal's number for one that a signal killed.
+    pub code: i32,
+    /// Nanoseconds since 1970-01-01 UTC by the guest's clock.
+    pub exited_at_ns: u64,
+    /// The kernel's OOM killer struck in its container.
+    pub oom_killed: bool,
+}
+
+/// Where a container is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum ContainerState {
+    /// Its process waits for the start.
+    Created,
+    /// Its process runs.
+    Running,
+    /// Its process has ended and will be started again.
+    Restarting,
+    /// Its process has ended for good.
+    Exited,
+}
+
+/// A container of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerInfo {
+    /// Its name.
+    pub id: String,
+    /// Where it is in its life.
+    pub state: ContainerState,
+    /// Its process in the guest's PID namespace.
+    pub pid: u32,
+    /// Nanoseconds since 1970-01-01 UTC; 0: not started.
+    pub started_at_ns: u64,
+    /// How its process ended, when it has; one that was started again, how it ended last.
+    pub exit: Option<ProcessExit>,
+    /// How often its process was started again.
+    #[serde(default)]
+    pub restarts: u32,
+}
