@@ -26,7 +26,6 @@ mod provisional;
 mod psi;
 mod record;
 mod run;
-mod seccomp;
 mod spec;
 mod stdio;
 mod template;
@@ -59,13 +58,13 @@ pub use psi::{Psi, PsiData, PsiShare, PsiStats};
 pub(crate) use record::written_at as exit_recorded_at;
 pub use record::{ExitRecord, read as exit_record};
 pub use run::ContainerRun;
-pub(crate) use seccomp::default_profile as default_seccomp_profile;
 pub use spec::{
     ContainerOptions, ContainerSpec, RootAccess, SPEC_VERSION, SpecError, container_spec,
 };
 pub(crate) use spec::{
     NamedCapability, all_capabilities, capabilities, default_environment, default_mounts,
-    default_rlimits, device_rules, from_root, further_process, process_capabilities, set_variable,
+    default_rlimits, default_seccomp_profile, device_rules, from_root, further_process,
+    process_capabilities, set_variable,
 };
 pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
 pub use template::{

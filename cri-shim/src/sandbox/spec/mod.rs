@@ -7,6 +7,7 @@
 
 mod capabilities;
 mod process;
+mod seccomp;
 
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,6 @@ use oci_spec::runtime::{
     LinuxResourcesBuilder, Mount, MountBuilder, ProcessBuilder, RootBuilder, Spec, SpecBuilder,
 };
 
-use super::seccomp;
 use super::types::TerminalSize;
 
 pub(crate) use capabilities::{
@@ -31,6 +31,7 @@ pub(crate) use capabilities::{
 pub(crate) use process::{
     default_environment, default_rlimits, from_root, further_process, set_variable,
 };
+pub(crate) use seccomp::default_profile as default_seccomp_profile;
 
 /// Version of the OCI runtime specification that is spoken to the agent.
 pub const SPEC_VERSION: &str = "1.0.2";
