@@ -1,35 +1,35 @@
-//! All that the calls share: the node's pods and containers, and what they are made with.
+//! What all calls share: the node's pods and containers, and what they are made with.
+
+mod container;
+mod pod;
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use k8s_cri::v1::RunPodSandboxRequest;
 use podvisor_images::Store;
-use tokio::sync::watch;
 use tracing::warn;
 
 use super::config::ServeConfig;
-use super::containers::{CpuRate, CreateRequest, OutputRoom};
+use super::containers::{CreateRequest, OutputRoom};
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::Flights;
 use super::known::Known;
 use super::late::{LateWriter, Unwritten};
-use super::mounted::Mounted;
 use super::owner::StateOwner;
-use super::state::{
-    ContainerPhase, ContainerRecord, Database, Kept, PodPhase, PodRecord, StateError,
-};
+use super::state::{ContainerRecord, Database, PodRecord};
 use super::volumes;
 use crate::cni::Cni;
-use crate::sandbox::{GuestStats, SandboxClient};
 use crate::turns::Turns;
+
+pub(super) use container::Container;
+pub(super) use pod::{Given, Pod, pod_name};
 
 /// Directory of sandboxes in the state directory. Short, as are the names in it: the path of
 /// a socket in it has at most 107 bytes.
@@ -58,264 +58,8 @@ pub(crate) struct Node {
     _owner: StateOwner,
 }
 
-/// A pod sandbox.
-#[derive(Debug)]
-pub(super) struct Pod {
-    pub(super) id: String,
-    /// See [`pod_name`]; it never changes.
-    pub(super) name: String,
-    /// Who changes it holds this.
-    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
-    /// Held by who has CNI's plugins look at its network, or undo it.
-    pub(super) network: tokio::sync::Mutex<()>,
-    /// How many wait for the turn in order to end it: who makes something in it gives up.
-    ending: watch::Sender<usize>,
-    /// It and its containers are what their records say: a new daemon has asked its sandbox.
-    settled: watch::Sender<bool>,
-    /// What its guest was last given beyond what it began with.
-    pub(super) given: tokio::sync::Mutex<Given>,
-    /// It is waited for that its guest runs short of memory.
-    pub(super) is_watched: AtomicBool,
-    /// Its volumes, and who has them.
-    pub(super) mounted: Mounted,
-    /// What its containers were last known to have used in all.
-    pub(super) used: Mutex<GuestStats>,
-    record: Kept<PodRecord>,
-    client: Mutex<Option<SandboxClient>>,
-}
-
-/// What a guest was given while it ran; unknown to a daemon that has just begun.
-#[derive(Debug, Default)]
-pub(super) struct Given {
-    /// Bytes beyond its first memory, which it has; none as long as it has not what it was asked to
-    /// have.
-    pub(super) memory: Option<u64>,
-    /// vCPUs in all.
-    pub(super) vcpus: Option<u8>,
-}
-
-/// Somebody is about to end a pod.
-#[derive(Debug)]
-pub(super) struct Ending<'a>(&'a watch::Sender<usize>);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count = count.saturating_sub(1));
-    }
-}
-
-/// A container.
-#[derive(Debug)]
-pub(super) struct Container {
-    pub(super) id: String,
-    /// As no other one of its pod is called; it never changes.
-    pub(super) name: String,
-    pub(super) pod: Arc<Pod>,
-    /// Who starts or removes it holds this.
-    pub(super) turn: tokio::sync::Mutex<()>,
-    /// Turns true when it has ended.
-    pub(super) ended: watch::Sender<bool>,
-    /// It was sent its stop signal: some programs take a second one as a wish for haste.
-    pub(super) was_signaled: AtomicBool,
-    /// CPU time per second.
-    pub(super) cpu_rate: Mutex<CpuRate>,
-    record: Kept<ContainerRecord>,
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Pod {
-    pub(super) fn new(record: PodRecord) -> Arc<Self> {
-        Self::of(record, true)
-    }
-
-    /// One of the database, of which [`Self::set_settled`] tells that more is known.
-    pub(super) fn found(record: PodRecord) -> Arc<Self> {
-        Self::of(record, false)
-    }
-
-    fn of(record: PodRecord, is_settled: bool) -> Arc<Self> {
-        let metadata = record.config.metadata.as_ref();
-        let mounted = Mounted::of(metadata.map_or("", |metadata| &metadata.uid));
-        Arc::new(Self {
-            id: record.id.clone(),
-            name: pod_name(&record),
-            turn: Arc::default(),
-            network: tokio::sync::Mutex::default(),
-            ending: watch::Sender::new(0),
-            settled: watch::Sender::new(is_settled),
-            given: tokio::sync::Mutex::default(),
-            is_watched: AtomicBool::new(false),
-            mounted,
-            used: Mutex::default(),
-            record: Kept::new(record),
-            client: Mutex::new(None),
-        })
-    }
-
-    /// It and its containers are known as they are.
-    pub(super) fn set_settled(&self) {
-        self.settled.send_replace(true);
-    }
-
-    /// Waits until it and its containers are known as they are.
-    async fn settled(&self) {
-        // The sender lives as long as the pod.
-        let _ = self.settled.subscribe().wait_for(|settled| *settled).await;
-    }
-
-    /// Says that it is to end, until the answer is dropped.
-    pub(super) fn end(&self) -> Ending<'_> {
-        self.ending.send_modify(|count| *count += 1);
-        Ending(&self.ending)
-    }
-
-    /// Whether it is to end.
-    pub(super) fn is_ending(&self) -> bool {
-        *self.ending.borrow() > 0
-    }
-
-    /// Waits until it is to end.
-    pub(super) async fn is_to_end(&self) {
-        let mut ending = self.ending.subscribe();
-        // The sender lives as long as the pod.
-        let _ = ending.wait_for(|count| *count > 0).await;
-    }
-
-    pub(super) fn record(&self) -> PodRecord {
-        self.record.get()
-    }
-
-    /// A part of the record, of which the rest is not copied.
-    pub(super) fn with_record<T>(&self, part: impl FnOnce(&PodRecord) -> T) -> T {
-        self.record.of(part)
-    }
-
-    pub(super) fn phase(&self) -> PodPhase {
-        self.record.of(|record| record.phase.clone())
-    }
-
-    /// Its sandbox's process.
-    pub(super) fn client(&self) -> Result<SandboxClient> {
-        let client = lock(&self.client).clone();
-        client.ok_or_else(|| self.not_ready())
-    }
-
-    pub(super) fn not_ready(&self) -> CriError {
-        CriError::WrongState {
-            kind: Kind::Pod,
-            id: self.id.clone(),
-            state: "not ready",
-            wanted: "run a new one",
-        }
-    }
-
-    pub(super) fn set_client(&self, client: Option<SandboxClient>) {
-        *lock(&self.client) = client;
-    }
-
-    /// Changes the record, on the disk first.
-    pub(super) fn update(
-        &self,
-        database: &Database,
-        change: impl FnOnce(&mut PodRecord),
-    ) -> Result<()> {
-        Ok(self.record.update(database, change)?)
-    }
-
-    /// Writes the record as it is.
-    pub(super) fn write(&self, database: &Database) -> Result<(), StateError> {
-        self.record.write(database)
-    }
-}
-
-impl Container {
-    pub(super) fn new(record: ContainerRecord, pod: Arc<Pod>) -> Arc<Self> {
-        Arc::new(Self {
-            id: record.id.clone(),
-            name: container_name(&record),
-            pod,
-            turn: tokio::sync::Mutex::new(()),
-            ended: watch::Sender::new(matches!(record.phase, ContainerPhase::Exited(_))),
-            was_signaled: AtomicBool::new(false),
-            cpu_rate: Mutex::default(),
-            record: Kept::new(record),
-        })
-    }
-
-    pub(super) fn record(&self) -> ContainerRecord {
-        self.record.get()
-    }
-
-    /// A part of the record, of which the rest is not copied.
-    pub(super) fn with_record<T>(&self, part: impl FnOnce(&ContainerRecord) -> T) -> T {
-        self.record.of(part)
-    }
-
-    pub(super) fn phase(&self) -> ContainerPhase {
-        self.record.of(|record| record.phase.clone())
-    }
-
-    /// Changes the record, on the disk first.
-    pub(super) fn update(
-        &self,
-        database: &Database,
-        change: impl FnOnce(&mut ContainerRecord),
-    ) -> Result<()> {
-        let updated = self.record.update(database, change);
-        self.tell_end();
-        Ok(updated?)
-    }
-
-    /// Writes the record as it is.
-    pub(super) fn write(&self, database: &Database) -> Result<(), StateError> {
-        self.record.write(database)
-    }
-
-    fn tell_end(&self) {
-        if matches!(self.phase(), ContainerPhase::Exited(_)) {
-            self.ended.send_replace(true);
-        }
-    }
-
-    /// Refuses in another state.
-    pub(super) fn running(&self) -> Result<()> {
-        let state = match self.phase() {
-            ContainerPhase::Running { .. } => return Ok(()),
-            ContainerPhase::Creating => "being created",
-            ContainerPhase::Created => "not started",
-            ContainerPhase::Exited(_) => "exited",
-            ContainerPhase::Removing => "being removed",
-        };
-        Err(CriError::WrongState {
-            kind: Kind::Container,
-            id: self.id.clone(),
-            state,
-            wanted: "it must be running",
-        })
-    }
-}
-
-impl Unwritten for Pod {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn write(&self, database: &Database) -> Result<(), StateError> {
-        self.record.write(database)
-    }
-}
-
-impl Unwritten for Container {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn write(&self, database: &Database) -> Result<(), StateError> {
-        self.record.write(database)
-    }
 }
 
 impl Node {
@@ -398,14 +142,14 @@ impl Node {
     }
 
     pub(super) fn forget_pod(&self, pod: &Pod) -> Result<()> {
-        pod.record.remove(&self.database)?;
+        pod.remove_record(&self.database)?;
         lock(&self.known).forget_pod(pod);
         self.pod_flights.forget(&pod.id);
         Ok(())
     }
 
     pub(super) fn forget_container(&self, container: &Container) -> Result<()> {
-        container.record.remove(&self.database)?;
+        container.remove_record(&self.database)?;
         lock(&self.known).forget_container(container);
         self.container_flights.forget(&container.id);
         self.start_flights.forget(&container.id);
@@ -415,7 +159,7 @@ impl Node {
     /// Takes down what has become of a pod: it is so at once, and on the disk as soon as that can
     /// be written.
     pub(super) fn note_pod(self: &Arc<Self>, pod: &Arc<Pod>, change: impl FnOnce(&mut PodRecord)) {
-        if let Err(error) = pod.record.note(&self.database, change)
+        if let Err(error) = pod.note(&self.database, change)
             && self.write_later(pod)
         {
             warn!(pod = pod.id, %error, "what became of the pod is written later");
@@ -428,9 +172,7 @@ impl Node {
         container: &Arc<Container>,
         change: impl FnOnce(&mut ContainerRecord),
     ) {
-        let noted = container.record.note(&self.database, change);
-        container.tell_end();
-        if let Err(error) = noted
+        if let Err(error) = container.note(&self.database, change)
             && self.write_later(container)
         {
             let id = &container.id;
@@ -513,18 +255,6 @@ fn find<T>(all: &BTreeMap<String, Arc<T>>, id: &str, kind: Kind) -> Result<Arc<T
             id: id_shown(),
         }),
     }
-}
-
-/// What makes a pod sandbox one of its kind, as the kubelet sees it.
-pub(super) fn pod_name(record: &PodRecord) -> String {
-    let metadata = record.config.metadata.clone().unwrap_or_default();
-    let (name, namespace) = (metadata.name, metadata.namespace);
-    format!("{name}_{namespace}_{}_{}", metadata.uid, metadata.attempt)
-}
-
-fn container_name(record: &ContainerRecord) -> String {
-    let metadata = record.config.metadata.clone().unwrap_or_default();
-    format!("{}_{}", metadata.name, metadata.attempt)
 }
 
 /// Makes the directory that outlives a boot, which nobody else may look into. One that a user has

@@ -1,0 +1,128 @@
+//! A container, as the daemon knows it.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::watch;
+
+use super::Pod;
+use crate::cri::containers::CpuRate;
+use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::late::Unwritten;
+use crate::cri::state::{ContainerPhase, ContainerRecord, Database, Kept, StateError};
+
+/// A container.
+#[derive(Debug)]
+pub(in crate::cri) struct Container {
+    pub(in crate::cri) id: String,
+    /// As no other one of its pod is called; it never changes.
+    pub(in crate::cri) name: String,
+    pub(in crate::cri) pod: Arc<Pod>,
+    /// Who starts or removes it holds this.
+    pub(in crate::cri) turn: tokio::sync::Mutex<()>,
+    /// Turns true when it has ended.
+    pub(in crate::cri) ended: watch::Sender<bool>,
+    /// It was sent its stop signal: some programs take a second one as a wish for haste.
+    pub(in crate::cri) was_signaled: AtomicBool,
+    /// CPU time per second.
+    pub(in crate::cri) cpu_rate: Mutex<CpuRate>,
+    record: Kept<ContainerRecord>,
+}
+
+impl Container {
+    pub(in crate::cri) fn new(record: ContainerRecord, pod: Arc<Pod>) -> Arc<Self> {
+        Arc::new(Self {
+            id: record.id.clone(),
+            name: container_name(&record),
+            pod,
+            turn: tokio::sync::Mutex::new(()),
+            ended: watch::Sender::new(matches!(record.phase, ContainerPhase::Exited(_))),
+            was_signaled: AtomicBool::new(false),
+            cpu_rate: Mutex::default(),
+            record: Kept::new(record),
+        })
+    }
+
+    pub(in crate::cri) fn record(&self) -> ContainerRecord {
+        self.record.get()
+    }
+
+    /// A part of the record, of which the rest is not copied.
+    pub(in crate::cri) fn with_record<T>(&self, part: impl FnOnce(&ContainerRecord) -> T) -> T {
+        self.record.of(part)
+    }
+
+    pub(in crate::cri) fn phase(&self) -> ContainerPhase {
+        self.record.of(|record| record.phase.clone())
+    }
+
+    /// Changes the record, on the disk first.
+    pub(in crate::cri) fn update(
+        &self,
+        database: &Database,
+        change: impl FnOnce(&mut ContainerRecord),
+    ) -> Result<()> {
+        let updated = self.record.update(database, change);
+        self.tell_end();
+        Ok(updated?)
+    }
+
+    /// Changes the record, whether or not the disk takes it.
+    pub(super) fn note(
+        &self,
+        database: &Database,
+        change: impl FnOnce(&mut ContainerRecord),
+    ) -> Result<(), StateError> {
+        let noted = self.record.note(database, change);
+        self.tell_end();
+        noted
+    }
+
+    /// Removes the record from the disk.
+    pub(super) fn remove_record(&self, database: &Database) -> Result<(), StateError> {
+        self.record.remove(database)
+    }
+
+    /// Writes the record as it is.
+    pub(in crate::cri) fn write(&self, database: &Database) -> Result<(), StateError> {
+        self.record.write(database)
+    }
+
+    fn tell_end(&self) {
+        if matches!(self.phase(), ContainerPhase::Exited(_)) {
+            self.ended.send_replace(true);
+        }
+    }
+
+    /// Refuses in another state.
+    pub(in crate::cri) fn running(&self) -> Result<()> {
+        let state = match self.phase() {
+            ContainerPhase::Running { .. } => return Ok(()),
+            ContainerPhase::Creating => "being created",
+            ContainerPhase::Created => "not started",
+            ContainerPhase::Exited(_) => "exited",
+            ContainerPhase::Removing => "being removed",
+        };
+        Err(CriError::WrongState {
+            kind: Kind::Container,
+            id: self.id.clone(),
+            state,
+            wanted: "it must be running",
+        })
+    }
+}
+
+impl Unwritten for Container {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn write(&self, database: &Database) -> Result<(), StateError> {
+        self.record.write(database)
+    }
+}
+
+fn container_name(record: &ContainerRecord) -> String {
+    let metadata = record.config.metadata.clone().unwrap_or_default();
+    format!("{}_{}", metadata.name, metadata.attempt)
+}

@@ -1,0 +1,195 @@
+//! A pod sandbox, as the daemon knows it.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::watch;
+
+use super::lock;
+use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::late::Unwritten;
+use crate::cri::mounted::Mounted;
+use crate::cri::state::{Database, Kept, PodPhase, PodRecord, StateError};
+use crate::sandbox::{GuestStats, SandboxClient};
+
+/// A pod sandbox.
+#[derive(Debug)]
+pub(in crate::cri) struct Pod {
+    pub(in crate::cri) id: String,
+    /// See [`pod_name`]; it never changes.
+    pub(in crate::cri) name: String,
+    /// Who changes it holds this.
+    pub(in crate::cri) turn: Arc<tokio::sync::Mutex<()>>,
+    /// Held by who has CNI's plugins look at its network, or undo it.
+    pub(in crate::cri) network: tokio::sync::Mutex<()>,
+    /// How many wait for the turn in order to end it: who makes something in it gives up.
+    ending: watch::Sender<usize>,
+    /// It and its containers are what their records say: a new daemon has asked its sandbox.
+    settled: watch::Sender<bool>,
+    /// What its guest was last given beyond what it began with.
+    pub(in crate::cri) given: tokio::sync::Mutex<Given>,
+    /// It is waited for that its guest runs short of memory.
+    pub(in crate::cri) is_watched: AtomicBool,
+    /// Its volumes, and who has them.
+    pub(in crate::cri) mounted: Mounted,
+    /// What its containers were last known to have used in all.
+    pub(in crate::cri) used: Mutex<GuestStats>,
+    record: Kept<PodRecord>,
+    client: Mutex<Option<SandboxClient>>,
+}
+
+/// What a guest was given while it ran; unknown to a daemon that has just begun.
+#[derive(Debug, Default)]
+pub(in crate::cri) struct Given {
+    /// Bytes beyond its first memory, which it has; none as long as it has not what it was asked to
+    /// have.
+    pub(in crate::cri) memory: Option<u64>,
+    /// vCPUs in all.
+    pub(in crate::cri) vcpus: Option<u8>,
+}
+
+/// Somebody is about to end a pod.
+#[derive(Debug)]
+pub(in crate::cri) struct Ending<'a>(&'a watch::Sender<usize>);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count = count.saturating_sub(1));
+    }
+}
+
+impl Pod {
+    pub(in crate::cri) fn new(record: PodRecord) -> Arc<Self> {
+        Self::of(record, true)
+    }
+
+    /// One of the database, of which [`Self::set_settled`] tells that more is known.
+    pub(in crate::cri) fn found(record: PodRecord) -> Arc<Self> {
+        Self::of(record, false)
+    }
+
+    fn of(record: PodRecord, is_settled: bool) -> Arc<Self> {
+        let metadata = record.config.metadata.as_ref();
+        let mounted = Mounted::of(metadata.map_or("", |metadata| &metadata.uid));
+        Arc::new(Self {
+            id: record.id.clone(),
+            name: pod_name(&record),
+            turn: Arc::default(),
+            network: tokio::sync::Mutex::default(),
+            ending: watch::Sender::new(0),
+            settled: watch::Sender::new(is_settled),
+            given: tokio::sync::Mutex::default(),
+            is_watched: AtomicBool::new(false),
+            mounted,
+            used: Mutex::default(),
+            record: Kept::new(record),
+            client: Mutex::new(None),
+        })
+    }
+
+    /// It and its containers are known as they are.
+    pub(in crate::cri) fn set_settled(&self) {
+        self.settled.send_replace(true);
+    }
+
+    /// Waits until it and its containers are known as they are.
+    pub(super) async fn settled(&self) {
+        // The sender lives as long as the pod.
+        let _ = self.settled.subscribe().wait_for(|settled| *settled).await;
+    }
+
+    /// Says that it is to end, until the answer is dropped.
+    pub(in crate::cri) fn end(&self) -> Ending<'_> {
+        self.ending.send_modify(|count| *count += 1);
+        Ending(&self.ending)
+    }
+
+    /// Whether it is to end.
+    pub(in crate::cri) fn is_ending(&self) -> bool {
+        *self.ending.borrow() > 0
+    }
+
+    /// Waits until it is to end.
+    pub(in crate::cri) async fn is_to_end(&self) {
+        let mut ending = self.ending.subscribe();
+        // The sender lives as long as the pod.
+        let _ = ending.wait_for(|count| *count > 0).await;
+    }
+
+    pub(in crate::cri) fn record(&self) -> PodRecord {
+        self.record.get()
+    }
+
+    /// A part of the record, of which the rest is not copied.
+    pub(in crate::cri) fn with_record<T>(&self, part: impl FnOnce(&PodRecord) -> T) -> T {
+        self.record.of(part)
+    }
+
+    pub(in crate::cri) fn phase(&self) -> PodPhase {
+        self.record.of(|record| record.phase.clone())
+    }
+
+    /// Its sandbox's process.
+    pub(in crate::cri) fn client(&self) -> Result<SandboxClient> {
+        let client = lock(&self.client).clone();
+        client.ok_or_else(|| self.not_ready())
+    }
+
+    pub(in crate::cri) fn not_ready(&self) -> CriError {
+        CriError::WrongState {
+            kind: Kind::Pod,
+            id: self.id.clone(),
+            state: "not ready",
+            wanted: "run a new one",
+        }
+    }
+
+    pub(in crate::cri) fn set_client(&self, client: Option<SandboxClient>) {
+        *lock(&self.client) = client;
+    }
+
+    /// Changes the record, on the disk first.
+    pub(in crate::cri) fn update(
+        &self,
+        database: &Database,
+        change: impl FnOnce(&mut PodRecord),
+    ) -> Result<()> {
+        Ok(self.record.update(database, change)?)
+    }
+
+    /// Changes the record, whether or not the disk takes it.
+    pub(super) fn note(
+        &self,
+        database: &Database,
+        change: impl FnOnce(&mut PodRecord),
+    ) -> Result<(), StateError> {
+        self.record.note(database, change)
+    }
+
+    /// Removes the record from the disk.
+    pub(super) fn remove_record(&self, database: &Database) -> Result<(), StateError> {
+        self.record.remove(database)
+    }
+
+    /// Writes the record as it is.
+    pub(in crate::cri) fn write(&self, database: &Database) -> Result<(), StateError> {
+        self.record.write(database)
+    }
+}
+
+impl Unwritten for Pod {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn write(&self, database: &Database) -> Result<(), StateError> {
+        self.record.write(database)
+    }
+}
+
+/// What makes a pod sandbox one of its kind, as the kubelet sees it.
+pub(in crate::cri) fn pod_name(record: &PodRecord) -> String {
+    let metadata = record.config.metadata.clone().unwrap_or_default();
+    let (name, namespace) = (metadata.name, metadata.namespace);
+    format!("{name}_{namespace}_{}_{}", metadata.uid, metadata.attempt)
+}
