@@ -1,5 +1,8 @@
 //! Names of signals, as users and images write them.
 
+/// The signal that no process can catch.
+pub(crate) const SIGKILL: u8 = 9;
+
 /// Linux' signals by number; names as in signal(7) without SIG.
 const NAMES: [(&str, u8); 31] = [
     ("HUP", 1),

@@ -18,11 +18,10 @@ use crate::cli::terminal::{self, RawMode};
 use crate::sandbox::{
     AttachedStreams, Outputs, ProcessExit, SandboxClient, SandboxError, StdioFds, StreamSet,
 };
+use crate::signal::SIGKILL;
 
 /// The signal that a program gets which writes to a pipe that nobody reads.
 const SIGPIPE: u8 = 13;
-
-const SIGKILL: u8 = 9;
 
 /// How long a program may take to end when nobody reads its output any more.
 const UNREAD: Duration = Duration::from_secs(2);

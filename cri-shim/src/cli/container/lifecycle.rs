@@ -15,9 +15,7 @@ use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
 use crate::cli::signals::exit_code_of;
 use crate::sandbox::{EventAction, ProcessExit, RefusalKind, SandboxClient, SandboxExit};
-use crate::signal::parse as parse_signal;
-
-const SIGKILL: u8 = 9;
+use crate::signal::{SIGKILL, parse as parse_signal};
 
 /// Seconds that a program has to end, as in docker.
 const STOP_TIMEOUT: u32 = 10;

@@ -34,8 +34,7 @@ use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, JsonArgs};
 use crate::cri::POD_IMAGE_SLOTS;
 use crate::sandbox::{EventAction, SandboxClient, SandboxError, random_id};
-
-const SIGKILL: u8 = 9;
+use crate::signal::SIGKILL;
 
 /// How long a pod's guest may take to power itself off when its containers have ended.
 const POWER_OFF: Duration = Duration::from_secs(10);

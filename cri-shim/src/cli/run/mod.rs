@@ -29,13 +29,12 @@ use super::pull::{Pulled, pull};
 use super::signals::{Signals, exit_code_of};
 use super::{Globals, advice, terminal};
 use crate::sandbox::{EventAction, SandboxClient, SandboxError, SandboxExit};
+use crate::signal::SIGKILL;
 use args::Pull;
 pub(super) use args::{RunArgs, from_here};
 pub(super) use args::{parse_console, parse_hostname, parse_label, parse_sysctl};
 use make::{ImagePin, Made, Place, launch, record};
 pub(super) use make::{MachineOptions, begin_machine, keep_etc_files, now};
-
-const SIGKILL: u8 = 9;
 
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     if args.tty && args.interactive && !args.detach && !terminal::is_terminal(io::stdin()) {

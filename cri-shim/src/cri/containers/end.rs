@@ -18,8 +18,7 @@ use crate::cri::node::{Container, Node};
 use crate::cri::state::ContainerPhase;
 use crate::cri::volumes;
 use crate::sandbox::{RefusalKind, SandboxClient, SandboxError};
-
-const SIGKILL: u32 = 9;
+use crate::signal::SIGKILL;
 
 /// How long the guest may take to end a container that it was told to kill.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -75,7 +74,11 @@ impl Node {
         if container.running().is_err() {
             return Ok(());
         }
-        passing(client.signal(&container.id, None, SIGKILL, true).await)?;
+        passing(
+            client
+                .signal(&container.id, None, SIGKILL.into(), true)
+                .await,
+        )?;
         if has_ended(container, client, KILL_TIMEOUT).await {
             return Ok(());
         }

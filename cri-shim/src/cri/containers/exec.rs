@@ -18,6 +18,7 @@ use crate::cri::node::Node;
 use crate::cri::spec;
 use crate::request;
 use crate::sandbox::{Exec, ProcessExit, SandboxClient, SandboxError, StdioFds, random_id};
+use crate::signal::SIGKILL;
 
 /// Bytes kept of each stream. The kubelet takes messages of 16 MiB; what a probe prints
 /// beyond that is read and dropped.
@@ -39,8 +40,6 @@ const REST: Duration = Duration::from_secs(60);
 /// How long the answer waits for the end of a command that is killed because its time is over: a
 /// guest that hangs must not hold it up.
 const KILL: Duration = Duration::from_secs(2);
-
-const SIGKILL: u32 = 9;
 
 /// Room for what is kept of output, in bytes: containers that print much must not take the node's
 /// memory.
@@ -236,7 +235,9 @@ impl Command {
 }
 
 async fn kill(client: &SandboxClient, container: &str, id: &str) {
-    let killed = client.signal(container, Some(id), SIGKILL, false).await;
+    let killed = client
+        .signal(container, Some(id), SIGKILL.into(), false)
+        .await;
     if let Err(error) = killed {
         debug!(%error, "the command that is to be killed has ended by itself");
     }

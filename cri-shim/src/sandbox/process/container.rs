@@ -19,6 +19,7 @@ use super::end::{LAST_READS, MACHINE_ENDS};
 use super::output::ContainerStreams;
 use super::restart::{Processes, Restarts};
 use crate::patience::timeout;
+use crate::signal::SIGKILL;
 
 /// How long output may still come when its process has ended: what it started may hold the
 /// streams open for ever. Readers that are waited for take the time that they want besides.
@@ -27,10 +28,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// Processes of `exec` that are remembered after they have ended.
 const EXECS_REMEMBERED: usize = 256;
 
-const SIGKILL: u32 = 9;
-
-/// The exit of a process whose guest is gone: killed.
-const KILLED: i32 = 128 + SIGKILL.cast_signed();
+/// The exit code of a process whose guest is gone: killed.
+const KILLED_EXIT_CODE: i32 = 128 + SIGKILL as i32;
 
 /// A container that the guest has.
 #[derive(Debug)]
@@ -155,7 +154,7 @@ impl Container {
             };
             if tokio::time::timeout(grace, asked).await.is_err() {
                 info!(container = container.id, "the grace period is over");
-                send(SIGKILL, true).await;
+                send(SIGKILL.into(), true).await;
                 container.hurry_readers().await;
             }
         });
@@ -389,7 +388,10 @@ async fn wait(agent: &Agent, id: &str, exec_id: &str) -> Result<ProcessExit, Unk
 /// Kills a process that was made and is not to run, with all of its container when it is that one's
 /// own, and waits for its end.
 async fn end_unwanted(agent: &Agent, id: &str, exec_id: &str) {
-    match agent.signal(id, exec_id, SIGKILL, exec_id.is_empty()).await {
+    match agent
+        .signal(id, exec_id, SIGKILL.into(), exec_id.is_empty())
+        .await
+    {
         Ok(()) => drop(wait(agent, id, exec_id).await),
         Err(error) => debug!(container = id, exec_id, %error, "a process is not killed"),
     }
@@ -411,7 +413,7 @@ fn not_started(error: &SandboxError) -> ProcessExit {
 
 fn killed() -> ProcessExit {
     ProcessExit {
-        code: KILLED,
+        code: KILLED_EXIT_CODE,
         exited_at_ns: now_ns(),
         oom_killed: false,
     }
@@ -463,7 +465,7 @@ mod tests {
         let (container, _output) = Container::sample("c");
         let grace = Duration::from_millis(100);
         container.stop(&agent, 15, grace).unwrap();
-        for (signal, all) in [(15, false), (SIGKILL, true)] {
+        for (signal, all) in [(15, false), (SIGKILL.into(), true)] {
             let request = Message::<Request>::read_from(&mut guest).await.unwrap();
             let sent = SignalProcessRequest::decode(&request.payload.payload).unwrap();
             assert_eq!((sent.signal, sent.all), (signal, all));
