@@ -46,7 +46,13 @@ impl Node {
                     }
                     self.add_container(&Container::new(record, pod))?;
                 }
-                Err(_) => self.database.remove::<ContainerRecord>(&record.id)?,
+                // The next daemon tries again: a full disk keeps nobody from starting.
+                Err(_) => {
+                    if let Err(error) = self.database.remove::<ContainerRecord>(&record.id) {
+                        let id = record.id;
+                        warn!(container = id, %error, "a container without a pod stays recorded");
+                    }
+                }
             }
         }
         let mut recovering = JoinSet::new();
