@@ -101,7 +101,7 @@ pub enum Error {
         source: Box<redb::Error>,
     },
     /// [`Cancel`](crate::Cancel) was asked for.
-    #[error("the work was cancelled")]
+    #[error("cancelled")]
     Cancelled,
     /// The disk under the store is full.
     #[error("no space left for the image store at {}; free some, or remove images by `podvisor rmi`", .path.display())]

@@ -67,7 +67,7 @@ pub(crate) enum CniError {
     },
     /// A plugin of somebody who was killed hangs.
     #[error(
-        "a CNI plugin whose starter was killed has not ended within {} s: it still has {} open",
+        "an orphaned CNI plugin did not exit within {} s: it still has {} open",
         .limit.as_secs(), .input.display()
     )]
     StillRuns {
@@ -107,9 +107,7 @@ pub(crate) enum CniError {
         message: String,
     },
     /// A plugin was not waited for any longer.
-    #[error(
-        "CNI plugin {name:?} was killed at {command} because its answer is not needed any more"
-    )]
+    #[error("CNI plugin {name:?} was cancelled during {command}")]
     Cancelled {
         /// Its type.
         name: String,
@@ -117,7 +115,7 @@ pub(crate) enum CniError {
         command: &'static str,
     },
     /// CHECK was not waited for any longer, before a plugin ran.
-    #[error("the network is not checked: the answer is not needed any more")]
+    #[error("the network check was cancelled")]
     Unchecked,
     /// What a plugin answered is not a result of CNI, or nothing that a pod can have.
     #[error("CNI plugin {name:?} gave an invalid result: {reason}")]

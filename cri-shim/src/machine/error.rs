@@ -33,7 +33,7 @@ pub enum MachineError {
     Net(#[from] NetDeviceError),
     /// Users of a shared directory that no guest can have.
     #[error(
-        "{} users from {} on cannot be mapped: take at least one, from 1 on, up to 4294967293",
+        "invalid user mapping of {} ids starting at {}: give at least one id, between 1 and 4294967293",
         .0.count, .0.first
     )]
     Users(UserRange),
@@ -50,7 +50,7 @@ pub enum MachineError {
     #[error("devices cannot be plugged into a machine without a PCI bus")]
     NotPci,
     /// All places for devices are taken.
-    #[error("the machine has no place for a further device; end containers that have some")]
+    #[error("the machine has no free PCI slot; stop containers that use devices")]
     Full,
     /// There are no more vCPUs.
     #[error(transparent)]

@@ -73,7 +73,7 @@ pub enum SandboxError {
     #[error(transparent)]
     Link(#[from] LinkError),
     /// The jail of the sandbox's process.
-    #[error("failed to close the sandbox's jail")]
+    #[error("failed to set up the sandbox's jail")]
     Jail(#[from] JailError),
     /// No guest came of a template: its clone ended, or did not answer.
     #[error(transparent)]
@@ -145,7 +145,7 @@ pub enum SandboxError {
     #[error("the sandbox's process failed while starting: {0}")]
     JailRefused(String),
     /// What the control socket carried makes no sense.
-    #[error("the control socket of the sandbox in {} is not understood", .dir.display())]
+    #[error("invalid message on the control socket of the sandbox in {}", .dir.display())]
     Control {
         /// The sandbox's directory.
         dir: PathBuf,

@@ -15,10 +15,12 @@ const MAX_WAITING: usize = 1000;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenError {
     /// Too many are waiting.
-    #[error("{MAX_WAITING} requests wait for their clients already; try again in a minute")]
+    #[error(
+        "{MAX_WAITING} streaming requests are already waiting for a client; try again in a minute"
+    )]
     TooMany,
     /// The kernel gave no random bytes.
-    #[error("failed to make up a token")]
+    #[error("failed to generate a token")]
     Random(#[source] io::Error),
 }
 

@@ -381,7 +381,7 @@ impl Engine {
 
     fn start(&mut self) -> Result<(), Fault> {
         let started = self.disk.commit();
-        started.map_err(|error| Fault::host("starting requests of a disk", error))
+        started.map_err(|error| Fault::host("failed to submit disk requests", error))
     }
 
     /// Whether requests wait for their next piece.

@@ -155,7 +155,9 @@ impl Lane {
         loop {
             let ready = match self.wait(again) {
                 Ok(ready) => ready,
-                Err(error) => return self.fail(Fault::host("waiting for a queue's events", error)),
+                Err(error) => {
+                    return self.fail(Fault::host("failed to wait for queue events", error));
+                }
             };
             drop(lock(&self.turnstile));
             let mut place = lock(&self.server);

@@ -255,7 +255,7 @@ impl VirtioDevice for ConsoleDevice {
             (RX, Some(input)) => {
                 input
                     .watch()
-                    .map_err(|error| Fault::host("watching the console's input", error))?;
+                    .map_err(|error| Fault::host("failed to watch the console's input", error))?;
                 self.receive()
             }
             _ => Ok(Progress::Idle),

@@ -241,7 +241,7 @@ impl FsDevice {
         };
         self.tree
             .prepare_thread()
-            .map_err(|error| Fault::host("preparing a thread to serve files", error))?;
+            .map_err(|error| Fault::host("failed to set up the file server thread", error))?;
         let exchange = match &mut self.exchange {
             Some(exchange) => exchange,
             none => none.insert(Exchange::new(queue.memory()).map_err(fault)?),
@@ -363,9 +363,7 @@ fn reply(chain: &Chain, mem: &GuestRam, unique: u64, error: Option<Errno>) -> Re
 fn fault(error: ExchangeError) -> Fault {
     match error {
         ExchangeError::Chain(error) => error.into(),
-        ExchangeError::Present(_) => {
-            Fault::protocol("a file system request whose buffers cannot be used")
-        }
+        ExchangeError::Present(_) => Fault::protocol("a FUSE request with unusable buffers"),
         other => Fault::host(
             "the private ring of a file system device",
             io::Error::other(other),

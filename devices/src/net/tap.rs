@@ -25,16 +25,16 @@ pub enum TapError {
     #[error("the descriptor is not a tap: open /dev/net/tun and call TUNSETIFF first")]
     NotATap(#[source] io::Error),
     /// It was made with other flags.
-    #[error("the tap was made without {flag}: TUNSETIFF needs IFF_TAP|IFF_NO_PI|IFF_VNET_HDR")]
+    #[error("the tap was created without {flag}: TUNSETIFF needs IFF_TAP|IFF_NO_PI|IFF_VNET_HDR")]
     Flag {
         /// What is missing.
         flag: &'static str,
     },
     /// It has one queue, and several are needed.
-    #[error("the tap was made without IFF_MULTI_QUEUE, which several queues need")]
+    #[error("the tap was created without IFF_MULTI_QUEUE, which several queues need")]
     OneQueue,
     /// Not a queue of the same tap.
-    #[error("queue {number} is of the interface {found}, and the first one of {expected}")]
+    #[error("tap queue {number} belongs to interface {found}, but the first one to {expected}")]
     OtherInterface {
         /// Which, from 0 on.
         number: usize,

@@ -42,7 +42,7 @@ pub enum VhostError {
         offered: u64,
     },
     /// It serves another card, or the host permits no more threads.
-    #[error("vhost does not begin to serve: each card needs a descriptor of its own")]
+    #[error("VHOST_SET_OWNER failed: open /dev/vhost-net once per network device")]
     Owner(#[source] io::Error),
     /// The host refused a descriptor.
     #[error("failed to create an eventfd for vhost")]

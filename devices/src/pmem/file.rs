@@ -25,7 +25,7 @@ pub enum PmemError {
         source: io::Error,
     },
     /// Nothing can be told of the descriptor.
-    #[error("failed to look at a memory image")]
+    #[error("failed to stat a memory image")]
     Look(#[source] io::Error),
     /// A directory, a device, a socket…
     #[error("a memory image must be a regular file")]
@@ -37,7 +37,7 @@ pub enum PmemError {
         len: u64,
     },
     /// A descriptor by which the file could be written.
-    #[error("a memory image must be opened for reading alone")]
+    #[error("a memory image must be opened read-only")]
     Writable,
 }
 

@@ -74,7 +74,7 @@ fn fill(mem: &GuestRam, chain: &Chain) -> Result<usize, Fault> {
             break;
         };
         let got = rustix::io::retry_on_intr(|| getrandom(&mut *bytes, GetRandomFlags::empty()))
-            .map_err(|error| Fault::host("reading random bytes", io::Error::from(error)))?;
+            .map_err(|error| Fault::host("failed to read random bytes", io::Error::from(error)))?;
         chain.write(mem, done, bytes.get(..got).unwrap_or(&[]))?;
         done = done.saturating_add(got);
     }

@@ -122,7 +122,7 @@ pub enum StartError {
         index: u16,
     },
     /// The queue runs already.
-    #[error("queue {index} runs already")]
+    #[error("queue {index} is already running")]
     Running {
         /// The queue's index.
         index: u16,

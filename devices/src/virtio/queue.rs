@@ -115,7 +115,7 @@ pub enum QueueFault {
         head: u16,
     },
     /// A chain with a cycle, a bad link, a bad indirect table, or more than 2³² bytes.
-    #[error("the descriptor chain at {head} does not end")]
+    #[error("the descriptor chain at {head} is broken or has a loop")]
     ChainBroken {
         /// The chain's head.
         head: u16,

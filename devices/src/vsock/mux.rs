@@ -169,7 +169,10 @@ impl Mux {
             let events = match epoll::wait(&self.epoll, &mut buffer, Some(&NO_WAIT)) {
                 Ok((events, _)) => events,
                 Err(error) => {
-                    return Err(Fault::host("waiting for the vsock's sockets", error.into()));
+                    return Err(Fault::host(
+                        "failed to wait for vsock sockets",
+                        error.into(),
+                    ));
                 }
             };
             let last = events.len() < EVENTS_PER_CALL;

@@ -35,7 +35,7 @@ pub enum ArchiveError {
         source: io::Error,
     },
     /// It is no archive.
-    #[error("this is no tar archive, or a broken one")]
+    #[error("not a tar archive, or a damaged one")]
     Tar(#[from] TarError),
     /// It is an archive, but of something else.
     #[error(
@@ -51,7 +51,7 @@ pub enum ArchiveError {
         limit: u64,
     },
     /// A part is missing.
-    #[error("the archive lacks {name}")]
+    #[error("the archive has no {name}")]
     Missing {
         /// What.
         name: String,

@@ -130,7 +130,7 @@ pub enum DiskError {
         actual: Box<Checksum>,
     },
     /// The file is there, but it is no disk image, or none that can be used.
-    #[error("{name} is no disk image that can be used")]
+    #[error("{name} is not a usable disk image")]
     Unusable {
         /// Address, or image and file in it.
         name: String,

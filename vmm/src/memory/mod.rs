@@ -81,7 +81,7 @@ pub enum MemoryError {
         len: u64,
     },
     /// The regions do not fit together: more memory than the address space holds.
-    #[error("failed to lay out {size} of guest memory")]
+    #[error("failed to create guest memory regions of {size}")]
     Layout {
         /// How much.
         size: MemorySize,

@@ -19,7 +19,7 @@ pub enum SnapshotError {
     #[error(transparent)]
     State(#[from] VmError),
     /// Snapshots never replace anything.
-    #[error("{} is there already", path.display())]
+    #[error("{} already exists", path.display())]
     Exists {
         /// The directory.
         path: PathBuf,
@@ -52,13 +52,13 @@ pub enum SnapshotError {
         source: FormatError,
     },
     /// A difference whose full snapshot is another one by now.
-    #[error("{} is not the snapshot that this one is the difference to", path.display())]
+    #[error("{} is not the base snapshot of this differential snapshot", path.display())]
     OtherBase {
         /// The full snapshot's directory.
         path: PathBuf,
     },
     /// A difference is asked for of a VM that did not come from a snapshot.
-    #[error("this VM was not restored from a snapshot: there is nothing to take a difference to")]
+    #[error("a differential snapshot needs a VM that was restored from a snapshot")]
     NoBase,
     /// Memory could not be written, mapped or read.
     #[error(transparent)]
@@ -67,10 +67,10 @@ pub enum SnapshotError {
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// The processor lacks what the guest may use.
-    #[error("the guest cannot go on here: {0}")]
+    #[error("the guest cannot be resumed on this CPU: {0}")]
     Cpu(CpuMismatch),
     /// What the guest was told of its processor is nothing that KVM tells a guest.
-    #[error("this host's KVM does not take the CPUID leaves of the snapshot")]
+    #[error("KVM on this host rejects the snapshot's CPUID leaves")]
     Cpuid(#[source] KvmError),
     /// Its time stamp counter would run at another speed.
     #[error("the guest's TSC runs at {saved} kHz, this host's at {here} kHz, and KVM cannot scale")]
@@ -81,7 +81,7 @@ pub enum SnapshotError {
         here: u32,
     },
     /// An MSR of the guest's.
-    #[error("this host's KVM does not take {value:#x} in MSR {number:#x}")]
+    #[error("KVM on this host rejects the value {value:#x} for MSR {number:#x}")]
     Msr {
         /// The MSR.
         number: u32,

@@ -86,7 +86,7 @@ pub enum FormatError {
         found: u32,
     },
     /// The file ends too early, or goes on too long.
-    #[error("it has {len} bytes, not as many as it should have")]
+    #[error("it has the wrong length: {len} bytes")]
     Length {
         /// Its length.
         len: u64,
@@ -98,7 +98,7 @@ pub enum FormatError {
         what: String,
     },
     /// A record that this version does not know, or knows in another version.
-    #[error("{what} is of a kind or version that this version does not know")]
+    #[error("{what} has an unknown kind or version")]
     Unknown {
         /// Which part.
         what: String,

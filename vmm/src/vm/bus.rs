@@ -26,7 +26,7 @@ pub(crate) trait BusDevice: Debug + Send + Sync {
 
 /// The range overlaps one that is taken, or has no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the addresses from {start:#x} to {last:#x} are taken")]
+#[error("the address range {start:#x}-{last:#x} is already in use")]
 pub(crate) struct RangeTaken {
     start: u64,
     last: u64,

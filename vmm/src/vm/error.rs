@@ -77,7 +77,7 @@ pub enum ConfigError {
     #[error("the VM in the snapshot has no serial port: leave out `.serial(…)`")]
     NoSerial,
     /// A disk cannot do what it promises.
-    #[error("a disk")]
+    #[error("invalid disk")]
     Disk(#[source] BlockDeviceError),
 }
 
@@ -121,7 +121,7 @@ pub enum BuildError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     /// Two devices claim the same addresses.
-    #[error("the guest's address space is laid out wrongly")]
+    #[error("failed to lay out the guest's physical address space")]
     Addresses(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// All device numbers of the PCI bus are taken.
     #[error("there is no free slot on the PCI bus")]

@@ -42,7 +42,7 @@ pub enum HandleError {
         there: Vec<String>,
     },
     /// The VM has not been started, or has ended, or the device was unplugged.
-    #[error("{device} is not there: its VM does not run, or it was unplugged")]
+    #[error("{device} is not available: its VM is not running, or it was unplugged")]
     NotRunning {
         /// The device's name.
         device: String,

@@ -129,7 +129,7 @@ pub enum VmError {
     #[error("the VM is poisoned")]
     Poisoned(#[source] Arc<Poison>),
     /// Something did not come to a stop in time; the VM runs on.
-    #[error("the VM was not paused: {what} did not come to a stop within {PATIENCE:?}")]
+    #[error("the VM was not paused: {what} did not stop within {PATIENCE:?}")]
     Busy {
         /// The name of a thread: `vcpu`, `vm-io`, or `vm-` with the name of a device.
         what: String,

@@ -30,7 +30,7 @@ pub struct Plugged {
 #[non_exhaustive]
 pub enum PlugError {
     /// Devices on MMIO are there for the VM's life.
-    #[error("devices of a VM on MMIO stay: build it with `.transport(Transport::Pci)`")]
+    #[error("cannot hotplug virtio-mmio devices: build the VM with `.transport(Transport::Pci)`")]
     NotPci,
     /// The VM does not run.
     #[error(transparent)]
@@ -42,10 +42,10 @@ pub enum PlugError {
     #[error(transparent)]
     Build(#[from] BuildError),
     /// The guest's address space is laid out when the VM is built.
-    #[error("a memory image is there for the VM's life: give it to the builder by `.pmem(…)`")]
+    #[error("cannot hotplug a virtio-pmem device: add it to the builder with `.pmem(…)`")]
     Image,
     /// An event loop for it could not be had.
-    #[error("no event loop takes {device}")]
+    #[error("failed to add {device} to an event loop")]
     EventLoop {
         /// The device's name.
         device: String,

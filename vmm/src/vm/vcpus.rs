@@ -16,7 +16,7 @@ use crate::kvm::KvmError;
 #[non_exhaustive]
 pub enum AddVcpusError {
     /// The guest was told of fewer when it booted.
-    #[error("{vcpus} vCPUs: the VM was built for at most {max}")]
+    #[error("cannot have {vcpus} vCPUs: the VM was built for at most {max}")]
     TooMany {
         /// What was asked for.
         vcpus: u8,

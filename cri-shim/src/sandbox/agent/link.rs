@@ -47,7 +47,7 @@ pub enum LinkError {
     #[error("lost the guest's agent: {0}")]
     Lost(ttrpc::Error),
     /// A call was not answered in its time, or not as an agent does.
-    #[error("the guest's agent: {0}")]
+    #[error("call to the guest's agent failed: {0}")]
     Unanswered(ttrpc::Error),
     /// The agent's own words.
     #[error(transparent)]

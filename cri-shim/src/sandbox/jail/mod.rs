@@ -84,10 +84,10 @@ pub enum JailError {
         source: std::io::Error,
     },
     /// Landlock refused.
-    #[error("failed to close the file system with Landlock")]
+    #[error("failed to restrict the file system with Landlock")]
     Landlock(#[from] landlock::RulesetError),
     /// The kernel refused the filter.
-    #[error("failed to set the filter of system calls")]
+    #[error("failed to install the seccomp filter")]
     Filter(#[source] podvisor_seccomp::Error),
 }
 

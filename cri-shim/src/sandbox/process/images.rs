@@ -12,7 +12,7 @@ pub(super) enum ImageError {
     Digest(String),
     #[error("all {0} disks for images are in use: the sandbox was launched with too few")]
     NoSlot(usize),
-    #[error("the image is still being taken out of its disk: try again")]
+    #[error("the image is still being ejected from its disk: try again")]
     Leaving,
 }
 

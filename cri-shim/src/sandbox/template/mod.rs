@@ -99,7 +99,7 @@ pub enum TemplateError {
         source: io::Error,
     },
     /// No host's end for a card or a share.
-    #[error("failed to make the host's ends of a template's devices")]
+    #[error("failed to create the host side of a template's devices")]
     Devices(#[source] io::Error),
     /// The machine did not boot.
     #[error(transparent)]

@@ -30,28 +30,28 @@ const LENGTH: usize = size_of::<u32>();
 #[non_exhaustive]
 pub enum FrameError {
     /// The socket failed.
-    #[error("the control socket failed")]
+    #[error("control socket I/O failed")]
     Io(#[from] io::Error),
     /// More bytes than a frame may have.
     #[error("a frame of {0} bytes, but at most {MAX_FRAME} are allowed")]
     TooLong(usize),
     /// More descriptors than a frame may have.
-    #[error("more descriptors came than could be taken")]
+    #[error("too many file descriptors in a control message")]
     TooManyFds,
     /// The connection ended within a frame.
     #[error("the connection ended in the middle of a frame")]
     Cut,
     /// What is in the frame is not what the protocol says.
-    #[error("a frame does not hold what was expected")]
+    #[error("failed to decode a frame")]
     Json(#[from] serde_json::Error),
     /// A descriptor that the frame speaks of did not come with it, or could not be opened here.
-    #[error("a frame came without a descriptor that belongs to it")]
+    #[error("a frame lacks a file descriptor")]
     MissingFd,
     /// An answer of another kind than the request's.
     #[error("an answer does not fit its request")]
     Answer,
     /// An answer with more memory than the guest was launched for.
-    #[error("an answer says that the guest grew by {grown} bytes, and it can by {most} at most")]
+    #[error("a reply reports {grown} bytes of guest growth, more than the possible {most}")]
     Grown {
         /// What the process says.
         grown: u64,

@@ -60,7 +60,7 @@ pub enum ContainerError {
     #[error(transparent)]
     User(#[from] UserError),
     /// It has no number in the guest.
-    #[error("{kind} {id} is none of the container's user namespace: choose one that is mapped")]
+    #[error("{kind} {id} is not mapped in the container's user namespace: choose one that is")]
     NotMapped {
         /// Whose it is.
         kind: IdKind,

@@ -35,7 +35,7 @@ const HOST_CLOCK: &str = "KVM virtual PTP";
 #[non_exhaustive]
 pub enum ClockError {
     /// Not between 1970 and 2262.
-    #[error("the time is not between 1970 and 2262")]
+    #[error("time out of range: not between 1970 and 2262")]
     OutOfRange,
     /// The kernel refuses.
     #[error("cannot set the clock")]

@@ -25,7 +25,7 @@ pub enum PlanError {
         text: String,
     },
     /// Two interfaces with one name or one card.
-    #[error("interface {0:?} is given twice")]
+    #[error("duplicate interface {0:?}")]
     Double(String),
     /// A route through an interface that the request does not configure.
     #[error("route {destination} goes through {interface:?}, which is not configured")]

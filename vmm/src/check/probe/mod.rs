@@ -82,7 +82,7 @@ enum Flaw {
     Unexpected { expected: String, found: String },
     #[error("{0}")]
     Wrong(String),
-    #[error("KVM does not let go of the vCPU's thread")]
+    #[error("the vCPU thread hangs in KVM_RUN")]
     Stuck,
 }
 
