@@ -297,7 +297,7 @@ impl Cni {
             if let Err(error) = self.detach(&pod.id).await {
                 // What is left is in the cache and the namespace's directory: the next
                 // attempt to remove the pod finds it there.
-                warn!(pod = pod.id, %error, "what the plugins did is not undone yet");
+                warn!(pod = pod.id, %error, "CNI DEL failed; will retry on removal");
             }
         }
         attached

@@ -114,7 +114,7 @@ impl Drop for Call {
         const CANCELLED: &str = "1";
         if !self.has_ended {
             let time = self.begin.elapsed();
-            debug!(?time, "nobody waits for the answer any more");
+            debug!(?time, "cancelled by the caller");
             self.calls.ended(&self.method, CANCELLED, time);
         }
     }

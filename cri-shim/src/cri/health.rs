@@ -52,7 +52,7 @@ pub(super) async fn serve(
                 }
                 Err(error) => {
                     // Out of descriptors, as a rule: those that are open must end first.
-                    warn!(%error, "no connection for metrics");
+                    warn!(%error, "failed to accept a connection");
                     tokio::time::sleep(RETRY).await;
                 }
             }

@@ -56,7 +56,7 @@ impl StateOwner {
         }
         if let Err(error) = note(&mut file) {
             // It serves the message to another daemon alone.
-            debug!(path = %path.display(), %error, "the owner of the state is not written");
+            debug!(path = %path.display(), %error, "failed to write the owner into daemon.lock");
         }
         Ok(Self { _lock: file })
     }

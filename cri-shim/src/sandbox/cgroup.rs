@@ -203,7 +203,10 @@ pub(super) fn limit_cpus(dir: &Path, vcpus: u8) {
     let Some(group) = group_of(dir) else { return };
     let limits = MachineLimits { vcpus, memory: 0 };
     if let Err(error) = write(&group.join("cpu.max"), &cpu_max(limits.milli_cpus())) {
-        warn!(error = causes(&error), "a sandbox's limit stays as it was");
+        warn!(
+            error = causes(&error),
+            "failed to set a sandbox's cgroup limit"
+        );
     }
 }
 
@@ -213,7 +216,10 @@ pub(super) fn weigh_cpus(dir: &Path, shares: u64) {
     let Some(group) = group_of(dir) else { return };
     let file = group.join("cpu.weight");
     if let Err(error) = write(&file, &cpu_weight(shares).to_string()) {
-        warn!(error = causes(&error), "a sandbox's share stays as it was");
+        warn!(
+            error = causes(&error),
+            "failed to set a sandbox's cpu.weight"
+        );
     }
 }
 
@@ -268,7 +274,10 @@ fn set_memory_of(group: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> boo
     };
     // The kernel takes back what is above a limit before it answers.
     if let Err(error) = in_place(set) {
-        warn!(error = causes(&error), "a sandbox's limit stays as it was");
+        warn!(
+            error = causes(&error),
+            "failed to set a sandbox's cgroup limit"
+        );
     }
 }
 
@@ -399,7 +408,7 @@ fn lock(path: &Path) -> Result<Option<File>, CgroupError> {
             Ok(()) => return Ok(Some(file)),
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(LOCK_PAUSE),
             Err(Errno::WOULDBLOCK) => {
-                warn!(path = %path.display(), "somebody keeps the control group locked");
+                warn!(path = %path.display(), "timed out locking the control group");
                 return Ok(None);
             }
             Err(error) => return Err(failed(error.into())),

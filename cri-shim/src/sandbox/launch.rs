@@ -157,7 +157,7 @@ impl Launching {
         ours.set_nonblocking(true).map_err(spawn_error)?;
         let child = spawn(program, &header, theirs)?;
         if let Some(Err(error)) = child.id().map(oom::expose) {
-            debug!(id = header.id, %error, "the process is as protected as its launcher");
+            debug!(id = header.id, %error, "failed to reset the inherited oom_score_adj");
         }
         let cgroup = match (&cgroup_parent, child.id()) {
             (Some(parent), Some(pid)) => {

@@ -27,7 +27,7 @@ fn note_kill(dir: &Path, kill: Option<MemoryKill>) -> Option<SandboxExit> {
         containers: Vec::new(),
     };
     if let Err(error) = record::write_late(dir, &record) {
-        warn!(dir = %dir.display(), %error, "the sandbox's end is not on record");
+        warn!(dir = %dir.display(), %error, "failed to write the sandbox's exit record");
     }
     Some(exit)
 }

@@ -24,7 +24,7 @@ impl DiskCopies {
                 Ok(Some(copy)) => others.push(copy),
                 Ok(None) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "disk: its queues take turns");
+                    tracing::warn!(%error, "disk: failed to clone the disk; queues share one engine");
                     break;
                 }
             }

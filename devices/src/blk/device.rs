@@ -322,7 +322,7 @@ impl BlockDevice {
         let watched = self.alarm.as_ref();
         let watched = watched.map(|alarm| alarm.watch(self.server.backend()));
         if let Some(Err(error)) = watched {
-            tracing::error!(%error, "a disk's completions are lost");
+            tracing::error!(%error, "disk: failed to watch for completions");
         }
     }
 
@@ -380,7 +380,7 @@ impl VirtioDevice for BlockDevice {
             && self.lanes.is_empty()
             && let Err(error) = self.lanes()
         {
-            tracing::warn!(%error, "disk: one thread serves all queues");
+            tracing::warn!(%error, "disk: failed to create queue threads; one thread serves all queues");
         }
         let lanes = (1u16..).zip(&self.lanes);
         let server = |(index, lane): (u16, &Arc<Lane>)| {

@@ -463,7 +463,7 @@ impl Engine {
             tracing::error!(
                 %error,
                 suppressed,
-                "disk: a part of what was written is only in memory"
+                "disk: failed to write metadata; recent writes are only in memory"
             );
         }
         // The driver is told of completions when the queue runs again, or has reset it.

@@ -176,7 +176,7 @@ impl UringDisk {
 
     /// The kernel does not begin what is queued.
     fn give_up(&mut self, error: &io::Error) {
-        tracing::error!(%error, "io_uring fails: a disk is read and written by its thread");
+        tracing::error!(%error, "io_uring failed; falling back to synchronous I/O");
         self.broken = true;
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         let left = self.ring.submission().len();

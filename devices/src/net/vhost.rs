@@ -216,7 +216,9 @@ impl Vhost {
                 next_avail: position,
                 next_used: position,
             }),
-            Err(error) => tracing::error!(%error, number, "a queue's position in its ring is lost"),
+            Err(error) => {
+                tracing::error!(%error, number, "VHOST_GET_VRING_BASE failed; the queue's position is lost")
+            }
         }
         // The last interrupt may be on its way.
         if ring.call.read().is_ok() {

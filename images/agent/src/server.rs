@@ -83,7 +83,10 @@ impl Listener {
                     if peer.cid() == HOST_CID {
                         return Ok(Box::new(stream));
                     }
-                    tracing::warn!(cid = peer.cid(), "connection that is not the host's");
+                    tracing::warn!(
+                        cid = peer.cid(),
+                        "rejected a connection that is not from the host"
+                    );
                 }
             }
         }

@@ -146,7 +146,9 @@ impl Store {
             match self.inner.image(&contents, *id, record) {
                 Ok(image) => images.push(image),
                 // One bad image must not hide the others; asking for it by name tells.
-                Err(error @ Error::Damaged { .. }) => tracing::warn!(%id, %error, "image left out"),
+                Err(error @ Error::Damaged { .. }) => {
+                    tracing::warn!(%id, %error, "skipping a damaged image")
+                }
                 Err(error) => return Err(error),
             }
         }

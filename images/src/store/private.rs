@@ -59,7 +59,7 @@ fn is_for_others(found: &fs::Metadata) -> bool {
 /// A file system without modes is no reason to do without its images.
 fn note(path: &Path, done: io::Result<()>) {
     if let Err(error) = done {
-        tracing::warn!(path = %path.display(), %error, "other users may open this");
+        tracing::warn!(path = %path.display(), %error, "failed to restrict permissions; other users may open this");
     }
 }
 

@@ -126,6 +126,6 @@ fn disable_pmu(vm: &VmFd) {
         ..Default::default()
     };
     if let Err(error) = vm.enable_cap(&disable) {
-        tracing::debug!(%error, "KVM_CAP_PMU_CAPABILITY is not there");
+        tracing::debug!(%error, "KVM_CAP_PMU_CAPABILITY is not supported");
     }
 }

@@ -175,10 +175,7 @@ impl Vm {
                 let _ = thread.join();
             } else {
                 let name = thread.thread().name().unwrap_or("unnamed").to_owned();
-                tracing::warn!(
-                    name,
-                    "a thread of a VM that has ended is blocked: abandoned"
-                );
+                tracing::warn!(name, "abandoned a blocked thread of a stopped VM");
             }
         }
     }

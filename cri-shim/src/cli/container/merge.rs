@@ -54,7 +54,7 @@ impl Drop for Temporary {
                 // Who was killed while it unpacked here may have had one more file to make.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
                 Err(error) => {
-                    warn!(path = %self.0.display(), %error, "a temporary directory stays");
+                    warn!(path = %self.0.display(), %error, "failed to remove a temporary directory");
                     return;
                 }
                 Ok(()) => return,

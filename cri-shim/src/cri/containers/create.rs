@@ -95,8 +95,10 @@ impl Node {
             return;
         };
         match self.remove_container_now(&container).await {
-            Ok(()) => info!(container = id, "nobody waited for the container any more"),
-            Err(error) => warn!(container = id, %error, "a container that nobody waited for stays"),
+            Ok(()) => info!(container = id, "removed a container whose caller went away"),
+            Err(error) => {
+                warn!(container = id, %error, "failed to remove a container whose caller went away")
+            }
         }
     }
 
@@ -161,7 +163,7 @@ impl Node {
             };
             if let Err(error) = removed {
                 // They go with the pod.
-                warn!(container = id, %error, "volumes of a container that was not made stay");
+                warn!(container = id, %error, "failed to unmount volumes after a failed create");
             }
         }
         made?;
@@ -237,7 +239,7 @@ impl Node {
     /// on, for the kubelet to remove: else it would have its name, unseen.
     fn forget_unmade(self: &Arc<Self>, container: &Arc<Container>) {
         if let Err(error) = self.forget_container(container) {
-            warn!(container = container.id, %error, "a container that was not made is still known");
+            warn!(container = container.id, %error, "failed to delete the record after a failed create");
             self.note_container(container, |record| record.phase = ContainerPhase::Removing);
         }
     }

@@ -136,7 +136,7 @@ impl Node {
                 Ok(exit) => exit_of(&exit),
                 Err(error) if error.is_gone() => return node.lose_late(&container).await,
                 Err(error) => {
-                    warn!(container = container.id, %error, "the container's end is unknown");
+                    warn!(container = container.id, %error, "failed to wait for the container");
                     (UNKNOWN, "Unknown", error.to_string(), now())
                 }
             };

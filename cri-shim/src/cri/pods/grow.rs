@@ -83,7 +83,7 @@ impl Node {
             given.vcpus = None;
             pod.client()?.set_vcpus(vcpus).await?;
             given.vcpus = Some(vcpus);
-            info!(pod = pod.id, vcpus, "the guest gets vCPUs");
+            info!(pod = pod.id, vcpus, "added vCPUs");
         }
         let wanted = now.memory.max(then.memory);
         if given.memory.unwrap_or(0) >= wanted {
@@ -97,7 +97,7 @@ impl Node {
         };
         if grown < wanted {
             grown = given.ask(&client, size, wanted, PATIENCE).await?;
-            info!(pod = pod.id, wanted, grown, "the guest grows");
+            info!(pod = pod.id, wanted, grown, "plugged in guest memory");
         }
         match grown < wanted {
             false => Ok(()),
@@ -117,7 +117,7 @@ impl Node {
         if record.extra > 0 && !self.is_unlimited(pod, bounds) {
             let forgotten = pod.update(&self.database, |record| record.extra = 0);
             if let Err(error) = forgotten {
-                debug!(pod = pod.id, %error, "the next container without a limit gets as much");
+                debug!(pod = pod.id, %error, "failed to reset the pod's extra memory");
             }
         }
         let mut given = pod.given.lock().await;
@@ -130,7 +130,7 @@ impl Node {
             given.vcpus = None;
             match client.set_vcpus(wanted.vcpus).await {
                 Ok(()) => given.vcpus = Some(wanted.vcpus),
-                Err(error) => debug!(pod = pod.id, %error, "the guest keeps its vCPUs"),
+                Err(error) => debug!(pod = pod.id, %error, "failed to take vCPUs offline"),
             }
         }
         let wanted = wanted.memory;
@@ -138,7 +138,7 @@ impl Node {
             && given.memory != Some(wanted)
             && let Err(error) = given.ask(&client, size, wanted, Duration::ZERO).await
         {
-            debug!(pod = pod.id, %error, "the guest keeps its memory");
+            debug!(pod = pod.id, %error, "failed to unplug guest memory");
         }
     }
 
@@ -165,7 +165,7 @@ impl Node {
             {
                 let asked = given.ask(&client, record.size, wanted.memory, SHRINK_STEP);
                 if let Err(error) = asked.await {
-                    debug!(pod = pod.id, %error, "the guest keeps its memory");
+                    debug!(pod = pod.id, %error, "failed to unplug guest memory");
                 }
             }
             let memory = record.size.memory.saturating_add(wanted.memory);

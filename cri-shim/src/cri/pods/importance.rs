@@ -34,7 +34,7 @@ impl Node {
         };
         debug!(pod = pod.id, value, "the machine's oom_score_adj");
         if let Err(error) = client.set_oom_score_adj(value) {
-            warn!(pod = pod.id, value, %error, "the machine's oom_score_adj stays as it was");
+            warn!(pod = pod.id, value, %error, "failed to set the machine's oom_score_adj");
         }
     }
 }

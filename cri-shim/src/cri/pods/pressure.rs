@@ -30,7 +30,7 @@ impl Node {
                 match node.grow_when_short(&pod).await {
                     Ok(true) => backoff = Backoff::default(),
                     Err(error) if node.may_be_short(&pod) => {
-                        debug!(pod = pod.id, %error, "the guest gets no more memory for now");
+                        debug!(pod = pod.id, %error, "failed to plug in guest memory; will retry");
                         backoff.wait().await;
                     }
                     Ok(false) | Err(_) => break,

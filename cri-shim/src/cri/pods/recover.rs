@@ -99,23 +99,23 @@ impl Node {
                     let _turn = turn;
                     if let Err(error) = shut_down(&client).await {
                         // StopPodSandbox tries again.
-                        warn!(pod = pod.id, %error, "a stopped machine runs on");
+                        warn!(pod = pod.id, %error, "failed to shut down the machine of a stopped pod");
                         return;
                     }
                     pod.set_client(None);
                     if let Err(error) = node.release_volumes(&pod) {
-                        warn!(pod = pod.id, %error, "volumes of the pod stay mounted for now");
+                        warn!(pod = pod.id, %error, "failed to unmount the pod's volumes; will retry");
                     }
                 });
             }
             // Its end is noted before theirs.
             (PodPhase::Stopped { .. }, Err(_)) => self.lose_containers(pod),
             (PodPhase::Creating | PodPhase::Removing, found) => {
-                info!(pod = pod.id, "the pod was half made or half removed");
+                info!(pod = pod.id, "cleaning up a partly created or removed pod");
                 pod.set_client(found.ok());
                 for container in self.containers_of(&pod.id) {
                     if let Err(error) = self.forget_container(&container) {
-                        warn!(container = container.id, %error, "the container is still known");
+                        warn!(container = container.id, %error, "failed to delete the container's record");
                     }
                 }
                 let (node, pod) = (Arc::clone(self), Arc::clone(pod));
@@ -161,20 +161,20 @@ impl Node {
         if let Err(error) = in_place(|| volumes::release_strangers(&shared, &pod.mounted)) {
             warn!(pod = pod.id, %error, "volumes that no container has stay mounted for now");
         }
-        info!(pod = pod.id, "the pod sandbox runs on");
+        info!(pod = pod.id, "recovered the running pod sandbox");
         // What follows takes as long as the guest likes, and nobody asks for it.
         pod.set_settled();
         for container in half {
             if let Err(error) = self.remove_container_now(&container).await {
                 let id = &container.id;
-                warn!(container = id, %error, "a half made or removed container stays for now");
+                warn!(container = id, %error, "failed to remove a partly created or removed container; will retry");
             }
         }
         for info in there {
             if self.container(&info.id).is_err()
                 && let Err(error) = client.delete_container(&info.id).await
             {
-                warn!(container = info.id, %error, "a container that nobody knows stays");
+                warn!(container = info.id, %error, "failed to delete an unknown container in the guest");
             }
         }
     }
@@ -196,7 +196,7 @@ impl Node {
                     && pod.phase() == PodPhase::Ready
                     && !pod.is_ending()
                 {
-                    warn!(pod = pod.id, %error, "the pod's network is not as it was made");
+                    warn!(pod = pod.id, %error, "CNI CHECK failed for the pod's network");
                 }
             }
         });
@@ -268,7 +268,7 @@ where
         if is_final || waited >= ANSWERS {
             return Err(error);
         }
-        debug!(%error, "the sandbox is asked again");
+        debug!(%error, "retrying to connect to the sandbox");
         waited += backoff.wait().await;
     }
 }

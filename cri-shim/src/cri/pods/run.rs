@@ -93,7 +93,7 @@ impl Node {
                 Ok(pod.id.clone())
             }
             Err(error) => {
-                warn!(pod = pod.id, %error, "no pod sandbox");
+                warn!(pod = pod.id, %error, "failed to create the pod sandbox");
                 self.undo_pod(&pod).await;
                 Err(error)
             }
@@ -187,7 +187,7 @@ impl Node {
             Err(error) => Err(error),
         };
         if let Err(error) = undone {
-            warn!(pod = pod.id, %error, "something of the pod is left; it is removed with the pod");
+            warn!(pod = pod.id, %error, "failed to clean up the pod; will retry on removal");
             let reason = Some("it could not be made, nor removed".to_owned());
             self.note_pod(pod, |record| {
                 if record.phase == PodPhase::Creating {

@@ -196,7 +196,10 @@ impl Node {
             }
         }));
         if timeout(KILLS, killed).await.is_err() {
-            warn!(pod = pod.id, "containers are not killed one by one");
+            warn!(
+                pod = pod.id,
+                "timed out killing containers; powering off the machine"
+            );
         }
     }
 
@@ -226,7 +229,7 @@ impl Node {
         if pod.phase() != PodPhase::Ready {
             return;
         }
-        warn!(pod = pod.id, %exit, "the pod sandbox has ended");
+        warn!(pod = pod.id, %exit, "the pod sandbox exited unexpectedly");
         pod.set_client(None);
         // Before that of its containers: who sees one of these sees why.
         self.note_pod(pod, |record| record.phase = ended(exit));

@@ -221,7 +221,7 @@ impl Container {
                         break;
                     }
                     Err(error) => {
-                        warn!(container = self.id, %error, "the process is not started again");
+                        warn!(container = self.id, %error, "failed to restart the process");
                         // It may be there all the same, and the guest makes no other one then.
                         let ended = end_unwanted(agent, &self.id, "");
                         if timeout(DRAIN, ended).await.is_err() {
@@ -250,7 +250,7 @@ impl Container {
         if !self.streams.drained(DRAIN).await {
             warn!(
                 container = self.id,
-                "the output goes on after the container's process"
+                "output still open after the container's process exited"
             );
         }
     }
@@ -260,7 +260,10 @@ impl Container {
         let streams = Arc::clone(&self.streams);
         let closed = tokio::task::spawn_blocking(move || streams.close());
         if timeout(DRAIN, closed).await.is_err() {
-            warn!(container = self.id, "the container's log is not written");
+            warn!(
+                container = self.id,
+                "timed out flushing the container's log"
+            );
         }
         let mut info = self.lock();
         if info.state != ContainerState::Exited {

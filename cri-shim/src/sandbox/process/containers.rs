@@ -243,7 +243,9 @@ impl Containers {
         };
         match timeout(RELEASE_TIMEOUT, released).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => debug!(container = id, %error, "it is freed when it is deleted"),
+            Ok(Err(error)) => {
+                debug!(container = id, %error, "failed to release the container; it is released on deletion")
+            }
             Err(_) => debug!(container = id, "it is freed later"),
         }
     }
@@ -262,7 +264,7 @@ impl Containers {
             // The guest has it no more, and a machine does not unplug anything twice.
             plugs.forget(&serial);
             if let Err(error) = self.sandbox.machine().unplug_disk(&disk).await {
-                warn!(serial, %error, "the disk stays open until the machine ends");
+                warn!(serial, %error, "failed to unplug the disk; it stays open until the machine exits");
             }
         }
         drop(plugs);

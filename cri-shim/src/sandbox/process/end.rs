@@ -109,7 +109,7 @@ pub(super) async fn ended(
                 if *stopped.borrow() {
                     return (machine.ended().await.into(), asked_by);
                 }
-                warn!("the guest's agent is lost, and its guest does not end");
+                warn!("lost the guest's agent; killing the machine");
                 machine.kill();
                 let why = "lost the guest's agent while its guest went on: it was killed";
                 return (SandboxExit::Failed(why.to_owned()), asked_by);
@@ -206,7 +206,7 @@ pub(super) async fn leave(
     }
     sender.send_replace(Some(exit));
     if timeout(LAST_ANSWERS, serving).await.is_err() {
-        warn!("somebody does not read the last answers");
+        warn!("timed out sending the last replies");
     }
 }
 

@@ -120,7 +120,7 @@ pub unsafe fn run() -> Result<(), ProcessError> {
     let mut files = rustix::process::getrlimit(Resource::Nofile);
     files.current = files.maximum;
     if let Err(error) = rustix::process::setrlimit(Resource::Nofile, files) {
-        debug!(%error, "no more open files than usual");
+        debug!(%error, "failed to raise RLIMIT_NOFILE");
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -187,7 +187,7 @@ async fn begin(
     let begun = tokio::select! {
         begun = begun => begun,
         () = hung_up(frames, told) => {
-            info!("whoever launched the sandbox is gone");
+            info!("the launcher has exited");
             return Ok(None);
         }
         _ = terminate.recv() => {
@@ -264,7 +264,7 @@ async fn hung_up(mut launcher: FrameReader, told: oneshot::Sender<GuestNetwork>)
     match serde_json::from_slice(&frame.body) {
         // Nobody listens any more when the boot has failed, which is about to be answered.
         Ok(network) => drop(told.send(network)),
-        Err(error) => return warn!(%error, "the launcher's word of the network"),
+        Err(error) => return warn!(%error, "invalid network configuration from the launcher"),
     }
     // There is nothing else to be said.
     let _ = launcher.next().await;
@@ -278,6 +278,6 @@ async fn reply(launcher: &Arc<UnixStream>, reply: LaunchReply) {
         .send(&body, &[])
         .await;
     if let Err(error) = sent {
-        warn!(%error, "whoever launched the sandbox does not hear the answer");
+        warn!(%error, "failed to send the reply to the launcher");
     }
 }

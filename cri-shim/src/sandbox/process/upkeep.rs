@@ -39,7 +39,7 @@ pub(super) async fn of_guest(containers: Arc<Containers>) {
 async fn set_clock(containers: &Containers) {
     let steps = ClockSteps::new();
     let mut steps = steps
-        .inspect_err(|error| debug!(%error, "a host's clock that is set is noticed late"))
+        .inspect_err(|error| debug!(%error, "cannot watch for clock changes"))
         .ok();
     let mut times = interval_at(Instant::now() + LOOK_EVERY, CLOCK_EVERY);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -48,7 +48,7 @@ async fn set_clock(containers: &Containers) {
             _ = times.tick() => {}
             stepped = next_step(steps.as_ref()) => {
                 if let Err(error) = stepped {
-                    debug!(%error, "a host's clock that is set is noticed late");
+                    debug!(%error, "cannot watch for clock changes");
                     steps = None;
                     continue;
                 }

@@ -45,7 +45,7 @@ pub fn remove_abandoned_templates(templates: &Path) {
             if let Err(error) = removed
                 && error.kind() != io::ErrorKind::NotFound
             {
-                warn!(%error, template = %place.display(), "half a template stays");
+                warn!(%error, template = %place.display(), "failed to remove an incomplete template");
             }
         }
     }

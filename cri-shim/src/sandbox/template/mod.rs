@@ -225,7 +225,7 @@ impl Shape {
             return;
         }
         if let Err(error) = self.start_making(program, templates) {
-            warn!(error = causes(&error), "no template is made");
+            warn!(error = causes(&error), "failed to create a template");
         }
     }
 
@@ -317,7 +317,10 @@ pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> 
     boot_and_snapshot(shape, &ends, place).await?;
     if let Err(error) = rehearsal::rehearse(shape, &ends, place).await {
         // Clones are as good without, and slower.
-        warn!(error = causes(&error), "no rehearsal of what clones write");
+        warn!(
+            error = causes(&error),
+            "failed to record the clones' working set"
+        );
     }
     Ok(())
 }

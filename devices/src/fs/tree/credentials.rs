@@ -114,7 +114,7 @@ impl Drop for Acting {
         };
         if let Err(error) = user.and(group) {
             // The real and the saved ones are as before: the kernel permits this.
-            tracing::error!(%error, "fs: a thread could not become itself again");
+            tracing::error!(%error, "fs: failed to restore the thread's fsuid and fsgid");
         }
     }
 }
@@ -147,7 +147,7 @@ impl Drop for Ordinary {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.restore.map(|sets| set_capabilities(None, sets)) {
             // It is permitted as before: the kernel lets it be effective again.
-            tracing::error!(%error, "fs: a thread could not become itself again");
+            tracing::error!(%error, "fs: failed to restore the thread's fsuid and fsgid");
         }
     }
 }

@@ -152,7 +152,7 @@ impl DeviceFilter {
         static KEPT: OnceLock<()> = OnceLock::new();
         KEPT.get_or_init(|| {
             if let Err(error) = keep_programs_on() {
-                tracing::debug!(%error, "the kernel's code changes with each first container");
+                tracing::debug!(%error, "failed to keep device filters attached");
             }
         });
         attach_to(cgroup, &self.program()).map_err(DeviceError::Kernel)

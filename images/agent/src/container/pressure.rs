@@ -144,7 +144,7 @@ impl Pressure {
         if self.is_last(turn)
             && let Err(error) = fs::write(group.join("memory.high"), "max")
         {
-            tracing::warn!(%error, "the containers' mark stays");
+            tracing::warn!(%error, "failed to reset memory.high");
         }
     }
 }

@@ -43,7 +43,9 @@ impl Submounts {
             match openat(CWD, path, flags, Mode::empty()) {
                 // Files are no mounts.
                 Ok(_) | Err(Errno::NOTDIR) => {}
-                Err(error) => tracing::debug!(path = %path.display(), %error, "no volume"),
+                Err(error) => {
+                    tracing::debug!(path = %path.display(), %error, "failed to open a mount point")
+                }
             }
         }
         Held {

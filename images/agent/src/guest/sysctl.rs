@@ -124,7 +124,7 @@ pub fn set_usual() {
     let wanted = USUAL.map(|(name, value)| (name.to_owned(), value.to_owned()));
     for sysctl in Sysctl::all(&HashMap::from(wanted)).into_iter().flatten() {
         if let Err(error) = sysctl.set() {
-            tracing::warn!(%error, "a parameter of guests is as the kernel has it");
+            tracing::warn!(%error, "failed to set a default kernel parameter");
         }
     }
 }

@@ -244,7 +244,7 @@ fn bring_up(netlink: &mut Netlink, interface: &Interface, index: u32) -> Result<
         // no network.
         let path = format!("/proc/sys/net/ipv6/conf/{name}/accept_dad");
         if let Err(error) = fs::write(path, "0") {
-            tracing::warn!(%name, %error, "link-local address waits for its detection of doubles");
+            tracing::warn!(%name, %error, "failed to disable duplicate address detection");
         }
     }
     let mut up = link(index, true);

@@ -159,7 +159,7 @@ impl EventLoop {
         for (queue, kick) in watched(&slot.worker, &slot.kicks) {
             if let Err(error) = add_kick(&self.epoll, kick, data(index, queue)) {
                 let device = slot.worker.name();
-                tracing::error!(device, %error, "a queue's notifications are lost");
+                tracing::error!(device, %error, "failed to watch a queue's ioeventfd");
             }
         }
         let goes_on = !self.paused && slot.worker.resume();
