@@ -21,7 +21,7 @@ enum Command {
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
-    /// Print a settings file that says nothing, with all defaults in comments
+    /// Print a settings file with all defaults as comments
     Default,
 }
 

@@ -100,7 +100,7 @@ struct Globals {
     #[arg(global = true)]
     root: Option<PathBuf>,
 
-    /// How much is logged to stderr [default: warn; info for `serve`]
+    /// Log level on stderr [default: warn; info for `serve`]
     #[arg(long, value_name = "LEVEL", value_enum)]
     #[arg(global = true)]
     log_level: Option<LogLevel>,
@@ -171,19 +171,19 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// List containers
     Ps(container::ps::PsArgs),
-    /// Run a further program in a container
+    /// Run a command in a running container
     Exec(Box<container::exec::ExecArgs>),
     /// Show what containers wrote
     Logs(container::logs::LogsArgs),
-    /// Use a container's own streams
+    /// Attach to a running container's standard streams
     Attach(container::attach::AttachArgs),
-    /// Ask containers to end
+    /// Stop running containers
     Stop(container::lifecycle::StopArgs),
     /// Send a signal to containers
     Kill(container::lifecycle::KillArgs),
-    /// Stop containers between two instructions
+    /// Pause containers
     Pause(container::lifecycle::NamesArgs),
-    /// Let paused containers go on
+    /// Resume paused containers
     Unpause(container::lifecycle::NamesArgs),
     /// Wait until containers have ended, and print their exit codes
     Wait(container::lifecycle::NamesArgs),
@@ -193,23 +193,23 @@ enum Command {
     Port(container::port::PortArgs),
     /// Show containers in detail
     Inspect(container::inspect::InspectArgs),
-    /// Show what containers use
+    /// Show resource usage of containers
     Stats(container::stats::StatsArgs),
     /// Print what containers and their machines use, for Prometheus
     Metrics(container::metrics::MetricsArgs),
     /// Manage machines for several containers
     Pod(container::pod::PodArgs),
-    /// Run a shell in a machine beside its containers, that sees all of the guest
+    /// Run a debug shell in a machine, outside its containers
     Debug(container::debug::DebugArgs),
     /// Connect to the serial console of a machine
     Console(container::console::ConsoleArgs),
-    /// Show what happens to containers
+    /// Show container events
     Events(container::events::EventsArgs),
     /// Show the processes of a container
     Top(container::exec::TopArgs),
     /// Copy files from or to a container
     Cp(container::copy::CopyArgs),
-    /// Boot a machine and keep its state, for `run --from-snapshot`
+    /// Boot a machine and snapshot it, for `run --from-snapshot`
     Snapshot(snapshot::SnapshotArgs),
     /// Fetch images from a registry
     Pull(pull::PullArgs),
@@ -235,7 +235,7 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Check or print the settings file of `serve`
     Config(config::ConfigArgs),
-    /// Show what podvisor takes of this machine
+    /// Show podvisor's disk usage
     System(system::SystemArgs),
     /// Say whether this machine can run guests, and what to do if not
     Check(check::CheckArgs),

@@ -21,7 +21,7 @@ pub(super) struct PullArgs {
     )]
     image: String,
 
-    /// What the file of a disk image must have: sha256:... or sha512:...
+    /// Expected checksum of a disk image: sha256:... or sha512:...
     #[arg(long, value_name = "CHECKSUM")]
     checksum: Option<Checksum>,
 

@@ -12,7 +12,7 @@ pub(super) struct RmiArgs {
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
 
-    /// Take it for removed when an image is not here
+    /// Ignore images that do not exist
     #[arg(short, long)]
     force: bool,
 

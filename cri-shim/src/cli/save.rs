@@ -28,7 +28,7 @@ pub(super) struct SaveArgs {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Kind of archive
+    /// Archive format
     #[arg(long, value_enum, default_value_t = Format::DockerArchive)]
     format: Format,
 }

@@ -33,7 +33,7 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "SOCKET", value_parser = parse_socket)]
     listen: Option<PathBuf>,
 
-    /// Directory of what runs; it need not outlive a boot [default: /run/podvisor]
+    /// Runtime state directory; may be cleared at boot [default: /run/podvisor]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 

@@ -27,7 +27,7 @@ pub(in crate::cli) struct ExecArgs {
     #[arg(short, long)]
     tty: bool,
 
-    /// Do not wait for its end
+    /// Run in the background
     #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
     detach: bool,
 

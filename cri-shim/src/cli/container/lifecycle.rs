@@ -47,7 +47,7 @@ const TOGETHER: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct StopArgs {
-    /// Seconds until a program is killed that does not end [default: of `run --stop-timeout`, or
+    /// Seconds to wait before killing the program [default: of `run --stop-timeout`, or
     /// 10]
     #[arg(short = 't', long, value_name = "SECONDS")]
     time: Option<u32>,

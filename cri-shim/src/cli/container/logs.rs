@@ -23,7 +23,7 @@ const LINE_MAX: u64 = 64 << 10;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct LogsArgs {
-    /// Go on with what it writes from now on
+    /// Follow the log
     #[arg(short, long)]
     follow: bool,
 

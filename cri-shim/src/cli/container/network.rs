@@ -46,7 +46,7 @@ pub(in crate::cli) struct NetworkArgs {
     #[arg(long, alias = "net", value_name = "NETWORK", env = "PODVISOR_NETWORK")]
     network: Option<NetworkMode>,
 
-    /// Have a port of the host lead to the container
+    /// Publish a port of the container on the host
     #[arg(
         short,
         long,

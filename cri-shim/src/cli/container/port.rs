@@ -17,7 +17,7 @@ pub(in crate::cli) struct PortArgs {
     #[arg(value_name = "CONTAINER")]
     container: String,
 
-    /// A port of the container's, alone
+    /// Show only this port of the container
     #[arg(value_name = "PORT[/PROTOCOL]", value_parser = parse)]
     port: Option<Asked>,
 }

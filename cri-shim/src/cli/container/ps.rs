@@ -44,7 +44,7 @@ pub(in crate::cli) struct PsArgs {
     #[arg(long)]
     no_trunc: bool,
 
-    /// Show what the machines take of the host's memory; those of a pod share one
+    /// Show the machines' host memory; containers of a pod share a machine
     #[arg(long)]
     host_memory: bool,
 
@@ -52,7 +52,7 @@ pub(in crate::cli) struct PsArgs {
     #[arg(long)]
     pod: bool,
 
-    /// Show only what fits: name=TEXT, id=BEGINNING, pod=NAME, label=KEY[=VALUE],
+    /// Filter by name=TEXT, id=BEGINNING, pod=NAME, label=KEY[=VALUE],
     /// status=WORD
     #[arg(short, long, value_name = "FILTER", value_parser = parse_filter)]
     filter: Vec<Filter>,

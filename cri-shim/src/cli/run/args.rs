@@ -107,8 +107,8 @@ pub(in crate::cli) struct RunArgs {
     )]
     pub(super) pod: Option<String>,
 
-    /// Whose processes the program sees and is seen by: those of the pod's containers that ask for
-    /// the same [default: its own]
+    /// PID namespace: `pod` is shared with the pod's containers that use `--pid pod` [default: its
+    /// own]
     #[arg(long, value_name = "MODE", value_enum, requires = "pod")]
     pub(super) pid: Option<PidMode>,
 
@@ -116,7 +116,7 @@ pub(in crate::cli) struct RunArgs {
     #[arg(long, value_name = "POLICY", default_value_t)]
     pub(super) restart: RestartArg,
 
-    /// Do not wait for the end: print the container's id and go
+    /// Run in the background and print the container's id
     #[arg(short, long)]
     pub(super) detach: bool,
 
@@ -147,7 +147,7 @@ pub(in crate::cli) struct RunArgs {
     #[arg(short, long, value_name = "HOST:GUEST[:OPTIONS]", value_parser = parse_volume)]
     pub(super) volume: Vec<Volume>,
 
-    /// Keep at most the last of the output: in two files of this size each, the older of which is
+    /// Rotate the log: keep two files of at most this size; the older one is
     /// begun anew when the other is full [default: keep all]
     #[arg(long, value_name = "SIZE", value_parser = crate::cli::size::parse)]
     pub(super) log_max_size: Option<u64>,

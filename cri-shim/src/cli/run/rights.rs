@@ -37,7 +37,7 @@ pub(in crate::cli) struct RightsArgs {
     #[arg(long, value_name = "NAME=SOFT[:HARD]", value_parser = parse_ulimit)]
     ulimit: Vec<PosixRlimit>,
 
-    /// Give the program a further group, by number
+    /// Add a supplementary group, by number
     #[arg(long, value_name = "GID")]
     group_add: Vec<u32>,
 
@@ -49,7 +49,7 @@ pub(in crate::cli) struct RightsArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     shm_size: Option<u64>,
 
-    /// Let the program write nowhere but to the mounts that are in memory
+    /// Mount the root file system read-only
     #[arg(long)]
     pub(super) read_only: bool,
 

@@ -25,7 +25,7 @@ pub(in crate::cli) struct EventsArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<SystemTime>,
 
-    /// End then
+    /// Stop at this time
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     until: Option<SystemTime>,
 
