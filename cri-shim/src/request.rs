@@ -16,8 +16,7 @@ pub(crate) async fn scope<F: Future>(number: u64, work: F) -> F::Output {
     NUMBER.scope(number, work).await
 }
 
-/// Has `work` be for the request `number` of another process, if it is for one, and what is logged
-/// meanwhile say so.
+/// Runs `work` on behalf of request `number` of another process, and tags its log events with it.
 pub(crate) async fn on_behalf<F: Future>(number: Option<u64>, work: F) -> F::Output {
     match number {
         Some(number) => {

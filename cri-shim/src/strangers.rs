@@ -1,5 +1,5 @@
-//! Connections of which nothing is known yet: whoever can connect can hold some, and must not keep
-//! others from connecting by that.
+//! A limit for unauthenticated connections: a new one evicts the oldest, so that nobody can lock
+//! out others by holding connections.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

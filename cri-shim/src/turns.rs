@@ -1,6 +1,5 @@
-//! How much of something that keeps processors busy is done at once: what waits for its turn ends
-//! sooner than what shares a processor with everything else, and does not come too late for its
-//! time limit.
+//! A concurrency limit for CPU-bound work: with a limit each task ends sooner than if all shared
+//! the CPUs, and so within its timeout.
 
 use std::pin::pin;
 use std::thread::available_parallelism;

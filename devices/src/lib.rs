@@ -48,8 +48,8 @@ mod hostile;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
 
-/// Crates whose types are in this one's traits: what writes a disk, a card or a device of its own
-/// takes them from here, in the version that is meant.
+/// Crates whose types appear in this crate's traits: implement a disk, a NIC or a device with
+/// these re-exports to get the matching versions.
 pub use {vm_memory, vmm_sys_util};
 
 /// Guest memory as every device sees it: one or more anonymous or file-backed mappings.

@@ -20,7 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The programs in `examples/` go on from here: a guest with a disk, and talking to a guest
+//! The programs in `examples/` show more: a guest with a disk, and talking to a guest
 //! over vsock.
 //!
 //! # What a VM is
@@ -28,8 +28,8 @@
 //! [`Vm::builder`] collects a configuration; [`VmBuilder::build`] checks all of it, reports
 //! every mistake at once ([`ConfigErrors`]), creates the VM and loads the kernel. The
 //! [`Vm`] that comes out is [`State::Created`]; [`Vm::start`] runs it, [`Vm::pause`] and
-//! [`Vm::resume`] hold it up and let it go on, [`Vm::stop`] cuts its power, and [`Vm::wait`]
-//! says how it came to its [`VmExit`]. A call that is illegal in a state is a
+//! [`Vm::resume`] do what they say, [`Vm::stop`] powers it off, and [`Vm::wait`]
+//! returns its [`VmExit`]. A call that is illegal in a state is a
 //! [`VmError::IllegalState`], never undefined. Every call takes `&self`, from any thread.
 //!
 //! | call | `Created` | `Running` | `Paused` | `Stopped` | `Poisoned` |
@@ -51,8 +51,8 @@
 //! side returns. `counters` never waits.
 //!
 //! Devices belong to the VM once it is built. [`Vm::block`], [`Vm::console`], [`Vm::vsock`] and
-//! others give handles for what their owner still wants of them: another disk in a slot, a new
-//! size, a stream to a port of the guest.
+//! others return handles to control them at run time: swap a disk, resize it, open a
+//! stream to a port of the guest.
 //!
 //! When KVM itself cannot go on, the VM is *poisoned*: [`Vm::wait`] returns
 //! [`VmError::Poisoned`] with the cause and the vCPU's registers.
@@ -65,7 +65,7 @@
 //! [`Vm::snapshot`] writes all of a paused VM to a directory. [`Snapshot::open`] makes builders of
 //! it, whose VMs go on from there with disks, cards and sockets of their own. Their memory is the
 //! snapshot's file until they write it, so that any number of them shares it. `docs/snapshot.md`
-//! has the format, and what a guest must know of its new life.
+//! describes the format, and what a guest must do after it was cloned.
 //!
 //! # What it does to your process
 //!
@@ -87,8 +87,8 @@
 //! # The guest is hostile
 //!
 //! A driver that breaks the virtio specification gets `DEVICE_NEEDS_RESET`; the device stands
-//! still until it is reset, and nothing else suffers. What fails on the host side of a device is
-//! told by [`Vm::faults`]. Kernel and initramfs files are checked like any other input.
+//! still until it is reset, and nothing else suffers. Host-side failures of a
+//! device are reported by [`Vm::faults`]. Kernel and initramfs files are checked like any other input.
 //!
 //! # What it must not know
 //!

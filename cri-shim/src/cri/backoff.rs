@@ -1,4 +1,4 @@
-//! Waiting before something is tried again that failed for want of what comes back by itself: room
+//! Exponential backoff for operations that fail for a temporary lack of something: room
 //! on a disk, descriptors, memory.
 
 use std::time::Duration;

@@ -45,9 +45,8 @@ fn lock<R>(table: &Mutex<Table<R>>) -> MutexGuard<'_, Table<R>> {
 
 impl<R: PartialEq + Send + 'static> Flights<R> {
     /// Runs `work` in a task of its own, or joins the one that runs for an equal request of
-    /// that name. What was made and no caller waited for is kept for the next equal request: the
-    /// caller will ask again. An error is not: nobody may ask again, and who does has it tried
-    /// anew.
+    /// that name. A result whose callers have all gone away is kept for the next equal request,
+    /// because the caller will retry. An error is not kept: a retry runs `work` again.
     ///
     /// `None` when another request of that name is under way.
     pub(super) async fn join<W>(

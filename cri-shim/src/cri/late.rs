@@ -1,5 +1,4 @@
-//! Writing what could not be written when it was noted: one task for all of it, which tries one
-//! record at a time.
+//! Retries failed database writes: one task, one record at a time.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Debug;

@@ -2,14 +2,13 @@
 //! machine and an overhead for what the process itself takes.
 //!
 //! `PARENT/ID` has the limits, and `PARENT/ID/machine` the process, with controllers of its own
-//! that limit nothing. The kernel lets nobody take a controller from a group while one further
-//! below has it. From a leaf it does, and the limits go with it: systemd takes controllers that
+//! that limit nothing. The kernel does not disable a controller of a group while a descendant
+//! has it enabled. Of a leaf it does, and its limits are lost: systemd takes controllers that
 //! none of its units needs from its slices, whenever it loads its units anew. A process that an
 //! older podvisor launched is in `PARENT/ID` itself.
 //!
-//! A group that nobody is in any more is removed by whoever sees the process end, and by the
-//! next launch under the same parent; one in which the host's kernel has killed it only by who
-//! sees it, and so learns why.
+//! An empty group is removed by the process that sees the sandbox exit, and by the next launch
+//! under the same parent. After an OOM kill only the former removes it, once it has read the cause.
 
 #[cfg(test)]
 mod kernel_tests;

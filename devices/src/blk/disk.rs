@@ -143,7 +143,7 @@ pub trait Disk: Debug + Send {
     ///
     /// # Errors
     /// When waiting is impossible. Requests in flight are lost then, and the disk is not used any
-    /// more: nobody knows what of guest memory it still writes.
+    /// more: it may still write to guest memory.
     fn wait(&mut self) -> io::Result<()> {
         Ok(())
     }

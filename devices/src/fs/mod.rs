@@ -20,8 +20,7 @@
 //!   changing it: the host mounts on names that nobody else moves.
 //!
 //! * Users of the guest are those of the host with the same numbers, or with the numbers that
-//!   an [`IdMap`] gives: an id of the host's that none of the guest's stands for is nobody's
-//!   there, and none that stands for nothing can own a file.
+//!   an [`IdMap`] gives: an unmapped host id appears as `nobody` in the guest, and an unmapped guest id cannot own a file.
 //!
 //! # What it must not know
 //!

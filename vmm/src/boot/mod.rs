@@ -45,7 +45,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::layout;
 use memory_map::MemoryMap;
 
-/// What a kernel is told of the machine beside its memory.
+/// What a kernel is told about the machine besides its memory.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Platform {
     /// CPUs, those that may come included.

@@ -9,9 +9,9 @@
 //! * `pages.rs` finds the pages that this process has copies of its own of, and `save.rs` writes
 //!   them to a file. `huge.rs` gives that file huge pages.
 //!
-//! # Who marks what was written
+//! # How written pages are found
 //!
-//! Nobody: the host's page tables do. Whoever writes to guest memory (a vCPU, a device by
+//! By the host's page tables. Every writer to guest memory (a vCPU, a device by
 //! `vm-memory`, a raw `preadv`, `io_uring`, vhost) goes through this process's page tables. Behind
 //! anonymous memory a page that was never touched is not there, and is zero. Behind a private
 //! mapping of a file a page that was written is anonymous from then on, and one that was not is

@@ -143,7 +143,7 @@ impl Snapshot {
         })))
     }
 
-    /// A VM to be, which goes on where the snapshot was taken. Its devices are added in the order
+    /// A builder for a VM that resumes where the snapshot was taken. Its devices are added in the order
     /// of [`Self::devices`], each with a disk, tap or socket of its own; vCPUs, memory and kernel
     /// come from the snapshot.
     pub fn builder(&self) -> VmBuilder {
@@ -157,8 +157,8 @@ impl Snapshot {
         directory::remove_partial(dir.as_ref(), process);
     }
 
-    /// Stores with the snapshot in `dir`, as far as it has that memory, what VMs that go on from it
-    /// will write first. Those that begin from now on have it copied at once. What they will only
+    /// Stores a working set with the snapshot in `dir`: pages that restored VMs will write first.
+    /// VMs that are restored from now on get these pages copied up front. What they will only
     /// read comes into huge pages where the kernel and the file system have such (Linux 6.1,
     /// tmpfs).
     ///

@@ -118,8 +118,8 @@ impl VmBuilder {
         self
     }
 
-    /// As many vCPUs as the VM may ever have; those that it begins with unless said. The guest is
-    /// told of all of them. Those that [`Vm::add_vcpus`] makes later are offline until somebody in
+    /// The maximum number of vCPUs; by default the number at boot. All of them are listed in
+    /// the guest's firmware tables. Those that [`Vm::add_vcpus`] makes later are offline until somebody in
     /// the guest wants them: Linux is told `maxcpus`, unless its command line says it, and takes
     /// one at a write of `1` to `/sys/devices/system/cpu/cpuN/online`. One that is not there yet
     /// costs nothing but what the guest's kernel keeps for it, 180 KiB in Linux.
@@ -135,9 +135,8 @@ impl VmBuilder {
         self
     }
 
-    /// A memory device, by which up to this much memory is plugged in while the guest runs; none
-    /// unless said: a multiple of 128 MiB, and at most what addresses there are for, also where the
-    /// host has less. See [`Vm::hotplug_memory`]. Linux puts new memory to use by itself: the
+    /// Adds a virtio-mem device that can plug in up to this much memory while the guest runs: a
+    /// multiple of 128 MiB, limited by the address space, not by the host's memory. Default: none. See [`Vm::hotplug_memory`]. Linux puts new memory to use by itself: the
     /// kernel is told to unless its command line says `memhp_default_state`.
     pub fn hotplug_memory(mut self, most: MemorySize) -> Self {
         self.hotplug_memory = Some(most);

@@ -5,7 +5,7 @@ use std::io;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-/// How a VM came to its end.
+/// Why a VM stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VmExit {
@@ -39,7 +39,7 @@ impl fmt::Display for VmExit {
     }
 }
 
-/// Why a VM is poisoned: it cannot go on, through no doing of its guest's.
+/// Why a VM is poisoned: it cannot go on, for a reason that is not the guest's fault.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Poison {

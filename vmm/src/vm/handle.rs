@@ -322,8 +322,8 @@ impl PmemHandle {
 }
 
 impl BlockHandle {
-    /// Gives the device another disk with another serial number. The driver hears of the new
-    /// capacity. Whether it may write was settled when the VM was built: where it may, a file is
+    /// Replaces the device's disk and its serial number, and notifies the driver of the new
+    /// capacity. Read-only or writable was decided when the VM was built; if writable, a file is
     /// opened by [`open_disk_for_writing`](podvisor_devices::blk::open_disk_for_writing), which
     /// locks it against other guests.
     ///
@@ -346,7 +346,7 @@ impl BlockHandle {
 }
 
 impl ConsoleHandle {
-    /// The terminal has another size: the driver is told.
+    /// Sets the terminal size and notifies the driver.
     ///
     /// # Errors
     /// See [`Self::run`].
@@ -356,7 +356,7 @@ impl ConsoleHandle {
 }
 
 impl NetHandle {
-    /// Plugs the cable in or pulls it: the driver is told.
+    /// Sets the link up or down and notifies the driver.
     ///
     /// # Errors
     /// See [`Self::run`].

@@ -113,7 +113,7 @@ struct Parts {
     service: Service,
 }
 
-/// A call that a VM could not do.
+/// Error of a call on a [`Vm`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {

@@ -335,8 +335,8 @@ fn write_new(path: &Path, text: &str) -> io::Result<()> {
     })
 }
 
-/// Removes a container that nobody wants to start any more, whatever its machine does. Who asked
-/// for that learns of the signal, whatever stays.
+/// Removes a container whose start was cancelled, whatever state its machine is in. Errors are
+/// ignored: the caller reports the signal.
 async fn remove_unstarted(entry: &Entry) {
     let remove = async {
         if entry.record.pod.is_none() {

@@ -202,9 +202,8 @@ fn add(sum: &mut Figures, figures: &Figures) {
     }
 }
 
-/// Has a pod's figures be those of its guest, where it tells them. The sums lack what is no
-/// container's any more: of one that has ended, the times and counts, and of one that is removed,
-/// the memory of what it wrote to a volume. `used` is what is known while no container runs.
+/// Replaces a pod's statistics by those of its guest, where reported. Sums over containers lack
+/// the CPU time and counts of exited containers, and the volume memory of removed ones. `used` is what is known while no container runs.
 fn take_guest(sum: &mut Figures, used: &mut GuestStats) {
     if let Some(guest) = sum.guest {
         *used = guest;

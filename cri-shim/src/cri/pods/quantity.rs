@@ -3,7 +3,7 @@
 /// Digits of a number before rounding would begin.
 const DIGITS: usize = 18;
 
-/// Whole units, rounded up; none for what is no quantity, negative or too great.
+/// Whole units, rounded up; `None` for an invalid, negative or too large quantity.
 pub(super) fn parse(text: &str) -> Option<u64> {
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
     let end = text.find(|c| !is_number(c)).unwrap_or(text.len());

@@ -52,11 +52,11 @@ pub enum CallFilter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingLayer {
-    /// It lets nobody make a user namespace in which nobody is anybody.
+    /// It does not allow a user namespace without mapped users.
     UserNamespace,
     /// Its kernel has no Landlock.
     Landlock,
-    /// Its kernel has an older Landlock, which knows less.
+    /// Its kernel has an older Landlock ABI.
     PartOfLandlock,
 }
 

@@ -72,7 +72,7 @@ impl Cause {
         };
         timeout(MACHINE_ENDS + KILLED, ends).await.ok()?;
         let exit = exit.wait_for(Option::is_some).await.ok()?.clone();
-        // Who is told so looks next for what is written; but readers may take for ever.
+        // Callers read the exit record next, so wait for it; with a limit, since readers may hang.
         let _ = timeout(WRITTEN, written.wait_for(Option::is_some)).await;
         exit
     }

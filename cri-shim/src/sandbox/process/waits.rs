@@ -22,7 +22,7 @@ pub(super) struct Wait {
 }
 
 impl Waits {
-    /// Takes up a wait; none when there are too many already.
+    /// Registers a wait; `None` when there are too many.
     pub(super) fn begin(self: &Arc<Self>, number: u64) -> Option<Wait> {
         let mut waits = self.lock();
         if waits.len() >= WAITS {
@@ -37,8 +37,7 @@ impl Waits {
         })
     }
 
-    /// Nobody waits any more for what was asked under this number; one that was answered meanwhile
-    /// is no error.
+    /// Cancels the wait of this request. It is no error if it was already answered.
     pub(super) fn abandon(&self, number: u64) {
         self.lock().remove(&number);
     }

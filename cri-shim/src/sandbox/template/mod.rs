@@ -2,9 +2,9 @@
 //! sandbox yet. A sandbox begins as a clone of one, which takes a fraction of a boot.
 //!
 //! A template is a snapshot in the directory `NAME` of the templates' directory, where the name
-//! says what it is made of: this program, kernel, initramfs, and the machine's [`Shape`]. Whatever
-//! of these changes, another name is looked for: a template never is out of date, it is one that
-//! nobody asks for any more, and the oldest of too many is removed. [`make`] is the process
+//! says what it is made of: this program, kernel, initramfs, and the machine's [`Shape`]. When
+//! one of these changes, so does the name: a template never goes stale, it just becomes unused,
+//! and the least recently used ones are removed. [`make`] is the process
 //! `podvisor template`, which a launcher starts when it looked for one in vain.
 //!
 //! Clones share what a kernel draws at random when it boots: where it lies in memory, and the

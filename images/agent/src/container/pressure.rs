@@ -1,4 +1,4 @@
-//! Notices that the guest runs out of memory before its kernel has to kill somebody.
+//! Detects that the guest runs short of memory before its OOM killer runs.
 //!
 //! While the host waits for that, the containers together have a mark (`memory.high` of the group
 //! that theirs are below). Who takes them over it is slowed down by the kernel, which also gives

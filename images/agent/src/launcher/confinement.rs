@@ -4,8 +4,8 @@
 //! libcontainer 0.7 has filters for a container's own process alone, and takes capabilities away
 //! before it calls back, while without `no_new_privs` only a process with `CAP_SYS_ADMIN` may
 //! install a filter, and none without it enters a user namespace. Nor does it make a working
-//! directory, which may lie in a volume that only a container's own process sees. So where there
-//! is one of these, libcontainer is told of none of it, and all is done here.
+//! directory, which may lie in a volume that only a container's own process sees. If one of
+//! these is needed, none of it is passed to libcontainer, and all is done here.
 
 use std::fs::DirBuilder;
 use std::io;

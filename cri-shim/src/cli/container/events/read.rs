@@ -61,7 +61,7 @@ impl Reader {
         // A line that is just being written waits for its end.
         text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
         self.offset = Some(offset.saturating_add(text.len() as u64));
-        // Who was killed between keeping the log and emptying it left it twice.
+        // A writer killed between copying the log and truncating it left it twice.
         if !text.is_empty() && before.starts_with(text.get(..text.len().min(512)).unwrap_or("")) {
             before.clear();
         }
