@@ -11,7 +11,7 @@ use rustix::ioctl::{Updater, ioctl};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// Most taps of one pod.
-pub(crate) const NICS: usize = 8;
+pub(crate) const MAX_NICS: usize = 8;
 
 /// The device that taps are made by.
 pub(crate) const TUN: &str = "/dev/net/tun";
@@ -41,12 +41,12 @@ pub(crate) fn tap_name(number: usize) -> String {
 /// Whether a tap of ours may be called so.
 pub(crate) fn is_tap_name(name: &str) -> bool {
     let number = name.strip_prefix(TAP_NAME);
-    number.is_some_and(|number| number.parse().is_ok_and(|number: usize| number < NICS))
+    number.is_some_and(|number| number.parse().is_ok_and(|number: usize| number < MAX_NICS))
 }
 
 /// Opens so many taps in this thread's network namespace, for interfaces to come.
 pub(crate) fn open_taps(count: usize) -> io::Result<Vec<OwnedFd>> {
-    (0..count.min(NICS)).map(open_tap).collect()
+    (0..count.min(MAX_NICS)).map(open_tap).collect()
 }
 
 /// Opens a tap in this thread's network namespace; it is gone when its descriptor is closed.

@@ -10,11 +10,11 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::patience::timeout;
 
 /// At least so many, for what waits for other things than processors.
-const LEAST: usize = 4;
+const MIN_TURNS: usize = 4;
 
 /// How long a turn is at most, for work that may wait for what never comes: several times what it
 /// takes where processors are busy with it.
-const LENGTH: Duration = Duration::from_secs(10);
+const MAX_TURN: Duration = Duration::from_secs(10);
 
 /// Turns for two at a time and processor, in the order in which they were asked for.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Turns(Semaphore);
 impl Default for Turns {
     fn default() -> Self {
         let processors = available_parallelism().map_or(1, usize::from);
-        Self(Semaphore::new(processors.saturating_mul(2).max(LEAST)))
+        Self(Semaphore::new(processors.saturating_mul(2).max(MIN_TURNS)))
     }
 }
 
@@ -39,7 +39,7 @@ impl Turns {
     pub(crate) async fn begin<F: Future>(&self, work: F) -> F::Output {
         let turn = self.take().await;
         let mut work = pin!(work);
-        match timeout(LENGTH, &mut work).await {
+        match timeout(MAX_TURN, &mut work).await {
             Ok(done) => done,
             Err(_) => {
                 drop(turn);
@@ -67,7 +67,7 @@ mod tests {
             taken.push(turn);
         }
         let processors = available_parallelism().unwrap().get();
-        assert_eq!(taken.len(), (2 * processors).max(LEAST));
+        assert_eq!(taken.len(), (2 * processors).max(MIN_TURNS));
         taken.pop();
         assert!(turns.take().now_or_never().flatten().is_some());
     }
@@ -83,7 +83,7 @@ mod tests {
         tokio::select! {
             biased;
             _ = hangs => unreachable!("they never end"),
-            waited = next => assert!((LENGTH..2 * LENGTH).contains(&waited), "{waited:?}"),
+            waited = next => assert!((MAX_TURN..2 * MAX_TURN).contains(&waited), "{waited:?}"),
         }
         // Work that ends has its turn until then.
         turns

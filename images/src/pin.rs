@@ -10,17 +10,17 @@ use rustix::io::Errno;
 
 /// How often a lock is tried. Whoever removes images looks whether they are in use, and has each
 /// of them for a moment.
-const ATTEMPTS: usize = 20;
+const LOCK_ATTEMPTS: usize = 20;
 
 /// How long between two attempts.
-const PAUSE: Duration = Duration::from_millis(5);
+const LOCK_RETRY_DELAY: Duration = Duration::from_millis(5);
 
 /// Takes a shared lock on a file that others may hold for themselves: not waited for any longer
 /// than a moment, as who holds it may be a machine's process that does so on purpose.
 pub(crate) fn pin(file: &File) -> io::Result<()> {
-    for _ in 1..ATTEMPTS {
+    for _ in 1..LOCK_ATTEMPTS {
         match flock(file, FlockOperation::NonBlockingLockShared) {
-            Err(Errno::WOULDBLOCK) => sleep(PAUSE),
+            Err(Errno::WOULDBLOCK) => sleep(LOCK_RETRY_DELAY),
             done => return Ok(done?),
         }
     }
@@ -42,9 +42,12 @@ mod tests {
         let begin = Instant::now();
         let error = pin(&open()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-        assert!(begin.elapsed() >= PAUSE.saturating_mul(19), "it waits");
+        assert!(
+            begin.elapsed() >= LOCK_RETRY_DELAY.saturating_mul(19),
+            "it waits"
+        );
         let later = thread::spawn(move || {
-            sleep(PAUSE);
+            sleep(LOCK_RETRY_DELAY);
             drop(holder);
         });
         // On a busy machine the moment may be over before the other thread has had its turn.

@@ -14,7 +14,7 @@ use super::table::Table;
 use super::{FormatArgs, Globals, JsonArgs, size};
 
 /// Characters of a command that are shown, as in docker.
-const COMMAND: usize = 45;
+const MAX_COMMAND_CHARS: usize = 45;
 
 #[derive(Debug, Args)]
 pub(super) struct InspectArgs {
@@ -155,10 +155,10 @@ fn table(details: &ImageDetails, in_full: bool, now: SystemTime) -> String {
 
 fn command(step: &HistoryEntry, in_full: bool) -> String {
     let text = step.created_by.as_deref().unwrap_or(NONE);
-    if in_full || text.chars().count() <= COMMAND {
+    if in_full || text.chars().count() <= MAX_COMMAND_CHARS {
         return text.to_owned();
     }
-    let mut cut: String = text.chars().take(COMMAND - 1).collect();
+    let mut cut: String = text.chars().take(MAX_COMMAND_CHARS - 1).collect();
     cut.push('…');
     cut
 }

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::progress::Progress;
 
 /// How long interrupted work may take to clear up. It may sit in a read of a pipe for ever.
-const GRACE: Duration = Duration::from_secs(1);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How work ended that did not fail.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl Interrupts {
                 _ = &mut work => {}
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
-                () = sleep(GRACE) => {}
+                () = sleep(CLEANUP_TIMEOUT) => {}
             }
             Ok(Outcome::Interrupted(number))
         });

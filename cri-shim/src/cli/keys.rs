@@ -11,7 +11,7 @@ use rustix::io::{Errno, read};
 use tokio::sync::Notify;
 
 /// Bytes that are read at once.
-const TYPED: usize = 1024;
+const READ_SIZE: usize = 1024;
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct DetachArgs {
@@ -86,7 +86,7 @@ pub(super) fn watched_stdin(keys: Keys) -> anyhow::Result<(OwnedFd, Arc<Notify>)
     let leaves = Arc::clone(&left);
     let pass = move || {
         let mut escape = Escape::new(keys);
-        let mut buffer = [0; TYPED];
+        let mut buffer = [0; READ_SIZE];
         loop {
             let count = match read(io::stdin().as_fd(), &mut buffer) {
                 Err(Errno::INTR) => continue,

@@ -143,13 +143,13 @@ pub(super) fn parse_memory(text: &str) -> Result<u64, String> {
 pub(super) struct Growth(pub(super) u64);
 
 /// Addresses are what growth takes: more than this no machine has.
-const MOST_GROWTH: u64 = 1 << 40;
+const MAX_GROWTH: u64 = 1 << 40;
 
 impl<'de> Deserialize<'de> for Growth {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let bytes = size::parse(&text).map_err(serde::de::Error::custom)?;
-        match bytes.is_multiple_of(GROWTH_UNIT) && bytes <= MOST_GROWTH {
+        match bytes.is_multiple_of(GROWTH_UNIT) && bytes <= MAX_GROWTH {
             true => Ok(Self(bytes)),
             false => Err(serde::de::Error::custom(format!(
                 "{text} is not a multiple of 128M up to 1T"
@@ -159,13 +159,13 @@ impl<'de> Deserialize<'de> for Growth {
 }
 
 /// Least and greatest number of a guest's virtual CPUs.
-pub(super) const CPUS: std::ops::RangeInclusive<u8> = 1..=64;
+pub(super) const CPUS_RANGE: std::ops::RangeInclusive<u8> = 1..=64;
 
 /// Fewest and most of them that may be added while it runs.
-const CPU_GROWTH: std::ops::RangeInclusive<u8> = 0..=63;
+const CPU_GROWTH_RANGE: std::ops::RangeInclusive<u8> = 0..=63;
 
 /// Least and greatest number of images of one pod.
-const IMAGES: std::ops::RangeInclusive<u8> = 1..=10;
+const IMAGES_RANGE: std::ops::RangeInclusive<u8> = 1..=10;
 
 impl Settings {
     /// Reads the file at `path`; without one, that at [`PATH`] if there is any.
@@ -207,10 +207,10 @@ impl Settings {
 impl GuestSettings {
     fn check(&self, table: &str) -> anyhow::Result<()> {
         for (key, value, range) in [
-            ("cpus", self.cpus, CPUS),
-            ("max_cpus", self.max_cpus, CPUS),
-            ("cpu_growth", self.cpu_growth, CPU_GROWTH),
-            ("images", self.images, IMAGES),
+            ("cpus", self.cpus, CPUS_RANGE),
+            ("max_cpus", self.max_cpus, CPUS_RANGE),
+            ("cpu_growth", self.cpu_growth, CPU_GROWTH_RANGE),
+            ("images", self.images, IMAGES_RANGE),
         ] {
             if let Some(value) = value.filter(|value| !range.contains(value)) {
                 let (least, most) = (range.start(), range.end());

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// So many times SIGINT or SIGTERM mean that the guest is to end whatever it does.
-const PATIENCE: usize = 3;
+const FORCE_KILL_COUNT: usize = 3;
 
 /// Within this time.
-const PATIENCE_WINDOW: Duration = Duration::from_secs(10);
+const FORCE_KILL_WINDOW: Duration = Duration::from_secs(10);
 
 /// The exit code that says which signal ended something.
 pub(super) fn exit_code_of(signal: u8) -> u8 {
@@ -95,9 +95,9 @@ impl Impatience {
             return false;
         }
         self.asked
-            .retain(|then| now.duration_since(*then) < PATIENCE_WINDOW);
+            .retain(|then| now.duration_since(*then) < FORCE_KILL_WINDOW);
         self.asked.push(now);
-        self.asked.len() >= PATIENCE
+        self.asked.len() >= FORCE_KILL_COUNT
     }
 }
 

@@ -17,7 +17,7 @@ use super::CniError;
 const FILE_BYTES: u64 = 1 << 20;
 
 /// Longest chain.
-const PLUGINS: usize = 32;
+const MAX_PLUGINS: usize = 32;
 
 /// Versions of the specification that are spoken, oldest first.
 pub(super) const VERSIONS: &[&str] = &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -208,8 +208,8 @@ pub(super) fn parse(text: &[u8], is_list: bool) -> Result<List, String> {
     } else {
         vec![Value::Object(config)]
     };
-    if plugins.is_empty() || plugins.len() > PLUGINS {
-        return Err(format!("it has not 1 to {PLUGINS} plugins"));
+    if plugins.is_empty() || plugins.len() > MAX_PLUGINS {
+        return Err(format!("it has not 1 to {MAX_PLUGINS} plugins"));
     }
     let plugins = plugins.into_iter().map(plugin).collect::<Result<_, _>>()?;
     Ok(List {

@@ -19,7 +19,7 @@ use crate::patience::timeout;
 
 /// Bytes of the file at least, blanks behind a configuration: DEL's is longer than that of an ADD
 /// before there was a result.
-const ROOM: usize = 16 << 10;
+const MIN_FILE_SIZE: usize = 16 << 10;
 
 /// The input of plugins that run one after the other.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Input {
         let length = usize::try_from(self.file.metadata()?.len()).unwrap_or(0);
         // DEL is to be told its own on a full disk, too: the file keeps the room that it has got.
         let mut config = config.to_vec();
-        config.resize(config.len().max(length).max(ROOM), b' ');
+        config.resize(config.len().max(length).max(MIN_FILE_SIZE), b' ');
         self.file.rewind()?;
         self.file.write_all(&config)?;
         self.file.rewind()?;
@@ -166,7 +166,7 @@ mod tests {
             drop(input);
             disk.fill();
             input = Input::take(&path, LONG).await.unwrap();
-            for other in ["{}", &"7".repeat(ROOM), &config] {
+            for other in ["{}", &"7".repeat(MIN_FILE_SIZE), &config] {
                 input.lend(other.as_bytes()).unwrap();
                 // Somebody else waits for room.
                 disk.fill();

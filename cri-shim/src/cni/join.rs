@@ -24,14 +24,14 @@ use tokio_stream::{Stream, StreamExt as _};
 
 use super::result::{CniResult, Dns};
 use super::{CniError, Prefix};
-use crate::tap::{NICS, TUN, is_tap_name, open_tap, tap_name};
+use crate::tap::{MAX_NICS, TUN, is_tap_name, open_tap, tap_name};
 
 /// Most routes of one pod.
-const ROUTES: usize = 1024;
+const MAX_ROUTES: usize = 1024;
 /// Most static neighbours of one pod.
-const NEIGHBOURS: usize = limits::NEIGHBOURS;
+const MAX_NEIGHBOURS: usize = limits::NEIGHBOURS;
 /// The kernel's least and greatest for Ethernet with IP on it.
-const MTU: std::ops::RangeInclusive<u32> = 68..=65535;
+const MTU_RANGE: std::ops::RangeInclusive<u32> = 68..=65535;
 
 /// ETH_P_ALL, in network byte order as traffic control wants it.
 const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
@@ -62,7 +62,7 @@ pub(crate) struct Nic {
     pub(crate) name: String,
     /// MAC address of that interface.
     pub(crate) mac: [u8; 6],
-    /// MTU of that interface.
+    /// MTU_RANGE of that interface.
     pub(crate) mtu: u16,
     /// Addresses of that interface.
     pub(crate) addresses: Vec<Prefix>,
@@ -249,12 +249,12 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
             // Brought up by a plugin that does so with all that it finds.
             continue;
         }
-        if !MTU.contains(&link.mtu) || links.len() == NICS {
+        if !MTU_RANGE.contains(&link.mtu) || links.len() == MAX_NICS {
             return Err(CniError::InvalidResult {
                 name: link.name.clone(),
                 reason: match links.len() {
-                    NICS => format!("more than {NICS} interfaces"),
-                    _ => format!("an MTU of {}", link.mtu),
+                    MAX_NICS => format!("more than {MAX_NICS} interfaces"),
+                    _ => format!("an MTU_RANGE of {}", link.mtu),
                 },
             });
         }
@@ -331,10 +331,10 @@ async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route
                 connected.push((destination, link.index));
                 continue;
             }
-            if routes.len() == ROUTES {
+            if routes.len() == MAX_ROUTES {
                 return Err(CniError::InvalidResult {
                     name: link.name.clone(),
-                    reason: format!("more than {ROUTES} routes"),
+                    reason: format!("more than {MAX_ROUTES} routes"),
                 });
             }
             let is_direct = header.scope == RouteScope::Link;
@@ -382,10 +382,10 @@ async fn neighbours(handle: &Handle, links: &[Link]) -> Result<Vec<Neighbour>, C
         let (Some(address), Some(mac)) = (address, mac) else {
             continue;
         };
-        if neighbours.len() == NEIGHBOURS {
+        if neighbours.len() == MAX_NEIGHBOURS {
             return Err(CniError::InvalidResult {
                 name: link.name.clone(),
-                reason: format!("more than {NEIGHBOURS} static neighbours"),
+                reason: format!("more than {MAX_NEIGHBOURS} static neighbours"),
             });
         }
         neighbours.push(Neighbour {

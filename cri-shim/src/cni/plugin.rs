@@ -29,7 +29,7 @@ const STDERR_BYTES: usize = 4096;
 const MESSAGE_CHARS: usize = 1000;
 
 /// How long it may take until what was killed is gone, which only the kernel can hold up.
-const DEATH: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Programs for administrators.
 const SYSTEM_DIRS: [&str; 2] = ["/usr/sbin", "/sbin"];
@@ -142,7 +142,7 @@ impl Invocation<'_> {
             if ended.is_err() {
                 group.kill();
                 // All of it has ended when its streams are closed.
-                if timeout(DEATH, conversation).await.is_ok() {
+                if timeout(KILL_TIMEOUT, conversation).await.is_ok() {
                     input.returned();
                 }
             }
@@ -150,7 +150,7 @@ impl Invocation<'_> {
         };
         if stdout.len() > STDOUT_BYTES {
             group.kill();
-            if timeout(DEATH, child.wait()).await.is_ok() {
+            if timeout(KILL_TIMEOUT, child.wait()).await.is_ok() {
                 input.returned();
             }
             return Err(CniError::TooMuchOutput {

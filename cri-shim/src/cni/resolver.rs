@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::Dns;
 
 /// Entries of a kind that are taken from a host's file.
-const ENTRIES: usize = 64;
+const MAX_ENTRIES: usize = 64;
 
 /// Where systemd-resolved keeps what its own server, on the loopback, asks.
 const UPSTREAM: &str = "/run/systemd/resolve/resolv.conf";
@@ -72,7 +72,7 @@ impl Dns {
             let mut words = line.split_ascii_whitespace();
             let keyword = words.next();
             let words = words.take_while(|word| !word.starts_with(['#', ';']));
-            let mut words = words.map(str::to_owned).take(ENTRIES);
+            let mut words = words.map(str::to_owned).take(MAX_ENTRIES);
             match keyword {
                 Some("nameserver") => dns.nameservers.extend(words.next()),
                 Some("search" | "domain") => dns.search = words.collect(),
@@ -80,8 +80,8 @@ impl Dns {
                 _ => {}
             }
         }
-        dns.nameservers.truncate(ENTRIES);
-        dns.options.truncate(ENTRIES);
+        dns.nameservers.truncate(MAX_ENTRIES);
+        dns.options.truncate(MAX_ENTRIES);
         dns
     }
 }

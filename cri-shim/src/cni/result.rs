@@ -9,12 +9,12 @@ use super::plugin::clean;
 use super::{CniError, Prefix};
 
 /// More of each than any network has.
-const INTERFACES: usize = 64;
-const ADDRESSES: usize = 64;
-const ROUTES: usize = 1024;
-const NAMES: usize = 64;
+const MAX_INTERFACES: usize = 64;
+const MAX_ADDRESSES: usize = 64;
+const MAX_ROUTES: usize = 1024;
+const MAX_NAMES: usize = 64;
 /// RFC 791 and the kernel's greatest.
-const MTU: std::ops::RangeInclusive<u32> = 68..=65535;
+const MTU_RANGE: std::ops::RangeInclusive<u32> = 68..=65535;
 
 /// A result of ADD, CNI specification 0.3 to 1.1.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -94,19 +94,19 @@ impl CniResult {
             return Err(format!("unknown \"cniVersion\" {:?}", self.cni_version));
         }
         for (what, count, limit) in [
-            ("interfaces", self.interfaces.len(), INTERFACES),
-            ("ips", self.ips.len(), ADDRESSES),
-            ("routes", self.routes.len(), ROUTES),
-            ("name servers", self.dns.nameservers.len(), NAMES),
-            ("search domains", self.dns.search.len(), NAMES),
-            ("resolver options", self.dns.options.len(), NAMES),
+            ("interfaces", self.interfaces.len(), MAX_INTERFACES),
+            ("ips", self.ips.len(), MAX_ADDRESSES),
+            ("routes", self.routes.len(), MAX_ROUTES),
+            ("name servers", self.dns.nameservers.len(), MAX_NAMES),
+            ("search domains", self.dns.search.len(), MAX_NAMES),
+            ("resolver options", self.dns.options.len(), MAX_NAMES),
         ] {
             if count > limit {
                 return Err(format!("{count} {what} are more than {limit}"));
             }
         }
         for found in &self.interfaces {
-            if found.mtu != 0 && !MTU.contains(&found.mtu) {
+            if found.mtu != 0 && !MTU_RANGE.contains(&found.mtu) {
                 return Err(format!("{} is not an MTU", found.mtu));
             }
         }
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn hostile_results_are_refused() {
-        let long = vec![json!({"dst": "10.0.0.0/8"}); ROUTES + 1];
+        let long = vec![json!({"dst": "10.0.0.0/8"}); MAX_ROUTES + 1];
         for (pointer, value) in [
             ("/cniVersion", json!("9.0.0")),
             ("/cniVersion", json!(7)),

@@ -12,10 +12,10 @@ use super::config::List;
 use super::{CniError, chain};
 
 /// How long an answer holds.
-const FRESH: Duration = Duration::from_secs(5);
+const CACHE_TTL: Duration = Duration::from_secs(5);
 
 /// How long one plugin may take to answer.
-const LIMIT: Duration = Duration::from_secs(10);
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The last answer.
 #[derive(Debug, Default)]
@@ -44,11 +44,11 @@ impl Status {
         let mut last = self.0.lock().await;
         if let Some(answer) = &*last
             && Arc::ptr_eq(&answer.list, list)
-            && answer.at.elapsed() < FRESH
+            && answer.at.elapsed() < CACHE_TTL
         {
             return answer.result.clone();
         }
-        let result = chain::status(list, plugin_dirs, LIMIT).await;
+        let result = chain::status(list, plugin_dirs, PLUGIN_TIMEOUT).await;
         let result = result.map_err(Arc::new);
         *last = Some(Answer {
             list: Arc::clone(list),
@@ -105,7 +105,7 @@ mod tests {
         fs::write(dir.path().join("down"), "").unwrap();
         status.of(&list, &dirs).await.unwrap();
         assert_eq!(read("asked"), "\n");
-        tokio::time::advance(FRESH).await;
+        tokio::time::advance(CACHE_TTL).await;
         tokio::time::resume();
         let error = status.of(&list, &dirs).await.unwrap_err().to_string();
         assert!(

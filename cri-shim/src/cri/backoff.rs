@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 /// Before the second attempt.
-const FIRST: Duration = Duration::from_millis(100);
+const INITIAL_DELAY: Duration = Duration::from_millis(100);
 
 /// Longest time between two attempts.
-const LONGEST: Duration = Duration::from_secs(30);
+const MAX_DELAY: Duration = Duration::from_secs(30);
 
 /// Times to wait, each twice as long as the one before.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(super) struct Backoff(Duration);
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self(FIRST)
+        Self(INITIAL_DELAY)
     }
 }
 
@@ -23,7 +23,7 @@ impl Backoff {
     /// How long to wait now.
     fn next(&mut self) -> Duration {
         let next = self.0;
-        self.0 = next.saturating_mul(2).min(LONGEST);
+        self.0 = next.saturating_mul(2).min(MAX_DELAY);
         next
     }
 
@@ -43,7 +43,10 @@ mod tests {
     fn times_grow_up_to_a_bound() {
         let mut backoff = Backoff::default();
         let times: Vec<_> = (0..20).map(|_| backoff.next()).collect();
-        assert_eq!(times[..3], [FIRST, FIRST * 2, FIRST * 4]);
-        assert_eq!(times[19], LONGEST);
+        assert_eq!(
+            times[..3],
+            [INITIAL_DELAY, INITIAL_DELAY * 2, INITIAL_DELAY * 4]
+        );
+        assert_eq!(times[19], MAX_DELAY);
     }
 }

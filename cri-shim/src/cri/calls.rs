@@ -20,7 +20,7 @@ use crate::request;
 
 /// Methods that are counted apart: a client could make up any number of names. Each ends with one
 /// of gRPC's 17 codes.
-const METHODS: usize = 128;
+const MAX_METHODS: usize = 128;
 
 /// Upper bounds of the times in [`Count::within`], in milliseconds.
 pub(super) const BOUNDS_MS: [u64; 9] = [5, 20, 50, 100, 250, 1000, 5000, 20_000, 60_000];
@@ -54,7 +54,7 @@ impl Calls {
 
     fn ended(&self, method: &str, code: &str, time: Duration) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if counts.len() >= METHODS && !counts.contains_key(method) {
+        if counts.len() >= MAX_METHODS && !counts.contains_key(method) {
             return;
         }
         let of_method = counts.entry(method.to_owned()).or_default();
@@ -219,14 +219,14 @@ mod tests {
     #[test]
     fn all_codes_of_a_method_are_counted_and_no_more_methods_than_there_may_be() {
         let calls = Calls::default();
-        for method in 0..=METHODS {
+        for method in 0..=MAX_METHODS {
             for code in ["0", "5"] {
                 calls.ended(&format!("Made{method}"), code, Duration::ZERO);
             }
         }
         calls.ended("Made0", "14", Duration::ZERO);
         let counts = calls.counts();
-        assert_eq!(counts.len(), METHODS);
+        assert_eq!(counts.len(), MAX_METHODS);
         assert_eq!(counts["Made0"].len(), 3);
     }
 
@@ -301,9 +301,9 @@ mod tests {
     #[test]
     fn made_up_methods_cost_no_memory_without_bound() {
         let calls = Calls::default();
-        for number in 0..2 * METHODS {
+        for number in 0..2 * MAX_METHODS {
             calls.ended(&number.to_string(), "12", Duration::ZERO);
         }
-        assert_eq!(calls.counts().len(), METHODS);
+        assert_eq!(calls.counts().len(), MAX_METHODS);
     }
 }

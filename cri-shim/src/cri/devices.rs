@@ -13,7 +13,7 @@ use super::error::{CriError, Result};
 use crate::sandbox::{ContainerDevice, DeviceSource};
 
 /// Devices of one container.
-const DEVICES: usize = 16;
+const MAX_DEVICES: usize = 16;
 
 /// Character devices that any container may have. In the guest they have the guest's numbers.
 const GUESTS: &[&str] = &[
@@ -32,8 +32,8 @@ const PRIVILEGED: &[&str] = &["/dev/kmsg", "/dev/loop-control"];
 
 /// What the sandbox is to give the container; the node's block devices are open.
 pub(super) fn open(wanted: &[Device], is_privileged: bool) -> Result<Vec<ContainerDevice>> {
-    if wanted.len() > DEVICES {
-        let reason = format!("{} are more than {DEVICES}", wanted.len());
+    if wanted.len() > MAX_DEVICES {
+        let reason = format!("{} are more than {MAX_DEVICES}", wanted.len());
         return Err(CriError::invalid("config.devices", reason));
     }
     let mut paths = BTreeSet::new();
@@ -167,7 +167,7 @@ mod tests {
             device("/dev/zero", "/dev/x", "r"),
         ];
         assert!(open(&twice, false).is_err());
-        let many = vec![device("/dev/null", "/dev/x", "r"); DEVICES + 1];
+        let many = vec![device("/dev/null", "/dev/x", "r"); MAX_DEVICES + 1];
         assert!(open(&many, false).is_err());
     }
 }

@@ -8,7 +8,7 @@ use tonic::Status;
 use tracing::warn;
 
 /// Events that a listener may be behind; one that is further behind has to list again.
-const BEHIND: usize = 1024;
+const EVENT_QUEUE: usize = 1024;
 
 /// A listener's end.
 pub(super) type Listener = mpsc::Receiver<Result<ContainerEventResponse, Status>>;
@@ -21,7 +21,7 @@ pub(super) struct Events {
 
 impl Events {
     pub(super) fn listen(&self) -> Listener {
-        let (sender, receiver) = mpsc::channel(BEHIND);
+        let (sender, receiver) = mpsc::channel(EVENT_QUEUE);
         let mut listeners = self
             .listeners
             .lock()
@@ -71,7 +71,7 @@ mod tests {
         let nobody_listens = || events.send(|| panic!("nobody listens"));
         nobody_listens();
         let mut listener = events.listen();
-        for number in 0..=BEHIND {
+        for number in 0..=EVENT_QUEUE {
             events.send(|| ContainerEventResponse {
                 created_at: i64::try_from(number).unwrap(),
                 ..ContainerEventResponse::default()
@@ -83,6 +83,6 @@ mod tests {
             assert_eq!(event.unwrap().created_at, got);
             got += 1;
         }
-        assert_eq!(got, i64::try_from(BEHIND).unwrap());
+        assert_eq!(got, i64::try_from(EVENT_QUEUE).unwrap());
     }
 }

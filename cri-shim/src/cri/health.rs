@@ -22,13 +22,13 @@ use super::state::{ContainerPhase, PodPhase};
 use crate::strangers::Strangers;
 
 /// Clients at once; another one takes the place of the oldest.
-const CONNECTIONS: usize = 32;
+const MAX_CONNECTIONS: usize = 32;
 
 /// How long a client may take to send a request's head.
-const HEAD_TIME: Duration = Duration::from_secs(10);
+const REQUEST_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// When accepting is tried again after it failed.
-const RETRY: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Listens on `address` and serves until the program ends.
 pub(super) async fn serve(
@@ -40,7 +40,7 @@ pub(super) async fn serve(
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     info!(%address, "serving health and metrics");
     tokio::spawn(async move {
-        let strangers = Strangers::new(CONNECTIONS);
+        let strangers = Strangers::new(MAX_CONNECTIONS);
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
@@ -53,7 +53,7 @@ pub(super) async fn serve(
                 Err(error) => {
                     // Out of descriptors, as a rule: those that are open must end first.
                     warn!(%error, "failed to accept a connection");
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
@@ -68,7 +68,7 @@ async fn converse(stream: TcpStream, node: Arc<Node>, calls: Arc<Calls>) {
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(REQUEST_HEADER_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service)
         .await;
     if let Err(error) = served {

@@ -14,7 +14,7 @@ use oci_spec::image;
 
 use super::error::{CriError, Result};
 use super::node::{Node, Pod};
-use super::spec::mounts::VOLUMES;
+use super::spec::mounts::MAX_VOLUMES;
 use crate::removal::{remove_tree_aside, remove_tree_within};
 
 /// The directory of all of them in the daemon's root.
@@ -25,7 +25,7 @@ const FIELD: &str = "image.config.Volumes";
 
 /// How long the directories of a container may take to be removed at a time. Its guest may run on
 /// and fill them, where no Landlock denies it what is not mounted any more. The next call goes on.
-const REMOVAL_LIMIT: Duration = Duration::from_secs(10);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest path of one, as the kernel has it.
 const PATH_BYTES: usize = 4095;
@@ -55,7 +55,7 @@ impl Node {
     pub(super) async fn remove_image_volumes(&self, pod: &str, container: &str) -> Result<()> {
         let of_pod = self.image_volumes_dir(pod);
         let dir = of_pod.join(container);
-        removed(&dir, remove_tree_within(&dir, REMOVAL_LIMIT).await)?;
+        removed(&dir, remove_tree_within(&dir, REMOVAL_TIMEOUT).await)?;
         // Other containers may have some.
         let _ = fs::remove_dir(&of_pod);
         Ok(())
@@ -87,7 +87,7 @@ impl Node {
 fn wanted(image: Option<&image::Config>, mounts: &[Mount]) -> Result<BTreeSet<PathBuf>> {
     let declared = image.and_then(|image| image.volumes().as_deref());
     let declared = declared.unwrap_or_default();
-    let most = VOLUMES.saturating_sub(mounts.len());
+    let most = MAX_VOLUMES.saturating_sub(mounts.len());
     if declared.len() > most {
         let reason = format!(
             "the image declares {} volumes, and there is room for {most} beside those of the \
@@ -209,9 +209,9 @@ mod tests {
             let refused = wanted(Some(&config(&[path])), &[]).unwrap_err();
             assert!(refused.to_string().contains("below its root"), "{refused}");
         }
-        let many: Vec<String> = (0..VOLUMES).map(|number| format!("/{number}")).collect();
+        let many: Vec<String> = (0..MAX_VOLUMES).map(|number| format!("/{number}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        assert_eq!(found(&many, &[]).len(), VOLUMES);
+        assert_eq!(found(&many, &[]).len(), MAX_VOLUMES);
         let refused = wanted(Some(&config(&many)), &[mount("/a")]).unwrap_err();
         assert!(refused.to_string().contains("512 volumes"), "{refused}");
     }

@@ -27,7 +27,7 @@ use super::volumes::EMPTY_DIR;
 use crate::bind::{MOUNTINFO, open_path, unescape};
 
 /// Directories of a volume that are looked through.
-const DIRECTORIES: usize = 256;
+const MAX_DIRECTORIES: usize = 256;
 
 /// The mounts, by their numbers, that are volumes in the guest's memory. `known` are the pod's
 /// volumes in memory, to which new ones are added.
@@ -113,7 +113,7 @@ fn has_only_directories(volume: &Path) -> io::Result<bool> {
     let mut listed = 0;
     while let Some(directory) = found.pop() {
         listed += 1;
-        if listed > DIRECTORIES {
+        if listed > MAX_DIRECTORIES {
             return Ok(false);
         }
         for entry in fs::read_dir(directory)? {
@@ -123,7 +123,7 @@ fn has_only_directories(volume: &Path) -> io::Result<bool> {
                 return Ok(false);
             }
             found.push(entry.path());
-            if found.len() > DIRECTORIES {
+            if found.len() > MAX_DIRECTORIES {
                 return Ok(false);
             }
         }
@@ -304,7 +304,7 @@ mod tests {
         let sub = dir.bind(&volume.join("x/y"), SUB);
         let found = source(&sub, &mut Vec::new()).unwrap().unwrap();
         assert_eq!(found.below.as_deref(), Some("x/y"));
-        for number in 0..DIRECTORIES {
+        for number in 0..MAX_DIRECTORIES {
             fs::create_dir(volume.join(number.to_string())).unwrap();
         }
         assert_eq!(source(&sub, &mut Vec::new()).unwrap(), None);

@@ -19,10 +19,10 @@ const NAME: &str = "daemon.lock";
 
 /// How often the lock is tried: a daemon that was killed may take a moment to be gone, and what it
 /// was just starting shares its files until that runs its own program.
-const ATTEMPTS: usize = 20;
+const LOCK_ATTEMPTS: usize = 20;
 
 /// How long between two attempts.
-const PAUSE: Duration = Duration::from_millis(50);
+const LOCK_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// A state directory that no other daemon has, until this is dropped.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl StateOwner {
         for attempt in 1.. {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break,
-                Err(Errno::WOULDBLOCK) if attempt < ATTEMPTS => sleep(PAUSE),
+                Err(Errno::WOULDBLOCK) if attempt < LOCK_ATTEMPTS => sleep(LOCK_RETRY_DELAY),
                 Err(Errno::WOULDBLOCK) => {
                     return Err(CriError::StateOwned {
                         dir: dir.to_owned(),
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(mode.mode() & 0o777, 0o600);
         let begin = Instant::now();
         let refused = StateOwner::take(dir.path()).unwrap_err().to_string();
-        assert!(begin.elapsed() >= PAUSE, "it is tried again");
+        assert!(begin.elapsed() >= LOCK_RETRY_DELAY, "it is tried again");
         for part in [
             dir.path().to_str().unwrap(),
             &format!("process {}", std::process::id()),
@@ -120,7 +120,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = StateOwner::take(dir.path()).unwrap();
         let goes = std::thread::spawn(move || {
-            sleep(2 * PAUSE);
+            sleep(2 * LOCK_RETRY_DELAY);
             drop(first);
         });
         StateOwner::take(dir.path()).unwrap();

@@ -6,9 +6,9 @@ use super::error::{CriError, Result};
 use crate::cni::Dns;
 
 /// Longest host name of Linux.
-const HOSTNAME: usize = 64;
+const MAX_HOSTNAME_LEN: usize = 64;
 /// Most entries of a kind in resolv.conf.
-const ENTRIES: usize = 64;
+const MAX_ENTRIES: usize = 64;
 /// Name of a guest whose pod has none.
 const DEFAULT_HOSTNAME: &str = "localhost";
 
@@ -19,8 +19,9 @@ pub(super) fn hostname(pod: &PodSandboxConfig) -> Result<String> {
         name => name,
     };
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
-    if name.len() > HOSTNAME || !name.bytes().all(plain) || name.starts_with(['-', '.']) {
-        let reason = format!("{name:?} is not a host name of at most {HOSTNAME} characters");
+    if name.len() > MAX_HOSTNAME_LEN || !name.bytes().all(plain) || name.starts_with(['-', '.']) {
+        let reason =
+            format!("{name:?} is not a host name of at most {MAX_HOSTNAME_LEN} characters");
         return Err(CriError::invalid("config.hostname", reason));
     }
     Ok(name.to_owned())
@@ -45,8 +46,8 @@ pub(super) fn resolv_conf(config: Option<&DnsConfig>, network: &Dns) -> Result<V
             let reason = format!("{entry:?} is nothing for resolv.conf");
             return Err(CriError::invalid(field, reason));
         }
-        if entries.len() > ENTRIES {
-            let reason = format!("{} are more than {ENTRIES}", entries.len());
+        if entries.len() > MAX_ENTRIES {
+            let reason = format!("{} are more than {MAX_ENTRIES}", entries.len());
             return Err(CriError::invalid(field, reason));
         }
     }

@@ -31,7 +31,7 @@ use crate::streaming::{Streaming, StreamingError};
 const MESSAGE_BYTES: usize = 16 << 20;
 
 /// How long calls under way may take when the daemon stops.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why the daemon does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -113,7 +113,7 @@ pub(crate) async fn serve(
         // Those streams have no end of their own.
         node.events.close();
         let _ = stopping.send(());
-        tokio::time::sleep(STOP_TIMEOUT).await;
+        tokio::time::sleep(SHUTDOWN_TIMEOUT).await;
     };
     let served = tokio::select! {
         served = server => served,

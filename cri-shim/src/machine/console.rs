@@ -15,10 +15,10 @@ use tokio::sync::Notify;
 use tracing::debug;
 
 /// Output that whoever attaches is shown first, in bytes.
-const RECENT: usize = 64 << 10;
+const SCROLLBACK: usize = 64 << 10;
 
 /// Output that the file gets, in bytes.
-const KEPT: usize = 4 << 20;
+const MAX_FILE_SIZE: usize = 4 << 20;
 
 /// What it gets last.
 const CUT: &[u8] = b"\n[the console's file ends here: it keeps 4 MiB]\n";
@@ -27,7 +27,7 @@ const CUT: &[u8] = b"\n[the console's file ends here: it keeps 4 MiB]\n";
 const ATTACHED_MAX: usize = 16;
 
 /// Input that is read at once: the port's own buffer.
-const INPUT: usize = 64;
+const INPUT_CHUNK: usize = 64;
 
 /// Where output goes.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Console {
         Ok(Arc::new(Self {
             sinks: Mutex::new(Sinks {
                 file,
-                room: KEPT,
+                room: MAX_FILE_SIZE,
                 recent: VecDeque::new(),
                 attached: Vec::new(),
             }),
@@ -141,7 +141,7 @@ impl Console {
 
 /// Types what comes until the other side, or the machine, ends.
 async fn take_input(console: Arc<Console>, vm: Weak<Vm>, mut input: UnixStream) {
-    let mut buffer = [0; INPUT];
+    let mut buffer = [0; INPUT_CHUNK];
     loop {
         let count = match input.read(&mut buffer).await {
             Ok(0) => return,
@@ -200,7 +200,7 @@ struct Output(Arc<Console>);
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut sinks = self.0.sinks();
-        let excess = (sinks.recent.len() + bytes.len()).saturating_sub(RECENT);
+        let excess = (sinks.recent.len() + bytes.len()).saturating_sub(SCROLLBACK);
         let excess = excess.min(sinks.recent.len());
         sinks.recent.drain(..excess);
         sinks.recent.extend(bytes);
@@ -253,7 +253,7 @@ mod tests {
             console.writer().write_all(&[b'x'; 10_000]).unwrap();
         }
         let sinks = console.sinks();
-        assert_eq!((sinks.attached.len(), sinks.recent.len()), (1, RECENT));
+        assert_eq!((sinks.attached.len(), sinks.recent.len()), (1, SCROLLBACK));
         drop(sinks);
         drop(stuck);
     }
@@ -262,12 +262,12 @@ mod tests {
     fn the_file_gets_so_much_and_says_so_once() {
         let (console, file) = console();
         let line = [b'x'; 1000];
-        for _ in 0..KEPT / line.len() + 1000 {
+        for _ in 0..MAX_FILE_SIZE / line.len() + 1000 {
             console.writer().write_all(&line).unwrap();
         }
         let kept = std::fs::read(file.path()).unwrap();
-        assert_eq!(kept.len(), KEPT + CUT.len());
-        assert!(kept.ends_with(CUT) && kept[..KEPT].iter().all(|byte| *byte == b'x'));
+        assert_eq!(kept.len(), MAX_FILE_SIZE + CUT.len());
+        assert!(kept.ends_with(CUT) && kept[..MAX_FILE_SIZE].iter().all(|byte| *byte == b'x'));
     }
 
     #[test]

@@ -14,7 +14,7 @@ const PANIC: &[u8] = b"Kernel panic - not syncing: ";
 
 /// Where messages are looked for, as physical addresses: where kernels lie that are loaded where
 /// they ask to be, with the log that they begin with.
-const LOG_AT: std::ops::Range<u64> = 1 << 20..128 << 20;
+const LOG_SEARCH_RANGE: std::ops::Range<u64> = 1 << 20..128 << 20;
 
 /// Memory that is looked at together.
 const WINDOW: usize = 1 << 20;
@@ -23,8 +23,8 @@ const WINDOW: usize = 1 << 20;
 const OVERLAP: usize = 64 << 10;
 
 /// Messages that are kept: those before the panic's, and those after it.
-const BEFORE: usize = 24;
-const AFTER: usize = 24;
+const LINES_BEFORE: usize = 24;
+const LINES_AFTER: usize = 24;
 
 /// Longest message, in bytes.
 const MESSAGE_MAX: usize = 1024;
@@ -45,8 +45,8 @@ impl KernelPanic {
     /// Looks for a panic's messages in memory that `read` reads from a physical address on.
     pub(super) fn find(read: impl Fn(u64, &mut [u8]) -> usize) -> Option<Self> {
         let mut window = vec![0; WINDOW];
-        let mut start = LOG_AT.start;
-        while start < LOG_AT.end {
+        let mut start = LOG_SEARCH_RANGE.start;
+        while start < LOG_SEARCH_RANGE.end {
             let count = read(start, &mut window);
             let read = window.get(..count)?;
             if let Some(panic) = Self::within(read) {
@@ -63,7 +63,7 @@ impl KernelPanic {
     /// The same in the words that `shown` makes of each message, given how many characters one may
     /// have: for a panic that another process tells of.
     pub(crate) fn map(self, shown: impl Fn(&str, usize) -> String) -> Self {
-        let log = self.log.iter().take(BEFORE + 1 + AFTER);
+        let log = self.log.iter().take(LINES_BEFORE + 1 + LINES_AFTER);
         Self {
             message: shown(&self.message, MESSAGE_MAX),
             log: log.map(|line| shown(line, MESSAGE_MAX)).collect(),
@@ -94,7 +94,7 @@ impl KernelPanic {
         let number = number(memory, block)?;
         let mut log = Vec::new();
         let (mut next, mut after) = (block, number);
-        for _ in 0..BEFORE {
+        for _ in 0..LINES_BEFORE {
             after = after.wrapping_sub(1);
             let nearest = (1..=(NUMBER + MESSAGE_MAX) / NUMBER)
                 .filter_map(|words| next.checked_sub(words * NUMBER))
@@ -105,7 +105,7 @@ impl KernelPanic {
         }
         log.reverse();
         let (mut at, mut current) = (block, number);
-        for _ in 0..=AFTER {
+        for _ in 0..=LINES_AFTER {
             current = current.wrapping_add(1);
             let text = at + NUMBER;
             let most = (text + MESSAGE_MAX).min(memory.len());
@@ -177,7 +177,7 @@ mod tests {
 
     fn find(memory: &[u8], at: u64) -> Option<KernelPanic> {
         KernelPanic::find(|address, buffer| {
-            let Some(offset) = address.checked_sub(LOG_AT.start) else {
+            let Some(offset) = address.checked_sub(LOG_SEARCH_RANGE.start) else {
                 return 0;
             };
             let offset = usize::try_from(offset).unwrap();

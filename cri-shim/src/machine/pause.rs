@@ -5,11 +5,11 @@ use tracing::debug;
 
 /// How often a machine is to pause before it is taken for one that cannot. On a host that has much
 /// else to do its threads may not get their turn in the time that a VM gives them.
-const PAUSES: usize = 5;
+const PAUSE_ATTEMPTS: usize = 5;
 
 /// Tries again for as long as a VM is busy, within bounds.
 pub(super) fn while_busy(mut pause: impl FnMut() -> Result<(), VmError>) -> Result<(), VmError> {
-    for _ in 1..PAUSES {
+    for _ in 1..PAUSE_ATTEMPTS {
         match pause() {
             Err(VmError::Busy { what }) => debug!(what, "the machine does not pause yet"),
             done => return done,
@@ -41,6 +41,9 @@ mod tests {
     fn a_machine_that_is_busy_for_a_moment_pauses_and_one_that_stays_so_does_not() {
         assert!(matches!(tried(0), (Ok(()), 1)));
         assert!(matches!(tried(2), (Ok(()), 3)));
-        assert!(matches!(tried(99), (Err(VmError::Busy { .. }), PAUSES)));
+        assert!(matches!(
+            tried(99),
+            (Err(VmError::Busy { .. }), PAUSE_ATTEMPTS)
+        ));
     }
 }

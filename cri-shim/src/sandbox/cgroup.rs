@@ -54,16 +54,16 @@ pub const MEMORY_OVERHEAD: u64 = 96 << 20;
 pub const CPU_OVERHEAD_MILLI: u64 = 500;
 
 /// Threads of a sandbox's process.
-const THREADS: u64 = 8192;
+const MAX_THREADS: u64 = 8192;
 
 /// Period of the CPU limit in microseconds.
-const PERIOD: u64 = 100_000;
+const CPU_PERIOD_US: u64 = 100_000;
 
 /// How long others that make groups are waited for.
-const LOCK: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often the lock is tried.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
+const LOCK_RETRY_DELAY: Duration = Duration::from_millis(5);
 
 /// Names the group in a sandbox's directory.
 const NAME: &str = "cgroup";
@@ -169,7 +169,7 @@ impl Cgroup {
             ("memory.max", limits.memory_max().to_string()),
             ("memory.oom.group", "1".to_owned()),
             ("cpu.max", cpu_max(limits.milli_cpus())),
-            ("pids.max", THREADS.to_string()),
+            ("pids.max", MAX_THREADS.to_string()),
         ] {
             write(&path.join(name), &value)?;
         }
@@ -240,7 +240,7 @@ pub(super) fn memory_below(dir: &Path, parent: &Path) -> Option<u64> {
 }
 
 fn cpu_max(milli_cpus: u64) -> String {
-    format!("{} {PERIOD}", milli_cpus * PERIOD / 1000)
+    format!("{} {CPU_PERIOD_US}", milli_cpus * CPU_PERIOD_US / 1000)
 }
 
 /// Raises the limit of the sandbox in `dir` to that of a guest of `memory` bytes, unless it is
@@ -401,11 +401,11 @@ fn enable_controllers(path: &Path) -> Result<(), CgroupError> {
 fn lock(path: &Path) -> Result<Option<File>, CgroupError> {
     let failed = step("lock the control group", path);
     let file = File::open(path).map_err(step("open the control group", path))?;
-    let deadline = Instant::now() + LOCK;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Some(file)),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(LOCK_PAUSE),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(LOCK_RETRY_DELAY),
             Err(Errno::WOULDBLOCK) => {
                 warn!(path = %path.display(), "timed out locking the control group");
                 return Ok(None);

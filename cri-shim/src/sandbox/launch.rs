@@ -45,18 +45,20 @@ const LOG: &str = "sandbox.log";
 pub(crate) const DIR_MAX: usize = 90;
 
 /// What a launch may take beside its guest's boots.
-const MARGIN: Duration = Duration::from_secs(60);
+const LAUNCH_MARGIN: Duration = Duration::from_secs(60);
 
 /// How much of a failed process's last words is told.
-const LAST_WORDS: usize = 1000;
+const MAX_STDERR_TAIL: usize = 1000;
 
 /// How many bytes of its log are read for that.
-const LOG_END: u64 = 64 << 10;
+const LOG_TAIL_SIZE: u64 = 64 << 10;
 
 /// How long a process may take until its guest is up: it may boot one after a clone has failed,
 /// and has limits of its own for both. One that is stopped, or waits for a disk, has none.
 fn time_limit() -> Duration {
-    boot_timeout().saturating_mul(2).saturating_add(MARGIN)
+    boot_timeout()
+        .saturating_mul(2)
+        .saturating_add(LAUNCH_MARGIN)
 }
 
 /// A process that is killed with this, unless it is kept.
@@ -257,10 +259,10 @@ impl Launching {
                 failed: Some(why),
                 is_jail: true,
                 ..
-            }) => Err(SandboxError::JailRefused(printable(&why, LAST_WORDS))),
+            }) => Err(SandboxError::JailRefused(printable(&why, MAX_STDERR_TAIL))),
             Some(LaunchReply {
                 failed: Some(why), ..
-            }) => Err(SandboxError::Launch(printable(&why, LAST_WORDS))),
+            }) => Err(SandboxError::Launch(printable(&why, MAX_STDERR_TAIL))),
             None => Err(self.failed().await),
         }
     }
@@ -513,9 +515,9 @@ async fn make_cgroup(
 fn end_of(log: &Path) -> io::Result<String> {
     let mut file = File::open(log)?;
     let len = file.metadata()?.len();
-    file.seek(SeekFrom::Start(len.saturating_sub(LOG_END)))?;
+    file.seek(SeekFrom::Start(len.saturating_sub(LOG_TAIL_SIZE)))?;
     let mut end = Vec::new();
-    file.take(LOG_END).read_to_end(&mut end)?;
+    file.take(LOG_TAIL_SIZE).read_to_end(&mut end)?;
     Ok(String::from_utf8_lossy(&end).into_owned())
 }
 
@@ -525,7 +527,7 @@ async fn last_words(mut launched: Launched, log: &Path) -> String {
     let status = launched.ended().await;
     let text = end_of(log).unwrap_or_default();
     let last = text.lines().next_back().unwrap_or("it said nothing");
-    let last = printable(last, LAST_WORDS);
+    let last = printable(last, MAX_STDERR_TAIL);
     match status {
         Some(status) => format!("{last} ({status})"),
         None => last,

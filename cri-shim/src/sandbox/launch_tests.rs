@@ -16,7 +16,7 @@ async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on()
         cgroup: None,
     };
     assert_eq!(last_words(launched, &log).await, "why  [2Jit ended");
-    assert!(printable(&"x".repeat(5000), LAST_WORDS).len() == LAST_WORDS);
+    assert!(printable(&"x".repeat(5000), MAX_STDERR_TAIL).len() == MAX_STDERR_TAIL);
 }
 
 /// Whether a template is still there when a process that was to clone it does this.

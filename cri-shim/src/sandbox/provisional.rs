@@ -15,7 +15,7 @@ pub const STREAM_MTU: u16 = 65_520;
 const TAP_MTU: u16 = u16::MAX;
 
 /// Cards that a machine may have at most.
-pub(super) const CARDS: u8 = 16;
+pub(super) const MAX_NICS: u8 = 16;
 
 /// Largest packet of such a card.
 pub(super) const fn mtu(kind: NicKind) -> u16 {
@@ -28,7 +28,7 @@ pub(super) const fn mtu(kind: NicKind) -> u16 {
 /// The cards' addresses, which no card of a sandbox's has by chance: locally administered ones.
 pub(super) fn macs() -> impl Iterator<Item = [u8; 6]> {
     let mac = |card| [2, b'p', b'o', b'd', b'v', card];
-    (0..CARDS).map(mac)
+    (0..MAX_NICS).map(mac)
 }
 
 /// Cards on taps whose interfaces are not known yet, at most as many as a machine may have. Their

@@ -17,10 +17,10 @@ use super::types::{ContainerInfo, SandboxExit};
 const NAME: &str = "exit.json";
 
 /// Longest record that is read, in bytes.
-const MAX: u64 = 1 << 20;
+const MAX_RECORD_SIZE: u64 = 1 << 20;
 
 /// Characters of a container's id that are read: as many as one may have.
-const ID: usize = 128;
+const MAX_ID_CHARS: usize = 128;
 
 /// How a sandbox and its containers ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,11 +38,11 @@ pub struct ExitRecord {
 pub fn read(dir: &Path) -> Option<ExitRecord> {
     let mut text = Vec::new();
     let file = File::open(dir.join(NAME)).ok()?;
-    file.take(MAX).read_to_end(&mut text).ok()?;
+    file.take(MAX_RECORD_SIZE).read_to_end(&mut text).ok()?;
     let mut record: ExitRecord = serde_json::from_slice(&text).ok()?;
     record.exit = record.exit.printable();
     for container in &mut record.containers {
-        container.id = printable(&container.id, ID);
+        container.id = printable(&container.id, MAX_ID_CHARS);
     }
     Some(record)
 }
@@ -56,7 +56,7 @@ pub(crate) fn written_at(dir: &Path) -> Option<SystemTime> {
 }
 
 /// Room on the disk that a record has from the start, in bytes: that of some hundred containers.
-const RESERVED: u64 = 64 << 10;
+const PREALLOCATED_SIZE: u64 = 64 << 10;
 
 /// Makes the file for the record, which is empty until [`write()`]: who writes it can open no file.
 /// Its room is taken now, so that exit codes are kept when the disk is full by then.
@@ -64,7 +64,7 @@ pub(super) fn create(dir: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create_new(true).mode(0o600);
     let file = options.open(dir.join(NAME))?;
-    match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, RESERVED) {
+    match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, PREALLOCATED_SIZE) {
         // Not every file system can.
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
         Err(error) => Err(error.into()),
@@ -105,13 +105,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = create(dir.path()).unwrap();
         let taken = || file.metadata().unwrap().blocks() * 512;
-        assert!(taken() >= RESERVED, "{}", taken());
+        assert!(taken() >= PREALLOCATED_SIZE, "{}", taken());
         let record = ExitRecord {
             exit: SandboxExit::PoweredOff,
             containers: Vec::new(),
         };
         write(&file, &record).unwrap();
-        assert!(taken() < RESERVED, "{}", taken());
+        assert!(taken() < PREALLOCATED_SIZE, "{}", taken());
         assert_eq!(read(dir.path()), Some(record));
     }
 

@@ -12,10 +12,10 @@ pub(super) const INPUT_PIECES: usize = 32;
 pub(super) const OUTPUT_PIECES: usize = 32;
 
 /// The most bytes in one piece.
-pub(super) const PIECE: usize = 32 << 10;
+pub(super) const CHUNK_SIZE: usize = 32 << 10;
 
 /// How long a client may take to close its side, after the server has closed its own.
-pub(super) const FAREWELL: Duration = Duration::from_secs(10);
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the client sends on a channel; `None` when it has closed it.
 pub(super) type Input = mpsc::Receiver<Bytes>;

@@ -13,7 +13,7 @@ use tokio::io::{
 };
 use tokio::net::UnixStream;
 
-use super::channel::{Gone, Input, Output, PIECE};
+use super::channel::{CHUNK_SIZE, Gone, Input, Output};
 use crate::sandbox::watch;
 
 /// One end for this program, the other for somebody else's.
@@ -104,7 +104,7 @@ pub(super) async fn to_client(
     output: &Output,
 ) -> Result<(), Gone> {
     loop {
-        let mut piece = BytesMut::with_capacity(PIECE);
+        let mut piece = BytesMut::with_capacity(CHUNK_SIZE);
         match socket.read_buf(&mut piece).await {
             // A socket whose other end was dropped with bytes in it is reset: an end as well.
             Ok(0) | Err(_) => return Ok(()),

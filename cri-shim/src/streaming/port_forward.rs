@@ -13,7 +13,7 @@ use super::pipe::{self, ForeignStream};
 
 /// How long a client may go on sending after the pod's server has closed: clients as a rule wait
 /// for the connection to end before they close their side. That of other runtimes.
-const GRACE: Duration = Duration::from_secs(1);
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
 /// One connection that a client wants forwarded.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ async fn carry(socket: ForeignStream, input: Input, output: Output) {
         }
         ended = &mut outward => {
             if ended != Err(Gone) {
-                let _ = timeout(GRACE, inward).await;
+                let _ = timeout(CLOSE_GRACE, inward).await;
             }
         }
     }
@@ -159,7 +159,7 @@ mod tests {
             server.read_to_end(&mut question).await.unwrap();
             assert_eq!(question, b"question");
             for piece in written.chunks(1 << 20) {
-                tokio::time::sleep(GRACE * 1000).await;
+                tokio::time::sleep(CLOSE_GRACE * 1000).await;
                 server.write_all(piece).await.unwrap();
             }
         });

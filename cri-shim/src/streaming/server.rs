@@ -34,7 +34,7 @@ const MAX_SESSIONS: usize = 4096;
 pub(super) const MAX_STRANGERS: usize = 256;
 
 /// How long a client may take to send the head of its request.
-const HEAD_TIME: Duration = Duration::from_secs(5);
+const REQUEST_HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The sub-protocols that clients offer for a SPDY connection.
 const OFFERED: HeaderName = HeaderName::from_static("x-stream-protocol-version");
@@ -198,7 +198,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>, stranger: Stranger) {
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(REQUEST_HEADER_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
         .await;

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a token is good.
-const LIFE: Duration = Duration::from_secs(60);
+const TOKEN_TTL: Duration = Duration::from_secs(60);
 
 /// Requests that may wait for their client.
 const MAX_WAITING: usize = 1000;
@@ -44,7 +44,7 @@ impl<R> Tokens<R> {
     fn issue_at(&self, request: R, now: Instant) -> Result<String, TokenError> {
         let token = crate::sandbox::random_id().map_err(TokenError::Random)?;
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.retain(|_, (issued, _)| now.duration_since(*issued) < LIFE);
+        waiting.retain(|_, (issued, _)| now.duration_since(*issued) < TOKEN_TTL);
         if waiting.len() >= MAX_WAITING {
             return Err(TokenError::TooMany);
         }
@@ -60,7 +60,7 @@ impl<R> Tokens<R> {
     fn redeem_at(&self, token: &str, now: Instant) -> Option<R> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let (issued, request) = waiting.remove(token)?;
-        (now.duration_since(issued) < LIFE).then_some(request)
+        (now.duration_since(issued) < TOKEN_TTL).then_some(request)
     }
 }
 
@@ -75,9 +75,9 @@ mod tests {
         let one = tokens.issue_at(1, now).unwrap();
         let two = tokens.issue_at(2, now).unwrap();
         assert_ne!(one, two);
-        assert_eq!(tokens.redeem_at(&one, now + LIFE / 2), Some(1));
-        assert_eq!(tokens.redeem_at(&one, now + LIFE / 2), None);
-        assert_eq!(tokens.redeem_at(&two, now + LIFE), None);
+        assert_eq!(tokens.redeem_at(&one, now + TOKEN_TTL / 2), Some(1));
+        assert_eq!(tokens.redeem_at(&one, now + TOKEN_TTL / 2), None);
+        assert_eq!(tokens.redeem_at(&two, now + TOKEN_TTL), None);
         assert_eq!(tokens.redeem("unknown"), None);
     }
 
@@ -90,6 +90,6 @@ mod tests {
         }
         let refused = tokens.issue_at(0, now);
         assert!(matches!(refused, Err(TokenError::TooMany)));
-        tokens.issue_at(0, now + LIFE).unwrap();
+        tokens.issue_at(0, now + TOKEN_TTL).unwrap();
     }
 }

@@ -15,12 +15,12 @@ use tokio_tungstenite::tungstenite::{self, Message, protocol::CloseFrame};
 use tracing::debug;
 
 use super::backend::{Backend, PortForwardRequest};
-use super::channel::{FAREWELL, PIECE};
+use super::channel::{CHUNK_SIZE, CLOSE_TIMEOUT};
 use super::spdy::session;
 use super::websocket::{self, Socket};
 
 /// Bytes that wait on each way between the two protocols; nothing is read beyond that.
-const BUFFER: usize = 2 * PIECE;
+const BUFFER: usize = 2 * CHUNK_SIZE;
 
 /// Serves connections to ports until the client is gone.
 pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
@@ -49,7 +49,7 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
     // An unread byte would make the kernel reset the connection, and the client lose what it has
     // not read yet.
     let rest = async { while let Some(Ok(_)) = source.next().await {} };
-    let _ = timeout(FAREWELL, rest).await;
+    let _ = timeout(CLOSE_TIMEOUT, rest).await;
 }
 
 /// Reads messages until the client closes or breaks the protocol, which ends the pipe, or nobody
@@ -76,7 +76,7 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
     mut sink: SplitSink<Socket<T>, Message>,
     mut pipe: DuplexStream,
 ) -> Result<(), tungstenite::Error> {
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; CHUNK_SIZE];
     loop {
         let count = pipe.read(&mut buffer).await?;
         let Some(piece @ [_, ..]) = buffer.get(..count) else {

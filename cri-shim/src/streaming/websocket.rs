@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::{self, Message};
 use tracing::debug;
 
 use super::backend::{Backend, PortForwardRequest};
-use super::channel::{FAREWELL, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output};
+use super::channel::{CLOSE_TIMEOUT, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output};
 use super::command::{self, Channels, CommandRequest};
 use super::port_forward::{self, Forward};
 use super::status::Version;
@@ -249,7 +249,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         // An unread byte would make the kernel reset the connection, and the client lose what it
         // has not read yet.
         let rest = async { while let Some(Ok(_)) = source.next().await {} };
-        let _ = timeout(FAREWELL, rest).await;
+        let _ = timeout(CLOSE_TIMEOUT, rest).await;
     }
 }
 

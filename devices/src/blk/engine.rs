@@ -19,17 +19,17 @@ use crate::virtio::{Chain, Fault, Queue, Queues, RateLimit};
 
 /// Bytes that a disk is asked for at once. Between pieces the loop may look at what else there is
 /// to do, and the driver is interrupted.
-pub(super) const PIECE: usize = 1 << 20;
+pub(super) const CHUNK_SIZE: usize = 1 << 20;
 
 /// Queues that a device may have.
 pub(super) const MAX_QUEUES: usize = 8;
 
 /// Bytes that requests which have begun may have yet to do when another one begins. A stop has to
 /// wait for as much: it can put back no request but the one that was taken last.
-pub(super) const MOST_LEFT: usize = 16 * PIECE;
+pub(super) const MAX_UNFINISHED: usize = 16 * CHUNK_SIZE;
 
 /// What a flush counts for in a budget of bytes.
-pub(super) const FLUSH_COST: usize = PIECE / 4;
+pub(super) const FLUSH_COST: usize = CHUNK_SIZE / 4;
 
 /// What became of a request whose piece is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl Engine {
 
     /// Whether no other request may begin before some of those that have are done.
     pub(super) fn is_full(&self) -> bool {
-        self.left >= MOST_LEFT
+        self.left >= MAX_UNFINISHED
     }
 
     /// Begins the request of a chain. Returns what it cost: everything there is when the next one
@@ -229,7 +229,7 @@ impl Engine {
                 return Ok(0);
             }
             Request::Flush | Request::Discard { .. } | Request::WriteZeroes { .. } => FLUSH_COST,
-            _ => flight.len().saturating_sub(flight.done).min(PIECE),
+            _ => flight.len().saturating_sub(flight.done).min(CHUNK_SIZE),
         };
         flight.piece = cost;
         let flush = match self.write_through && flight.changes() {

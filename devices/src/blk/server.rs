@@ -2,11 +2,11 @@
 
 use std::os::fd::BorrowedFd;
 
-use super::engine::{Engine, PIECE};
+use super::engine::{CHUNK_SIZE, Engine};
 use crate::virtio::{Fault, Progress, Queue, Queues, StartError};
 
 /// Bytes before the loop gets its turn again, and the driver its interrupt.
-const BUDGET: usize = PIECE;
+const BUDGET: usize = CHUNK_SIZE;
 
 /// What one thread serves.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ const BATCH: u32 = 256;
 const DEPTH: u32 = 2048;
 
 /// How often a kernel that is short of memory is asked again.
-const PATIENCE: u32 = 10_000;
+const MAX_SUBMIT_RETRIES: u32 = 10_000;
 
 /// How often a part of a request is begun again that was interrupted, or could not be.
 const RETRIES: u32 = 100;
@@ -187,7 +187,7 @@ impl UringDisk {
 
     /// Has the kernel begin what is queued.
     fn enter(&mut self) -> io::Result<()> {
-        let mut patience = PATIENCE;
+        let mut patience = MAX_SUBMIT_RETRIES;
         while !self.ring.submission().is_empty() {
             match self.ring.submit().map_err(|error| error.raw_os_error()) {
                 Ok(_) | Err(Some(libc::EINTR)) => {}

@@ -37,7 +37,7 @@ const OFFLOAD_CHANGES: Rate = Rate {
 };
 
 /// The shortest time that a timer knows.
-const NOW: Duration = Duration::from_nanos(1);
+const MIN_TIMER: Duration = Duration::from_nanos(1);
 
 /// A virtio network device over any [`Nic`](super::Nic).
 pub struct NetDevice {
@@ -103,7 +103,7 @@ impl NetDevice {
             self.watch_again();
         }
         // A frame may be held that the backend does not report again.
-        self.events.soon(Direction::Receive, NOW);
+        self.events.soon(Direction::Receive, MIN_TIMER);
     }
 
     fn pair_count(&self) -> u16 {
@@ -229,7 +229,7 @@ impl NetDevice {
             pair.inbound.forget();
         }
         // Frames that were reported to another pair are this one's now.
-        self.events.soon(Direction::Receive, NOW);
+        self.events.soon(Direction::Receive, MIN_TIMER);
         true
     }
 
@@ -413,7 +413,7 @@ impl VirtioDevice for NetDevice {
             for pair in self.round(self.active) {
                 let turn = self.receive(pair)?;
                 if self.settle(Direction::Receive, pair, turn) == Progress::More {
-                    self.events.soon(Direction::Receive, NOW);
+                    self.events.soon(Direction::Receive, MIN_TIMER);
                 }
             }
         }
@@ -421,7 +421,7 @@ impl VirtioDevice for NetDevice {
             for pair in self.round(self.pairs.len()) {
                 let turn = self.transmit(pair)?;
                 if self.settle(Direction::Transmit, pair, turn) == Progress::More {
-                    self.events.soon(Direction::Transmit, NOW);
+                    self.events.soon(Direction::Transmit, MIN_TIMER);
                 }
             }
         }

@@ -19,7 +19,7 @@ pub(super) const BUDGET: usize = 1 << 20;
 pub(super) const FRAME_COST: usize = 1024;
 
 /// Room that takes any frame.
-const ROOM: usize = HEADER_LEN + MAX_FRAME;
+const MAX_FRAME_WITH_HEADER: usize = HEADER_LEN + MAX_FRAME;
 
 /// Frames in a row that fit one chain, after which the next one is expected to.
 const SHORT_FRAMES: u8 = 4;
@@ -131,7 +131,11 @@ impl Receiver {
                     counters.rx_limited.one();
                     break Turn::Wait(wait);
                 }
-                let room = if self.expects_short() { 1 } else { ROOM };
+                let room = if self.expects_short() {
+                    1
+                } else {
+                    MAX_FRAME_WITH_HEADER
+                };
                 self.fill(room)?;
                 if self.chains.is_empty() {
                     counters.rx_starved.one();
@@ -192,7 +196,7 @@ impl Receiver {
         // What of it goes straight to the driver.
         let direct = match expects_short {
             true => self.gather_one(mem, lists)?,
-            false if self.room >= ROOM && self.gather(mem, lists)? => MAX_FRAME,
+            false if self.room >= MAX_FRAME_WITH_HEADER && self.gather(mem, lists)? => MAX_FRAME,
             false => 0,
         };
         let next = &mut inbound.next;

@@ -22,7 +22,7 @@ const PREFIX: usize = 4;
 const MAX_SENT: usize = 65_535;
 
 /// Bytes that are received at once: the longest frame and many of the usual ones.
-const RECEIVED: usize = 128 << 10;
+const RECEIVE_BUFFER: usize = 128 << 10;
 
 /// Why a descriptor cannot be a network device's backend.
 #[derive(Debug, thiserror::Error)]
@@ -222,7 +222,7 @@ fn copy(bytes: &[u8], frame: &[VolatileSlice<'_>]) -> usize {
 /// Bytes that were received and are no frame yet, or frames that nobody has taken.
 #[derive(Debug, Default)]
 struct Received {
-    /// Of the length [`RECEIVED`] once anything was received.
+    /// Of the length [`RECEIVE_BUFFER`] once anything was received.
     buffer: Vec<u8>,
     begin: usize,
     end: usize,
@@ -251,7 +251,7 @@ impl Received {
     /// Where what is received next goes: behind what is here, with room for the longest frame.
     fn room(&mut self) -> &mut [u8] {
         if self.buffer.is_empty() {
-            self.buffer.resize(RECEIVED, 0);
+            self.buffer.resize(RECEIVE_BUFFER, 0);
         }
         if self.begin > 0 {
             self.buffer.copy_within(self.begin..self.end, 0);

@@ -23,7 +23,7 @@ use crate::GuestRam;
 use crate::virtio::{Fault, Queue, QueueState, StartError, features};
 
 /// What the kernel must be able to do: all that the device offers and that is the rings' affair.
-const NEEDED: u64 = features::RING | MRG_RXBUF;
+const REQUIRED_FEATURES: u64 = features::RING | MRG_RXBUF;
 
 /// Rings of a pair: receive, transmit.
 pub(super) const RINGS: usize = 2;
@@ -36,7 +36,7 @@ pub enum VhostError {
     #[error("the descriptor is not an open /dev/vhost-net")]
     NotVhost(#[source] io::Error),
     /// Of an older kernel, or for something else than networks.
-    #[error("vhost offers the features {offered:#x}, and {NEEDED:#x} are needed")]
+    #[error("vhost offers the features {offered:#x}, and {REQUIRED_FEATURES:#x} are needed")]
     Features {
         /// What it has.
         offered: u64,
@@ -104,7 +104,7 @@ impl Vhost {
         };
         let offered = kernel.get_features();
         let offered = offered.map_err(|error| VhostError::NotVhost(io_error(error)))?;
-        if offered & NEEDED != NEEDED {
+        if offered & REQUIRED_FEATURES != REQUIRED_FEATURES {
             return Err(VhostError::Features { offered });
         }
         let owned = kernel.set_owner();
@@ -193,7 +193,7 @@ impl Vhost {
             return Ok(());
         };
         if is_first {
-            self.kernel.begin(features & NEEDED, queue)?;
+            self.kernel.begin(features & REQUIRED_FEATURES, queue)?;
         }
         self.kernel.serve(number, ring, queue, tap.as_raw_fd())?;
         ring.active = true;

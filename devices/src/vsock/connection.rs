@@ -15,7 +15,7 @@ use crate::GuestRam;
 use crate::virtio::{Chain, Fault, iovec};
 
 /// A buffer that is larger than this is not kept once it is empty.
-const KEEP_BUFFER: usize = 16 << 10;
+const MAX_IDLE_BUFFER: usize = 16 << 10;
 
 /// Receive buffers of the guest that one read from the socket may fill.
 pub(super) const MAX_BATCH: usize = 32;
@@ -107,7 +107,7 @@ impl Outlet {
 
     fn clear(&mut self) {
         self.head = 0;
-        if self.buffer.capacity() > KEEP_BUFFER {
+        if self.buffer.capacity() > MAX_IDLE_BUFFER {
             self.buffer = Vec::new();
         } else {
             self.buffer.clear();

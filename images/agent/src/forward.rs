@@ -17,7 +17,7 @@ use crate::stdio::{Claim, Hub, StreamInUse};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes that are carried at once. Each piece is a packet to the host, and a wake-up there.
-const PIECE: usize = 32 << 10;
+const CHUNK_SIZE: usize = 32 << 10;
 
 /// A port cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -135,7 +135,8 @@ async fn join(claim: Claim, mut socket: TcpStream, _place: OwnedSemaphorePermit)
     let Ok(Ok(mut connection)) = claimed else {
         return tracing::warn!("no connection for a forwarded port in time");
     };
-    let copied = copy_bidirectional_with_sizes(&mut connection, &mut socket, PIECE, PIECE);
+    let copied =
+        copy_bidirectional_with_sizes(&mut connection, &mut socket, CHUNK_SIZE, CHUNK_SIZE);
     if let Err(error) = copied.await {
         tracing::debug!(%error, "a forwarded connection broke");
     }

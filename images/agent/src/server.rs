@@ -15,7 +15,7 @@ use ttrpc::asynchronous::{Server, transport};
 use crate::stdio::{Connection, Hub};
 
 /// How long to wait when a connection cannot be taken for want of something.
-const RETRY: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Where the host connects to.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Listener {
                 Err(error) if is_temporary(&error) => {
                     tracing::warn!(%error, "cannot take a connection");
                     // Nothing tells when descriptors or memory are free again.
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
                 result => return result,
             }

@@ -330,7 +330,7 @@ impl Agent for Service {
             let _ = ended.await;
             // Let the answer out first. It is sent by another task of this thread, which has
             // its turn before this one has had a few; the host does not depend on it.
-            for _ in 0..TURNS_FOR_THE_ANSWER {
+            for _ in 0..YIELDS_BEFORE_POWER_OFF {
                 tokio::task::yield_now().await;
             }
             power::off();
@@ -340,7 +340,7 @@ impl Agent for Service {
 }
 
 /// Tasks between an answer and its write to the socket, with room to spare.
-const TURNS_FOR_THE_ANSWER: usize = 16;
+const YIELDS_BEFORE_POWER_OFF: usize = 16;
 
 #[cfg(test)]
 mod tests {

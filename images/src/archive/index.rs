@@ -17,7 +17,7 @@ use crate::layer::{EntryKind, TarError, TarReader, components};
 const MEMBER: usize = 96;
 
 /// Links that are followed from one member to another.
-const LINKS: usize = 4;
+const MAX_LINK_DEPTH: usize = 4;
 
 /// The members of a tar by name.
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ impl TarIndex {
     /// A member by name.
     pub(super) fn find(&self, name: &[u8]) -> Option<Member> {
         let mut name = name;
-        for _ in 0..=LINKS {
+        for _ in 0..=MAX_LINK_DEPTH {
             if let Some((start, size)) = self.files.get(name) {
                 return Some(Member {
                     place: Place::Range(*start),

@@ -21,7 +21,7 @@ use crate::http::{self, Http, HttpError, RegistryConfig};
 use crate::{Limits, PullEvent, PullEvents};
 
 /// Progress is told in steps of this many bytes, and such a step makes up for failures before it.
-const STEP: u64 = 1 << 20;
+const PROGRESS_STEP: u64 = 1 << 20;
 /// Pieces between the network and the conversion.
 const QUEUE: usize = 32;
 
@@ -146,7 +146,7 @@ impl Fetcher {
                 Err(FetchError::Disk(error)) if error.is_retryable() => error,
                 outcome => return outcome,
             };
-            if transfer.done >= before.saturating_add(STEP) {
+            if transfer.done >= before.saturating_add(PROGRESS_STEP) {
                 attempt = 1;
             }
             let hopeless = matches!(error, DiskError::Unreachable { .. }) && transfer.done == 0;
@@ -247,7 +247,8 @@ impl Transfer<'_> {
             if sink.pieces.send(Piece::Bytes(chunk.into())).await.is_err() {
                 return Ok(Step::Ended);
             }
-            if before / STEP != self.done / STEP || Some(self.done) == self.total {
+            if before / PROGRESS_STEP != self.done / PROGRESS_STEP || Some(self.done) == self.total
+            {
                 fetcher.emit(PullEvent::DiskBytes {
                     done: self.done,
                     total: self.total,

@@ -9,7 +9,7 @@ use super::DiskError;
 use crate::http::{self, RegistryConfig, RegistryProtocol};
 
 /// Bytes of an address.
-const LONGEST: usize = 2048;
+const MAX_URL_LEN: usize = 2048;
 
 /// Where a disk image is.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ impl Source {
             input: shown(input),
             why,
         };
-        if input.len() > LONGEST {
+        if input.len() > MAX_URL_LEN {
             return Err(fault("it is too long"));
         }
         let mut url = Url::parse(input).map_err(|_| fault("it is not a URL"))?;
@@ -46,7 +46,7 @@ impl Source {
         let _ = url.set_password(None);
         url.set_fragment(None);
         // Written out, letters of other scripts take more bytes.
-        if url.as_str().len() > LONGEST {
+        if url.as_str().len() > MAX_URL_LEN {
             return Err(fault("it is too long"));
         }
         Ok(Self { url, authorization })

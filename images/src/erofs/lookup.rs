@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use super::BLOCK;
 
 /// Bytes of a directory that is looked into; some 100,000 names.
-const DIRECTORY: u64 = 4 << 20;
+const MAX_DIRECTORY_SIZE: u64 = 4 << 20;
 
 /// An image's file system.
 #[derive(Debug)]
@@ -135,9 +135,9 @@ impl FileSystem {
     fn entries(&self, directory: Inode) -> io::Result<Vec<(Vec<u8>, Inode)>> {
         let mut data = Vec::new();
         self.open(&directory)?
-            .take(DIRECTORY)
+            .take(MAX_DIRECTORY_SIZE)
             .read_to_end(&mut data)?;
-        if directory.size > DIRECTORY {
+        if directory.size > MAX_DIRECTORY_SIZE {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let mut found = Vec::new();

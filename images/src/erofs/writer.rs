@@ -13,7 +13,7 @@ use super::space::Space;
 use crate::tree::{Content, Extent, Kind, Leaf, Meta, Node, NodeId, Tree};
 
 /// Bytes of file tails kept in memory at most; beyond it they go to blocks of their own.
-const TAILS: usize = 64 << 20;
+const MAX_TAILS_MEMORY: usize = 64 << 20;
 
 /// Why a file system could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +64,9 @@ impl Writer {
         meta: &Meta,
     ) -> Result<FileWriter<'_>, WriteError> {
         let (whole, tail) = (size / BLOCK as u64, (size % BLOCK as u64) as usize);
-        let inline = tail > 0 && may_inline(tail, xattr_bytes(meta)) && self.tails + tail <= TAILS;
+        let inline = tail > 0
+            && may_inline(tail, xattr_bytes(meta))
+            && self.tails + tail <= MAX_TAILS_MEMORY;
         let blocks = whole + u64::from(tail > 0 && !inline);
         let (extent, reused) = match u32::try_from(blocks).map_err(|_| WriteError::TooLarge)? {
             0 => (None, false),

@@ -11,10 +11,10 @@ use super::address::{self, PublicOnly};
 use super::{HttpError, RegistryConfig, RegistryHost, tls};
 
 /// Redirects followed for one request.
-const HOPS: usize = 5;
+const MAX_REDIRECTS: usize = 5;
 
 /// The longest pause that a server may ask for.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// Whether the server that sends us elsewhere is a public one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Http {
     ) -> Result<Response, HttpError> {
         let mut url = start.clone();
         let mut public_only = false;
-        for _ in 0..=HOPS {
+        for _ in 0..=MAX_REDIRECTS {
             let client = if public_only {
                 &self.public_client
             } else {
@@ -185,7 +185,7 @@ fn refused(target: &Url, why: &'static str) -> HttpError {
 /// The pause before attempt number `attempt`, from 2: doubling, or as the server asks for.
 pub(crate) fn pause(backoff: Duration, attempt: u32, asked: Option<Duration>) -> Duration {
     let doubled = backoff.saturating_mul(1 << attempt.saturating_sub(2).min(10));
-    asked.unwrap_or(doubled).min(LONGEST_PAUSE)
+    asked.unwrap_or(doubled).min(MAX_RETRY_AFTER)
 }
 
 /// The pause that an answer asks for.

@@ -10,7 +10,7 @@ use toml::{Table, Value};
 use super::config::{ClientCertificate, Mirror, RegistryConfig, RegistryHost, RegistryProtocol};
 
 /// Bytes of a `hosts.toml`.
-const FILE: u64 = 1 << 20;
+const MAX_FILE_SIZE: u64 = 1 << 20;
 /// The directory of what is true for all registries.
 const DEFAULT: &str = "_default";
 
@@ -303,15 +303,15 @@ fn read(file: &Path) -> Result<String, HostsError> {
     let mut text = String::new();
     let opened = File::open(file);
     opened
-        .and_then(|opened| opened.take(FILE + 1).read_to_string(&mut text))
+        .and_then(|opened| opened.take(MAX_FILE_SIZE + 1).read_to_string(&mut text))
         .map_err(|source| HostsError::Read {
             path: file.to_owned(),
             source,
         })?;
-    if text.len() as u64 > FILE {
+    if text.len() as u64 > MAX_FILE_SIZE {
         return Err(HostsError::Invalid {
             path: file.to_owned(),
-            what: format!("it has more than {FILE} bytes"),
+            what: format!("it has more than {MAX_FILE_SIZE} bytes"),
         });
     }
     Ok(text)

@@ -15,7 +15,7 @@ use super::ImportError;
 use crate::{Cancel, Limits, Result};
 
 /// How often a directory is opened again that is moved about meanwhile.
-const TRIES: usize = 100;
+const MAX_REOPENS: usize = 100;
 
 /// Types of file systems whose content is the kernel's: proc, sysfs, cgroup, cgroup2, devpts,
 /// debugfs, tracefs, securityfs, bpf, pstore, efivarfs, mqueue, configfs, binfmt_misc, fusectl.
@@ -165,7 +165,7 @@ impl<'a> Walk<'a> {
         } else {
             path
         };
-        for _ in 0..TRIES {
+        for _ in 0..MAX_REOPENS {
             match openat2(&self.fd, name, flags, Mode::empty(), resolve) {
                 Ok(directory) => return Ok(directory),
                 // A directory was moved on the way.

@@ -3,7 +3,7 @@
 use std::io;
 
 /// Bytes that the extended headers of one entry may have together.
-pub(super) const EXTENDED: u64 = 1 << 20;
+pub(super) const MAX_EXTENDED_HEADERS: u64 = 1 << 20;
 
 /// Why a tar stream cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +19,9 @@ pub enum TarError {
     #[error("the layer's tar has a broken header ({0})")]
     Header(&'static str),
     /// Extended headers without end, or endless ones.
-    #[error("the layer's tar has more than {EXTENDED} bytes of extended headers for one entry")]
+    #[error(
+        "the layer's tar has more than {MAX_EXTENDED_HEADERS} bytes of extended headers for one entry"
+    )]
     ExtendedTooLong,
 }
 

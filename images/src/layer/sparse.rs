@@ -5,7 +5,7 @@ use super::header::{RECORD, number};
 use super::pax::decimal;
 
 /// Ranges of a sparse file; hostile maps are bounded by this.
-const RANGES: usize = 1 << 20;
+const MAX_RANGES: usize = 1 << 20;
 
 /// The data ranges of a file, in order and without overlap; all else is zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl SparseMap {
     }
 
     pub(super) fn push(&mut self, offset: u64, length: u64) -> Result<(), TarError> {
-        if self.ranges.len() >= RANGES {
+        if self.ranges.len() >= MAX_RANGES {
             return Err(TarError::Header("sparse map"));
         }
         self.ranges.push((offset, length));
@@ -90,7 +90,7 @@ impl MapInData {
             let value = decimal(&self.line).ok_or_else(fault)?;
             self.line.clear();
             match self.expected {
-                None if value > RANGES as u64 => return Err(fault()),
+                None if value > MAX_RANGES as u64 => return Err(fault()),
                 None => self.expected = Some(value * 2),
                 Some(_) => self.numbers.push(value),
             }

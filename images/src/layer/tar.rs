@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 
-use super::error::{EXTENDED, TarError};
+use super::error::{MAX_EXTENDED_HEADERS, TarError};
 use super::header::{Header, RECORD};
 use super::pax::Pax;
 use super::sparse::{MapInData, SparseMap};
@@ -92,7 +92,7 @@ impl<R: Read> TarReader<R> {
                 _ => return self.entry(&header, pax, long_name, long_link).map(Some),
             };
             extended += size.saturating_add(RECORD as u64);
-            if size > EXTENDED || extended > EXTENDED {
+            if size > MAX_EXTENDED_HEADERS || extended > MAX_EXTENDED_HEADERS {
                 return Err(TarError::ExtendedTooLong);
             }
             let mut bytes = vec![0; size as usize];

@@ -14,7 +14,7 @@ use crate::http::resumes_at;
 use crate::{Digest, PullEvent};
 
 /// Progress is told in steps of this many bytes.
-const STEP: u64 = 1 << 20;
+const PROGRESS_STEP: u64 = 1 << 20;
 /// Pieces between the network and the disk.
 const QUEUE: usize = 32;
 
@@ -168,7 +168,7 @@ impl Client {
         {
             return Err(wrong_size(length.saturating_add(*done)));
         }
-        let mut told = *done / STEP;
+        let mut told = *done / PROGRESS_STEP;
         while let Some(chunk) = response
             .chunk()
             .await
@@ -182,8 +182,8 @@ impl Client {
                 // The sink's own error is reported instead.
                 return Ok(());
             }
-            if *done / STEP != told || *done == size {
-                told = *done / STEP;
+            if *done / PROGRESS_STEP != told || *done == size {
+                told = *done / PROGRESS_STEP;
                 self.emit(PullEvent::LayerBytes {
                     layer: digest,
                     done: *done,

@@ -23,9 +23,9 @@ const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
 const BUNDLE: &str = "application/vnd.dev.sigstore.bundle";
 
 /// Signatures of one manifest that are looked at, of each form.
-const MOST: usize = 32;
+const MAX_SIGNATURES: usize = 32;
 /// Bytes of a payload.
-const PAYLOAD: u64 = 64 << 10;
+const MAX_PAYLOAD_SIZE: u64 = 64 << 10;
 /// Bytes of a bundle, which may hold certificates and log entries.
 const BUNDLE_BYTES: u64 = 1 << 20;
 
@@ -132,19 +132,19 @@ struct Entry {
 pub(crate) fn simple_of(manifest: &[u8]) -> Vec<Pointer> {
     let layers = read(manifest).map_or_else(Vec::new, |manifest| manifest.layers);
     let signature = |layer: Entry| {
-        (layer.descriptor.media_type == SIMPLE && layer.descriptor.size <= PAYLOAD)
+        (layer.descriptor.media_type == SIMPLE && layer.descriptor.size <= MAX_PAYLOAD_SIZE)
             .then(|| layer.annotations?.remove(SIGNATURE))
             .flatten()
             .map(|signature| Pointer {
                 blob: layer.descriptor,
-                limit: PAYLOAD,
+                limit: MAX_PAYLOAD_SIZE,
                 signature: Some(signature),
             })
     };
     layers
         .into_iter()
         .filter_map(signature)
-        .take(MOST)
+        .take(MAX_SIGNATURES)
         .collect()
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn bundles_of(index: &[u8]) -> Vec<Digest> {
         .into_iter()
         .filter(|entry| entry.artifact_type.starts_with(BUNDLE))
         .map(|entry| entry.descriptor.digest)
-        .take(MOST)
+        .take(MAX_SIGNATURES)
         .collect()
 }
 

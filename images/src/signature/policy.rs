@@ -16,7 +16,7 @@ use super::scope::{Identity, scopes_of};
 use crate::Reference;
 
 /// Bytes of a policy or key file.
-const FILE: u64 = 1 << 20;
+const MAX_FILE_SIZE: u64 = 1 << 20;
 
 /// Which signatures images need, by their names: the policy file of containers/image
 /// (containers-policy.json(5)), as far as it is about `sigstoreSigned` with keys, or one key for
@@ -312,11 +312,13 @@ fn read(path: &Path) -> Result<Vec<u8>, PolicyError> {
     };
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(fault)?;
-    file.take(FILE + 1).read_to_end(&mut bytes).map_err(fault)?;
-    if bytes.len() as u64 > FILE {
+    file.take(MAX_FILE_SIZE + 1)
+        .read_to_end(&mut bytes)
+        .map_err(fault)?;
+    if bytes.len() as u64 > MAX_FILE_SIZE {
         return Err(PolicyError::TooLarge {
             path: path.to_owned(),
-            limit: FILE,
+            limit: MAX_FILE_SIZE,
         });
     }
     Ok(bytes)

@@ -16,7 +16,7 @@ use crate::{Digest, Disk, DiskError, Error, Image, Result};
 const DIRECTORY: &[u8] = b"disk";
 
 /// Names that a message lists.
-const LISTED: usize = 10;
+const MAX_LISTED_NAMES: usize = 10;
 
 /// The file of a disk image.
 struct Found {
@@ -98,7 +98,7 @@ impl Inner {
         if found.len() > 1 {
             let names: Vec<String> = found
                 .iter()
-                .take(LISTED)
+                .take(MAX_LISTED_NAMES)
                 .map(|(name, _)| printable(name))
                 .collect();
             return Err(DiskError::SeveralDisks {

@@ -26,7 +26,7 @@ const NAMES: TableDefinition<'_, &str, &str> = TableDefinition::new("names");
 const IMAGES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("images");
 
 /// Bytes of the database kept in memory; all of it is small.
-const CACHE: usize = 1 << 20;
+const CACHE_SIZE: usize = 1 << 20;
 
 /// What the store remembers of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,7 +114,7 @@ pub(super) fn read(layout: &Layout) -> Result<Contents> {
         return Ok(Contents::default());
     }
     if let Ok(database) = Database::builder()
-        .set_cache_size(CACHE)
+        .set_cache_size(CACHE_SIZE)
         .open_read_only(&path)
     {
         return load(&database).map_err(|source| failed(layout, source));
@@ -137,7 +137,7 @@ pub(super) fn update<T>(
         create_database(&layout.database()).map_err(fault)?;
     }
     let database = Database::builder()
-        .set_cache_size(CACHE)
+        .set_cache_size(CACHE_SIZE)
         .open(&path)
         .map_err(|error| fault(error.into()))?;
     let mut contents = load(&database).map_err(fault)?;

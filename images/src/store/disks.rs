@@ -17,7 +17,7 @@ use crate::disk::{Converted, FetchError, Fetched, Fetcher, Source, Validators};
 use crate::{Checksum, Digest, Disk, Error, PullEvent, Result};
 
 /// Digits of an id's beginning that are accepted as its name.
-const PREFIX: usize = 4;
+const MIN_ID_PREFIX: usize = 4;
 
 impl Store {
     /// Fetches the disk image at an `https://` or `http://` address, raw or qcow2, as it is or
@@ -135,7 +135,7 @@ fn find(contents: &Contents, name: &str) -> Result<Digest> {
     let digits = name.strip_prefix("sha256:").unwrap_or(name);
     let ids = contents.disks.records.iter().map(|(id, _)| *id);
     let fitting: Vec<_> = ids
-        .filter(|id| digits.len() >= PREFIX && id.hex().starts_with(digits))
+        .filter(|id| digits.len() >= MIN_ID_PREFIX && id.hex().starts_with(digits))
         .collect();
     match fitting[..] {
         [id] => Ok(id),

@@ -6,7 +6,7 @@ use crate::error::parse_reference;
 use crate::{Digest, Error, Image, ImageConfiguration, Reference, Result, rfc3339};
 
 /// Digits of an id's beginning that are accepted as its name.
-const PREFIX: usize = 4;
+const MIN_ID_PREFIX: usize = 4;
 
 /// What a name was found to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(super) fn find(contents: &Contents, name: &str) -> Result<Found> {
         }
     }
     let digits = name.strip_prefix("sha256:").unwrap_or(name);
-    let is_prefix = (PREFIX..=64).contains(&digits.len())
+    let is_prefix = (MIN_ID_PREFIX..=64).contains(&digits.len())
         && digits
             .bytes()
             .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));

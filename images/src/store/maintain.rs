@@ -12,7 +12,7 @@ use crate::error::parse_reference;
 use crate::{Digest, Error, Image, Result};
 
 /// A use so soon after another need not be noted.
-const USE_NOTED: Duration = Duration::from_secs(3600);
+const LAST_USED_RESOLUTION: Duration = Duration::from_secs(3600);
 
 /// Which images [`Store::prune`] takes. Pinned images and those in use always stay.
 #[derive(Clone, Debug, Default)]
@@ -179,7 +179,7 @@ impl Store {
 /// Whether a use that was noted then says enough of one now. One in the future was noted before the
 /// clock was set back.
 fn is_noted(used: SystemTime) -> bool {
-    used.elapsed().is_ok_and(|age| age < USE_NOTED)
+    used.elapsed().is_ok_and(|age| age < LAST_USED_RESOLUTION)
 }
 
 fn candidates(contents: &Contents, prune: &Prune) -> Vec<Digest> {
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_use_is_noted_once_an_hour() {
         let now = SystemTime::now();
-        assert!(is_noted(now) && is_noted(now - USE_NOTED / 2));
-        assert!(!is_noted(now - USE_NOTED) && !is_noted(now + USE_NOTED));
+        assert!(is_noted(now) && is_noted(now - LAST_USED_RESOLUTION / 2));
+        assert!(!is_noted(now - LAST_USED_RESOLUTION) && !is_noted(now + LAST_USED_RESOLUTION));
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// When a pull that waits looks whether it was cancelled.
-const LOOK: Duration = Duration::from_millis(50);
+const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// So many at once.
-const PLACES: usize = 3;
+const MAX_CONCURRENT_UNPACKS: usize = 3;
 
 /// The places of a store.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Place<'a>(&'a Places);
 impl Default for Places {
     fn default() -> Self {
         Self {
-            free: Mutex::new(PLACES),
+            free: Mutex::new(MAX_CONCURRENT_UNPACKS),
             freed: Condvar::new(),
         }
     }
@@ -44,7 +44,7 @@ impl Places {
                 *free = rest;
                 return Some(Place(self));
             }
-            let waited = self.freed.wait_timeout(free, LOOK);
+            let waited = self.freed.wait_timeout(free, CANCEL_POLL_INTERVAL);
             free = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -88,14 +88,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let (runs, cancelled) = (Arc::default(), Arc::new(AtomicBool::new(false)));
-        let mut taken: Vec<_> = (0..PLACES)
+        let mut taken: Vec<_> = (0..MAX_CONCURRENT_UNPACKS)
             .map(|_| store.inner.places.take(&runs).unwrap())
             .collect();
         let waiting = spawn({
             let (store, cancelled) = (store.clone(), Arc::clone(&cancelled));
             move || unpack(&store, &cancelled)
         });
-        sleep(LOOK * 4);
+        sleep(CANCEL_POLL_INTERVAL * 4);
         assert!(!waiting.is_finished());
         cancelled.store(true, Ordering::Relaxed);
         let Err(Error::Layer { source, .. }) = waiting.join().unwrap() else {

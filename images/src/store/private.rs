@@ -9,27 +9,34 @@ use std::path::Path;
 
 use rustix::process::geteuid;
 
-const DIRECTORY: u32 = 0o700;
-const FILE: u32 = 0o600;
+const DIR_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 
 /// What of a mode is for others.
-const OTHERS: u32 = 0o077;
+const GROUP_OTHER_BITS: u32 = 0o077;
 
 /// Makes a directory, and those above it that are missing, for the owner alone.
 pub(super) fn create_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
-        .mode(DIRECTORY)
+        .mode(DIR_MODE)
         .create(path)
 }
 
 /// Opens a file for writing, which is made when it is missing, and has it be for the owner alone.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(FILE);
+    options
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(FILE_MODE);
     let file = options.open(path)?;
     if is_for_others(&file.metadata()?) {
-        note(path, file.set_permissions(Permissions::from_mode(FILE)));
+        note(
+            path,
+            file.set_permissions(Permissions::from_mode(FILE_MODE)),
+        );
     }
     Ok(file)
 }
@@ -41,7 +48,7 @@ pub(super) fn take_from_others(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found?,
     };
-    let mode = if found.is_dir() { DIRECTORY } else { FILE };
+    let mode = if found.is_dir() { DIR_MODE } else { FILE_MODE };
     if !found.is_symlink() && is_for_others(&found) {
         note(
             path,
@@ -53,7 +60,7 @@ pub(super) fn take_from_others(path: &Path) -> io::Result<()> {
 
 /// Whether other users may open something of this user's.
 fn is_for_others(found: &fs::Metadata) -> bool {
-    found.uid() == geteuid().as_raw() && found.mode() & OTHERS != 0
+    found.uid() == geteuid().as_raw() && found.mode() & GROUP_OTHER_BITS != 0
 }
 
 /// A file system without modes is no reason to do without its images.
@@ -79,8 +86,10 @@ mod tests {
         let blobs = layout.blobs().parent().unwrap().to_owned();
         let directories = layout.directories().into_iter().chain([blobs]);
         let files = [layout.database(), layout.lock(), layout.gc_lock()];
-        let directories = directories.map(|path| (path, DIRECTORY));
-        directories.chain(files.map(|path| (path, FILE))).collect()
+        let directories = directories.map(|path| (path, DIR_MODE));
+        directories
+            .chain(files.map(|path| (path, FILE_MODE)))
+            .collect()
     }
 
     /// Takes both locks, and has a database.
@@ -100,7 +109,7 @@ mod tests {
         for (path, expected) in parts(&root) {
             assert_eq!(mode(&path), expected, "{}", path.display());
         }
-        assert_eq!(mode(&root), DIRECTORY);
+        assert_eq!(mode(&root), DIR_MODE);
     }
 
     #[test]
@@ -113,7 +122,7 @@ mod tests {
         };
         for_all(&root, 0o755);
         for (path, expected) in parts(&root) {
-            for_all(&path, if expected == FILE { 0o644 } else { 0o755 });
+            for_all(&path, if expected == FILE_MODE { 0o644 } else { 0o755 });
         }
         drop(used(&root));
         for (path, expected) in parts(&root) {

@@ -88,7 +88,7 @@ impl Store {
 
 /// Bytes of memory that an image may keep for names and metadata while it waits for its next layer
 /// without a place: most images have less.
-const LITTLE_MEMORY: u64 = 32 << 20;
+const MAX_IDLE_METADATA: u64 = 32 << 20;
 
 impl Inner {
     /// `stay` is in the hands of whatever still works on files when this future is dropped.
@@ -421,7 +421,7 @@ impl Inner {
                 .layer(blob, *diff_id)
                 .map_err(|error| layer_error(*digest, error, work.path()))?;
             // A slow registry keeps nobody else waiting.
-            if unpacker.memory() <= LITTLE_MEMORY {
+            if unpacker.memory() <= MAX_IDLE_METADATA {
                 place = None;
             }
         }

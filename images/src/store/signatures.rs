@@ -10,7 +10,7 @@ use crate::signature::{Claim, Form};
 use crate::{Error, Image, PullEvent, Reference, Result, SignatureError, SignaturePolicy};
 
 /// Signatures remembered for an image.
-const MOST: usize = 32;
+const MAX_SIGNATURES: usize = 32;
 
 impl Store {
     /// Finds an image as [`Store::resolve`] does, and only if `policy` allows it by the signatures
@@ -84,7 +84,7 @@ impl Inner {
 /// Adds what was verified earlier; the same image, perhaps under another name.
 pub(super) fn remember(record: &mut Record, earlier: &Record) {
     for claim in &earlier.signatures {
-        if !record.signatures.contains(claim) && record.signatures.len() < MOST {
+        if !record.signatures.contains(claim) && record.signatures.len() < MAX_SIGNATURES {
             record.signatures.push(claim.clone());
         }
     }

@@ -54,9 +54,9 @@ const OTHERS: &[(usize, &[u8], &str)] = &[
 ];
 
 /// How much of a file's beginning `format` looks at.
-pub(super) const HEAD: usize = 4096;
+pub(super) const SNIFF_LEN: usize = 4096;
 
-/// Identifies a file by its first [`HEAD`] bytes (fewer if it is shorter).
+/// Identifies a file by its first [`SNIFF_LEN`] bytes (fewer if it is shorter).
 pub(super) fn format(head: &[u8]) -> Result<Format, &'static str> {
     let has =
         |offset: usize, magic: &[u8]| head.get(offset..).is_some_and(|h| h.starts_with(magic));

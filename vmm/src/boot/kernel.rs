@@ -116,7 +116,7 @@ impl Kernel {
 /// What kind of kernel `file` of `size` bytes is; errors call it `path`.
 fn identify(file: &File, size: u64, path: &Path) -> Result<Image, BootError> {
     let path = || path.to_owned();
-    let mut head = [0u8; identify::HEAD];
+    let mut head = [0u8; identify::SNIFF_LEN];
     let len = usize::try_from(size).map_or(head.len(), |size| size.min(head.len()));
     let head = &mut head[..len];
     file.read_exact_at(head, 0)

@@ -13,7 +13,7 @@ use crate::layout;
 const HEADER_MAGIC: u32 = 0x5372_6448;
 const BOOT_FLAG: u16 = 0xaa55;
 /// What we speak, to kernels (ELF) that do not say what they speak.
-const VERSION: u16 = 0x20c;
+const BOOT_PROTOCOL_VERSION: u16 = 0x20c;
 /// `type_of_loader`: none of the registered ones.
 const LOADER_UNDEFINED: u8 = 0xff;
 const LOADED_HIGH: u8 = 1;
@@ -35,7 +35,7 @@ pub(super) fn write(
         hdr: header.copied().unwrap_or(setup_header {
             boot_flag: BOOT_FLAG,
             header: HEADER_MAGIC,
-            version: VERSION,
+            version: BOOT_PROTOCOL_VERSION,
             loadflags: LOADED_HIGH,
             ..Default::default()
         }),

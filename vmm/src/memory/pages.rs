@@ -13,7 +13,7 @@ const SWAPPED: u64 = 1 << 62;
 const FILE_OR_SHARED: u64 = 1 << 61;
 
 /// Bytes of an entry.
-const ENTRY: u64 = 8;
+const ENTRY_SIZE: u64 = 8;
 
 /// `/proc/self/pagemap`.
 #[derive(Debug)]
@@ -35,11 +35,11 @@ impl PageMap {
         let mut page = 0;
         while page < count {
             let want = (count - page)
-                .saturating_mul(ENTRY)
+                .saturating_mul(ENTRY_SIZE)
                 .min(buffer.len() as u64);
             let bytes = &mut buffer[..want as usize];
-            self.0.read_exact_at(bytes, (first + page) * ENTRY)?;
-            for entry in bytes.chunks_exact(ENTRY as usize) {
+            self.0.read_exact_at(bytes, (first + page) * ENTRY_SIZE)?;
+            for entry in bytes.chunks_exact(ENTRY_SIZE as usize) {
                 let entry = entry.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
                 if is_own(entry) {
                     let at = page * PAGE_SIZE;

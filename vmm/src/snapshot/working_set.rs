@@ -8,7 +8,7 @@ use crate::memory::PAGE_SIZE;
 pub(super) const VERSION: u32 = 1;
 
 /// The largest set that is believed: each VM begins with so much memory of its own.
-const MAX: u64 = 64 << 20;
+const MAX_SIZE: u64 = 64 << 20;
 
 /// The pages of its memory that a VM has written since it went on from a snapshot: others that go
 /// on from there, and are about to do the same, will write them too.
@@ -26,7 +26,7 @@ pub struct WorkingSet {
 impl WorkingSet {
     /// Takes sorted ranges of whole pages; of too many the first ones.
     pub(crate) fn new(mut pages: Vec<Range<u64>>) -> Self {
-        let mut left = MAX;
+        let mut left = MAX_SIZE;
         for range in &mut pages {
             range.end = range.end.min(range.start.saturating_add(left));
             left -= range.end - range.start;
@@ -75,7 +75,7 @@ impl WorkingSet {
             }
             last = range.end;
             total += range.end - range.start;
-            if total > MAX {
+            if total > MAX_SIZE {
                 return Err("more pages than a VM has to begin with");
             }
             Ok(range)
@@ -114,15 +114,25 @@ mod tests {
         for ranges in bad {
             assert!(decoded(&of(ranges), MIB).is_err(), "{ranges:?}");
         }
-        assert!(decoded(&of(&[(0, MAX)]), MAX * 2).is_ok());
-        assert!(decoded(&of(&[(0, MAX), (MAX + 4096, MAX + 8192)]), MAX * 2).is_err());
+        assert!(decoded(&of(&[(0, MAX_SIZE)]), MAX_SIZE * 2).is_ok());
+        assert!(
+            decoded(
+                &of(&[(0, MAX_SIZE), (MAX_SIZE + 4096, MAX_SIZE + 8192)]),
+                MAX_SIZE * 2
+            )
+            .is_err()
+        );
     }
 
     #[test]
     fn of_a_set_that_is_too_large_the_first_pages_stay() {
-        let set = WorkingSet::new(vec![0..MAX - 4096, MAX..MAX + 8192, 2 * MAX..3 * MAX]);
-        assert_eq!(set.pages(), [0..MAX - 4096, MAX..MAX + 4096]);
-        assert_eq!(set.bytes(), MAX);
+        let set = WorkingSet::new(vec![
+            0..MAX_SIZE - 4096,
+            MAX_SIZE..MAX_SIZE + 8192,
+            2 * MAX_SIZE..3 * MAX_SIZE,
+        ]);
+        assert_eq!(set.pages(), [0..MAX_SIZE - 4096, MAX_SIZE..MAX_SIZE + 4096]);
+        assert_eq!(set.bytes(), MAX_SIZE);
     }
 
     proptest! {

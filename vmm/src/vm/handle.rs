@@ -25,7 +25,7 @@ use crate::memory::MemorySize;
 
 /// How long a call waits for a device that is busy. On a node with more to do than it can, or by
 /// a small share of a processor, a thread may not run for seconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why a call on a device was not carried out, or not in time.
 #[derive(Debug, thiserror::Error)]
@@ -226,12 +226,13 @@ pub(super) fn ask<R: Send + 'static>(
     if !sent {
         return Err(gone());
     }
-    wait.recv_timeout(PATIENCE).map_err(|error| match error {
-        RecvTimeoutError::Timeout => HandleError::Busy {
-            device: name.to_owned(),
-        },
-        RecvTimeoutError::Disconnected => gone(),
-    })
+    wait.recv_timeout(CALL_TIMEOUT)
+        .map_err(|error| match error {
+            RecvTimeoutError::Timeout => HandleError::Busy {
+                device: name.to_owned(),
+            },
+            RecvTimeoutError::Disconnected => gone(),
+        })
 }
 
 impl BalloonHandle {

@@ -84,7 +84,7 @@ use vcpus::SpareVcpu;
 use crate::snapshot::Identity;
 
 /// How long [`Vm::pause`] and [`Vm::stop`] wait for vCPUs and devices.
-const PATIENCE: Duration = Duration::from_millis(800);
+const PAUSE_TIMEOUT: Duration = Duration::from_millis(800);
 
 /// A virtual machine.
 ///
@@ -129,7 +129,7 @@ pub enum VmError {
     #[error("the VM is poisoned")]
     Poisoned(#[source] Arc<Poison>),
     /// Something did not come to a stop in time; the VM runs on.
-    #[error("the VM was not paused: {what} did not stop within {PATIENCE:?}")]
+    #[error("the VM was not paused: {what} did not stop within {PAUSE_TIMEOUT:?}")]
     Busy {
         /// The name of a thread: `vcpu`, `vm-io`, or `vm-` with the name of a device.
         what: String,
@@ -184,7 +184,7 @@ impl Vm {
     /// come to a stop within 800 ms, most often a disk that blocks; the VM runs on then.
     pub fn pause(&self) -> Result<(), VmError> {
         let _transition = lock(&self.transition);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PAUSE_TIMEOUT;
         let mut inner = self.control().lock();
         let next = self.legal(&inner, Action::Pause)?;
         self.control().ask(&mut inner, Request::Pause);

@@ -57,7 +57,7 @@ pub(super) fn confine(kind: ThreadKind) -> Result<(), SeccompError> {
 }
 
 /// Memory, time, locks, signals and the end of a thread: what any Rust code may come to.
-const EVERYWHERE: &[i64] = &[
+const COMMON: &[i64] = &[
     libc::SYS_futex,
     libc::SYS_read,
     libc::SYS_write,
@@ -261,10 +261,10 @@ const DEVICE_IOCTLS: &[u32] = &[
 
 fn program(kind: ThreadKind) -> BpfProgram {
     let lists: &[&[i64]] = match kind {
-        ThreadKind::Vcpu => &[EVERYWHERE],
-        ThreadKind::Devices => &[EVERYWHERE, DEVICES],
-        ThreadKind::Sockets => &[EVERYWHERE, DEVICES, SOCKETS],
-        ThreadKind::Files => &[EVERYWHERE, DEVICES, FILES],
+        ThreadKind::Vcpu => &[COMMON],
+        ThreadKind::Devices => &[COMMON, DEVICES],
+        ThreadKind::Sockets => &[COMMON, DEVICES, SOCKETS],
+        ThreadKind::Files => &[COMMON, DEVICES, FILES],
     };
     let listed = lists.iter().copied().flatten();
     let mut calls: BTreeMap<i64, Verdict> = listed.map(|call| (*call, Verdict::Allow)).collect();

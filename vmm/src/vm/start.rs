@@ -14,7 +14,7 @@ use super::io::{EventLoop, NamedServer, Service};
 use super::seccomp::{self, Seccomp, ThreadKind};
 use super::threads::{STACK_SIZE, SignalsBlocked};
 use super::vcpu::{self, VcpuContext};
-use super::{Action, PATIENCE, Vm, VmError, lock};
+use super::{Action, PAUSE_TIMEOUT, Vm, VmError, lock};
 
 /// What a thread does. The VM cannot go on after an error.
 type Body = Box<dyn FnOnce() -> Result<(), PoisonCause> + Send>;
@@ -161,7 +161,7 @@ impl Vm {
     /// that was not started the devices are gone, too.
     pub(super) fn join(&self) {
         let inner = self.control().lock();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PAUSE_TIMEOUT;
         let nudge = || self.context.peers.kick();
         let (inner, ended) = self
             .control()

@@ -14,7 +14,7 @@ use tracing::debug;
 
 use super::claim::Claim;
 use super::record;
-use super::state::AT_ONCE;
+use super::state::MAX_CONCURRENT_QUERIES;
 use super::{Containers, Entry, Record, State, events, network, volumes};
 use crate::removal::remove_tree_aside;
 use crate::sandbox::{
@@ -22,10 +22,10 @@ use crate::sandbox::{
 };
 
 /// How long a sweep waits for a machine's process: one that takes longer is left for the next.
-const ANSWERS: Duration = Duration::from_secs(1);
+const SWEEP_RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long who makes or removes a container may take to be done with it.
-const RELEASED: Duration = Duration::from_secs(60);
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Removes a container or pod that has ended, and all that is left of it. One that somebody else
 /// removes at the same time is removed.
@@ -58,7 +58,7 @@ pub(in crate::cli) async fn remove_ended(entry: &Entry) -> anyhow::Result<()> {
 
 /// None when somebody else has removed the directory.
 async fn claim(entry_dir: &Path) -> anyhow::Result<Option<Claim>> {
-    match Claim::take_within(entry_dir, RELEASED).await {
+    match Claim::take_within(entry_dir, CLAIM_TIMEOUT).await {
         Ok(Some(claim)) => Ok(Some(claim)),
         Ok(None) => Err(kept(entry_dir)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -74,7 +74,7 @@ fn kept(entry_dir: &Path) -> anyhow::Error {
         "who makes or removes the container in {}{process} is not done after {} s; try again, or \
          end that process first",
         entry_dir.display(),
-        RELEASED.as_secs()
+        CLAIM_TIMEOUT.as_secs()
     )
 }
 
@@ -170,7 +170,7 @@ pub(in crate::cli) struct Sweep {
 impl Sweep {
     /// Begins with what there is now.
     pub(in crate::cli) fn begin(containers: &Containers) -> anyhow::Result<Self> {
-        Self::begin_within(containers, ANSWERS)
+        Self::begin_within(containers, SWEEP_RESPONSE_TIMEOUT)
     }
 
     fn begin_within(containers: &Containers, limit: Duration) -> anyhow::Result<Self> {
@@ -221,7 +221,7 @@ async fn clear_away(
         async move { (number, look.await) }
     });
     // All at once: of those that hang, each would take its time.
-    let mut looks = pin!(stream::iter(looks).buffer_unordered(AT_ONCE));
+    let mut looks = pin!(stream::iter(looks).buffer_unordered(MAX_CONCURRENT_QUERIES));
     let mut findings = Vec::new();
     loop {
         tokio::select! {

@@ -21,7 +21,7 @@ use crate::cli::{Globals, notice};
 use crate::sandbox::{RefusalKind, SandboxClient};
 
 /// Typed bytes that wait for the guest: as many as a terminal's line holds.
-const WAITING: usize = 4096;
+const MAX_PENDING_INPUT: usize = 4096;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ConsoleArgs {
@@ -112,7 +112,7 @@ async fn connect(
                 (Some(keys), Some(escape)) => {
                     let (passed, leaves) = escape.pass(&keys);
                     // As on a real line, what there is no room for is lost.
-                    let room = WAITING.saturating_sub(waiting.len());
+                    let room = MAX_PENDING_INPUT.saturating_sub(waiting.len());
                     waiting.extend(passed.into_iter().take(room));
                     if leaves {
                         // Typed before that, and taken at once or not at all.
@@ -186,7 +186,7 @@ mod tests {
         left.unwrap();
         let mut taken = Vec::new();
         guest.read_to_end(&mut taken).unwrap();
-        assert!(taken.starts_with(&[b'x'; WAITING]));
+        assert!(taken.starts_with(&[b'x'; MAX_PENDING_INPUT]));
     }
 
     #[tokio::test]

@@ -33,7 +33,7 @@ use crate::sandbox::{
 const STREAM: &str = "-";
 
 /// What a failed `tar` says that is shown, in bytes.
-const SAID: u64 = 4 << 10;
+const MAX_STDERR: u64 = 4 << 10;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CopyArgs {
@@ -409,7 +409,7 @@ fn process(own: &Process, command: &[&str]) -> Process {
 /// The beginning of what comes; all of it is read, as its writer waits for that.
 async fn heard(mut from: pipe::Receiver) -> String {
     let mut text = Vec::new();
-    let beginning = (&mut from).take(SAID).read_to_end(&mut text).await;
+    let beginning = (&mut from).take(MAX_STDERR).read_to_end(&mut text).await;
     // Nothing more to be heard is no error of what is copied.
     if beginning.is_ok() {
         let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;

@@ -24,7 +24,7 @@ use crate::signal::SIGKILL;
 const SIGPIPE: u8 = 13;
 
 /// How long a program may take to end when nobody reads its output any more.
-const UNREAD: Duration = Duration::from_secs(2);
+const SIGPIPE_GRACE: Duration = Duration::from_secs(2);
 
 /// A process whose streams this process serves.
 #[derive(Debug, Clone)]
@@ -134,12 +134,12 @@ impl Program {
                 () = &mut left => return Ok(Outcome::Left),
                 event = signals.next() => event,
                 () = broken.notified(), if kill_at.is_none() => {
-                    kill_at = Some(Instant::now() + UNREAD);
+                    kill_at = Some(Instant::now() + SIGPIPE_GRACE);
                     Event::Forward(SIGPIPE)
                 }
                 () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
                     // The first process of a namespace is not killed by SIGPIPE.
-                    kill_at = Some(Instant::now() + UNREAD);
+                    kill_at = Some(Instant::now() + SIGPIPE_GRACE);
                     Event::Forward(SIGKILL)
                 }
             };

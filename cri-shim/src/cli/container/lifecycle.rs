@@ -40,10 +40,10 @@ pub(in crate::cli) fn is_killed(program: &ProcessExit) -> bool {
 
 /// How long after its grace period a container may take to be gone whose guest works: it is killed,
 /// its output written, its machine powered off.
-const UNANSWERED: Duration = Duration::from_secs(60);
+const STOP_MARGIN: Duration = Duration::from_secs(60);
 
 /// How long after its program a machine may take to end, for it to be told of together.
-const TOGETHER: Duration = Duration::from_secs(10);
+const MACHINE_EXIT_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct StopArgs {
@@ -155,7 +155,7 @@ pub(super) async fn ask_to_end(
         entry.ended(client).await;
         anyhow::Ok(())
     };
-    let ended = timeout(grace + UNANSWERED, ended).await;
+    let ended = timeout(grace + STOP_MARGIN, ended).await;
     ended.map_or(Ok(false), |ended| ended.map(|()| true))
 }
 
@@ -277,7 +277,7 @@ pub(in crate::cli) fn wait(globals: &Globals, args: &NamesArgs) -> anyhow::Resul
                 Ok(exit) => {
                     if entry.record.pod.is_none()
                         && is_killed(&exit)
-                        && let Ok(machine) = timeout(TOGETHER, client.ended()).await
+                        && let Ok(machine) = timeout(MACHINE_EXIT_WAIT, client.ended()).await
                     {
                         tell_why(&entry, &machine);
                     }

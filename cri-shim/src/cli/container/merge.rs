@@ -23,7 +23,7 @@ use tracing::warn;
 use crate::removal::remove_tree;
 
 /// Directories on the way to a file that are on both sides.
-const DEPTH: usize = 256;
+const MAX_DEPTH: usize = 256;
 
 /// How often a directory is removed in which others still make files.
 const ATTEMPTS: usize = 10;
@@ -137,8 +137,8 @@ fn merge_at(
     match (is_dir, kind(to, name).with_context(cannot)?) {
         (true, Some(FileType::Directory)) => {
             ensure!(
-                depth < DEPTH,
-                "{} is below more than {DEPTH} directories",
+                depth < MAX_DEPTH,
+                "{} is below more than {MAX_DEPTH} directories",
                 path.display()
             );
             let inner = open_dir(from, name).with_context(cannot)?;

@@ -12,14 +12,14 @@ use clap::Args;
 use futures_util::{StreamExt as _, stream};
 
 use super::memory::HostMemory;
-use super::state::{AT_ONCE, states};
+use super::state::{MAX_CONCURRENT_QUERIES, states};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
 use crate::patience::timeout;
 use crate::sandbox::ContainerStats;
 
 /// How long a guest may take to say what its container uses.
-pub(super) const ANSWERS: Duration = Duration::from_secs(5);
+pub(super) const STATS_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct MetricsArgs {}
@@ -126,7 +126,10 @@ pub(in crate::cli) fn run(globals: &Globals, _: &MetricsArgs) -> anyhow::Result<
         sweep(&containers).await?;
         let samples = states(containers.list()?).await.into_iter();
         let samples = samples.map(|(entry, state)| sample(entry, state));
-        let samples: Vec<Sample> = stream::iter(samples).buffered(AT_ONCE).collect().await;
+        let samples: Vec<Sample> = stream::iter(samples)
+            .buffered(MAX_CONCURRENT_QUERIES)
+            .collect()
+            .await;
         anyhow::Ok(samples)
     })?;
     crate::cli::print(&text(&samples))?;
@@ -161,7 +164,7 @@ async fn sample(entry: Entry, state: anyhow::Result<State>) -> Sample {
         sample.started_at_ns = Some(info.started_at_ns);
         sample.host = HostMemory::of(client.pid());
         if !is_paused {
-            let stats = timeout(ANSWERS, client.stats(&sample.entry.record.id)).await;
+            let stats = timeout(STATS_TIMEOUT, client.stats(&sample.entry.record.id)).await;
             sample.stats = stats.ok().and_then(Result::ok);
         }
     }

@@ -27,7 +27,7 @@ const PASST: &str = "passt";
 /// What the guest has: nobody else sees these addresses, so that all guests have the same.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
-const LENGTH: u8 = 24;
+const PREFIX_LEN: u8 = 24;
 const MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 15];
 
 /// Where the guest sends its questions for names, to have the host's servers asked.
@@ -36,7 +36,7 @@ const DNS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);
 const INTERFACE: &str = "eth0";
 
 /// How long the program may take until it serves.
-const LIMIT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The kernel's table of routes.
 const ROUTES: &str = "/proc/net/route";
@@ -77,7 +77,7 @@ pub(super) fn endpoint() -> Endpoint {
 }
 
 fn prefix() -> Option<Prefix> {
-    Prefix::new(ADDRESS.into(), LENGTH)
+    Prefix::new(ADDRESS.into(), PREFIX_LEN)
 }
 
 /// The guest's address.
@@ -106,7 +106,7 @@ pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, Gue
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     // It goes to the background once it serves.
-    let ended = timeout(LIMIT, command.output()).await;
+    let ended = timeout(START_TIMEOUT, command.output()).await;
     drop(theirs);
     let ended = ended.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let Output { status, stderr, .. } =
@@ -159,7 +159,7 @@ fn arguments(ports: &[Port]) -> Vec<String> {
     let mut arguments: Vec<String> = ["--ipv4-only", "--no-map-gw"].map(str::to_owned).into();
     for (flag, value) in [
         ("--address", ADDRESS.to_string()),
-        ("--netmask", LENGTH.to_string()),
+        ("--netmask", PREFIX_LEN.to_string()),
         ("--gateway", GATEWAY.to_string()),
         ("--dns-forward", DNS.to_string()),
         ("--mtu", STREAM_MTU.to_string()),

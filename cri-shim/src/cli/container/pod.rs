@@ -17,7 +17,7 @@ use tracing::debug;
 use super::claim::Claim;
 use super::lifecycle::{ask_to_end, each_name, grace};
 use super::ports::line;
-use super::state::{AT_ONCE, other_version, states, unresponsive};
+use super::state::{MAX_CONCURRENT_QUERIES, other_version, states, unresponsive};
 use super::{
     Containers, Entry, NetworkArgs, Record, RestartArg, State, clear, events, network, port, sweep,
     volumes,
@@ -37,7 +37,7 @@ use crate::sandbox::{EventAction, SandboxClient, SandboxError, random_id};
 use crate::signal::SIGKILL;
 
 /// How long a pod's guest may take to power itself off when its containers have ended.
-const POWER_OFF: Duration = Duration::from_secs(10);
+const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct PodArgs {
@@ -322,7 +322,7 @@ async fn stop(containers: &Containers, pod: &Entry, time: Option<u32>) -> anyhow
     });
     let stopped: Vec<_> = join_all(stops).await.into_iter().flatten().collect();
     let power_off = match stopped.iter().all(|(_, has_ended)| *has_ended) {
-        true => POWER_OFF,
+        true => POWER_OFF_TIMEOUT,
         false => {
             crate::cli::notice("the pod's guest does not answer, so its machine is killed");
             Duration::ZERO
@@ -390,7 +390,10 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
             let machine = Machine::of(&pod).await;
             (pod, machine)
         });
-        let asked: Vec<_> = stream::iter(asked).buffered(AT_ONCE).collect().await;
+        let asked: Vec<_> = stream::iter(asked)
+            .buffered(MAX_CONCURRENT_QUERIES)
+            .collect()
+            .await;
         let mut pods = Vec::new();
         for (pod, machine) in asked {
             let count = containers.of_pod(&pod)?.len();

@@ -28,7 +28,7 @@ const WORDS: [&str; 8] = [
 ];
 
 /// Characters of a command that are shown, as in docker.
-const COMMAND: usize = 20;
+const MAX_COMMAND_CHARS: usize = 20;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct PsArgs {
@@ -174,9 +174,13 @@ fn table(shown: &[(Entry, Option<State>)], args: &PsArgs) -> String {
         let state = state.as_ref();
         let record = &entry.record;
         let command = record.command();
-        let command = match args.no_trunc || command.chars().count() <= COMMAND {
+        let command = match args.no_trunc || command.chars().count() <= MAX_COMMAND_CHARS {
             true => command,
-            false => command.chars().take(COMMAND - 1).chain(['…']).collect(),
+            false => command
+                .chars()
+                .take(MAX_COMMAND_CHARS - 1)
+                .chain(['…'])
+                .collect(),
         };
         let id = |record: &Record| match args.no_trunc {
             true => record.id.clone(),

@@ -15,13 +15,13 @@ use crate::sandbox::{
 };
 
 /// How long a machine's process may take to say what has become of a container.
-const ANSWERS: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// As [`ANSWERS`], of one that somebody is starting.
-const BOOTS: Duration = Duration::from_secs(1);
+/// As [`RESPONSE_TIMEOUT`], of one that somebody is starting.
+const STARTING_RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Machines that are asked at once.
-pub(super) const AT_ONCE: usize = 32;
+pub(super) const MAX_CONCURRENT_QUERIES: usize = 32;
 
 /// Where a container is in its life.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(in crate::cli) enum State {
 
 impl State {
     pub(in crate::cli) async fn of(entry: &Entry) -> anyhow::Result<Self> {
-        Self::within(entry, ANSWERS).await
+        Self::within(entry, RESPONSE_TIMEOUT).await
     }
 
     /// As [`Self::of`], once nobody is starting it any more.
@@ -68,7 +68,7 @@ impl State {
         let is_claimed = Claim::is_taken(&entry.dir);
         let limit = match is_claimed {
             // A process answers nobody before its guest has booted.
-            true => limit.min(BOOTS),
+            true => limit.min(STARTING_RESPONSE_TIMEOUT),
             false => limit,
         };
         match SandboxClient::connect_within(&entry.sandbox_dir(), limit).await {
@@ -166,7 +166,7 @@ impl State {
                 exit: Some(exit),
                 restarts,
                 ..
-            }) if record.exit == SandboxExit::PoweredOff || exit.code != KILLED => {
+            }) if record.exit == SandboxExit::PoweredOff || exit.code != KILLED_EXIT_CODE => {
                 Self::Exited { exit, restarts }
             }
             _ => Self::Dead(Some(record.exit)),
@@ -201,7 +201,7 @@ impl State {
     pub(in crate::cli) fn exit_code(&self) -> Option<i32> {
         match self {
             Self::Exited { exit, .. } => Some(exit.code),
-            Self::Dead(_) => Some(KILLED),
+            Self::Dead(_) => Some(KILLED_EXIT_CODE),
             Self::Starting
             | Self::Running { .. }
             | Self::Restarting { .. }
@@ -272,7 +272,10 @@ pub(in crate::cli) async fn states(entries: Vec<Entry>) -> Vec<(Entry, anyhow::R
         let state = State::of(&entry).await;
         (entry, state)
     });
-    stream::iter(states).buffered(AT_ONCE).collect().await
+    stream::iter(states)
+        .buffered(MAX_CONCURRENT_QUERIES)
+        .collect()
+        .await
 }
 
 /// What is said of a machine that another podvisor has started.
@@ -321,7 +324,7 @@ fn being_made(entry: &Entry) -> anyhow::Error {
 
 /// The exit code of what was killed, as a container is whose machine died: 128 and the number of
 /// SIGKILL.
-pub(super) const KILLED: i32 = 137;
+pub(super) const KILLED_EXIT_CODE: i32 = 137;
 
 /// A running container.
 pub(in crate::cli) async fn running(

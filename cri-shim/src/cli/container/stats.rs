@@ -9,8 +9,8 @@ use futures_util::{StreamExt as _, stream};
 use serde_json::json;
 
 use super::memory::{self, HostMemory};
-use super::metrics::ANSWERS;
-use super::state::{AT_ONCE, states};
+use super::metrics::STATS_TIMEOUT;
+use super::state::{MAX_CONCURRENT_QUERIES, states};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, size, terminal};
@@ -18,7 +18,7 @@ use crate::patience::timeout;
 use crate::sandbox::{ContainerStats, SandboxClient};
 
 /// Time between two looks.
-const EVERY: Duration = Duration::from_secs(1);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct StatsArgs {
@@ -51,7 +51,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &StatsArgs) -> anyhow::Result
         let (mut before, mut missing) = (BTreeMap::new(), BTreeSet::new());
         // What a CPU does is seen between two looks.
         look(&containers, args, &mut before, &mut missing).await?;
-        let mut times = tokio::time::interval(EVERY);
+        let mut times = tokio::time::interval(REFRESH_INTERVAL);
         times.tick().await;
         loop {
             times.tick().await;
@@ -78,7 +78,10 @@ async fn look(
             .collect::<Result<_, _>>()?,
     };
     let asked = states(entries).await.into_iter().map(ask);
-    let asked: Vec<_> = stream::iter(asked).buffered(AT_ONCE).collect().await;
+    let asked: Vec<_> = stream::iter(asked)
+        .buffered(MAX_CONCURRENT_QUERIES)
+        .collect()
+        .await;
     let mut samples = Vec::new();
     for (entry, answer) in asked {
         let (client, stats) = match answer {
@@ -127,7 +130,7 @@ async fn ask((entry, state): (Entry, anyhow::Result<State>)) -> (Entry, Answer) 
             client,
             is_paused: false,
             ..
-        }) => match timeout(ANSWERS, client.stats(&entry.record.id)).await {
+        }) => match timeout(STATS_TIMEOUT, client.stats(&entry.record.id)).await {
             Ok(Ok(stats)) => Answer::Figures(client, Box::new(stats)),
             Ok(Err(_)) => Answer::None,
             Err(_) => Answer::Missing,

@@ -3,7 +3,7 @@
 //! between them.
 
 /// The shortest time that a rate is taken over, in nanoseconds.
-const WINDOW: u64 = 1_000_000_000;
+const MIN_WINDOW_NS: u64 = 1_000_000_000;
 
 /// A container's.
 #[derive(Debug, Default)]
@@ -23,7 +23,9 @@ impl CpuRate {
     pub(super) fn at(&mut self, at_ns: u64, used_ns: u64) -> Option<u64> {
         let since = self.0.and_then(|last| rate(last, at_ns, used_ns));
         match self.0 {
-            Some(last) if at_ns >= last.at_ns && at_ns - last.at_ns < WINDOW => last.rate.or(since),
+            Some(last) if at_ns >= last.at_ns && at_ns - last.at_ns < MIN_WINDOW_NS => {
+                last.rate.or(since)
+            }
             _ => {
                 let rate = since;
                 self.0 = Some(Last {

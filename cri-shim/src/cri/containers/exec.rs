@@ -32,14 +32,14 @@ const PIPE_BYTES: usize = 64 << 10;
 
 /// How long output may pause after the command has ended. What still holds its streams then is a
 /// process that it left behind, which may live for ever.
-const PAUSE: Duration = Duration::from_secs(5);
+const OUTPUT_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long output may go on after the command has ended, whoever it is that writes it.
-const REST: Duration = Duration::from_secs(60);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long the answer waits for the end of a command that is killed because its time is over: a
 /// guest that hangs must not hold it up.
-const KILL: Duration = Duration::from_secs(2);
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Room for what is kept of output, in bytes: containers that print much must not take the node's
 /// memory.
@@ -226,7 +226,7 @@ impl Command {
             kill(&self.client, &self.container, &self.id).await;
             self.exit().await
         };
-        match timeout(KILL, killed).await {
+        match timeout(KILL_TIMEOUT, killed).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => debug!(%error, "the command that was to be killed is not there"),
             Err(_) => debug!("the command that was killed has not ended yet"),
@@ -277,12 +277,13 @@ async fn collect(
     let mut end = None;
     loop {
         let is_over = *has_ended.borrow_and_update();
-        if is_over && Instant::now() >= *end.get_or_insert_with(|| Instant::now() + REST) {
+        if is_over && Instant::now() >= *end.get_or_insert_with(|| Instant::now() + OUTPUT_TIMEOUT)
+        {
             return Ok(kept);
         }
         let count = tokio::select! {
             count = pipe.read(&mut buffer) => count?,
-            () = tokio::time::sleep(PAUSE), if is_over => 0,
+            () = tokio::time::sleep(OUTPUT_IDLE_TIMEOUT), if is_over => 0,
             // The sender lives as long as this is waited for.
             _ = has_ended.changed(), if !is_over => continue,
         };
@@ -358,7 +359,7 @@ mod tests {
         let mut held = std::fs::File::from(writer);
         let writing = tokio::spawn(async move {
             while held.write_all(b".").is_ok() {
-                tokio::time::sleep(PAUSE / 5).await;
+                tokio::time::sleep(OUTPUT_IDLE_TIMEOUT / 5).await;
             }
         });
         let room = OutputRoom::default();

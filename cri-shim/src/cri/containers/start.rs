@@ -17,10 +17,10 @@ use crate::cri::state::{ContainerExit, ContainerPhase};
 use crate::sandbox::{ProcessExit, RefusalKind, SandboxClient, Started};
 
 /// Exit code of a container that could not be started, as other runtimes have it.
-const NOT_STARTED: i32 = 128;
+const START_ERROR_EXIT_CODE: i32 = 128;
 
 /// Exit code of a container whose end nobody saw.
-const UNKNOWN: i32 = 255;
+const UNKNOWN_EXIT_CODE: i32 = 255;
 
 impl Node {
     /// StartContainer.
@@ -116,7 +116,7 @@ impl Node {
             record.phase = ContainerPhase::Exited(ContainerExit {
                 started_at: 0,
                 finished_at: now(),
-                code: NOT_STARTED,
+                code: START_ERROR_EXIT_CODE,
                 reason: "StartError".to_owned(),
                 message: message.to_owned(),
             });
@@ -137,7 +137,7 @@ impl Node {
                 Err(error) if error.is_gone() => return node.lose_late(&container).await,
                 Err(error) => {
                     warn!(container = container.id, %error, "failed to wait for the container");
-                    (UNKNOWN, "Unknown", error.to_string(), now())
+                    (UNKNOWN_EXIT_CODE, "Unknown", error.to_string(), now())
                 }
             };
             node.note_exit(&container, exit);

@@ -17,14 +17,14 @@ use crate::cri::state::{ContainerRecord, GuestSize, PodRecord};
 use crate::sandbox::{MEMORY_OVERHEAD, SandboxClient};
 
 /// How long a guest may take to put memory to use that it is given.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PLUG_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a machine may take to give memory back that its pod may not have any more.
-const SHRINK_PATIENCE: Duration = Duration::from_secs(10);
-const SHRINK_STEP: Duration = Duration::from_millis(200);
+const SHRINK_TIMEOUT: Duration = Duration::from_secs(10);
+const SHRINK_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What guests are given memory by: 2 MiB.
-pub(super) const STEP: u64 = 2 << 20;
+pub(super) const MEMORY_STEP: u64 = 2 << 20;
 
 /// Limits of a container that are about to be others.
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +96,7 @@ impl Node {
             None => given.ask(&client, size, wanted, Duration::ZERO).await?,
         };
         if grown < wanted {
-            grown = given.ask(&client, size, wanted, PATIENCE).await?;
+            grown = given.ask(&client, size, wanted, PLUG_TIMEOUT).await?;
             info!(pod = pod.id, wanted, grown, "plugged in guest memory");
         }
         match grown < wanted {
@@ -150,7 +150,7 @@ impl Node {
         let Some(parent) = cgroup::of_pod(&record.config) else {
             return Ok(());
         };
-        let deadline = Instant::now() + SHRINK_PATIENCE;
+        let deadline = Instant::now() + SHRINK_TIMEOUT;
         loop {
             // The kubelet may change its group meanwhile.
             let bounds = PodBounds::of(&record.config);
@@ -163,7 +163,7 @@ impl Node {
                 && given.memory.is_none()
                 && record.size.growth > 0
             {
-                let asked = given.ask(&client, record.size, wanted.memory, SHRINK_STEP);
+                let asked = given.ask(&client, record.size, wanted.memory, SHRINK_POLL_INTERVAL);
                 if let Err(error) = asked.await {
                     debug!(pod = pod.id, %error, "failed to unplug guest memory");
                 }
@@ -184,7 +184,7 @@ impl Node {
                 });
             }
             // Nothing tells when a machine takes less.
-            sleep(SHRINK_STEP).await;
+            sleep(SHRINK_POLL_INTERVAL).await;
         }
     }
 
@@ -278,7 +278,9 @@ fn vcpus(size: GuestSize, wanted: u8) -> u8 {
 fn growth(record: &PodRecord, memory: u64) -> u64 {
     let size = record.size;
     let more = memory.saturating_sub(size.memory);
-    let more = more.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
+    let more = more
+        .checked_next_multiple_of(MEMORY_STEP)
+        .unwrap_or(u64::MAX);
     if more > size.growth && size.growth > 0 {
         warn!(
             pod = record.id,

@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering;
 use tracing::{debug, info};
 
 use super::bounds::{Bound, PodBounds, memory_limit};
-use super::grow::STEP;
+use super::grow::MEMORY_STEP;
 use crate::cri::backoff::Backoff;
 use crate::cri::error::Result;
 use crate::cri::node::{Node, Pod};
 use crate::cri::state::{ContainerRecord, PodRecord};
 
 /// The least that a guest gets at once.
-const LEAST_STEP: u64 = 256 << 20;
+const MIN_GROWTH: u64 = 256 << 20;
 
 impl Node {
     /// Has the pod's guest get more memory when it runs short, as long as one of its containers may
@@ -101,6 +101,6 @@ fn is_unlimited(record: &ContainerRecord) -> bool {
 fn more(record: &PodRecord) -> u64 {
     let size = record.size;
     let half = size.memory.saturating_add(record.extra) / 2;
-    let step = half.max(LEAST_STEP).next_multiple_of(STEP);
+    let step = half.max(MIN_GROWTH).next_multiple_of(MEMORY_STEP);
     record.extra.saturating_add(step).min(size.growth)
 }

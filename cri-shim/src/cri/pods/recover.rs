@@ -23,13 +23,13 @@ use crate::sandbox::{
 };
 
 /// How long a pod's process may take to answer on a node that has just begun.
-const ANSWERS: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long it may take when it is asked once.
-const ATTEMPT: Duration = Duration::from_secs(20);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long the node waits for all of its pods before it serves: those that take longer go on.
-const RECOVERY: Duration = Duration::from_secs(20);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Node {
     /// Takes up what the database knows. What takes as long as CNI plugins and guests like is left
@@ -66,7 +66,7 @@ impl Node {
             });
         }
         let all = async { while recovering.join_next().await.is_some() {} };
-        if timeout(RECOVERY, all).await.is_err() {
+        if timeout(RECOVERY_TIMEOUT, all).await.is_err() {
             warn!(pods = recovering.len(), "pods are still being recovered");
             recovering.detach_all();
         }
@@ -256,16 +256,16 @@ where
     let mut backoff = Backoff::default();
     let mut waited = Duration::ZERO;
     loop {
-        let error = match ask(ATTEMPT).await {
+        let error = match ask(ATTEMPT_TIMEOUT).await {
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
         if matches!(error, SandboxError::Unresponsive { .. }) {
-            waited += ATTEMPT;
+            waited += ATTEMPT_TIMEOUT;
         }
         // These answers do not change.
         let is_final = error.is_gone() || matches!(error, SandboxError::Version { .. });
-        if is_final || waited >= ANSWERS {
+        if is_final || waited >= RESPONSE_TIMEOUT {
             return Err(error);
         }
         debug!(%error, "retrying to connect to the sandbox");
@@ -309,7 +309,7 @@ async fn end_machine(pod: &Pod, dir: &Path, error: SandboxError) -> SandboxExit 
 }
 
 async fn remove_sandbox(dir: &Path) -> Result<()> {
-    match SandboxClient::connect_within(dir, ANSWERS).await {
+    match SandboxClient::connect_within(dir, RESPONSE_TIMEOUT).await {
         Ok(client) => shut_down(&client).await?,
         Err(SandboxError::Gone { exit: Some(_), .. }) => {}
         Err(_) => SandboxClient::kill(dir).await?,
@@ -335,7 +335,7 @@ mod tests {
         SandboxError::Unresponsive {
             dir: "/x".into(),
             pid: None,
-            waited: ATTEMPT,
+            waited: ATTEMPT_TIMEOUT,
         }
     }
 
@@ -354,7 +354,7 @@ mod tests {
             let answer = answers.next().unwrap_or_else(|| Err(silent()));
             async move {
                 if matches!(answer, Err(SandboxError::Unresponsive { .. })) {
-                    tokio::time::sleep(ATTEMPT).await;
+                    tokio::time::sleep(ATTEMPT_TIMEOUT).await;
                 }
                 answer
             }

@@ -20,10 +20,10 @@ use crate::cri::volumes;
 use crate::sandbox::{SandboxClient, SandboxExit, exit_record};
 
 /// How long a guest may take to power itself off before its machine is killed.
-const GRACE: Duration = Duration::from_secs(10);
+const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long its containers may take to be killed before that.
-const KILLS: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a machine is gone.
 #[derive(Debug, Clone, Copy)]
@@ -195,7 +195,7 @@ impl Node {
                 warn!(container = container.id, %error, "cannot kill the container");
             }
         }));
-        if timeout(KILLS, killed).await.is_err() {
+        if timeout(KILL_TIMEOUT, killed).await.is_err() {
             warn!(
                 pod = pod.id,
                 "timed out killing containers; powering off the machine"
@@ -290,7 +290,7 @@ fn ended(exit: &SandboxExit) -> PodPhase {
 
 /// Ends a machine; one that has ended is no error.
 pub(super) async fn shut_down(client: &SandboxClient) -> Result<()> {
-    match client.shutdown(GRACE).await {
+    match client.shutdown(POWER_OFF_TIMEOUT).await {
         Err(error) if !error.is_gone() => Err(error.into()),
         _ => Ok(()),
     }

@@ -19,23 +19,23 @@ const SHARED_DIR: &str = "/run/podvisor/shared";
 const SUB_PATH_BYTES: usize = 4095;
 
 /// Most volumes of one container.
-pub(in crate::cri) const VOLUMES: usize = 512;
+pub(in crate::cri) const MAX_VOLUMES: usize = 512;
 
 /// Most images that one container mounts: each is a disk of its pod's guest, which has few.
-const IMAGES: usize = 32;
+const MAX_IMAGES: usize = 32;
 
 /// Checks the mounts of a request, of a pod with these users, before anything is done with it.
 pub(in crate::cri) fn check(
     mounts: &[CriMount],
     users: Option<UserRange>,
 ) -> Result<(), SpecFault> {
-    if mounts.len() > VOLUMES {
-        let reason = format!("{} are more than {VOLUMES}", mounts.len());
+    if mounts.len() > MAX_VOLUMES {
+        let reason = format!("{} are more than {MAX_VOLUMES}", mounts.len());
         return Err(SpecFault::invalid("mounts", reason));
     }
     let images: BTreeSet<_> = mounts.iter().filter_map(image_of).collect();
-    if images.len() > IMAGES {
-        let reason = format!("{} images are more than {IMAGES}", images.len());
+    if images.len() > MAX_IMAGES {
+        let reason = format!("{} images are more than {MAX_IMAGES}", images.len());
         return Err(SpecFault::invalid("mounts.image", reason));
     }
     for mount in mounts {

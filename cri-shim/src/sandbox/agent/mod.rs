@@ -35,7 +35,7 @@ const CLOCK_READINGS: usize = 5;
 const CLOCK_READING_NS: i128 = 2_000_000;
 
 /// Bytes of entropy that a guest starts with, as many as its generator's state has.
-const SEED: usize = 32;
+const SEED_BYTES: usize = 32;
 
 /// A connection to the agent's service.
 #[derive(Clone)]
@@ -110,7 +110,7 @@ impl Agent {
         let present = present_macs.iter().copied().map(Some);
         let present = present.chain(std::iter::repeat(None));
         let interfaces = guest.network.interfaces.iter().zip(present);
-        let entropy: [u8; SEED] = random().map_err(LinkError::Random)?;
+        let entropy: [u8; SEED_BYTES] = random().map_err(LinkError::Random)?;
         let request = api::ConfigureRequest {
             hostname: guest.hostname.clone(),
             unix_time_ns: now_ns(),

@@ -18,7 +18,7 @@ use super::super::types::{
 use super::super::wire::{
     Answer, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, FrameError, StdioHeader,
 };
-use super::{CALLS, SandboxClient};
+use super::{REQUEST_TIMEOUT, SandboxClient};
 
 impl SandboxClient {
     /// Makes a container; its process waits for the start. Says who that will be.
@@ -384,7 +384,7 @@ impl SandboxClient {
             bytes: growth,
             patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         };
-        let limit = patience.saturating_add(CALLS);
+        let limit = patience.saturating_add(REQUEST_TIMEOUT);
         match self.call_within(limit, call, Vec::new()).await? {
             // The limit is not the process's own to set.
             (Answer::Grown(grown), _) if grown > most => {

@@ -34,27 +34,27 @@ use crate::request;
 use connection::Connection;
 
 /// How long a process may take to answer whoever connects. Its guest has no part in that.
-const ANSWERS: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a request may take whose guest is to do something: longer than its agent gets.
-const CALLS: Duration = Duration::from_secs(300);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How long a process may take to end after its guest's time to end is over.
-const ENDS: Duration = Duration::from_secs(20);
+const EXIT_MARGIN: Duration = Duration::from_secs(20);
 
 /// How long a process may take to say that its machine has ended, when it has.
-const ENDED: Duration = Duration::from_secs(1);
+const EXIT_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Characters of a refusal that are told.
-const MESSAGE: usize = 4 << 10;
+const MAX_MESSAGE_CHARS: usize = 4 << 10;
 
 /// Missing layers of a jail that are told, and characters of each: there are not so many, with
 /// shorter names.
-const LAYERS: usize = 16;
-const LAYER: usize = 64;
+const MAX_MISSING_LAYERS: usize = 16;
+const MAX_LAYER_NAME_CHARS: usize = 64;
 
 /// Requests that wait to be sent.
-const UNSENT: usize = 64;
+const SEND_QUEUE: usize = 64;
 
 /// A running sandbox, as seen from outside its process. Clones are of the same sandbox; the
 /// sandbox goes on when all of them are dropped.
@@ -216,7 +216,7 @@ impl SandboxClient {
     /// [`SandboxError::Gone`] when its process is, [`SandboxError::Unresponsive`] when that does
     /// not answer within some seconds.
     pub async fn connect(dir: &Path) -> Result<Self, SandboxError> {
-        Self::connect_within(dir, ANSWERS).await
+        Self::connect_within(dir, CONNECT_TIMEOUT).await
     }
 
     /// As [`Self::connect`], for who has more patience or less.
@@ -249,9 +249,9 @@ impl SandboxClient {
         };
         match self.call(hello, Vec::new()).await? {
             (Answer::Hello(mut greeting), _) if greeting.version == CONTROL_VERSION => {
-                greeting.missing_layers.truncate(LAYERS);
+                greeting.missing_layers.truncate(MAX_MISSING_LAYERS);
                 for layer in &mut greeting.missing_layers {
-                    *layer = printable(layer, LAYER);
+                    *layer = printable(layer, MAX_LAYER_NAME_CHARS);
                 }
                 self.greeting = Arc::new(greeting);
                 Ok(self)
@@ -278,7 +278,7 @@ impl SandboxClient {
             pid = Some(connection.pid());
             connection.kill(dir).await
         };
-        match timeout(ANSWERS, killed).await {
+        match timeout(CONNECT_TIMEOUT, killed).await {
             Ok(Ok(()) | Err(SandboxError::Gone { .. })) => {
                 post_mortem::exit_of(dir);
                 Ok(())
@@ -287,7 +287,7 @@ impl SandboxClient {
             Err(_) => Err(SandboxError::Unresponsive {
                 dir: dir.to_owned(),
                 pid,
-                waited: ANSWERS,
+                waited: CONNECT_TIMEOUT,
             }),
         }
     }
@@ -297,7 +297,7 @@ impl SandboxClient {
         let stream = Arc::new(stream);
         let process = Arc::new(process);
         let waiting = Arc::new(Waiting(Mutex::new(Some(HashMap::new()))));
-        let (requests, outgoing) = mpsc::channel(UNSENT);
+        let (requests, outgoing) = mpsc::channel(SEND_QUEUE);
         let (machine_sender, machine) = watch::channel(None);
         let (exit_sender, exit) = watch::channel(None);
         let tasks = [
@@ -360,7 +360,7 @@ impl SandboxClient {
 
     /// Whether the machine has ended, though its process may still answer.
     pub(crate) async fn has_ended(&self) -> bool {
-        match timeout(ENDED, self.wait_for(Call::Ended, Vec::new())).await {
+        match timeout(EXIT_REPORT_TIMEOUT, self.wait_for(Call::Ended, Vec::new())).await {
             Ok(Ok((Answer::Ended(_), _))) => true,
             Ok(Err(error)) => error.is_gone(),
             _ => false,
@@ -385,7 +385,7 @@ impl SandboxClient {
                 Err(error) => Err(error),
             }
         };
-        match timeout(grace.saturating_add(ENDS), asked).await {
+        match timeout(grace.saturating_add(EXIT_MARGIN), asked).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {
                 warn!(dir = %self.dir().display(), %error, "the sandbox is killed");
@@ -413,8 +413,10 @@ impl SandboxClient {
                 });
             }
         }
-        let ended = timeout(ANSWERS, self.ended()).await;
-        ended.map(|_| ()).map_err(|_| self.unresponsive(ANSWERS))
+        let ended = timeout(CONNECT_TIMEOUT, self.ended()).await;
+        ended
+            .map(|_| ())
+            .map_err(|_| self.unresponsive(CONNECT_TIMEOUT))
     }
 
     fn unresponsive(&self, waited: Duration) -> SandboxError {
@@ -438,7 +440,7 @@ impl SandboxClient {
         call: Call,
         fds: Vec<OwnedFd>,
     ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
-        self.call_within(CALLS, call, fds).await
+        self.call_within(REQUEST_TIMEOUT, call, fds).await
     }
 
     /// Asks for something; a process that has not answered within `limit` is unresponsive.
@@ -496,7 +498,7 @@ impl SandboxClient {
         match answer.await {
             Ok((Ok(answer), fds)) => Ok((answer, fds)),
             Ok((Err(refusal), _)) => {
-                let message = printable(&refusal.message, MESSAGE);
+                let message = printable(&refusal.message, MAX_MESSAGE_CHARS);
                 Err(SandboxError::refused(refusal.kind, message))
             }
             Err(_) => Err(self.lost().await),
@@ -506,7 +508,7 @@ impl SandboxClient {
     /// The error of a call when the connection is lost.
     async fn lost(&self) -> SandboxError {
         // The process closes the connection just before it ends.
-        let exit = timeout(LOST, self.ended()).await;
+        let exit = timeout(EXIT_TIMEOUT, self.ended()).await;
         SandboxError::Gone {
             dir: self.inner.dir.clone(),
             exit: exit.ok(),
@@ -536,7 +538,7 @@ async fn told(mut exit: watch::Receiver<Option<SandboxExit>>) -> SandboxExit {
 }
 
 /// How long the process of a lost connection may take to be gone.
-const LOST: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn gone(dir: &Path) -> SandboxError {
     SandboxError::Gone {

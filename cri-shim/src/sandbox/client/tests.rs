@@ -50,7 +50,10 @@ async fn answering(dir: &Path, answer: fn() -> Answer) -> SandboxClient {
             let answer = match request.call {
                 Call::Hello { version } => Answer::Hello(Greeting {
                     version,
-                    missing_layers: vec!["\u{1b}[2J".repeat(LAYER); LAYERS + 1],
+                    missing_layers: vec![
+                        "\u{1b}[2J".repeat(MAX_LAYER_NAME_CHARS);
+                        MAX_MISSING_LAYERS + 1
+                    ],
                     ..Greeting::default()
                 }),
                 _ => answer(),
@@ -111,10 +114,10 @@ async fn what_a_jail_lacks_is_told_in_words_that_can_be_shown() {
     let dir = tempfile::tempdir().unwrap();
     let client = answering(dir.path(), || Answer::Done).await;
     let missing = client.missing_layers();
-    assert_eq!(missing.len(), LAYERS);
+    assert_eq!(missing.len(), MAX_MISSING_LAYERS);
     for layer in missing {
         assert!(
-            layer.starts_with(" [2J ") && layer.len() == LAYER,
+            layer.starts_with(" [2J ") && layer.len() == MAX_LAYER_NAME_CHARS,
             "{layer:?}"
         );
     }

@@ -16,15 +16,15 @@ use super::super::wire::{
 use super::answer::Fds;
 use super::end::Cause;
 use super::serve::has_ended;
-use super::waits::{WAITS, Wait, Waits};
+use super::waits::{MAX_WAITS, Wait, Waits};
 use crate::request;
 
 /// Requests that are carried out at once, but for those that end something or send signals, and
 /// those that wait.
-const IN_FLIGHT: usize = 1024;
+const MAX_CONCURRENT_REQUESTS: usize = 1024;
 
 /// Requests that are taken from the socket at once; further ones stay there.
-const MAX_TAKEN: usize = 4 * IN_FLIGHT;
+const MAX_TAKEN: usize = 4 * MAX_CONCURRENT_REQUESTS;
 
 /// Longest message in a refusal, in bytes: parts of it may come from the guest.
 const MESSAGE_MAX: usize = 4 << 10;
@@ -51,7 +51,7 @@ enum Turn {
     Wait(Wait),
     /// It is one wait too many.
     Refused,
-    /// One of [`IN_FLIGHT`].
+    /// One of [`MAX_CONCURRENT_REQUESTS`].
     InFlight,
 }
 
@@ -66,12 +66,12 @@ pub(super) async fn converse<A>(
     A: Future<Output = Result<(Answer, Vec<OwnedFd>), SandboxError>> + Send + 'static,
 {
     let stream = Arc::new(stream);
-    let (replies, outgoing) = mpsc::channel(IN_FLIGHT);
+    let (replies, outgoing) = mpsc::channel(MAX_CONCURRENT_REQUESTS);
     let mut writer = tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing));
     let connection = Connection {
         replies,
         cause,
-        in_flight: Arc::new(Semaphore::new(IN_FLIGHT)),
+        in_flight: Arc::new(Semaphore::new(MAX_CONCURRENT_REQUESTS)),
         taken: Arc::new(Semaphore::new(MAX_TAKEN)),
         waits: Arc::default(),
         closed: watch::Sender::new(()),
@@ -187,7 +187,7 @@ impl Connection {
 
 fn too_many_waits() -> SandboxError {
     let message =
-        format!("{WAITS} requests of the connection wait for something already: end some");
+        format!("{MAX_WAITS} requests of the connection wait for something already: end some");
     SandboxError::refused(RefusalKind::ResourceExhausted, message)
 }
 

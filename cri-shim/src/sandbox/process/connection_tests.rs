@@ -102,7 +102,7 @@ async fn answered(reader: &mut FrameReader) -> Reply {
 async fn requests_that_wait_keep_no_others_waiting_and_are_bounded() {
     let waits = Arc::new(());
     let (mut writer, mut reader, _told) = conversation(&waits);
-    let count = WAITS as u64;
+    let count = MAX_WAITS as u64;
     for number in 0..count {
         ask(&mut writer, number, Call::Ended).await;
     }

@@ -15,7 +15,7 @@ use super::super::error::{RefusalKind, SandboxError};
 use super::super::events::{Event, EventAction, EventLog};
 use super::super::stdio::Outputs;
 use super::super::types::{ContainerInfo, ContainerState, ProcessExit, Started};
-use super::end::{LAST_READS, MACHINE_ENDS};
+use super::end::{LOST_GUEST_TIMEOUT, READER_GRACE};
 use super::output::ContainerStreams;
 use super::restart::{Processes, Restarts};
 use crate::patience::timeout;
@@ -23,7 +23,7 @@ use crate::signal::SIGKILL;
 
 /// How long output may still come when its process has ended: what it started may hold the
 /// streams open for ever. Readers that are waited for take the time that they want besides.
-const DRAIN: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Processes of `exec` that are remembered after they have ended.
 const EXECS_REMEMBERED: usize = 256;
@@ -198,7 +198,7 @@ impl Container {
                 Err(Unknown::GuestIsLost) => {
                     // Its machine has ended, or is killed, and will say how. Else nobody would be
                     // told why the process is gone, but that it was killed.
-                    sleep(2 * MACHINE_ENDS).await;
+                    sleep(2 * LOST_GUEST_TIMEOUT).await;
                     return killed();
                 }
             };
@@ -224,7 +224,7 @@ impl Container {
                         warn!(container = self.id, %error, "failed to restart the process");
                         // It may be there all the same, and the guest makes no other one then.
                         let ended = end_unwanted(agent, &self.id, "");
-                        if timeout(DRAIN, ended).await.is_err() {
+                        if timeout(DRAIN_TIMEOUT, ended).await.is_err() {
                             debug!(container = self.id, "a process may be left in the guest");
                         }
                         exit = not_started(&error);
@@ -247,7 +247,7 @@ impl Container {
 
     /// Waits for the rest of the output.
     async fn drain(&self) {
-        if !self.streams.drained(DRAIN).await {
+        if !self.streams.drained(DRAIN_TIMEOUT).await {
             warn!(
                 container = self.id,
                 "output still open after the container's process exited"
@@ -259,7 +259,7 @@ impl Container {
         // They may be in the midst of writing to a log whose disk does not answer.
         let streams = Arc::clone(&self.streams);
         let closed = tokio::task::spawn_blocking(move || streams.close());
-        if timeout(DRAIN, closed).await.is_err() {
+        if timeout(DRAIN_TIMEOUT, closed).await.is_err() {
             warn!(
                 container = self.id,
                 "timed out flushing the container's log"
@@ -287,7 +287,7 @@ impl Container {
     pub(super) async fn hurry_readers(&self) {
         let mut exit = self.exit.subscribe();
         let known = exit.wait_for(Option::is_some);
-        if timeout(LAST_READS, known).await.is_err() {
+        if timeout(READER_GRACE, known).await.is_err() {
             self.let_readers_go().await;
         }
     }
@@ -342,7 +342,7 @@ impl Container {
             let exit = wait(&agent, &id, &exec_id)
                 .await
                 .unwrap_or_else(|_| killed());
-            match timeout(DRAIN, outputs.finish()).await {
+            match timeout(DRAIN_TIMEOUT, outputs.finish()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(%error, exec_id, "an exec's output is lost"),
                 Err(_) => debug!(exec_id, "the output goes on after the process"),

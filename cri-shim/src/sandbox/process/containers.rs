@@ -41,7 +41,7 @@ const TERMINAL: TerminalSize = TerminalSize {
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long after each other it is tried to undo what the guest is still making.
-const UNMAKING: Duration = Duration::from_secs(1);
+const CLEANUP_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The open files of a container to be made.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl Containers {
                     let this = Arc::clone(this);
                     tokio::spawn(async move {
                         while !this.is_unmade(&id).await {
-                            sleep(UNMAKING).await;
+                            sleep(CLEANUP_RETRY_DELAY).await;
                         }
                         this.entries.set(&id, None);
                     });

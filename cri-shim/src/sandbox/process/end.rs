@@ -17,24 +17,24 @@ use super::super::types::SandboxExit;
 use super::containers::Containers;
 
 /// How long a guest may take to power itself off once the container has ended that it was for.
-const AFTER_THE_END: Duration = Duration::from_secs(10);
+const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the last answers and lines may take when the machine has ended.
-const LAST_ANSWERS: Duration = Duration::from_secs(15);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long readers that are waited for may take for what is left of the output when somebody has
 /// asked for an end, and the time that he gave is over.
-pub(super) const LAST_READS: Duration = Duration::from_secs(2);
+pub(super) const READER_GRACE: Duration = Duration::from_secs(2);
 
 /// How long the end of a machine may come after its guest was lost. Then it is killed: nobody can
 /// do anything with it any more. A guest that panicked is looked through for why before.
-pub(super) const MACHINE_ENDS: Duration = Duration::from_secs(30);
+pub(super) const LOST_GUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long who asked a guest for something waits until everything of its machine's end is written.
-const WRITTEN: Duration = Duration::from_secs(15);
+const EXIT_WRITTEN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long it may take to kill a machine whose guest was lost.
-const KILLED: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a machine is to end.
 #[derive(Debug, Clone, Copy)]
@@ -70,10 +70,12 @@ impl Cause {
                 _ = exit.wait_for(Option::is_some) => {}
             }
         };
-        timeout(MACHINE_ENDS + KILLED, ends).await.ok()?;
+        timeout(LOST_GUEST_TIMEOUT + KILL_TIMEOUT, ends)
+            .await
+            .ok()?;
         let exit = exit.wait_for(Option::is_some).await.ok()?.clone();
         // Callers read the exit record next, so wait for it; with a limit, since readers may hang.
-        let _ = timeout(WRITTEN, written.wait_for(Option::is_some)).await;
+        let _ = timeout(EXIT_WRITTEN_TIMEOUT, written.wait_for(Option::is_some)).await;
         exit
     }
 }
@@ -93,7 +95,7 @@ pub(super) async fn ended(
     let stopped = machine.stopped();
     loop {
         let kill_at = deadline.unwrap_or_else(Instant::now);
-        let ends_by = lost_at.map_or_else(Instant::now, |at| at + MACHINE_ENDS);
+        let ends_by = lost_at.map_or_else(Instant::now, |at| at + LOST_GUEST_TIMEOUT);
         tokio::select! {
             // After a moment in which the host stood still several may be true at once.
             biased;
@@ -121,7 +123,7 @@ pub(super) async fn ended(
                         machine.kill();
                         return (SandboxExit::PoweredOff, asked_by);
                     }
-                    Shutdown::Done => AFTER_THE_END,
+                    Shutdown::Done => POWER_OFF_TIMEOUT,
                 };
                 if matches!(shutdown, Shutdown::Within(_)) {
                     asked_by = earlier(asked_by, grace);
@@ -165,7 +167,7 @@ pub(super) async fn reads_are_over(
     mut asked_by: Option<Instant>,
 ) {
     loop {
-        let over_at = asked_by.map_or_else(Instant::now, |at| at + LAST_READS);
+        let over_at = asked_by.map_or_else(Instant::now, |at| at + READER_GRACE);
         tokio::select! {
             Some(shutdown) = shutdowns.recv() => if let Shutdown::Within(grace) = shutdown {
                 asked_by = earlier(asked_by, grace);
@@ -205,7 +207,7 @@ pub(super) async fn leave(
         warn!(%error, "cannot write down how the sandbox ended");
     }
     sender.send_replace(Some(exit));
-    if timeout(LAST_ANSWERS, serving).await.is_err() {
+    if timeout(FLUSH_TIMEOUT, serving).await.is_err() {
         warn!("timed out sending the last replies");
     }
 }
@@ -235,6 +237,6 @@ mod tests {
         let (_asks, shutdowns) = mpsc::unbounded_channel();
         let begin = Instant::now();
         reads_are_over(shutdowns, Some(begin)).await;
-        assert!((LAST_READS..2 * LAST_READS).contains(&begin.elapsed()));
+        assert!((READER_GRACE..2 * READER_GRACE).contains(&begin.elapsed()));
     }
 }

@@ -68,7 +68,7 @@ pub(crate) use images::mount_source as image_source;
 use launch::Begun;
 
 /// The grace period of a SIGTERM, which names none.
-const GRACE: Duration = Duration::from_secs(30);
+const SIGTERM_GRACE: Duration = Duration::from_secs(30);
 
 /// Where the guest has the shared directory.
 pub(super) const SHARE_PATH: &str = "/run/podvisor/shared";
@@ -244,7 +244,7 @@ async fn serve_until_end(begun: Begun, mut terminate: Signal) {
     tokio::spawn(async move {
         while terminate.recv().await.is_some() {
             // Heard until the end has come.
-            let _ = shutdown.send(Shutdown::Within(GRACE));
+            let _ = shutdown.send(Shutdown::Within(SIGTERM_GRACE));
         }
     });
     let ended = end::ended(&sandbox, &containers, &mut shutdowns, begun.leaves_nothing);

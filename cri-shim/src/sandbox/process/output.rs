@@ -21,10 +21,10 @@ use super::log::{LogWriter, OutputStream};
 use crate::patience::timeout;
 
 /// Bytes read from a process at once.
-const PIECE: usize = 16 << 10;
+const READ_SIZE: usize = 16 << 10;
 
 /// Pieces that an attacher may be behind: 1 MiB.
-const BEHIND: usize = 64;
+const ATTACH_QUEUE: usize = 64;
 
 /// The streams of a container's process, from their start to their end; of each of its processes,
 /// when that is started again.
@@ -274,7 +274,7 @@ impl ContainerStreams {
         ];
         for (stream, file) in outputs {
             let Some(file) = file else { continue };
-            let (pieces, receiver) = sync_channel(BEHIND);
+            let (pieces, receiver) = sync_channel(ATTACH_QUEUE);
             let file = Arc::new(file);
             let weak = Arc::downgrade(&file);
             spawn("attach", move || serve_attacher(&receiver, &file))?;
@@ -329,7 +329,7 @@ impl ContainerStreams {
     }
 
     fn pump(&self, stream: OutputStream, from: &UnixStream) {
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = vec![0; READ_SIZE];
         loop {
             match read(from.as_fd(), &mut buffer) {
                 Ok(0) => break,

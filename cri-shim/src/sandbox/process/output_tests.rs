@@ -104,7 +104,7 @@ fn an_attacher_that_does_not_read_holds_up_neither_the_log_nor_another() {
     }
     assert_eq!(scene.log().lines().count(), count);
     // A reader is cut off only when it is 1 MiB behind.
-    assert!(reads.join().unwrap() >= BEHIND * 1024);
+    assert!(reads.join().unwrap() >= ATTACH_QUEUE * 1024);
     drop(stuck);
 }
 
@@ -114,7 +114,7 @@ fn a_reader_that_the_process_waits_for_gets_all_of_it() {
     let (files, mut reader) = attacher();
     scene.streams.attach(files, true).unwrap();
     let piece = vec![b'x'; 64 << 10];
-    let pieces = 4 * BEHIND;
+    let pieces = 4 * ATTACH_QUEUE;
     let writes = std::thread::spawn(move || {
         for _ in 0..pieces {
             scene.stdout.write_all(&piece).unwrap();

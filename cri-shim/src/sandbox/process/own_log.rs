@@ -14,17 +14,17 @@ use super::super::stdio::write_all;
 
 /// Bytes from which on the oldest lines are removed: it may be in a file system in memory, with
 /// those of all other machines of the node.
-const MOST: u64 = 1 << 20;
+const MAX_LOG_SIZE: u64 = 1 << 20;
 
 /// As many bytes stay then.
-const KEPT: u64 = MOST / 2;
+const KEPT_LOG_SIZE: u64 = MAX_LOG_SIZE / 2;
 
 /// How often it is looked at. Threads of the machine may not shorten files.
-const EVERY: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Keeps the log short, for the rest of this process's life.
 pub(super) async fn keep_short() {
-    let mut times = tokio::time::interval(EVERY);
+    let mut times = tokio::time::interval(CHECK_INTERVAL);
     loop {
         times.tick().await;
         let shortened = {
@@ -43,7 +43,7 @@ fn shorten(log: BorrowedFd<'_>) -> io::Result<()> {
     let found = fstat(log)?;
     let length = u64::try_from(found.st_size).unwrap_or(0);
     // It may be anything where it was not a launcher of podvisor's that began this process.
-    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || length <= MOST {
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || length <= MAX_LOG_SIZE {
         return Ok(());
     }
     let end = end_of(log, length)?;
@@ -53,7 +53,7 @@ fn shorten(log: BorrowedFd<'_>) -> io::Result<()> {
 
 /// The last lines of a log that is longer than they are.
 fn end_of(log: BorrowedFd<'_>, length: u64) -> io::Result<Vec<u8>> {
-    let from = length.saturating_sub(KEPT);
+    let from = length.saturating_sub(KEPT_LOG_SIZE);
     let mut end = Vec::new();
     let mut buffer = [0_u8; 16 << 10];
     loop {
@@ -94,12 +94,12 @@ mod tests {
             log.write_all(line(number).as_bytes()).unwrap();
             if number % 1000 == 0 {
                 shorten(log.as_fd()).unwrap();
-                assert!(fs::metadata(&path).unwrap().len() <= MOST);
+                assert!(fs::metadata(&path).unwrap().len() <= MAX_LOG_SIZE);
             }
         }
         shorten(log.as_fd()).unwrap();
         let text = fs::read_to_string(&path).unwrap();
-        assert!(text.len() as u64 <= MOST && text.len() as u64 > KEPT / 2);
+        assert!(text.len() as u64 <= MAX_LOG_SIZE && text.len() as u64 > KEPT_LOG_SIZE / 2);
         let first: usize = text[..8].parse().unwrap();
         let expected: String = (first..lines).map(line).collect();
         assert!(text == expected, "lines are missing or cut");

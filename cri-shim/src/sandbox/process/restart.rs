@@ -16,10 +16,10 @@ use super::container::Container;
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 
 /// The longest delay.
-const LONGEST_DELAY: Duration = Duration::from_secs(60);
+const MAX_DELAY: Duration = Duration::from_secs(60);
 
 /// A process that ran so long is taken to have worked: the delays begin anew.
-const STEADY: Duration = Duration::from_secs(10);
+const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(10);
 
 /// When a process is started again.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl Restarts {
         self.count = self.count.saturating_add(1);
         self.delay = match self.delay {
             Duration::ZERO => FIRST_DELAY,
-            _ if ran >= STEADY => FIRST_DELAY,
-            delay => (delay * 2).min(LONGEST_DELAY),
+            _ if ran >= BACKOFF_RESET_AFTER => FIRST_DELAY,
+            delay => (delay * 2).min(MAX_DELAY),
         };
         Some(self.delay)
     }
@@ -179,7 +179,7 @@ mod tests {
             100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 51_200, 60_000, 60_000,
         ];
         assert_eq!(delays, expected);
-        assert_eq!(restarts.next(0, STEADY), Some(FIRST_DELAY));
+        assert_eq!(restarts.next(0, BACKOFF_RESET_AFTER), Some(FIRST_DELAY));
         assert_eq!(restarts.next(0, SHORT), Some(2 * FIRST_DELAY));
     }
 
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(never.next(1, SHORT), None);
         let of = |max_restarts| Restarts::new(RestartPolicy::OnFailure { max_restarts });
         let mut twice = of(Some(2));
-        assert!(twice.next(1, SHORT).is_some() && twice.next(1, STEADY).is_some());
+        assert!(twice.next(1, SHORT).is_some() && twice.next(1, BACKOFF_RESET_AFTER).is_some());
         assert_eq!(twice.next(1, SHORT), None);
         let mut often = of(None);
         assert!((0..1000).all(|_| often.next(137, SHORT).is_some()));

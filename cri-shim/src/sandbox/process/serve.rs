@@ -16,10 +16,10 @@ use super::answer::Service;
 use super::connection::{converse, next};
 
 /// Connections at once. Each program in the foreground, and each who waits, has one.
-const CONNECTIONS: usize = 512;
+const MAX_CONNECTIONS: usize = 512;
 
 /// Connections beyond these that are told so at once; further ones wait to be accepted.
-const REFUSED: usize = 64;
+const MAX_REFUSED_CONNECTIONS: usize = 64;
 
 /// How long one that is refused may take to ask.
 const REFUSED_TIMEOUT: Duration = Duration::from_secs(2);
@@ -38,8 +38,8 @@ pub(super) async fn serve(listener: UnixListener, service: Service) {
             listener.accept().await
         };
         tokio::select! {
-            accepted = accept, if connections.len() < CONNECTIONS + REFUSED => match accepted {
-                Ok((stream, _)) if connections.len() < CONNECTIONS => {
+            accepted = accept, if connections.len() < MAX_CONNECTIONS + MAX_REFUSED_CONNECTIONS => match accepted {
+                Ok((stream, _)) if connections.len() < MAX_CONNECTIONS => {
                     let (cause, exit) = (service.cause.clone(), service.exit.clone());
                     let service = service.clone();
                     connections.spawn(converse(stream, cause, exit, move |call, fds| {
@@ -81,7 +81,7 @@ async fn refuse(stream: UnixStream) {
         return;
     };
     let message = format!(
-        "there are {CONNECTIONS} connections to the sandbox already, each of a program in the \
+        "there are {MAX_CONNECTIONS} connections to the sandbox already, each of a program in the \
          foreground or of somebody who waits: end some"
     );
     let answer = Err(Refusal {

@@ -26,10 +26,10 @@ use super::super::watch;
 use super::containers::Containers;
 
 /// How often the guest is asked for its time.
-const CLOCK_EVERY: Duration = Duration::from_secs(600);
+const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// How often files are looked at, and how long after its start a guest is asked for its time first.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const FILES_INTERVAL: Duration = Duration::from_secs(60);
 
 /// For as long as the guest runs.
 pub(super) async fn of_guest(containers: Arc<Containers>) {
@@ -41,7 +41,7 @@ async fn set_clock(containers: &Containers) {
     let mut steps = steps
         .inspect_err(|error| debug!(%error, "cannot watch for clock changes"))
         .ok();
-    let mut times = interval_at(Instant::now() + LOOK_EVERY, CLOCK_EVERY);
+    let mut times = interval_at(Instant::now() + FILES_INTERVAL, CLOCK_INTERVAL);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -59,7 +59,7 @@ async fn set_clock(containers: &Containers) {
 }
 
 async fn forget_files(containers: &Containers) {
-    let mut times = interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
+    let mut times = interval_at(Instant::now() + FILES_INTERVAL, FILES_INTERVAL);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         times.tick().await;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 /// Waits of one connection at once. They keep no other request waiting.
-pub(super) const WAITS: usize = 4096;
+pub(super) const MAX_WAITS: usize = 4096;
 
 /// Those of one connection, by the numbers of their requests.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ impl Waits {
     /// Registers a wait; `None` when there are too many.
     pub(super) fn begin(self: &Arc<Self>, number: u64) -> Option<Wait> {
         let mut waits = self.lock();
-        if waits.len() >= WAITS {
+        if waits.len() >= MAX_WAITS {
             return None;
         }
         let (sender, abandoned) = oneshot::channel();
@@ -70,15 +70,15 @@ mod tests {
     #[test]
     fn there_is_a_bound_and_who_is_done_makes_room() {
         let waits = Arc::new(Waits::default());
-        let all = (0..WAITS as u64).map(|number| waits.begin(number).unwrap());
+        let all = (0..MAX_WAITS as u64).map(|number| waits.begin(number).unwrap());
         let mut all: Vec<Wait> = all.collect();
-        assert!(waits.begin(WAITS as u64).is_none());
+        assert!(waits.begin(MAX_WAITS as u64).is_none());
         assert!(all[3].abandoned().now_or_never().is_none());
         waits.abandon(3);
         assert!(all[3].abandoned().now_or_never().is_some());
-        let another = waits.begin(WAITS as u64).unwrap();
+        let another = waits.begin(MAX_WAITS as u64).unwrap();
         assert!(waits.begin(0).is_none());
         drop(another);
-        assert!(waits.begin(WAITS as u64).is_some());
+        assert!(waits.begin(MAX_WAITS as u64).is_some());
     }
 }

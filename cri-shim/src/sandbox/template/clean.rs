@@ -13,7 +13,7 @@ use crate::machine::Snapshot;
 use crate::removal::remove_tree;
 
 /// Templates that are kept: each takes some 30 MB of disk.
-const KEPT: usize = 8;
+const MAX_TEMPLATES: usize = 8;
 
 /// Removes what processes left that were killed while they made templates. Those that are being
 /// made stay.
@@ -63,7 +63,7 @@ pub(super) fn remove_oldest(templates: &Path) {
         .collect();
     all.sort();
     all.reverse();
-    for (_, path) in all.split_off(KEPT.min(all.len())) {
+    for (_, path) in all.split_off(MAX_TEMPLATES.min(all.len())) {
         if let Err(error) = fs::remove_dir_all(&path) {
             warn!(%error, template = %path.display(), "an old template stays");
         }
@@ -101,7 +101,7 @@ mod tests {
     fn the_templates_that_were_wanted_last_stay() {
         let dir = tempfile::tempdir().unwrap();
         let day = |n: u64| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(n * 86400);
-        for n in 0..KEPT as u64 + 3 {
+        for n in 0..MAX_TEMPLATES as u64 + 3 {
             let path = dir.path().join(n.to_string());
             fs::create_dir(&path).unwrap();
             fs::write(path.join(STATE), "").unwrap();
@@ -110,7 +110,7 @@ mod tests {
         fs::create_dir(dir.path().join("something else")).unwrap();
         remove_oldest(dir.path());
         let left = |n: usize| dir.path().join(n.to_string()).exists();
-        assert!((0..3).all(|n| !left(n)) && (3..KEPT + 3).all(left));
+        assert!((0..3).all(|n| !left(n)) && (3..MAX_TEMPLATES + 3).all(left));
         assert!(dir.path().join("something else").exists());
     }
 }

@@ -32,7 +32,7 @@ use tracing::{debug, warn};
 pub use clean::remove_abandoned_templates;
 use clean::remove_oldest;
 
-use super::provisional::{CARDS, macs, mtu};
+use super::provisional::{MAX_NICS, macs, mtu};
 use super::types::LaunchConfig;
 use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError, oom};
 use crate::machine::{
@@ -42,7 +42,7 @@ use crate::machine::{
 use crate::tap::{TUN, taps_apart};
 
 /// How long nobody tries again when a template could not be made.
-const RETRY: Duration = Duration::from_secs(600);
+const RETRY_DELAY: Duration = Duration::from_secs(600);
 
 /// The files of a snapshot.
 const STATE: &str = "state";
@@ -155,7 +155,7 @@ impl Shape {
             .first()
             .map_or_else(NicKind::default, |nic| nic.kind);
         let fits = config.console.is_none()
-            && config.nics.len() <= usize::from(CARDS)
+            && config.nics.len() <= usize::from(MAX_NICS)
             && config.nics.iter().all(|nic| nic.kind == nic_kind)
             && config.nics.iter().all(|nic| nic.mtu <= mtu(nic_kind));
         fits.then(|| Self {
@@ -166,7 +166,7 @@ impl Shape {
             memory: config.memory,
             growth: config.growth,
             image_slots: config.image_slots,
-            nics: u8::try_from(config.nics.len()).unwrap_or(CARDS),
+            nics: u8::try_from(config.nics.len()).unwrap_or(MAX_NICS),
             nic_kind,
             shares: config.shared_dir.is_some(),
             transport: config.transport,
@@ -438,7 +438,7 @@ fn failure(place: &Path) -> PathBuf {
 
 fn has_just_failed(place: &Path) -> bool {
     let failed = fs::metadata(failure(place)).and_then(|meta| meta.modified());
-    failed.is_ok_and(|at| at.elapsed().is_ok_and(|since| since < RETRY))
+    failed.is_ok_and(|at| at.elapsed().is_ok_and(|since| since < RETRY_DELAY))
 }
 
 #[cfg(test)]
@@ -537,7 +537,7 @@ mod tests {
         // The file is no kernel.
         make(&shape, dir.path()).await.unwrap_err();
         assert!(has_just_failed(&place));
-        let long_ago = SystemTime::now() - 2 * RETRY;
+        let long_ago = SystemTime::now() - 2 * RETRY_DELAY;
         let file = File::options().write(true).open(failure(&place)).unwrap();
         file.set_modified(long_ago).unwrap();
         assert!(!has_just_failed(&place));

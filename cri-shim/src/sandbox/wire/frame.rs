@@ -21,9 +21,9 @@ pub(in crate::sandbox) const MAX_FRAME: usize = 4 << 20;
 pub(in crate::sandbox) const MAX_FDS: usize = 64;
 
 /// Bytes that are asked for at once: a length that lies costs no memory that was not sent.
-const PIECE: usize = 64 << 10;
+const READ_CHUNK: usize = 64 << 10;
 
-const LENGTH: usize = size_of::<u32>();
+const LENGTH_PREFIX: usize = size_of::<u32>();
 
 /// Why a frame could not be sent or received. The connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
@@ -85,12 +85,12 @@ impl FrameReader {
     ///
     /// Not to be dropped half-way: the connection is out of step then.
     pub(in crate::sandbox) async fn next(&mut self) -> Result<Option<Frame>, FrameError> {
-        let mut length = [0; LENGTH];
+        let mut length = [0; LENGTH_PREFIX];
         let (mut filled, fds) = self.first(&mut length).await?;
         if filled == 0 {
             return Ok(None);
         }
-        while filled < LENGTH {
+        while filled < LENGTH_PREFIX {
             filled += self.more(&mut length[filled..]).await?;
         }
         // 32 bits fit everywhere that podvisor runs.
@@ -98,10 +98,10 @@ impl FrameReader {
         if length > MAX_FRAME {
             return Err(FrameError::TooLong(length));
         }
-        let mut body = Vec::with_capacity(length.min(PIECE));
+        let mut body = Vec::with_capacity(length.min(READ_CHUNK));
         while body.len() < length {
             let filled = body.len();
-            body.resize(length.min(filled + PIECE), 0);
+            body.resize(length.min(filled + READ_CHUNK), 0);
             let count = self.more(&mut body[filled..]).await?;
             body.truncate(filled + count);
         }
@@ -196,10 +196,10 @@ impl FrameWriter {
             Ok(sendmsg(&*self.stream, &bytes, &mut control, flags)?)
         };
         let mut sent = self.stream.async_io(Interest::WRITABLE, first).await?;
-        while sent < LENGTH + body.len() {
+        while sent < LENGTH_PREFIX + body.len() {
             let rest = match length.get(sent..).filter(|rest| !rest.is_empty()) {
                 Some(rest) => rest,
-                None => &body[sent - LENGTH..],
+                None => &body[sent - LENGTH_PREFIX..],
             };
             self.stream.writable().await?;
             match self.stream.try_write(rest) {

@@ -225,7 +225,7 @@ proptest! {
             let receive = async {
                 let mut read = 0;
                 while let Ok(Some(frame)) = reader.next().await {
-                    read += LENGTH + frame.body.len();
+                    read += LENGTH_PREFIX + frame.body.len();
                 }
                 read
             };

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::frame::{self, FrameHeader, HEADER_LEN, Kind};
 use super::headers::{Packer, Unpacker};
 use crate::streaming::channel::{
-    FAREWELL, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output, PIECE,
+    CLOSE_TIMEOUT, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output, CHUNK_SIZE,
 };
 
 /// Streams that a client may have open at once.
@@ -112,7 +112,7 @@ impl<T: AsyncRead + AsyncWrite> Connection<T> {
                 written?;
                 // An unread byte would make the kernel reset the connection, and the client lose
                 // what it has not read yet.
-                let _ = timeout(FAREWELL, reading.drain()).await;
+                let _ = timeout(CLOSE_TIMEOUT, reading.drain()).await;
                 Ok(())
             }
         }
@@ -164,7 +164,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     /// Reads and forgets, to the client's end.
     async fn drain(&mut self) -> io::Result<()> {
         self.open.clear();
-        let mut bytes = vec![0; PIECE];
+        let mut bytes = vec![0; CHUNK_SIZE];
         while self.io.read(&mut bytes).await? > 0 {}
         Ok(())
     }
@@ -187,7 +187,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
             self.reply(Reply::Refused(id, frame::INVALID_STREAM)).await;
         }
         while left > 0 {
-            let mut piece = BytesMut::zeroed(left.min(PIECE));
+            let mut piece = BytesMut::zeroed(left.min(CHUNK_SIZE));
             self.io.read_exact(&mut piece).await?;
             left -= piece.len();
             if let Some(input) = &input {
@@ -291,7 +291,7 @@ async fn write(
     mut owed: mpsc::Receiver<Reply>,
 ) -> io::Result<()> {
     let mut packer = Packer::new();
-    let mut out = BytesMut::with_capacity(PIECE + HEADER_LEN);
+    let mut out = BytesMut::with_capacity(CHUNK_SIZE + HEADER_LEN);
     let mut last = 0;
     let mut replies_end = false;
     loop {

@@ -19,7 +19,7 @@ use crate::streaming::port_forward::{self, Forward};
 use crate::streaming::status::Version;
 
 /// How long a client may take to open the streams that belong together.
-const OPENING: Duration = Duration::from_secs(30);
+const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Connections of which a client has opened one stream only.
 const MAX_HALF_OPEN: usize = 256;
@@ -37,7 +37,7 @@ pub(crate) async fn command(
     let (connection, mut streams, keep_open) = Connection::new(io);
     let session = async {
         let wanted = request.wanted(version);
-        match timeout(OPENING, channels(&mut streams, wanted)).await {
+        match timeout(STREAMS_TIMEOUT, channels(&mut streams, wanted)).await {
             Ok(Some(channels)) => {
                 // No stream is due any more: these end when the client is gone.
                 let gone = async { while streams.recv().await.is_some() {} };

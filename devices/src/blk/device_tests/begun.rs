@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
 use super::*;
-use crate::blk::engine::{MOST_LEFT, PIECE};
+use crate::blk::engine::{CHUNK_SIZE, MAX_UNFINISHED};
 
 const MIB: usize = 1 << 20;
 
@@ -122,7 +122,7 @@ fn a_stop_waits_for_a_bounded_number_of_bytes_whatever_was_asked_for() {
         let queues = stop(&mut rig.device);
         let waited = disk.state().done - before;
         assert!(
-            waited <= MOST_LEFT + PIECE,
+            waited <= MAX_UNFINISHED + CHUNK_SIZE,
             "{waited} bytes of {count} x {mib} MiB"
         );
         assert!(disk.state().queued.is_empty());

@@ -47,7 +47,7 @@ fn names_of_mounts_are_kept_at_the_top_and_not_below() {
     let shm = look_up(dev.inode, c"shm");
     assert_eq!([dev, shm].map(|entry| entry.attr_flags), [ATTR_SUBMOUNT; 2]);
     let kept = [dev, shm, look_up(dev.inode, c"null")].map(|entry| entry.entry_timeout);
-    assert_eq!(kept, [KEEP, Duration::ZERO, KEEP]);
+    assert_eq!(kept, [CACHE_TIMEOUT, Duration::ZERO, CACHE_TIMEOUT]);
 }
 
 fn nothing_changes(access: Access) {

@@ -39,7 +39,7 @@ use table::{Handle, Object, Table};
 
 /// How long the client may keep names and attributes: what the host changes is seen within
 /// this time.
-const KEEP: Duration = Duration::from_millis(500);
+const CACHE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How many objects are looked at for their names at once: some milliseconds.
 const LOOK: usize = 4096;
@@ -292,14 +292,14 @@ impl Tree {
         let is_below_volume = crosses && parent.id.mount != self.root_mount;
         let keep_name = match is_below_volume || self.has_many() && !crosses {
             true => Duration::ZERO,
-            false => KEEP,
+            false => CACHE_TIMEOUT,
         };
         Ok(Entry {
             inode,
             generation: 0,
             attr: self.stat(&attributes),
             attr_flags: if is_mount { ATTR_SUBMOUNT } else { 0 },
-            attr_timeout: KEEP,
+            attr_timeout: CACHE_TIMEOUT,
             entry_timeout: keep_name,
         })
     }

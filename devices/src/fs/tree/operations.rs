@@ -25,7 +25,7 @@ use rustix::path::DecInt;
 use super::attributes::{Attributes, Contents, statvfs};
 use super::credentials::{Ordinary, Writing};
 use super::open::{close_with_result, in_place, options};
-use super::{KEEP, Tree, component, file};
+use super::{CACHE_TIMEOUT, Tree, component, file};
 
 /// Bytes of a read or a write at most, of which a client is told when it begins. The kernel carries
 /// out gigabytes without a pause, and a client that asks for more gets or writes this much.
@@ -68,7 +68,7 @@ impl FileSystem for Tree {
             // A client that is to make something looks first, and need not look twice.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(Entry {
                 inode: 0,
-                entry_timeout: KEEP,
+                entry_timeout: CACHE_TIMEOUT,
                 ..Entry::default()
             }),
             other => other,
@@ -97,7 +97,7 @@ impl FileSystem for Tree {
             Some(handle) => Attributes::of(&*file(&*self.handle(handle, inode)?))?,
             None => Attributes::of(&self.object(inode)?.fd)?,
         };
-        Ok((self.stat(&attributes), KEEP))
+        Ok((self.stat(&attributes), CACHE_TIMEOUT))
     }
 
     fn setattr(

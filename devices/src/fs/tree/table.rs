@@ -19,7 +19,7 @@ pub(super) const ROOT: u64 = 1;
 /// Objects beyond which the client is to keep no more names, unless half of the quota is less. Each
 /// has the host's kernel keep a file, a name and an inode, nearly 2 KiB in all, which it cannot
 /// take back and which count as memory of this process.
-const MANY: usize = 16_384;
+const MAX_CACHED_OBJECTS: usize = 16_384;
 
 /// What tells objects of the host apart. A descriptor of each is held, so that neither of the
 /// three is given to another one meanwhile.
@@ -102,7 +102,7 @@ impl Table {
 
     /// Whether the client knows so many objects that it is to forget those that it does not use.
     pub(super) fn has_many(&self) -> bool {
-        self.objects.len() > MANY.min(self.quota.most() / 2)
+        self.objects.len() > MAX_CACHED_OBJECTS.min(self.quota.most() / 2)
     }
 
     pub(super) fn handles(&self) -> usize {

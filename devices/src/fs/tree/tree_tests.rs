@@ -188,12 +188,12 @@ fn links_are_given_to_the_guest_and_never_followed() {
 fn that_there_is_nothing_may_be_kept_as_long_as_a_name() {
     let rig = rig();
     let nothing = rig.tree.lookup(&me(), ROOT, &name("later")).unwrap();
-    assert_eq!((nothing.inode, nothing.entry_timeout), (0, KEEP));
-    assert!(KEEP < std::time::Duration::from_secs(1));
+    assert_eq!((nothing.inode, nothing.entry_timeout), (0, CACHE_TIMEOUT));
+    assert!(CACHE_TIMEOUT < std::time::Duration::from_secs(1));
     std::fs::write(rig.path("later"), "x").unwrap();
     let there = rig.tree.lookup(&me(), ROOT, &name("later")).unwrap();
     assert_ne!(there.inode, 0);
-    assert_eq!(there.entry_timeout, KEEP);
+    assert_eq!(there.entry_timeout, CACHE_TIMEOUT);
 }
 
 #[test]
@@ -207,10 +207,24 @@ fn names_of_more_than_many_objects_are_not_kept() {
     let entries: Vec<_> = (0..6).map(look_up).collect();
     let timeouts: Vec<_> = entries.iter().map(|entry| entry.entry_timeout).collect();
     let none = Duration::ZERO;
-    assert_eq!(timeouts, [KEEP, KEEP, KEEP, KEEP, none, none]);
+    assert_eq!(
+        timeouts,
+        [
+            CACHE_TIMEOUT,
+            CACHE_TIMEOUT,
+            CACHE_TIMEOUT,
+            CACHE_TIMEOUT,
+            none,
+            none
+        ]
+    );
     assert_eq!(look_up(0).entry_timeout, none, "one that is known already");
     let attributes = entries.iter().map(|entry| entry.attr_timeout);
-    assert!(attributes.into_iter().all(|timeout| timeout == KEEP));
+    assert!(
+        attributes
+            .into_iter()
+            .all(|timeout| timeout == CACHE_TIMEOUT)
+    );
     let made = rig.tree.mkdir(&me(), ROOT, &name("made"), 0o755, 0);
     assert_eq!(made.unwrap().entry_timeout, none);
     // Nothing is told that would be forgotten at once.
@@ -224,7 +238,7 @@ fn names_of_more_than_many_objects_are_not_kept() {
     rig.tree.forget(&me(), entries[0].inode, 2);
     assert_eq!(look_up(4).entry_timeout, none);
     rig.tree.forget(&me(), entries[1].inode, 1);
-    assert_eq!(look_up(4).entry_timeout, KEEP);
+    assert_eq!(look_up(4).entry_timeout, CACHE_TIMEOUT);
 }
 
 #[test]

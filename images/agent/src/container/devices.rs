@@ -21,7 +21,7 @@ const NOBODYS: &str = "/sys/fs/cgroup/podvisor-devices";
 const MAX_RULES: usize = 1024;
 
 /// How often signals may disturb the check of a program.
-const LOADS: u32 = 100;
+const LOAD_ATTEMPTS: u32 = 100;
 
 /// `BPF_DEVCG_ACC_*`
 const MKNOD: i32 = 1;
@@ -217,7 +217,7 @@ fn attach_to(cgroup: &Path, program: &[Instruction]) -> io::Result<()> {
 /// Loads a program anew whenever a signal came while the kernel checked it: it stops then, with
 /// `EAGAIN`. Ends of containers are signals, and many may come at once, but not without end.
 fn undisturbed<T>(mut load: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let mut left = LOADS;
+    let mut left = LOAD_ATTEMPTS;
     loop {
         match load() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && left > 0 => left -= 1,

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use super::users::Owner;
 
 /// Levels of directories; each takes three descriptors while what is below it is copied.
-const DEPTH: usize = 200;
+const MAX_DEPTH: usize = 200;
 
 /// What is written at once.
 const CHUNK: usize = 256 << 10;
@@ -116,9 +116,9 @@ impl Copy {
         below: &mut PathBuf,
         depth: usize,
     ) -> io::Result<()> {
-        if depth >= DEPTH {
+        if depth >= MAX_DEPTH {
             return Err(io::Error::other(format!(
-                "directories are nested deeper than {DEPTH}"
+                "directories are nested deeper than {MAX_DEPTH}"
             )));
         }
         for entry in Dir::read_from(&from)? {
@@ -373,7 +373,7 @@ mod tests {
         fs::write(rig.rootfs.join("file"), "").unwrap();
         let error = rig.fill("/file").unwrap_err();
         assert!(error.to_string().contains("/file"), "{error}");
-        let deep = "d/".repeat(DEPTH);
+        let deep = "d/".repeat(MAX_DEPTH);
         fs::create_dir_all(rig.rootfs.join(&deep)).unwrap();
         let error = rig.fill("/").unwrap_err();
         assert!(error.to_string().contains("/d/d/d"), "{error}");

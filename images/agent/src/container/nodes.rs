@@ -46,7 +46,7 @@ const HIDDEN: &[&str] = &["pts", "shm", "mqueue", "console", "ptmx", "fd"];
 const DISKS: [&str; 2] = ["vd", "pmem"];
 
 /// Levels of directories in the guest's `/dev` that are looked through.
-const LEVELS: usize = 3;
+const MAX_DEPTH: usize = 3;
 
 /// A device cannot be given to a container.
 #[derive(Debug, thiserror::Error)]
@@ -196,7 +196,7 @@ impl Nodes {
                 if is_hidden {
                     continue;
                 }
-                if meta.is_dir() && level < LEVELS {
+                if meta.is_dir() && level < MAX_DEPTH {
                     directories.push((path, level + 1));
                     continue;
                 }

@@ -19,14 +19,14 @@ use tokio::sync::watch;
 use super::cgroup;
 
 /// What is to be left when the host is told: an eighth, within bounds.
-const LEAST_RESERVE: u64 = 32 << 20;
-const MOST_RESERVE: u64 = 256 << 20;
+const MIN_RESERVE: u64 = 32 << 20;
+const MAX_RESERVE: u64 = 256 << 20;
 
 /// How long containers may be slowed down while the host adds memory.
-const HELD: Duration = Duration::from_secs(30);
+const THROTTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How soon it is looked again after what was over the mark was only cached.
-const AFTER_CACHE: Duration = Duration::from_secs(1);
+const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
 /// The mark of the guest's containers. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -66,7 +66,7 @@ impl Memory {
     }
 
     fn reserve(self) -> u64 {
-        (self.total / 8).clamp(LEAST_RESERVE, MOST_RESERVE)
+        (self.total / 8).clamp(MIN_RESERVE, MAX_RESERVE)
     }
 
     /// Whether the host should add some: beside the reserve, which the mark keeps free, less than
@@ -100,7 +100,7 @@ impl Pressure {
         let (pressure, held) = (self.clone(), waited.is_ok());
         tokio::spawn(async move {
             if held {
-                tokio::time::sleep(HELD).await;
+                tokio::time::sleep(THROTTLE_TIMEOUT).await;
             }
             pressure.release(&group, turn);
         });
@@ -127,7 +127,7 @@ impl Pressure {
             }
             // The first event is that the file was never read.
             if !is_first && !Memory::read()?.is_short() {
-                tokio::time::sleep(AFTER_CACHE).await;
+                tokio::time::sleep(RECHECK_DELAY).await;
             }
             is_first = false;
         }

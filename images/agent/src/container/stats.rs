@@ -17,11 +17,11 @@ use super::cgroup::Cgroup;
 use super::{ContainerError, Containers, Result, lock};
 
 /// Processes that are looked into; the others are in the number of processes alone.
-const PROCESSES: usize = 1024;
+const MAX_PROCESSES: usize = 1024;
 /// Descriptors of all of them.
-const DESCRIPTORS: usize = 8192;
+const MAX_DESCRIPTORS: usize = 8192;
 /// Threads of all of them.
-const TASKS: usize = 4096;
+const MAX_TASKS: usize = 4096;
 /// The kernel's files are far smaller.
 const FILE_BYTES: u64 = 4 << 10;
 
@@ -62,8 +62,8 @@ fn of_process(pid: u32) -> PathBuf {
 
 /// Counts what processes hold and do. One that ends meanwhile has nothing.
 fn count(pids: &[Pid], stats: &mut api::PidStats) {
-    let (mut descriptors, mut tasks) = (DESCRIPTORS, TASKS);
-    for pid in pids.iter().take(PROCESSES) {
+    let (mut descriptors, mut tasks) = (MAX_DESCRIPTORS, MAX_TASKS);
+    for pid in pids.iter().take(MAX_PROCESSES) {
         let process = of_process(pid.as_raw_nonzero().get().unsigned_abs());
         for entry in fs::read_dir(process.join("fd")).into_iter().flatten() {
             let Some(left) = descriptors.checked_sub(1) else {
@@ -172,12 +172,12 @@ mod tests {
     #[test]
     fn no_more_is_looked_at_than_the_bounds_say() {
         let own = rustix::process::getpid();
-        let many = vec![own; DESCRIPTORS];
+        let many = vec![own; MAX_DESCRIPTORS];
         let mut stats = api::PidStats::new();
         count(&many, &mut stats);
-        assert!(stats.descriptors <= DESCRIPTORS as u64);
+        assert!(stats.descriptors <= MAX_DESCRIPTORS as u64);
         let tasks = stats.running + stats.sleeping + stats.stopped + stats.uninterruptible;
-        assert!(tasks <= TASKS as u64);
+        assert!(tasks <= MAX_TASKS as u64);
     }
 
     proptest! {

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Launchers at work at once: each takes some megabytes, and more would not be faster.
-const LAUNCHERS: usize = 4;
+const MAX_LAUNCHERS: usize = 4;
 
 /// Those of one container. A process that enters it can be held up there, by a signal that stops
 /// it; those of other containers go on.
-const LAUNCHERS_OF_ONE: usize = 2;
+const MAX_LAUNCHERS_PER_CONTAINER: usize = 2;
 
 /// What the processes of all containers wait for to be made.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct Turn<'a> {
 impl Default for Launches {
     fn default() -> Self {
         Self {
-            turns: Semaphore::new(LAUNCHERS),
+            turns: Semaphore::new(MAX_LAUNCHERS),
             consoles: AtomicU64::default(),
         }
     }
@@ -40,7 +40,7 @@ impl Default for Launches {
 
 impl Default for ContainerTurns {
     fn default() -> Self {
-        Self(Semaphore::new(LAUNCHERS_OF_ONE))
+        Self(Semaphore::new(MAX_LAUNCHERS_PER_CONTAINER))
     }
 }
 
@@ -73,9 +73,9 @@ mod tests {
         let (one, other) = (ContainerTurns::default(), ContainerTurns::default());
         let turn = |of| launches.turn(of).now_or_never().flatten();
         let held: Vec<Turn<'_>> = std::iter::from_fn(|| turn(&one)).collect();
-        assert_eq!(held.len(), LAUNCHERS_OF_ONE);
+        assert_eq!(held.len(), MAX_LAUNCHERS_PER_CONTAINER);
         // Many that wait take none either.
-        let mut waiting: Vec<_> = (0..LAUNCHERS)
+        let mut waiting: Vec<_> = (0..MAX_LAUNCHERS)
             .map(|_| Box::pin(launches.turn(&one)))
             .collect();
         for next in &mut waiting {

@@ -24,7 +24,7 @@ const STEP_NS: i128 = 128_000_000;
 /// Two clocks that both run on crystals drift apart by some milliseconds in this time.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(64);
 /// How often the host's clock is read at most, for one reading that nothing interrupted.
-const READINGS: usize = 5;
+const MAX_READINGS: usize = 5;
 /// How long a time may have been on its way from the host.
 const LONGEST_WAY_NS: i128 = NS_PER_S;
 /// The kernel's name of the host's clock.
@@ -149,7 +149,7 @@ fn behind_sent(sent: i128, now: i128) -> i128 {
 fn behind_host() -> Option<i128> {
     let clock = host_clock()?;
     let mut best = None;
-    for _ in 0..READINGS {
+    for _ in 0..MAX_READINGS {
         let before = now();
         let host = clock_gettime_dynamic(DynamicClockId::Dynamic(clock.as_fd()));
         let after = now();

@@ -23,7 +23,7 @@ use guest::{Event, Guest, Mode};
 /// No step needs more than some milliseconds, but for one on a busy host that emulates guests.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// What a KVM that was kicked may take to come back.
-const GRACE: Duration = Duration::from_secs(20);
+const KICK_TIMEOUT: Duration = Duration::from_secs(20);
 
 const REMEDY: &str = "this KVM cannot run Linux guests: use a machine with VT-x or AMD-V, \
                       or a virtual machine with nested virtualisation";
@@ -141,7 +141,7 @@ fn within(limit: Duration, run: fn(&Kvm) -> Result<(), Flaw>) -> Result<(), Flaw
         return result;
     }
     if kick(&thread)
-        && let Ok(result) = answers.recv_timeout(GRACE)
+        && let Ok(result) = answers.recv_timeout(KICK_TIMEOUT)
     {
         let _ = thread.join();
         return result;

@@ -34,7 +34,7 @@ pub(crate) use plug::{own_loop, remove};
 const FAULTS_KEPT: usize = 64;
 
 /// The thread of the loop that devices share.
-const SHARED: &str = "vm-io";
+const SHARED_LOOP_NAME: &str = "vm-io";
 
 /// A failure of a device's host side, for the owner of the VM.
 #[derive(Clone, Debug)]
@@ -133,7 +133,7 @@ pub(crate) struct Place {
 impl LoopsBuilder {
     pub(crate) fn new(faults: Faults) -> io::Result<Self> {
         Ok(Self {
-            shared: EventLoop::new(SHARED.to_owned(), faults.clone())?,
+            shared: EventLoop::new(SHARED_LOOP_NAME.to_owned(), faults.clone())?,
             own: Vec::new(),
             servers: Vec::new(),
             faults,

@@ -9,10 +9,10 @@ use podvisor_devices::virtio::{Placement, Worker};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::mailbox::Mailbox;
-use super::{EventLoop, Faults, Link, Loops, SHARED};
+use super::{EventLoop, Faults, Link, Loops, SHARED_LOOP_NAME};
 
 /// How long a loop may be busy with something else.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A place for a device that is plugged in.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Loops {
             Placement::Own => None,
             Placement::Shared => {
                 let entries = self.entries();
-                let shared = entries.iter().find(|(name, _)| name == SHARED);
+                let shared = entries.iter().find(|(name, _)| name == SHARED_LOOP_NAME);
                 shared.map(|(_, mailbox)| mailbox.clone())
             }
         };
@@ -47,7 +47,7 @@ impl Loops {
         }
         let name = match placement {
             Placement::Own => format!("vm-{name}"),
-            Placement::Shared => SHARED.to_owned(),
+            Placement::Shared => SHARED_LOOP_NAME.to_owned(),
         };
         let (new, link) = new_loop(name, faults)?;
         Ok(Berth {
@@ -72,7 +72,7 @@ impl Loops {
 pub(crate) fn remove(link: Link) -> io::Result<()> {
     let (done, wait) = sync_channel(1);
     send_removal(link, done);
-    match wait.recv_timeout(PATIENCE) {
+    match wait.recv_timeout(LOOP_TIMEOUT) {
         // A loop that has ended has no devices.
         Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
         Err(RecvTimeoutError::Timeout) => Err(io::ErrorKind::TimedOut.into()),
@@ -86,7 +86,7 @@ fn send_removal(link: Link, done: SyncSender<()>) {
         if let Some(moved) = event_loop.remove(slot) {
             return send_removal(moved, done);
         }
-        if event_loop.name() != SHARED {
+        if event_loop.name() != SHARED_LOOP_NAME {
             event_loop.end();
         }
         // Nobody listens when the patience is over.
@@ -141,6 +141,6 @@ fn ask<R: Send + 'static>(
         let _ = done.send(work(event_loop));
     }));
     // A loop that has ended drops what it is sent.
-    wait.recv_timeout(PATIENCE)
+    wait.recv_timeout(LOOP_TIMEOUT)
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))
 }

@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 use tracing::debug;
 
 use super::record::{self, Record};
-use super::state::KILLED;
+use super::state::KILLED_EXIT_CODE;
 use crate::sandbox::{Event, EventAction, EventLog, exit_record};
 use read::Reader;
 pub(in crate::cli) use show::{EventsArgs, run};
@@ -31,10 +31,10 @@ const OLD: &str = "events.log.1";
 const SIZE_MAX: u64 = 1 << 20;
 
 /// In a container's directory: its end is in the log.
-const TOLD: &str = "end-told";
+const END_LOGGED: &str = "end-told";
 
 /// Labels that are told with an event.
-const LABELS: usize = 16;
+const MAX_LABELS: usize = 16;
 
 /// The events of a root.
 #[derive(Debug, Clone)]
@@ -112,7 +112,7 @@ impl Events {
 pub(in crate::cli) fn event(record: &Record, action: EventAction) -> Event {
     let mut event = Event::now(&record.id, action);
     // Before the others: a label of that name is not the container's.
-    for (key, value) in record.labels.iter().take(LABELS) {
+    for (key, value) in record.labels.iter().take(MAX_LABELS) {
         event = event.with(key, value);
     }
     event
@@ -132,7 +132,7 @@ pub(super) fn note_end(dir: &Path, record: &Record) {
         .write(true)
         .create_new(true)
         .mode(0o600)
-        .open(dir.join(TOLD));
+        .open(dir.join(END_LOGGED));
     if marked.is_err() {
         return;
     }
@@ -153,7 +153,7 @@ pub(super) fn note_end(dir: &Path, record: &Record) {
         let own = ended.and_then(|list| list.into_iter().find(|info| info.id == record.id));
         let exit = own.and_then(|info| info.exit);
         let died = event(record, EventAction::Die);
-        events.append(&died.with("exitCode", exit.map_or(KILLED, |exit| exit.code)));
+        events.append(&died.with("exitCode", exit.map_or(KILLED_EXIT_CODE, |exit| exit.code)));
     }
 }
 
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(actions, [EventAction::Start, EventAction::Die]);
         assert_eq!(read[1].attributes["exitCode"], "137");
         // One that was told by its sandbox is left alone.
-        fs::remove_file(dir.join(TOLD)).unwrap();
+        fs::remove_file(dir.join(END_LOGGED)).unwrap();
         note_end(&dir, &record);
         assert_eq!(Reader::new(&events).unwrap().next().unwrap().len(), 2);
     }
