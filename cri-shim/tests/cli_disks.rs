@@ -84,10 +84,8 @@ fn what_is_no_disk_image_is_refused_with_the_remedy() {
     let root = Root::default();
     let url = serve(b"QFI\xfb\0\0\0\x03\0\0\0\0\0\0\x01\0\0\0\0\x08");
     let wrong = sha256(b"another");
-    root.output(&["pull", &url]).refused(
-        1,
-        &["is no disk image that can be used", "needs a backing file"],
-    );
+    root.output(&["pull", &url])
+        .refused(1, &["is not a usable disk image", "needs a backing file"]);
     root.output(&["pull", &url, "--checksum", &wrong])
         .refused(1, &["instead of", &wrong]);
     root.output(&["pull", &format!("{url}x")])

@@ -89,7 +89,7 @@ fn an_image_with_other_files_than_one_in_its_disk_directory_has_no_disk() {
     let message = explain(&test.store.container_disk("damaged").unwrap_err());
     assert!(
         message.contains(
-            "x.qcow2 in image docker.io/library/damaged:latest is no disk image that can be used"
+            "x.qcow2 in image docker.io/library/damaged:latest is not a usable disk image"
         ),
         "{message}"
     );

@@ -456,10 +456,7 @@ async fn what_is_no_disk_image_is_refused_and_leaves_nothing() {
         let server = serve(bytes, |_, _| None);
         let message = refused(&server, None).await;
         assert!(message.contains(words), "{message}");
-        assert!(
-            message.contains("is no disk image that can be used"),
-            "{message}"
-        );
+        assert!(message.contains("is not a usable disk image"), "{message}");
         assert_eq!(server.paths().len(), 1);
     }
 }

@@ -193,7 +193,7 @@ fn raise_files() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, files) {
-        tracing::warn!(%error, "no more open files than usual");
+        tracing::warn!(%error, "failed to raise RLIMIT_NOFILE");
     }
 }
 

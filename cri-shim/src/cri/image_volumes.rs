@@ -209,7 +209,9 @@ mod tests {
             let refused = wanted(Some(&config(&[path])), &[]).unwrap_err();
             assert!(refused.to_string().contains("below its root"), "{refused}");
         }
-        let many: Vec<String> = (0..MAX_VOLUMES).map(|number| format!("/{number}")).collect();
+        let many: Vec<String> = (0..MAX_VOLUMES)
+            .map(|number| format!("/{number}"))
+            .collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         assert_eq!(found(&many, &[]).len(), MAX_VOLUMES);
         let refused = wanted(Some(&config(&many)), &[mount("/a")]).unwrap_err();

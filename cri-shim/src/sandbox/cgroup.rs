@@ -318,7 +318,7 @@ fn remove(path: &Path) -> bool {
         Ok(()) => true,
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
         Err(error) => {
-            debug!(path = %path.display(), %error, "the control group stays for now");
+            debug!(path = %path.display(), %error, "failed to remove the control group; will retry");
             false
         }
     };

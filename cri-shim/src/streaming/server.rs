@@ -181,7 +181,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             }
             Err(error) => {
                 // Out of descriptors, as a rule: those that are open must end first.
-                warn!(%error, "no connection for streams");
+                warn!(%error, "failed to accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

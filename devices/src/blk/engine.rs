@@ -122,7 +122,7 @@ impl Engine {
         if let Some(pace) = &self.pace {
             pace.forget(old.fd());
             if let Err(error) = pace.watch(self.disk.fd()) {
-                tracing::error!(%error, "a disk's completions are lost");
+                tracing::error!(%error, "disk: failed to watch for completions");
             }
         }
     }

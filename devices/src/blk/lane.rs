@@ -235,7 +235,7 @@ impl Lane {
         let backend = server.backend();
         let watched = backend.map(|fd| watch(&self.epoll, fd.as_raw_fd(), BACKEND));
         if let Some(Err(error)) = watched {
-            tracing::error!(%error, "a disk's completions are lost");
+            tracing::error!(%error, "disk: failed to watch for completions");
         }
     }
 

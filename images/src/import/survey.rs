@@ -104,7 +104,7 @@ struct Hashing<'a, R> {
 impl<R: Read> Read for Hashing<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.cancel.is_cancelled() {
-            return Err(io::Error::other("the work was cancelled"));
+            return Err(io::Error::other("cancelled"));
         }
         let got = self.input.read(buffer)?;
         self.hasher.update(&buffer[..got]);

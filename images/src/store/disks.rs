@@ -72,7 +72,7 @@ impl Store {
                 Ok(disk) => disks.push(disk),
                 // One bad disk image must not hide the others; asking for it by name tells.
                 Err(error @ Error::Damaged { .. }) => {
-                    tracing::warn!(%id, %error, "disk image left out");
+                    tracing::warn!(%id, %error, "skipping a damaged disk image");
                 }
                 Err(error) => return Err(error),
             }

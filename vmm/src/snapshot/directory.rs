@@ -45,7 +45,7 @@ pub(super) fn remove_partial(dir: &Path, process: Option<u32>) {
             && name.ends_with(PARTIAL)
             && let Err(error) = fs::remove_dir_all(entry.path())
         {
-            tracing::warn!(%error, path = %entry.path().display(), "half a snapshot stays");
+            tracing::warn!(%error, path = %entry.path().display(), "failed to remove an incomplete snapshot");
         }
     }
 }

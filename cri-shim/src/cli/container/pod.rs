@@ -129,7 +129,7 @@ struct InspectArgs {
 
 #[derive(Debug, Args)]
 struct StopArgs {
-    /// Seconds until a program is killed that does not end [default: of `run --stop-timeout`, or
+    /// Seconds to wait before killing the program [default: of `run --stop-timeout`, or
     /// 10]
     #[arg(short = 't', long, value_name = "SECONDS")]
     time: Option<u32>,

@@ -159,7 +159,7 @@ impl Node {
         self.watch_pressure(pod);
         let shared = self.dir(&pod.id).join(volumes::SHARED);
         if let Err(error) = in_place(|| volumes::release_strangers(&shared, &pod.mounted)) {
-            warn!(pod = pod.id, %error, "volumes that no container has stay mounted for now");
+            warn!(pod = pod.id, %error, "failed to unmount unused volumes; will retry");
         }
         info!(pod = pod.id, "recovered the running pod sandbox");
         // What follows takes as long as the guest likes, and nobody asks for it.
@@ -217,19 +217,19 @@ impl Node {
             for dir in dirs {
                 info!(dir = %dir.display(), "removing a sandbox that no pod has");
                 if let Err(error) = remove_sandbox(&dir).await {
-                    warn!(dir = %dir.display(), %error, "the sandbox stays for now");
+                    warn!(dir = %dir.display(), %error, "failed to remove the sandbox; the next start retries");
                 }
             }
             for id in with_volumes {
                 info!(pod = id, "removing volumes of images that no pod has");
                 if let Err(error) = node.remove_all_image_volumes(&id).await {
-                    warn!(pod = id, %error, "the volumes stay for now");
+                    warn!(pod = id, %error, "failed to remove the volumes; the next start retries");
                 }
             }
             for id in networks {
                 info!(pod = id, "removing a network that no pod has");
                 if let Err(error) = node.cni.detach(&id).await {
-                    warn!(pod = id, %error, "the network stays for now");
+                    warn!(pod = id, %error, "failed to remove the network; the next start retries");
                 }
             }
         });

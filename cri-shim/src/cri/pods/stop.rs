@@ -237,7 +237,7 @@ impl Node {
         self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
         if let Err(error) = self.release_volumes(pod) {
             // StopPodSandbox tries again.
-            warn!(pod = pod.id, %error, "volumes of the pod stay mounted for now");
+            warn!(pod = pod.id, %error, "failed to unmount the pod's volumes; will retry");
         }
     }
 

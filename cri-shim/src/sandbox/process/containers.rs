@@ -246,7 +246,7 @@ impl Containers {
             Ok(Err(error)) => {
                 debug!(container = id, %error, "failed to release the container; it is released on deletion")
             }
-            Err(_) => debug!(container = id, "it is freed later"),
+            Err(_) => debug!(container = id, "timed out releasing the container"),
         }
     }
 

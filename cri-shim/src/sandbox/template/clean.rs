@@ -65,7 +65,7 @@ pub(super) fn remove_oldest(templates: &Path) {
     all.reverse();
     for (_, path) in all.split_off(MAX_TEMPLATES.min(all.len())) {
         if let Err(error) = fs::remove_dir_all(&path) {
-            warn!(%error, template = %path.display(), "an old template stays");
+            warn!(%error, template = %path.display(), "failed to remove an old template");
         }
     }
 }

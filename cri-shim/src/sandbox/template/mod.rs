@@ -259,7 +259,7 @@ impl Shape {
             .stderr(stderr);
         let mut child = command.spawn().map_err(file("run", program))?;
         if let Some(Err(error)) = child.id().map(oom::expose) {
-            debug!(%error, "who makes a template is as protected as this process");
+            debug!(%error, "failed to reset the inherited oom_score_adj");
         }
         // Reaped when it ends, if this process still lives.
         tokio::spawn(async move { child.wait().await });

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::frame::{self, FrameHeader, HEADER_LEN, Kind};
 use super::headers::{Packer, Unpacker};
 use crate::streaming::channel::{
-    CLOSE_TIMEOUT, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output, CHUNK_SIZE,
+    CHUNK_SIZE, CLOSE_TIMEOUT, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output,
 };
 
 /// Streams that a client may have open at once.

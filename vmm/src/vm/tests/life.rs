@@ -238,7 +238,7 @@ fn vcpus_are_added_up_to_the_most_that_were_said_in_clones_too() {
     let refused = guest.vm.add_vcpus(4).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "4 vCPUs: the VM was built for at most 3"
+        "cannot have 4 vCPUs: the VM was built for at most 3"
     );
     guest.pause();
     let refused = guest.vm.add_vcpus(3).unwrap_err();

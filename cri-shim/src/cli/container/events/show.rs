@@ -29,7 +29,7 @@ pub(in crate::cli) struct EventsArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     until: Option<SystemTime>,
 
-    /// Show only what fits: container=NAME, event=WORD, image=NAME, label=KEY[=VALUE]
+    /// Filter by container=NAME, event=WORD, image=NAME, label=KEY[=VALUE]
     #[arg(short, long, value_name = "FILTER", value_parser = parse_filter)]
     filter: Vec<Filter>,
 
