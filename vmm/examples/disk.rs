@@ -1,4 +1,4 @@
-//! Boots a guest whose root file system is a disk image, and prints what the disk did.
+//! Boots a guest whose root file system is a disk image, and prints the disk's counters.
 //!
 //! `cargo run --example disk -- target/guest/vmlinux root.erofs /bin/ls -l /`
 use std::error::Error;
@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [kernel, disk, init, init_args @ ..] = args.as_slice() else {
         return Err("usage: disk KERNEL IMAGE INIT [ARG…]".into());
     };
-    // The kernel finds the file system by itself; what follows `--` are init's arguments.
+    // The kernel detects the file system by itself; the part after `--` is init's arguments.
     let cmdline = format!(
         "console=ttyS0 quiet panic=-1 reboot=k root=/dev/vda ro init={init} -- {}",
         init_args.join(" ")

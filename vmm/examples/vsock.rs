@@ -1,4 +1,4 @@
-//! Boots a guest that connects to port 1024 of its host, and prints the first line it says.
+//! Boots a guest that connects to port 1024 of its host, and prints the first line that it sends.
 //!
 //! `cargo run --example vsock -- target/guest/vmlinux target/guest/initramfs.cpio`
 //!

@@ -1,4 +1,4 @@
-//! Guest physical address space and interrupt lines: the one place that says what lies where.
+//! Guest physical address space and interrupt lines: the only place that defines what lies where.
 //!
 //! ```text
 //! 0                 low memory: boot structures, below 640 KiB
@@ -9,9 +9,9 @@
 //! 4 GiB  HIGH_RAM   memory beyond the first 3 GiB
 //! ```
 
-/// Where the hole for devices begins: memory below it is contiguous from 0.
+/// Where the hole for devices starts: memory below it is contiguous from 0.
 pub(crate) const MMIO_START: u64 = 0xc000_0000;
-/// Where memory goes on behind the hole.
+/// Where memory continues after the hole.
 pub(crate) const HIGH_RAM_START: u64 = 1 << 32;
 
 /// First window of a virtio-mmio device; windows follow each other.
@@ -35,12 +35,12 @@ pub(crate) const BOOT_STACK: u64 = 0x8ff0;
 pub(crate) const PAGE_TABLES: u64 = 0x9000;
 /// The command line, NUL-terminated.
 pub(crate) const CMDLINE: u64 = 0x2_0000;
-/// Its largest size, with the NUL: what Linux on x86-64 takes (`COMMAND_LINE_SIZE`).
+/// Its maximum size, including the NUL: what Linux on x86-64 accepts (`COMMAND_LINE_SIZE`).
 pub(crate) const CMDLINE_MAX: usize = 2048;
-/// End of low memory as the firmware would report it; the MP floating pointer lies behind it.
+/// End of low memory as the firmware would report it; the MP floating pointer lies after it.
 pub(crate) const EBDA_START: u64 = 0x9_fc00;
-/// The MP configuration table, behind which ACPI's tables lie: in the same page for few CPUs and
-/// devices. They are reserved with all from `EBDA_START` to 1 MiB.
+/// The MP configuration table, followed by the ACPI tables: in the same page for few CPUs and
+/// devices. They are reserved together with everything from `EBDA_START` to 1 MiB.
 pub(crate) const MP_TABLE: u64 = 0xf_0000;
 /// Where kernels are loaded unless they say otherwise.
 pub(crate) const HIMEM_START: u64 = 0x10_0000;
@@ -53,7 +53,7 @@ pub(crate) const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
 pub(crate) const IOAPIC: u32 = 0xfec0_0000;
 pub(crate) const LOCAL_APIC: u32 = 0xfee0_0000;
 
-/// First interrupt line (GSI) for virtio devices: those below are the legacy devices'.
+/// First interrupt line (GSI) for virtio devices: lower ones belong to the legacy devices.
 pub(crate) const FIRST_GSI: u32 = 5;
 /// One past the last line of the I/O APIC that KVM emulates.
 pub(crate) const GSI_END: u32 = 24;

@@ -25,12 +25,12 @@
 //!
 //! # What a VM is
 //!
-//! [`Vm::builder`] collects a configuration; [`VmBuilder::build`] checks all of it, reports
-//! every mistake at once ([`ConfigErrors`]), creates the VM and loads the kernel. The
-//! [`Vm`] that comes out is [`State::Created`]; [`Vm::start`] runs it, [`Vm::pause`] and
-//! [`Vm::resume`] do what they say, [`Vm::stop`] powers it off, and [`Vm::wait`]
-//! returns its [`VmExit`]. A call that is illegal in a state is a
-//! [`VmError::IllegalState`], never undefined. Every call takes `&self`, from any thread.
+//! [`Vm::builder`] collects a configuration; [`VmBuilder::build`] checks all of it, reports every
+//! mistake at once ([`ConfigErrors`]), creates the VM and loads the kernel. The resulting [`Vm`] is
+//! [`State::Created`]; [`Vm::start`] runs it, [`Vm::pause`] and [`Vm::resume`] do what they say,
+//! [`Vm::stop`] powers it off, and [`Vm::wait`] returns its [`VmExit`]. A call that is illegal in a
+//! state returns [`VmError::IllegalState`]; it is never undefined. Every call takes `&self`, from
+//! any thread.
 //!
 //! | call | `Created` | `Running` | `Paused` | `Stopped` | `Poisoned` |
 //! | --- | --- | --- | --- | --- | --- |
@@ -42,58 +42,56 @@
 //! | `insert_disk` | | `Running` | `Paused` | | |
 //! | `stop` | `Stopped` | `Stopped` | `Stopped` | `Stopped` | `Poisoned` |
 //!
-//! A cell is the [`State`] that the call leads to; where it is empty the call is illegal.
+//! A cell is the [`State`] that the call leads to; in an empty cell the call is illegal.
 //!
 //! After `pause` has returned, no vCPU runs, no request is in flight and no device reads or writes
-//! guest memory; `resume` goes on from there, and nothing is lost. `pause` fails with
-//! [`VmError::Busy`], and the VM runs on, when a disk or another host side does not come to a stop
-//! within 800 ms. `stop` abandons such a request: its thread and guest memory stay until the host
-//! side returns. `counters` never waits.
+//! guest memory; `resume` continues from there, and nothing is lost. `pause` fails with
+//! [`VmError::Busy`], and the VM keeps running, if a disk or another host side does not stop within
+//! 800 ms. `stop` abandons such a request: its thread and guest memory stay until the host side
+//! returns. `counters` never blocks.
 //!
 //! Devices belong to the VM once it is built. [`Vm::block`], [`Vm::console`], [`Vm::vsock`] and
 //! others return handles to control them at run time: swap a disk, resize it, open a
 //! stream to a port of the guest.
 //!
-//! When KVM itself cannot go on, the VM is *poisoned*: [`Vm::wait`] returns
-//! [`VmError::Poisoned`] with the cause and the vCPU's registers.
+//! When KVM itself fails, the VM is *poisoned*: [`Vm::wait`] returns [`VmError::Poisoned`] with the
+//! cause and the vCPU's registers.
 //!
-//! [`Vm::plug`] and [`Vm::unplug`] add devices to a running VM and take them away, where devices
-//! are on PCI ([`VmBuilder::transport`]).
+//! [`Vm::plug`] and [`Vm::unplug`] add devices to a running VM and remove them, if its devices are
+//! on PCI ([`VmBuilder::transport`]).
 //!
 //! # Snapshots
 //!
-//! [`Vm::snapshot`] writes all of a paused VM to a directory. [`Snapshot::open`] makes builders of
-//! it, whose VMs go on from there with disks, cards and sockets of their own. Their memory is the
-//! snapshot's file until they write it, so that any number of them shares it. `docs/snapshot.md`
-//! describes the format, and what a guest must do after it was cloned.
+//! [`Vm::snapshot`] writes all of a paused VM to a directory. [`Snapshot::open`] creates builders
+//! from it, whose VMs continue from there with their own disks, network cards and sockets. Their
+//! memory is the snapshot's file until they write it, so any number of them share it.
+//! `docs/snapshot.md` describes the format, and what a guest must do after it was cloned.
 //!
 //! # What it does to your process
 //!
-//! A running VM has one thread per vCPU, one for devices that never block, and further ones for
-//! those that may or that have much to do: disks, shared directories, cards with several queues,
-//! and socket devices whose host side uses paths.
-//! They block every signal but those of the C library. vCPUs are
-//! woken by SIGURG, which is sent to their threads only and never delivered; one that is sent to a
-//! process all of whose other threads block it, too, may be lost for the program. The
-//! library installs no signal handler, never prints, never exits and does not panic at what a
-//! guest does. Guest memory is anonymous memory of the process, or a snapshot's file mapped
-//! privately, taken as the guest touches or writes it.
-//! Each of these threads is confined by seccomp to the system calls that its kind needs
-//! ([`VmBuilder::seccomp`]).
-//! Logs are `tracing` events; those that a guest can provoke are rate-limited. Those of a VM's
-//! threads are in the span in which the thread was started, by [`Vm::start`], [`Vm::plug`],
-//! [`Vm::insert_disk`] or [`Vm::add_vcpus`]: a program with several VMs names them there.
+//! A running VM has one thread per vCPU, one for devices that never block, and more for devices
+//! that may block or that have much to do: disks, shared directories, network cards with several
+//! queues, and socket devices whose host side uses paths. They block every signal except those of
+//! the C library. vCPUs are woken by SIGURG, which is sent only to their threads and never
+//! delivered; a SIGURG that is sent to a process in which all other threads block it, too, may be
+//! lost for the program. The library installs no signal handler, never prints, never exits and does
+//! not panic at what a guest does. Guest memory is anonymous memory of the process, or a snapshot's
+//! file mapped privately, allocated as the guest touches or writes it. Each of these threads is
+//! confined by seccomp to the system calls that its kind needs ([`VmBuilder::seccomp`]). Logs are
+//! `tracing` events; those that a guest can provoke are rate-limited. Those of a VM's threads are
+//! in the span in which the thread was started, by [`Vm::start`], [`Vm::plug`], [`Vm::insert_disk`]
+//! or [`Vm::add_vcpus`]: a program with several VMs names them there.
 //!
 //! # The guest is hostile
 //!
-//! A driver that breaks the virtio specification gets `DEVICE_NEEDS_RESET`; the device stands
-//! still until it is reset, and nothing else suffers. Host-side failures of a
-//! device are reported by [`Vm::faults`]. Kernel and initramfs files are checked like any other input.
+//! A driver that breaks the virtio specification gets `DEVICE_NEEDS_RESET`; the device does nothing
+//! until it is reset, and nothing else is affected. Host-side failures of a device are reported by
+//! [`Vm::faults`]. Kernel and initramfs files are checked like any other input.
 //!
 //! # What it must not know
 //!
 //! Pods, containers, images and the Container Runtime Interface. Devices live in
-//! `podvisor-devices`, which knows no KVM.
+//! `podvisor-devices`, which does not know KVM.
 
 mod boot;
 pub mod check;

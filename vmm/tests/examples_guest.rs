@@ -1,4 +1,4 @@
-//! The programs in `examples/` do what they say.
+//! The programs in `examples/` do what they claim.
 
 mod support;
 
@@ -8,14 +8,14 @@ use std::process::Command;
 
 use support::guest_file;
 
-/// An example's program: beside this one's directory.
+/// Returns an example's program, which is next to this one's directory.
 fn example(name: &str) -> Command {
     let own = std::env::current_exe().unwrap();
     let target = own.parent().and_then(Path::parent).unwrap();
     Command::new(target.join("examples").join(name))
 }
 
-/// Runs an example to its end and gives what it printed.
+/// Runs an example to its end and returns its output.
 fn output(name: &str, arguments: &[&OsStr]) -> String {
     let output = example(name).args(arguments).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).replace('\r', "");
@@ -24,7 +24,7 @@ fn output(name: &str, arguments: &[&OsStr]) -> String {
     text
 }
 
-/// A directory with busybox and an init that runs `script`.
+/// Creates a directory with busybox and an init that runs `script`.
 fn root(dir: &Path, script: &str) -> PathBuf {
     let root = dir.join("root");
     for directory in ["bin", "dev"] {
@@ -42,7 +42,7 @@ fn root(dir: &Path, script: &str) -> PathBuf {
     root
 }
 
-/// Runs a command of a shell in `directory`.
+/// Runs a shell command in `directory`.
 fn shell(directory: &Path, command: &str) {
     let mut shell = Command::new("sh");
     let status = shell

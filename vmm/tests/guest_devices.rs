@@ -11,7 +11,7 @@ use podvisor_vmm::{
 };
 use support::{Console, linux};
 
-/// A disk of 1 MiB whose bytes say where they are.
+/// A disk of 1 MiB whose words are their own indices.
 fn disk() -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let bytes: Vec<u8> = (0..1u32 << 18)
@@ -21,7 +21,7 @@ fn disk() -> tempfile::NamedTempFile {
     file
 }
 
-/// What every test of a device runs on.
+/// The transports that every test of a device runs on.
 const TRANSPORTS: [Transport; 2] = [Transport::Mmio, Transport::Pci];
 
 #[test]
@@ -110,7 +110,7 @@ fn guest_uses_disks_of_every_engine_with_several_queues_on_both_transports() {
 
 fn several_queues(transport: Transport, vectors: &str) {
     let console = Console::default();
-    // Four readers and a writer at once, over each disk as a whole; then holes and zeroes.
+    // Four readers and a writer in parallel, over each whole disk; then holes and zeroes.
     let script = "for disk in vda vdb; do\n\
          ls /sys/block/$disk/mq | wc -l\n\
          for n in 0 1 2 3; do dd if=/dev/$disk bs=64k skip=$n count=16 iflag=direct 2>/dev/null | sha256sum > /sum$n & done\n\
@@ -150,7 +150,7 @@ fn several_queues(transport: Transport, vectors: &str) {
 fn guest_finds_what_is_plugged_in_and_lets_go_of_it() {
     let disk = disk();
     let console = Console::default();
-    // Twice: a disk, a card and the socket device come, and the disk goes.
+    // Twice: a disk, a card and the socket device are added, and the disk is removed.
     let script = "pci=/sys/bus/pci; virtio=/sys/bus/virtio/drivers\n\
          echo ready; until [ -e /sys/class/net/eth0 ]; do sleep 0.1; echo 1 > $pci/rescan; done\n\
          ip link set eth0 up\n\
@@ -175,10 +175,10 @@ fn guest_finds_what_is_plugged_in_and_lets_go_of_it() {
     vm.plug(NetDevice::new(Box::new(nic)).unwrap()).unwrap();
     console.wait_for("removed");
     vm.unplug(&plugged.name).unwrap();
-    // The lock on the file went with the device.
+    // The lock on the file was released with the device.
     let again = vm.plug(open().serial("second")).unwrap();
     assert_eq!(again, plugged);
-    // By which the guest knows that it may look.
+    // A signal to the guest that it may rescan.
     vm.net("net0").unwrap().set_link(LinkState::Down).unwrap();
     assert_eq!(vm.wait().unwrap(), VmExit::Reset);
     let text = console.text();

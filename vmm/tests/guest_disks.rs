@@ -1,5 +1,5 @@
-//! A Linux guest's disks under the load of `disks.c`: engines with several queues and many requests
-//! at once, media that change under them, file systems whose machine is killed.
+//! A Linux guest's disks under the load of `disks.c`: engines with several queues and many parallel
+//! requests, media that change under them, file systems whose machine is killed.
 
 mod support;
 
@@ -21,14 +21,14 @@ use support::mounts::{mount, own_mounts};
 use support::{Console, PATIENCE, busybox_with, linux_with, program};
 
 const MIB: usize = 1 << 20;
-/// Bytes of the disks under load, whose contents follow from each piece's place (`disks.c`).
+/// The size of the disks under load, whose content follows from each piece's position (`disks.c`).
 const LEN: usize = 8 * MIB;
 const PIECE: usize = 128 << 10;
-/// Bytes of a medium, its blocks, and the number of the last one (`disks.c`).
+/// The size of a medium, its blocks, and the number of the last one (`disks.c`).
 const MEDIUM: usize = MIB;
 const BLOCK: usize = 4096;
 const LAST: u64 = 12;
-/// Bytes of a file system, and files that are durable before its machine is killed.
+/// The size of a file system, and the files that are durable before its machine is killed.
 const FILE_SYSTEM: usize = 32 * MIB;
 const SYNCED: usize = 8;
 const LONGEST: u64 = 65536;
@@ -184,14 +184,14 @@ fn guest_disk_over_an_image_shares_its_blocks_where_the_file_system_can() {
     assert!(fs::read(path("mounted/image")).unwrap() == expected);
     expected[512..1024].fill(7);
     assert!(fs::read(path("mounted/overlay")).unwrap() == expected);
-    // Between two file systems nothing is shared.
+    // Two file systems cannot share extents.
     let format = create_overlay(&image, &path("mounted/image"), &new("overlay")).unwrap();
     assert_eq!(format, OverlayFormat::Qcow2);
     drop((disk, image, overlay));
     run("umount", &[], &path("mounted"));
 }
 
-/// A disk over `image` that keeps what is written in the empty file `overlay`.
+/// Creates a disk over `image` that stores writes in the empty file `overlay`.
 fn overlay(image: &Path, overlay: &Path) -> BlockDevice {
     let base = File::open(image).unwrap();
     let mut options = File::options();
@@ -200,14 +200,15 @@ fn overlay(image: &Path, overlay: &Path) -> BlockDevice {
     BlockDevice::overlay(base, file, OverlayFormat::Qcow2).unwrap()
 }
 
-/// What the guest leaves on a disk under load.
+/// Returns what the guest leaves on a disk under load.
 fn loaded() -> Vec<u8> {
     let pieces = (0..LEN).step_by(PIECE);
     let pieces: Vec<_> = pieces.map(|at| bytes(mixed(at as u64), PIECE)).collect();
     pieces.concat()
 }
 
-/// Puts one medium after the other into the third disk, each when the guest has read from the last.
+/// Inserts one medium after the other into the third disk, each when the guest has read from the
+/// last.
 fn changes_media(vm: &Vm, media: Vec<Box<dyn Disk>>, console: &Console) {
     let disk = vm.block("blk2").unwrap();
     let reads = || {
@@ -229,14 +230,14 @@ fn changes_media(vm: &Vm, media: Vec<Box<dyn Disk>>, console: &Console) {
     }
 }
 
-/// A disk whose words say of which medium they are, and in which block.
+/// Creates a disk whose words contain the numbers of their medium and of their block.
 fn medium(number: u64) -> Box<dyn Disk> {
     let mut file = tempfile::tempfile().unwrap();
     for block in 0..(MEDIUM / BLOCK) as u64 {
         let word = (number << 32 | block).to_le_bytes();
         file.write_all(&word.repeat(BLOCK / 8)).unwrap();
     }
-    // One after the other by the device's thread, and many at once by the kernel.
+    // One after the other by the device's thread, or many in parallel by the kernel.
     let engine = if number.is_multiple_of(2) {
         IoEngine::Sync
     } else {
@@ -245,7 +246,8 @@ fn medium(number: u64) -> Box<dyn Disk> {
     open_disk(file, engine).unwrap()
 }
 
-/// The file system in `image` needs no more than its journal, and has the files that were synced.
+/// Checks that the file system in `image` needs only its journal, and has the files that were
+/// synced.
 fn is_whole(image: &Path, synced: usize) {
     // 1: the journal was replayed, and perhaps orphans were freed, without a question.
     let (code, said) = outcome("e2fsck", &["-p"], image);
@@ -264,7 +266,7 @@ fn is_whole(image: &Path, synced: usize) {
     }
 }
 
-/// The exit status of a program on `image`, and what it said.
+/// Returns the exit status of a program on `image`, and its output.
 fn outcome(program: &str, arguments: &[&str], image: &Path) -> (i32, String) {
     let output = Command::new(program).args(arguments).arg(image).output();
     let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
@@ -278,7 +280,7 @@ fn run(program: &str, arguments: &[&str], image: &Path) {
     assert_eq!(code, 0, "{program} {}: {said}", image.display());
 }
 
-/// A disk with a volatile write cache: what was not flushed may be lost when the power is cut.
+/// A disk with a volatile write cache: unflushed data may be lost at a power cut.
 #[derive(Clone, Debug)]
 struct CachedDisk(Arc<(Mutex<Cache>, Condvar)>);
 
@@ -288,13 +290,13 @@ struct Cache {
     durable: Vec<u8>,
     /// Sectors in which they differ.
     dirty: BTreeSet<usize>,
-    /// Whether the power is cut as soon as enough is under way, and what is left then.
+    /// Whether to cut the power as soon as enough writes are in flight, and what is left then.
     cut: bool,
     left: Option<Vec<u8>>,
 }
 
 const SECTOR: usize = 512;
-/// Sectors that are enough.
+/// The number of sectors that is enough.
 const UNDER_WAY: usize = 16;
 
 impl CachedDisk {
@@ -309,7 +311,7 @@ impl CachedDisk {
         Self(Arc::new((Mutex::new(cache), Condvar::new())))
     }
 
-    /// What is on the disk when the power is cut in the middle of writes.
+    /// Returns the content of the disk if the power is cut in the middle of writes.
     fn after_power_cut(&self) -> Vec<u8> {
         let mut cache = self.0.0.lock().unwrap();
         cache.cut = true;
@@ -328,7 +330,7 @@ impl Cache {
     fn changed(&mut self, offset: usize, len: usize) {
         self.dirty.extend(offset / SECTOR..(offset + len) / SECTOR);
         if self.cut && self.left.is_none() && self.dirty.len() >= UNDER_WAY {
-            // Every other sector got to the disk, in no order.
+            // Every other sector reached the disk, in no particular order.
             let mut left = self.durable.clone();
             for sector in self
                 .dirty

@@ -13,13 +13,13 @@ use podvisor_vmm::{FsDevice, MemorySize, Transport, VmExit};
 use support::mounts::{mount, own_mounts};
 use support::{Console, PATIENCE, linux, raise_limit_of_files};
 
-/// Directories, and files in each, unless `PODVISOR_TEST_FILES` says another number for PCI.
+/// Directories, and files in each, unless `PODVISOR_TEST_FILES` sets another number for PCI.
 const DIRS: usize = 10;
 const FILES: usize = 10;
 
 const MOUNT: &str = "mkdir /share; mount -t virtiofs data /share || exit 1\n";
 
-/// What must be the same in a copy: mode, owner, group, seconds of the last change, contents.
+/// The metadata that a copy must preserve: mode, owner, group, seconds of mtime, content.
 type Kept = (u32, u32, u32, i64, Vec<u8>);
 
 fn kept(root: &Path) -> BTreeMap<PathBuf, Kept> {
@@ -40,7 +40,7 @@ fn kept(root: &Path) -> BTreeMap<PathBuf, Kept> {
             } else {
                 fs::read(&path).unwrap()
             };
-            // The time of a directory is that of its last entry; that of a link is not copied.
+            // The mtime of a directory is that of its last entry; that of a link is not copied.
             let time = if meta.is_file() { meta.mtime() } else { 0 };
             let what = (meta.mode(), meta.uid(), meta.gid(), time, contents);
             all.insert(path.strip_prefix(root).unwrap().into(), what);
@@ -49,12 +49,12 @@ fn kept(root: &Path) -> BTreeMap<PathBuf, Kept> {
     all
 }
 
-/// What every test of a device runs on.
+/// The transports that every test of a device runs on.
 const TRANSPORTS: [Transport; 2] = [Transport::Mmio, Transport::Pci];
 
 #[test]
 fn guest_copies_a_tree_and_a_large_file_both_ways_on_both_transports() {
-    // Those of both trees cost a descriptor each.
+    // Each file of both trees costs a descriptor.
     raise_limit_of_files();
     let files = std::env::var("PODVISOR_TEST_FILES").map_or(FILES, |n| n.parse().unwrap());
     copies_both_ways(Transport::Mmio, FILES);
@@ -119,10 +119,10 @@ fn copies_both_ways(transport: Transport, files: usize) {
     assert!(vm.faults().is_empty());
 }
 
-/// Of the device of this test.
+/// The limit of this test's device.
 const MAX_OPEN: usize = 100;
 
-/// Whether this process, whose device it is, holds a file that has been removed.
+/// Returns whether this process, which has the device, holds a file that has been removed.
 fn is_kept(path: &Path) -> bool {
     let removed = format!("{} (deleted)", path.display());
     let open = fs::read_dir("/proc/self/fd").unwrap();
@@ -156,7 +156,7 @@ fn mounts_swaps_and_owners(transport: Transport) {
     symlink("v1", share.join("config/..data")).unwrap();
     symlink("..data/key", share.join("config/key")).unwrap();
     symlink("../secret", share.join("out")).unwrap();
-    // More than the device may have open at once.
+    // More than the device may have open at the same time.
     fs::create_dir(share.join("many")).unwrap();
     for file in 0..2 * MAX_OPEN {
         fs::write(share.join(format!("many/{file}")), "x").unwrap();
@@ -202,7 +202,7 @@ fn mounts_swaps_and_owners(transport: Transport) {
     console.wait_for("swapped");
     mount(&["--bind", &path(&other), &path(&share.join("late"))]);
     console.wait_for("written");
-    // Kept for the guest, which remembers its name, until that drops what it does not use.
+    // Kept for the guest, which caches its name, until that drops unused names.
     let log = share.join("logs/old");
     let device = vm.fs("fs0").unwrap();
     fs::remove_file(&log).unwrap();

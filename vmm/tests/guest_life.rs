@@ -1,4 +1,4 @@
-//! The life of a VM: how it ends, and what start, pause, resume and stop do.
+//! The lifecycle of a VM: how it ends, and what start, pause, resume and stop do.
 
 mod support;
 
@@ -116,7 +116,7 @@ fn guest_that_is_paused_can_be_stopped_and_dropped() {
 fn guest_vms_come_and_go_a_hundred_times_and_leave_no_descriptor_or_thread() {
     let count = |dir: &str| std::fs::read_dir(dir).unwrap().count();
     run(&out_byte(0x64, 0xfe)).unwrap();
-    // The harness runs other tests at the same time: the least of several looks counts.
+    // The harness runs other tests at the same time: the minimum of several samples counts.
     let least = |dir: &'static str| (0..20).map(|_| count(dir)).min().unwrap();
     let before = least("/proc/self/fd");
     for _ in 0..100 {
@@ -131,7 +131,7 @@ fn guest_vms_come_and_go_a_hundred_times_and_leave_no_descriptor_or_thread() {
     );
 }
 
-/// As often as `PODVISOR_TEST_BOOTS` says, else once.
+/// Runs `PODVISOR_TEST_BOOTS` times; default: once.
 #[test]
 fn guest_linux_says_hello_and_sees_its_cpus_and_memory() {
     let boots = std::env::var("PODVISOR_TEST_BOOTS").map_or(1, |n| n.parse().unwrap());

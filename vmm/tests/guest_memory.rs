@@ -1,4 +1,4 @@
-//! Memory that comes and goes while a Linux guest runs.
+//! Memory that is added and removed while a Linux guest runs.
 
 mod support;
 
@@ -14,7 +14,7 @@ const MOST: MemorySize = MemorySize::mib(512);
 /// SHA-256 of 100 MiB of zeroes.
 const ZEROES: &str = "20492a4d0d84f8beb1767f6616229f85d44c2827b64bdbfb260ee12fa1109e0e";
 
-/// Each step begins when the one before it is over, and says so.
+/// Each step starts when the previous one is over, and reports that.
 const SCRIPT: &str = "\
 total() { awk '/MemTotal/ { print $2 }' /proc/meminfo; }
 first=$(total)
@@ -33,7 +33,7 @@ fn counter(vm: &Vm, device: &str, name: &str) -> u64 {
     counter.value
 }
 
-/// Waits for what no event tells.
+/// Waits for a condition that no event reports.
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
@@ -53,7 +53,7 @@ fn comes_and_goes(transport: Transport) {
         .unwrap();
     vm.start().unwrap();
     let (balloon, memory) = (vm.balloon().unwrap(), vm.hotplug_memory().unwrap());
-    // The driver hears of it once it is there.
+    // The driver is notified once it is loaded.
     balloon.set_target(BALLOON).unwrap();
     console.wait_for("inflated");
     until("the driver told its balloon's size", || {
@@ -73,7 +73,7 @@ fn comes_and_goes(transport: Transport) {
     assert!(after.available.is_some() && after.oom_kills == Some(0));
 
     console.wait_for("used");
-    // What the file took is free again, and the driver says so.
+    // The memory of the file is free again, and the driver reports it.
     until("free memory was reported", || {
         counter(&vm, "balloon0", "reported_bytes") > 90 << 20
     });
@@ -82,7 +82,7 @@ fn comes_and_goes(transport: Transport) {
     let text = console.text();
     assert!(text.contains("shrunk"), "{text}");
     assert!(text.contains(ZEROES), "{text}");
-    // The guest's kernel may have put something of its own there, which stays.
+    // The guest's kernel may have put some of its own data there, which stays.
     let unplugged = counter(&vm, "mem0", "unplugged_bytes");
     assert!(unplugged >= 448 << 20, "{unplugged}");
     assert!(vm.faults().is_empty());

@@ -12,9 +12,9 @@ use podvisor_vmm::{
 use support::tap::{queue, tap_queues, vhost};
 use support::{Console, PATIENCE, linux};
 
-/// Bytes that go each way.
+/// The number of bytes in each direction.
 const LEN: usize = 2 << 20;
-/// Memory that the guest gets while it runs.
+/// The memory that the guest gets while it runs.
 const PLUGGED: MemorySize = MemorySize::mib(128);
 
 /// Bytes without a pattern (xorshift64*).
@@ -33,7 +33,7 @@ fn bytes() -> Vec<u8> {
 #[test]
 fn guest_talks_tcp_both_ways_with_offloads_and_sees_its_link_on_both_transports() {
     talks_and_sees_its_link(Transport::Mmio, 1, Backend::Own);
-    // The guest's driver takes as many queue pairs as it has CPUs.
+    // The guest's driver uses as many queue pairs as it has CPUs.
     talks_and_sees_its_link(Transport::Pci, 2, Backend::Own);
 }
 
@@ -43,7 +43,7 @@ fn guest_talks_tcp_both_ways_by_the_hosts_kernel_and_sees_its_link_on_both_trans
     talks_and_sees_its_link(Transport::Pci, 1, Backend::Kernel);
 }
 
-/// Who moves frames.
+/// The code that moves frames.
 #[derive(Clone, Copy, PartialEq)]
 enum Backend {
     Own,
@@ -77,7 +77,7 @@ fn talks_and_sees_its_link(transport: Transport, pairs: u8, backend: Backend) {
         .build()
         .unwrap();
     vm.start().unwrap();
-    // Files lie there, and what is sent of them.
+    // Files are stored there, and sent from there.
     let memory = vm.hotplug_memory().unwrap();
     assert_eq!(memory.reach(PLUGGED, PATIENCE).unwrap(), PLUGGED);
 
@@ -85,7 +85,7 @@ fn talks_and_sees_its_link(transport: Transport, pairs: u8, backend: Backend) {
     let (mut connection, _) = there.accept().unwrap();
     connection.write_all(&bytes).unwrap();
     drop(connection);
-    // Sends the file at once, and so by segments that are as large as they may be.
+    // Sends the whole file in one call, and so in segments of the maximum size.
     console.wait_for("serving");
     let mut connection = TcpStream::connect("10.9.0.2:80").unwrap();
     connection.write_all(b"GET /file HTTP/1.0\r\n\r\n").unwrap();

@@ -1,4 +1,4 @@
-//! A file that is memory of a Linux guest: an EROFS image that is read where it lies.
+//! A file that is memory of a Linux guest: an EROFS image that is read in place.
 
 mod support;
 
@@ -9,10 +9,10 @@ use std::process::Command;
 use podvisor_vmm::{PmemDevice, Transport, Vm, VmExit};
 use support::{Console, linux};
 
-/// Bytes of the large file, of pages that differ.
+/// The size of the large file, whose pages all differ.
 const LEN: u32 = 16 << 20;
 
-/// An EROFS image of two files, and the digests of both.
+/// Creates an EROFS image of two files, and returns the digests of both.
 fn image(dir: &Path) -> Vec<String> {
     let tree = dir.join("tree");
     fs::create_dir(&tree).unwrap();
@@ -34,7 +34,7 @@ fn image(dir: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// What becomes the guest's page cache is told in KiB.
+/// The growth of the guest's page cache is reported in KiB.
 const SCRIPT: &str = "\
 cached() { awk '/^Cached/ { print $2 }' /proc/meminfo; }
 cat /sys/block/pmem0/queue/dax
@@ -78,7 +78,7 @@ fn is_read_where_it_lies(transport: Transport) {
         "{cache} KiB of the guest's page cache\n{text}"
     );
     assert!(text.contains("over"), "{text}");
-    // Root of the guest may try; what it wrote are zeroes, over the superblock too.
+    // Root of the guest may try: it wrote zeroes, including over the superblock.
     assert!(counter(&vm, "refused_writes") > 0);
     assert!(counter(&vm, "flushes") > 0);
     assert_eq!(fs::read(&path).unwrap(), before);

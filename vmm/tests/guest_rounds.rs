@@ -1,5 +1,5 @@
-//! A Linux guest under load, which is paused, snapshotted and restored again and again: what it
-//! writes, sends and computes stays right.
+//! A Linux guest under load, which is repeatedly paused, snapshotted and restored: the data that it
+//! writes, sends and computes stays correct.
 
 mod support;
 
@@ -19,9 +19,9 @@ use podvisor_vmm::{
 use support::tap::{HOST, tap, vhost};
 use support::{Console, PATIENCE, busybox_with, linux_with, pause, program};
 
-/// Rounds on each transport, unless `PODVISOR_TEST_ROUNDS` says another number.
+/// Rounds on each transport, unless `PODVISOR_TEST_ROUNDS` sets another number.
 const ROUNDS: usize = 3;
-/// Where the host echoes, over TCP and over vsock (`load.c`).
+/// The port on which the host echoes, over TCP and over vsock (`load.c`).
 const PORT: u16 = 7000;
 
 #[test]
@@ -93,7 +93,7 @@ fn loses_nothing(transport: Transport, card: fn(OwnedFd) -> NetDevice) {
         vm.start().unwrap();
         drop(snapshot);
         done = goes_on(&vm, &console, done);
-        // A clone holds no more than the one before it.
+        // A clone holds no more resources than the previous one.
         let first = *first.get_or_insert_with(held);
         let deadline = Instant::now() + PATIENCE;
         while held() != first {
@@ -103,14 +103,14 @@ fn loses_nothing(transport: Transport, card: fn(OwnedFd) -> NetDevice) {
     }
 }
 
-/// An initramfs whose init becomes the load.
+/// Creates an initramfs whose init becomes the load.
 fn initramfs() -> Initramfs {
     let script = "ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up; exec load";
     busybox_with(script, &[("load", &program("load.c"))])
 }
 
-/// Waits until each of the guest's jobs has done more than it had, on this console too, and what
-/// may have been under way by then, and returns what they have done.
+/// Waits until each of the guest's jobs has made progress since `done`, also on this console,
+/// beyond what may have been in flight by then, and returns their progress.
 fn goes_on(vm: &Vm, console: &Console, done: [u64; 4]) -> [u64; 4] {
     let deadline = Instant::now() + PATIENCE;
     let mut text = String::new();
@@ -131,7 +131,7 @@ fn goes_on(vm: &Vm, console: &Console, done: [u64; 4]) -> [u64; 4] {
             let numbers: Option<Vec<u64>> = numbers.split(' ').map(|n| n.parse().ok()).collect();
             <[u64; 4]>::try_from(numbers?).ok()
         });
-        // What a clone tells first may all be the work of the guest that it is a clone of.
+        // A clone's first report may be entirely the work of the guest that it was cloned from.
         if let Some(first) = told.next()
             && let Some(now) = told.next_back()
             && (0..4).all(|job| now[job] > done[job].max(first[job]) + 1)
@@ -144,7 +144,7 @@ fn goes_on(vm: &Vm, console: &Console, done: [u64; 4]) -> [u64; 4] {
     panic!("more than {done:?} by now: {text}");
 }
 
-/// Memory as it was at the snapshot, as another snapshot sees it.
+/// Checks that another snapshot has the same memory as the one in `place`.
 fn nothing_changes_while_paused(vm: &Vm, place: &Path) {
     let again = place.with_extension("again");
     vm.snapshot(&again).unwrap();
@@ -155,7 +155,7 @@ fn nothing_changes_while_paused(vm: &Vm, place: &Path) {
     }
 }
 
-/// Descriptors and threads of this process.
+/// Returns the numbers of descriptors and threads of this process.
 fn held() -> (usize, usize) {
     let count = |what| fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
     (count("fd"), count("task"))
@@ -183,7 +183,7 @@ fn echo_over_vsock() -> mpsc::Sender<std::os::unix::net::UnixStream> {
     streams
 }
 
-/// Until the other side ends, or is cut off.
+/// Echoes until the other side ends, or is cut off.
 fn echo(stream: &mut (impl Read + Write)) {
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = stream.read(&mut bytes) {

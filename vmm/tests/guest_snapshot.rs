@@ -10,7 +10,7 @@ use podvisor_vmm::{
 use support::tap::tap;
 use support::{Console, linux, pause};
 
-/// What the guest does for ever: reads its disk, asks its neighbour, and uses a CPU besides.
+/// The guest's endless work: reads its disk, pings its neighbour, and uses a CPU.
 const WORK: &str = "ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up\n\
      (while :; do :; done) &\n\
      n=0\n\
@@ -21,7 +21,7 @@ const WORK: &str = "ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up\n\
        echo round $n ${sum%% *} $net $(cut -d' ' -f1 /proc/uptime) end\n\
      done";
 
-/// One round of the guest's work, as it tells it.
+/// One round of the guest's work, as it reports it.
 #[derive(Debug, PartialEq)]
 struct Round {
     number: u32,
@@ -35,7 +35,7 @@ fn rounds(console: &Console) -> Vec<Round> {
     let lines = text.lines().filter(|line| line.ends_with(" end"));
     let round = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
-        // A clone's console may begin in the middle of a line.
+        // A clone's console may start in the middle of a line.
         let start = words.iter().position(|word| *word == "round")?;
         Some(Round {
             number: words.get(start + 1)?.parse().ok()?,

@@ -12,7 +12,8 @@ use podvisor_vmm::{MacAddress, MemorySize, NetDevice, Transport, Vm, VmExit, Vso
 use support::tap::tap_queues;
 use support::{Console, PATIENCE, busybox_with, linux_with, program, raise_limit_of_files};
 
-/// Where the host echoes, where the guest waits for it, and where it is called (`traffic.c`).
+/// The ports where the host echoes, where the guest waits for it, and where it is called
+/// (`traffic.c`).
 const ECHO: u16 = 7000;
 const BARRIER: u16 = 7001;
 const CALLS: u32 = 7002;
@@ -28,7 +29,7 @@ fn guest_has_a_thousand_connections_with_offloads_on_mmio_and_without_on_pci() {
     has_a_thousand_connections(Transport::Pci, 2, Offloads::Off, &traffic);
 }
 
-/// Whether the guest switches them off, before most of its traffic.
+/// Whether the guest disables them, before most of its traffic.
 #[derive(Clone, Copy, PartialEq)]
 enum Offloads {
     On,
@@ -101,7 +102,7 @@ fn has_a_thousand_connections(transport: Transport, pairs: u8, offloads: Offload
     assert!(vm.faults().is_empty());
 }
 
-/// Sends back what comes, over TCP and UDP.
+/// Echoes what is received, over TCP and UDP.
 fn echo() {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, ECHO)).unwrap();
     std::thread::spawn(move || {
@@ -121,7 +122,7 @@ fn echo() {
     });
 }
 
-/// The guest waits at the barrier until what is returned is dropped.
+/// The guest waits at the barrier until the returned stream is dropped.
 fn arrival(barrier: &TcpListener, console: &Console) -> TcpStream {
     use rustix::event::{PollFd, PollFlags, poll};
     let patience = PATIENCE.try_into().unwrap();
@@ -130,8 +131,8 @@ fn arrival(barrier: &TcpListener, console: &Console) -> TcpStream {
     barrier.accept().unwrap().0
 }
 
-/// A message over each of all connections, which are all there at once, in another order back than
-/// there.
+/// Sends a message over each of all connections, which are all open at the same time, and back in
+/// another order.
 fn talks_over_vsock(vm: &Vm, from_guest: &Receiver<UnixStream>, console: &Console) {
     let calls = (0..EACH_WAY).map(|_| vm.vsock().unwrap().connect(CALLS).unwrap());
     let mut streams: Vec<UnixStream> = calls.collect();

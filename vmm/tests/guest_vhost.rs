@@ -1,5 +1,5 @@
-//! A card whose rings the host's kernel serves, with a driver that is this test: it needs no guest,
-//! but a host with `vhost_net`.
+//! A network card whose rings the host's kernel serves, with a driver in this test: it needs no
+//! guest, but a host with `vhost_net`.
 
 mod support;
 
@@ -24,10 +24,10 @@ use vm_memory::{Bytes, GuestAddress};
 
 const RX: u16 = 0;
 const TX: u16 = 1;
-/// `VIRTIO_NET_F_MRG_RXBUF`, without the index of events.
+/// `VIRTIO_NET_F_MRG_RXBUF`, without the event index.
 const FEATURES: u64 = features::VERSION_1 | features::INDIRECT_DESC | 1 << 15;
 const HEADER: usize = 12;
-/// Where the driver sends from, and receives to: a buffer of 2 KiB for each descriptor.
+/// The driver's send and receive buffers: 2 KiB for each descriptor.
 const SENT: u64 = 0x10_0000;
 const RECEIVED: u64 = 0x20_0000;
 const BUFFER: u32 = 2048;
@@ -35,7 +35,7 @@ const BUFFER: u32 = 2048;
 struct Rig {
     mem: GuestRam,
     drivers: [DriverQueue; 2],
-    /// Buffers given to the device.
+    /// The number of buffers given to the device.
     given: u64,
     irq: Arc<CountingInterrupt>,
     device: NetDevice,
@@ -57,7 +57,7 @@ impl Rig {
         rig
     }
 
-    /// As a driver does after a reset.
+    /// Starts the queues, as a driver does after a reset.
     fn start(&mut self) {
         self.drivers = [0x1_0000, 0x2_0000].map(|base| DriverQueue::new(&self.mem, base, 64));
         self.given = 0;
@@ -81,7 +81,7 @@ impl Rig {
         }
     }
 
-    /// As the event loop, of a queue that it waits for the notifications of.
+    /// Serves a queue as the event loop does, if it watches the queue's notifications.
     fn look_at(&mut self, index: u16) {
         if self.device.watches(index) {
             while self.device.on_queue(index).unwrap() == Progress::More {}
@@ -93,7 +93,7 @@ impl Rig {
         self.look_at(index);
     }
 
-    /// A buffer for the device.
+    /// Gives the device a buffer.
     fn give(&mut self) {
         let at = RECEIVED + self.given % 64 * u64::from(BUFFER);
         self.given += 1;
@@ -104,7 +104,7 @@ impl Rig {
     /// Asks the host for its address.
     fn ask(&mut self) {
         let mut frame = vec![0; HEADER];
-        // To all, from the driver; ARP, Ethernet and IPv4, a request.
+        // A broadcast from the driver; ARP, Ethernet and IPv4, a request.
         frame.extend([0xff; 6]);
         frame.extend([2, 0, 0, 0, 0, 9, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
         frame.extend([2, 0, 0, 0, 0, 9, 10, 9, 0, 2, 0, 0, 0, 0, 0, 0, 10, 9, 0, 1]);
@@ -114,7 +114,7 @@ impl Rig {
         self.notify(TX);
     }
 
-    /// Whether an answer has come; other frames are passed over.
+    /// Returns whether an answer has arrived; other frames are ignored.
     fn is_answered(&mut self) -> bool {
         while backend_readable(&self.device) {
             assert_eq!(self.device.on_backend().unwrap(), Progress::Idle);
@@ -172,19 +172,19 @@ fn guest_rings_are_served_by_the_kernel_and_given_back_where_they_are() {
 
     let queues = stop(&mut rig.device);
     positions(&queues, 3);
-    // Nobody serves what is made available now, and nobody writes.
+    // Chains that are made available now are not served, and nothing is written.
     let before = rig.interrupts();
     rig.ask();
     std::thread::sleep(Duration::from_millis(50));
     assert!(!rig.is_answered() && rig.drivers[1].take_used().is_some());
     assert_eq!(rig.interrupts(), before);
-    // It is not forgotten.
+    // They are not lost.
     rig.go_on(queues);
     rig.answered();
     rig.ask();
     rig.answered();
 
-    // The device itself goes on where the kernel was, and the other way round.
+    // The device itself continues where the kernel was, and vice versa.
     for own in [true, false, true] {
         let queues = stop(&mut rig.device);
         let fd: OwnedFd = tap.try_clone().unwrap().into();
@@ -210,11 +210,11 @@ fn guest_rings_that_the_kernel_cannot_use_are_a_fault_until_a_reset() {
     rig.ask();
     rig.answered();
     let bad: [fn(&mut Rig); 5] = [
-        // A head out of the table.
+        // A head outside of the table.
         |rig| rig.drivers[1].make_available(64),
         // More than the ring holds.
         |rig| rig.drivers[1].set_avail_idx(40_000),
-        // Nobody's memory.
+        // An address without memory.
         |rig| {
             rig.drivers[1].add(&[(1 << 40, 100)], &[]);
         },
@@ -225,7 +225,7 @@ fn guest_rings_that_the_kernel_cannot_use_are_a_fault_until_a_reset() {
             }
             rig.drivers[1].make_available(7);
         },
-        // What is received goes nowhere.
+        // Received frames have nowhere to go.
         |rig| {
             for descriptor in 0..64 {
                 rig.drivers[0].descriptor(descriptor, 1 << 40, BUFFER, 2, 0);

@@ -1,4 +1,4 @@
-//! Kernels of each kind reach their code, and Linux finds what it was handed.
+//! Kernels of each kind reach their code, and Linux finds its boot parameters.
 
 mod support;
 
@@ -89,7 +89,7 @@ fn guest_kernel_boots_by_its_pvh_entry() {
         PathBuf::from,
     );
     let mut vmlinux = std::fs::read(dir.join("vmlinux")).expect("run `cargo xtask kernel`");
-    // It no longer says that it is Linux, which would be entered in 64-bit mode.
+    // Without the note that it is Linux, it is not entered in 64-bit mode.
     let notes = vmlinux.windows(6).enumerate();
     let notes: Vec<usize> = notes
         .filter(|(_, w)| w == b"Linux\0")
@@ -115,8 +115,8 @@ fn guest_kernel_boots_by_its_pvh_entry() {
     assert!((80..128).contains(&mib), "{text}");
 }
 
-/// What a distribution's kernel says of a machine with two CPUs and one device, how its VM ended,
-/// and how often it left the guest for ports and MMIO.
+/// Returns what a distribution's kernel prints on a machine with two CPUs and one device, how its
+/// VM ended, and how often it left the guest for ports and MMIO.
 fn distribution(transport: Transport, cmdline: &str, script: &str) -> (String, VmExit, u64) {
     let vmlinuz = std::env::var_os("PODVISOR_TEST_VMLINUZ").expect("`cargo xtask test` sets it");
     let console = Console::default();

@@ -9,7 +9,7 @@ use crate::layout;
 
 /// Where the setup header lies in the file and in the zero page.
 const HEADER: usize = 0x1f1;
-/// A byte at `HEADER_LENGTH` says how far the header reaches behind the byte that follows.
+/// The byte at `HEADER_LENGTH` is the length of the header after the byte that follows.
 const HEADER_LENGTH: usize = 0x201;
 /// First protocol with `xloadflags`.
 const VERSION_MIN: u16 = 0x20c;
@@ -22,14 +22,14 @@ const SECTOR: u64 = 512;
 /// A checked bzImage.
 #[derive(Debug)]
 pub(super) struct BzImage {
-    /// As in the file: what the kernel finds in its zero page, before we fill in our part.
+    /// As in the file: the kernel gets it in its zero page, completed by us.
     header: setup_header,
     code: Piece,
     end: u64,
 }
 
 impl BzImage {
-    /// Checks the bzImage of `size` bytes that begins with `head`.
+    /// Checks the bzImage of `size` bytes that starts with `head`.
     pub(super) fn parse(head: &[u8], size: u64) -> Result<Self, KernelFault> {
         let header = read_header(head)?;
         let (version, loadflags, xloadflags) =
@@ -44,13 +44,13 @@ impl BzImage {
             return Err(KernelFault::SetupHeader { field: "loadflags" });
         }
 
-        // 0 means 4, for the sake of old boot loaders; the boot sector comes on top.
+        // 0 means 4, for compatibility with old boot loaders; the boot sector comes on top.
         let setup_sects = match header.setup_sects {
             0 => 4,
             n => u64::from(n),
         };
         let offset = (setup_sects + 1) * SECTOR;
-        // What follows the code (a signature, padding of a partition) is not the kernel's.
+        // Data after the code (a signature, padding of a partition) does not belong to the kernel.
         let code_size = u64::from(header.syssize) * 16;
         let code_size = size.saturating_sub(offset).min(code_size);
         let payload_end = u64::from(header.payload_offset) + u64::from(header.payload_length);
@@ -85,7 +85,7 @@ impl BzImage {
         &self.header
     }
 
-    /// The protected-mode code, the only part that is loaded.
+    /// Returns the protected-mode code, the only part that is loaded.
     pub(super) fn piece(&self) -> Piece {
         self.code
     }
@@ -94,7 +94,7 @@ impl BzImage {
         self.code.address + ENTRY_64
     }
 
-    /// One past the memory that the kernel needs to unpack itself.
+    /// Returns the end of the memory that the kernel needs to unpack itself.
     pub(super) fn end(&self) -> u64 {
         self.end
     }
@@ -103,7 +103,7 @@ impl BzImage {
         u64::from(self.header.initrd_addr_max) + 1
     }
 
-    /// Bytes of command line without the NUL.
+    /// Returns the maximum number of bytes of the command line, without the NUL.
     pub(super) fn cmdline_max(&self) -> usize {
         self.header.cmdline_size as usize
     }
@@ -123,8 +123,8 @@ fn read_header(head: &[u8]) -> Result<setup_header, KernelFault> {
     Ok(header)
 }
 
-/// Where the code goes: where the kernel prefers to be, which spares it a move. A relocatable
-/// kernel would run elsewhere too, but never below that address.
+/// Returns where the code is loaded: the address that the kernel prefers, which saves a move. A
+/// relocatable kernel would run elsewhere too, but never below that address.
 fn load_address(header: &setup_header) -> Result<u64, KernelFault> {
     let (address, alignment) = (header.pref_address, u64::from(header.kernel_alignment));
     let misaligned =

@@ -11,7 +11,7 @@ fn good() -> Vec<u8> {
     bzimage(&[0xf4; 64])
 }
 
-/// The fault of a good bzImage with `bytes` at `offset`.
+/// Returns the fault of a good bzImage with `bytes` at `offset`.
 fn fault(offset: usize, bytes: &[u8]) -> KernelFault {
     let mut image = good();
     image[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -97,7 +97,7 @@ fn truncated_files_are_refused() {
         fault(0x1f1, &[255]),
         KernelFault::Truncated { .. }
     ));
-    // A compressed kernel that would reach beyond the file.
+    // A compressed kernel that would extend beyond the file.
     assert!(matches!(
         fault(0x24c, &u32::MAX.to_le_bytes()),
         KernelFault::Truncated { .. }

@@ -1,5 +1,5 @@
-//! Makes an initramfs in memory: a cpio archive in the "newc" format, as the kernel documents
-//! it in `driver-api/early-userspace/buffer-format.rst`.
+//! Builds an initramfs in memory: a cpio archive in the "newc" format, as the kernel documents it
+//! in `driver-api/early-userspace/buffer-format.rst`.
 
 use super::{BootError, Initramfs};
 
@@ -8,8 +8,8 @@ const S_IFCHR: u32 = 0o020_000;
 const S_IFREG: u32 = 0o100_000;
 const S_IFLNK: u32 = 0o120_000;
 
-/// Collects the files of an initramfs. Everything belongs to root and dates from 1970, so that
-/// the same calls give the same bytes. Directories must come before what lies in them.
+/// Collects the files of an initramfs. Everything belongs to root and dates from 1970, so that the
+/// same calls give the same bytes. Directories must be added before their contents.
 ///
 /// ```
 /// # use podvisor_vmm::InitramfsBuilder;
@@ -36,12 +36,12 @@ struct Entry<'a> {
 }
 
 impl InitramfsBuilder {
-    /// An empty archive.
+    /// Creates an empty archive.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A directory.
+    /// Adds a directory.
     pub fn directory(self, path: &str, permissions: u32) -> Self {
         let mode = S_IFDIR | permissions & 0o7777;
         self.entry(&Entry {
@@ -53,7 +53,7 @@ impl InitramfsBuilder {
         })
     }
 
-    /// A regular file, of less than 4 GiB.
+    /// Adds a regular file of less than 4 GiB.
     pub fn file(self, path: &str, permissions: u32, data: &[u8]) -> Self {
         let mode = S_IFREG | permissions & 0o7777;
         self.entry(&Entry {
@@ -65,7 +65,7 @@ impl InitramfsBuilder {
         })
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub fn symlink(self, path: &str, target: &str) -> Self {
         let (mode, data) = (S_IFLNK | 0o777, target.as_bytes());
         self.entry(&Entry {
@@ -77,7 +77,7 @@ impl InitramfsBuilder {
         })
     }
 
-    /// A character device, such as `dev/console` (5, 1), without which init has no output.
+    /// Adds a character device, such as `dev/console` (5, 1), without which init has no output.
     pub fn character_device(self, path: &str, permissions: u32, major: u32, minor: u32) -> Self {
         let mode = S_IFCHR | permissions & 0o7777;
         self.entry(&Entry {
@@ -89,10 +89,10 @@ impl InitramfsBuilder {
         })
     }
 
-    /// Ends the archive.
+    /// Finishes the archive.
     ///
     /// # Errors
-    /// None that these calls can lead to; the signature is that of [`Initramfs::from_bytes`].
+    /// None with the calls above; the signature is that of [`Initramfs::from_bytes`].
     pub fn build(self) -> Result<Initramfs, BootError> {
         let trailer = Entry {
             path: "TRAILER!!!",
@@ -141,7 +141,7 @@ impl InitramfsBuilder {
         self
     }
 
-    /// Names and data end on multiples of 4.
+    /// Pads names and data to multiples of 4.
     fn pad(&mut self) {
         self.archive
             .resize(self.archive.len().next_multiple_of(4), 0);

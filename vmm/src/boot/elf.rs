@@ -1,7 +1,7 @@
-//! ELF kernels (`vmlinux`): which parts of the file go where, and where they are entered.
+//! ELF kernels (`vmlinux`): which parts of the file are loaded where, and where they are entered.
 //!
-//! `docs/adr/0020-elf-loader.md` says why this is not `linux-loader`'s loader, whose ELF
-//! structures it uses.
+//! `docs/adr/0020-elf-loader.md` says why this is not `linux-loader`'s loader, whose ELF structures
+//! it uses.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,9 +17,9 @@ const EHDR_SIZE: usize = size_of::<Elf64_Ehdr>();
 const PHDR_SIZE: usize = size_of::<Elf64_Phdr>();
 const NHDR_SIZE: usize = size_of::<Elf64_Nhdr>();
 
-/// Linux has 4 or 5; a file with more than this is no kernel.
+/// Linux has 4 or 5; a file with more than this is not a kernel.
 const PHDRS_MAX: usize = 128;
-/// Linux's notes take some hundred bytes; what lies beyond this is not looked at.
+/// Linux's notes take a few hundred bytes; anything beyond this is ignored.
 const NOTES_MAX: u64 = 64 * 1024;
 
 const EI_CLASS: usize = 4;
@@ -46,7 +46,7 @@ struct Segment {
 }
 
 impl Segment {
-    /// Cannot overflow: checked when it was made.
+    /// Cannot overflow: checked when it was created.
     fn end(&self) -> u64 {
         self.piece.address + self.mem_size
     }
@@ -59,7 +59,7 @@ impl Segment {
 }
 
 impl ElfImage {
-    /// Checks the ELF file of `size` bytes that begins with `head`.
+    /// Checks the ELF file of `size` bytes that starts with `head`.
     pub(super) fn parse(file: &File, size: u64, head: &[u8]) -> Result<Self, KernelFault> {
         let header = head
             .get(..EHDR_SIZE)
@@ -100,17 +100,17 @@ impl ElfImage {
         Ok(Self { entry, segments })
     }
 
-    /// Where and how the kernel is entered.
+    /// Returns where and how the kernel is entered.
     pub(super) fn entry(&self) -> Entry {
         self.entry
     }
 
-    /// One past the last byte in memory, BSS included.
+    /// Returns the end of its memory, BSS included.
     pub(super) fn end(&self) -> u64 {
         self.segments.iter().map(Segment::end).max().unwrap_or(0)
     }
 
-    /// What is to be read into guest memory.
+    /// Returns the pieces to be read into guest memory.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
         self.segments
             .iter()
@@ -158,7 +158,7 @@ fn program_headers(
         .collect())
 }
 
-/// A `PT_LOAD` header as a segment; `None` when it takes no memory.
+/// Converts a `PT_LOAD` header to a segment; `None` if it uses no memory.
 fn segment(index: usize, phdr: &Elf64_Phdr, size: u64) -> Result<Option<Segment>, KernelFault> {
     if phdr.p_memsz == 0 && phdr.p_filesz == 0 {
         return Ok(None);
@@ -190,11 +190,11 @@ fn segment(index: usize, phdr: &Elf64_Phdr, size: u64) -> Result<Option<Segment>
     }))
 }
 
-/// What a kernel's notes say about how to enter it.
+/// A kernel's notes about how to enter it.
 #[derive(Debug, Default)]
 struct Notes {
     pvh_entry: Option<u64>,
-    /// Whether it is a Linux kernel, which has its 64-bit entry at the ELF file's.
+    /// Whether it is a Linux kernel, whose 64-bit entry is the ELF file's.
     linux: bool,
 }
 
@@ -211,7 +211,7 @@ impl Notes {
             .map_err(|_| KernelFault::Segment { index })?;
         let notes = read(file, size, phdr.p_offset, len, "notes")?;
         let mut rest = notes.as_slice();
-        // Each turn takes at least a note's header off `rest`.
+        // Each iteration takes at least a note's header off `rest`.
         while let Some((header, body)) = rest.split_at_checked(NHDR_SIZE) {
             let Some(note) = Elf64_Nhdr::from_slice_copy(header) else {
                 break;
@@ -225,7 +225,7 @@ impl Notes {
             };
             match (name, note.n_type) {
                 (b"Xen\0", PHYS32_ENTRY) if self.pvh_entry.is_none() => {
-                    // Its own size differs between kernels (4 or 8 bytes); the address has 32 bits.
+                    // Its size differs between kernels (4 or 8 bytes); the address has 32 bits.
                     let entry = desc.first_chunk::<4>().ok_or(KernelFault::PvhNote)?;
                     self.pvh_entry = Some(u32::from_le_bytes(*entry).into());
                 }
@@ -237,8 +237,8 @@ impl Notes {
         Ok(())
     }
 
-    /// Linux is entered in 64-bit mode: behind its PVH entry it would look for Xen first, which is
-    /// 256 CPUID exits.
+    /// Linux is entered in 64-bit mode: after its PVH entry it would look for Xen first, which
+    /// costs 256 CPUID exits.
     fn entry(&self, elf_entry: u64) -> Entry {
         match self.pvh_entry {
             Some(address) if !self.linux => Entry {
@@ -253,7 +253,7 @@ impl Notes {
     }
 }
 
-/// Splits `len` bytes off, and the padding to a multiple of 4 behind them.
+/// Splits off `len` bytes, and the padding to a multiple of 4 after them.
 fn take_aligned(bytes: &[u8], len: usize) -> Option<(&[u8], &[u8])> {
     let taken = bytes.get(..len)?;
     let padded = len.checked_next_multiple_of(4)?.min(bytes.len());
@@ -278,7 +278,7 @@ fn read(
     Ok(bytes)
 }
 
-/// A structure from bytes of any alignment.
+/// Reads a structure from bytes of any alignment.
 trait FromSliceCopy: ByteValued + Default {
     fn from_slice_copy(bytes: &[u8]) -> Option<Self> {
         let mut value = Self::default();

@@ -13,7 +13,7 @@ fn parse(elf: &Elf) -> Result<ElfImage, KernelFault> {
     parse_bytes(&elf.bytes())
 }
 
-/// The fault of a good kernel after `spoil`.
+/// Returns the fault of a good kernel after `spoil`.
 fn fault(spoil: impl FnOnce(&mut Elf)) -> KernelFault {
     let mut elf = Elf::new(&CODE, 0);
     assert!(parse(&elf).is_ok());
@@ -55,7 +55,7 @@ fn a_segment_of_bss_alone_is_memory_without_contents() {
     let mut elf = Elf::new(&CODE, 0);
     elf.headers.push(Header {
         kind: 1,
-        // Offsets of what takes no room in the file mean nothing.
+        // Offsets of segments without file content mean nothing.
         offset: 0x7fff_ffff,
         address: 0x20_0000,
         file_size: 0,
@@ -98,7 +98,7 @@ fn impossible_segments_are_refused() {
 #[test]
 fn an_entry_outside_of_what_is_loaded_is_refused() {
     let outside = KernelFault::Entry { entry: LOAD + 64 };
-    // Not even in BSS: there is no code.
+    // Nor in BSS, which contains no code.
     assert_eq!(
         fault(|e| {
             e.headers[0].mem_size += 4096;

@@ -1,17 +1,17 @@
-//! What goes wrong on the way to a booted kernel.
+//! Errors on the way to a booted kernel.
 
 use std::path::PathBuf;
 
 use super::MAX_CPUS;
 
-/// Errors of opening, checking and loading what a guest boots from.
+/// Errors of opening, checking and loading the files that a guest boots from.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootError {
     /// The file could not be opened.
     #[error("cannot open {}", path.display())]
     Open {
-        /// The file as it was named.
+        /// The path of the file, as given.
         path: PathBuf,
         /// The operating system's answer.
         #[source]
@@ -20,32 +20,32 @@ pub enum BootError {
     /// The file could not be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file as it was named.
+        /// The path of the file, as given.
         path: PathBuf,
         /// The operating system's answer.
         #[source]
         source: std::io::Error,
     },
-    /// The path names something other than a regular file, or an empty file.
+    /// The path is not that of a regular file, or the file is empty.
     #[error("{} is {seems}: name a file", path.display())]
     NotAFile {
-        /// The path as it was given.
+        /// The path, as given.
         path: PathBuf,
         /// What it is instead, such as "a directory".
         seems: &'static str,
     },
-    /// The file has no format that can be booted.
+    /// The file does not have a bootable format.
     #[error("{} is neither an ELF vmlinux nor a bzImage: it seems to be {seems}", path.display())]
     NotAKernel {
-        /// The file as it was named.
+        /// The path of the file, as given.
         path: PathBuf,
-        /// What its first bytes say, such as "gzip-compressed data".
+        /// The format that its first bytes indicate, such as "gzip-compressed data".
         seems: &'static str,
     },
-    /// The file has a kernel's format, with contents that cannot be booted.
+    /// The file has a kernel's format, but its content cannot be booted.
     #[error("{} cannot be booted: take another kernel, or copy it again", path.display())]
     Kernel {
-        /// The file as it was named.
+        /// The path of the file, as given.
         path: PathBuf,
         /// What is wrong in it.
         #[source]
@@ -59,30 +59,30 @@ pub enum BootError {
     MemoryTooSmall {
         /// Bytes from address 0 that must be memory.
         needed: u64,
-        /// Bytes from address 0 that are.
+        /// Bytes from address 0 that are available.
         available: u64,
     },
-    /// The kernel takes only so much of a command line.
+    /// The command line is longer than the kernel supports.
     #[error("the kernel command line has {len} bytes, the kernel takes {max}: shorten it")]
     CmdlineTooLong {
         /// Its length in bytes.
         len: usize,
-        /// The most that fits.
+        /// The maximum length.
         max: usize,
     },
-    /// A NUL ends the command line early, a line break hides what follows.
+    /// A NUL ends the command line early, and a line break hides the rest.
     #[error("the kernel command line holds the control character {character:?}: remove it")]
     CmdlineCharacter {
         /// The character.
         character: char,
     },
-    /// The MP table names CPUs by 8-bit APIC ids.
+    /// The MP table identifies CPUs by 8-bit APIC ids.
     #[error("{cpus} CPUs asked for, 1 to {MAX_CPUS} can be booted")]
     CpuCount {
-        /// The count asked for.
+        /// The requested number.
         cpus: u8,
     },
-    /// Guest memory is not laid out as booting needs it.
+    /// Guest memory is not laid out as required for booting.
     #[error("guest memory does not begin at address 0 with at least 1 MiB")]
     MemoryLayout,
     /// Something could not be written into guest memory.
@@ -90,7 +90,7 @@ pub enum BootError {
     GuestMemory {
         /// What was written.
         what: &'static str,
-        /// Where to.
+        /// The guest address.
         address: u64,
         /// The cause.
         #[source]
@@ -107,7 +107,7 @@ pub enum BootError {
     },
 }
 
-/// What makes a kernel file unfit.
+/// Why a kernel file cannot be booted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelFault {
@@ -117,13 +117,13 @@ pub enum KernelFault {
         /// What is missing.
         what: &'static str,
     },
-    /// An ELF file for something else than a 64-bit x86 machine's kernel.
+    /// An ELF file that is not the kernel of a 64-bit x86 machine.
     #[error("it is an ELF {what}, not a 64-bit x86 kernel")]
     ElfKind {
         /// What it is instead.
         what: &'static str,
     },
-    /// The program header table is absent, too large or of another layout.
+    /// The program header table is absent, too large or has another layout.
     #[error("its ELF program headers are absent, too many or of the wrong size")]
     ProgramHeaders,
     /// A segment's addresses wrap around or its sizes contradict each other.
@@ -132,21 +132,21 @@ pub enum KernelFault {
         /// Its index among the program headers.
         index: usize,
     },
-    /// A segment lies in the first MiB, which holds what the kernel is told.
+    /// A segment lies in the first MiB, which holds the boot parameters.
     #[error("segment {index} is loaded at {address:#x}, below 1 MiB")]
     SegmentTooLow {
         /// Its index among the program headers.
         index: usize,
-        /// Where it wants to be.
+        /// Its address.
         address: u64,
     },
-    /// Two segments want the same memory.
+    /// Two segments overlap.
     #[error("segments overlap at {address:#x}")]
     SegmentsOverlap {
-        /// The first address wanted twice.
+        /// The first address used by both.
         address: u64,
     },
-    /// The entry point is not code of the kernel.
+    /// The entry point is not in the kernel's code.
     #[error("its entry point {entry:#x} lies outside of what it loads")]
     Entry {
         /// The entry point.

@@ -1,4 +1,4 @@
-//! Tells by a file's first bytes what it is, for the benefit of whoever named the wrong one.
+//! Identifies a file by its first bytes, to help users who named the wrong one.
 
 /// Kinds of kernel files that can be booted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub(super) enum Format {
     BzImage,
 }
 
-/// Formats that people take for kernels: offset, magic bytes, name.
+/// Formats that users mistake for kernels: offset, magic bytes, name.
 const OTHERS: &[(usize, &[u8], &str)] = &[
     (0x38, b"ARM\x64", "an arm64 Image"),
     (0x38, b"RSC\x05", "a RISC-V Image"),
@@ -53,7 +53,7 @@ const OTHERS: &[(usize, &[u8], &str)] = &[
     (510, b"\x55\xaa", "a disk image with a boot sector"),
 ];
 
-/// How much of a file's beginning `format` looks at.
+/// The number of bytes at the start of a file that `format` examines.
 pub(super) const SNIFF_LEN: usize = 4096;
 
 /// Identifies a file by its first [`SNIFF_LEN`] bytes (fewer if it is shorter).

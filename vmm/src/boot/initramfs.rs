@@ -8,9 +8,9 @@ use podvisor_devices::GuestRam;
 use super::BootError;
 use super::source::{Piece, Source};
 
-/// An initramfs (cpio archive, plain or compressed as the kernel understands it).
+/// An initramfs (cpio archive, plain or compressed as the kernel supports it).
 ///
-/// Its contents are the kernel's affair and are not looked at.
+/// Its contents are not checked; the kernel unpacks them.
 #[derive(Debug)]
 pub struct Initramfs(Contents);
 
@@ -25,12 +25,12 @@ impl Initramfs {
     ///
     /// # Errors
     ///
-    /// When the file cannot be opened, is not a regular one, or is empty.
+    /// Fails if the file cannot be opened, is not a regular one, or is empty.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, BootError> {
         Source::open(path.as_ref()).map(|source| Self(Contents::File(source)))
     }
 
-    /// Takes an initramfs from a file that is open for reading; messages call it "initramfs".
+    /// Creates an initramfs from a file that is open for reading; messages call it "initramfs".
     ///
     /// # Errors
     ///
@@ -39,11 +39,11 @@ impl Initramfs {
         Source::new(file, PathBuf::from("initramfs")).map(|source| Self(Contents::File(source)))
     }
 
-    /// Takes an initramfs from memory.
+    /// Creates an initramfs from memory.
     ///
     /// # Errors
     ///
-    /// When there are no bytes.
+    /// Fails if there are no bytes.
     pub fn from_bytes(bytes: impl Into<Vec<u8>>) -> Result<Self, BootError> {
         let bytes = bytes.into();
         if bytes.is_empty() {
@@ -55,7 +55,7 @@ impl Initramfs {
         Ok(Self(Contents::Bytes(bytes)))
     }
 
-    /// Bytes, never 0.
+    /// Returns the number of bytes, never 0.
     pub(super) fn size(&self) -> u64 {
         match &self.0 {
             Contents::File(source) => source.size(),

@@ -16,7 +16,7 @@ use crate::layout;
 
 /// A kernel that a guest boots from: an ELF `vmlinux` or a `bzImage`, for 64-bit x86.
 ///
-/// The file is opened, identified and checked at once; its contents are read when the VM is
+/// The file is opened, identified and checked immediately; its contents are read when the VM is
 /// built. It must not change in between.
 ///
 /// ```no_run
@@ -41,12 +41,12 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// When the file cannot be read or is not a kernel that can be booted.
+    /// Fails if the file cannot be read or is not a kernel that can be booted.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, BootError> {
         Source::open(path.as_ref()).and_then(Self::new)
     }
 
-    /// Takes a kernel from a file that is open for reading, wherever it comes from.
+    /// Creates a kernel from a file that is open for reading, wherever it comes from.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl Kernel {
         Ok(Self { source, image })
     }
 
-    /// Bytes of command line that this kernel takes, without the NUL.
+    /// Returns the maximum number of bytes of this kernel's command line, without the NUL.
     pub(super) fn cmdline_max(&self) -> usize {
         let ours = layout::CMDLINE_MAX - 1;
         match &self.image {
@@ -69,7 +69,7 @@ impl Kernel {
         }
     }
 
-    /// The header that a bzImage wants to find in its zero page.
+    /// Returns the header that a bzImage expects in its zero page.
     pub(super) fn setup_header(&self) -> Option<&setup_header> {
         match &self.image {
             Image::Elf(_) => None,
@@ -77,7 +77,7 @@ impl Kernel {
         }
     }
 
-    /// What the kernel takes of the memory below `low_end`.
+    /// Returns which memory below `low_end` the kernel needs.
     pub(super) fn footprint(&self, low_end: u64) -> Result<Footprint, BootError> {
         let (end, initramfs_end_max) = match &self.image {
             Image::Elf(image) => (image.end(), u64::MAX),
@@ -95,7 +95,7 @@ impl Kernel {
         })
     }
 
-    /// Copies the kernel from its file into guest memory; `footprint` has been asked.
+    /// Copies the kernel from its file into guest memory; `footprint` has been called before.
     pub(super) fn load(&self, mem: &GuestRam) -> Result<Entry, BootError> {
         match &self.image {
             Image::Elf(image) => {
@@ -113,7 +113,7 @@ impl Kernel {
     }
 }
 
-/// What kind of kernel `file` of `size` bytes is; errors call it `path`.
+/// Identifies the kind of kernel in `file` of `size` bytes; errors call it `path`.
 fn identify(file: &File, size: u64, path: &Path) -> Result<Image, BootError> {
     let path = || path.to_owned();
     let mut head = [0u8; identify::SNIFF_LEN];

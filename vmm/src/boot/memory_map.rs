@@ -1,4 +1,4 @@
-//! The guest's physical memory as the kernel is told of it.
+//! The guest's physical memory as it is reported to the kernel.
 
 use podvisor_devices::GuestRam;
 use vm_memory::{Address, GuestMemory, GuestMemoryRegion};
@@ -6,8 +6,8 @@ use vm_memory::{Address, GuestMemory, GuestMemoryRegion};
 use super::BootError;
 use crate::layout;
 
-/// The type of memory, in E820 as in PVH's map. Nothing else is listed: each entry costs
-/// Linux time when it maps its memory, and what is not listed is not used.
+/// The type of memory, in E820 as in PVH's map. Nothing else is listed: each entry costs Linux time
+/// when it maps its memory, and unlisted ranges are not used.
 pub(super) const RAM: u32 = 1;
 
 /// A range of guest physical addresses that is memory.
@@ -25,7 +25,8 @@ pub(super) struct MemoryMap {
 }
 
 impl MemoryMap {
-    /// The map of `mem`, whose regions are in ascending order (`GuestMemoryMmap` sees to it).
+    /// Returns the map of `mem`, whose regions are in ascending order (guaranteed by
+    /// `GuestMemoryMmap`).
     pub(super) fn of(mem: &GuestRam) -> Result<Self, BootError> {
         let mut ram: Vec<(u64, u64)> = Vec::new();
         for region in mem.iter() {
@@ -47,7 +48,7 @@ impl MemoryMap {
             size: end - start,
         };
         let mut ranges = vec![
-            // Up to 1 MiB: the MP table and ACPI's, and what would be video memory and ROM of a PC.
+            // Up to 1 MiB: the MP and ACPI tables, and what is video memory and ROM on a PC.
             range(0, layout::EBDA_START),
             range(layout::HIMEM_START, low_end),
         ];
@@ -59,7 +60,8 @@ impl MemoryMap {
         &self.ranges
     }
 
-    /// One past the memory that is contiguous from address 0, at most the hole for devices.
+    /// Returns the end of the memory that is contiguous from address 0, at most the hole for
+    /// devices.
     pub(super) fn low_end(&self) -> u64 {
         self.low_end
     }
@@ -85,7 +87,7 @@ mod tests {
 
     #[test]
     fn memory_behind_the_hole_is_listed_and_adjacent_regions_are_joined() {
-        // No memory is touched: the mappings are address space only.
+        // No memory is touched: the mappings only use address space.
         let map = map(&[
             (0, 1 << 30),
             (1 << 30, 2 << 30),

@@ -1,22 +1,22 @@
-//! Puts a Linux kernel, its initramfs and what it wants to know into guest memory, and sets
-//! the boot CPU's registers to start it.
+//! Loads a Linux kernel, its initramfs and its boot parameters into guest memory, and sets the boot
+//! CPU's registers to start it.
 //!
 //! # How data enters and leaves
 //!
-//! A [`Kernel`] and an [`Initramfs`] are opened and identified while the VM is configured, so
-//! that a wrong file is a configuration error. [`load`] reads them into guest memory; it needs
-//! nothing of KVM and runs on a thread of its own beside KVM's set-up. [`write_boot_params`] adds
-//! the command line, the memory map and the tables that describe the machine ([`Platform`]), and
-//! answers where the kernel is entered and how ([`Entry`]); [`boot_registers`] brings a vCPU there.
+//! A [`Kernel`] and an [`Initramfs`] are opened and identified while the VM is configured, so that
+//! a wrong file is a configuration error. [`load`] reads them into guest memory; it needs nothing
+//! of KVM and runs on its own thread in parallel to KVM's set-up. [`write_boot_params`] adds the
+//! command line, the memory map and the tables that describe the machine ([`Platform`]), and
+//! returns where and how the kernel is entered ([`Entry`]); [`boot_registers`] sets a vCPU up for
+//! that.
 //!
-//! Two protocols reach the kernel: Linux's 64-bit entry for its `vmlinux` and bzImages, and PVH
-//! for other ELF kernels with Xen's `PHYS32_ENTRY` note.
+//! Two protocols are supported: Linux's 64-bit entry for its `vmlinux` and bzImages, and PVH for
+//! other ELF kernels with Xen's `PHYS32_ENTRY` note.
 //!
 //! # What it must not know
 //!
-//! What devices do, pods, and where files come from. Kernel files are hostile input: every number
-//! in them is checked before it is used, and nothing is read into guest memory that does not lie in
-//! it.
+//! What devices do, pods, and where files come from. Kernel files are untrusted input: every number
+//! in them is checked before it is used, and nothing is read to an address outside of guest memory.
 
 mod acpi;
 mod bzimage;
@@ -48,13 +48,13 @@ use memory_map::MemoryMap;
 /// What a kernel is told about the machine besides its memory.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Platform {
-    /// CPUs, those that may come included.
+    /// The number of CPUs, including those that may be added.
     pub(crate) cpus: u8,
     /// The virtio-mmio devices.
     pub(crate) windows: Vec<MmioWindow>,
     /// Whether there is a PCI bus.
     pub(crate) has_pci: bool,
-    /// Whether there is COM1.
+    /// Whether there is a COM1.
     pub(crate) has_serial: bool,
 }
 
@@ -67,8 +67,8 @@ pub(crate) struct MmioWindow {
     pub(crate) gsi: u32,
 }
 
-/// Boot CPUs that the MP table can name: APIC ids are 8 bits, 255 is broadcast and one is the
-/// I/O APIC's.
+/// The number of boot CPUs that the MP table can list: APIC ids have 8 bits, 255 is broadcast and
+/// one is the I/O APIC's.
 pub(crate) const MAX_CPUS: u8 = 254;
 
 /// How a kernel is entered.
@@ -85,7 +85,7 @@ pub(crate) enum Protocol {
 pub(crate) struct Entry {
     /// Physical address of the first instruction.
     pub(crate) address: u64,
-    /// State that the kernel expects there.
+    /// The state that the kernel expects there.
     pub(crate) protocol: Protocol,
 }
 
@@ -96,17 +96,17 @@ struct Module {
     size: u64,
 }
 
-/// What the protocols tell the kernel beside the memory map.
+/// What the protocols pass to the kernel besides the memory map.
 #[derive(Debug, Clone, Copy)]
 struct BootParams {
     initramfs: Option<Module>,
     /// Length of the command line without its NUL.
     cmdline_len: usize,
-    /// Where ACPI's tables begin.
+    /// Where the ACPI tables start.
     rsdp: u64,
 }
 
-/// A kernel and an initramfs in guest memory: what [`write_boot_params`] needs to know of them.
+/// A kernel and an initramfs in guest memory, as [`write_boot_params`] needs them.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     entry: Entry,
@@ -117,11 +117,11 @@ pub(crate) struct Loaded {
 /// Reads the kernel and the initramfs into guest memory, which takes most of the time of building a
 /// VM.
 ///
-/// `mem` must be fresh: what is zero in the kernel's image (its BSS above all) is not written.
+/// `mem` must be fresh: zeroes in the kernel's image (most importantly its BSS) are not written.
 ///
 /// # Errors
 ///
-/// When a file cannot be read, is damaged, or does not fit into the guest's memory.
+/// Fails if a file cannot be read, is damaged, or does not fit into the guest's memory.
 pub(crate) fn load(
     mem: &GuestRam,
     kernel: &Kernel,
@@ -139,12 +139,11 @@ pub(crate) fn load(
     Ok(Loaded { entry, map, module })
 }
 
-/// Writes what a kernel that was loaded finds in memory when it is entered, and answers where that
-/// is.
+/// Writes the data that a loaded kernel finds in memory when it is entered, and returns the entry.
 ///
 /// # Errors
 ///
-/// When the command line is too long or has control characters.
+/// Fails if the command line is too long or has control characters.
 pub(crate) fn write_boot_params(
     mem: &GuestRam,
     kernel: &Kernel,
@@ -173,7 +172,7 @@ pub(crate) fn write_boot_params(
     Ok(*entry)
 }
 
-/// The memory that a kernel takes until it manages memory itself, and its wishes.
+/// The memory that a kernel uses until it manages memory itself, and its constraints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Footprint {
     /// One past its last byte, BSS and room for decompression included.
@@ -190,7 +189,7 @@ fn place_initramfs(
     const PAGE: u64 = 4096;
     let size = initramfs.size();
     let top = map.low_end().min(kernel.initramfs_end_max);
-    // As high as it goes: there the kernel's own first allocations lie anyway.
+    // As high as possible: the kernel's own first allocations lie there anyway.
     let address = top.checked_sub(size).map(|a| a & !(PAGE - 1));
     match address {
         Some(address) if address >= kernel.end => Ok(Module { address, size }),
@@ -214,7 +213,7 @@ fn check_cmdline(cmdline: &str, max: usize) -> Result<(), BootError> {
     Ok(())
 }
 
-/// Writes `bytes` at `address`; `what` is named when that fails.
+/// Writes `bytes` at `address`; `what` is named in errors.
 fn write(mem: &GuestRam, what: &'static str, address: u64, bytes: &[u8]) -> Result<(), BootError> {
     mem.write_slice(bytes, GuestAddress(address))
         .map_err(|source| BootError::GuestMemory {

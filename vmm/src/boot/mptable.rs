@@ -1,6 +1,6 @@
 //! The MP table: CPUs, I/O APIC and interrupt lines (Intel MultiProcessor Specification 1.4).
 //!
-//! It is for kernels without ACPI, such as our own: with neither, Linux knows a single CPU and
+//! It is for kernels without ACPI, such as our own: with neither, Linux knows only one CPU and
 //! falls back to virtual wire mode, without x2APIC and the TSC deadline timer.
 
 use podvisor_devices::GuestRam;
@@ -25,15 +25,15 @@ const ENTRY_LOCAL_INTERRUPT: u8 = 4;
 const INT: u8 = 0;
 const NMI: u8 = 1;
 const EXT_INT: u8 = 3;
-/// Polarity and trigger mode as the bus has them: active high and edge for ISA.
+/// Polarity and trigger mode as on the bus: active high and edge for ISA.
 const CONFORMING: u16 = 0;
 
 const CPU_ENABLED: u8 = 1;
 const CPU_BOOT: u8 = 2;
 const ALL_LOCAL_APICS: u8 = 0xff;
 
-/// Writes the floating pointer and the configuration table for `cpus` CPUs with the APIC ids
-/// 0, 1, 2, … Answers where the table ends.
+/// Writes the floating pointer and the configuration table for `cpus` CPUs with the APIC ids 0, 1,
+/// 2, … Returns where the table ends.
 pub(super) fn write(mem: &GuestRam, cpus: u8) -> Result<u64, BootError> {
     if cpus == 0 || cpus > MAX_CPUS {
         return Err(BootError::CpuCount { cpus });
@@ -49,7 +49,7 @@ pub(super) fn write(mem: &GuestRam, cpus: u8) -> Result<u64, BootError> {
     Ok(layout::MP_TABLE + table.len() as u64)
 }
 
-/// The structure that leads a kernel to the table (§4.1).
+/// The structure by which a kernel finds the table (§4.1).
 fn floating_pointer(table: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[0..4].copy_from_slice(b"_MP_");
@@ -75,7 +75,7 @@ fn configuration(cpus: u8) -> Vec<u8> {
         let flags = CPU_ENABLED | if id == 0 { CPU_BOOT } else { 0 };
         let mut entry = [0; 20];
         entry[..4].copy_from_slice(&[ENTRY_PROCESSOR, id, LOCAL_APIC_VERSION, flags]);
-        // Signature: family 6. Features: APIC and FPU. A kernel asks CPUID for the truth.
+        // Signature: family 6. Features: APIC and FPU. A kernel gets the real values from CPUID.
         entry[4..8].copy_from_slice(&0x600u32.to_le_bytes());
         entry[8..12].copy_from_slice(&0x201u32.to_le_bytes());
         add(&entry);
@@ -94,8 +94,8 @@ fn configuration(cpus: u8) -> Vec<u8> {
         c,
         d,
     ]);
-    // Lines above 15 do not exist on an ISA bus; Linux takes them from it all the same, and
-    // without an entry a line stays unknown.
+    // Lines above 15 do not exist on an ISA bus; Linux accepts them nevertheless, and without an
+    // entry a line stays unknown.
     for line in 0..layout::GSI_END as u8 {
         add(&interrupt(ENTRY_IO_INTERRUPT, INT, line, io_apic_id, line));
     }
@@ -133,7 +133,7 @@ fn interrupt(entry: u8, kind: u8, bus_line: u8, apic: u8, pin: u8) -> [u8; 8] {
     ]
 }
 
-/// What makes the bytes add up to 0.
+/// Returns the byte that makes the sum of the bytes 0.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes
         .iter()

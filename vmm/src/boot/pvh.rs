@@ -1,5 +1,5 @@
-//! What a PVH kernel is handed: `hvm_start_info` and what it points at
-//! (Xen, public/arch-x86/hvm/start_info.h).
+//! The boot parameters of a PVH kernel: `hvm_start_info` and what it points at (Xen,
+//! public/arch-x86/hvm/start_info.h).
 
 use linux_loader::loader::elf::start_info::{
     hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info,

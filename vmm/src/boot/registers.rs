@@ -1,9 +1,9 @@
-//! The state in which vCPUs begin.
+//! The initial state of vCPUs.
 //!
-//! KVM creates a vCPU as a processor after RESET, with its FPU initialised as Linux expects
-//! it, so that only what differs is set: on the boot CPU the registers of the boot protocol and
-//! the two lines of its local APIC, on every CPU the MSRs of [`BOOT_MSRS`]. The other CPUs wait
-//! in KVM for the kernel's INIT and SIPI.
+//! KVM creates a vCPU as a processor after RESET, with its FPU initialised as Linux expects it, so
+//! that only the differences are set: on the boot CPU the registers of the boot protocol and the
+//! two lines of its local APIC, on every CPU the MSRs of [`BOOT_MSRS`]. The other CPUs wait in KVM
+//! for the kernel's INIT and SIPI.
 
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
@@ -30,7 +30,7 @@ const TASK_SELECTOR: u16 = 0x20;
 const CODE_32: u64 = 0x00cf_9b00_0000_ffff;
 const CODE_64: u64 = 0x00af_9b00_0000_ffff;
 const DATA: u64 = 0x00cf_9300_0000_ffff;
-/// A busy TSS at 0 of the smallest size, which VT-x demands and nobody uses.
+/// A busy TSS at 0 of the smallest size, which VT-x requires but which is not used.
 const TASK: u64 = 0x0000_8b00_0000_0067;
 
 /// Model specific registers that differ from their reset value: index, value, why.
@@ -47,12 +47,12 @@ pub(crate) const BOOT_MSRS: &[(u32, u64, &str)] = &[
     ),
 ];
 
-/// Sets the state that a vCPU begins with: the boot CPU's with the kernel's `entry`, any other
-/// CPU's with `None`. CPUID must have been set before.
+/// Sets a vCPU's initial state: the boot CPU's with the kernel's `entry`, any other CPU's with
+/// `None`. CPUID must have been set before.
 ///
 /// # Errors
 ///
-/// When KVM refuses.
+/// Fails if KVM refuses.
 pub(crate) fn boot_registers(vcpu: &VcpuFd, entry: Option<&Entry>) -> Result<(), BootError> {
     set_msrs(vcpu)?;
     if let Some(entry) = entry {
@@ -125,7 +125,7 @@ fn set_special_registers(vcpu: &VcpuFd, protocol: Protocol) -> Result<(), BootEr
         .map_err(failed("set the special registers"))
 }
 
-/// What the processor would hold after loading `selector`, which names `descriptor`.
+/// Returns what the processor would hold after loading `selector`, which refers to `descriptor`.
 fn segment(selector: u16, descriptor: u64) -> kvm_segment {
     let bits = |from: u32, count: u32| ((descriptor >> from) & ((1 << count) - 1)) as u8;
     let base = (descriptor >> 16 & 0xff_ffff) | (descriptor >> 56 << 24);
@@ -165,7 +165,7 @@ fn set_msrs(vcpu: &VcpuFd) -> Result<(), BootError> {
     if set == entries.len() {
         Ok(())
     } else {
-        // KVM stops at the first one that it does not take.
+        // KVM stops at the first one that it rejects.
         Err(BootError::Vcpu {
             what: "set all MSRs",
             source: kvm_ioctls::Error::new(libc::EINVAL),
@@ -173,7 +173,7 @@ fn set_msrs(vcpu: &VcpuFd) -> Result<(), BootError> {
     }
 }
 
-/// LINT0 takes the 8259's interrupts and LINT1 NMIs, as the MP table says.
+/// LINT0 delivers the 8259's interrupts and LINT1 NMIs, as the MP table says.
 fn set_interrupt_lines(vcpu: &VcpuFd) -> Result<(), BootError> {
     const LVT_LINT0: usize = 0x350;
     const LVT_LINT1: usize = 0x360;

@@ -1,7 +1,7 @@
 //! Files whose contents go into guest memory: opened once, checked, read when the VM is built.
 //!
-//! They are read, not mapped: a mapped file that somebody cuts short would end the process with
-//! SIGBUS, and building and removing page tables was measured to cost more than `read`'s copy.
+//! They are read, not mapped: if a mapped file is truncated meanwhile, the process gets SIGBUS, and
+//! building and removing page tables was measured to cost more than `read`'s copy.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -17,24 +17,24 @@ use super::{BootError, KernelFault};
 #[derive(Debug)]
 pub(super) struct Source {
     path: PathBuf,
-    /// Behind a lock, because reading moves the file's offset.
+    /// Locked, because reading moves the file's offset.
     file: Mutex<File>,
     size: u64,
 }
 
-/// A part of a file that goes into guest memory as it is.
+/// A part of a file that is copied into guest memory unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Where it begins in the file.
+    /// The offset in the file.
     pub(super) offset: u64,
-    /// Where it goes.
+    /// The guest address.
     pub(super) address: u64,
-    /// Bytes, never 0.
+    /// The number of bytes, never 0.
     pub(super) size: u64,
 }
 
 impl Source {
-    /// Opens the file at `path`, which has to be a regular and not an empty one.
+    /// Opens the file at `path`, which must be regular and not empty.
     pub(super) fn open(path: &Path) -> Result<Self, BootError> {
         let file = File::open(path).map_err(|source| BootError::Open {
             path: path.to_owned(),
@@ -43,7 +43,7 @@ impl Source {
         Self::new(file, path.to_owned())
     }
 
-    /// Takes a file that is open; messages call it `path`.
+    /// Takes an open file; messages call it `path`.
     pub(super) fn new(file: File, path: PathBuf) -> Result<Self, BootError> {
         let metadata = match file.metadata() {
             Ok(metadata) => metadata,
@@ -65,7 +65,7 @@ impl Source {
         &self.path
     }
 
-    /// Bytes when the file was opened, never 0.
+    /// Returns the number of bytes when the file was opened, never 0.
     pub(super) fn size(&self) -> u64 {
         self.size
     }

@@ -1,5 +1,5 @@
-//! Kernel files made by hand, and what fuzz targets feed to the loaders.
-#![allow(missing_docs, unreachable_pub)] // public for fuzz targets alone
+//! Handmade kernel files, and the input of fuzz targets for the loaders.
+#![allow(missing_docs, unreachable_pub)] // public only for fuzz targets
 
 use std::fs::File;
 use std::io::Write;
@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{BootError, Entry, Initramfs, Kernel, Platform, load, write_boot_params};
 use crate::layout;
 
-/// Where the made kernels are loaded.
+/// Where the handmade kernels are loaded.
 pub const LOAD: u64 = 0x10_0000;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
@@ -33,7 +33,7 @@ pub struct Elf {
     pub machine: u16,
     pub entry: u64,
     pub headers: Vec<Header>,
-    /// What lies at `offset`.
+    /// The content at each `offset`.
     pub contents: Vec<(u64, Vec<u8>)>,
 }
 
@@ -56,7 +56,7 @@ impl Elf {
         }
     }
 
-    /// The same with notes, the last of which names the PVH entry.
+    /// Adds notes, the last of which has the PVH entry.
     #[must_use]
     pub fn with_pvh(self, entry: u32) -> Self {
         let mut notes = note(b"GNU\0", 3, &[7; 20]);
@@ -64,7 +64,7 @@ impl Elf {
         self.with_notes(notes)
     }
 
-    /// The same with these notes.
+    /// Adds these notes.
     #[must_use]
     pub fn with_notes(mut self, notes: Vec<u8>) -> Self {
         self.headers.push(Header {
@@ -153,11 +153,11 @@ pub fn bzimage(code: &[u8]) -> Vec<u8> {
     image
 }
 
-/// A temporary file with these contents.
+/// Creates a temporary file with these contents.
 ///
 /// # Panics
 ///
-/// When there is no room for it.
+/// If there is no room for it.
 pub fn file(bytes: &[u8]) -> File {
     let fd = rustix::fs::memfd_create("kernel", rustix::fs::MemfdFlags::CLOEXEC)
         .expect("a file in memory");
@@ -177,7 +177,7 @@ pub fn mutate(mut file: Vec<u8>, changes: &[(u16, u8)]) -> Vec<u8> {
     file
 }
 
-/// Both steps of booting.
+/// Runs both steps of booting.
 pub(super) fn load_whole(
     mem: &GuestRam,
     kernel: &Kernel,
@@ -193,12 +193,12 @@ pub(super) fn load_whole(
     write_boot_params(mem, kernel, &loaded, cmdline, &platform)
 }
 
-/// Loads `kernel` into 32 MiB and checks what must hold whatever its bytes are: an answer, an
-/// entry within memory, and boot structures that the kernel did not overwrite.
+/// Loads `kernel` into 32 MiB and checks what must hold for any bytes: it returns, the entry is
+/// within memory, and the kernel did not overwrite boot structures.
 ///
 /// # Panics
 ///
-/// When one of these does not hold.
+/// If one of these does not hold.
 pub fn load_hostile(kernel: &[u8]) {
     const SIZE: usize = 32 << 20;
     let Ok(kernel) = Kernel::from_file(file(kernel)) else {
@@ -216,7 +216,8 @@ pub fn load_hostile(kernel: &[u8]) {
     }
 }
 
-/// A fuzz target's body: an ELF kernel or bzImage with some of its bytes changed, or anything.
+/// A fuzz target's body: an ELF kernel or bzImage with some of its bytes changed, or arbitrary
+/// bytes.
 pub fn fuzz_kernel(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else {
         return;
@@ -240,7 +241,7 @@ pub fn fuzz_kernel(data: &[u8]) {
 ///
 /// # Panics
 ///
-/// When a command line that was accepted does not arrive as it is, with a NUL behind it.
+/// If an accepted command line is not in memory unchanged, followed by a NUL.
 pub fn fuzz_cmdline(data: &[u8]) {
     let Ok(cmdline) = std::str::from_utf8(data) else {
         return;

@@ -1,4 +1,4 @@
-//! What `load` and `write_boot_params` leave in guest memory.
+//! The content of guest memory after `load` and `write_boot_params`.
 
 use proptest::prelude::*;
 
@@ -113,7 +113,7 @@ fn kernels_are_told_where_acpis_tables_begin() {
 
 #[test]
 fn the_identity_map_covers_all_memory_below_the_hole() {
-    // Only what is written takes memory.
+    // Only memory that is written is allocated.
     let mem = GuestRam::from_ranges(&[
         (GuestAddress(0), 3 << 30),
         (GuestAddress(layout::HIGH_RAM_START), 1 << 30),
@@ -194,7 +194,7 @@ fn memory_that_is_too_small_is_told_with_what_is_needed() {
         41
     );
 
-    // Into BSS, or into the room for decompression, an initramfs must not go.
+    // An initramfs must not overlap BSS, or the room for decompression.
     let initramfs = Initramfs::from_bytes(vec![7; 30 * MIB]).unwrap();
     let bss = kernel(&Elf::new(&CODE, 4 << 20).bytes());
     let error = load_whole(&memory(32), &bss, Some(&initramfs), "", 1).unwrap_err();

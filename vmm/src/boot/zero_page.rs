@@ -1,4 +1,4 @@
-//! What the 64-bit entry is handed: `boot_params` (the "zero page") and an identity map
+//! The boot parameters of the 64-bit entry: `boot_params` (the "zero page") and an identity map
 //! (Linux, Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
 
 use linux_loader::bootparam::{boot_e820_entry, boot_params, setup_header};
@@ -12,9 +12,9 @@ use crate::layout;
 /// "HdrS".
 const HEADER_MAGIC: u32 = 0x5372_6448;
 const BOOT_FLAG: u16 = 0xaa55;
-/// What we speak, to kernels (ELF) that do not say what they speak.
+/// Our protocol version, for kernels (ELF) that do not state theirs.
 const BOOT_PROTOCOL_VERSION: u16 = 0x20c;
-/// `type_of_loader`: none of the registered ones.
+/// `type_of_loader`: not a registered one.
 const LOADER_UNDEFINED: u8 = 0xff;
 const LOADED_HIGH: u8 = 1;
 
@@ -42,9 +42,9 @@ pub(super) fn write(
         ..Default::default()
     };
     params.hdr.type_of_loader = LOADER_UNDEFINED;
-    // Lists that only a boot loader can have filled in.
+    // Lists that only a boot loader can fill in.
     params.hdr.setup_data = 0;
-    // All our addresses are below 4 GiB: memory ends below the hole for devices there.
+    // All our addresses are below 4 GiB: low memory ends below the hole for devices.
     params.hdr.cmd_line_ptr = below_4g(layout::CMDLINE)?;
     params.hdr.cmdline_size = u32::try_from(boot.cmdline_len).unwrap_or(u32::MAX);
     if let Some(module) = boot.initramfs {

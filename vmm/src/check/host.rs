@@ -1,4 +1,4 @@
-//! The host's kernel, and what sandboxes use of the host beside KVM.
+//! The host's kernel, and what sandboxes use of the host besides KVM.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -8,13 +8,13 @@ use rustix::system::uname;
 
 use super::{Item, Status};
 
-/// Below this a single small guest is tight.
+/// With less, a single small guest barely fits.
 const MEMORY_LOW_KIB: u64 = 512 * 1024;
 
-/// The oldest Linux that podvisor is made for.
+/// The oldest Linux that podvisor supports.
 const LINUX: (u32, u32) = (6, 1);
 
-/// The first Linux that gives mounts their attributes before they are anywhere (`mount_setattr`).
+/// The first Linux that can set attributes of detached mounts (`mount_setattr`).
 const MOUNT_ATTRIBUTES: (u32, u32) = (5, 12);
 
 /// Reports on the kernel, networking, cgroups, huge pages and memory.

@@ -1,4 +1,4 @@
-//! `/dev/kvm`, what it says of itself, and what lies below it.
+//! `/dev/kvm`, its capabilities, and the hardware support below it.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use kvm_ioctls::{Cap, Kvm};
 
 use super::{Item, Status};
 
-/// The only version there has been since Linux 2.6.22.
+/// The only version since Linux 2.6.22.
 const API_VERSION: i32 = 12;
 
-/// What a VM uses, by its name in the kernel's documentation.
+/// The capabilities that a VM uses, by their names in the kernel's documentation.
 const CAPABILITIES: &[(Cap, &str)] = &[
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
@@ -26,7 +26,7 @@ const CAPABILITIES: &[(Cap, &str)] = &[
     (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
 ];
 
-/// What makes guests faster, or saving them possible.
+/// The capabilities that make guests faster, or make it possible to save them.
 const HELPFUL: &[(Cap, &str, &str)] = &[
     (
         Cap::GetTscKhz,
@@ -37,7 +37,7 @@ const HELPFUL: &[(Cap, &str, &str)] = &[
     (Cap::Xsave, "KVM_CAP_XSAVE", "no snapshots"),
 ];
 
-/// Reports on KVM; `false` when it cannot even be opened.
+/// Reports on KVM; `false` if it cannot even be opened.
 pub(super) fn check(items: &mut Vec<Item>) -> bool {
     let kvm = match Kvm::new() {
         Ok(kvm) => kvm,
@@ -99,7 +99,7 @@ pub(super) fn check(items: &mut Vec<Item>) -> bool {
     true
 }
 
-/// Why `/dev/kvm` did not open, and what helps.
+/// Reports why `/dev/kvm` did not open, and what helps.
 fn unopened(errno: i32, cpuinfo: &str) -> Item {
     let has = |flag: &str| {
         cpuinfo

@@ -1,11 +1,11 @@
-//! Says whether this host can run guests, and what to do where it cannot.
+//! Checks whether this host can run guests, and says what to do if it cannot.
 //!
-//! [`run`] looks at the host's files and KVM's capabilities (`host`, `kvm`) and then runs
-//! a guest of a few dozen bytes for each thing that a kernel needs of a processor (`probe`).
-//! Out comes a [`Report`]; printing it, and exit codes, are the caller's.
+//! [`run`] checks the host's files and KVM's capabilities (`host`, `kvm`) and then runs a guest of
+//! a few dozen bytes for each thing that a kernel needs of a processor (`probe`). It returns a
+//! [`Report`]; printing it, and exit codes, are up to the caller.
 //!
-//! Nothing here changes the host. All of it takes some seconds at most, where guests hang up to
-//! half a minute.
+//! Nothing here changes the host. All checks together take some seconds at most, or up to half a
+//! minute if guests hang.
 
 mod host;
 mod kvm;
@@ -13,18 +13,18 @@ mod probe;
 
 use serde::Serialize;
 
-/// How a checked item stands.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Status {
     /// As it should be.
     Ok,
-    /// Works, with a loss that the item names.
+    /// Works, with a loss that the item describes.
     Warning,
-    /// Not there, or not allowed.
+    /// Missing, or not allowed.
     Missing,
-    /// There, and does not do what it should.
+    /// Exists, but does not work correctly.
     Broken,
 }
 
@@ -34,13 +34,13 @@ pub enum Status {
 pub struct Item {
     /// What was checked, such as "/dev/kvm" or "guest: SYSCALL".
     pub name: &'static str,
-    /// How it stands.
+    /// The result.
     pub status: Status,
     /// What was found, in a few words.
     pub found: String,
-    /// What to do about it, where something is to be done.
+    /// What to do about it, if anything.
     pub remedy: Option<String>,
-    /// No guest runs without it. The others cost features or speed.
+    /// No guest runs without it. Items that are not required affect features or speed.
     pub required: bool,
 }
 
@@ -68,7 +68,7 @@ impl Item {
         }
     }
 
-    /// The same, as something that no guest runs without.
+    /// Marks the item as something that no guest runs without.
     fn required(self) -> Self {
         Self {
             required: true,
@@ -81,22 +81,22 @@ impl Item {
     }
 }
 
-/// What [`run`] found.
+/// The result of [`run`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// Every item, in the order in which they were checked.
+    /// All items, in the order in which they were checked.
     pub items: Vec<Item>,
 }
 
 impl Report {
-    /// Whether guests run on this host: nothing that they need is missing or broken.
+    /// Returns whether guests can run on this host: nothing that they need is missing or broken.
     #[must_use]
     pub fn can_run_guests(&self) -> bool {
         !self.items.iter().any(Item::prevents_guests)
     }
 
-    /// One line: that guests can run, or what keeps them from it.
+    /// Returns one line: that guests can run, or what prevents it.
     #[must_use]
     pub fn verdict(&self) -> String {
         let mut faults = self.items.iter().filter(|item| item.prevents_guests());
@@ -116,7 +116,7 @@ impl Report {
     }
 }
 
-/// Checks this host. Needs no privileges beyond those that running guests needs.
+/// Checks this host. Needs only the privileges that running guests needs.
 #[must_use]
 pub fn run() -> Report {
     let mut items = Vec::new();

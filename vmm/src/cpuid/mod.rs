@@ -1,11 +1,11 @@
-//! What processor the guest sees.
+//! The CPUID that the guest sees.
 //!
-//! The host's KVM says what it can give ([`guest_cpuid`] asks it); [`policy::RULES`] takes away
-//! and adds single features, [`topology`] makes one socket of as many cores as there are vCPUs.
-//! [`for_vcpu`] then puts a vCPU's own number in. Caches, vendor, model and everything that no
-//! rule names pass through.
+//! The host's KVM says what it supports ([`guest_cpuid`] asks it); [`policy::RULES`] removes and
+//! adds single features, [`topology`] describes one socket with as many cores as there are vCPUs.
+//! [`for_vcpu`] then sets a vCPU's own number. Caches, vendor, model and everything that no rule
+//! names pass through.
 //!
-//! Nothing here knows VMs or vCPU threads; entries come in and go out.
+//! Nothing here knows VMs or vCPU threads; the input and output are entries.
 
 mod policy;
 mod topology;
@@ -15,10 +15,10 @@ use kvm_ioctls::{Cap, Kvm};
 
 use crate::kvm::KvmError;
 
-/// The CPUID of a guest with `vcpus` vCPUs, without what differs between them.
+/// Returns the CPUID of a guest with `vcpus` vCPUs, without what differs between them.
 ///
-/// `tsc_khz` is the frequency of the guest's time stamp counter, so that a guest need not
-/// measure it.
+/// `tsc_khz` is the frequency of the guest's time stamp counter, so that a guest need not measure
+/// it.
 pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<CpuId, KvmError> {
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -37,7 +37,7 @@ pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<
         .map_err(|_| KvmError::ioctl("KVM_SET_CPUID2")(kvm_ioctls::Error::new(libc::E2BIG)))
 }
 
-/// `base` for the vCPU with APIC id `id`.
+/// Returns `base` for the vCPU with APIC id `id`.
 pub(crate) fn for_vcpu(base: &CpuId, id: u8) -> CpuId {
     let mut cpuid = base.clone();
     for entry in cpuid.as_mut_slice() {
@@ -46,13 +46,13 @@ pub(crate) fn for_vcpu(base: &CpuId, id: u8) -> CpuId {
     cpuid
 }
 
-/// What the entries depend on beside the host.
+/// What the entries depend on besides the host.
 #[derive(Debug, Clone, Copy)]
 struct Guest {
     /// At least 1.
     vcpus: u8,
     tsc_khz: Option<u32>,
-    /// The in-kernel local APIC has the TSC deadline timer; KVM does not say so by CPUID.
+    /// The in-kernel local APIC has the TSC deadline timer; KVM does not report it by CPUID.
     tsc_deadline: bool,
     /// CPUID as the host executes it.
     host: fn(u32) -> [u32; 4],

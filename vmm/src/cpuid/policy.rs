@@ -1,4 +1,4 @@
-//! Which of the processor's features the guest does not get, and which it gets on top.
+//! The processor features that are hidden from the guest, and those that are added.
 
 use kvm_bindings::kvm_cpuid_entry2;
 
@@ -14,7 +14,7 @@ pub(super) enum Register {
 }
 use Register::{Eax, Ebx, Ecx, Edx};
 
-/// What happens to a register, where KVM has the leaf at all.
+/// The change of a register, if KVM has the leaf at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// These bits become 0.
@@ -30,11 +30,11 @@ use Change::{Clear, Keep, Set};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rule {
     pub(super) leaf: u32,
-    /// `None` where all sub-leaves are meant, or the leaf has none.
+    /// `None` for all sub-leaves, or if the leaf has none.
     pub(super) sub_leaf: Option<u32>,
     pub(super) register: Register,
     pub(super) change: Change,
-    /// For the reader.
+    /// The reason, for the reader.
     #[cfg_attr(not(test), allow(dead_code))]
     pub(super) why: &'static str,
 }
@@ -63,7 +63,7 @@ const fn sub(
     }
 }
 
-/// A mask of the bits with these numbers.
+/// Returns a mask of the bits with these numbers.
 const fn bits<const N: usize>(numbers: [u32; N]) -> u32 {
     let mut mask = 0;
     let mut i = 0;
@@ -74,7 +74,7 @@ const fn bits<const N: usize>(numbers: [u32; N]) -> u32 {
     mask
 }
 
-/// The policy, in order of leaves. What no rule names passes through as KVM offers it.
+/// The policy, in order of leaves. Features that no rule names pass through as KVM offers them.
 #[rustfmt::skip]
 pub(super) const RULES: &[Rule] = &[
     rule(0x1, Ecx, Clear(bits([3])), "MONITOR: an idle guest must HLT, so that the host gets the CPU"),
@@ -144,15 +144,15 @@ pub(super) const FROM_HOST: &[(u32, &str)] = &[
     (0x8000_0005, "AMD's first-level caches"),
 ];
 
-/// Where KVM announces itself.
+/// The leaf where KVM announces itself.
 const KVM_SIGNATURE: u32 = 0x4000_0000;
-/// Frequencies, in the layout that VMware began and QEMU, FreeBSD and others share.
+/// Frequencies, in the layout that VMware introduced and QEMU, FreeBSD and others share.
 const TIMING: u32 = 0x4000_0010;
 /// KVM's local APIC counts nanoseconds.
 const APIC_BUS_KHZ: u32 = 1_000_000;
 const TSC_DEADLINE: u32 = 1 << 24;
 /// Leaf 7: the MSR `IA32_ARCH_CAPABILITIES`. KVM emulates it on every host, but no AMD processor
-/// has it: a guest would take its bits for facts about a processor that they do not describe.
+/// has it: a guest would apply its bits to a processor that they do not describe.
 const ARCH_CAPABILITIES: u32 = 1 << 29;
 
 /// Applies the policy.
@@ -191,7 +191,7 @@ impl Rule {
     }
 }
 
-/// Whether the vendor is AMD, or Hygon, whose processors are AMD's.
+/// Returns whether the vendor is AMD, or Hygon, whose processors are AMD designs.
 fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
     // "Auth", "Hygo": the first word of the vendor's name.
     const VENDORS: [u32; 2] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"Hygo")];

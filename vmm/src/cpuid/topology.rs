@@ -11,7 +11,7 @@ const CMP_LEGACY: u32 = 1 << 1;
 const LEVEL_THREAD: u32 = 1 << 8;
 const LEVEL_CORE: u32 = 2 << 8;
 
-/// Rewrites everything that tells of sockets, cores, threads and who shares which cache.
+/// Rewrites everything about sockets, cores, threads and cache sharing.
 pub(super) fn lay_out(entries: &mut Vec<kvm_cpuid_entry2>, vcpus: u8) {
     let vcpus = u32::from(vcpus);
     // Bits of an APIC id that number the cores.
@@ -23,7 +23,7 @@ pub(super) fn lay_out(entries: &mut Vec<kvm_cpuid_entry2>, vcpus: u8) {
         .find(|e| e.function == 0)
         .map_or(0, |e| e.eax);
 
-    // AMD's newest form of 0xB; what is said there suffices.
+    // AMD's newest form of 0xB; leaf 0xB itself suffices.
     entries.retain(|e| !EXTENDED_TOPOLOGY.contains(&e.function) && e.function != 0x8000_0026);
     for entry in entries.iter_mut() {
         match entry.function {
@@ -58,7 +58,7 @@ pub(super) fn lay_out(entries: &mut Vec<kvm_cpuid_entry2>, vcpus: u8) {
     }
 }
 
-/// Puts the vCPU's APIC id where CPUID tells it.
+/// Sets the vCPU's APIC id wherever CPUID reports it.
 pub(super) fn number(entry: &mut kvm_cpuid_entry2, id: u8) {
     let id = u32::from(id);
     match entry.function {
@@ -72,8 +72,8 @@ pub(super) fn number(entry: &mut kvm_cpuid_entry2, id: u8) {
     }
 }
 
-/// A cache leaf's EAX with its number of sharers: the first two levels are a core's own, the
-/// third is the socket's. The field holds the number of APIC ids less one.
+/// Returns a cache leaf's EAX with its number of sharers: the first two levels belong to a core,
+/// the third to the socket. The field holds the number of APIC ids minus one.
 fn shared_by(eax: u32, vcpus: u32) -> u32 {
     let level = eax >> 5 & 0b111;
     let sharers = if level >= 3 {
@@ -104,7 +104,7 @@ fn set_if(register: &mut u32, bit: u32, condition: bool) {
     }
 }
 
-/// AMD, and Hygon which is alike.
+/// AMD, or the compatible Hygon.
 fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
     entries.iter().filter(|e| e.function == 0).any(|e| {
         let vendor: Vec<u8> = [e.ebx, e.edx, e.ecx]

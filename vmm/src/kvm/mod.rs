@@ -1,7 +1,7 @@
 //! The system and VM side of KVM: opening `/dev/kvm`, and creating a VM with its interrupt
 //! controllers.
 //!
-//! Errors keep the name of the ioctl. Nothing here knows memory, devices or vCPU threads.
+//! Errors name the ioctl. Nothing here knows memory, devices or vCPU threads.
 
 mod signal_mask;
 mod tsc_offset;
@@ -17,7 +17,7 @@ pub(crate) use tsc_offset::{set_tsc_offset, tsc_offset};
 use crate::boot::MAX_CPUS;
 use crate::layout;
 
-/// Why KVM did not do what a VM needs.
+/// A failure of KVM.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvmError {
@@ -51,7 +51,7 @@ impl KvmError {
     }
 }
 
-/// Opens `/dev/kvm` and checks that what every VM here uses is there.
+/// Opens `/dev/kvm` and checks that it has what every VM here uses.
 pub(crate) fn open() -> Result<Kvm, KvmError> {
     let kvm = Kvm::new().map_err(|error| KvmError::Open(error.into()))?;
     let needed = [
@@ -73,18 +73,18 @@ pub(crate) fn open() -> Result<Kvm, KvmError> {
     }
 }
 
-/// Has the time stamp counter of a new vCPU run like the host's, as it should by itself.
+/// Makes the time stamp counter of a new vCPU run at the host's frequency, as it should by default.
 ///
-/// Where the kernel measures the host's frequency anew after KVM was loaded and finds it more than
-/// 250 parts per million away, KVM takes a new vCPU for one that wants the old frequency. On a
-/// processor that cannot scale the counter it then reads 0 for ever to KVM (seen with Linux 6.1): a
-/// guest's first timer interrupt, and with it all of its ticks, comes as late as the host has run.
+/// If the kernel measures the host's frequency again after KVM was loaded and the result differs by
+/// more than 250 parts per million, KVM treats a new vCPU as one that wants the old frequency. On a
+/// processor that cannot scale the counter, KVM then always reads it as 0 (seen with Linux 6.1): a
+/// guest's first timer interrupt, and with it all of its ticks, is late by the host's uptime.
 pub(crate) fn count_as_the_host(vcpu: &VcpuFd) {
-    // 0 is the host's own. A KVM that refuses has the counter as it was made.
+    // 0 is the host's own frequency. If KVM refuses, the counter stays as it was created.
     let _ = vcpu.set_tsc_khz(0);
 }
 
-/// The most vCPUs of one VM: what the host's KVM takes, and what an MP table can name.
+/// Returns the maximum number of vCPUs of one VM: the limit of the host's KVM and of an MP table.
 pub(crate) fn max_vcpus(kvm: &Kvm) -> u8 {
     u8::try_from(kvm.get_max_vcpus())
         .unwrap_or(u8::MAX)
@@ -95,14 +95,14 @@ pub(crate) fn max_vcpus(kvm: &Kvm) -> u8 {
 pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
     loop {
         match kvm.create_vm() {
-            // The kernel allocates interruptibly here.
+            // The kernel's allocations here are interruptible.
             Err(error) if error.errno() == libc::EINTR => {}
             other => return other.map_err(KvmError::ioctl("KVM_CREATE_VM")),
         }
     }
 }
 
-/// Gives a VM its in-kernel interrupt controllers. There is no PIT: a guest's timers are those of
+/// Creates a VM's in-kernel interrupt controllers. There is no PIT: a guest's timers are those of
 /// its local APICs, whose frequency it knows, and to stop a PIT's reinjection of ticks (for which
 /// KVM watches each end of interrupt) a VM would wait for all of KVM's readers.
 pub(crate) fn create_chips(vm: &VmFd) -> Result<(), KvmError> {
@@ -117,8 +117,9 @@ pub(crate) fn create_chips(vm: &VmFd) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Spares the host the emulation of performance counters, which the guest's CPUID does not show
-/// anyway. It must be said before the first vCPU; kernels before 5.18 do not know it.
+/// Saves the host the emulation of performance counters, which the guest's CPUID does not show
+/// anyway. It must be called before the first vCPU is created; kernels before 5.18 do not support
+/// it.
 fn disable_pmu(vm: &VmFd) {
     let disable = kvm_enable_cap {
         cap: KVM_CAP_PMU_CAPABILITY,

@@ -1,9 +1,9 @@
 //! `KVM_SET_SIGNAL_MASK`: the signals that are blocked while a vCPU runs guest code.
 //!
-//! It is the thread's own mask, with two exceptions. The kick ends `KVM_RUN`. SIGBUS does, too,
-//! which is how the host says that memory below the guest has failed: blocked, it would make
-//! KVM try the same access for ever. (The C library's own signals, 32 and 33, are open in every
-//! thread's mask and must stay so: `setuid` of a process waits for all its threads.)
+//! It is the thread's own mask, with two exceptions. The kick ends `KVM_RUN`. So does SIGBUS, by
+//! which the host reports that memory that backs the guest's has failed: if it were blocked, KVM
+//! would retry the same access forever. (The C library's own signals, 32 and 33, are unblocked in
+//! every thread's mask and must stay so: `setuid` of a process waits for all its threads.)
 #![allow(unsafe_code)] // an ioctl that kvm-ioctls does not wrap
 
 use std::io;
@@ -34,11 +34,11 @@ ioctl_iow_nr!(
     SignalMaskHead
 );
 
-/// While `vcpu` runs guest code on the calling thread, that thread's mask is in force, but for
-/// `kick` and SIGBUS, which are open.
+/// Makes the calling thread's signal mask apply while `vcpu` runs guest code on it, except that
+/// `kick` and SIGBUS are unblocked.
 pub(crate) fn set_signal_mask(vcpu: &VcpuFd, kick: i32) -> Result<(), KvmError> {
     let mut own = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: both pointers are valid, and the set is initialised even when the call fails.
+    // SAFETY: both pointers are valid, and the set is initialised even if the call fails.
     let set = unsafe {
         libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), own.as_mut_ptr());
         for signal in [kick, libc::SIGBUS] {

@@ -1,9 +1,10 @@
-//! What is added to the host's time stamp counter for a guest (`KVM_VCPU_TSC_OFFSET`, since Linux
-//! 5.16).
+//! The offset that is added to the host's time stamp counter for a guest (`KVM_VCPU_TSC_OFFSET`,
+//! since Linux 5.16).
 //!
-//! To write the counter's MSR is not the same: what is within a second of what KVM expects counts
-//! as an attempt to make counters agree, and older kernels (seen with 6.1) expect a new vCPU's to
-//! have begun at 0 when it was made. A guest that was saved in its first second went back in time.
+//! Writing the counter's MSR is not the same: KVM takes a value within a second of what it expects
+//! as an attempt to synchronize counters, and older kernels (seen with 6.1) expect a new vCPU's
+//! counter to have started at 0 when it was created. A guest that was saved in its first second
+//! went back in time.
 #![allow(unsafe_code)] // ioctls that kvm-ioctls does not wrap for vCPUs of this architecture
 
 use std::io;
@@ -53,7 +54,7 @@ fn outcome(ioctl: &'static str, result: libc::c_int) -> Result<(), KvmError> {
     }
 }
 
-/// The offset of a vCPU; `None` where the host's KVM does not tell.
+/// Returns the offset of a vCPU; `None` if the host's KVM does not report it.
 pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> Result<Option<u64>, KvmError> {
     let mut offset = 0_u64;
     let attribute = attribute(&raw mut offset);
@@ -67,7 +68,7 @@ pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> Result<Option<u64>, KvmError> {
     Ok(Some(offset))
 }
 
-/// Sets the offset of a vCPU that does not run.
+/// Sets the offset of a vCPU that is not running.
 pub(crate) fn set_tsc_offset(vcpu: &VcpuFd, offset: u64) -> Result<(), KvmError> {
     let attribute = attribute(&raw const offset);
     // SAFETY: the kernel reads the attribute, and a u64 at its address, which is that of `offset`.

@@ -1,4 +1,4 @@
-//! How much memory this process may have at most.
+//! The maximum amount of memory of this process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::MemorySize;
 /// Where the unified control group hierarchy is mounted.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// The host's memory, or what the control groups of this process leave of it.
+/// Returns the host's memory, or the limit of this process's control groups if that is lower.
 pub(crate) fn host_memory() -> MemorySize {
     let info = rustix::system::sysinfo();
     let total = info.totalram.saturating_mul(u64::from(info.mem_unit));
@@ -18,8 +18,8 @@ pub(crate) fn host_memory() -> MemorySize {
     MemorySize::bytes(limit.map_or(total, |limit| limit.min(total)))
 }
 
-/// The smallest `memory.max` from the group that `/proc/self/cgroup` names up to the root.
-/// (Version 1 hierarchies are not looked at.)
+/// Returns the smallest `memory.max` from the group that `/proc/self/cgroup` names up to the root.
+/// (Version 1 hierarchies are ignored.)
 fn cgroup_limit(root: &Path, own: &str) -> Option<u64> {
     let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let group: PathBuf = root.join(own);
@@ -27,7 +27,7 @@ fn cgroup_limit(root: &Path, own: &str) -> Option<u64> {
         .ancestors()
         .take_while(|group| group.starts_with(root))
         .filter_map(|group| fs::read_to_string(group.join("memory.max")).ok())
-        // "max" is no limit.
+        // "max" means unlimited.
         .filter_map(|text| text.trim().parse().ok())
         .min()
 }

@@ -1,7 +1,7 @@
 //! Huge pages for the file that clones of a snapshot read.
 //!
-//! A page of guest memory costs the guest a nested page fault when it first touches it. Where the
-//! host has a huge page of the file in its page cache, and a clone has written nothing of it, KVM
+//! A page of guest memory costs the guest a nested page fault when it first touches it. If the host
+//! has a huge page of the file in its page cache, and a clone has not written to that part, KVM
 //! maps 2 MiB by one fault. Most of what clones only read is the kernel's text.
 
 use std::fs::File;
@@ -14,22 +14,22 @@ use super::{MemoryShape, mapping, spans};
 
 const HUGE_PAGE: u64 = mapping::HUGE_PAGE_SIZE;
 
-/// The least of a block that must be data: what is a hole takes memory in a huge page.
+/// The minimum amount of data in a block: holes use memory in a huge page.
 const LEAST_DATA: u64 = HUGE_PAGE / 8 * 7;
 
 /// Asks the kernel to put what clones only read into huge pages. `written` is what they write, in
-/// order. Gives the bytes that are in huge pages then.
+/// order. Returns the number of bytes that are then in huge pages.
 ///
 /// # Errors
-/// The kernel or the file's file system knows of no huge pages for files (`MADV_COLLAPSE`, Linux
-/// 6.1; tmpfs). The file holds the same in any case.
+/// Fails if the kernel or the file system does not support huge pages for files (`MADV_COLLAPSE`,
+/// Linux 6.1; tmpfs). The file's content stays the same either way.
 pub(crate) fn gather(
     file: &Arc<File>,
     shape: MemoryShape,
     written: &[Range<u64>],
 ) -> io::Result<u64> {
     let mut gathered = 0;
-    // Elsewhere a huge page of the file is none of the guest's memory.
+    // Otherwise a huge page of the file is not a huge page of the guest's memory.
     let aligned = |span: &super::Span| (span.start | span.offset).is_multiple_of(HUGE_PAGE);
     for span in spans(shape).filter(aligned) {
         let data = data_of(file, span)?;
@@ -50,8 +50,9 @@ pub(crate) fn gather(
     Ok(gathered)
 }
 
-/// The huge pages, as offsets from `offset` of the file on, that are mostly data and of which
-/// nothing is written. `data` is relative to `offset`, `written` to the file; both are in order.
+/// Returns the huge pages, as offsets from `offset` of the file on, that are mostly data and of
+/// which nothing is written. `data` is relative to `offset`, `written` to the file; both are in
+/// order.
 fn read_only_blocks(data: &[Range<u64>], written: &[Range<u64>], offset: u64) -> Vec<Range<u64>> {
     let end = data.last().map_or(0, |range| range.end);
     let within = |ranges: &[Range<u64>], block: &Range<u64>| -> u64 {
@@ -92,7 +93,7 @@ mod tests {
             read_only_blocks(&data, std::slice::from_ref(&one_page), 0),
             [block(0), block(2)]
         );
-        // The same page of the file, seen from further on.
+        // The same page of the file, with a larger offset.
         assert_eq!(
             read_only_blocks(&data, &[one_page], HUGE_PAGE),
             [block(1), block(2)]
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_file_holds_the_same_afterwards() {
-        // Of a tmpfs, which has huge pages where the kernel gives any.
+        // A file on tmpfs, which has huge pages if the kernel provides any.
         let mut file = tempfile::tempfile_in("/dev/shm").unwrap();
         let bytes: Vec<u8> = (0..2 * HUGE_PAGE / 4)
             .flat_map(|word| (word as u32).to_le_bytes())
@@ -113,7 +114,7 @@ mod tests {
         let written = HUGE_PAGE..HUGE_PAGE + PAGE;
         match gather(&file, shape, std::slice::from_ref(&written)) {
             Ok(gathered) => assert_eq!(gathered, HUGE_PAGE),
-            // A kernel without; or no huge page is free.
+            // The kernel does not support it, or no huge page is free.
             Err(error) => assert!(
                 matches!(
                     error.raw_os_error(),

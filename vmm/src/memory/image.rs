@@ -1,9 +1,9 @@
-//! Files that the guest has among its addresses: read-only, and not counted as its memory.
+//! Files that are mapped into the guest's address space: read-only, and not counted as its memory.
 //!
-//! An image is two mappings side by side, and two memslots: the file, whose pages are the host's
-//! page cache, shared by all guests that have it; and zeroes up to the unit of the guest's kernel,
-//! which are the host's one page of zeroes. Neither may be written, by this process or by the
-//! guest: KVM makes an MMIO access of a guest's write.
+//! An image is two adjacent mappings, and two memslots: the file, whose pages are the host's page
+//! cache, shared by all guests that have it; and zeroes up to the unit of the guest's kernel, which
+//! are the host's single zero page. Neither can be written, by this process or by the guest: KVM
+//! turns a guest's write into an MMIO access.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{GuestMemory, HOTPLUG_UNIT, MemoryError, MemoryShape, MemorySize, PAG
 use crate::layout;
 
 impl MemoryShape {
-    /// Where images may lie: behind all memory, and behind the hole for devices.
+    /// Returns where images may lie: after all memory, and after the hole for devices.
     pub(crate) fn images_start(self) -> u64 {
         let high = self.boot.as_bytes().saturating_sub(layout::MMIO_START);
         let end = match self.hotplug_region() {
@@ -27,8 +27,8 @@ impl MemoryShape {
     }
 }
 
-/// Where the next image may lie when all addresses below `end` are taken. Linux adds memory by
-/// sections; two images in one section would be two pieces of it.
+/// Returns where the next image may lie if all addresses below `end` are taken. Linux adds memory
+/// by sections, which two images must not share.
 pub(crate) fn next_image(end: u64) -> u64 {
     end.checked_next_multiple_of(HOTPLUG_UNIT)
         .unwrap_or(u64::MAX)

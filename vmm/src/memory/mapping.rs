@@ -1,5 +1,5 @@
-//! Host mappings: anonymous ones on huge page boundaries, private ones of a file, and those that
-//! are only read.
+//! Host mappings: anonymous ones on huge page boundaries, private ones of a file, and read-only
+//! ones.
 #![allow(unsafe_code)] // mmap hints and madvise on memory that no Rust reference covers
 
 use std::fs::File;
@@ -14,7 +14,7 @@ use vm_memory::{FileOffset, MmapRegion};
 const PAGE_SIZE: u64 = 4096;
 pub(super) const HUGE_PAGE_SIZE: u64 = 2 << 20;
 
-/// An owned anonymous mapping that starts on a 2 MiB boundary where the address space allows.
+/// Creates an owned anonymous mapping that starts on a 2 MiB boundary if the address space allows.
 pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let region = aligned(len, libc::PROT_READ | libc::PROT_WRITE, flags, None)?;
@@ -26,9 +26,9 @@ pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
     Ok(region)
 }
 
-/// `len` bytes of `file` from `offset` on, copied on write: the file is never written. It must not
-/// become shorter, or whoever touches what is gone gets SIGBUS. It starts on a 2 MiB boundary where
-/// the address space allows, so that huge pages of the file can be mapped as such.
+/// Maps `len` bytes of `file` from `offset` on, copied on write: the file is never written. It must
+/// not be truncated, or accesses to the missing part raise SIGBUS. The mapping starts on a 2 MiB
+/// boundary if the address space allows, so that huge pages of the file can be mapped as such.
 pub(super) fn private(
     file: Arc<File>,
     offset: u64,
@@ -59,9 +59,9 @@ fn aligned(
     region
 }
 
-/// `len` bytes of `file` from `offset` on: pages of the host's page cache, of which the last one
-/// may reach beyond the file's end. The file must not become shorter. It starts on a 2 MiB boundary
-/// where the address space allows.
+/// Maps `len` bytes of `file` from `offset` on: pages of the host's page cache, of which the last
+/// one may extend beyond the file's end. The file must not be truncated. The mapping starts on a 2
+/// MiB boundary if the address space allows.
 pub(super) fn shared(
     file: Arc<File>,
     offset: u64,
@@ -73,7 +73,7 @@ pub(super) fn shared(
     Ok(region)
 }
 
-/// `len` bytes of zeroes that nobody writes: they take no memory.
+/// Maps `len` bytes of read-only zeroes: they use no memory.
 pub(super) fn zeroes(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
     let region = MmapRegionBuilder::new(len)
         .with_mmap_prot(libc::PROT_READ)
@@ -83,8 +83,8 @@ pub(super) fn zeroes(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
     Ok(region)
 }
 
-/// A child that the process forks has no use for a guest, and would make each of its pages copy on
-/// write; nor has a core dump.
+/// Excludes a mapping from child processes, which have no use for a guest and would make each of
+/// its pages copy on write, and from core dumps.
 fn keep_to_this_process(region: &MmapRegion<()>) {
     for advice in [libc::MADV_DONTDUMP, libc::MADV_DONTFORK] {
         if let Err(error) = advise(region, advice) {
@@ -93,11 +93,11 @@ fn keep_to_this_process(region: &MmapRegion<()>) {
     }
 }
 
-/// Copies the pages of `range`, offsets into a mapping of ours, as if each was written, but all at
-/// once. Whatever is behind the mapping's end is left out.
+/// Copies the pages of `range`, offsets into a mapping of ours, as if each was written, but all in
+/// one call. Anything beyond the mapping's end is left out.
 ///
 /// # Errors
-/// Kernels before 5.14 do not know how.
+/// Kernels before 5.14 do not support it.
 pub(super) fn copy_now(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<()> {
     advise_range(region, range, libc::MADV_POPULATE_WRITE)
 }
@@ -105,7 +105,7 @@ pub(super) fn copy_now(region: &MmapRegion<()>, range: &Range<u64>) -> io::Resul
 /// Puts the pages of `range`, offsets into a mapping of a file, into huge pages of the page cache.
 ///
 /// # Errors
-/// Kernels before 6.1, and most file systems, do not know how; or no huge page is free.
+/// Kernels before 6.1, and most file systems, do not support it; or no huge page is free.
 pub(super) fn collapse(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<()> {
     advise_range(region, range, libc::MADV_COLLAPSE)
 }
@@ -120,7 +120,7 @@ fn advise_range(region: &MmapRegion<()>, range: &Range<u64>, advice: i32) -> io:
     };
     let at = region.as_ptr().wrapping_add(start);
     // SAFETY: within the mapping, as `end` is; advice of the two kinds above changes how pages are
-    // provided, not what they hold.
+    // provided, not their content.
     let result = unsafe { libc::madvise(at.cast(), len, advice) };
     if result == 0 {
         Ok(())
@@ -130,8 +130,8 @@ fn advise_range(region: &MmapRegion<()>, range: &Range<u64>, advice: i32) -> io:
 }
 
 fn advise(region: &MmapRegion<()>, advice: i32) -> io::Result<()> {
-    // SAFETY: the range is a mapping that was just made and nobody else knows; advice of the kinds
-    // above changes how pages are provided, not what they hold.
+    // SAFETY: the range is a mapping that was just created and is not used elsewhere yet; advice of
+    // the kinds above changes how pages are provided, not their content.
     let result = unsafe { libc::madvise(region.as_ptr().cast(), region.size(), advice) };
     if result == 0 {
         Ok(())
@@ -140,10 +140,10 @@ fn advise(region: &MmapRegion<()>, advice: i32) -> io::Result<()> {
     }
 }
 
-/// A reservation that takes the top of a free range of addresses, so that the next mapping of
-/// a given length, which the kernel puts right below, starts on a 2 MiB boundary. (Kernels
-/// before 6.7 do not align by themselves.) If another thread maps something in between,
-/// the mapping ends up elsewhere and is merely slower.
+/// A reservation of the top of a free address range, so that the next mapping of a given length,
+/// which the kernel puts right below, starts on a 2 MiB boundary. (Kernels before 6.7 do not align
+/// by themselves.) If another thread maps something in between, the mapping ends up elsewhere and
+/// is merely slower.
 struct Padding {
     start: *mut libc::c_void,
     len: usize,
@@ -181,7 +181,7 @@ impl Padding {
 
 impl Drop for Padding {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping that `map` made, of which no copy of the address is used.
+        // SAFETY: exactly the mapping that `map` created; no copy of its address is in use.
         unsafe { libc::munmap(self.start, self.len) };
     }
 }

@@ -1,29 +1,28 @@
-//! The room for guest memory: how much, where in the guest's physical address space, what lies
-//! behind it on the host, and which pages of it were written.
+//! Guest memory: how much, where in the guest's physical address space, what backs it on the host,
+//! and which pages of it were written.
 //!
 //! * [`GuestMemory`] is all of a guest's memory, over anonymous mappings or over a file that is
-//!   mapped privately (a clone of a snapshot). Devices get its [`GuestRam`]. Its [`MemoryShape`] says
-//!   how much the guest boots with, and how much a memory device may add.
-//! * `image.rs` adds files that the guest may read (virtio-pmem), which are no memory of its own.
-//! * [`add_memslots`] tells KVM of mappings, before the guest runs.
-//! * `pages.rs` finds the pages that this process has copies of its own of, and `save.rs` writes
-//!   them to a file. `huge.rs` gives that file huge pages.
+//!   mapped privately (a clone of a snapshot). Devices get its [`GuestRam`]. Its [`MemoryShape`]
+//!   says how much the guest boots with, and how much a memory device may add.
+//! * `image.rs` adds files that the guest may read (virtio-pmem), which are not part of its memory.
+//! * [`add_memslots`] registers mappings with KVM, before the guest runs.
+//! * `pages.rs` finds the pages of which this process has its own copies, and `save.rs` writes them
+//!   to a file. `huge.rs` gives that file huge pages.
 //!
 //! # How written pages are found
 //!
-//! By the host's page tables. Every writer to guest memory (a vCPU, a device by
-//! `vm-memory`, a raw `preadv`, `io_uring`, vhost) goes through this process's page tables. Behind
-//! anonymous memory a page that was never touched is not there, and is zero. Behind a private
-//! mapping of a file a page that was written is anonymous from then on, and one that was not is
-//! the file's. `/proc/self/pagemap` tells them apart, so that a snapshot needs neither KVM's dirty
-//! log, which splits huge pages and costs a fault for each page, nor a bitmap that a writer may
-//! forget.
+//! By the host's page tables. Every writer to guest memory (a vCPU, a device by `vm-memory`, a raw
+//! `preadv`, `io_uring`, vhost) goes through this process's page tables. In anonymous memory a page
+//! that was never touched does not exist, and is zero. In a private mapping of a file a page that
+//! was written is anonymous from then on, and one that was not is the file's. `/proc/self/pagemap`
+//! distinguishes them, so that a snapshot needs neither KVM's dirty log, which splits huge pages
+//! and costs a fault for each page, nor a bitmap that a writer may fail to update.
 //!
 //! # Huge pages
 //!
 //! Anonymous mappings start on a 2 MiB boundary and ask for transparent huge pages: with them a
-//! booting guest takes a few nested page faults instead of thousands. Private mappings of a file do
-//! so, too, for where the page cache has huge pages of it.
+//! booting guest takes a few nested page faults instead of thousands. Private mappings of a file
+//! are aligned, too, in case the page cache has huge pages of it.
 
 mod host;
 mod huge;
@@ -56,26 +55,26 @@ use crate::layout;
 /// The unit of mappings and of snapshots.
 pub(crate) const PAGE_SIZE: u64 = 4096;
 
-/// What memory is plugged in by: Linux's memory block on x86.
+/// The unit of memory hotplug: Linux's memory block on x86.
 pub(crate) const HOTPLUG_UNIT: u64 = 128 << 20;
 
-/// Why guest memory could not be had, or not be looked at.
+/// Why guest memory could not be allocated or examined.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// `mmap` refused.
+    /// `mmap` failed.
     #[error("failed to map {size} of guest memory")]
     Map {
-        /// How much.
+        /// The size.
         size: MemorySize,
         /// The operating system's answer.
         #[source]
         source: vm_memory::mmap::MmapRegionError,
     },
-    /// The file of a snapshot holds less than the memory that it is for.
+    /// The file of a snapshot is smaller than the memory that it backs.
     #[error("the memory file has {len} bytes, but {size} of guest memory are to come from it")]
     FileTooShort {
-        /// How much memory.
+        /// The size of the memory.
         size: MemorySize,
         /// The file's length.
         len: u64,
@@ -83,19 +82,19 @@ pub enum MemoryError {
     /// The regions do not fit together: more memory than the address space holds.
     #[error("failed to create guest memory regions of {size}")]
     Layout {
-        /// How much.
+        /// The size.
         size: MemorySize,
-        /// None when the size itself is beyond the address space.
+        /// `None` if the size itself is beyond the address space.
         #[source]
         source: Option<vm_memory::GuestRegionCollectionError>,
     },
-    /// It cannot be found which pages were written.
+    /// The kernel does not report which pages were written.
     #[error("failed to read /proc/self/pagemap, which tells written pages from others")]
     PageMap(#[source] io::Error),
-    /// A page cannot be written to a snapshot's file, or not be read from one.
+    /// A page cannot be written to a snapshot's file, or read from it.
     #[error("failed to {what} guest memory at {address:#x}")]
     Transfer {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
         /// Guest physical address.
         address: u64,
@@ -109,36 +108,36 @@ pub enum MemoryError {
 #[derive(Debug)]
 pub(crate) struct GuestMemory {
     ram: GuestRam,
-    /// Memory, and the images behind it.
+    /// Memory, and the images after it.
     all: GuestRam,
     shape: MemoryShape,
-    /// What is behind pages that were not written; `None` is zeroes.
+    /// The content of pages that were not written; `None` for zeroes.
     file: Option<Arc<File>>,
 }
 
 /// How much memory a guest has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryShape {
-    /// From the start on.
+    /// The memory at boot.
     pub(crate) boot: MemorySize,
-    /// What may be plugged in later; zero where there is no memory device.
+    /// The memory that may be plugged in later; zero if there is no memory device.
     pub(crate) hotplug: MemorySize,
 }
 
 impl MemoryShape {
-    /// Memory that stays as it is.
+    /// Memory whose size never changes.
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) const fn fixed(boot: MemorySize) -> Self {
         let hotplug = MemorySize::bytes(0);
         Self { boot, hotplug }
     }
 
-    /// All that the guest may ever have; saturates.
+    /// Returns all memory that the guest may ever have; saturates.
     pub(crate) fn total(self) -> MemorySize {
         MemorySize::bytes(self.boot.as_bytes().saturating_add(self.hotplug.as_bytes()))
     }
 
-    /// Where memory is plugged in: behind all other memory, and behind the hole for devices.
+    /// Returns where memory is plugged in: after all other memory, and after the hole for devices.
     pub(crate) fn hotplug_region(self) -> Option<MemRegion> {
         let boot = self.boot.as_bytes();
         let high = boot.saturating_sub(layout::MMIO_START);
@@ -152,19 +151,19 @@ impl MemoryShape {
     }
 }
 
-/// A part of guest memory without a hole, and where it lies in a snapshot's file: one behind the
-/// other.
+/// A part of guest memory without a hole, and its place in a snapshot's file, where spans follow
+/// each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Guest physical address.
     pub(crate) start: u64,
     pub(crate) len: u64,
-    /// In the file.
+    /// The offset in the file.
     pub(crate) offset: u64,
 }
 
 impl GuestMemory {
-    /// Memory of zeroes.
+    /// Creates memory of zeroes.
     pub(crate) fn anonymous(shape: MemoryShape) -> Result<Self, MemoryError> {
         let ram = lay_out(shape, |_, len| mapping::anonymous(len))?;
         Ok(Self {
@@ -175,9 +174,9 @@ impl GuestMemory {
         })
     }
 
-    /// Memory that holds what `file` holds, which must have at least as many bytes as `shape` in
-    /// all. What the guest writes stays in this process. Memory to plug in of which the file holds
-    /// nothing is like [`Self::anonymous`] memory.
+    /// Creates memory with the content of `file`, which must have at least as many bytes as `shape`
+    /// in total. The guest's writes stay in this process. Memory to plug in of which the file is
+    /// all hole is like [`Self::anonymous`] memory.
     pub(crate) fn private(shape: MemoryShape, file: Arc<File>) -> Result<Self, MemoryError> {
         let size = shape.total();
         let len = file.metadata().map_or(0, |meta| meta.len());
@@ -200,22 +199,23 @@ impl GuestMemory {
         })
     }
 
-    /// What the guest may write, and a snapshot holds.
+    /// Returns the memory that the guest may write, and that a snapshot contains.
     pub(crate) fn ram(&self) -> &GuestRam {
         &self.ram
     }
 
-    /// As devices and KVM see it: the same, and images, whose mappings may not be written.
+    /// Returns the memory as devices and KVM see it: the same, and images, whose mappings are
+    /// read-only.
     pub(crate) fn all(&self) -> &GuestRam {
         &self.all
     }
 
-    /// The part that the guest boots with.
+    /// Returns the part that the guest boots with.
     pub(crate) fn boot_ram(&self) -> GuestRam {
         let Some(region) = self.shape.hotplug_region() else {
             return self.ram.clone();
         };
-        // It is there: `lay_out` put it there.
+        // The region exists: `lay_out` added it.
         self.ram
             .remove_region(GuestAddress(region.start), region.len)
             .map_or_else(|_| self.ram.clone(), |(ram, _)| ram)
@@ -226,7 +226,7 @@ impl GuestMemory {
     }
 }
 
-/// Maps each span by `map` and puts it where the guest has it.
+/// Maps each span by `map` and adds it at the guest's address.
 fn lay_out(
     shape: MemoryShape,
     mut map: impl FnMut(Span, usize) -> Result<MmapRegion<()>, MmapRegionError>,
@@ -246,7 +246,7 @@ fn lay_out(
     })
 }
 
-/// Where memory lies: around the hole for devices, and what comes later behind it.
+/// Returns where memory lies: around the hole for devices, followed by the memory to plug in.
 pub(crate) fn spans(shape: MemoryShape) -> impl Iterator<Item = Span> {
     let boot = shape.boot.as_bytes();
     let low = boot.min(layout::MMIO_START);
@@ -289,8 +289,7 @@ mod tests {
 
     #[test]
     fn mappings_start_on_huge_page_boundaries() {
-        // Nothing else maps in this process right now but other tests: one of a few tries is
-        // undisturbed.
+        // Only other tests map memory in this process right now: one of a few tries is undisturbed.
         let aligned = (0..20).any(|_| {
             let memory = GuestMemory::anonymous(MemoryShape::fixed(MemorySize::mib(64))).unwrap();
             memory

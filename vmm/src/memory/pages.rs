@@ -1,4 +1,4 @@
-//! Which pages of a mapping this process has copies of its own of.
+//! Finds the pages of a mapping of which this process has its own copies.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const FILE_OR_SHARED: u64 = 1 << 61;
 
-/// Bytes of an entry.
+/// The size of an entry in bytes.
 const ENTRY_SIZE: u64 = 8;
 
 /// `/proc/self/pagemap`.
@@ -24,9 +24,9 @@ impl PageMap {
         File::open("/proc/self/pagemap").map(Self)
     }
 
-    /// The pages of the mapping at `start`, `len` bytes long, that are neither a file's nor yet to
-    /// be touched, as offsets into the mapping. (Pages that were only read are among them where the
-    /// kernel mapped its page of zeroes.)
+    /// Returns the pages of the mapping at `start`, `len` bytes long, that are neither a file's nor
+    /// untouched, as offsets into the mapping. (Pages that were only read are included if the
+    /// kernel mapped its zero page.)
     pub(super) fn own(&self, start: usize, len: u64) -> io::Result<Vec<Range<u64>>> {
         let first = start as u64 / PAGE_SIZE;
         let count = len.div_ceil(PAGE_SIZE);
@@ -84,7 +84,7 @@ mod tests {
         memory.ram().read_slice(&mut page, GuestAddress(0)).unwrap();
         assert_eq!(own(&memory), []);
         memory.ram().write_obj(1u8, GuestAddress(0x5000)).unwrap();
-        // The kernel, on behalf of a disk, say.
+        // The kernel, for example on behalf of a disk.
         let mut other = tempfile::tempfile().unwrap();
         other.write_all(&[9; 0x2000]).unwrap();
         other.rewind().unwrap();

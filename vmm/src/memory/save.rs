@@ -12,25 +12,25 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory as _, GuestRegionMmap};
 use super::pages::PageMap;
 use super::{GuestMemory, MemoryError, PAGE_SIZE, Span, mapping, spans};
 
-/// Bytes handled at once: whole pages.
+/// Bytes handled per step: whole pages.
 const CHUNK: u64 = 256 << 10;
 
-/// What goes into a file.
+/// Selects the pages that are written to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     /// Everything.
     All,
-    /// Pages that were written since the file behind this memory was mapped.
+    /// Pages that were written since the file that backs this memory was mapped.
     Own,
 }
 
 impl GuestMemory {
     /// Writes memory to `file`, which is empty, at the offsets of its [`Span`]s. Pages of zeroes
-    /// become holes. Returns the ranges of the file that were looked at; what is outside of them is
-    /// zero, or with [`Which::Own`] as in the file behind this memory.
+    /// become holes. Returns the ranges of the file that were examined; everything outside of them
+    /// is zero, or with [`Which::Own`] as in the file that backs this memory.
     ///
-    /// Of the memory that may be plugged in, the first `plugged` bytes are looked at: the rest is
-    /// zero in the file, whatever a guest wrote there that had not plugged it in.
+    /// Of the memory that may be plugged in, only the first `plugged` bytes are examined: the rest
+    /// is zero in the file, even if a guest wrote there without plugging it in.
     ///
     /// Nothing may write to guest memory meanwhile.
     pub(crate) fn write_to(
@@ -63,8 +63,8 @@ impl GuestMemory {
         Ok(ranges)
     }
 
-    /// The pages of the memory that the guest boots with which were written since the file behind
-    /// it was mapped, as offsets into that file; `None` when there is no file.
+    /// Returns the pages of the memory that the guest boots with which were written since the file
+    /// that backs it was mapped, as offsets into that file; `None` if there is no file.
     pub(crate) fn own_pages(&self) -> Result<Option<Vec<Range<u64>>>, MemoryError> {
         if self.file.is_none() {
             return Ok(None);
@@ -82,9 +82,9 @@ impl GuestMemory {
         Ok(Some(ranges))
     }
 
-    /// Makes pages of the file behind this memory copies of this process's, before somebody writes
-    /// there: one by one each takes the guest a nested page fault, or three when it is read first.
-    /// `pages` are offsets into that file. It is no error if the kernel cannot.
+    /// Copies pages of the file that backs this memory up front, before they are written: otherwise
+    /// each costs the guest a nested page fault, or three if it is read first. `pages` are offsets
+    /// into that file. It is not an error if the kernel cannot do this.
     pub(crate) fn make_own(&self, pages: &[Range<u64>]) {
         for (span, region) in self.boot_spans() {
             for page in pages {
@@ -98,14 +98,14 @@ impl GuestMemory {
         }
     }
 
-    /// All of memory but what may be plugged in.
+    /// Returns all of memory except what may be plugged in.
     fn boot_spans(&self) -> impl Iterator<Item = (Span, &GuestRegionMmap)> {
         let hotplug = self.shape().hotplug_region().map(|region| region.start);
         let spans = spans(self.shape()).zip(self.ram().iter());
         spans.filter(move |(span, _)| Some(span.start) != hotplug)
     }
 
-    /// Writes one range of a span to `file`, but for its pages of zeroes.
+    /// Writes one range of a span to `file`, except for its pages of zeroes.
     fn write_range(
         &self,
         file: &File,
@@ -129,8 +129,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Reads `ranges` of a file that [`Self::write_to`] wrote with [`Which::Own`], which are not
-    /// trusted.
+    /// Reads `ranges` of a file that [`Self::write_to`] wrote with [`Which::Own`]. The ranges are
+    /// not trusted.
     pub(crate) fn read_from(&self, file: &File, ranges: &[Range<u64>]) -> Result<(), MemoryError> {
         let mut buffer = vec![0; CHUNK as usize];
         for range in ranges {
@@ -164,7 +164,7 @@ fn failed(what: &'static str, address: u64) -> impl Fn(io::Error) -> MemoryError
     }
 }
 
-/// Where `file` has more than holes, as offsets into the span.
+/// Returns where `file` has data rather than holes, as offsets into the span.
 pub(super) fn data_of(file: &File, span: Span) -> io::Result<Vec<Range<u64>>> {
     let file = file.as_fd();
     let end = span.offset + span.len;
@@ -183,7 +183,7 @@ pub(super) fn data_of(file: &File, span: Span) -> io::Result<Vec<Range<u64>>> {
     Ok(data)
 }
 
-/// All that is in one of two lists of ranges, in order.
+/// Returns the union of two lists of ranges, in order.
 fn union(mut a: Vec<Range<u64>>, b: Vec<Range<u64>>) -> Vec<Range<u64>> {
     a.extend(b);
     a.sort_by_key(|range| range.start);
@@ -197,7 +197,7 @@ fn union(mut a: Vec<Range<u64>>, b: Vec<Range<u64>>) -> Vec<Range<u64>> {
     all
 }
 
-/// Runs of pages that are not all zeroes.
+/// Returns the runs of pages that are not all zeroes.
 fn runs_of_data(bytes: &[u8]) -> Vec<Range<usize>> {
     const ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
     let page = PAGE_SIZE as usize;
@@ -269,7 +269,7 @@ mod tests {
         let (base, _) = save(&memory, Which::All);
         let clone = GuestMemory::private(SHAPE, base.clone()).unwrap();
         write(&clone, 0x1000, 2);
-        // Back to zeroes, and where there were zeroes.
+        // Back to zeroes, and over existing zeroes.
         write(&clone, 0x10_0000, 0);
         write(&clone, 0x180_0000, 4);
 
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(own_pages(&second), own);
         assert!(contents(&second) == contents(&memory));
 
-        // Where no memory is, nothing happens.
+        // Ranges outside of memory are ignored.
         let third = GuestMemory::private(SHAPE, file).unwrap();
         let beyond = [end..end + PAGE_SIZE, u64::MAX - 5..u64::MAX];
         third.make_own(&beyond);

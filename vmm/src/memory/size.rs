@@ -1,4 +1,4 @@
-//! Amounts of memory, as people write them.
+//! Memory sizes, and their parser.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 pub struct MemorySize(u64);
 
 impl MemorySize {
-    /// The least that a guest gets: below it no Linux kernel unpacks itself.
+    /// The minimum for a guest: with less, no Linux kernel unpacks itself.
     pub const MIN: Self = Self(16 * MIB);
 
     /// `count` MiB.
@@ -31,7 +31,7 @@ impl MemorySize {
         Self(count)
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn as_bytes(self) -> u64 {
         self.0
@@ -58,8 +58,8 @@ pub struct ParseMemorySizeError {
 impl FromStr for MemorySize {
     type Err = ParseMemorySizeError;
 
-    /// A number of bytes, or one with `k`, `M`, `G` or `T` (powers of 1024), as `M`, `MB` or
-    /// `MiB`, in upper or lower case.
+    /// Parses a number of bytes, or a number with `k`, `M`, `G` or `T` (powers of 1024), as `M`,
+    /// `MB` or `MiB`, in upper or lower case.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || ParseMemorySizeError {
             text: text.to_owned(),

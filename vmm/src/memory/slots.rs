@@ -1,5 +1,5 @@
-//! KVM's memslots: which host addresses are behind which guest physical ones.
-#![allow(unsafe_code)] // KVM is told host addresses
+//! KVM's memslots: which host addresses back which guest physical ones.
+#![allow(unsafe_code)] // host addresses are passed to KVM
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
@@ -9,9 +9,9 @@ use vm_memory::{GuestMemory as _, GuestMemoryRegion, GuestRegionMmap};
 use crate::kvm::KvmError;
 
 /// Makes every region of `ram` a slot of a VM that has none yet. Before the first vCPU this is
-/// cheap; later each waits for a grace period. What this process may not write the guest may not
-/// write either, whatever its page tables say. A slot stays as long as the VM: the caller keeps the
-/// mappings as long as `vm`.
+/// cheap; later each slot waits for a grace period. Memory that this process cannot write, the
+/// guest cannot write either, whatever its page tables say. A slot lives as long as the VM: the
+/// caller keeps the mappings as long as `vm`.
 pub(crate) fn add_memslots(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
     (0..)
         .zip(ram.iter())
@@ -48,7 +48,7 @@ mod tests {
     use std::fs::File;
     use std::sync::Arc;
 
-    /// Without the flag a guest's write would end its VM: this process may not write there either.
+    /// Without the flag a guest's write would end its VM: this process cannot write there either.
     #[test]
     fn what_this_process_may_not_write_is_read_only_for_the_guest() {
         let shape = MemoryShape::fixed(MemorySize::mib(16));

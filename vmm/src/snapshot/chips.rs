@@ -8,7 +8,7 @@ use kvm_ioctls::VmFd;
 use super::format::{Reader, Writer};
 use crate::kvm::KvmError;
 
-/// Of the record.
+/// The version of the record.
 pub(super) const VERSION: u32 = 2;
 
 const CHIPS: [u32; 3] = [
@@ -17,7 +17,7 @@ const CHIPS: [u32; 3] = [
     KVM_IRQCHIP_IOAPIC,
 ];
 
-/// What a VM has once.
+/// The state that a VM has only once.
 #[derive(Clone, Debug)]
 pub(crate) struct ChipState {
     irqchips: [kvm_irqchip; CHIPS.len()],
@@ -26,7 +26,7 @@ pub(crate) struct ChipState {
 }
 
 impl ChipState {
-    /// Reads the state of a VM whose vCPUs stand still.
+    /// Reads the state of a VM whose vCPUs are stopped.
     pub(crate) fn gather(vm: &VmFd) -> Result<Self, KvmError> {
         let get = KvmError::ioctl;
         let mut irqchips = [kvm_irqchip::default(); CHIPS.len()];
@@ -40,8 +40,8 @@ impl ChipState {
         })
     }
 
-    /// Sets the state of a new VM, whose vCPUs have theirs. kvm-clock goes on from where it was: a
-    /// guest does not see how long it lay on a disk, but by the time of day.
+    /// Sets the state of a new VM, whose vCPUs already have theirs. kvm-clock continues from where
+    /// it was: a guest sees only by the time of day how long it was stored.
     pub(crate) fn apply(&self, vm: &VmFd) -> Result<(), KvmError> {
         let set = KvmError::ioctl;
         for chip in &self.irqchips {

@@ -1,12 +1,12 @@
-//! Whether this host's processor can go on with a guest that began on another one, feature by
-//! feature; and whether the guest knows of all that it has.
+//! Checks, feature by feature, whether this host's processor can run a guest that was started on
+//! another one, and whether the guest knows all features of this one.
 
 use std::fmt;
 
 use kvm_bindings::kvm_cpuid_entry2;
 
-/// Registers of CPUID whose bits are features: leaf, sub-leaf, register, and the bits' names from 0
-/// on as Linux shows them in `/proc/cpuinfo`; `-` where there is no name.
+/// CPUID registers whose bits are features: leaf, sub-leaf, register, and the bits' names from 0 on
+/// as Linux shows them in `/proc/cpuinfo`; `-` if there is no name.
 #[rustfmt::skip]
 const FEATURES: &[(u32, u32, Register, &str)] = &[
     (0x1, 0, Register::Ecx, "pni pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 cid sdbg fma cx16 xtpr pdcm - pcid dca sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline_timer aes xsave - avx f16c rdrand hypervisor"),
@@ -28,7 +28,7 @@ const FEATURES: &[(u32, u32, Register, &str)] = &[
     (0x8000_0021, 0, Register::Ecx, "- tsa_sq_no tsa_l1_no"),
 ];
 
-/// Bits that follow the guest's own CR4, which some kernels offer as the host's.
+/// Bits that follow the guest's own CR4, which some kernels report as the host's.
 const BY_THE_GUEST: &[(u32, Register, u32)] =
     &[(0x1, Register::Ecx, 1 << 27), (0x7, Register::Ecx, 1 << 4)];
 
@@ -40,15 +40,15 @@ enum Register {
     Edx,
 }
 
-/// What the guest has and this host does not; or, of a VM that
-/// [requires it](crate::VmBuilder::require_same_cpu), the other way round.
+/// Features that the guest has and this host lacks; or, for a VM that [requires
+/// it](crate::VmBuilder::require_same_cpu), the other way round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuMismatch {
-    /// Names, as in `/proc/cpuinfo`, or where in CPUID the bit is.
+    /// Names, as in `/proc/cpuinfo`, or the position of the bit in CPUID.
     pub missing: Vec<String>,
-    /// What this host offers and the guest knows nothing of.
+    /// Features that this host offers and the guest does not know.
     pub unknown: Vec<String>,
-    /// The processor's vendor, in the snapshot and here, where they differ.
+    /// The processor's vendor, in the snapshot and here, if they differ.
     pub vendors: Option<(String, String)>,
 }
 
@@ -77,10 +77,10 @@ impl fmt::Display for CpuMismatch {
     }
 }
 
-/// Compares what a guest was told with what a new guest of the same shape would be told `here`.
+/// Compares the guest's CPUID with the CPUID that a new guest of the same shape would get `here`.
 ///
 /// # Errors
-/// When the guest may use something that is not there.
+/// Fails if the guest may use something that is missing here.
 pub(super) fn check(
     saved: &[kvm_cpuid_entry2],
     here: &[kvm_cpuid_entry2],
@@ -98,10 +98,10 @@ pub(super) fn check(
     }
 }
 
-/// Checks that a new guest would not be told `here` of more than this one.
+/// Checks that a new guest would not get more features `here` than this one has.
 ///
 /// # Errors
-/// When it would: what microcode or a kernel has brought meanwhile, this guest would never use.
+/// Fails if it would: this guest would never use what microcode or a kernel has added meanwhile.
 pub(super) fn check_known(
     saved: &[kvm_cpuid_entry2],
     here: &[kvm_cpuid_entry2],
@@ -116,7 +116,7 @@ pub(super) fn check_known(
     })
 }
 
-/// The features of `wanted` that are not in `found`.
+/// Returns the features of `wanted` that are not in `found`.
 fn lacking(wanted: &[kvm_cpuid_entry2], found: &[kvm_cpuid_entry2]) -> Vec<String> {
     let mut lacking = Vec::new();
     for (leaf, index, register, names) in FEATURES {
@@ -158,7 +158,7 @@ fn vendor(entries: &[kvm_cpuid_entry2]) -> String {
     let name = [Register::Ebx, Register::Edx, Register::Ecx]
         .map(part)
         .concat();
-    // What a damaged file says is shown to people.
+    // The content of a damaged file may be shown to users.
     let printable = |byte: &u8| {
         if byte.is_ascii_graphic() {
             char::from(*byte)
@@ -198,9 +198,9 @@ mod tests {
         let text = check(&saved, &here).unwrap_err().to_string();
         assert!(text.contains("avx2") && !text.contains("avx512f"), "{text}");
         assert!(text.contains("CPUID 0x7.0 Edx bit 17"), "{text}");
-        // More than the guest knows of is no harm.
+        // More than the guest knows is harmless.
         assert_eq!(check(&here, &saved), Ok(()));
-        // A leaf that is not there at all.
+        // A missing leaf.
         assert!(check(&saved, &[intel()]).is_err());
     }
 
@@ -212,7 +212,7 @@ mod tests {
         let text = check_known(&saved, &here).unwrap_err().to_string();
         assert_eq!(text, "the guest does not know of md_clear");
         assert_eq!(check_known(&here, &here), Ok(()));
-        // Whether it may use what is not there is another question.
+        // Whether it may use missing features is checked separately.
         assert_eq!(check_known(&here, &saved), Ok(()));
     }
 

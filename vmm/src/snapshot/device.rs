@@ -1,5 +1,5 @@
-//! What a snapshot says of a virtio device: its registers on either transport, its rings, and its
-//! configuration space.
+//! The state of a virtio device in a snapshot: its registers on either transport, its rings, and
+//! its configuration space.
 
 use podvisor_devices::pci::SavedMsix;
 use podvisor_devices::virtio::transport::{SavedMmio, SavedPci, SavedTransport};
@@ -7,7 +7,7 @@ use podvisor_devices::virtio::{QueueConfig, QueueState, SavedConfig, SavedDevice
 
 use super::format::{Kind, Reader, Record, Writer};
 
-/// Of a device's registers, on both transports.
+/// The version of a device's registers, on both transports.
 pub(super) const VERSION: u32 = 1;
 
 /// A virtio device.
@@ -15,7 +15,7 @@ pub(super) const VERSION: u32 = 1;
 pub(crate) struct DeviceState {
     pub(crate) name: String,
     pub(crate) registers: SavedRegisters,
-    /// The queues that run, and where they are in their rings.
+    /// The queues that run, and their positions in their rings.
     pub(crate) queues: Vec<(u16, QueueState)>,
     pub(crate) config: SavedConfig,
     pub(crate) own: SavedDevice,
@@ -67,7 +67,7 @@ impl DeviceState {
         }
     }
 
-    /// Reads what is in `record`, of a device whose own state is `own`.
+    /// Decodes `record`, of a device whose own state is `own`.
     pub(super) fn decode(
         input: &mut Reader<'_>,
         record: &Record,

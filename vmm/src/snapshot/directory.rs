@@ -1,4 +1,4 @@
-//! A snapshot's directory: complete, or not there.
+//! A snapshot's directory: complete or absent.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -13,12 +13,12 @@ use super::SnapshotError;
 pub(super) const STATE: &str = "state";
 pub(super) const MEMORY: &str = "memory";
 
-/// How the name of a directory ends that is not complete.
+/// The suffix of an incomplete directory's name.
 const PARTIAL: &str = ".partial";
 
-/// A directory that gets its name when all is in it and on the disk. Until then, or when it is
-/// dropped, nothing has that name. (A process that is killed leaves a directory whose name begins
-/// with a dot and ends in `.partial`.)
+/// A directory that gets its name when its content is complete and synced to disk. Until then, or
+/// when it is dropped, nothing has that name. (A process that is killed leaves a directory whose
+/// name starts with a dot and ends in `.partial`.)
 #[derive(Debug)]
 pub(super) struct NewDirectory {
     wanted: PathBuf,
@@ -26,8 +26,8 @@ pub(super) struct NewDirectory {
     done: bool,
 }
 
-/// Removes what processes have left of a snapshot that was to be in `dir`; of all, or of one by its
-/// number.
+/// Removes what processes have left of a snapshot that was to be in `dir`: of all processes, or of
+/// one by its PID.
 pub(super) fn remove_partial(dir: &Path, process: Option<u32>) {
     let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else {
         return;
@@ -73,7 +73,7 @@ impl NewDirectory {
         hidden.push(name);
         hidden.push(format!(".{}.{number}{PARTIAL}", std::process::id()));
         let partial = wanted.with_file_name(hidden);
-        // What was in a guest's memory is nobody else's business.
+        // The content of a guest's memory is private.
         DirBuilder::new()
             .mode(0o700)
             .create(&partial)
@@ -85,7 +85,7 @@ impl NewDirectory {
         })
     }
 
-    /// A new file in it.
+    /// Creates a new file in it.
     pub(super) fn file(&self, name: &str) -> Result<File, SnapshotError> {
         OpenOptions::new()
             .write(true)
@@ -107,10 +107,10 @@ impl NewDirectory {
     }
 
     fn rename(&self, parent: &Path) -> io::Result<()> {
-        // One that may not be read cannot be synchronised.
+        // A directory that cannot be read cannot be synchronised.
         let parent = File::open(parent)?;
         File::open(&self.partial)?.sync_all()?;
-        // It replaces an empty directory that somebody else made meanwhile, and nothing more.
+        // It replaces at most an empty directory that another process created meanwhile.
         fs::rename(&self.partial, &self.wanted)?;
         parent.sync_all().inspect_err(|_| {
             // Nothing has the name after an error.
@@ -126,7 +126,7 @@ impl NewDirectory {
     }
 }
 
-/// Gives a directory another state file, which is complete when it gets its name.
+/// Replaces the state file of a directory; the new one is complete when it gets its name.
 pub(super) fn replace_state(dir: &Path, bytes: &[u8]) -> Result<(), SnapshotError> {
     let partial = dir.join(format!(".{STATE}.partial"));
     let write = || {
@@ -204,7 +204,7 @@ mod tests {
         if is_root {
             std::os::unix::fs::chown(parent.path(), Some(NOBODY), Some(NOBODY)).unwrap();
         }
-        // Ids of a thread are its own, and root may read everything.
+        // IDs are per thread, and root may read everything.
         let complete = move || {
             if is_root {
                 let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));

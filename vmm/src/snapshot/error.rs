@@ -1,4 +1,4 @@
-//! Why a snapshot is not written, or not used.
+//! Why a snapshot could not be written or used.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::kvm::KvmError;
 use crate::memory::MemoryError;
 use crate::vm::{HandleError, VmError};
 
-/// Why a snapshot could not be written, or a VM not be restored from it.
+/// Why a snapshot could not be written, or a VM could not be restored from it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
@@ -24,7 +24,7 @@ pub enum SnapshotError {
         /// The directory.
         path: PathBuf,
     },
-    /// The directory could not be written. Nothing is left of it.
+    /// The directory could not be written. Nothing of it remains.
     #[error("failed to write the snapshot {}", path.display())]
     Write {
         /// The directory.
@@ -51,25 +51,25 @@ pub enum SnapshotError {
         #[source]
         source: FormatError,
     },
-    /// A difference whose full snapshot is another one by now.
+    /// The full snapshot of a difference has been replaced.
     #[error("{} is not the base snapshot of this differential snapshot", path.display())]
     OtherBase {
         /// The full snapshot's directory.
         path: PathBuf,
     },
-    /// A difference is asked for of a VM that did not come from a snapshot.
+    /// A difference was requested of a VM that did not come from a snapshot.
     #[error("a differential snapshot needs a VM that was restored from a snapshot")]
     NoBase,
     /// Memory could not be written, mapped or read.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// KVM refused.
+    /// KVM failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The processor lacks what the guest may use.
+    /// The processor lacks features that the guest may use.
     #[error("the guest cannot be resumed on this CPU: {0}")]
     Cpu(CpuMismatch),
-    /// What the guest was told of its processor is nothing that KVM tells a guest.
+    /// KVM rejects the guest's CPUID.
     #[error("KVM on this host rejects the snapshot's CPUID leaves")]
     Cpuid(#[source] KvmError),
     /// Its time stamp counter would run at another speed.
@@ -77,10 +77,10 @@ pub enum SnapshotError {
     TscFrequency {
         /// In the snapshot.
         saved: u32,
-        /// Of this host.
+        /// On this host.
         here: u32,
     },
-    /// An MSR of the guest's.
+    /// KVM rejects the value of an MSR of the guest.
     #[error("KVM on this host rejects the value {value:#x} for MSR {number:#x}")]
     Msr {
         /// The MSR.
@@ -97,10 +97,10 @@ pub enum SnapshotError {
     Devices {
         /// Their names in the snapshot.
         saved: Vec<String>,
-        /// The names of those that were added.
+        /// The names of the builder's devices.
         given: Vec<String>,
     },
-    /// A device does not take its state.
+    /// A device rejects its state.
     #[error("{device} cannot be restored")]
     Device {
         /// Its name.

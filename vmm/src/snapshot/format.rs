@@ -1,31 +1,31 @@
 //! The state file: a header and records, each with its own checksum. docs/snapshot.md has the
 //! layout.
 //!
-//! What is read is not trusted: no length is believed before the bytes are there, and a file is
-//! understood whole or refused.
+//! Input is not trusted: no length is used before the bytes are known to exist, and a file is
+//! either understood completely or refused.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const MAGIC: [u8; 8] = *b"PODVSNAP";
-/// Counted up when the layout of header or records changes.
+/// Incremented if the layout of header or records changes.
 const FORMAT: u32 = 1;
 const HEADER_LEN: usize = 28;
 const RECORD_HEADER_LEN: usize = 16;
 
-/// The largest state file: 254 vCPUs take 2 MiB.
+/// The maximum size of a state file: 254 vCPUs take 2 MiB.
 pub(super) const MAX_LEN: u64 = 64 << 20;
 
 /// More than the vCPUs, devices and queues that a machine can have. Each record is compared with
-/// all before it.
+/// all previous ones.
 const MAX_RECORDS: u32 = 4096;
 
-/// What a record is about.
+/// The subject of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
 pub(crate) enum Kind {
     /// vCPUs, memory, identity.
     Machine = 1,
-    /// What the memory file holds.
+    /// The content of the memory file.
     Memory = 2,
     /// One vCPU.
     Vcpu = 3,
@@ -65,9 +65,9 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) kind: Kind,
-    /// Which one of its kind: a device's name, a vCPU's number.
+    /// Which one of its kind: a device's name, or a vCPU's number.
     pub(crate) id: String,
-    /// Of the layout of `bytes`.
+    /// The version of the layout of `bytes`.
     pub(crate) version: u32,
     pub(crate) bytes: Vec<u8>,
 }
@@ -76,28 +76,28 @@ pub(crate) struct Record {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// It begins otherwise.
+    /// The magic number is missing.
     #[error("it is not a snapshot's state file")]
     NotAState,
     /// Written by another version of this library.
     #[error("it has format {found}, this version reads format {FORMAT}")]
     Format {
-        /// What the file says.
+        /// The version in the file.
         found: u32,
     },
-    /// The file ends too early, or goes on too long.
+    /// The file is too short or too long.
     #[error("it has the wrong length: {len} bytes")]
     Length {
         /// Its length.
         len: u64,
     },
-    /// Damaged.
+    /// The file is damaged.
     #[error("the checksum of {what} is wrong")]
     Checksum {
         /// Which part.
         what: String,
     },
-    /// A record that this version does not know, or knows in another version.
+    /// A record of a kind or version that this version of the library does not know.
     #[error("{what} has an unknown kind or version")]
     Unknown {
         /// Which part.
@@ -113,7 +113,7 @@ pub enum FormatError {
     },
 }
 
-/// A state file with these records.
+/// Encodes these records as a state file.
 pub(crate) fn encode(records: &[Record]) -> Vec<u8> {
     let mut body = Vec::new();
     for record in records {
@@ -140,7 +140,7 @@ pub(crate) fn encode(records: &[Record]) -> Vec<u8> {
     file
 }
 
-/// The records of a state file.
+/// Decodes the records of a state file.
 ///
 /// # Errors
 /// See [`FormatError`].
@@ -218,7 +218,7 @@ fn checksum(parts: &[&[u8]]) -> u32 {
 }
 
 impl Record {
-    /// Reads the record with `parse`, which must take all of it.
+    /// Parses the record with `parse`, which must consume all of it.
     pub(crate) fn parse<T>(
         &self,
         version: u32,
@@ -256,12 +256,12 @@ impl Writer {
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.0.extend(bytes);
     }
-    /// Bytes and their number.
+    /// Bytes, after their number.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         self.raw(bytes);
     }
-    /// A structure of the kernel's interface, which never changes its layout.
+    /// A structure of the kernel's interface, whose layout never changes.
     pub(crate) fn abi<T: IntoBytes + Immutable>(&mut self, value: &T) {
         self.raw(value.as_bytes());
     }
@@ -270,7 +270,7 @@ impl Writer {
     }
 }
 
-/// Reads what a [`Writer`] wrote, or something else.
+/// Reads what a [`Writer`] wrote, or arbitrary bytes.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a [u8]);
 
@@ -326,7 +326,7 @@ impl<'a> Reader<'a> {
         T::read_from_bytes(bytes).map_err(|_| "it ends too early")
     }
 
-    /// As many as a number that comes first says, each read by `each`.
+    /// Reads a count and as many elements, each by `each`.
     pub(crate) fn list<T>(
         &mut self,
         each: impl FnMut(&mut Self) -> Result<T, &'static str>,
@@ -334,7 +334,7 @@ impl<'a> Reader<'a> {
         self.short_list(usize::MAX, each)
     }
 
-    /// As [`Self::list`], of at most `most`.
+    /// As [`Self::list`], with at most `most` elements.
     pub(crate) fn short_list<T>(
         &mut self,
         most: usize,
@@ -344,11 +344,11 @@ impl<'a> Reader<'a> {
         if usize::try_from(count).unwrap_or(usize::MAX) > most {
             return Err("a list of more than there can be");
         }
-        // What is not there cannot be counted: the list grows as it is read.
+        // The count is not trusted: the list grows as it is read.
         (0..count).map(|_| each(self)).collect()
     }
 
-    /// Nothing may be left.
+    /// Fails if bytes are left.
     fn end(&self) -> Result<(), &'static str> {
         if self.0.is_empty() {
             Ok(())

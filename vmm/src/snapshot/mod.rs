@@ -1,17 +1,17 @@
-//! Snapshots: a paused VM in a directory, and VMs that go on from there.
+//! Snapshots: a paused VM in a directory, and VMs that continue from there.
 //!
 //! * `format.rs` is the state file: records with kind, id, version and checksum.
-//! * `state.rs` says which records a VM has, with `vcpu.rs` and `chips.rs` for what KVM keeps
-//!   and `device.rs` for registers; what devices keep is theirs (`podvisor-devices`).
-//! * `cpu.rs` refuses a guest that began on a processor with more features.
+//! * `state.rs` defines which records a VM has, with `vcpu.rs` and `chips.rs` for KVM's state and
+//!   `device.rs` for registers; devices define their own state (`podvisor-devices`).
+//! * `cpu.rs` refuses a guest that was started on a processor with more features.
 //! * `directory.rs` makes the directory complete or absent.
-//! * `working_set.rs` names the pages that VMs write first.
+//! * `working_set.rs` lists the pages that VMs write first.
 //!
-//! The memory file is written and mapped by the room for [memory](crate::memory). What a VM does
-//! to gather all this stands beside its life, in `vm/snapshot.rs` and `vm/restore.rs`.
+//! The memory file is written and mapped by the [memory](crate::memory) module. How a VM gathers
+//! all this is next to its lifecycle, in `vm/snapshot.rs` and `vm/restore.rs`.
 //!
-//! A snapshot is hostile input: whoever can write one can make the guest do anything, but nothing
-//! in it makes this process panic, hang or touch what is not the guest's.
+//! A snapshot is untrusted input: whoever can write one controls what the guest does, but nothing
+//! in it makes this process panic, hang or access what is not the guest's.
 
 mod chips;
 mod cpu;
@@ -52,7 +52,7 @@ use directory::{MEMORY, NewDirectory, STATE};
 /// The name of the device that plugs memory in.
 const MEMORY_DEVICE: &str = "mem0";
 
-/// A snapshot that is open, for any number of VMs that go on from it. Cheap to clone.
+/// An open snapshot, from which any number of VMs can be restored. Cheap to clone.
 ///
 /// ```no_run
 /// use podvisor_vmm::{BlockDevice, Snapshot, VsockDevice};
@@ -73,22 +73,22 @@ pub struct Snapshot(Arc<Opened>);
 #[derive(Debug)]
 struct Opened {
     state: MachineState,
-    /// Of the full snapshot.
+    /// The memory file of the full snapshot.
     memory: Arc<File>,
-    /// Where that is, and which one; `None` when it was handed in as files.
+    /// The directory and identity of the full snapshot; `None` if it was passed as files.
     full: Option<(PathBuf, Identity)>,
     /// A difference's memory file.
     difference: Option<File>,
 }
 
 impl Snapshot {
-    /// Opens the snapshot in this directory, and the full one that it is the difference to.
+    /// Opens the snapshot in this directory, and the full one that it is based on.
     ///
-    /// The files must stay as they are for as long as VMs run that were restored from them: their
-    /// memory is what the file holds, but for what they wrote.
+    /// The files must not change while VMs run that were restored from them: their memory is the
+    /// content of the file, except for what they wrote.
     ///
     /// # Errors
-    /// When a file cannot be read, is damaged, or belongs to another version of this library.
+    /// Fails if a file cannot be read, is damaged, or belongs to another version of this library.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, SnapshotError> {
         let dir = dir.as_ref();
         let (state, memory) = open(dir)?;
@@ -118,8 +118,8 @@ impl Snapshot {
         })))
     }
 
-    /// Takes a full snapshot from files that are open for reading: for a process that may not open
-    /// any.
+    /// Creates a full snapshot from files that are open for reading: for a process that may not
+    /// open any.
     ///
     /// # Errors
     /// As [`Self::open`]; the messages call the files "state" and "memory".
@@ -143,31 +143,31 @@ impl Snapshot {
         })))
     }
 
-    /// A builder for a VM that resumes where the snapshot was taken. Its devices are added in the order
-    /// of [`Self::devices`], each with a disk, tap or socket of its own; vCPUs, memory and kernel
-    /// come from the snapshot.
+    /// Returns a builder for a VM that resumes where the snapshot was taken. Its devices are added
+    /// in the order of [`Self::devices`], each with its own disk, tap or socket; vCPUs, memory and
+    /// kernel come from the snapshot.
     pub fn builder(&self) -> VmBuilder {
         VmBuilder::from_snapshot(self.clone())
     }
 
-    /// Removes what processes that were killed have left of a snapshot that was to be in `dir`; of
-    /// all of them, or of one by its number, which may be this one as long as it writes no other
-    /// there. What cannot be removed is logged.
+    /// Removes what killed processes have left of a snapshot that was to be in `dir`: of all
+    /// processes, or of one by its PID, which may be this process's own unless it is writing
+    /// another one there. Failures are logged.
     pub fn remove_partial(dir: impl AsRef<Path>, process: Option<u32>) {
         directory::remove_partial(dir.as_ref(), process);
     }
 
     /// Stores a working set with the snapshot in `dir`: pages that restored VMs will write first.
-    /// VMs that are restored from now on get these pages copied up front. What they will only
-    /// read comes into huge pages where the kernel and the file system have such (Linux 6.1,
+    /// VMs that are restored from now on get these pages copied up front. Pages that they will only
+    /// read are gathered into huge pages if the kernel and the file system support it (Linux 6.1,
     /// tmpfs).
     ///
     /// # Errors
-    /// When the snapshot cannot be read, or not be written; it is as it was then.
+    /// Fails if the snapshot cannot be read or written; it is unchanged then.
     pub fn expect(dir: impl AsRef<Path>, working_set: WorkingSet) -> Result<(), SnapshotError> {
         let dir = dir.as_ref();
         let (mut state, memory) = open(dir)?;
-        // It may be of another machine. No snapshot is opened whose state has more.
+        // It may be of another machine. A snapshot with pages beyond its memory cannot be opened.
         let working_set = working_set.within(state.memory.boot.as_bytes());
         match gather_huge_pages(&Arc::new(memory), state.memory, working_set.pages()) {
             Ok(bytes) => tracing::debug!(bytes, "the memory file has huge pages"),
@@ -177,33 +177,33 @@ impl Snapshot {
         directory::replace_state(dir, &format::encode(&state.to_records()))
     }
 
-    /// The number of vCPUs.
+    /// Returns the number of vCPUs.
     #[must_use]
     pub fn vcpus(&self) -> u8 {
         // Checked when it was opened.
         u8::try_from(self.state().vcpus.len()).unwrap_or(u8::MAX)
     }
 
-    /// The number of vCPUs that there may ever be.
+    /// Returns the maximum number of vCPUs.
     #[must_use]
     pub fn max_vcpus(&self) -> u8 {
         self.state().max_vcpus
     }
 
-    /// The amount of guest memory, without what may be plugged in.
+    /// Returns the amount of guest memory, without what may be plugged in.
     #[must_use]
     pub fn memory(&self) -> MemorySize {
         self.state().memory.boot
     }
 
-    /// The memory that may be plugged in; zero when the guest has no memory device.
+    /// Returns how much memory may be plugged in; zero if the guest has no memory device.
     #[must_use]
     pub fn hotplug_memory(&self) -> MemorySize {
         self.state().memory.hotplug
     }
 
-    /// The names of the virtio devices, in order: `blk0`, `vsock0`, … The memory device is not
-    /// among them: it comes with the memory.
+    /// Returns the names of the virtio devices, in order: `blk0`, `vsock0`, … The memory device is
+    /// not among them: it comes with the memory.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
         let own = self.memory_device();
@@ -214,7 +214,7 @@ impl Snapshot {
             .collect()
     }
 
-    /// The place of the memory device among the others.
+    /// Returns the index of the memory device among the devices.
     pub(crate) fn memory_device(&self) -> Option<usize> {
         self.state().memory.hotplug_region()?;
         let mut devices = self.state().devices.iter();
@@ -225,13 +225,13 @@ impl Snapshot {
         &self.0.state
     }
 
-    /// The full snapshot below: where it is, and which one.
+    /// Returns the directory and identity of the underlying full snapshot.
     pub(crate) fn full(&self) -> Option<&(PathBuf, Identity)> {
         self.0.full.as_ref()
     }
 
-    /// Guest memory that is the snapshot's until it is written. What of it is going to be written
-    /// is to be made the guest's own yet.
+    /// Maps guest memory that is the snapshot's until it is written. Pages of the working set are
+    /// not copied yet.
     pub(crate) fn map(&self) -> Result<GuestMemory, SnapshotError> {
         let memory = GuestMemory::private(self.state().memory, self.0.memory.clone())?;
         if let (Some(file), Some(base)) = (&self.0.difference, &self.state().base) {
@@ -240,12 +240,12 @@ impl Snapshot {
         Ok(memory)
     }
 
-    /// Checks that the guest finds here what it was told of.
+    /// Checks that this host has the CPU features that the guest knows.
     pub(crate) fn check_cpu(&self, here: &[kvm_cpuid_entry2]) -> Result<(), SnapshotError> {
         cpu::check(self.state().cpuid.as_slice(), here).map_err(SnapshotError::Cpu)
     }
 
-    /// Checks that the guest knows of all that there is here. `vcpu` is a new one, as a guest that
+    /// Checks that the guest knows all features of this host. `vcpu` is a new one, as a guest that
     /// boots has it.
     pub(crate) fn check_same_cpu(
         &self,
@@ -272,9 +272,9 @@ impl Snapshot {
     }
 }
 
-/// Writes a snapshot of a VM that stands still. `state` knows everything but what of memory is in
-/// the file. Of the memory that may be plugged in, nothing is behind the first `plugged` bytes. It
-/// gets its name if `check` says that the VM stands still to this moment.
+/// Writes a snapshot of a paused VM. `state` is complete except for the list of memory in the file.
+/// Of the memory that may be plugged in, nothing is plugged after the first `plugged` bytes. The
+/// directory gets its name if `check` confirms that the VM is still paused.
 pub(crate) fn write(
     dir: &Path,
     mut state: MachineState,
@@ -309,7 +309,7 @@ pub(crate) fn write(
 fn open(dir: &Path) -> Result<(MachineState, File), SnapshotError> {
     let open = |name| {
         let path = dir.join(name);
-        // Opening a FIFO would wait for somebody who writes to it.
+        // Opening a FIFO would wait for a writer.
         let file = File::options()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -348,8 +348,8 @@ fn read_state(file: File, path: &Path) -> Result<MachineState, SnapshotError> {
     })
 }
 
-/// A file that is too short would end the process with SIGBUS when the guest touches what is not
-/// there.
+/// A file that is too short would kill the process with SIGBUS when the guest touches the missing
+/// part.
 fn check_memory(file: &File, path: &Path, size: MemorySize) -> Result<(), SnapshotError> {
     let path = || path.to_owned();
     let len = regular(file).map_err(|source| SnapshotError::Read {
@@ -365,7 +365,8 @@ fn check_memory(file: &File, path: &Path, size: MemorySize) -> Result<(), Snapsh
     })
 }
 
-/// The length of a regular file; nothing else is read, which might never end.
+/// Returns the length of a regular file; other files are refused, since reading them might never
+/// end.
 fn regular(file: &File) -> io::Result<u64> {
     let meta = file.metadata()?;
     if meta.is_file() {

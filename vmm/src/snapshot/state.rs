@@ -1,4 +1,4 @@
-//! All that a snapshot says of a VM, as records.
+//! All state of a VM in a snapshot, as records.
 
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -27,43 +27,43 @@ const MAX_MEMORY: MemorySize = MemorySize::gib(1 << 20);
 /// The record of the serial port; devices have names like `blk0`.
 const SERIAL: &str = "serial";
 
-/// Tells a full snapshot from others, for its differences.
+/// Identifies a full snapshot, for its differences.
 pub(crate) type Identity = [u8; 16];
 
-/// A VM that stands still.
+/// The state of a paused VM.
 #[derive(Clone, Debug)]
 pub(crate) struct MachineState {
     pub(crate) identity: Identity,
     pub(crate) memory: MemoryShape,
-    /// `None` when the memory file has all of it.
+    /// `None` if the memory file has all of it.
     pub(crate) base: Option<Base>,
-    /// What the guest was told of its processors, but for their numbers.
+    /// The guest's CPUID, except for the vCPUs' numbers.
     pub(crate) cpuid: CpuId,
     pub(crate) vcpus: Vec<VcpuState>,
-    /// As many as there may ever be.
+    /// The maximum number of vCPUs.
     pub(crate) max_vcpus: u8,
     pub(crate) chips: ChipState,
     pub(crate) serial: Option<SavedDevice>,
-    /// `CONFIG_ADDRESS` of the PCI bus; `None` when devices are on MMIO.
+    /// `CONFIG_ADDRESS` of the PCI bus; `None` if devices are on MMIO.
     pub(crate) pci: Option<u32>,
     /// In the order in which they were added.
     pub(crate) devices: Vec<DeviceState>,
-    /// What a VM that goes on from here has copied at once.
+    /// The pages that are copied up front when a VM is restored.
     pub(crate) working_set: Option<WorkingSet>,
 }
 
-/// What a difference is the difference to.
+/// The full snapshot that a difference is based on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     /// The full snapshot's directory.
     pub(crate) path: PathBuf,
     pub(crate) identity: Identity,
-    /// What the memory file holds, as offsets; the rest is the full snapshot's.
+    /// The ranges in the memory file, as offsets; the rest is the full snapshot's.
     pub(crate) ranges: Vec<Range<u64>>,
 }
 
 impl MachineState {
-    /// What devices are on.
+    /// Returns the transport of the devices.
     pub(crate) fn transport(&self) -> Transport {
         match self.pci {
             None => Transport::Mmio,
@@ -194,7 +194,7 @@ impl MachineState {
             })?),
             Err(_) => None,
         };
-        // Everything was looked at.
+        // Every record was used.
         let optional = [serial.is_some(), pci.is_some(), working_set.is_some()];
         let optional = optional.into_iter().filter(|there| *there).count();
         let expected = 3 + vcpus.len() + optional + 2 * devices.len();

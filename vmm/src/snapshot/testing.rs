@@ -1,4 +1,4 @@
-//! State files by hand, for tests of damage and the body of a fuzz target.
+//! Handmade state files, for tests of damage and the body of a fuzz target.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use podvisor_devices::pci::SavedMsix;
@@ -16,7 +16,7 @@ use crate::vm::Transport;
 
 pub(crate) use super::format::{Kind, decode, encode};
 
-/// What a VM with two vCPUs and two devices would write, with KVM's structures all zero.
+/// The state that a VM with two vCPUs and two devices would write, with KVM's structures all zero.
 pub(crate) fn sample(on: Transport) -> MachineState {
     let transport = SavedTransport {
         status: 15,
@@ -86,8 +86,8 @@ pub(crate) fn sample(on: Transport) -> MachineState {
     }
 }
 
-/// Takes `data` as a state file, and as edits of one whose checksums are mended. What is read is
-/// written again as the same.
+/// Takes `data` as a state file, and as edits of one whose checksums are corrected. Writing the
+/// decoded state again must give the same state.
 pub fn fuzz_state(data: &[u8]) {
     if let Ok(records) = decode(data) {
         read(records);
@@ -132,7 +132,7 @@ pub fn fuzz_state(data: &[u8]) {
             );
             read(records);
         }
-        // Two of a kind and name, by an edit.
+        // Two records with the same kind and name, by an edit.
         Err(error) => assert!(matches!(error, FormatError::Invalid { .. }), "{error}"),
     }
 }
@@ -184,7 +184,7 @@ mod tests {
             for number in 0..records.len() {
                 let mut fewer = records.clone();
                 let gone = fewer.remove(number);
-                // A VM may have no serial port, and nobody need know what it writes.
+                // A VM may have no serial port, and its working set need not be known.
                 let optional = gone.id == "serial" || gone.kind == Kind::WorkingSet;
                 let read = MachineState::from_records(fewer);
                 assert_eq!(read.is_ok(), optional, "{:?} {}", gone.kind, gone.id);

@@ -1,4 +1,4 @@
-//! The state of a vCPU: gathered by its thread while it is parked, put into a new one.
+//! The state of a vCPU: gathered by its thread while it is parked, and applied to a new one.
 #![allow(unsafe_code)] // KVM_SET_XSAVE reads as much as KVM says
 
 use kvm_bindings::{
@@ -11,19 +11,19 @@ use super::SnapshotError;
 use super::format::{Reader, Writer};
 use crate::kvm::{self, KvmError};
 
-/// Of the record.
+/// The version of the record.
 pub(super) const VERSION: u32 = 1;
 
-/// MSRs of a vCPU at most: KVM lists some 200, and never lists what a processor may have thousands
-/// of.
+/// The maximum number of MSRs of a vCPU: KVM lists some 200, and none of those of which a processor
+/// may have thousands.
 const MAX_MSRS: usize = 1024;
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
-/// What the processor is vulnerable to, and what it has against it.
+/// The processor's vulnerabilities and mitigations.
 const MSR_ARCH_CAPABILITIES: u32 = 0x10a;
-/// Memory types, which KVM's list of MSRs does not name before Linux 6.6: the default type, fixed
-/// ranges, variable ranges.
+/// Memory types, which are missing from KVM's list of MSRs before Linux 6.6: the default type,
+/// fixed ranges, variable ranges.
 const MTRRS: [std::ops::RangeInclusive<u32>; 5] = [
     0x2ff..=0x2ff,
     0x250..=0x250,
@@ -37,7 +37,7 @@ const LVT_TIMER: usize = 0x320;
 const LVT_MODE: u32 = 3 << 17;
 const LVT_MODE_DEADLINE: u32 = 2 << 17;
 
-/// All that makes a vCPU go on where it was.
+/// All state that a vCPU needs to continue where it was.
 #[derive(Clone, Debug)]
 pub(crate) struct VcpuState {
     tsc_khz: u32,
@@ -54,7 +54,7 @@ pub(crate) struct VcpuState {
     events: kvm_vcpu_events,
 }
 
-/// The MSRs that a vCPU may have: those of KVM's list, and what it leaves out.
+/// Returns the MSRs that a vCPU may have: those of KVM's list, and those missing from it.
 pub(crate) fn msr_numbers(kvm: &kvm_ioctls::Kvm) -> Result<Vec<u32>, KvmError> {
     let list = kvm
         .get_msr_index_list()
@@ -71,9 +71,9 @@ impl VcpuState {
     /// completed.
     pub(crate) fn gather(vcpu: &VcpuFd, msr_numbers: &[u32]) -> Result<Self, KvmError> {
         let get = KvmError::ioctl;
-        // KVM works off a pending INIT or SIPI here, which changes what follows.
+        // KVM processes a pending INIT or SIPI here, which changes the state read below.
         let mp_state = vcpu.get_mp_state().map_err(get("KVM_GET_MP_STATE"))?;
-        // It puts what a pending exception says into CR2 or DR6, which are read next.
+        // It stores the payload of a pending exception in CR2 or DR6, which are read next.
         vcpu.get_vcpu_events().map_err(get("KVM_GET_VCPU_EVENTS"))?;
         let mut state = Self {
             tsc_khz: vcpu.get_tsc_khz().unwrap_or(0),
@@ -93,7 +93,7 @@ impl VcpuState {
         Ok(state)
     }
 
-    /// Whether `vcpu`, which is new, has the `IA32_ARCH_CAPABILITIES` that this one had.
+    /// Returns whether `vcpu`, which is new, has the `IA32_ARCH_CAPABILITIES` that this one had.
     pub(crate) fn has_capabilities_of(&self, vcpu: &VcpuFd) -> Result<bool, KvmError> {
         let wanted = |msr: &&(u32, u64)| msr.0 == MSR_ARCH_CAPABILITIES;
         let Some(saved) = self.msrs.iter().find(wanted) else {
@@ -105,7 +105,7 @@ impl VcpuState {
     }
 
     /// A timer that has fired, but whose interrupt KVM has not delivered yet, may read as one that
-    /// is not set. One interrupt too many is harmless, one too few stops a guest.
+    /// is not set. One interrupt too many is harmless, one too few hangs a guest.
     fn mend_deadline(&mut self) {
         let timer: Vec<u8> = self
             .lapic
@@ -131,8 +131,8 @@ impl VcpuState {
         }
     }
 
-    /// Sets everything of a vCPU that has just been created, and has its CPUID. `offset` is that
-    /// of the machine's time stamp counters, which the first vCPU sets for all.
+    /// Sets all state of a vCPU that was just created and has its CPUID. `offset` is that of the
+    /// machine's time stamp counters, which the first vCPU sets for all.
     pub(crate) fn apply(
         &self,
         vcpu: &VcpuFd,
@@ -149,7 +149,7 @@ impl VcpuState {
             ..Default::default()
         };
         // SAFETY: KVM reads as many bytes as KVM_CAP_XSAVE2 says. That is more than the 4 KiB of
-        // this structure only where the process has asked for AMX (arch_prctl), which nothing here
+        // this structure only if the process has requested AMX (arch_prctl), which nothing here
         // does.
         unsafe { vcpu.set_xsave(&xsave) }.map_err(set("KVM_SET_XSAVE"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(set("KVM_SET_XCRS"))?;
@@ -167,10 +167,10 @@ impl VcpuState {
         Ok(())
     }
 
-    /// The guest's time stamp counter runs at the frequency that it was told.
+    /// Makes the guest's time stamp counter run at the frequency that the guest knows.
     fn set_frequency(&self, vcpu: &VcpuFd) -> Result<(), SnapshotError> {
         let here = vcpu.get_tsc_khz().unwrap_or(0);
-        // What KVM itself takes for the same: 250 parts per million.
+        // KVM's own tolerance: 250 parts per million.
         let near = u64::from(here.abs_diff(self.tsc_khz)) * 4000 <= u64::from(here);
         if self.tsc_khz == 0 || near {
             return Ok(());
@@ -182,7 +182,8 @@ impl VcpuState {
             })
     }
 
-    /// The time stamp counter goes on from where it was; false where KVM knows no offsets.
+    /// Makes the time stamp counter continue from where it was; false if KVM does not support
+    /// offsets.
     fn set_time(&self, vcpu: &VcpuFd, offset: &mut Option<u64>) -> Result<bool, SnapshotError> {
         let Some(here) = kvm::tsc_offset(vcpu)? else {
             return Ok(false);
@@ -195,8 +196,8 @@ impl VcpuState {
             return Ok(false);
         };
         let own = here.wrapping_add(saved).wrapping_sub(now);
-        // vCPUs were not saved at the same instant: less than a second apart, as KVM has it, they
-        // agreed, and shall agree to the cycle.
+        // vCPUs were not saved at the same instant: counters less than a second apart, which is
+        // KVM's limit, were synchronized, and are set to agree to the cycle.
         let second = u64::from(self.tsc_khz) * 1000;
         let agreed = offset.filter(|first| {
             let apart = own.wrapping_sub(*first);
@@ -208,7 +209,8 @@ impl VcpuState {
         Ok(true)
     }
 
-    /// Sets the MSRs that differ from a new vCPU's; the time stamp counter unless it is set.
+    /// Sets the MSRs that differ from a new vCPU's; the time stamp counter only if it is not set
+    /// yet.
     fn set_msrs(&self, vcpu: &VcpuFd, has_time: bool) -> Result<(), SnapshotError> {
         let numbers: Vec<u32> = self.msrs.iter().map(|(number, _)| *number).collect();
         let fresh = read_msrs(vcpu, &numbers)?;
@@ -225,7 +227,8 @@ impl VcpuState {
                 ..Default::default()
             })
             .collect();
-        // Time first, for what is measured by it; a deadline last, when its clock is right.
+        // The time stamp counter first, since others depend on it; a deadline last, when its clock
+        // is right.
         wanted.sort_by_key(|msr| match msr.index {
             MSR_TSC => 0,
             MSR_TSC_DEADLINE => 2,
@@ -236,7 +239,7 @@ impl VcpuState {
             .map_err(|_| ioctl("KVM_SET_MSRS")(kvm_ioctls::Error::new(libc::E2BIG)))?;
         let set = vcpu.set_msrs(&entries).map_err(ioctl("KVM_SET_MSRS"))?;
         match wanted.get(set) {
-            // KVM stops at the first one that it does not take.
+            // KVM stops at the first one that it rejects.
             Some(refused) => Err(SnapshotError::Msr {
                 number: refused.index,
                 value: refused.data,
@@ -287,7 +290,7 @@ impl VcpuState {
     }
 }
 
-/// The values of those MSRs that this vCPU has.
+/// Returns the values of those MSRs that this vCPU has.
 fn read_msrs(vcpu: &VcpuFd, numbers: &[u32]) -> Result<Vec<(u32, u64)>, KvmError> {
     let ioctl = KvmError::ioctl;
     let mut values = Vec::with_capacity(numbers.len());
@@ -360,7 +363,7 @@ mod tests {
         assert!(time(&vcpu) > begin);
     }
 
-    /// Its name has it run where KVM is a distribution's, which is older than it is here.
+    /// By its name it runs where KVM is a distribution's, which is older than the one here.
     #[test]
     fn guest_clocks_go_on_from_where_they_were_saved_and_agree() {
         let kvm = kvm::open().unwrap();

@@ -1,4 +1,4 @@
-//! The pages that a VM writes soon after it went on from a snapshot.
+//! The pages that a VM writes soon after it was restored from a snapshot.
 
 use std::ops::Range;
 
@@ -7,16 +7,17 @@ use crate::memory::PAGE_SIZE;
 
 pub(super) const VERSION: u32 = 1;
 
-/// The largest set that is believed: each VM begins with so much memory of its own.
+/// The maximum size of a set: each VM starts with this much memory of its own.
 const MAX_SIZE: u64 = 64 << 20;
 
-/// The pages of its memory that a VM has written since it went on from a snapshot: others that go
-/// on from there, and are about to do the same, will write them too.
+/// The pages of its memory that a VM has written since it was restored from a snapshot: other VMs
+/// that are restored from it, and are about to do the same, will write them too.
 ///
 /// [`Vm::working_set`](crate::Vm::working_set) finds it in a VM that rehearses what others will do,
-/// and [`Snapshot::expect`](super::Snapshot::expect) stores it with the snapshot. VMs that begin
-/// after that have these pages copied in a few calls, where each would take its guest a nested page
-/// fault, or three if it is read first. They take no memory that they would not have taken then.
+/// and [`Snapshot::expect`](super::Snapshot::expect) stores it with the snapshot. VMs that are
+/// restored after that have these pages copied in a few calls, where each page would cost the guest
+/// a nested page fault, or three if it is read first. They use no memory that they would not have
+/// used anyway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
     /// Offsets into the memory file, in order.
@@ -24,7 +25,7 @@ pub struct WorkingSet {
 }
 
 impl WorkingSet {
-    /// Takes sorted ranges of whole pages; of too many the first ones.
+    /// Takes sorted ranges of whole pages; if there are too many, only the first ones.
     pub(crate) fn new(mut pages: Vec<Range<u64>>) -> Self {
         let mut left = MAX_SIZE;
         for range in &mut pages {
@@ -35,7 +36,7 @@ impl WorkingSet {
         Self { pages }
     }
 
-    /// What of it is in the first `memory` bytes.
+    /// Returns the part of it that lies in the first `memory` bytes.
     pub(super) fn within(mut self, memory: u64) -> Self {
         for range in &mut self.pages {
             range.end = range.end.min(memory);
@@ -44,7 +45,7 @@ impl WorkingSet {
         self
     }
 
-    /// How much memory it is, in bytes.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.pages.iter().map(|range| range.end - range.start).sum()
@@ -64,7 +65,7 @@ impl WorkingSet {
         out.finish()
     }
 
-    /// `memory` is how much the guest boots with.
+    /// `memory` is the amount that the guest boots with.
     pub(super) fn decode(input: &mut Reader<'_>, memory: u64) -> Result<Self, &'static str> {
         let (mut last, mut total) = (0, 0);
         let pages = input.list(|range| {

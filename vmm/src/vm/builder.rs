@@ -1,5 +1,5 @@
 //! Configures a VM: every mistake is found before anything is created, and all are reported
-//! at once.
+//! together.
 
 use std::any::Any;
 use std::fmt;
@@ -37,7 +37,7 @@ use crate::kvm;
 use crate::memory::{self, GuestMemory, HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::snapshot::{Identity, Snapshot};
 
-/// A VM to be. See [`Vm::builder`].
+/// The configuration of a VM. See [`Vm::builder`].
 #[derive(Default)]
 #[must_use = "nothing happens before `build`"]
 pub struct VmBuilder {
@@ -85,15 +85,15 @@ impl VmBuilder {
         }
     }
 
-    /// Refuses a snapshot whose guest does not know of all that this host's processor and KVM
-    /// offer. What new microcode or a new kernel brought since then, mitigations above all, it
-    /// would never use. Of no meaning to a VM that boots.
+    /// Refuses a snapshot whose guest does not know everything that this host's processor and KVM
+    /// offer. It would never use what new microcode or a new kernel has added since then, most
+    /// importantly mitigations. No effect on a VM that boots.
     pub fn require_same_cpu(mut self) -> Self {
         self.requires_same_cpu = true;
         self
     }
 
-    /// The kernel to boot. Required, but for a VM that comes from a snapshot.
+    /// The kernel to boot. Required, except for a VM that comes from a snapshot.
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = Some(kernel);
         self
@@ -112,23 +112,24 @@ impl VmBuilder {
         self
     }
 
-    /// The number of vCPUs; 1 unless said.
+    /// The number of vCPUs; default: 1.
     pub fn vcpus(mut self, count: u8) -> Self {
         self.vcpus = Some(count);
         self
     }
 
-    /// The maximum number of vCPUs; by default the number at boot. All of them are listed in
-    /// the guest's firmware tables. Those that [`Vm::add_vcpus`] makes later are offline until somebody in
-    /// the guest wants them: Linux is told `maxcpus`, unless its command line says it, and takes
-    /// one at a write of `1` to `/sys/devices/system/cpu/cpuN/online`. One that is not there yet
-    /// costs nothing but what the guest's kernel keeps for it, 180 KiB in Linux.
+    /// The maximum number of vCPUs; by default the number at boot. All of them are listed in the
+    /// guest's firmware tables. Those that [`Vm::add_vcpus`] creates later are offline until the
+    /// guest brings them online: Linux gets the parameter `maxcpus`, unless its command line has
+    /// it, and brings one online at a write of `1` to `/sys/devices/system/cpu/cpuN/online`. One
+    /// that does not exist yet costs only what the guest's kernel allocates for it, 180 KiB in
+    /// Linux.
     pub fn max_vcpus(mut self, count: u8) -> Self {
         self.max_vcpus = Some(count);
         self
     }
 
-    /// The amount of guest memory; 128 MiB unless said. It is taken from the host as the guest
+    /// The amount of guest memory; default: 128 MiB. It is allocated on the host as the guest
     /// touches it.
     pub fn memory(mut self, size: MemorySize) -> Self {
         self.memory = Some(size);
@@ -136,17 +137,18 @@ impl VmBuilder {
     }
 
     /// Adds a virtio-mem device that can plug in up to this much memory while the guest runs: a
-    /// multiple of 128 MiB, limited by the address space, not by the host's memory. Default: none. See [`Vm::hotplug_memory`]. Linux puts new memory to use by itself: the
-    /// kernel is told to unless its command line says `memhp_default_state`.
+    /// multiple of 128 MiB, limited by the address space, not by the host's memory. Default: none.
+    /// See [`Vm::hotplug_memory`]. Linux brings new memory online by itself: the kernel's command
+    /// line is extended accordingly, unless it has `memhp_default_state`.
     pub fn hotplug_memory(mut self, most: MemorySize) -> Self {
         self.hotplug_memory = Some(most);
         self
     }
 
-    /// A serial port (COM1, `console=ttyS0`) whose output goes to `writer`, byte by byte, on
-    /// the vCPU's thread: a writer that blocks holds up the guest, one that calls
-    /// [`Vm::serial_input`] waits for itself, and one that panics poisons the VM. There is none
-    /// unless asked for, since each byte costs an exit.
+    /// A serial port (COM1, `console=ttyS0`) whose output goes to `writer`, byte by byte, on the
+    /// vCPU's thread: a writer that blocks stalls the guest, one that calls [`Vm::serial_input`]
+    /// deadlocks, and one that panics poisons the VM. By default there is none, since each byte
+    /// costs an exit.
     pub fn serial(mut self, writer: impl Write + Send + 'static) -> Self {
         self.serial = Some(Box::new(writer));
         self
@@ -157,14 +159,14 @@ impl VmBuilder {
         self.device(disk)
     }
 
-    /// A file that the guest has as read-only memory. The first one is `/dev/pmem0`. What a file
-    /// system in it has is read where it lies when that is mounted with `-o dax`. All guests that
-    /// have the image share the host's pages of it.
+    /// A file that the guest sees as read-only memory. The first one is `/dev/pmem0`. Files of a
+    /// file system in it are read in place if that is mounted with `-o dax`. All guests that have
+    /// the image share the host's pages of it.
     pub fn pmem(self, image: PmemDevice) -> Self {
         self.device(image)
     }
 
-    /// The socket device, by which host and guest talk. A guest takes one.
+    /// The socket device, by which host and guest communicate. A guest accepts one.
     pub fn vsock(self, vsock: VsockDevice) -> Self {
         self.device(vsock)
     }
@@ -185,20 +187,20 @@ impl VmBuilder {
         self.device(RngDevice::new())
     }
 
-    /// A memory balloon, by which the host gets back what the guest has free, and may ask for more.
-    /// See [`Vm::balloon`].
+    /// A memory balloon, by which the host gets back memory that is free in the guest, and may ask
+    /// for more. See [`Vm::balloon`].
     pub fn balloon(self) -> Self {
         self.device(BalloonDevice::new())
     }
 
-    /// A virtio console (`console=hvc0`): cheaper than a serial port, but a guest has it only
-    /// once its driver runs.
+    /// A virtio console (`console=hvc0`): cheaper than a serial port, but available to the guest
+    /// only once its driver runs.
     pub fn console(self, console: ConsoleDevice) -> Self {
         self.device(console)
     }
 
-    /// A virtio device of any type that
-    /// [`DeviceType`](podvisor_devices::virtio::DeviceType) names, also one of the program's own.
+    /// A virtio device of any type that [`DeviceType`](podvisor_devices::virtio::DeviceType) names,
+    /// including the program's own devices.
     pub fn device(mut self, mut device: impl VirtioDevice + 'static) -> Self {
         let any: &mut dyn Any = &mut device;
         if let Some(Err(error)) = any.downcast_mut().map(BlockDevice::check) {
@@ -208,35 +210,35 @@ impl VmBuilder {
         self
     }
 
-    /// Whether the VM's threads are confined to the system calls that they need; they are unless
-    /// said. Serial writers, disks, devices and vsock listeners of the program's own are called on
-    /// these threads, too: there they may read, write and signal, but neither open files, nor make
-    /// sockets other than pairs, nor connect any, nor start threads. So is the program's `tracing`
-    /// subscriber: one that opens files, as some do at midnight, needs a thread for that. Their
-    /// stacks have 256 KiB. The host side of a socket device that uses paths has a thread of its
-    /// own, which may make Unix sockets, connect them and remove paths
-    /// ([`VsockHost::uses_paths`](podvisor_devices::vsock::VsockHost::uses_paths)).
+    /// Whether the VM's threads are confined to the system calls that they need; by default they
+    /// are. The program's own serial writers, disks, devices and vsock listeners are called on
+    /// these threads, too: there they may read, write and signal, but neither open files, nor
+    /// create sockets other than pairs, nor connect any, nor start threads. The same holds for the
+    /// program's `tracing` subscriber: one that opens files, for example to rotate them at
+    /// midnight, needs a thread for that. Their stacks have 256 KiB. The host side of a socket
+    /// device that uses paths has its own thread, which may create Unix sockets, connect them and
+    /// remove paths ([`VsockHost::uses_paths`](podvisor_devices::vsock::VsockHost::uses_paths)).
     pub fn seccomp(mut self, seccomp: Seccomp) -> Self {
         self.seccomp = seccomp;
         self
     }
 
-    /// The bus of all virtio devices; [`Transport::Mmio`] unless said.
+    /// The bus of all virtio devices; default: [`Transport::Mmio`].
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = Some(transport);
         self
     }
 
-    /// Validates the configuration, then creates the VM, loads the kernel or what the snapshot
-    /// holds, and makes the VM ready to start.
+    /// Validates the configuration, then creates the VM, loads the kernel or the snapshot's state,
+    /// and makes the VM ready to start.
     ///
     /// # Errors
-    /// [`BuildError::Config`] names all that is wrong with the configuration; the others are
+    /// [`BuildError::Config`] lists everything that is wrong with the configuration; the others are
     /// failures of the host, or say why a snapshot cannot be restored here.
     pub fn build(mut self) -> Result<Vm, BuildError> {
         let kvm = match kvm::open() {
             Ok(kvm) => kvm,
-            // What is wrong without it is to be mended first.
+            // Mistakes that can be found without KVM are reported first.
             Err(error) => {
                 self.check_without_kvm()?;
                 return Err(error.into());
@@ -271,8 +273,7 @@ impl VmBuilder {
             cpuid: None,
         };
         let serial = self.serial.take();
-        // Reading files keeps a processor busy, while KVM's ioctls mostly wait for others to
-        // notice what they change.
+        // Reading files keeps a CPU busy, while KVM's ioctls mostly wait for grace periods.
         let (loaded, hardware) = in_parallel(
             "vm-load",
             || boot::load(mem, &kernel, initramfs),
@@ -347,7 +348,7 @@ impl VmBuilder {
             Ok::<_, BuildError>(hardware)
         };
         let hardware = match &state.working_set {
-            // As at a boot: copying pages keeps a processor busy.
+            // As at a boot: copying pages keeps a CPU busy.
             Some(set) => {
                 let (_, hardware) = in_parallel("vm-load", || memory.make_own(set.pages()), build);
                 hardware?
@@ -359,7 +360,7 @@ impl VmBuilder {
         Ok(assemble(kvm, memory, hardware, self.seccomp, origin))
     }
 
-    /// What is configured although the snapshot says it, and what this host does not have.
+    /// Settings that the snapshot already determines, and devices that this host lacks.
     fn contradictions(&mut self, snapshot: &Snapshot, max_vcpus: u8) -> Vec<ConfigError> {
         let given = [
             ("kernel", self.kernel.is_some()),
@@ -397,14 +398,14 @@ impl VmBuilder {
         errors
     }
 
-    /// With `own` devices that the builder adds.
+    /// Counts the configured devices and `own` ones that the builder adds.
     fn too_many_devices(&self, own: usize, transport: Transport) -> Option<ConfigError> {
         let count = self.devices.len() + own;
         (count > transport.max_devices())
             .then_some(ConfigError::TooManyDevices { count, transport })
     }
 
-    /// Finds what is wrong with the configuration whatever KVM can do.
+    /// Finds what is wrong with the configuration, independently of KVM's limits.
     fn check_without_kvm(&mut self) -> Result<(), BuildError> {
         match self.snapshot.take() {
             None => self.validate(u8::MAX).map(drop),
@@ -428,7 +429,7 @@ impl VmBuilder {
             });
         }
         let most = self.max_vcpus.unwrap_or(vcpus);
-        // The count itself is told of already where nobody has set the most.
+        // Without an explicit maximum, the error about the count itself suffices.
         if self.max_vcpus.is_some() && (most < vcpus || most > max_vcpus) {
             errors.push(ConfigError::MaxVcpus {
                 max_vcpus: most,
@@ -448,7 +449,7 @@ impl VmBuilder {
             boot: size,
             hotplug,
         };
-        // What may be plugged in is address space until its owner asks for it.
+        // Memory that may be plugged in is only address space until the owner requests it.
         let host = memory::host_memory();
         if size > host {
             errors.push(ConfigError::MoreMemoryThanHost { size, host });
@@ -474,7 +475,7 @@ impl VmBuilder {
     }
 }
 
-/// A VM of parts that are ready.
+/// Assembles a VM from parts that are ready.
 fn assemble(
     kvm: Kvm,
     (memory, images): (GuestMemory, Images),
@@ -535,11 +536,11 @@ struct Validated {
     transport: Transport,
 }
 
-/// Has Linux use memory that is plugged in: as much of it for programs alone, which can be
-/// unplugged again, as it has other memory for.
+/// Makes Linux bring plugged memory online: as movable memory, which can be unplugged again, in
+/// proportion to its other memory.
 const ONLINE: &str = "memhp_default_state=online memory_hotplug.online_policy=auto-movable";
 
-/// The device that plugs memory in and out, where there is some.
+/// The device that plugs and unplugs memory, if the VM has hotplug memory.
 fn memory_device(shape: MemoryShape) -> Result<Option<Box<dyn VirtioDevice>>, BuildError> {
     let Some(region) = shape.hotplug_region() else {
         return Ok(None);
@@ -548,7 +549,7 @@ fn memory_device(shape: MemoryShape) -> Result<Option<Box<dyn VirtioDevice>>, Bu
     Ok(Some(Box::new(device)))
 }
 
-/// Puts parameters for the kernel before a ` -- `, behind which everything is init's.
+/// Inserts parameters for the kernel before a ` -- `, after which everything is init's.
 fn with_parameters(cmdline: &str, parameters: &[String]) -> String {
     let (kernel, init) = match cmdline.find(" -- ") {
         Some(at) => cmdline.split_at(at),

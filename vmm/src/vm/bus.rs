@@ -1,4 +1,4 @@
-//! Where the guest's MMIO and port accesses go. Called on vCPU threads.
+//! Dispatches the guest's MMIO and port accesses. Called on vCPU threads.
 //!
 //! Both address spaces are maps of ranges, which may change while vCPUs run.
 
@@ -9,22 +9,22 @@ use podvisor_devices::legacy::power::{self, PowerRequest};
 use podvisor_devices::legacy::serial::{self, SerialPort};
 use podvisor_devices::virtio::transport::MmioTransport;
 
-/// What answers at a range of addresses. Offsets count from the range's start.
+/// A device that answers at a range of addresses. Offsets count from the range's start.
 pub(crate) trait BusDevice: Debug + Send + Sync {
     /// The guest reads `data.len()` bytes.
     fn read(&self, offset: u64, data: &mut [u8]);
 
-    /// The guest writes `data`. `Some` when that asks for the end of the VM.
+    /// The guest writes `data`. `Some` if that requests the end of the VM.
     fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest>;
 
-    /// Whether an access to several ports that begins here and reaches beyond is one to each of
-    /// them, and not the device's alone.
+    /// Whether an access to several ports that starts here and extends beyond the device is split
+    /// into one access per port, instead of going to this device as a whole.
     fn has_byte_registers(&self) -> bool {
         false
     }
 }
 
-/// The range overlaps one that is taken, or has no end.
+/// The range overlaps one that is in use, or has no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the address range {start:#x}-{last:#x} is already in use")]
 pub(crate) struct RangeTaken {
@@ -47,7 +47,7 @@ pub(crate) struct AddressMap {
 }
 
 impl AddressMap {
-    /// Puts `device` at the `len` addresses from `start` on.
+    /// Adds `device` at the `len` addresses from `start` on.
     pub(crate) fn insert(
         &self,
         start: u64,
@@ -74,14 +74,14 @@ impl AddressMap {
         Ok(())
     }
 
-    /// Takes away what lies at `start`. Accesses that have begun may still end.
+    /// Removes the device at `start`. Accesses that have started may still finish.
     pub(crate) fn remove(&self, start: u64) -> Option<Arc<dyn BusDevice>> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let at = entries.binary_search_by_key(&start, |entry| entry.start);
         Some(entries.remove(at.ok()?).device)
     }
 
-    /// What lies at `address`, for use outside of the map's lock.
+    /// Finds the device at `address`, for use outside of the map's lock.
     fn find(&self, address: u64) -> Option<(Arc<dyn BusDevice>, u64)> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let (entry, offset) = at(&entries, address)?;
@@ -101,7 +101,7 @@ impl AddressMap {
         device.write(offset, data)
     }
 
-    /// As [`Self::find`], of the one device that answers at all of `len` ports.
+    /// As [`Self::find`], but only a device that answers at all of `len` ports.
     fn find_for_all(&self, port: u64, len: usize) -> Option<(Arc<dyn BusDevice>, u64)> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let (entry, offset) = at(&entries, port)?;
@@ -110,7 +110,7 @@ impl AddressMap {
         is_its_own.then(|| (entry.device.clone(), offset))
     }
 
-    /// Reads ports: by one access where one device has them all, otherwise one by one.
+    /// Reads ports: by one access if one device has all of them, otherwise one by one.
     fn read_ports(&self, port: u64, data: &mut [u8]) {
         if data.len() <= 1 {
             return self.read(port, data);
@@ -139,7 +139,7 @@ impl AddressMap {
     }
 }
 
-/// The entry that `address` is in, and where.
+/// Returns the entry that contains `address`, and the offset in it.
 fn at(entries: &[Entry], address: u64) -> Option<(&Entry, u64)> {
     let at = entries.partition_point(|entry| entry.last < address);
     let entry = entries.get(at)?;
@@ -155,11 +155,11 @@ pub(crate) struct Bus {
 }
 
 impl Bus {
-    /// A bus with the ports that are there without any device.
+    /// Creates a bus with the ports that exist without any device.
     pub(crate) fn new() -> Self {
         let bus = Self::default();
         for port in power::PORTS {
-            // The map is empty but for these.
+            // The map contains nothing but these.
             let _ = bus
                 .ports
                 .insert(u64::from(port), 1, Arc::new(PowerPort(port)));
@@ -167,7 +167,7 @@ impl Bus {
         bus
     }
 
-    /// Reads that no device answers see all ones.
+    /// Reads that no device answers return all ones.
     pub(crate) fn mmio_read(&self, address: u64, data: &mut [u8]) {
         self.mmio.read(address, data);
     }
@@ -176,16 +176,16 @@ impl Bus {
         self.mmio.write(address, data);
     }
 
-    /// Reads `width` bytes at a port, as often as `data` has room for: a string instruction is
-    /// many accesses to one port.
+    /// Reads `width` bytes at a port, as many times as `data` has room for: a string instruction
+    /// accesses one port many times.
     pub(crate) fn port_read(&self, port: u16, width: usize, data: &mut [u8]) {
         for access in data.chunks_mut(width.max(1)) {
             self.ports.read_ports(u64::from(port), access);
         }
     }
 
-    /// Writes `data` to a port, `width` bytes at a time. `Some` when the guest asked for the end of
-    /// the VM, which comes before the rest.
+    /// Writes `data` to a port, `width` bytes at a time. `Some` if the guest requested the end of
+    /// the VM; the rest is not written then.
     pub(crate) fn port_write(&self, port: u16, width: usize, data: &[u8]) -> Option<PowerRequest> {
         data.chunks(width.max(1))
             .find_map(|access| self.ports.write_ports(u64::from(port), access))
@@ -210,7 +210,7 @@ impl BusDevice for PowerPort {
     }
 }
 
-/// Registers are bytes: a wider access is one to each of those that follow.
+/// Registers are bytes: a wider access is one to each of the registers that follow.
 impl BusDevice for Mutex<SerialPort> {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
@@ -231,8 +231,8 @@ impl BusDevice for Mutex<SerialPort> {
     }
 }
 
-/// Does `work`, then tells whoever waits for room in the port: outside of its lock, since they may
-/// put more input into it.
+/// Does `work`, then calls the drained callback, outside of the port's lock, since the callback may
+/// put more input into the port.
 fn access<T>(port: &Mutex<SerialPort>, work: impl FnOnce(&mut SerialPort) -> T) -> T {
     let mut locked = lock(port);
     let result = work(&mut locked);
@@ -244,7 +244,7 @@ fn access<T>(port: &Mutex<SerialPort>, work: impl FnOnce(&mut SerialPort) -> T) 
     result
 }
 
-/// The serial port's registers from `offset` on.
+/// Returns the serial port's registers from `offset` on.
 fn serial_registers(offset: u64) -> impl Iterator<Item = u8> {
     (0u8..)
         .take(usize::from(serial::PORTS))
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(write(0xffff, 4, &[0xfe; 4]), None);
     }
 
-    /// Keeps what is written, and where.
+    /// Records the writes and their offsets.
     #[derive(Debug)]
     struct Noting {
         writes: Mutex<Vec<(u64, Vec<u8>)>>,
@@ -331,7 +331,7 @@ mod tests {
 
     impl BusDevice for Noting {
         fn read(&self, offset: u64, data: &mut [u8]) {
-            // How wide it was.
+            // Encodes the offset and the width of the access.
             data.fill(u8::try_from(offset).unwrap() << 4 | u8::try_from(data.len()).unwrap());
         }
         fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest> {
@@ -360,11 +360,11 @@ mod tests {
             bus.port_read(port, width, &mut data[..width]);
             data
         };
-        // In one, as far as a device has them all, or knows no single ports.
+        // In one access, if a device has all of the ports, or has no single ports.
         assert_eq!(read(0x3f8, 4), [0x04; 4]);
         assert_eq!(read(0xcf8, 4), [0x04; 4]);
         assert_eq!(read(0xcfe, 4), [0x64; 4]);
-        // One by one: into a device, out of it, and into one that is given parts.
+        // One by one: into a device, out of it, and into one that gets parts.
         assert_eq!(read(0x3f6, 4), [0xff, 0xff, 0x01, 0x11]);
         assert_eq!(read(0x3fe, 4), [0x61, 0x71, 0xff, 0xff]);
         assert_eq!(read(0xcf7, 2), [0xff, 0x01, 0, 0]);

@@ -1,6 +1,6 @@
 //! What the threads of a VM agree on: the state, what they are asked to do, and how the VM ended.
 //!
-//! One mutex and one condition variable hold it all; vCPU threads look at an atomic copy of the
+//! One mutex and one condition variable hold it all; vCPU threads check an atomic copy of the
 //! request before each `KVM_RUN`, and are kicked out of guest code when it changes.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use kvm_ioctls::VcpuFd;
 use super::exit::{Poison, VmExit};
 use super::state::State;
 
-/// How long a wait goes on before those who are waited for are nudged again.
+/// How long to wait before the threads that are waited for are nudged again.
 const NUDGE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What the threads are asked to do.
@@ -51,7 +51,7 @@ pub(crate) struct Control {
     changed: Condvar,
 }
 
-/// Something that a parked vCPU's thread does with its vCPU.
+/// Work that a parked vCPU's thread does with its vCPU.
 type VcpuCommand = Box<dyn FnOnce(&mut VcpuFd) + Send>;
 
 pub(crate) struct Inner {
@@ -61,9 +61,9 @@ pub(crate) struct Inner {
     pub(crate) threads: usize,
     /// Those of them that run vCPUs.
     pub(crate) vcpus: usize,
-    /// Those of the vCPUs' that stand still because of [`Request::Pause`].
+    /// Those of the vCPUs' threads that are stopped because of [`Request::Pause`].
     pub(crate) parked: usize,
-    /// For each vCPU, what it is asked for while it is parked.
+    /// For each vCPU, the commands to execute while it is parked.
     commands: Vec<VecDeque<VcpuCommand>>,
 }
 
@@ -100,12 +100,12 @@ impl Control {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What threads are asked to do, without the lock.
+    /// Returns what threads are asked to do, without the lock.
     pub(crate) fn request(&self) -> Request {
         Request::from_bits(self.request.load(Ordering::SeqCst))
     }
 
-    /// Asks the threads to do something; the caller kicks them afterwards. An end is for ever.
+    /// Asks the threads to do something; the caller kicks them afterwards. An end is permanent.
     pub(crate) fn ask(&self, _proof: &mut MutexGuard<'_, Inner>, request: Request) {
         if self.request() != Request::End {
             self.request.store(request as u8, Ordering::SeqCst);
@@ -113,7 +113,7 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Waits until `done`.
+    /// Waits until `done` returns true.
     pub(crate) fn wait_until<'a>(
         &'a self,
         guard: MutexGuard<'a, Inner>,
@@ -124,8 +124,8 @@ impl Control {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Self::wait_until`], until `deadline` at most, and calls `nudge` now and again
-    /// meanwhile. `false` when it was not `done` by then.
+    /// As [`Self::wait_until`], until `deadline` at most, and calls `nudge` from time to time
+    /// meanwhile. `false` if it was not `done` by then.
     pub(crate) fn wait_deadline<'a>(
         &'a self,
         mut guard: MutexGuard<'a, Inner>,
@@ -150,8 +150,8 @@ impl Control {
         }
     }
 
-    /// Called by a vCPU's thread that was asked to pause: stands still and carries out commands
-    /// until it is asked for something else. `false` means that the thread must end.
+    /// Called by a vCPU's thread that was asked to pause: stops and executes commands until it is
+    /// asked for something else. `false` means that the thread must end.
     pub(crate) fn park(&self, id: u8, vcpu: &mut VcpuFd) -> bool {
         let id = usize::from(id);
         let mut inner = self.lock();
@@ -173,17 +173,17 @@ impl Control {
             inner = self.lock();
         }
         inner.parked -= 1;
-        // Nobody is to wait for what is not done any more.
+        // Callers must not wait for commands that are no longer executed.
         let dropped = inner.commands.get_mut(id).map(std::mem::take);
         self.changed.notify_all();
         drop(inner);
         drop(dropped);
-        // It may be another pause by now.
+        // The request may be another pause by now.
         self.request() != Request::End
     }
 
-    /// Has `work` done with each vCPU, by its thread. All are parked, and stay so meanwhile. `None`
-    /// when the VM ends before all have done it.
+    /// Runs `work` with each vCPU, on its thread. All are parked, and stay so meanwhile. `None` if
+    /// the VM ends before all have done it.
     pub(crate) fn with_vcpus<R: Send + 'static>(
         &self,
         work: impl Fn(&mut VcpuFd) -> R + Send + Sync + 'static,
@@ -200,7 +200,7 @@ impl Control {
                 let (done, wait) = sync_channel(1);
                 let work = work.clone();
                 list.push_back(Box::new(move |vcpu: &mut VcpuFd| {
-                    // Nobody listens when the VM has ended.
+                    // The receiver is gone once the VM has ended.
                     let _ = done.send(work(vcpu));
                 }));
                 wait
@@ -215,7 +215,7 @@ impl Control {
             .collect()
     }
 
-    /// The first outcome counts. `true` when it is this one.
+    /// Sets the outcome, of which the first counts. `true` if it is this one.
     pub(crate) fn end(&self, outcome: Outcome) -> bool {
         let mut inner = self.lock();
         if inner.outcome.is_some() {
@@ -230,7 +230,7 @@ impl Control {
         true
     }
 
-    /// A thread of the VM has ended.
+    /// Records that a thread of the VM has ended.
     pub(crate) fn thread_ended(&self, is_vcpu: bool) {
         let mut inner = self.lock();
         inner.vcpus = inner.vcpus.saturating_sub(usize::from(is_vcpu));

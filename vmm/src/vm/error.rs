@@ -1,4 +1,4 @@
-//! Why a VM is not built.
+//! Why a VM could not be built.
 
 use std::fmt;
 use std::io;
@@ -18,45 +18,45 @@ pub enum ConfigError {
     /// [`VmBuilder::kernel`](super::VmBuilder::kernel) was not called.
     #[error("there is no kernel: add `.kernel(Kernel::open(path)?)`")]
     NoKernel,
-    /// Outside what the host's KVM takes.
+    /// Outside the range that the host's KVM supports.
     #[error("{vcpus} vCPUs: this host takes 1 to {max}")]
     Vcpus {
-        /// What was asked for.
+        /// The requested number.
         vcpus: u8,
         /// The host's limit.
         max: u8,
     },
-    /// Fewer than the VM begins with, or more than the host's KVM takes.
+    /// Fewer than the VM starts with, or more than the host's KVM supports.
     #[error("at most {max_vcpus} vCPUs: it must be {vcpus} to {max}")]
     MaxVcpus {
-        /// What was asked for.
+        /// The requested number.
         max_vcpus: u8,
-        /// Those that the VM begins with.
+        /// Those that the VM starts with.
         vcpus: u8,
         /// The host's limit.
         max: u8,
     },
-    /// Less than a kernel can unpack itself in, or no whole pages.
+    /// Too little for a kernel to unpack itself in, or not a multiple of the page size.
     #[error(
         "{size} of memory: at least {} and a multiple of 4 KiB is needed",
         MemorySize::MIN
     )]
     Memory {
-        /// What was asked for.
+        /// The requested size.
         size: MemorySize,
     },
-    /// No whole blocks of Linux's.
+    /// Not a multiple of Linux's memory block size.
     #[error("{size} of memory to plug in: it must be a multiple of 128 MiB")]
     HotplugMemory {
-        /// What was asked for.
+        /// The requested size.
         size: MemorySize,
     },
-    /// More than the host has, or the control group of this process may have.
+    /// More than the host has, or than the control group of this process allows.
     #[error("{size} of memory: this process may have {host} in all")]
     MoreMemoryThanHost {
-        /// What was asked for.
+        /// The requested size.
         size: MemorySize,
-        /// What there is.
+        /// What is available.
         host: MemorySize,
     },
     /// The transport has no room for them.
@@ -64,19 +64,19 @@ pub enum ConfigError {
     TooManyDevices {
         /// How many were added.
         count: usize,
-        /// Where they are to be.
+        /// The transport.
         transport: Transport,
     },
-    /// What the snapshot says cannot be said once more.
+    /// A setting that the snapshot determines cannot be given again.
     #[error("the snapshot has its own {what}: leave out `.{what}(…)`")]
     OfSnapshot {
-        /// The builder's call.
+        /// The builder's method.
         what: &'static str,
     },
     /// The guest in the snapshot has no serial port.
     #[error("the VM in the snapshot has no serial port: leave out `.serial(…)`")]
     NoSerial,
-    /// A disk cannot do what it promises.
+    /// A disk cannot do what it claims.
     #[error("invalid disk")]
     Disk(#[source] BlockDeviceError),
 }
@@ -90,7 +90,7 @@ impl fmt::Display for ConfigErrors {
         for (i, error) in self.0.iter().enumerate() {
             let separator = if i == 0 { "" } else { "; " };
             match error {
-                // The list has no single source, so this one's is told here.
+                // The list has no single source, so this one's is included here.
                 ConfigError::Disk(disk) => write!(f, "{separator}{disk}")?,
                 other => write!(f, "{separator}{other}")?,
             }
@@ -101,17 +101,17 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// Why a VM could not be built. Nothing is left behind.
+/// Why a VM could not be built. Nothing remains of it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(ConfigErrors),
-    /// KVM refused.
+    /// KVM failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// Guest memory could not be had.
+    /// Guest memory could not be allocated.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The kernel or initramfs could not be loaded.
@@ -126,10 +126,10 @@ pub enum BuildError {
     /// All device numbers of the PCI bus are taken.
     #[error("there is no free slot on the PCI bus")]
     NoPciSlot,
-    /// An eventfd or epoll instance could not be made.
+    /// An eventfd or epoll instance could not be created.
     #[error("failed to create {what}")]
     Descriptor {
-        /// What for.
+        /// What it is for.
         what: &'static str,
         /// The operating system's answer.
         #[source]

@@ -1,4 +1,4 @@
-//! How a VM ended: the guest's doing, the host's, or a failure of KVM.
+//! Why a VM ended: by the guest, by the host, or by a failure of KVM.
 
 use std::fmt;
 use std::io;
@@ -13,13 +13,13 @@ pub enum VmExit {
     Shutdown,
     /// The guest reset itself. A VM is not started again: build a new one.
     Reset,
-    /// The guest took an exception while handling an exception while handling an exception:
-    /// its kernel crashed, or is no kernel for this machine.
+    /// The guest took an exception while handling an exception while handling an exception: its
+    /// kernel crashed, or is not a kernel for this machine.
     TripleFault {
         /// The vCPU it happened on.
         vcpu: u8,
-        /// Its registers. (On AMD, KVM gives those of a CPU that was just reset: the processor
-        /// does not keep what was there before.)
+        /// Its registers. (On AMD, KVM returns those of a CPU that was just reset: the processor
+        /// does not keep the earlier values.)
         registers: Box<Registers>,
     },
     /// The host ended it, by [`super::Vm::stop`] or by dropping the handle.
@@ -39,19 +39,19 @@ impl fmt::Display for VmExit {
     }
 }
 
-/// Why a VM is poisoned: it cannot go on, for a reason that is not the guest's fault.
+/// Why a VM is poisoned: it cannot continue, for a reason that is not the guest's fault.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Poison {
-    /// The vCPU; none when it happened on another thread.
+    /// The vCPU; `None` if it happened on another thread.
     pub vcpu: Option<u8>,
     /// What happened.
     pub cause: PoisonCause,
-    /// The vCPU's registers, where KVM still gave them.
+    /// The vCPU's registers, if KVM could still read them.
     pub registers: Option<Box<Registers>>,
 }
 
-/// What made KVM give up.
+/// The failure that poisoned the VM.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PoisonCause {
@@ -72,22 +72,22 @@ pub enum PoisonCause {
         /// The processor's reason.
         reason: u64,
     },
-    /// An exit that this VM has no use for.
+    /// An exit that this VM does not handle.
     UnexpectedExit {
         /// Its name.
         exit: String,
     },
-    /// Memory of the host below the guest's has failed.
+    /// The host's memory that backs the guest's has failed.
     MemoryFailure {
-        /// Where, as an address of this process.
+        /// The address, in this process.
         address: u64,
     },
-    /// The file of a memory image became shorter, and the guest read what is gone.
+    /// The file of a memory image was truncated, and the guest read beyond its new end.
     ImageTruncated {
         /// The device's name.
         device: String,
     },
-    /// A thread could not be confined to its system calls.
+    /// The seccomp filter of a thread could not be installed.
     Seccomp {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -99,8 +99,8 @@ pub enum PoisonCause {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// A thread of the VM panicked: a fault of this library, or of a writer, disk, device or
-    /// listener of the program's own.
+    /// A thread of the VM panicked: a bug in this library, or in one of the program's own writers,
+    /// disks, devices or listeners.
     Panic {
         /// Its name.
         thread: String,
@@ -161,7 +161,7 @@ impl std::error::Error for Poison {
     }
 }
 
-/// The registers of a vCPU that say where it was and what it tried.
+/// The registers of a vCPU that show where it was and what it tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the fields are the registers
 #[non_exhaustive]

@@ -1,4 +1,4 @@
-//! Handles: what the owner of a VM does with a device that runs on its event loop.
+//! Handles: what the owner of a VM can do with a device that runs on its event loop.
 
 use std::fmt;
 use std::io;
@@ -23,8 +23,8 @@ use super::attach::Attached;
 use super::io::Link;
 use crate::memory::MemorySize;
 
-/// How long a call waits for a device that is busy. On a node with more to do than it can, or by
-/// a small share of a processor, a thread may not run for seconds.
+/// How long a call waits for a device that is busy. On an overloaded node, or with a small CPU
+/// share, a thread may not run for seconds.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why a call on a device was not carried out, or not in time.
@@ -34,26 +34,26 @@ pub enum HandleError {
     /// The VM has no such device.
     #[error("this VM has no {kind}{}: it has {}", named(.name), .there.join(", "))]
     NoSuchDevice {
-        /// What was asked for.
+        /// The kind of device.
         kind: &'static str,
-        /// Its name; empty when any would have done.
+        /// Its name; empty if any would do.
         name: String,
         /// The names of all devices.
         there: Vec<String>,
     },
-    /// The VM has not been started, or has ended, or the device was unplugged.
+    /// The VM has not been started, has ended, or the device was unplugged.
     #[error("{device} is not available: its VM is not running, or it was unplugged")]
     NotRunning {
         /// The device's name.
         device: String,
     },
-    /// The device's backend blocks. The call is carried out when that ends.
+    /// The device's backend blocks. The call is carried out when the backend returns.
     #[error("{device} is busy: its host side does not answer")]
     Busy {
         /// The device's name.
         device: String,
     },
-    /// The guest has no driver that does this, or its driver does not answer.
+    /// The guest has no driver that supports this, or its driver does not answer.
     #[error("the guest's driver of {device} does not answer")]
     NoDriver {
         /// The device's name.
@@ -87,7 +87,7 @@ fn named(name: &str) -> String {
     }
 }
 
-/// A device of a VM, of this type. Cheap to clone; usable from any thread, and after the VM is
+/// A device of a VM, of this type. Cheap to clone; usable from any thread, even after the VM is
 /// gone.
 pub struct DeviceHandle<D> {
     name: String,
@@ -135,7 +135,7 @@ pub type PmemHandle = DeviceHandle<PmemDevice>;
 pub type VsockHandle = DeviceHandle<VsockDevice>;
 
 impl<D: VirtioDevice> DeviceHandle<D> {
-    /// Of the device named `name`, or of the first one of this type.
+    /// Finds the device named `name`, or the first one of this type.
     pub(super) fn find(
         devices: &[Arc<Attached>],
         kind: &'static str,
@@ -159,28 +159,28 @@ impl<D: VirtioDevice> DeviceHandle<D> {
             })
     }
 
-    /// The device's name, as in [`super::Vm::counters`].
+    /// Returns the device's name, as in [`super::Vm::counters`].
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The device's counters.
+    /// Returns the device's counters.
     #[must_use]
     pub fn counters(&self) -> Vec<Counter> {
         self.counters.read()
     }
 
-    /// Has `work` done with the device, on its event loop, between two turns; also while the VM
-    /// is paused.
+    /// Runs `work` with the device, on its event loop, between two turns; also while the VM is
+    /// paused.
     ///
     /// # Errors
-    /// [`HandleError::NotRunning`] before the VM is started, after it has ended, and of a device
-    /// that was unplugged; [`HandleError::Busy`] when the device does not get to it within 30
-    /// seconds: `work` is still done when it does.
+    /// [`HandleError::NotRunning`] before the VM is started, after it has ended, and for a device
+    /// that was unplugged; [`HandleError::Busy`] if `work` is not done within 30 seconds; it is
+    /// still carried out as soon as the device can.
     ///
     /// # Panics
-    /// When `work` does; the VM goes on.
+    /// If `work` does; the VM keeps running.
     pub fn run<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut D) -> R + Send + 'static,
@@ -189,11 +189,11 @@ impl<D: VirtioDevice> DeviceHandle<D> {
             worker.with_device(|device| {
                 let device: &mut dyn std::any::Any = device;
                 let device = device.downcast_mut();
-                // The loop serves other devices, too, which must not end for it.
+                // The loop also serves other devices, which must not end because of it.
                 device.map(|device| catch_unwind(AssertUnwindSafe(|| work(device))))
             })
         })?;
-        // The type was compared when the handle was made.
+        // The type was checked when the handle was created.
         let result = result.ok_or_else(|| HandleError::NotRunning {
             device: self.name.clone(),
         })?;
@@ -206,7 +206,7 @@ impl<D: VirtioDevice> DeviceHandle<D> {
     }
 }
 
-/// Has `work` done with the worker of the device `name`, on its event loop.
+/// Runs `work` with the worker of the device `name`, on its event loop.
 pub(super) fn ask<R: Send + 'static>(
     name: &str,
     link: &Link,
@@ -220,7 +220,7 @@ pub(super) fn ask<R: Send + 'static>(
     }
     let (done, wait) = sync_channel(1);
     let sent = link.try_send(Box::new(move |worker| {
-        // Nobody listens when the patience is over.
+        // The receiver is gone after a timeout.
         let _ = done.send(work(worker));
     }));
     if !sent {
@@ -236,9 +236,9 @@ pub(super) fn ask<R: Send + 'static>(
 }
 
 impl BalloonHandle {
-    /// Asks the guest to give up this much of its memory in all: more than before inflates the
-    /// balloon, less deflates it. It does so as far as it can, and takes memory back when it has
-    /// none left.
+    /// Asks the guest to give up this much of its memory in total: more than before inflates the
+    /// balloon, less deflates it. The guest does so as far as it can, and takes memory back when it
+    /// has none left.
     ///
     /// # Errors
     /// See [`Self::run`].
@@ -246,7 +246,7 @@ impl BalloonHandle {
         self.run(move |device| device.set_target(size.as_bytes()))
     }
 
-    /// What the guest says to have given up.
+    /// Returns how much memory the guest reports to have given up.
     ///
     /// # Errors
     /// See [`Self::run`].
@@ -254,15 +254,15 @@ impl BalloonHandle {
         self.run(|device| MemorySize::bytes(device.actual()))
     }
 
-    /// Asks the guest how it fares, and waits for its answer up to `patience`.
+    /// Asks the guest for its memory statistics, and waits up to `patience` for the answer.
     ///
     /// # Errors
-    /// See [`Self::run`]; [`HandleError::NoDriver`] when it does not answer.
+    /// See [`Self::run`]; [`HandleError::NoDriver`] if it does not answer.
     pub fn stats(&self, patience: Duration) -> Result<BalloonStats, HandleError> {
         let (send, receive) = sync_channel(1);
         let asked = self.run(move |device| {
             device.request_stats(move |stats| {
-                // Nobody listens when the patience is over.
+                // The receiver is gone after a timeout.
                 let _ = send.send(stats);
             })
         })?;
@@ -282,8 +282,9 @@ impl BalloonHandle {
 
 impl MemHandle {
     /// Asks the guest to have this much memory plugged in beyond what it booted with, rounded up to
-    /// 2 MiB, and at most what [`VmBuilder::hotplug_memory`](super::VmBuilder::hotplug_memory)
-    /// said. It gets there as far as it can: memory that is in use is not unplugged.
+    /// 2 MiB, and at most as much as
+    /// [`VmBuilder::hotplug_memory`](super::VmBuilder::hotplug_memory) set. The guest complies as
+    /// far as it can: memory that is in use is not unplugged.
     ///
     /// # Errors
     /// See [`Self::run`].
@@ -291,19 +292,19 @@ impl MemHandle {
         self.run(move |device| device.request(size.as_bytes()))
     }
 
-    /// As [`Self::request`], and waits up to `patience` until the guest has got there. Returns what
-    /// is plugged in then: more or less than was asked for when it could not.
+    /// As [`Self::request`], and waits up to `patience` until the guest has complied. Returns what
+    /// is plugged in then: more or less than requested if the guest could not comply.
     ///
     /// # Errors
     /// See [`Self::run`].
     pub fn reach(&self, size: MemorySize, patience: Duration) -> Result<MemorySize, HandleError> {
         let there = self.run(move |device| device.request_and_tell(size.as_bytes()))?;
-        // Whether it is there or not, what counts is what is plugged in.
+        // Completed or not, the result is what is plugged in.
         let _ = there.recv_timeout(patience);
         self.plugged()
     }
 
-    /// What is plugged in now.
+    /// Returns how much memory is plugged in now.
     ///
     /// # Errors
     /// See [`Self::run`].
@@ -313,7 +314,8 @@ impl MemHandle {
 }
 
 impl PmemHandle {
-    /// Where the image lies in the guest's address space: what a guest tells images apart by.
+    /// Returns where the image lies in the guest's address space, by which a guest distinguishes
+    /// images.
     ///
     /// # Errors
     /// See [`Self::run`].
@@ -332,15 +334,15 @@ impl BlockHandle {
     /// See [`Self::run`].
     pub fn swap(&self, disk: Box<dyn Disk>, serial: &str) -> Result<(), HandleError> {
         let serial = serial.to_owned();
-        // The device's threads may not make descriptors of their own.
+        // The device's threads may not create descriptors themselves.
         let disks = DiskCopies::new(disk, self.queues);
         self.run(move |device| device.swap_copies(disks, &serial))
     }
 
-    /// Looks at the disk's size again and tells the driver when it changed.
+    /// Checks the disk's size again and notifies the driver if it has changed.
     ///
     /// # Errors
-    /// See [`Self::run`]; [`HandleError::Host`] when the size cannot be found.
+    /// See [`Self::run`]; [`HandleError::Host`] if the size cannot be determined.
     pub fn resize(&self) -> Result<(), HandleError> {
         self.run(BlockDevice::resize)?.map_err(self.host())
     }
@@ -367,19 +369,19 @@ impl NetHandle {
 }
 
 impl VsockHandle {
-    /// Opens a stream to a port of the guest, without a path. What is written waits until the guest
-    /// accepts; the stream ends when it refuses.
+    /// Opens a stream to a port of the guest, without a path. Written data waits until the guest
+    /// accepts the connection; the stream ends if the guest refuses it.
     ///
     /// # Errors
-    /// See [`Self::run`]; [`HandleError::Host`] when descriptors or connections run out.
+    /// See [`Self::run`]; [`HandleError::Host`] if descriptors or connections run out.
     pub fn connect(&self, port: u32) -> Result<UnixStream, HandleError> {
         self.run(move |device| device.connect(port))?
             .map_err(self.host())
     }
 
     /// Serves a port of the host: `on_connect` gets the streams that programs in the guest open to
-    /// it. It is called on the device's event loop and must not block; a panic of it
-    /// poisons the VM. Before the VM is started, and so before its guest can open any,
+    /// it. It is called on the device's event loop and must not block; if it panics, the VM is
+    /// poisoned. Before the VM is started, and so before its guest can open any,
     /// [`VsockDevice::listen`] does the same.
     ///
     /// # Errors
@@ -392,10 +394,10 @@ impl VsockHandle {
         self.run(move |device| device.listen(port, on_connect))
     }
 
-    /// Ends all connections and tells the driver that they are gone (virtio 1.3 §5.10.6.7).
+    /// Ends all connections and notifies the driver that they are gone (virtio 1.3 §5.10.6.7).
     ///
     /// # Errors
-    /// See [`Self::run`]; [`HandleError::Fault`] when the driver cannot be told.
+    /// See [`Self::run`]; [`HandleError::Fault`] if the driver cannot be notified.
     pub fn reset_transport(&self) -> Result<(), HandleError> {
         self.run(VsockDevice::reset_transport)?
             .map_err(|source| HandleError::Fault {

@@ -1,4 +1,5 @@
-//! All that KVM makes of a VM: its memory and interrupt controllers, devices on its bus, and vCPUs.
+//! Creates what KVM provides for a VM: its memory and interrupt controllers, devices on its bus,
+//! and vCPUs.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -20,17 +21,17 @@ use crate::kvm::{self, KvmError};
 use crate::memory::{self, GuestMemory};
 use crate::snapshot::SnapshotError;
 
-/// A machine with nothing in its memory.
+/// A machine whose memory is empty.
 pub(super) struct Hardware {
     pub(super) vm_fd: Arc<VmFd>,
-    /// With their CPUID, otherwise as after RESET.
+    /// With their CPUID set, otherwise as after RESET.
     pub(super) vcpus: Vec<VcpuFd>,
-    /// What they were told, but for their numbers.
+    /// Their CPUID, except for their numbers.
     pub(super) cpuid: CpuId,
-    /// As many as there may ever be.
+    /// The maximum number of vCPUs.
     pub(super) max_vcpus: u8,
     pub(super) bus: Arc<Bus>,
-    /// `None` has devices on MMIO.
+    /// `None` if devices are on MMIO.
     pub(super) pci: Option<PciRoot>,
     pub(super) devices: Attachments,
     pub(super) loops: LoopsBuilder,
@@ -39,7 +40,7 @@ pub(super) struct Hardware {
 }
 
 impl Hardware {
-    /// Creates it around `memory`, which KVM then knows, and may be written meanwhile.
+    /// Creates it around `memory`, which KVM then knows, and which may be written meanwhile.
     pub(super) fn new(
         kvm: &Kvm,
         memory: &GuestMemory,
@@ -85,7 +86,7 @@ impl Hardware {
         })
     }
 
-    /// Has KVM know where drivers will notify devices.
+    /// Registers with KVM the addresses at which drivers will notify devices.
     pub(super) fn prepare_notifications(&self) {
         for device in &self.devices.devices {
             if let Registers::Pci(function) = &device.registers {
@@ -94,7 +95,7 @@ impl Hardware {
         }
     }
 
-    /// Adds a serial port, in a state that was saved or as after RESET.
+    /// Adds a serial port, in a saved state or as after RESET.
     pub(super) fn add_serial(
         &mut self,
         out: Box<dyn Write + Send>,
@@ -116,13 +117,13 @@ impl Hardware {
     }
 }
 
-/// How many vCPUs, and what their guest is told of them.
+/// The number of vCPUs, and the CPUID of their guest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Vcpus<'a> {
     pub(super) count: u8,
-    /// As many as there may ever be.
+    /// The maximum number of vCPUs.
     pub(super) max: u8,
-    /// But for their numbers; `None` is what this host offers to a new guest.
+    /// Except for their numbers; `None` is what this host offers to a new guest.
     pub(super) cpuid: Option<&'a CpuId>,
 }
 

@@ -1,17 +1,17 @@
-//! What the owner of a VM sees of its guest's memory.
+//! Access of the owner of a VM to its guest's memory.
 
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::Vm;
 
 impl Vm {
-    /// Reads the guest's memory from a physical address on, as far as it goes without a hole: says
-    /// how many bytes it has read, which is 0 where there is no memory. The guest may run, also
-    /// after it has ended it can be read. What is there is the guest's word, to be believed in
-    /// nothing.
+    /// Reads the guest's memory from a physical address on, up to the next hole. Returns the number
+    /// of bytes read, which is 0 if there is no memory at the address. The guest may be running; it
+    /// can also be read after it has ended. The content is controlled by the guest and must not be
+    /// trusted.
     pub fn read_memory(&self, address: u64, buffer: &mut [u8]) -> usize {
         let ram = self.context.machine.memory.ram();
-        // Nothing at that address is no error of who looks.
+        // No memory at that address is not an error of the caller.
         ram.read(buffer, GuestAddress(address)).unwrap_or(0)
     }
 }

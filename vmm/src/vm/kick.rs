@@ -1,8 +1,8 @@
 //! Getting vCPU threads out of guest code, by a signal that is never delivered.
 //!
-//! Every vCPU thread blocks the kick signal; KVM unblocks it for the time of `KVM_RUN` alone (see
+//! Every vCPU thread blocks the kick signal; KVM unblocks it only during `KVM_RUN` (see
 //! [`kvm::set_signal_mask`](crate::kvm::set_signal_mask)). A kick that comes a moment too early
-//! stays pending and ends the next `KVM_RUN` at once, so none is lost, and no signal handler is
+//! stays pending and ends the next `KVM_RUN` immediately, so none is lost, and no signal handler is
 //! needed.
 #![allow(unsafe_code)] // pthread_kill, sigtimedwait
 
@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The kick: a standard signal, which the kernel always has room for (real-time signals count
+/// The kick: a standard signal, for which the kernel always has room (real-time signals count
 /// against `RLIMIT_SIGPENDING`, of all processes of a user together), and which is ignored unless a
 /// program handles it.
 pub(crate) const KICK: i32 = libc::SIGURG;
@@ -29,10 +29,10 @@ pub(crate) struct Kicked {
 }
 
 impl Kicker {
-    /// Adds the calling thread. A thread looks at what it is asked to do after that: either it
-    /// sees a request, or the kick for that sees the thread.
+    /// Adds the calling thread. A thread checks the request after that: either it sees a request,
+    /// or the kick for that request reaches the thread.
     pub(crate) fn register(self: &Arc<Self>) -> Kicked {
-        // SAFETY: without conditions.
+        // SAFETY: no preconditions.
         let thread = unsafe { libc::pthread_self() };
         self.lock().push(thread);
         Kicked {
@@ -49,7 +49,7 @@ impl Kicker {
     /// Sends a signal to every vCPU thread.
     pub(crate) fn send(&self, signal: i32) {
         for thread in self.lock().iter() {
-            // SAFETY: a thread takes itself off the list, under its lock, before it ends.
+            // SAFETY: a thread removes itself from the list, under its lock, before it ends.
             unsafe { libc::pthread_kill(*thread, signal) };
         }
     }
@@ -73,12 +73,12 @@ pub(crate) enum Pending {
     Kick,
     /// The host's memory failed at this address of the process.
     MemoryFailure {
-        /// Where.
+        /// The address.
         address: u64,
     },
 }
 
-/// Takes a signal that is pending for the calling thread, which blocks both.
+/// Takes a signal that is pending for the calling thread, which blocks both of them.
 pub(crate) fn take_pending() -> Option<Pending> {
     let mut set = MaybeUninit::uninit();
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();

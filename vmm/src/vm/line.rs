@@ -9,15 +9,15 @@ use super::lock;
 
 /// A line, raised by ioctl from the thread that has the interrupt.
 ///
-/// An irqfd would do it from a kernel thread, since only MSIs are delivered where an eventfd is
-/// written: a switch of threads more for each interrupt. And at the VM's end KVM waits for a grace
-/// period, about 4 ms, for each irqfd by itself.
+/// An irqfd would raise it from a kernel thread, since only MSIs are delivered directly where an
+/// eventfd is written: one more thread switch for each interrupt. And at the VM's end KVM waits for
+/// a grace period, about 4 ms, for each single irqfd.
 #[derive(Debug)]
 pub(super) struct Line {
     vm: Arc<VmFd>,
     gsi: u32,
-    /// Queues with threads of their own share their device's line. While it is high, raising it
-    /// again is no edge, and no interrupt.
+    /// Queues with their own threads share their device's line. While it is high, raising it again
+    /// is not an edge, and not an interrupt.
     edge: Mutex<()>,
 }
 
@@ -54,15 +54,15 @@ mod tests {
     use crate::kvm;
 
     const GSI: u32 = 5;
-    /// The interrupt that the line is, at the first vCPU's APIC.
+    /// The vector of the line's interrupt, at the first vCPU's APIC.
     const VECTOR: usize = 0x50;
-    /// Its place among the APIC's requests: byte and bit.
+    /// Its position in the APIC's request register: byte and bit.
     const REQUEST: (usize, i8) = (
         0x200 + 0x10 * (VECTOR / 32) + VECTOR % 32 / 8,
         1 << (VECTOR % 8),
     );
 
-    /// A line that interrupts by an edge, of a vCPU that does not run.
+    /// A line with edge-triggered interrupts, of a vCPU that does not run.
     fn line() -> (Line, VcpuFd) {
         let vm = Arc::new(kvm::create_vm(&kvm::open().unwrap()).unwrap());
         kvm::create_chips(&vm).unwrap();
@@ -76,7 +76,7 @@ mod tests {
             ..Default::default()
         };
         vm.get_irqchip(&mut chip).unwrap();
-        // SAFETY: this chip's state is the union's member of that name; numbers are valid of any
+        // SAFETY: this chip's state is the union's member of that name; integers are valid for any
         // bit pattern.
         #[allow(unsafe_code)]
         unsafe {
@@ -86,7 +86,7 @@ mod tests {
         (Line::new(&vm, GSI), vcpu)
     }
 
-    /// Whether the interrupt was requested since the last call.
+    /// Returns whether the interrupt was requested since the last call.
     fn take_request(vcpu: &VcpuFd) -> bool {
         let (byte, bit) = REQUEST;
         let mut lapic = vcpu.get_lapic().unwrap();

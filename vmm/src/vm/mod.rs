@@ -1,11 +1,11 @@
-//! A virtual machine: its configuration, its threads and its life.
+//! A virtual machine: its configuration, its threads and its lifecycle.
 //!
 //! * [`VmBuilder`] validates a configuration and creates everything.
 //! * [`Vm`] is the handle: every call takes `&self`, from any thread. [`DeviceHandle`] is the same
 //!   for a device.
-//! * One thread per vCPU runs guest code and answers its exits by the bus; event loops (`io`) serve
-//!   the devices, and further threads single queues of disks. vCPUs agree through `control`, loops
-//!   take commands.
+//! * One thread per vCPU runs guest code and handles its exits on the bus; event loops (`io`) serve
+//!   the devices, and more threads serve single queues of disks. vCPUs synchronize through
+//!   `control`, loops take commands.
 //!
 //! Nothing here waits without a limit for a guest, a device or a disk.
 //!
@@ -91,13 +91,13 @@ const PAUSE_TIMEOUT: Duration = Duration::from_millis(800);
 /// Dropping the handle stops the VM, as [`Self::stop`] does.
 pub struct Vm {
     context: VcpuContext,
-    /// What [`Self::start`] moves into threads.
+    /// The vCPUs and the service that [`Self::start`] moves into threads.
     parts: Mutex<Option<Parts>>,
     /// One of `start`, `pause` and `resume` at a time.
     transition: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     spare_vcpu: SpareVcpu,
-    /// Held for a moment only.
+    /// Locked only for short moments.
     devices: Mutex<Vec<Arc<Attached>>>,
     pci: Option<PciRoot>,
     serial: Option<Arc<Mutex<SerialPort>>>,
@@ -107,7 +107,7 @@ pub struct Vm {
     origin: Option<(PathBuf, Identity)>,
 }
 
-/// What waits for [`Vm::start`].
+/// The parts that wait for [`Vm::start`].
 struct Parts {
     vcpus: Vec<VcpuFd>,
     service: Service,
@@ -128,7 +128,7 @@ pub enum VmError {
     /// KVM failed, now or earlier.
     #[error("the VM is poisoned")]
     Poisoned(#[source] Arc<Poison>),
-    /// Something did not come to a stop in time; the VM runs on.
+    /// Something did not stop in time; the VM keeps running.
     #[error("the VM was not paused: {what} did not stop within {PAUSE_TIMEOUT:?}")]
     Busy {
         /// The name of a thread: `vcpu`, `vm-io`, or `vm-` with the name of a device.
@@ -149,7 +149,7 @@ pub enum VmError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceCounters {
-    /// The device type and its number among its like, as `blk0`; or `vcpu`.
+    /// The device type and its number among devices of that type, such as `blk0`; or `vcpu`.
     pub device: String,
     /// The counters.
     pub counters: Vec<Counter>,
@@ -164,12 +164,12 @@ impl fmt::Debug for Vm {
 }
 
 impl Vm {
-    /// Begins a configuration.
+    /// Starts a configuration.
     pub fn builder() -> VmBuilder {
         VmBuilder::default()
     }
 
-    /// The VM's state now.
+    /// Returns the VM's current state.
     #[must_use]
     pub fn state(&self) -> State {
         self.control().lock().state
@@ -177,11 +177,11 @@ impl Vm {
 
     /// Stops the guest between two instructions, then its devices. When it returns, nothing is in
     /// flight, no device reads or writes guest memory, and no request is lost: [`Self::resume`]
-    /// goes on from there.
+    /// continues from there.
     ///
     /// # Errors
-    /// When the VM is not running, or ends meanwhile. [`VmError::Busy`] when something does not
-    /// come to a stop within 800 ms, most often a disk that blocks; the VM runs on then.
+    /// Fails if the VM is not running, or ends meanwhile. [`VmError::Busy`] if something does not
+    /// stop within 800 ms, most often a disk that blocks; the VM then keeps running.
     pub fn pause(&self) -> Result<(), VmError> {
         let _transition = lock(&self.transition);
         let deadline = Instant::now() + PAUSE_TIMEOUT;
@@ -214,27 +214,27 @@ impl Vm {
         Ok(())
     }
 
-    /// Lets a paused VM go on.
+    /// Resumes a paused VM.
     ///
     /// # Errors
-    /// When the VM is not paused.
+    /// Fails if the VM is not paused.
     pub fn resume(&self) -> Result<(), VmError> {
         let _transition = lock(&self.transition);
         let mut inner = self.control().lock();
         inner.state = self.legal(&inner, Action::Resume)?;
         self.context.loops.resume();
         self.control().ask(&mut inner, Request::Run);
-        // A pause that follows at once must find every thread out of this one.
+        // A pause that follows immediately must find every thread out of this one.
         let _inner = self
             .control()
             .wait_until(inner, |inner| inner.outcome.is_some() || inner.parked == 0);
         Ok(())
     }
 
-    /// Ends the VM as if its power were cut, and returns when its threads have ended. Requests
-    /// that devices have taken are completed, but for those that take longer than 800 ms: they
-    /// are abandoned, with the thread that carries them out, and guest memory stays there for it
-    /// until it returns. A VM that has ended stays as it is.
+    /// Ends the VM as if its power were cut, and returns when its threads have ended. Requests that
+    /// devices have taken are completed, except those that take longer than 800 ms: they are
+    /// abandoned, with the thread that executes them, and guest memory stays mapped for it until it
+    /// returns. A VM that has already ended stays as it is.
     ///
     /// # Errors
     /// None today; the signature leaves room for a host that fails.
@@ -248,7 +248,7 @@ impl Vm {
     /// Any number of threads may wait.
     ///
     /// # Errors
-    /// [`VmError::Poisoned`] when KVM failed.
+    /// [`VmError::Poisoned`] if KVM failed.
     pub fn wait(&self) -> Result<VmExit, VmError> {
         let outcome = self.outcome();
         self.join();
@@ -259,14 +259,14 @@ impl Vm {
         }
     }
 
-    /// Waits until the VM is [`State::Stopped`] or [`State::Poisoned`]. It is that before its
-    /// threads end and its devices let go of what they have, which [`Self::wait`] waits for. Any
-    /// number of threads may wait.
+    /// Waits until the VM is [`State::Stopped`] or [`State::Poisoned`]. It reaches that state
+    /// before its threads end and its devices release their resources; [`Self::wait`] waits for
+    /// those, too. Any number of threads may wait.
     pub fn wait_until_stopped(&self) {
         let _ = self.outcome();
     }
 
-    /// How it ends, once that is known.
+    /// Waits for the outcome and returns it.
     fn outcome(&self) -> Option<Outcome> {
         let inner = self.control().lock();
         let inner = self
@@ -275,8 +275,8 @@ impl Vm {
         inner.outcome.clone()
     }
 
-    /// What the devices and vCPUs have counted so far. Never waits. Each device counts its
-    /// `faults`, after which it was parked until its driver reset it.
+    /// Returns the current counters of the devices and vCPUs. Never blocks. Each device counts its
+    /// `faults`; after each of them it was parked until its driver reset it.
     #[must_use]
     pub fn counters(&self) -> Vec<DeviceCounters> {
         let counters = &self.context.counters;
@@ -301,7 +301,7 @@ impl Vm {
         all
     }
 
-    /// The block device named `name`, as in [`Self::counters`]: `blk0` is the first.
+    /// Returns the block device named `name`, as in [`Self::counters`]: `blk0` is the first.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
@@ -309,7 +309,7 @@ impl Vm {
         DeviceHandle::<BlockDevice>::find(&lock(&self.devices), "block device", Some(name))
     }
 
-    /// The network card named `name`: `net0` is the first.
+    /// Returns the network card named `name`: `net0` is the first.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
@@ -317,7 +317,7 @@ impl Vm {
         DeviceHandle::<NetDevice>::find(&lock(&self.devices), "network card", Some(name))
     }
 
-    /// The shared directory named `name`: `fs0` is the first.
+    /// Returns the shared directory named `name`: `fs0` is the first.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
@@ -325,7 +325,7 @@ impl Vm {
         DeviceHandle::<FsDevice>::find(&lock(&self.devices), "shared directory", Some(name))
     }
 
-    /// The memory image named `name`: `pmem0` is the first.
+    /// Returns the memory image named `name`: `pmem0` is the first.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
@@ -333,7 +333,7 @@ impl Vm {
         DeviceHandle::<PmemDevice>::find(&lock(&self.devices), "memory image", Some(name))
     }
 
-    /// The first console.
+    /// Returns the first console.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
@@ -341,7 +341,7 @@ impl Vm {
         DeviceHandle::<ConsoleDevice>::find(&lock(&self.devices), "console", None)
     }
 
-    /// The socket device.
+    /// Returns the socket device.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
@@ -349,7 +349,7 @@ impl Vm {
         DeviceHandle::<VsockDevice>::find(&lock(&self.devices), "socket device", None)
     }
 
-    /// The memory balloon.
+    /// Returns the memory balloon.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`].
@@ -357,7 +357,7 @@ impl Vm {
         DeviceHandle::<BalloonDevice>::find(&lock(&self.devices), "balloon", None)
     }
 
-    /// The device by which memory is plugged in and out.
+    /// Returns the device by which memory is plugged and unplugged.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`] for a VM that was built without
@@ -366,16 +366,16 @@ impl Vm {
         DeviceHandle::<MemDevice>::find(&lock(&self.devices), "memory device", None)
     }
 
-    /// A device of any type, by its name.
+    /// Returns a device of any type, by its name.
     ///
     /// # Errors
-    /// [`HandleError::NoSuchDevice`], also when it is of another type.
+    /// [`HandleError::NoSuchDevice`], also if it is of another type.
     pub fn device<D: VirtioDevice>(&self, name: &str) -> Result<DeviceHandle<D>, HandleError> {
         DeviceHandle::find(&lock(&self.devices), "device of this type", Some(name))
     }
 
-    /// What failed on the host side of devices so far: the last 64 of them. Their drivers saw
-    /// `DEVICE_NEEDS_RESET`.
+    /// Returns the failures on the host side of devices so far: the last 64 of them. Their drivers
+    /// saw `DEVICE_NEEDS_RESET`.
     #[must_use]
     pub fn faults(&self) -> Vec<DeviceFault> {
         lock(&self.faults).clone()

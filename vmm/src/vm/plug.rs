@@ -1,4 +1,4 @@
-//! Devices that are added to a running guest, and taken from it again.
+//! Plugs devices into a running guest, and unplugs them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use super::{Action, State, Vm, VmError, lock};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Plugged {
-    /// Its name, as in [`Vm::counters`]: the device type, and the first number that is free.
+    /// Its name, as in [`Vm::counters`]: the device type, and the lowest free number.
     pub name: String,
-    /// Where the guest finds it, once it has looked.
+    /// Where the guest finds it, once it has rescanned the bus.
     pub address: PciAddress,
 }
 
@@ -29,13 +29,13 @@ pub struct Plugged {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlugError {
-    /// Devices on MMIO are there for the VM's life.
+    /// Devices on MMIO exist for the VM's lifetime.
     #[error("cannot hotplug virtio-mmio devices: build the VM with `.transport(Transport::Pci)`")]
     NotPci,
-    /// The VM does not run.
+    /// The VM is not running.
     #[error(transparent)]
     State(#[from] VmError),
-    /// The disk cannot do what it promises.
+    /// The disk cannot do what it claims.
     #[error(transparent)]
     Disk(#[from] BlockDeviceError),
     /// The bus is full, or the host lacks descriptors.
@@ -44,7 +44,7 @@ pub enum PlugError {
     /// The guest's address space is laid out when the VM is built.
     #[error("cannot hotplug a virtio-pmem device: add it to the builder with `.pmem(…)`")]
     Image,
-    /// An event loop for it could not be had.
+    /// An event loop for it could not be created.
     #[error("failed to add {device} to an event loop")]
     EventLoop {
         /// The device's name.
@@ -53,19 +53,18 @@ pub enum PlugError {
         #[source]
         source: std::io::Error,
     },
-    /// There is no such device, or it is busy.
+    /// The device does not exist, or is busy.
     #[error(transparent)]
     Device(#[from] HandleError),
 }
 
 impl Vm {
-    /// Adds a device to a running guest, on PCI: of a type that there is a `DeviceType` for, as in
-    /// [`VmBuilder::device`](super::VmBuilder::device). The guest finds it when it looks: there is
-    /// no hot-plug controller that would tell it to. Linux looks at a write of `1` to
-    /// `/sys/bus/pci/rescan`.
+    /// Adds a device to a running guest, on PCI: of a type that has a `DeviceType`, as in
+    /// [`VmBuilder::device`](super::VmBuilder::device). The guest finds it when it rescans the bus:
+    /// no hot-plug controller notifies it. Linux does at a write of `1` to `/sys/bus/pci/rescan`.
     ///
     /// # Errors
-    /// See [`PlugError`]; nothing is left of the device then.
+    /// See [`PlugError`]; nothing of the device remains then.
     pub fn plug(&self, device: impl VirtioDevice) -> Result<Plugged, PlugError> {
         self.plug_boxed(Box::new(device))
     }
@@ -83,7 +82,7 @@ impl Vm {
         self.legal(&self.control().lock(), Action::Plug)?;
         let info = device.info();
         let name = self.free_name(info.device_type.name());
-        // A loop that ends with its VM takes no device.
+        // A loop that ends with its VM accepts no device.
         let failed = |source| match self.legal(&self.control().lock(), Action::Plug) {
             Ok(_) => PlugError::EventLoop {
                 device: name.clone(),
@@ -119,7 +118,7 @@ impl Vm {
         let installed = berth.install(worker, kicks).map_err(failed);
         let running = installed.and_then(|event_loop| {
             let mut inner = self.control().lock();
-            // Whoever ends the VM finds the loop, or this finds that it has ended.
+            // A thread that ends the VM finds the loop, or this finds that the VM has ended.
             self.legal(&inner, Action::Plug)?;
             inner.threads += servers.len() + usize::from(event_loop.is_some());
             if let Some(event_loop) = &event_loop {
@@ -137,7 +136,7 @@ impl Vm {
         });
         if let Err(error) = published {
             pci.disconnect(&function);
-            // It may have got no worker.
+            // It may not have got a worker.
             let _ = io::remove(link);
             return Err(error);
         }
@@ -157,11 +156,11 @@ impl Vm {
     }
 
     /// Gives the block device `name` of a running or paused guest a disk, as
-    /// [`super::BlockHandle::swap`] does; one that was built as [`BlockDevice::spare`] gets a
-    /// thread of its own before, where the disk may block without holding up other devices.
+    /// [`super::BlockHandle::swap`] does; one that was built as [`BlockDevice::spare`] first gets
+    /// its own thread, where the disk may block without blocking other devices.
     ///
     /// # Errors
-    /// See [`PlugError`]; the device keeps the disk that it had.
+    /// See [`PlugError`]; the device keeps its previous disk.
     pub fn insert_disk(
         &self,
         name: &str,
@@ -191,7 +190,7 @@ impl Vm {
         })?;
         let loops = &self.context.loops;
         let mut inner = self.control().lock();
-        // Whoever ends the VM finds the loop, or this finds that it has ended.
+        // A thread that ends the VM finds the loop, or this finds that the VM has ended.
         if self.legal(&inner, Action::Insert)? == State::Paused {
             event_loop.pause();
         }
@@ -205,14 +204,14 @@ impl Vm {
         Ok(())
     }
 
-    /// Takes a device from a running guest, whichever was built in or plugged in on PCI. The guest
-    /// should have let go of it before: Linux does at a write of `1` to
+    /// Removes a device from a running guest, whether it was built in or plugged in on PCI. The
+    /// guest should have released it before: Linux does at a write of `1` to
     /// `/sys/bus/pci/devices/ADDRESS/remove`. A driver that has not sees all ones from then on, and
     /// requests that are never answered. When this returns, the device's host side is closed.
     ///
     /// # Errors
     /// See [`PlugError`]. With [`HandleError::Busy`] the guest has lost the device, whose host side
-    /// is closed when it answers again; until then [`Vm::pause`] says [`VmError::Busy`], too.
+    /// is closed when it answers again; until then [`Vm::pause`] returns [`VmError::Busy`], too.
     pub fn unplug(&self, name: &str) -> Result<(), PlugError> {
         let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
         let transition = lock(&self.transition);
@@ -232,7 +231,7 @@ impl Vm {
         if let Registers::Pci(function) = &attached.registers {
             pci.disconnect(function);
         }
-        // A disk that does not answer holds up nothing but this call.
+        // A disk that does not answer blocks only this call.
         drop(transition);
         let removed = io::remove(attached.link.clone());
         lock(&self.threads).retain(|thread| !thread.is_finished());
@@ -243,7 +242,7 @@ impl Vm {
         })
     }
 
-    /// The device's address on PCI, where it is on PCI.
+    /// Returns the device's address on PCI, if it is on PCI.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`].

@@ -1,5 +1,4 @@
-//! Memory images of a VM: where each lies, what becomes of a guest's writes, and of one whose file
-//! became shorter.
+//! Memory images of a VM: their placement, writes by a guest, and files that were truncated.
 
 use std::any::Any;
 use std::fs::File;
@@ -18,7 +17,7 @@ use super::restore;
 use crate::kvm::KvmError;
 use crate::memory::{GuestMemory, MemoryShape, next_image};
 
-/// Between two log lines of a guest that writes to an image.
+/// The interval of log lines about a guest that writes to an image.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// An image of a VM.
@@ -35,7 +34,7 @@ struct Image {
 #[derive(Debug, Default)]
 pub(crate) struct Images(Vec<Image>);
 
-/// Gives each image of a new VM a place.
+/// Assigns an address to each image of a new VM.
 pub(super) fn place(devices: &mut [NewDevice], shape: MemoryShape) {
     let mut start = shape.images_start();
     for new in devices {
@@ -48,7 +47,7 @@ pub(super) fn place(devices: &mut [NewDevice], shape: MemoryShape) {
 }
 
 impl Images {
-    /// Maps the images among `devices`, whose places may be a snapshot's.
+    /// Maps the images among `devices`, whose addresses may be a snapshot's.
     pub(super) fn map(
         kvm: &Kvm,
         devices: &[NewDevice],
@@ -84,7 +83,7 @@ impl Images {
         Ok(Self(images))
     }
 
-    /// Has the bus take what a guest writes to them: KVM does not carry that out.
+    /// Adds the images to the bus, to catch a guest's writes: KVM does not execute them.
     pub(super) fn insert(&self, bus: &Bus) -> Result<(), BuildError> {
         for image in &self.0 {
             let window = Window {
@@ -99,7 +98,7 @@ impl Images {
         Ok(())
     }
 
-    /// The name of an image, at `address` if that is known, whose file became shorter.
+    /// Returns the name of an image whose file was truncated, at `address` if that is known.
     pub(crate) fn truncated(&self, address: Option<u64>) -> Option<&str> {
         let is_there = |image: &&Image| {
             let offset = |address: u64| address.checked_sub(image.region.start);
@@ -113,7 +112,7 @@ impl Images {
     }
 }
 
-/// What a guest's accesses to an image come to that KVM does not carry out.
+/// Handles a guest's accesses to an image that KVM does not execute.
 #[derive(Debug)]
 struct Window {
     name: String,

@@ -1,4 +1,4 @@
-//! Puts what a snapshot holds into a machine that has just been made.
+//! Restores a snapshot's state into a newly created machine.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub(super) fn device_states(
     states: &[DeviceState],
 ) -> Result<Vec<NewDevice>, SnapshotError> {
     let mut devices = attach::named(devices);
-    // Of a device that was plugged in, the number need not be that of its place among its like.
+    // The number of a device that was plugged in may differ from its position among its type.
     fn types<'a>(names: impl Iterator<Item = &'a String>) -> impl Iterator<Item = &'a str> {
         names.map(|name| name.trim_end_matches(|c: char| c.is_ascii_digit()))
     }
@@ -52,12 +52,12 @@ pub(super) fn machine(hardware: &Hardware, state: &MachineState) -> Result<(), S
     for (vcpu, saved) in hardware.vcpus.iter().zip(&state.vcpus) {
         saved.apply(vcpu, &mut offset)?;
     }
-    // I/O APIC and PIC may interrupt at once, which local APICs must be there for.
+    // I/O APIC and PIC may interrupt immediately, which requires the local APICs.
     state.chips.apply(&hardware.vm_fd)?;
     if let (Some(pci), Some(address)) = (&hardware.pci, state.pci) {
         pci.set_config_address(address);
     }
-    // Devices raise interrupts that were on their way, which all APICs must be there for.
+    // Devices raise interrupts that were pending, which requires all APICs.
     for (device, saved) in hardware.devices.devices.iter().zip(&state.devices) {
         registers(device, saved).map_err(refused(&saved.name))?;
     }

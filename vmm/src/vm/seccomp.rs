@@ -1,16 +1,16 @@
 //! The system calls that a VM's threads may make: a list for each kind of thread.
 //!
-//! Whatever is not on a thread's list fails with EPERM. A guest that takes over the thread of a
-//! vCPU or of devices finds nothing there by which it could start a program, open, rename or remove
-//! a file, or make a socket but a pair connected to itself: what it has is the descriptors that are
-//! open. The rings of `io_uring` among these are restricted to requests on their disk's file
-//! ([`UringDisk`]), and may not be changed. More may
+//! Any call that is not on a thread's list fails with EPERM. A guest that takes over the thread of
+//! a vCPU or of devices has no call by which it could start a program, open, rename or remove a
+//! file, or create a socket except a pair connected to itself: it has only the open descriptors.
+//! The rings of `io_uring` among these are restricted to requests on their disk's file
+//! ([`UringDisk`]), and cannot be changed. More is allowed to
 //!
-//! * the thread of a socket device whose host side uses paths: it makes Unix sockets (of no other
+//! * the thread of a socket device whose host side uses paths: it creates Unix sockets (of no other
 //!   family), connects them to any path that the process may reach, and removes files;
-//! * the thread of a shared directory, which does with files what its guest asks for.
+//! * the thread of a shared directory, which performs its guest's requests on files.
 //!
-//! Filters are compiled once in a process, and hold for threads of VMs only: those of the program
+//! Filters are compiled once in a process, and apply only to threads of VMs: those of the program
 //! that uses this library have none.
 //!
 //! [`UringDisk`]: podvisor_devices::blk::UringDisk
@@ -31,12 +31,12 @@ pub enum Seccomp {
     Off,
 }
 
-/// What a thread does.
+/// The kind of work that a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThreadKind {
     /// Runs a vCPU.
     Vcpu,
-    /// Serves devices whose host sides are descriptors that are open.
+    /// Serves devices whose host sides are open descriptors.
     Devices,
     /// Serves a socket device whose host side uses paths.
     Sockets,
@@ -44,19 +44,19 @@ pub(super) enum ThreadKind {
     Files,
 }
 
-/// Why a thread was not confined.
+/// Why a thread could not be confined.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to install the seccomp filter of a thread")]
 pub(super) struct SeccompError(#[source] podvisor_seccomp::Error);
 
-/// Confines the calling thread, for good.
+/// Confines the calling thread permanently.
 pub(super) fn confine(kind: ThreadKind) -> Result<(), SeccompError> {
     static FILTERS: [OnceLock<BpfProgram>; 4] = [const { OnceLock::new() }; 4];
     let program = FILTERS[kind as usize].get_or_init(|| program(kind));
     apply(program).map_err(SeccompError)
 }
 
-/// Memory, time, locks, signals and the end of a thread: what any Rust code may come to.
+/// Memory, time, locks, signals and the end of a thread: what any Rust code may need.
 const COMMON: &[i64] = &[
     libc::SYS_futex,
     libc::SYS_read,
@@ -90,8 +90,8 @@ const COMMON: &[i64] = &[
     libc::SYS_rseq,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    // The ids of a process are those of its threads: the C library has each make the call, and ends
-    // the process when one of them fails.
+    // The IDs of a process are those of its threads: the C library makes each of them do the call,
+    // and aborts the process if one of them fails.
     libc::SYS_setuid,
     libc::SYS_setgid,
     libc::SYS_setreuid,
@@ -99,7 +99,7 @@ const COMMON: &[i64] = &[
     libc::SYS_setresuid,
     libc::SYS_setresgid,
     libc::SYS_setgroups,
-    // Writers and disks that an owner hands in.
+    // Writers and disks that an owner passes in.
     libc::SYS_pread64,
     libc::SYS_pwrite64,
     libc::SYS_lseek,
@@ -140,11 +140,12 @@ const DEVICES: &[i64] = &[
     libc::SYS_statx,
 ];
 
-/// What a socket device's host side needs that uses paths: the file of its listener goes with it.
+/// Additional calls for a socket device's host side that uses paths: it removes its listener's
+/// file.
 const SOCKETS: &[i64] = &[libc::SYS_connect, libc::SYS_unlink, libc::SYS_unlinkat];
 
-/// What a guest asks of a shared directory, always below a directory that is open, and the guest's
-/// users, as whom the thread acts.
+/// Calls for the requests on a shared directory, always below an open directory, and for acting as
+/// the guest's users.
 const FILES: &[i64] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
@@ -180,7 +181,7 @@ const FILES: &[i64] = &[
     libc::SYS_prctl,
 ];
 
-/// For what is not on a thread's list.
+/// The error for calls that are not on a thread's list.
 const EPERM: u16 = 1;
 
 /// `_IOC` of linux/ioctl.h.
@@ -192,7 +193,7 @@ const fn kvm_read<T>(number: u32) -> u32 {
     ioc(2, kvm_bindings::KVMIO, number, size_of::<T>())
 }
 
-/// The line of a device: `KVM_IRQ_LINE`.
+/// Sets the interrupt line of a device: `KVM_IRQ_LINE`.
 const IRQ_LINE: u32 = ioc(
     1,
     kvm_bindings::KVMIO,
@@ -200,7 +201,7 @@ const IRQ_LINE: u32 = ioc(
     size_of::<kvm_bindings::kvm_irq_level>(),
 );
 
-/// The message of a device: `KVM_SIGNAL_MSI`.
+/// Sends the MSI of a device: `KVM_SIGNAL_MSI`.
 const SIGNAL_MSI: u32 = ioc(
     1,
     kvm_bindings::KVMIO,
@@ -208,7 +209,7 @@ const SIGNAL_MSI: u32 = ioc(
     size_of::<kvm_bindings::kvm_msi>(),
 );
 
-/// Where a driver notifies a device, once it has moved its BAR: `KVM_IOEVENTFD`.
+/// Sets where a driver notifies a device, after it has moved its BAR: `KVM_IOEVENTFD`.
 const IOEVENTFD: u32 = ioc(
     1,
     kvm_bindings::KVMIO,
@@ -216,7 +217,7 @@ const IOEVENTFD: u32 = ioc(
     size_of::<kvm_bindings::kvm_ioeventfd>(),
 );
 
-/// What a vCPU's thread asks of KVM: to run, and for the state of its vCPU.
+/// The ioctls of a vCPU's thread on KVM: running, and the state of its vCPU.
 const VCPU_IOCTLS: &[u32] = &[
     ioc(0, kvm_bindings::KVMIO, 0x80, 0), // KVM_RUN
     IRQ_LINE,
@@ -236,8 +237,8 @@ const VCPU_IOCTLS: &[u32] = &[
     kvm_read::<kvm_bindings::kvm_xcrs>(0xa6),
 ];
 
-/// What devices ask: their lines and messages, a socket that does not block, that a disk forgets a
-/// range, and what a tap offloads and the kernel serves by it.
+/// The ioctls of devices: their lines and messages, a nonblocking socket, discarding a range of a
+/// disk, and what a tap offloads and the kernel serves by it.
 const DEVICE_IOCTLS: &[u32] = &[
     SIGNAL_MSI,
     IRQ_LINE,
@@ -275,12 +276,12 @@ fn program(kind: ThreadKind) -> BpfProgram {
     let requests = ioctls.iter().map(|request| argument(1, *request));
     calls.insert(libc::SYS_ioctl, Verdict::AllowIf(requests.collect()));
     if kind == ThreadKind::Sockets {
-        // No other family.
+        // Unix sockets only.
         let family = argument(0, libc::AF_UNIX.cast_unsigned());
         calls.insert(libc::SYS_socket, Verdict::AllowIf(vec![family]));
     }
     if kind == ThreadKind::Files {
-        // A mask for new files of its own; the thread has called it before, or will with its first
+        // An own umask for new files; the thread has called it before, or will with its first
         // request.
         let own = argument(0, libc::CLONE_FS.cast_unsigned());
         calls.insert(libc::SYS_unshare, Verdict::AllowIf(vec![own]));
@@ -288,7 +289,8 @@ fn program(kind: ThreadKind) -> BpfProgram {
     compile(&calls, Otherwise::Fail(EPERM))
 }
 
-/// The low half of an argument has this value, which is all that the kernel looks at in these.
+/// Matches if the low half of an argument, which is all that the kernel uses of these, has this
+/// value.
 fn argument(index: u32, value: u32) -> Rule {
     vec![Condition::is(index, Width::Word, value.into())]
 }
@@ -305,7 +307,7 @@ mod tests {
         ThreadKind::Files,
     ];
 
-    /// Does `work` on a confined thread.
+    /// Runs `work` on a confined thread.
     fn confined<T: Send + 'static>(
         kind: ThreadKind,
         work: impl FnOnce() -> T + Send + 'static,
@@ -423,7 +425,7 @@ mod tests {
         }
     }
 
-    /// In a process of its own, which the C library aborts when threads disagree.
+    /// In a separate process, which the C library aborts if threads disagree.
     #[test]
     fn the_program_changes_its_ids_while_threads_are_confined() {
         const CHILD: &str = "PODVISOR_TEST_CHANGES_IDS";

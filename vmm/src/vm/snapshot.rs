@@ -1,4 +1,4 @@
-//! Gathers what a snapshot holds of a paused VM.
+//! Gathers the state of a paused VM for a snapshot.
 
 use std::path::{Path, PathBuf};
 
@@ -13,12 +13,12 @@ use crate::snapshot::{
 };
 
 impl Vm {
-    /// Writes all of a paused VM to `dir`, which must not be there yet: [`crate::Snapshot::open`]
-    /// makes VMs of it. The directory is complete, on the disk, when it gets its name; nothing is
-    /// there when this fails, or the VM ends meanwhile. The VM stays paused.
+    /// Writes all of a paused VM to `dir`, which must not exist yet: [`crate::Snapshot::open`]
+    /// creates VMs from it. The directory is complete, and synced to disk, when it gets its name;
+    /// nothing remains if this fails, or the VM ends meanwhile. The VM stays paused.
     ///
-    /// Disks are not part of it: whoever goes on from the snapshot gives it disks that hold what
-    /// this VM's do now.
+    /// Disks are not part of it: a VM that is restored from the snapshot needs disks with the
+    /// content that this VM's disks have now.
     ///
     /// # Errors
     /// See [`SnapshotError`].
@@ -30,17 +30,19 @@ impl Vm {
     /// restored. The full snapshot that it came from must stay where it is.
     ///
     /// # Errors
-    /// See [`SnapshotError`]; [`SnapshotError::NoBase`] when the VM did not come from a snapshot's
+    /// See [`SnapshotError`]; [`SnapshotError::NoBase`] if the VM did not come from a snapshot's
+    /// directory.
     /// directory.
     pub fn snapshot_difference(&self, dir: impl AsRef<Path>) -> Result<(), SnapshotError> {
         let full = self.origin.clone().ok_or(SnapshotError::NoBase)?;
         self.save(dir.as_ref(), Some(full))
     }
 
-    /// What this VM has written since it went on from a snapshot, running or not.
+    /// Returns the pages that this VM has written since it was restored from a snapshot, running or
+    /// not.
     ///
     /// # Errors
-    /// [`SnapshotError::NoBase`] when it did not, and when the kernel does not tell.
+    /// [`SnapshotError::NoBase`] if it was not restored, or if the kernel cannot report them.
     pub fn working_set(&self) -> Result<WorkingSet, SnapshotError> {
         let own = self.context.machine.memory.own_pages()?;
         own.map(WorkingSet::new).ok_or(SnapshotError::NoBase)
@@ -53,8 +55,8 @@ impl Vm {
             self.legal(&inner, Action::Snapshot)?;
         }
         let machine = &self.context.machine;
-        // A change of a device that comes meanwhile interrupts the guest. What takes the interrupt
-        // is gathered later than what says that it was sent: one too many is harmless.
+        // A device change that comes meanwhile interrupts the guest. The receivers of the interrupt
+        // are saved after its sender: one interrupt too many is harmless.
         let devices = lock(&self.devices).clone();
         let devices = devices.iter().map(|device| device_state(device));
         let devices = devices.collect::<Result<_, _>>()?;
@@ -82,8 +84,8 @@ impl Vm {
             Some(_) => self.hotplug_memory()?.run(|device| device.plugged_end())?,
             None => 0,
         };
-        // What was gathered belongs together only if nothing ended the VM meanwhile: a thread that
-        // panicked, say.
+        // The parts are consistent only if nothing ended the VM meanwhile, such as a thread that
+        // panicked.
         let check = || {
             let has_ended = self.control().lock().outcome.is_some();
             match has_ended {
@@ -102,7 +104,7 @@ impl Vm {
 
 fn device_state(device: &Attached) -> Result<DeviceState, SnapshotError> {
     let config = device.info.config.clone();
-    // All that a change of the device changes, between two of them.
+    // All that a change of the device affects, between two changes.
     let (queues, own, config) = ask(&device.name, &device.link, move |worker| {
         let own = worker.device().save();
         (worker.queue_states(), own, config.save())

@@ -1,4 +1,4 @@
-//! How a VM's threads begin and end.
+//! How a VM's threads start and end.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,10 +16,10 @@ use super::threads::{STACK_SIZE, SignalsBlocked};
 use super::vcpu::{self, VcpuContext};
 use super::{Action, PAUSE_TIMEOUT, Vm, VmError, lock};
 
-/// What a thread does. The VM cannot go on after an error.
+/// The work of a thread. The VM cannot continue after an error.
 type Body = Box<dyn FnOnce() -> Result<(), PoisonCause> + Send>;
 
-/// A thread that is to be started. One that is not counts itself out when it is dropped.
+/// A thread to be started. If it is not started, dropping it removes it from the count.
 pub(super) struct NewThread {
     guard: ThreadGuard,
     kind: ThreadKind,
@@ -27,7 +27,8 @@ pub(super) struct NewThread {
 }
 
 impl NewThread {
-    /// The thread of a vCPU, which is counted among the VM's already. It takes the vCPU itself.
+    /// Creates the thread of a vCPU, which is already counted among the VM's. It takes the vCPU
+    /// itself.
     pub(super) fn of_vcpu(
         context: &VcpuContext,
         id: u8,
@@ -51,8 +52,8 @@ impl Vm {
     /// Starts the vCPUs and the event loops of devices.
     ///
     /// # Errors
-    /// When the VM was started or stopped before, or a thread cannot be started: the VM is
-    /// stopped then.
+    /// Fails if the VM was started or stopped before, or a thread cannot be started: the VM is then
+    /// stopped.
     pub fn start(&self) -> Result<(), VmError> {
         let _transition = lock(&self.transition);
         let parts = {
@@ -87,7 +88,7 @@ impl Vm {
         result
     }
 
-    /// The thread of an event loop, which is counted among the VM's already.
+    /// Creates the thread of an event loop, which is already counted among the VM's.
     pub(super) fn loop_thread(&self, event_loop: EventLoop) -> NewThread {
         let kind = if event_loop.serves(DeviceType::FileSystem) {
             ThreadKind::Files
@@ -111,7 +112,7 @@ impl Vm {
         }
     }
 
-    /// The thread of a queue that has its own, which is counted among the VM's already.
+    /// Creates the thread of a queue that has its own, which is already counted among the VM's.
     pub(super) fn server_thread(&self, server: NamedServer) -> NewThread {
         let NamedServer { name, server } = server;
         NewThread {
@@ -124,7 +125,7 @@ impl Vm {
         }
     }
 
-    /// Starts threads, confined as the VM's are, in the caller's span.
+    /// Starts threads, confined like all of the VM's, in the caller's span.
     pub(super) fn spawn(&self, new: Vec<NewThread>) -> Result<(), VmError> {
         let _blocked = SignalsBlocked::new();
         let seccomp = self.seccomp;
@@ -157,8 +158,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Waits for the threads of a VM that has ended, and abandons those that take too long. Of one
-    /// that was not started the devices are gone, too.
+    /// Waits for the threads of a VM that has ended, and abandons those that take too long. If the
+    /// VM was never started, its devices are dropped, too.
     pub(super) fn join(&self) {
         let inner = self.control().lock();
         let deadline = Instant::now() + PAUSE_TIMEOUT;
@@ -167,7 +168,7 @@ impl Vm {
             .control()
             .wait_deadline(inner, deadline, nudge, |inner| inner.threads == 0);
         drop(inner);
-        // What was never started: loops end with their mailboxes.
+        // Parts that were never started: loops end with their mailboxes.
         let parts = lock(&self.parts).take();
         drop(parts);
         for thread in std::mem::take(&mut *lock(&self.threads)) {
@@ -181,7 +182,7 @@ impl Vm {
     }
 }
 
-/// Counts a thread out when it ends, and poisons the VM when it panicked.
+/// Counts a thread out when it ends, and poisons the VM if it panicked.
 struct ThreadGuard {
     context: VcpuContext,
     name: String,

@@ -1,4 +1,4 @@
-//! What state a VM is in, and which calls lead where.
+//! The states of a VM, and which calls lead where.
 
 use std::fmt;
 
@@ -10,11 +10,11 @@ pub enum State {
     Created,
     /// vCPUs and devices run.
     Running,
-    /// vCPUs and devices stand still, between two guest instructions.
+    /// vCPUs and devices are stopped, between two guest instructions.
     Paused,
     /// The guest or the host has ended it.
     Stopped,
-    /// KVM failed; the guest cannot go on. [`super::Vm::wait`] says why.
+    /// KVM failed; the guest cannot continue. [`super::Vm::wait`] says why.
     Poisoned,
 }
 
@@ -43,7 +43,7 @@ pub enum Action {
 }
 
 impl State {
-    /// Where `action` leads from here; `None` where it is illegal.
+    /// Returns the state that `action` leads to from here; `None` if it is illegal.
     #[must_use]
     pub fn after(self, action: Action) -> Option<Self> {
         use {Action as A, State as S};
@@ -59,7 +59,7 @@ impl State {
         }
     }
 
-    /// Whether the VM has ended, in whatever way.
+    /// Returns whether the VM has ended, in whatever way.
     #[must_use]
     pub fn ended(self) -> bool {
         matches!(self, Self::Stopped | Self::Poisoned)

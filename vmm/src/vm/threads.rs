@@ -1,17 +1,17 @@
-//! How threads of a VM are started: their stack, and the signals that they do not take.
+//! How threads of a VM are started: their stack, and the signals that they block.
 #![allow(unsafe_code)] // pthread_sigmask, gettid, tgkill
 
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::thread;
 
-/// Stack of each thread. Devices and exits need a few KiB; the usual 2 MiB would become a huge
-/// page that is zeroed for nothing.
+/// Stack of each thread. Devices and exits need a few KiB; the usual 2 MiB would become a huge page
+/// that is zeroed needlessly.
 pub(super) const STACK_SIZE: usize = 256 << 10;
 
-/// Does `there` on another thread while `here` runs on this one, or after it where there may be
-/// no more threads. That thread is gone then: a process with one thread alone may make a user
-/// namespace.
+/// Runs `there` on another thread while `here` runs on this one, or after it if no more threads can
+/// be created. That thread is gone when this returns: only a single-threaded process may create a
+/// user namespace.
 pub(super) fn in_parallel<A: Send, B>(
     name: &str,
     there: impl Fn() -> A + Sync,
@@ -30,7 +30,7 @@ pub(super) fn in_parallel<A: Send, B>(
                 let (id, there) = thread
                     .join()
                     .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                // It is joined a moment before the kernel does not count it any more.
+                // It is joined a moment before the kernel stops counting it.
                 while is_counted(id) {
                     thread::yield_now();
                 }
@@ -42,21 +42,21 @@ pub(super) fn in_parallel<A: Send, B>(
     })
 }
 
-/// This thread's number.
+/// Returns this thread's ID.
 fn own_id() -> libc::pid_t {
-    // SAFETY: it takes nothing and cannot fail.
+    // SAFETY: it takes no arguments and cannot fail.
     unsafe { libc::gettid() }
 }
 
-/// Whether this process has a thread of this number.
+/// Returns whether this process has a thread with this ID.
 fn is_counted(id: libc::pid_t) -> bool {
-    // SAFETY: signal 0 is not sent; whether it could be is all that this tells.
+    // SAFETY: signal 0 is not sent; the call only reports whether it could be.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, 0) == 0 }
 }
 
-/// While it lives, every signal is blocked in the thread that made it. Threads started meanwhile
-/// inherit that for good: signals of the process are for the threads of the program that uses
-/// this library, and the kick of a vCPU must never find its thread with the signal open.
+/// While it lives, every signal is blocked in the thread that created it. Threads started meanwhile
+/// inherit that permanently: signals of the process are for the threads of the program that uses
+/// this library, and the kick of a vCPU must never reach its thread with the signal unblocked.
 #[derive(Debug)]
 pub(crate) struct SignalsBlocked {
     before: libc::sigset_t,
@@ -84,7 +84,7 @@ impl SignalsBlocked {
 
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
-        // SAFETY: `before` is a mask that `pthread_sigmask` gave out.
+        // SAFETY: `before` is a mask that `pthread_sigmask` returned.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
         };

@@ -18,7 +18,7 @@ use super::pmem::Images;
 use crate::kvm::{self, KvmError};
 use crate::memory::GuestMemory;
 
-/// What a vCPU thread shares with the rest of the VM.
+/// The state that a vCPU thread shares with the rest of the VM.
 #[derive(Clone, Debug)]
 pub(crate) struct VcpuContext {
     pub(crate) control: Arc<Control>,
@@ -29,18 +29,18 @@ pub(crate) struct VcpuContext {
     pub(crate) machine: Arc<Machine>,
 }
 
-/// What KVM reads and writes for as long as there is a vCPU. Every thread keeps it, so that one
-/// that does not end in time finds it when it goes on.
+/// The resources that KVM uses for the lifetime of a vCPU. Every thread holds a reference, so that
+/// one that does not end in time still finds it when it continues.
 pub(crate) struct Machine {
     pub(crate) kvm: Kvm,
     pub(crate) vm_fd: Arc<VmFd>,
     pub(crate) memory: GuestMemory,
     pub(crate) images: Images,
-    /// What the guest was told of its processors, but for their numbers.
+    /// The guest's CPUID, except for the vCPUs' numbers.
     pub(crate) cpuid: CpuId,
-    /// As many as there may ever be.
+    /// The maximum number of vCPUs.
     pub(crate) max_vcpus: u8,
-    /// The frequency of their time stamp counters, where KVM tells.
+    /// The frequency of their time stamp counters, if KVM reports it.
     pub(crate) tsc_khz: Option<u32>,
 }
 
@@ -59,11 +59,11 @@ pub(crate) struct VcpuCounters {
     pub(crate) port: AtomicU64,
 }
 
-/// What a step of a vCPU led to.
+/// The result of a step of a vCPU.
 enum Step {
-    /// The guest goes on.
+    /// The guest continues.
     Exit,
-    /// Guest code was left because of the kick, or because it was not to be entered.
+    /// Guest code was left because of the kick, or was not entered at all.
     Kicked,
     /// The VM ends.
     End(Outcome),
@@ -71,7 +71,7 @@ enum Step {
 
 /// Runs guest code on this thread, in which the kick signal is blocked, until the VM ends.
 pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
-    // Before the first look at what is asked for: see `Kicker::register`.
+    // Before the first check of the request: see `Kicker::register`.
     let _kicked = context.peers.register();
     if let Err(KvmError::Ioctl { ioctl, source }) = kvm::set_signal_mask(&vcpu, kick::KICK) {
         let cause = PoisonCause::Ioctl { ioctl, source };
@@ -89,8 +89,8 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
             Request::End => return,
             Request::Pause => {
                 if entered {
-                    // An access that user space has answered is not part of the vCPU's state before
-                    // KVM has completed the instruction.
+                    // An access that user space has answered becomes part of the vCPU's state only
+                    // when KVM has completed the instruction.
                     vcpu.set_kvm_immediate_exit(1);
                     let outcome = complete(id, &mut vcpu, context);
                     vcpu.set_kvm_immediate_exit(0);
@@ -117,7 +117,7 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
     }
 }
 
-/// Runs no guest code, but all that is left of an instruction that needed user space.
+/// Runs no guest code, except the rest of an instruction that needed user space.
 fn complete(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Option<Outcome> {
     loop {
         match step(id, vcpu, context) {
@@ -129,7 +129,7 @@ fn complete(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Option<Outcome>
 }
 
 impl VcpuContext {
-    /// Ends the VM, if nothing else has.
+    /// Ends the VM, unless something else has.
     pub(crate) fn end(&self, outcome: Outcome) {
         if self.control.end(outcome) {
             self.peers.kick();
@@ -138,7 +138,7 @@ impl VcpuContext {
     }
 }
 
-/// Runs until the next exit and handles that.
+/// Runs until the next exit and handles it.
 fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
     let cause = match vcpu.run() {
         Ok(VcpuExit::MmioRead(address, data)) => {
@@ -160,8 +160,8 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
             context.counters.port.fetch_add(1, Ordering::Relaxed);
             let data: *mut [u8] = data;
             let width = port_width(vcpu);
-            // SAFETY: the bytes are KVM's, behind its `kvm_run`, and mapped for as long as there is
-            // the vCPU, which does not run before they are done with; nothing else refers to them.
+            // SAFETY: the bytes are KVM's, after its `kvm_run`, and stay mapped for the lifetime of
+            // the vCPU, which does not run before they are processed; nothing else refers to them.
             #[allow(unsafe_code)]
             let data = unsafe { &mut *data };
             context.bus.port_read(port, width, data);
@@ -237,7 +237,7 @@ fn registers(vcpu: &VcpuFd) -> Result<Registers, PoisonCause> {
     Ok(Registers::new(&regs, &sregs))
 }
 
-/// The bytes of one access to a port, of which a string instruction has several.
+/// The size of one access to a port, of which a string instruction has several.
 #[allow(unsafe_code)] // a union of the kernel's
 fn port_width(vcpu: &mut VcpuFd) -> usize {
     // SAFETY: the exit reason was KVM_EXIT_IO, for which KVM fills this member; any bit pattern is

@@ -1,4 +1,4 @@
-//! How many vCPUs there are, and more of them for a running guest.
+//! The number of vCPUs, and adding vCPUs to a running guest.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -11,41 +11,41 @@ use crate::boot::{self, BootError};
 use crate::cpuid;
 use crate::kvm::KvmError;
 
-/// Why there are no more vCPUs.
+/// Why vCPUs could not be added.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddVcpusError {
-    /// The guest was told of fewer when it booted.
+    /// More than the guest's firmware tables list.
     #[error("cannot have {vcpus} vCPUs: the VM was built for at most {max}")]
     TooMany {
-        /// What was asked for.
+        /// The requested number.
         vcpus: u8,
-        /// What [`VmBuilder::max_vcpus`](super::VmBuilder::max_vcpus) said.
+        /// The maximum set by [`VmBuilder::max_vcpus`](super::VmBuilder::max_vcpus).
         max: u8,
     },
-    /// The VM does not run, or has no thread for one.
+    /// The VM is not running, or a thread could not be started.
     #[error(transparent)]
     State(#[from] VmError),
-    /// KVM refused one.
+    /// KVM failed to create one.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// KVM refused the state in which one begins.
+    /// KVM refused its initial state.
     #[error(transparent)]
     Boot(#[from] BootError),
 }
 
-/// A vCPU that was made and has no thread, and its number. KVM makes each number once in the life
-/// of a VM.
+/// A vCPU that was created and has no thread, and its number. KVM creates each number only once in
+/// the lifetime of a VM.
 pub(super) type SpareVcpu = Arc<Mutex<Option<(u8, VcpuFd)>>>;
 
-/// A vCPU on its way to its thread. One that does not get there is there for the next attempt.
+/// A vCPU on its way to its thread. One that does not get there is kept for the next attempt.
 pub(super) struct NewVcpu {
     made: Option<(u8, VcpuFd)>,
     spare: SpareVcpu,
 }
 
 impl NewVcpu {
-    /// For the thread that it gets to.
+    /// Takes the vCPU, on the thread that runs it.
     fn take(mut self) -> Option<VcpuFd> {
         self.made.take().map(|(_, vcpu)| vcpu)
     }
@@ -60,7 +60,7 @@ impl Drop for NewVcpu {
 }
 
 impl Vm {
-    /// vCPUs that there are; none once the VM has ended.
+    /// Returns the number of vCPUs; 0 once the VM has ended.
     #[must_use]
     pub fn vcpus(&self) -> u8 {
         let waiting = lock(&self.parts).as_ref().map(|parts| parts.vcpus.len());
@@ -68,18 +68,18 @@ impl Vm {
         u8::try_from(count).unwrap_or(u8::MAX)
     }
 
-    /// vCPUs that there may ever be.
+    /// Returns the maximum number of vCPUs.
     #[must_use]
     pub fn max_vcpus(&self) -> u8 {
         self.context.machine.max_vcpus
     }
 
-    /// Adds vCPUs to a running guest until there are `count`; those that there are stay. A new one
-    /// waits for the guest to bring it up, as all but the first do at boot: see
+    /// Adds vCPUs to a running guest until there are `count`; existing ones stay. A new one waits
+    /// for the guest to bring it up, as all but the first do at boot: see
     /// [`VmBuilder::max_vcpus`](super::VmBuilder::max_vcpus).
     ///
     /// # Errors
-    /// See [`AddVcpusError`]. Those that were made before it failed are there.
+    /// See [`AddVcpusError`]. vCPUs that were added before the failure stay.
     pub fn add_vcpus(&self, count: u8) -> Result<(), AddVcpusError> {
         let _transition = lock(&self.transition);
         let there = self.legal_vcpus(&self.control().lock())?;
@@ -91,7 +91,7 @@ impl Vm {
             let vcpu = self.new_vcpu(id)?;
             let thread = {
                 let mut inner = self.control().lock();
-                // Whoever ends the VM waits for the thread, or this finds that it has ended.
+                // A thread that ends the VM waits for this thread, or this finds that it has ended.
                 self.legal_vcpus(&inner)?;
                 inner.vcpus += 1;
                 inner.threads += 1;
@@ -103,14 +103,14 @@ impl Vm {
         Ok(())
     }
 
-    /// As many as there are, when there may be more now.
+    /// Returns the number of vCPUs, if more may be added now.
     fn legal_vcpus(&self, inner: &MutexGuard<'_, Inner>) -> Result<u8, VmError> {
         self.legal(inner, Action::AddVcpus)?;
         Ok(u8::try_from(inner.vcpus).unwrap_or(u8::MAX))
     }
 
-    /// A vCPU as after RESET, which waits for INIT and SIPI. KVM has its time stamp counter agree
-    /// with those of the others.
+    /// Creates a vCPU as after RESET, which waits for INIT and SIPI. KVM synchronizes its time
+    /// stamp counter with those of the others.
     pub(super) fn new_vcpu(&self, id: u8) -> Result<NewVcpu, AddVcpusError> {
         let spare = lock(&self.spare_vcpu).take_if(|(number, _)| *number == id);
         let vcpu = match spare {
@@ -140,7 +140,7 @@ impl Vm {
         vcpu.set_cpuid2(&cpuid::for_vcpu(&machine.cpuid, id))
             .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
         boot::boot_registers(vcpu, None)?;
-        // KVM numbers local APICs anew when one is set, not when there is one more.
+        // KVM renumbers local APICs when the state of one is set, not when one is added.
         let lapic = vcpu.get_lapic().map_err(KvmError::ioctl("KVM_GET_LAPIC"))?;
         vcpu.set_lapic(&lapic)
             .map_err(KvmError::ioctl("KVM_SET_LAPIC"))?;

@@ -1,5 +1,5 @@
-/* What the guest of guest_disks.rs does to its disks: `disks load DISK`, `disks watch DISK`,
- * `disks files DIR`. What is done it writes as `WHAT DISK ok`, what is wrong as `bad WHAT`. Built
+/* The guest of guest_disks.rs uses its disks by `disks load DISK`, `disks watch DISK`,
+ * `disks files DIR`. It reports success as `WHAT DISK ok`, and errors as `bad WHAT`. Built
  * with `gcc -static`. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 #define BLOCK 4096
 #define PIECE (32 * BLOCK)
-#define DEPTH 32    /* processes, each with one request under way */
+#define DEPTH 32    /* processes, each with one request in flight */
 #define ROUNDS 16   /* of random writes and reads, by each of them */
 #define LAST 12     /* the number of the last medium */
 #define FILES 1000
@@ -78,7 +78,7 @@ static int open_disk(const char *path, int flags, uint64_t *size)
     return fd;
 }
 
-/* Lets `DEPTH` processes run, on all CPUs, and so over all queues. */
+/* Runs `DEPTH` processes, on all CPUs, and so over all queues. */
 static void at_once(void (*job)(const char *, int), const char *path)
 {
     int cpus = sysconf(_SC_NPROCESSORS_ONLN), status;
@@ -98,11 +98,11 @@ static void at_once(void (*job)(const char *, int), const char *path)
             wrong("process");
 }
 
-/* A part of a disk: at random, and then from its begin to its end. What each block holds in the
- * end follows from where it is. */
+/* Writes and reads a part of a disk: at random, and then from its start to its end. The final
+ * content of each block follows from its position. */
 static void load(const char *path, int part)
 {
-    static uint64_t seeds[1 << 16]; /* of what each block holds; 0: what the disk came with */
+    static uint64_t seeds[1 << 16]; /* of the content of each block; 0: the initial content */
     uint64_t size;
     int fd = open_disk(path, O_RDWR, &size);
     uint64_t len = size / DEPTH / PIECE * PIECE, start = part * len, blocks = len / BLOCK;
@@ -133,8 +133,8 @@ static void load(const char *path, int part)
         }
 }
 
-/* Reads blocks at random until they are the last medium's: each is of one medium, and none of one
- * that was there before. A block's words hold the medium's number and its own. */
+/* Reads blocks at random until they are the last medium's: each must be of a single medium, and not
+ * of an earlier one. A block's words contain the medium's number and its own. */
 static void watch(const char *path, int part)
 {
     uint64_t size, medium = 0;
@@ -153,7 +153,7 @@ static void watch(const char *path, int part)
     }
 }
 
-/* Files that are synced, of each of which it is told then, and others that come and go. */
+/* Writes files that are synced, and reports each then, and others that are created and removed. */
 static void files(const char *dir)
 {
     int here, fd;

@@ -1,7 +1,7 @@
-/* What the guest of guest_rounds.rs does for ever, each on a process of its own: it writes its first
- * disk at random and reads back what it wrote before, sends bytes to an echo over TCP and over vsock,
- * and sums up memory. Four times a second it writes `at DISK NET VSOCK CPU end`, the rounds of each;
- * what is wrong it writes as `bad WHAT`. Built with `gcc -static`. */
+/* The endless work of the guest of guest_rounds.rs, each part in a separate process: it writes its
+ * first disk at random and reads back what it wrote before, sends bytes to an echo over TCP and over
+ * vsock, and sums up memory. Four times a second it writes `at DISK NET VSOCK CPU end`, the rounds of
+ * each; it reports errors as `bad WHAT`. Built with `gcc -static`. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -51,7 +51,7 @@ static void fill(uint64_t *words, size_t bytes, uint64_t seed)
 
 static void disk(void)
 {
-    static uint64_t seeds[BLOCKS]; /* of what each block holds; 0: zeroes */
+    static uint64_t seeds[BLOCKS]; /* of the content of each block; 0: zeroes */
     static char found[BLOCK] __attribute__((aligned(BLOCK)));
     static char wanted[BLOCK] __attribute__((aligned(BLOCK)));
     int fd = open("/dev/vda", O_RDWR | O_DIRECT);
@@ -79,7 +79,7 @@ static void disk(void)
     }
 }
 
-/* Sends a message and compares what comes back. 0 when the connection is gone. */
+/* Sends a message and compares the answer. 0 if the connection is gone. */
 static int echo(int fd, uint64_t seed, const char *what)
 {
     uint64_t sent[MESSAGE / 8], back[MESSAGE / 8];
@@ -105,7 +105,7 @@ static int echo(int fd, uint64_t seed, const char *what)
     return 1;
 }
 
-/* One connection, which is as old as the guest. */
+/* Uses one connection, which is as old as the guest. */
 static void net(void)
 {
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(PORT) };
@@ -121,7 +121,7 @@ static void net(void)
     }
 }
 
-/* A connection until it is reset, and then another. */
+/* Uses a connection until it is reset, and then another one. */
 static void vsock(void)
 {
     struct sockaddr_vm address = {

@@ -13,10 +13,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub(crate) mod mounts;
 pub(crate) mod tap;
 
-/// How long a guest may take for anything, on an emulated host too.
+/// The time limit for anything that a guest does, also on an emulated host.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A file that guests boot from, made by `cargo xtask guest`.
+/// Returns the path of a file that guests boot from, built by `cargo xtask guest`.
 pub(crate) fn guest_file(name: &str) -> PathBuf {
     let dir = std::env::var_os("PODVISOR_GUEST_DIR").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/guest")),
@@ -59,7 +59,7 @@ pub(crate) fn busybox_with(script: &str, programs: &[(&str, &[u8])]) -> Initramf
         .expect("an initramfs")
 }
 
-/// The static program that `source` of this directory is the text of.
+/// Returns the static program compiled from `source` in this directory.
 pub(crate) fn program(source: &str) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("program");
@@ -76,7 +76,8 @@ pub(crate) fn program(source: &str) -> Vec<u8> {
     std::fs::read(program).unwrap()
 }
 
-/// Lets this process have 65,536 files open: one for each of a guest's files or connections.
+/// Raises this process's limit of open files to 65,536: one for each of a guest's files or
+/// connections.
 pub(crate) fn raise_limit_of_files() {
     let needed = Some(1 << 16);
     let limit = Rlimit {
@@ -91,12 +92,12 @@ pub(crate) fn linux(script: &str, console: &Console) -> VmBuilder {
     linux_with(busybox(script), console)
 }
 
-/// As [`linux`], from an initramfs of the test's own.
+/// As [`linux`], with the test's own initramfs.
 pub(crate) fn linux_with(initramfs: Initramfs, console: &Console) -> VmBuilder {
     Vm::builder()
         .kernel(kernel())
         .initramfs(initramfs)
-        // A host that stands still for a moment is no stall of the guest's to complain of.
+        // A host that hangs for a moment must not cause the guest to report stalls.
         .cmdline("console=ttyS0 quiet panic=-1 reboot=k pci=off rcupdate.rcu_cpu_stall_timeout=300")
         .serial(console.clone())
 }
@@ -170,7 +171,7 @@ impl Console {
 }
 
 impl Console {
-    /// Waits until the guest has written more than `text`, or it is too late.
+    /// Waits until the guest has written more than `text`, or the deadline has passed.
     pub(crate) fn wait_for_more(&self, text: &str, deadline: Instant) {
         let bytes = self.0.0.lock().unwrap();
         let left = deadline.saturating_duration_since(Instant::now());
@@ -192,8 +193,8 @@ impl Write for Console {
     }
 }
 
-/// Pauses a VM in which nothing blocks. On a host that is busy beyond measure its threads may not
-/// get their turn in time: it is tried again then.
+/// Pauses a VM in which nothing blocks. On an overloaded host its threads may not be scheduled in
+/// time: it is then retried.
 pub(crate) fn pause(vm: &Vm) {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -204,7 +205,7 @@ pub(crate) fn pause(vm: &Vm) {
     }
 }
 
-/// Runs `call` on a thread of its own and fails when it hangs.
+/// Runs `call` on its own thread and fails if it hangs.
 pub(crate) fn in_time<T: Send + 'static>(
     what: &str,
     call: impl FnOnce() -> T + Send + 'static,

@@ -1,13 +1,13 @@
-//! Mounts of a test's own.
+//! Private mounts for a test.
 #![allow(unsafe_code)] // a namespace for one thread
 
 use std::process::Command;
 
 use rustix::thread::UnshareFlags;
 
-/// Gives the calling thread mounts of its own, which nobody else sees.
+/// Gives the calling thread a private mount namespace.
 pub(crate) fn own_mounts() {
-    // SAFETY: the thread's mount namespace and working directory alone change.
+    // SAFETY: only the thread's mount namespace and working directory change.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }
         .expect("run as root");
     mount(&["--make-rprivate", "/"]);

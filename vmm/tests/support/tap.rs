@@ -1,4 +1,4 @@
-//! A tap as a test's own network.
+//! A tap as a test's private network.
 #![allow(unsafe_code)] // TUNSETIFF, a namespace for one thread
 
 use std::fs::File;
@@ -7,32 +7,32 @@ use std::process::Command;
 
 use rustix::thread::UnshareFlags;
 
-/// The host's address on the tap; a guest takes another one of 10.9.0.0/24.
+/// The host's address on the tap; a guest uses another one of 10.9.0.0/24.
 pub(crate) const HOST: &str = "10.9.0.1";
 
-/// A tap named `tap0` in a network namespace of the calling thread's own, with the address
-/// [`HOST`].
+/// Creates a tap named `tap0` in a private network namespace of the calling thread, with the
+/// address [`HOST`].
 pub(crate) fn tap() -> File {
     tap_queues(1).remove(0)
 }
 
-/// As [`tap`], with so many queues.
+/// As [`tap`], with this many queues.
 pub(crate) fn tap_queues(count: usize) -> Vec<File> {
-    // SAFETY: the thread's network namespace alone changes.
+    // SAFETY: only the thread's network namespace changes.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("run as root");
     let several = match count {
         1 => 0,
         _ => libc::IFF_MULTI_QUEUE,
     };
     let queues = (0..count).map(|_| queue("tap0", several)).collect();
-    // The same neighbour in each namespace, or clones would look for the old one at first.
+    // The same MAC address in each namespace, or clones would look for the old neighbour at first.
     ip("link set tap0 address 02:00:00:00:00:01");
     ip(&format!("addr add {HOST}/24 dev tap0"));
     ip("link set tap0 up");
     queues
 }
 
-/// A queue of the tap `name`, with these flags besides those of every tap.
+/// Opens a queue of the tap `name`, with these flags besides those of every tap.
 pub(crate) fn queue(name: &str, flags: libc::c_int) -> File {
     let tap = File::options()
         .read(true)
@@ -52,9 +52,9 @@ pub(crate) fn queue(name: &str, flags: libc::c_int) -> File {
     tap
 }
 
-/// An open `/dev/vhost-net`.
+/// Opens `/dev/vhost-net`.
 pub(crate) fn vhost() -> OwnedFd {
-    // It may be built in, or there already.
+    // It may be built in, or loaded already.
     let _ = Command::new("modprobe").arg("vhost_net").status();
     let vhost = File::options()
         .read(true)

@@ -1,5 +1,5 @@
-/* What the guest of guest_traffic.rs does to its card and its vsock device, one word of its command
- * line after the other. What a word has done it writes as `WORD ok`, what is wrong as `bad WHAT`.
+/* The traffic of the guest of guest_traffic.rs over its network card and its vsock device, by one word
+ * of its command line after the other. It reports success as `WORD ok`, and errors as `bad WHAT`.
  * Built with `gcc -static`. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -20,8 +20,8 @@
 #include <linux/vm_sockets.h>
 
 #define HOST "10.9.0.1"
-#define ECHO 7000    /* the host sends back what it gets: TCP, UDP and vsock */
-#define BARRIER 7001 /* the host closes when it is ready for what comes next: TCP */
+#define ECHO 7000    /* the host echoes here: TCP, UDP and vsock */
+#define BARRIER 7001 /* the host closes when it is ready for the next step: TCP */
 #define CALLS 7002   /* the host connects here: vsock */
 #define STREAM (2 << 20)
 #define SHORT 500 /* on each transport: one with offloads, one without */
@@ -61,7 +61,7 @@ static void send_all(int fd, const void *bytes, size_t count, const char *what)
     }
 }
 
-/* Receives so many bytes and compares them. */
+/* Receives `count` bytes and compares them. */
 static void expect(int fd, const void *bytes, size_t count, const char *what)
 {
     static char found[1 << 16];
@@ -99,7 +99,7 @@ static int inet(int type, int port)
     return fd;
 }
 
-/* Both ways at once, and more than all buffers on the way hold. */
+/* Sends and receives at the same time, more than all buffers on the way hold. */
 static void stream(void)
 {
     static uint64_t words[STREAM / 8];
@@ -134,8 +134,8 @@ static void shorts(void)
     }
 }
 
-/* Datagrams of every size, some of several frames. So few are under way that no queue is full:
- * one that is lost is lost by a device. */
+/* Sends datagrams of every size, some of several frames. So few are in flight that no queue is full:
+ * a lost datagram was lost by a device. */
 static void datagrams(void)
 {
     static uint64_t words[1024];
@@ -184,7 +184,7 @@ static void ethtool(int socket, void *command, const char *what)
         bad(what);
 }
 
-/* What `ethtool -K eth0 tx off sg off tso off gso off gro off rx-gro-hw off` does. */
+/* Does what `ethtool -K eth0 tx off sg off tso off gso off gro off rx-gro-hw off` does. */
 static void offloads_off(void)
 {
     static const char *const names[] = {
@@ -212,7 +212,7 @@ static void offloads_off(void)
         for (size_t bit = 0; bit < set.count; bit++)
             if (!strcmp((char *)strings->data + bit * ETH_GSTRING_LEN, names[n]))
                 change->features[bit / 32].valid |= 1u << bit % 32;
-    /* The answer counts what follows from others, too. */
+    /* The result also counts features that change because of others. */
     struct ifreq request = { .ifr_name = "eth0", .ifr_data = (void *)change };
     if (ioctl(fd, SIOCETHTOOL, &request) < 0)
         bad("switching offloads off");
@@ -227,8 +227,8 @@ static void offloads_off(void)
     close(fd);
 }
 
-/* As many connections as EACH_WAY says from each side, all at once; then a message over each, both
- * ways; then one side after the other ends. */
+/* Opens EACH_WAY connections from each side, all at the same time; then a message over each, both
+ * ways; then one side after the other shuts down. */
 static void vsock(void)
 {
     static int fds[2 * EACH_WAY];

@@ -1,9 +1,9 @@
 //! The devices of the DSDT, in ACPI's machine language (AML).
 //!
-//! * virtio-mmio devices, which are on the command line, too. A kernel that reads both takes them
-//!   from here: these are there before those, and a window is claimed once.
-//! * The host bridge of PCI, without which a kernel with ACPI scans no bus. It reaches
-//!   configuration space by mechanism 1, as one without ACPI does.
+//! * virtio-mmio devices, which are also on the command line. A kernel that reads both takes them
+//!   from here: these are found first, and a window is claimed only once.
+//! * The host bridge of PCI, without which a kernel with ACPI scans no bus. It accesses
+//!   configuration space by mechanism 1, like one without ACPI.
 //! * COM1, whose interrupt a kernel would not know otherwise.
 
 use acpi_tables::aml::{
@@ -17,7 +17,7 @@ use podvisor_devices::pci;
 use super::{MmioWindow, Platform};
 use crate::layout;
 
-/// The code behind the table's header.
+/// Returns the code after the table's header.
 pub(super) fn code(platform: &Platform) -> Vec<u8> {
     let mut devices = Vec::new();
     for (number, window) in (0u8..).zip(&platform.windows) {
@@ -44,7 +44,7 @@ fn virtio(number: u8, window: MmioWindow, sink: &mut dyn AmlSink) {
         vec![
             &name("_HID", &"LNRO0005"),
             &name("_UID", &number),
-            // What it reads and writes of memory is what CPUs see.
+            // Its memory accesses are coherent with those of CPUs.
             &name("_CCA", &ONE),
             &resources(vec![&registers, &edge(window.gsi)]),
         ],
@@ -52,7 +52,7 @@ fn virtio(number: u8, window: MmioWindow, sink: &mut dyn AmlSink) {
     .to_aml_bytes(sink);
 }
 
-/// A conventional PCI host bridge with bus 0 alone. Its devices interrupt by MSI-X: there is no
+/// A conventional PCI host bridge with only bus 0. Its devices interrupt by MSI-X: there is no
 /// `_PRT`.
 fn host_bridge(sink: &mut dyn AmlSink) {
     let bus = AddressSpace::new_bus_number(0u16, 0);
@@ -95,7 +95,7 @@ fn resources(of: Vec<&dyn Aml>) -> Name {
     name("_CRS", &ResourceTemplate::new(of))
 }
 
-/// An interrupt line that is a device's own, raised by an edge: as ISA's are in the MP table.
+/// An exclusive, edge-triggered interrupt line of a device, like those of ISA in the MP table.
 fn edge(gsi: u32) -> Interrupt {
     let (is_consumer, is_edge, is_low, is_shared) = (true, true, false, false);
     Interrupt::new(is_consumer, is_edge, is_low, is_shared, gsi)

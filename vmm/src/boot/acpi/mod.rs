@@ -1,10 +1,10 @@
-//! ACPI tables (ACPI 6.5), for kernels that know CPUs and devices by them alone, or power off by
+//! ACPI tables (ACPI 6.5), for kernels that find CPUs and devices only by them, or power off by
 //! them.
 //!
-//! [`write()`] puts them behind the MP table, which says the same of CPUs and interrupt lines to
+//! [`write()`] puts them after the MP table, which describes the CPUs and interrupt lines to
 //! kernels without ACPI. They describe a machine of the "hardware-reduced" kind (§4.1): no PIT, no
-//! 8259s, no power management hardware but the sleep control register, by which a guest powers
-//! off. `dsdt.rs` is what they say of devices.
+//! 8259s, no power management hardware except the sleep control register, by which a guest powers
+//! off. `dsdt.rs` describes the devices.
 
 mod dsdt;
 
@@ -27,14 +27,14 @@ const OEM: [u8; 6] = *b"PODVSR";
 const OEM_TABLE: [u8; 8] = *b"PODVISOR";
 const REVISION: u32 = 1;
 
-/// Where a kernel that is not told of the RSDP looks for it: at each 16 bytes (§5.2.5.1).
+/// The alignment at which a kernel without a pointer to the RSDP looks for it (§5.2.5.1).
 const ALIGNMENT: u64 = 16;
 
 /// `IAPC_BOOT_ARCH` (§5.2.9.3): neither video memory nor a CMOS clock; and, by bit 1, no 8042.
 const NO_VGA: u16 = 1 << 2;
 const NO_CMOS_CLOCK: u16 = 1 << 5;
 
-/// Writes the tables from `start` on, and answers where a kernel begins to read them.
+/// Writes the tables from `start` on, and returns the address of the RSDP.
 pub(super) fn write(mem: &GuestRam, start: u64, platform: &Platform) -> Result<u64, BootError> {
     let rsdp = start.next_multiple_of(ALIGNMENT);
     let bytes = tables(rsdp, platform);
@@ -46,7 +46,7 @@ pub(super) fn write(mem: &GuestRam, start: u64, platform: &Platform) -> Result<u
     Ok(rsdp)
 }
 
-/// The RSDP and all tables behind it, as they lie at `address`.
+/// Returns the RSDP and all tables after it, as they lie at `address`.
 fn tables(address: u64, platform: &Platform) -> Vec<u8> {
     let mut bytes = vec![0; Rsdp::len()];
     let mut add = |table: &dyn Aml| {
@@ -59,7 +59,7 @@ fn tables(address: u64, platform: &Platform) -> Vec<u8> {
     let fadt = add(&fadt(dsdt));
     let madt = add(&madt(platform.cpus));
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, REVISION);
-    // ACPI wants the FADT to be the first.
+    // ACPI requires the FADT to be the first.
     xsdt.add_entry(fadt);
     xsdt.add_entry(madt);
     let xsdt = add(&xsdt);
@@ -98,7 +98,7 @@ fn fadt(dsdt: u64) -> impl Aml {
         .dsdt_64(dsdt)
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::Wbinvd)
-        // Buttons are devices of the DSDT, if there are any.
+        // Buttons would be devices of the DSDT.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::ResetRegSup);
@@ -112,9 +112,9 @@ fn fadt(dsdt: u64) -> impl Aml {
 }
 
 /// The interrupt controllers (§5.2.12): CPUs have the APIC ids 0, 1, 2, …, and lines of the I/O
-/// APIC are interrupts of the same number, as nothing overrides it.
+/// APIC are interrupts of the same number, since nothing overrides it.
 ///
-/// CPUs that are yet to come are enabled: that Linux leaves them alone is said by `maxcpus`.
+/// CPUs that are not added yet are enabled: `maxcpus` makes Linux leave them offline.
 fn madt(cpus: u8) -> impl Aml {
     let address = LocalInterruptController::Address(layout::LOCAL_APIC);
     let mut madt = MADT::new(OEM, OEM_TABLE, REVISION, address);

@@ -1,4 +1,4 @@
-//! What a kernel finds when it walks the tables.
+//! Walks the tables as a kernel does.
 
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
@@ -7,7 +7,7 @@ use super::*;
 use crate::boot::MAX_CPUS;
 use crate::boot::mptable;
 
-/// As many as there are lines of the I/O APIC for.
+/// The number of lines of the I/O APIC for windows.
 const MAX_WINDOWS: u32 = layout::GSI_END - layout::FIRST_GSI;
 
 fn platform(cpus: u8, windows: u32) -> Platform {
@@ -38,7 +38,7 @@ fn sum(bytes: &[u8]) -> u8 {
 /// The tables of a machine in guest memory, as a kernel reads them.
 struct Walk {
     mem: GuestRam,
-    /// Of each table and the RSDP, with their ends.
+    /// The start and end of each table and the RSDP.
     ranges: Vec<(u64, u64)>,
 }
 
@@ -61,7 +61,7 @@ impl Walk {
     }
 }
 
-/// FADT, MADT and DSDT, all of which are whole and where they may be.
+/// Returns FADT, MADT and DSDT, all of which must be complete and in the right place.
 fn walk(platform: &Platform) -> [Vec<u8>; 3] {
     let mem = GuestRam::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
     let start = mptable::write(&mem, platform.cpus).unwrap();
@@ -87,13 +87,13 @@ fn walk(platform: &Platform) -> [Vec<u8>; 3] {
     for pair in ranges.windows(2) {
         assert!(pair[0].1 <= pair[1].0, "{ranges:x?}");
     }
-    // Nothing of it is memory in the memory map.
+    // None of it is memory in the memory map.
     let last = ranges.last().unwrap();
     assert!(ranges[0].0 >= layout::EBDA_START && last.1 <= layout::HIMEM_START);
     [fadt, madt, dsdt]
 }
 
-/// What a MADT has: APIC ids of enabled CPUs, and I/O APICs by id, address and first interrupt.
+/// Parses a MADT: APIC ids of enabled CPUs, and I/O APICs by id, address and first interrupt.
 fn controllers(madt: &[u8]) -> (Vec<u8>, Vec<(u8, u32, u32)>) {
     assert_eq!(word(madt, 36), 0xfee0_0000);
     let (mut cpus, mut io_apics) = (Vec::new(), Vec::new());
@@ -192,7 +192,7 @@ proptest! {
         prop_assert_eq!(ids, (0..cpus).collect::<Vec<_>>());
         prop_assert_eq!(io_apics, vec![(cpus, 0xfec0_0000, 0)]);
         for window in &platform.windows {
-            // Memory that is written, too; an edge that is the device's own, active high.
+            // Writable memory, and an exclusive edge interrupt, active high.
             let mut memory = vec![0x86, 9, 0, 1];
             memory.extend(window.address.to_le_bytes());
             memory.extend(window.size.to_le_bytes());

@@ -1,6 +1,6 @@
 //! The machine code of the probe's guests, their descriptor tables and where all of it lies.
 
-/// Guest memory: 64 KiB from address 0, mapped one to one and open to ring 3.
+/// Guest memory: 64 KiB from address 0, identity-mapped and accessible to ring 3.
 pub(super) const MEMORY: usize = 0x1_0000;
 pub(super) const PML4: u64 = 0x1000;
 pub(super) const PDPT: u64 = 0x2000;
@@ -14,7 +14,7 @@ pub(super) const TSS: u64 = 0x9000;
 pub(super) const KERNEL_STACK: u64 = 0xb000;
 pub(super) const USER_STACK: u64 = 0xc000;
 
-/// Behind the memory, within the 2 MiB that are mapped: a guest's writes there are MMIO.
+/// After the memory, within the 2 MiB that are mapped: a guest's writes there are MMIO.
 pub(super) const REPORT: u64 = 0x10_0000;
 /// Where the handlers write their vector.
 pub(super) const VECTOR: u64 = 0x10_0008;
@@ -30,7 +30,7 @@ pub(super) const TASK: u16 = 0x28;
 pub(super) const STAR: u64 = (KERNEL_CODE as u64) << 32 | (KERNEL_DATA as u64 | 3) << 48;
 pub(super) const RFLAGS_IF: u64 = 1 << 9;
 
-/// In RAX of ring 3, so that the kernel's entry has something to report.
+/// The value of RAX in ring 3, for the kernel's entry to report.
 pub(super) const TOKEN: u64 = 0x5150;
 pub(super) const AFTER_SYSCALL: u64 = USER + 2;
 pub(super) const SYSTEM_CALL_VECTOR: u8 = 0x80;
@@ -65,7 +65,7 @@ const TELL_CS_CODE: [u8; 11] = [
     0xeb, 0xfe,                                 // jmp $
 ];
 
-/// Ring 0: makes an interrupt frame by hand and "returns" to ring 3.
+/// Ring 0: builds an interrupt frame and "returns" to ring 3.
 #[rustfmt::skip]
 pub(super) const ENTER_RING_3: &[u8] = &[
     0x6a, USER_DATA as u8,          // push SS
@@ -76,7 +76,7 @@ pub(super) const ENTER_RING_3: &[u8] = &[
     0x48, 0xcf,                     // iretq
 ];
 
-/// Any ring: undefined on every processor, for ever.
+/// Any ring: permanently undefined on every processor.
 pub(super) const UNDEFINED: &[u8] = &[0x0f, 0x0b]; // ud2
 
 /// Ring 3: the system call of 32-bit programs.
@@ -100,7 +100,7 @@ pub(super) const POPCNT_CMPXCHG16B: &[u8] = &[
     HLT,
 ];
 
-/// Ring 0: reads, adds 1 and writes back where no memory is.
+/// Ring 0: reads, adds 1 and writes back at an address without memory.
 #[rustfmt::skip]
 pub(super) const READ_ADD_WRITE: &[u8] = &[
     0x8b, 0x04, 0x25, 0x00, 0x00, 0x10, 0x00,   // mov eax, [REPORT]
@@ -119,14 +119,14 @@ pub(super) const WAIT: &[u8] = &[
     0xeb, 0xfd,                                 // jmp to the hlt
 ];
 
-/// Never comes to an end.
+/// Never ends.
 #[cfg(test)]
 pub(super) const HANG: &[u8] = &[0xeb, 0xfe]; // jmp $
 
 /// The length of a handler.
 pub(super) const HANDLER: u64 = 16;
 
-/// What runs when `vector` is raised: reports it and halts.
+/// The code that runs when `vector` is raised: reports it and halts.
 #[rustfmt::skip]
 pub(super) const fn handler(vector: u8) -> [u8; HANDLER as usize] {
     [
@@ -138,7 +138,7 @@ pub(super) const fn handler(vector: u8) -> [u8; HANDLER as usize] {
     ]
 }
 
-/// The descriptor table: what the selectors above name.
+/// The descriptor table for the selectors above.
 pub(super) const GDT_ENTRIES: [u64; 7] = [
     0,
     0x00af_9b00_0000_ffff, // ring 0 code, 64 bits
@@ -150,7 +150,7 @@ pub(super) const GDT_ENTRIES: [u64; 7] = [
     0,
 ];
 
-/// An interrupt gate (SDM vol. 3, §7.14.1) that ring 3 may use, to [`handler`] of `vector`.
+/// An interrupt gate (SDM vol. 3, §7.14.1) that ring 3 may use, to the [`handler`] of `vector`.
 pub(super) const fn gate(vector: u8) -> [u64; 2] {
     let target = HANDLERS + vector as u64 * HANDLER;
     let present_ring_3_gate = 0xee00_u64 << 32;
@@ -163,7 +163,7 @@ pub(super) const fn gate(vector: u8) -> [u64; 2] {
     ]
 }
 
-/// The exception's name, for messages.
+/// Returns the exception's name, for messages.
 pub(super) fn exception_name(vector: u64) -> &'static str {
     const NAMES: [&str; 20] = [
         "#DE", "#DB", "an NMI", "#BP", "#OF", "#BR", "#UD", "#NM", "#DF", "#9", "#TS", "#NP",

@@ -14,7 +14,7 @@ use crate::layout;
 use crate::memory::add_memslots;
 use crate::vm::{KICK, Pending, take_pending};
 
-/// How a guest begins.
+/// The initial state of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     /// In ring 0; HLT leaves the guest.
@@ -25,7 +25,7 @@ pub(super) enum Mode {
     User,
 }
 
-/// What made the vCPU leave the guest.
+/// The reason why the vCPU left the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Event {
     /// Port and value.
@@ -36,7 +36,7 @@ pub(super) enum Event {
     Read(u64),
     Halt,
     TripleFault,
-    /// KVM gave up: usually an instruction that its emulator does not know.
+    /// KVM failed: usually an instruction that its emulator does not know.
     Internal,
     /// The time limit's signal.
     Kicked,
@@ -69,13 +69,13 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// A guest with `kernel` and `user` code, about to execute the one that `mode` says.
+    /// Creates a guest with `kernel` and `user` code, about to execute the one that `mode` selects.
     pub(super) fn new(kvm: &Kvm, mode: Mode, kernel: &[u8], user: &[u8]) -> Result<Self, Flaw> {
         let memory = GuestRam::from_ranges(&[(GuestAddress(0), code::MEMORY)])
             .map_err(|_| Flaw::Wrong("64 KiB of memory are not to be had".to_owned()))?;
         let vm = kvm.create_vm().map_err(Flaw::setup("create a VM"))?;
         add_memslots(&vm, &memory).map_err(flaw)?;
-        // Intel's KVM wants a place for its own tables, wherever guests do not look.
+        // Intel's KVM needs addresses for its own tables, which the guest does not use.
         let _ = vm.set_identity_map_address(layout::KVM_IDENTITY_MAP);
         let _ = vm.set_tss_address(layout::KVM_TSS as usize);
         if mode == Mode::KernelWithApic {
@@ -98,7 +98,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Runs until the next exit, which has to be `event`; `expected` says what that would show.
+    /// Runs until the next exit, which must be `event`; `expected` says what that would show.
     pub(super) fn expect(&mut self, expected: &str, event: Event) -> Result<(), Flaw> {
         let found = self.run();
         if found == event {
@@ -110,7 +110,7 @@ impl Guest {
         })
     }
 
-    /// Runs until the guest reads `address`, and gives it `value`.
+    /// Runs until the guest reads `address`, and returns `value` to it.
     pub(super) fn answer_read(&mut self, address: u64, value: u32) -> Result<(), Flaw> {
         let found = loop {
             match self.vcpu.run() {
@@ -139,7 +139,7 @@ impl Guest {
         }
     }
 
-    /// The registers, after an exit.
+    /// Returns the registers, after an exit.
     pub(super) fn state(&self) -> Result<(kvm_regs, kvm_sregs), Flaw> {
         let regs = self
             .vcpu
@@ -152,8 +152,8 @@ impl Guest {
         Ok((regs, sregs))
     }
 
-    /// Whether a handler runs in ring 0, on the kernel's stack, with a frame that says that ring
-    /// 3 was interrupted at `rip`.
+    /// Checks that a handler runs in ring 0, on the kernel's stack, with a frame that says that
+    /// ring 3 was interrupted at `rip`.
     pub(super) fn check_frame(&self, rip: u64) -> Result<(), Flaw> {
         let (regs, sregs) = self.state()?;
         if sregs.cs.selector != code::KERNEL_CODE || sregs.ss.dpl != 0 {
@@ -200,7 +200,7 @@ impl Guest {
     }
 
     fn write_memory(&self, kernel: &[u8], user: &[u8]) -> Result<(), Flaw> {
-        // Present, writable, open to ring 3; the last level maps 2 MiB at 0.
+        // Present, writable, accessible to ring 3; the last level maps 2 MiB at 0.
         const TABLE: u64 = 0b111;
         const LARGE_PAGE: u64 = 1 << 7 | TABLE;
         let words = |words: &[u64]| {
@@ -318,7 +318,7 @@ impl Guest {
     }
 }
 
-/// `None` when the vCPU is to run on.
+/// `None` if the vCPU is to continue.
 fn event(exit: Result<VcpuExit<'_>, kvm_ioctls::Error>) -> Option<Event> {
     let value = |data: &[u8]| {
         data.iter()
@@ -339,8 +339,8 @@ fn event(exit: Result<VcpuExit<'_>, kvm_ioctls::Error>) -> Option<Event> {
     })
 }
 
-/// What a signal in the midst of guest code means: also a debugger, and whatever stops the process
-/// for a while, interrupt it so.
+/// Returns why a signal interrupted guest code: `None` for a debugger, or a process that was
+/// stopped temporarily, which interrupt it, too.
 pub(super) fn interruption() -> Option<Event> {
     match take_pending()? {
         Pending::Kick => Some(Event::Kicked),

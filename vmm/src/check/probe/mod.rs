@@ -1,8 +1,9 @@
-//! Guests of a few dozen bytes that show what this KVM does to a kernel's instructions.
+//! Guests of a few dozen bytes that show whether this KVM executes a kernel's instructions
+//! correctly.
 //!
-//! Each step is a VM of its own ([`guest`]) with code of its own ([`code`]), so that a failure
-//! names just what failed. A step runs on its own thread and is kicked out of KVM when it takes
-//! too long; a KVM that does not even let go of the thread is reported like that.
+//! Each step has its own VM ([`guest`]) with its own code ([`code`]), so that a failure names
+//! exactly what failed. A step runs on its own thread and is kicked out of KVM if it takes too
+//! long; a KVM that does not even release the thread is reported as such.
 #![allow(unsafe_code)] // pthread_kill
 
 mod code;
@@ -20,21 +21,21 @@ use crate::vm::{KICK, SignalsBlocked};
 use code::{REPORT, VECTOR};
 use guest::{Event, Guest, Mode};
 
-/// No step needs more than some milliseconds, but for one on a busy host that emulates guests.
+/// No step needs more than some milliseconds, except on a busy host that emulates guests.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// What a KVM that was kicked may take to come back.
+/// The time that KVM may take to return after a kick.
 const KICK_TIMEOUT: Duration = Duration::from_secs(20);
 
 const REMEDY: &str = "this KVM cannot run Linux guests: use a machine with VT-x or AMD-V, \
                       or a virtual machine with nested virtualisation";
 
-/// A thing that KVM must do right.
+/// Something that KVM must do right.
 struct Step {
     name: &'static str,
     run: fn(&Kvm) -> Result<(), Flaw>,
 }
 
-/// In the order of how well they name what is wrong: the first one that fails is the verdict.
+/// Ordered by how well they identify the problem: the first one that fails is the verdict.
 const STEPS: &[Step] = &[
     Step {
         name: "guest: long mode",
@@ -100,8 +101,8 @@ pub(super) fn check(items: &mut Vec<Item>) {
     run_steps(STEPS, TIME_LIMIT, items);
 }
 
-/// Runs steps up to one that takes longer than `limit`. Others would as likely do, and a thread
-/// that KVM holds takes a processor from them.
+/// Runs steps up to one that takes longer than `limit`. Others would probably do so, too, and a
+/// thread that hangs in KVM takes a CPU from them.
 fn run_steps(steps: &[Step], limit: Duration, items: &mut Vec<Item>) {
     for step in steps {
         let begin = Instant::now();
@@ -116,11 +117,11 @@ fn run_steps(steps: &[Step], limit: Duration, items: &mut Vec<Item>) {
     }
 }
 
-/// Runs a step on a thread of its own, for at most `limit`.
+/// Runs a step on its own thread, for at most `limit`.
 fn within(limit: Duration, run: fn(&Kvm) -> Result<(), Flaw>) -> Result<(), Flaw> {
     let (answer, answers) = mpsc::channel();
-    // The kick has an effect inside KVM_RUN alone, see `kvm::signal_mask`, and no signal of the
-    // program's is taken there.
+    // The kick has an effect only inside KVM_RUN, see `kvm::signal_mask`, and the thread must not
+    // take signals of the program.
     let blocked = SignalsBlocked::new();
     let thread = thread::Builder::new()
         .name("podvisor-probe".to_owned())
@@ -128,7 +129,7 @@ fn within(limit: Duration, run: fn(&Kvm) -> Result<(), Flaw>) -> Result<(), Flaw
             let result = Kvm::new()
                 .map_err(Flaw::setup("open /dev/kvm"))
                 .and_then(|kvm| run(&kvm));
-            // Nobody listens any more when the time is over.
+            // The receiver is gone after the time limit.
             let _ = answer.send(result);
         })
         .map_err(|source| Flaw::Setup {
@@ -151,7 +152,7 @@ fn within(limit: Duration, run: fn(&Kvm) -> Result<(), Flaw>) -> Result<(), Flaw
 
 /// Makes a thread that blocks the signal leave guest code.
 fn kick(thread: &JoinHandle<()>) -> bool {
-    // SAFETY: the thread has not been joined, so that its number is still its own.
+    // SAFETY: the thread has not been joined, so that its ID is still valid.
     unsafe { libc::pthread_kill(thread.as_pthread_t(), KICK) == 0 }
 }
 
@@ -224,7 +225,7 @@ fn ring_0_code(kvm: &Kvm) -> Result<(), Flaw> {
     guest.expect("CMPXCHG16B in ring 0", Event::Write(REPORT, 1))
 }
 
-/// Reads and writes where there is no memory leave the guest and come back.
+/// Reads and writes where there is no memory leave the guest and return to it.
 fn mmio(kvm: &Kvm) -> Result<(), Flaw> {
     let mut guest = Guest::new(kvm, Mode::Kernel, code::READ_ADD_WRITE, &[])?;
     guest.answer_read(REPORT, 0x1234_5677)?;

@@ -16,7 +16,7 @@ use crate::vm::bus::Bus;
 use crate::vm::error::BuildError;
 use crate::vm::line::Line;
 
-/// Where device `number` is.
+/// Returns the window of device `number`.
 pub(super) fn window(number: u32) -> MmioWindow {
     let size = WINDOW_SIZE as u32;
     MmioWindow {
@@ -26,13 +26,13 @@ pub(super) fn window(number: u32) -> MmioWindow {
     }
 }
 
-/// The parameter by which Linux finds a device.
+/// Returns the kernel parameter by which Linux finds a device.
 pub(super) fn parameter(window: MmioWindow) -> String {
     let MmioWindow { address, size, gsi } = window;
     format!("virtio_mmio.device={}K@{address:#x}:{gsi}", size >> 10)
 }
 
-/// Makes the registers of a device.
+/// Creates the registers of a device.
 pub(super) fn connect(
     vm: &Arc<VmFd>,
     bus: &Bus,
@@ -61,11 +61,11 @@ pub(super) fn connect(
     })
 }
 
-/// Has KVM write these eventfds instead of leaving the guest when its driver notifies a queue.
+/// Makes KVM write these eventfds instead of leaving the guest when its driver notifies a queue.
 fn register(vm: &VmFd, window: u64, kicks: &[Arc<EventFd>]) -> Result<(), KvmError> {
     let address = IoEventAddress::Mmio(window + QUEUE_NOTIFY);
-    // Where one queue is all there is, any value means it: KVM need not decode the guest's
-    // instruction then, which is its fast path for MMIO.
+    // If there is only one queue, any value means it: KVM then need not decode the guest's
+    // instruction, which is its fast path for MMIO.
     if let [only] = kicks {
         return vm
             .register_ioevent(only, &address, NoDatamatch)

@@ -1,7 +1,7 @@
-//! Puts devices on a transport: registers on the bus, interrupts and notifications known to KVM,
-//! and a worker on an event loop.
+//! Attaches devices to a transport: registers on the bus, interrupts and notifications known to
+//! KVM, and a worker on an event loop.
 //!
-//! `mmio.rs` is what the MMIO transport needs of KVM; PCI has a room of its own ([`super::pci`]).
+//! `mmio.rs` is what the MMIO transport needs of KVM; PCI has its own module ([`super::pci`]).
 
 mod mmio;
 
@@ -30,18 +30,18 @@ use crate::snapshot::SavedRegisters;
 /// The bus on which a VM's virtio devices sit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// virtio over MMIO (virtio 1.3 §4.2): the shortest boot. Devices are named on the kernel's
-    /// command line and in ACPI's tables, and are there for the VM's life.
+    /// virtio over MMIO (virtio 1.3 §4.2): the shortest boot. Devices are listed on the kernel's
+    /// command line and in the ACPI tables, and exist for the VM's lifetime.
     #[default]
     Mmio,
     /// virtio over PCI (virtio 1.3 §4.1), with MSI-X: an interrupt costs the guest no exits. The
-    /// guest scans the bus at its boot. Its kernel needs PCI, MSI and `virtio_pci`.
+    /// guest scans the bus at boot. Its kernel needs PCI, MSI and `virtio_pci`.
     Pci,
 }
 
 impl Transport {
-    /// The most devices: MMIO has an interrupt line for each, PCI a number beside the host
-    /// bridge's.
+    /// The maximum number of devices: MMIO has one interrupt line for each, PCI one device number
+    /// for each, next to the host bridge's.
     pub(super) fn max_devices(self) -> usize {
         match self {
             Self::Mmio => (layout::GSI_END - layout::FIRST_GSI) as usize,
@@ -88,17 +88,17 @@ impl Registers {
     }
 }
 
-/// What the owner of a VM keeps of a device.
+/// The state that the VM keeps of a device.
 #[derive(Debug)]
 pub(crate) struct Attached {
-    /// The device type and its number among its like.
+    /// The device type and its number among devices of that type.
     pub(crate) name: String,
     /// The Rust type of the device.
     pub(crate) kind: TypeId,
     pub(crate) info: DeviceInfo,
     pub(crate) counters: Arc<CountersWithFaults>,
     pub(crate) link: Link,
-    /// Whether it was built on the loop of all others and has got none of its own since.
+    /// Whether it was built on the shared loop and has not got its own since.
     pub(crate) shares_loop: AtomicBool,
     pub(crate) registers: Registers,
 }
@@ -131,22 +131,22 @@ impl ReadCounters for CountersWithFaults {
 #[derive(Debug, Default)]
 pub(crate) struct Attachments {
     pub(crate) devices: Vec<Attached>,
-    /// For the kernel's command line.
+    /// Parameters for the kernel's command line.
     pub(crate) cmdline: Vec<String>,
-    /// Of devices on MMIO.
+    /// The windows of devices on MMIO.
     pub(crate) windows: Vec<MmioWindow>,
 }
 
-/// A device that is to be attached.
+/// A device to be attached.
 #[derive(Debug)]
 pub(super) struct NewDevice {
     pub(super) name: String,
     pub(super) device: Box<dyn VirtioDevice>,
-    /// Where on PCI; `None` is where there is room.
+    /// The slot on PCI; `None` for any free one.
     pub(super) slot: Option<u8>,
 }
 
-/// What a transport made for a device.
+/// What a transport created for a device.
 #[derive(Debug)]
 pub(super) struct Connected {
     pub(super) registers: Registers,
@@ -155,7 +155,7 @@ pub(super) struct Connected {
     pub(super) kicks: Vec<Arc<EventFd>>,
 }
 
-/// What a transport is made for.
+/// What a transport needs to connect a device.
 #[derive(Debug)]
 pub(super) struct Connection<'a> {
     pub(super) info: &'a DeviceInfo,
@@ -163,7 +163,7 @@ pub(super) struct Connection<'a> {
     pub(super) mem: &'a GuestRam,
 }
 
-/// Names for devices of a new VM: the type of each, and its number among its like.
+/// Names the devices of a new VM: the type of each, and its number among devices of that type.
 pub(super) fn named(devices: Vec<Box<dyn VirtioDevice>>) -> Vec<NewDevice> {
     let mut of_type = HashMap::<&str, u32>::new();
     let named = devices.into_iter().map(|device| {
@@ -179,13 +179,13 @@ pub(super) fn named(devices: Vec<Box<dyn VirtioDevice>>) -> Vec<NewDevice> {
     named.collect()
 }
 
-/// Where devices are attached.
+/// The places where devices are attached.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Board<'a> {
     pub(super) vm: &'a Arc<VmFd>,
     pub(super) mem: &'a GuestRam,
     pub(super) bus: &'a Bus,
-    /// `None` has them on MMIO.
+    /// `None` if devices are on MMIO.
     pub(super) pci: Option<&'a PciRoot>,
 }
 
@@ -196,7 +196,7 @@ pub(super) fn attach(
 ) -> Result<Attachments, BuildError> {
     let mut attachments = Attachments::default();
     if board.pci.is_some() {
-        // Linux looks for no other mechanism then, and does not doubt this one.
+        // Linux then looks for no other mechanism, and does not probe this one.
         attachments.cmdline.push("pci=conf1".to_owned());
     }
     for (number, new) in (0u32..).zip(devices) {
@@ -246,7 +246,7 @@ pub(super) fn attach(
     Ok(attachments)
 }
 
-/// Eventfds for the notifications of this number of queues.
+/// Creates eventfds for the notifications of this number of queues.
 pub(super) fn kicks(queues: usize) -> Result<Vec<Arc<EventFd>>, BuildError> {
     let eventfd = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
     (0..queues)

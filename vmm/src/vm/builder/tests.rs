@@ -1,4 +1,4 @@
-//! What a builder refuses, without a KVM.
+//! Mistakes that a builder refuses without KVM.
 
 use super::*;
 

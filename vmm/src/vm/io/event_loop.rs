@@ -1,4 +1,4 @@
-//! One loop: workers, what wakes them, and commands between their turns.
+//! One loop: its workers, the events that wake it, and commands between their turns.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -18,7 +18,7 @@ use super::{DeviceFault, FAULTS_KEPT, Faults, Link};
 const MAILBOX: u64 = u64::MAX;
 /// Low half of the event data of a device's backend; queues have their index there.
 const BACKEND: u32 = u32::MAX;
-/// Events taken at once.
+/// The maximum number of events per wait.
 const EVENTS: usize = 32;
 
 /// What a device is called for.
@@ -28,7 +28,7 @@ enum Source {
     Backend,
 }
 
-/// A worker and the descriptors that it is woken by.
+/// A worker and the descriptors that wake it.
 #[derive(Debug)]
 struct Slot {
     worker: Worker,
@@ -36,17 +36,17 @@ struct Slot {
     backend_polled: bool,
 }
 
-/// See the module's documentation. Made on one thread, then moved to its own.
+/// See the module's documentation. Created on one thread, then moved to its own.
 #[derive(Debug)]
 pub(crate) struct EventLoop {
     name: String,
     mailbox: Arc<Mailbox>,
     epoll: Epoll,
-    /// By number, which is never another device's again: `None` was taken away, or is yet to come.
+    /// Indexed by number, which is never reused: `None` was removed, or is not filled yet.
     slots: Vec<Option<Slot>>,
-    /// Where those are by now that were given a loop of their own.
+    /// The new places of devices that were moved to their own loop.
     moved: HashMap<usize, Link>,
-    /// Who used up its share and comes again after the others, each once.
+    /// Sources that used up their share and are called again after the others, each once.
     again: VecDeque<(usize, Source)>,
     paused: bool,
     ended: bool,
@@ -79,7 +79,7 @@ impl EventLoop {
         self.mailbox.clone()
     }
 
-    /// A thread is about to run it: handles may ask it something from now on.
+    /// Called before a thread runs it: from then on handles may ask it for something.
     pub(crate) fn begin(&self) {
         self.mailbox.serve();
     }
@@ -88,13 +88,13 @@ impl EventLoop {
         self.slots.is_empty()
     }
 
-    /// Whether one of its devices is of this type.
+    /// Returns whether one of its devices is of this type.
     pub(crate) fn serves(&self, device_type: DeviceType) -> bool {
         let mut devices = self.slots.iter().flatten();
         devices.any(|slot| slot.worker.device().info().device_type == device_type)
     }
 
-    /// Whether one of its devices makes sockets and uses paths of the host.
+    /// Returns whether one of its devices creates sockets and uses paths of the host.
     pub(crate) fn uses_paths(&self) -> bool {
         let mut devices = self.slots.iter().flatten();
         devices.any(|slot| {
@@ -104,13 +104,14 @@ impl EventLoop {
         })
     }
 
-    /// The number of a place that is kept for a worker.
+    /// Reserves a place for a worker and returns its number.
     pub(super) fn reserve(&mut self) -> usize {
         self.slots.push(None);
         self.slots.len() - 1
     }
 
-    /// Takes a worker, whose queues are notified by `kicks`, to the place that was kept for it.
+    /// Puts a worker, whose queues are notified by `kicks`, into the place that was reserved for
+    /// it.
     pub(super) fn fill(
         &mut self,
         index: usize,
@@ -133,8 +134,8 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Takes a device away, with all that is in flight completed. The way to it comes back when it
-    /// is on another loop.
+    /// Removes a device, after completing everything in flight. Returns its link if it is on
+    /// another loop.
     pub(super) fn remove(&mut self, index: usize) -> Option<Link> {
         if let Some(mut slot) = self.take(index) {
             slot.worker.stop();
@@ -142,8 +143,8 @@ impl EventLoop {
         self.moved.remove(&index)
     }
 
-    /// Sends a device to the place that another loop keeps for it. Commands that come here for it
-    /// follow it there, in their order.
+    /// Moves a device to the place that another loop has reserved for it. Commands that arrive here
+    /// for it are forwarded, in their order.
     pub(super) fn move_to(&mut self, index: usize, to: Link) {
         let Some(mut slot) = self.take(index) else {
             return;
@@ -172,14 +173,14 @@ impl EventLoop {
         self.poll_backend(index);
     }
 
-    /// A device that this loop hears nothing of any more.
+    /// Takes a device out of its slot, so that this loop gets no more of its events.
     fn take(&mut self, index: usize) -> Option<Slot> {
         let slot = self.slots.get_mut(index).and_then(Option::take)?;
         let kicks = watched(&slot.worker, &slot.kicks);
         let fds = kicks.map(|(_, kick)| kick.as_raw_fd());
         let backend = slot.worker.device().backend().map(|fd| fd.as_raw_fd());
         for fd in fds.chain(backend.filter(|_| slot.backend_polled)) {
-            // Closing it does not suffice where somebody else has it, too.
+            // Closing it does not suffice if another descriptor refers to the same file.
             let event = EpollEvent::new(EventSet::IN, 0);
             let _ = self.epoll.ctl(ControlOperation::Delete, fd, event);
         }
@@ -197,7 +198,7 @@ impl EventLoop {
     /// Serves the devices until [`Self::end`], then drains them.
     ///
     /// # Errors
-    /// When the kernel does not tell of events: nobody serves the devices any more.
+    /// Fails if the kernel cannot report events: the devices are no longer served.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let mut events = [EpollEvent::default(); EVENTS];
         let mut result = Ok(());
@@ -222,7 +223,7 @@ impl EventLoop {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             other => other?,
         };
-        // Those who were here before come after those that were just notified.
+        // Sources that were queued before come after those that were just notified.
         let before = self.again.len();
         for event in events.iter().take(count) {
             self.on_event(event.data());
@@ -241,7 +242,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Carries out commands that came meanwhile; `false` when devices must stand still now.
+    /// Executes commands that came meanwhile; `false` if devices must be stopped now.
     fn may_serve(&mut self) -> bool {
         if self.mailbox.is_pending() {
             self.commands();
@@ -307,7 +308,7 @@ impl EventLoop {
         });
     }
 
-    /// Keeps the backend's registration in step with whether the device serves.
+    /// Keeps the backend registered exactly while the device is serving.
     fn poll_backend(&mut self, index: usize) {
         let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else {
             return;
@@ -335,7 +336,7 @@ impl EventLoop {
 
     // ---- Commands ----
 
-    /// Something for one worker.
+    /// Executes a command for one worker.
     pub(super) fn command(&mut self, index: usize, command: Command) {
         let Some(slot) = self.slot_mut(index) else {
             if let Some(link) = self.moved.get(&index) {
@@ -343,7 +344,7 @@ impl EventLoop {
             }
             return;
         };
-        // A backend that is to be exchanged must not stay registered.
+        // A backend that is about to be replaced must not stay registered.
         let polled = slot.backend_polled;
         let fd = |slot: &Slot| slot.worker.device().backend().map(|fd| fd.as_raw_fd());
         let before = fd(slot);
@@ -366,8 +367,8 @@ impl EventLoop {
         }
     }
 
-    /// Stops all queues: nothing is in flight until [`Self::resume`]. `false` when a device cannot
-    /// promise that.
+    /// Stops all queues: nothing is in flight until [`Self::resume`]. `false` if a device cannot
+    /// guarantee that.
     pub(crate) fn pause(&mut self) -> bool {
         self.paused = true;
         self.again.clear();
@@ -415,13 +416,13 @@ fn watched<'a>(
 }
 
 fn data(slot: usize, low: u32) -> u64 {
-    // Far fewer devices than 2^32.
+    // There are far fewer devices than 2^32.
     (slot as u64) << 32 | u64::from(low)
 }
 
-/// Each write of the eventfd is an event, which need not be read for the next one to be. Those that
-/// come while nobody waits are not forgotten, but by [`EventLoop::pause`], after which
-/// [`EventLoop::resume`] looks at all queues.
+/// Each write of the eventfd is an event, without a read in between. Events that come while no
+/// thread waits are not lost, except by [`EventLoop::pause`], after which [`EventLoop::resume`]
+/// checks all queues.
 fn add_kick(epoll: &Epoll, kick: &EventFd, data: u64) -> io::Result<()> {
     let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, data);
     epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), event)
@@ -432,7 +433,7 @@ fn add(epoll: &Epoll, fd: RawFd, data: u64) -> io::Result<()> {
     epoll.ctl(ControlOperation::Add, fd, event)
 }
 
-/// Waits for an eventfd alone.
+/// Waits only for an eventfd.
 fn wait_readable(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut fds = [rustix::event::PollFd::new(
         &fd,

@@ -11,15 +11,15 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::EventLoop;
 
-/// Something that a loop does between two turns of its devices.
+/// Work that a loop does between two turns of its devices.
 pub(super) type LoopCommand = Box<dyn FnOnce(&mut EventLoop) + Send>;
 
 /// Commands in the order in which they were sent.
 pub(super) struct Mailbox {
-    /// `None` when the loop is gone.
+    /// `None` if the loop is gone.
     commands: Mutex<Option<VecDeque<LoopCommand>>>,
     pending: AtomicBool,
-    /// Whether somebody carries commands out, or is about to.
+    /// Whether a thread executes commands, or is about to.
     served: AtomicBool,
     wake: OwnedFd,
 }
@@ -42,7 +42,7 @@ impl Mailbox {
         })
     }
 
-    /// Appends a command; `false`, without it, when the loop is gone.
+    /// Appends a command; `false`, without appending it, if the loop is gone.
     pub(super) fn send(&self, command: LoopCommand) -> bool {
         let mut commands = self.lock();
         let Some(list) = commands.as_mut() else {
@@ -56,17 +56,17 @@ impl Mailbox {
         true
     }
 
-    /// The loop is about to run.
+    /// Called before the loop runs.
     pub(super) fn serve(&self) {
         self.served.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the loop runs, or has run.
+    /// Returns whether the loop runs, or has run.
     pub(super) fn is_served(&self) -> bool {
         self.served.load(Ordering::SeqCst)
     }
 
-    /// Whether [`Self::take`] has something, without a lock.
+    /// Returns whether [`Self::take`] would return commands, without a lock.
     pub(super) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::SeqCst)
     }
@@ -80,20 +80,20 @@ impl Mailbox {
         commands.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// The loop is gone: what waits is dropped, which its senders notice, and nothing more is
-    /// taken.
+    /// Called when the loop is gone: waiting commands are dropped, which their senders notice, and
+    /// no more are accepted.
     pub(super) fn close(&self) {
         let waiting = self.lock().take();
         // Outside of the lock: dropping a command may run anything.
         drop(waiting);
     }
 
-    /// Whether the loop is gone.
+    /// Returns whether the loop is gone.
     pub(super) fn is_closed(&self) -> bool {
         self.lock().is_none()
     }
 
-    /// Readable when something was sent.
+    /// Returns the eventfd, which is readable if a command was sent.
     pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }

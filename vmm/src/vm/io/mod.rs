@@ -1,15 +1,15 @@
 //! The threads that serve devices.
 //!
-//! * [`EventLoop`] owns workers and waits, in one place, for notifications of their drivers, for
+//! * [`EventLoop`] owns workers and waits, in one place, for notifications from their drivers, for
 //!   the host side of devices and for commands.
 //! * [`Mailbox`] carries commands to a loop: those of transports, of handles, and of the VM.
-//! * [`Loops`] is all loops of a VM, as their owner sees them; `plug.rs` is how devices come and go
+//! * [`Loops`] is all loops of a VM, as their owner sees them; `plug.rs` adds and removes devices
 //!   while they run.
 //!
-//! A device is placed on the loop that its VM's devices share or on one of its own
-//! ([`Placement`]). Nobody but the loop's thread calls a device, and nobody waits for one without
-//! a limit. Queues that a device has served by threads of their own ([`QueueServer`]) are started
-//! and stopped by its loop like others.
+//! A device is placed on the loop that its VM's devices share or on its own ([`Placement`]). Only
+//! the loop's thread calls a device, and no thread waits for one without a limit. Queues that a
+//! device serves by separate threads ([`QueueServer`]) are started and stopped by its loop like
+//! others.
 
 mod event_loop;
 mod mailbox;
@@ -30,7 +30,7 @@ pub(crate) use event_loop::EventLoop;
 use mailbox::Mailbox;
 pub(crate) use plug::{own_loop, remove};
 
-/// The most device faults that are kept for the owner.
+/// The maximum number of device faults that are kept for the owner.
 const FAULTS_KEPT: usize = 64;
 
 /// The thread of the loop that devices share.
@@ -46,10 +46,10 @@ pub struct DeviceFault {
     pub fault: Arc<Fault>,
 }
 
-/// The faults so far; the oldest go when there are too many.
+/// The faults so far; the oldest are dropped if there are too many.
 pub(crate) type Faults = Arc<Mutex<Vec<DeviceFault>>>;
 
-/// The way to one worker: its loop's mailbox, and its place there.
+/// The link to one worker: its loop's mailbox, and its place there.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     mailbox: Arc<Mailbox>,
@@ -57,12 +57,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Whether the loop has begun: before, commands wait for as long as it does not.
+    /// Returns whether the loop has started: before that, commands wait.
     pub(crate) fn has_begun(&self) -> bool {
         self.mailbox.is_served()
     }
 
-    /// Sends a command; `false` when the loop is gone.
+    /// Sends a command; `false` if the loop is gone.
     pub(crate) fn try_send(&self, command: Command) -> bool {
         let slot = self.slot;
         self.mailbox.send(Box::new(move |event_loop| {
@@ -72,7 +72,7 @@ impl Link {
 }
 
 impl Link {
-    /// Has the worker move to a place that another loop keeps for it. The way stays the same.
+    /// Moves the worker to a place that another loop has reserved for it. This link stays valid.
     pub(crate) fn move_to(&self, to: Self) {
         let slot = self.slot;
         self.mailbox
@@ -86,7 +86,7 @@ impl WorkerLink for Link {
     }
 }
 
-/// Loops to be, while devices are attached.
+/// Loops under construction, while devices are attached.
 #[derive(Debug)]
 pub(crate) struct LoopsBuilder {
     shared: EventLoop,
@@ -95,7 +95,7 @@ pub(crate) struct LoopsBuilder {
     faults: Faults,
 }
 
-/// What serves one queue of a device, and the name of its thread.
+/// The server of one queue of a device, and the name of its thread.
 #[derive(Debug)]
 pub(crate) struct NamedServer {
     pub(crate) name: String,
@@ -103,7 +103,7 @@ pub(crate) struct NamedServer {
 }
 
 impl NamedServer {
-    /// Those of a device that is about to get its place on a loop.
+    /// Returns those of a device that is about to get its place on a loop.
     pub(crate) fn of(name: &str, device: &mut dyn VirtioDevice) -> Vec<Self> {
         let servers = device.queue_servers().into_iter();
         let named = servers.map(|server| Self {
@@ -114,7 +114,7 @@ impl NamedServer {
     }
 }
 
-/// What there are threads for, besides vCPUs.
+/// The parts that need threads, besides vCPUs.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) loops: Vec<EventLoop>,
@@ -124,9 +124,9 @@ pub(crate) struct Service {
 /// A device's place on a loop, before it has its worker.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// `None` is the shared one.
+    /// `None` for the shared one.
     own: Option<usize>,
-    /// The way to the worker.
+    /// The link to the worker.
     pub(crate) link: Link,
 }
 
@@ -158,7 +158,7 @@ impl LoopsBuilder {
         Ok(Place { own, link })
     }
 
-    /// Gives the loop its worker. Returns what counts the device's faults.
+    /// Gives the loop its worker. Returns the counter of the device's faults.
     pub(crate) fn install(
         &mut self,
         place: &Place,
@@ -182,7 +182,7 @@ impl LoopsBuilder {
         }
     }
 
-    /// The loops, ready to run, and what their owner keeps. A loop without devices is left out.
+    /// Returns the loops, ready to run, and their owner's view. A loop without devices is left out.
     pub(crate) fn finish(self) -> (Service, Loops) {
         let mut loops = self.own;
         if !self.shared.is_empty() {
@@ -212,8 +212,8 @@ impl fmt::Debug for Loops {
 }
 
 impl Loops {
-    /// Stops all queues of all devices. When `deadline` passes before, or a device cannot be
-    /// stopped, everything goes on, and the name of its loop comes back.
+    /// Stops all queues of all devices. If `deadline` passes before, or a device cannot be stopped,
+    /// everything continues, and the name of its loop is returned.
     pub(crate) fn pause(&self, deadline: Instant) -> Result<(), String> {
         let answers: Vec<(String, Receiver<bool>)> = self
             .entries()
@@ -221,7 +221,7 @@ impl Loops {
             .map(|(name, mailbox)| {
                 let (done, wait) = sync_channel(1);
                 mailbox.send(Box::new(move |event_loop| {
-                    // Nobody listens when the deadline has passed.
+                    // The receiver is gone after the deadline.
                     let _ = done.send(event_loop.pause());
                 }));
                 (name.clone(), wait)
@@ -230,7 +230,7 @@ impl Loops {
         for (name, wait) in answers {
             let left = deadline.saturating_duration_since(Instant::now());
             match wait.recv_timeout(left) {
-                // A loop that is gone serves nothing any more.
+                // A loop that is gone no longer serves anything.
                 Ok(true) | Err(RecvTimeoutError::Disconnected) => {}
                 Ok(false) | Err(RecvTimeoutError::Timeout) => {
                     self.resume();
@@ -241,7 +241,7 @@ impl Loops {
         Ok(())
     }
 
-    /// Lets paused devices go on.
+    /// Resumes paused devices.
     pub(crate) fn resume(&self) {
         for (_, mailbox) in self.entries().iter() {
             mailbox.send(Box::new(EventLoop::resume));
@@ -255,8 +255,8 @@ impl Loops {
         }
     }
 
-    /// Those that are not gone. A loop closes its mailbox when it serves no device any more, and
-    /// not before: one whose device is on its way out may still write guest memory.
+    /// Returns the loops that are not gone. A loop closes its mailbox only when it no longer serves
+    /// any device: a device that is being removed may still write guest memory.
     fn entries(&self) -> MutexGuard<'_, Vec<(String, Arc<Mailbox>)>> {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.retain(|(_, mailbox)| !mailbox.is_closed());

@@ -1,4 +1,4 @@
-//! Devices that come and go while loops run.
+//! Adds and removes devices while loops run.
 
 use std::io;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ const LOOP_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Berth {
     pub(crate) link: Link,
-    /// A loop that is to run on a thread of its own; `None` where one runs already.
+    /// A loop that is to run on its own thread; `None` if it runs already.
     new: Option<EventLoop>,
 }
 
 impl Loops {
-    /// Keeps a place for a device named `name`.
+    /// Reserves a place for a device named `name`.
     pub(crate) fn berth(
         &self,
         name: &str,
@@ -56,19 +56,19 @@ impl Loops {
         })
     }
 
-    /// A loop is about to run. It is asked to pause, to go on and to end until its thread has
-    /// ended, whatever becomes of its device.
+    /// Adds a loop that is about to run. It is asked to pause, to resume and to end until its
+    /// thread has ended, even if its device is removed.
     pub(crate) fn add(&self, event_loop: &EventLoop) {
         let entry = (event_loop.name().to_owned(), event_loop.mailbox());
         self.entries().push(entry);
     }
 }
 
-/// Takes a device away, and ends its loop when that is its own. When this returns, the device
+/// Removes a device, and ends its loop if that is the device's own. When this returns, the device
 /// is gone.
 ///
 /// # Errors
-/// When the device is busy; it goes when it is not any more.
+/// Fails if the device is busy; it is removed as soon as it is not.
 pub(crate) fn remove(link: Link) -> io::Result<()> {
     let (done, wait) = sync_channel(1);
     send_removal(link, done);
@@ -79,7 +79,7 @@ pub(crate) fn remove(link: Link) -> io::Result<()> {
     }
 }
 
-/// Has the loop where the device is by then let go of it.
+/// Makes the loop that has the device by then remove it.
 fn send_removal(link: Link, done: SyncSender<()>) {
     let Link { mailbox, slot } = link;
     mailbox.send(Box::new(move |event_loop| {
@@ -89,13 +89,13 @@ fn send_removal(link: Link, done: SyncSender<()>) {
         if event_loop.name() != SHARED_LOOP_NAME {
             event_loop.end();
         }
-        // Nobody listens when the patience is over.
+        // The receiver is gone after a timeout.
         let _ = done.send(());
     }));
 }
 
 impl Berth {
-    /// Gives the loop its worker. A loop comes back that is to be run.
+    /// Gives the loop its worker. Returns the loop if it has yet to be run.
     pub(crate) fn install(
         self,
         worker: Worker,
@@ -116,7 +116,7 @@ impl Berth {
     }
 }
 
-/// Makes a loop for one device alone, and the way to its place there.
+/// Creates a loop for a single device, and the link to its place there.
 pub(crate) fn own_loop(device: &str, faults: &Faults) -> io::Result<(EventLoop, Link)> {
     new_loop(format!("vm-{device}"), faults)
 }
@@ -130,17 +130,17 @@ fn new_loop(name: String, faults: &Faults) -> io::Result<(EventLoop, Link)> {
     Ok((new, link))
 }
 
-/// Has a loop do something, and waits for it.
+/// Makes a loop do something, and waits for the result.
 fn ask<R: Send + 'static>(
     mailbox: &Mailbox,
     work: impl FnOnce(&mut EventLoop) -> R + Send + 'static,
 ) -> io::Result<R> {
     let (done, wait) = sync_channel(1);
     mailbox.send(Box::new(move |event_loop| {
-        // Nobody listens when the patience is over.
+        // The receiver is gone after a timeout.
         let _ = done.send(work(event_loop));
     }));
-    // A loop that has ended drops what it is sent.
+    // A loop that has ended drops the commands that it is sent.
     wait.recv_timeout(LOOP_TIMEOUT)
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))
 }

@@ -27,13 +27,14 @@ impl Function {
         }
     }
 
-    /// The device number on the bus.
+    /// Returns the device number on the bus.
     pub(crate) fn slot(&self) -> u8 {
         self.slot
     }
 
-    /// Has KVM know the notification addresses of the BAR where it is now, before the guest enables
-    /// it: that waits for a grace period for each queue, which the guest would wait for otherwise.
+    /// Registers with KVM the notification addresses of the BAR where it is now, before the guest
+    /// enables it: that waits for a grace period for each queue, for which the guest would wait
+    /// otherwise.
     pub(crate) fn prepare(&self) {
         let bar = self.lock().bar();
         self.windows.prepare(self.slot, bar);
@@ -73,7 +74,7 @@ impl PciFunction for Function {
         transport.write_config(offset, data);
         let after = transport.window();
         if before != after {
-            // Under the lock, so that of two vCPUs' moves the last one counts.
+            // Under the lock, so that the last of two vCPUs' moves counts.
             self.windows.set(self, after);
         }
     }

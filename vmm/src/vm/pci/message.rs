@@ -27,7 +27,7 @@ impl MessageInterrupt for Messages {
             data,
             ..Default::default()
         };
-        // It fails where the guest wrote a message that no local APIC takes.
+        // It fails if the guest wrote a message that no local APIC accepts.
         let _ = self.vm.signal_msi(message);
     }
 }

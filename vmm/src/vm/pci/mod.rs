@@ -1,9 +1,9 @@
 //! Devices on PCI: what the bus of `podvisor-devices` needs of KVM and of the guest's address
 //! space.
 //!
-//! * [`PciRoot`] is the bus of a VM, behind the ports of configuration mechanism 1.
-//! * [`Function`] is a device there: configuration space from the ports, its BAR from wherever the
-//!   guest put it.
+//! * [`PciRoot`] is the bus of a VM, accessed by the ports of configuration mechanism 1.
+//! * [`Function`] is a device there: its configuration space is accessed by the ports, its BAR
+//!   wherever the guest put it.
 //! * `windows.rs` keeps BARs on the VM's bus as the guest moves them, and KVM's notification
 //!   addresses with them.
 //! * `message.rs` delivers MSIs.
@@ -38,7 +38,7 @@ pub(crate) struct PciRoot {
 }
 
 impl PciRoot {
-    /// Puts an empty bus at its ports.
+    /// Adds an empty bus at its ports.
     pub(super) fn new(vm: &Arc<VmFd>, bus: &Bus) -> Result<Self, BuildError> {
         let pci = Arc::new(PciBus::new());
         bus.ports
@@ -51,8 +51,8 @@ impl PciRoot {
         })
     }
 
-    /// Makes the function of a device, for `slot` or where there is room; [`Self::publish`] puts it
-    /// there. Its BAR lies where firmware would have put it, disabled.
+    /// Creates the function of a device, for `slot` or any free one; [`Self::publish`] adds it to
+    /// the bus. Its BAR lies where firmware would have put it, disabled.
     pub(super) fn connect(
         &self,
         slot: Option<u8>,
@@ -82,7 +82,7 @@ impl PciRoot {
         })
     }
 
-    /// Has the guest see a function, whose device can serve it by now.
+    /// Makes a function visible to the guest; its device can already serve it.
     pub(super) fn publish(&self, registers: &Registers) -> Result<(), BuildError> {
         let Registers::Pci(function) = registers else {
             return Ok(());
@@ -92,7 +92,7 @@ impl PciRoot {
             .map_err(|error| BuildError::Addresses(Box::new(error)))
     }
 
-    /// Takes a function off the bus. Accesses that have begun may still end.
+    /// Removes a function from the bus. Accesses that have started may still finish.
     pub(super) fn disconnect(&self, function: &Function) {
         self.bus.remove(function.slot());
         self.windows.remove(function.slot());
@@ -108,7 +108,7 @@ impl PciRoot {
     }
 }
 
-/// Where the BAR of the function in `slot` lies before the guest moves it.
+/// Returns where the BAR of the function in `slot` lies before the guest moves it.
 fn bar(slot: u8) -> u32 {
     // 3 GiB and at most 32 BARs of 16 KiB.
     layout::PCI_BARS_START + u32::from(slot) * BAR_SIZE

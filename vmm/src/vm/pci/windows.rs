@@ -1,8 +1,7 @@
-//! Where BARs are, as guests move them: on the VM's bus, and in KVM's list of addresses that are
-//! notifications.
+//! Keeps BARs where guests move them: on the VM's bus, and in KVM's list of notification addresses.
 //!
 //! Of BARs that overlap, the one that was there first answers; the other one does when the place is
-//! free. A BAR over guest memory, or over an APIC, does not answer: KVM finds those first.
+//! free. A BAR that overlaps guest memory, or an APIC, does not answer: KVM finds those first.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -21,7 +20,7 @@ use crate::vm::bus::AddressMap;
 #[derive(Debug)]
 pub(super) struct Windows {
     vm: Arc<VmFd>,
-    /// The map holds functions, and they hold this.
+    /// Weak, since the map holds functions, and they hold this.
     mmio: Weak<AddressMap>,
     /// By slot.
     windows: Mutex<BTreeMap<u8, Window>>,
@@ -46,7 +45,7 @@ impl Windows {
         }
     }
 
-    /// A function with its BAR disabled.
+    /// Adds a function with its BAR disabled.
     pub(super) fn add(&self, slot: u8, function: &Arc<Function>, kicks: Vec<Arc<EventFd>>) {
         let window = Window {
             function: Arc::downgrade(function),
@@ -57,8 +56,8 @@ impl Windows {
         self.lock().insert(slot, window);
     }
 
-    /// The function in `slot` goes. A vCPU that still writes its configuration space finds nothing
-    /// to move then.
+    /// Removes the function in `slot`. A vCPU that still writes its configuration space then has
+    /// nothing to move.
     pub(super) fn remove(&self, slot: u8) {
         let mut windows = self.lock();
         let Some(mut window) = windows.remove(&slot) else {
@@ -71,8 +70,8 @@ impl Windows {
         }
     }
 
-    /// Registers notification addresses of a BAR at `address`, which is yet to be enabled. Those of
-    /// a BAR that answers there stay.
+    /// Registers notification addresses of a BAR at `address`, which is not enabled yet. Those of a
+    /// BAR that answers there stay.
     pub(super) fn prepare(&self, slot: u8, address: u64) {
         let mut windows = self.lock();
         let mut others = windows.iter().filter(|(other, _)| **other != slot);
@@ -81,8 +80,8 @@ impl Windows {
         }
     }
 
-    /// The guest wants the BAR of `function` to be at `wanted`, or nowhere. In the function's slot
-    /// there may be another one by now.
+    /// The guest wants the BAR of `function` to be at `wanted`, or nowhere. The function's slot may
+    /// already have another one.
     pub(super) fn set(&self, function: &Function, wanted: Option<u64>) {
         let mut windows = self.lock();
         let Some(mmio) = self.mmio.upgrade() else {
@@ -102,7 +101,7 @@ impl Windows {
         self.map_waiting(&mut windows, &mmio);
     }
 
-    /// Has those answer that had no place and may have it now.
+    /// Maps those that had no place and may have it now.
     fn map_waiting(&self, windows: &mut BTreeMap<u8, Window>, mmio: &AddressMap) {
         let waiting: Vec<(u8, u64)> = windows
             .iter()
@@ -125,13 +124,13 @@ impl Windows {
         }
     }
 
-    /// Moves notification addresses. Those of a disabled BAR stay where they are until then, or
-    /// until their place is another one's: guests disable BARs to find their size, and enable them
-    /// again.
+    /// Moves notification addresses. Those of a disabled BAR stay where they are until they are
+    /// moved, or until another BAR takes the place: guests disable BARs to find their size, and
+    /// enable them again.
     fn ring_at(&self, windows: &mut BTreeMap<u8, Window>, slot: u8, address: u64) {
         let others = windows.iter_mut().filter(|(other, _)| **other != slot);
         for (_, other) in others {
-            // BARs are all of one size, and aligned to it.
+            // All BARs have the same size, and are aligned to it.
             if other.doorbells.at == Some(address) {
                 other.doorbells.remove(&self.vm);
             }
@@ -153,7 +152,7 @@ struct Doorbells {
     kicks: Vec<Arc<EventFd>>,
     /// The BAR's address that they are registered for.
     at: Option<u64>,
-    /// Guests move BARs as often as they like.
+    /// Rate-limits a log event, since guests may move BARs often.
     log: RateLimit,
 }
 
@@ -172,9 +171,9 @@ impl Doorbells {
         }
         self.remove(vm);
         for (kick, address) in self.kicks.iter().zip(addresses(bar)) {
-            // Any value means the queue that the address is: KVM need not decode the instruction.
+            // Any value means the queue of the address: KVM need not decode the instruction.
             if let Err(error) = vm.register_ioevent(kick, &address, NoDatamatch) {
-                // Notifications leave the guest then, and are served all the same.
+                // Notifications then leave the guest, and are served nevertheless.
                 if let Some(suppressed) = self.log.permit() {
                     tracing::warn!(%error, bar, suppressed, "KVM_IOEVENTFD failed");
                 }
@@ -188,7 +187,7 @@ impl Doorbells {
             return;
         };
         for (kick, address) in self.kicks.iter().zip(addresses(bar)) {
-            // One that was not registered is an error, which is what is wanted.
+            // Unregistering one that was not registered fails, which is harmless.
             let _ = vm.unregister_ioevent(kick, &address, NoDatamatch);
         }
     }

@@ -1,5 +1,5 @@
-//! A driver that does to the rings of a disk and of a socket device whatever comes to its mind,
-//! through KVM, while the VM's owner pauses it, counts and looks for faults.
+//! A driver that does arbitrary things to the rings of a disk and of a socket device, through KVM,
+//! while the VM's owner pauses it, reads counters and checks for faults.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -11,16 +11,16 @@ use super::devices::{BUFFER, RINGS, bytes, fill, request};
 use super::*;
 use crate::vm::State;
 
-/// Attacks in all.
+/// Attacks in total.
 const ATTACKS: u32 = 200;
-/// After so many the driver resets the device.
+/// The number of attacks after which the driver resets the device.
 const BETWEEN_RESETS: u32 = 8;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// The rings of a queue of any device.
+/// Returns where the rings of a queue of any device are.
 fn rings(device: u64, queue: u64) -> u64 {
     RINGS + device * 0x8_0000 + queue * 0x1_0000
 }
@@ -44,7 +44,7 @@ impl Random {
         self.next() as u16
     }
 
-    /// A place that is memory, or rings, or nothing.
+    /// Returns an address in memory, in rings, or nowhere.
     fn place(&mut self) -> u64 {
         match self.below(4) {
             0 => self.next() << 20,
@@ -60,7 +60,7 @@ fn attack(random: &mut Random, guest: &Guest, queue: &mut DriverQueue, base: u64
         0 => queue.make_available(16 + random.half() % 0x7000),
         1 => queue.set_avail_idx(random.half()),
         2 => {
-            // A chain that comes back to where it was.
+            // A chain with a loop.
             for (one, other) in [(0, 1), (1, 0)] {
                 queue.descriptor(one, BUFFER, 16, NEXT, other);
             }
@@ -87,21 +87,21 @@ fn attack(random: &mut Random, guest: &Guest, queue: &mut DriverQueue, base: u64
             queue.make_available(0);
         }
         6 => {
-            // The same head, again and again.
+            // The same head repeatedly.
             queue.descriptor(7, BUFFER, 64, WRITE, 0);
             for _ in 0..random.below(40) {
                 queue.make_available(7);
             }
         }
         7 => {
-            // Whole descriptors: parts of sound ones might name the guest's code.
+            // Whole descriptors: parts of valid ones might point at the guest's code.
             let at = GuestAddress(base + 16 * random.below(0xc00));
             let noise: Vec<u8> = (0..64).map(|_| random.next() as u8).collect();
             guest.mem.write_slice(&noise, at).unwrap();
             queue.make_available(random.half() % 16);
         }
         _ => {
-            // What some driver may mean, of any kind and for any place.
+            // What some driver may send, of any kind and to any address.
             let header: Vec<u8> = (0..44).map(|_| random.next() as u8 % 14).collect();
             let at = BUFFER + 0x1_0000 + 64 * random.below(16);
             guest.mem.write_slice(&header, GuestAddress(at)).unwrap();
@@ -117,7 +117,7 @@ fn attack(random: &mut Random, guest: &Guest, queue: &mut DriverQueue, base: u64
     }
 }
 
-/// Registers that a driver had better leave alone.
+/// Writes registers that a driver should not touch.
 fn meddle(random: &mut Random, device: Registers<'_>) {
     match random.below(8) {
         0 => device.write(0x70, random.next() as u32),
@@ -139,7 +139,7 @@ fn meddle(random: &mut Random, device: Registers<'_>) {
     }
 }
 
-/// The queues of a device that a driver has just started.
+/// Returns the queues of a device that a driver has just started.
 fn start(device: Registers<'_>, number: u64) -> Vec<DriverQueue> {
     let features = if number == 0 { 1 << 12 } else { 0 };
     let places = [0, 1, 2].map(|queue| (queue, rings(number, queue.into())));
@@ -148,7 +148,7 @@ fn start(device: Registers<'_>, number: u64) -> Vec<DriverQueue> {
     queues
 }
 
-/// A driver that asks for nothing but what there is gets it.
+/// Checks that a well-behaved driver is served correctly.
 fn works(guest: &Guest, number: u64, queues: &mut [DriverQueue]) {
     let device = guest.device(number);
     if number == 0 {
@@ -157,7 +157,7 @@ fn works(guest: &Guest, number: u64, queues: &mut [DriverQueue]) {
         return;
     }
     queues[0].add(&[], &[(BUFFER + 0x1000, 256)]);
-    // A request for a port where nobody listens is refused.
+    // A request for a port without a listener is refused.
     let words = [3u32, 0, 2, 0, 1, 77, 0, 1 | 1 << 16, 0, 0x1_0000, 0];
     guest.mem.write_obj(words, GuestAddress(BUFFER)).unwrap();
     queues[1].add(&[(BUFFER, 44)], &[]);
@@ -170,7 +170,7 @@ fn disk(engine: IoEngine) -> BlockDevice {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&[7; 64 * 512]).unwrap();
     let disk = BlockDevice::from_file_with(file, engine).unwrap();
-    // What it holds stays.
+    // Its content stays.
     disk.read_only().queues(3)
 }
 
@@ -189,7 +189,7 @@ fn own(vm: &Vm, driver_ended: &AtomicBool) -> u32 {
     rounds
 }
 
-/// The most memory that this process ever had, in KiB.
+/// Returns the peak memory use of this process, in KiB.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -225,7 +225,7 @@ fn attacked(engine: IoEngine, seed: u64) {
                     meddle(&mut random, device);
                 }
             }
-            // What is at work may still write its buffers, which are others' next.
+            // Work in progress may still write its buffers, which others use next.
             device.write(0x70, 0);
             wait_for("the end of a reset", || device.status() == 0);
             fill(guest.device(2), &mut random_bytes, 8);

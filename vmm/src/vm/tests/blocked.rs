@@ -1,4 +1,4 @@
-//! A disk that blocks holds up nobody but its own guest's requests.
+//! A disk that blocks delays only its own guest's requests.
 
 use std::sync::{Condvar, Mutex};
 
@@ -13,7 +13,7 @@ use crate::vm::{HandleError, PlugError, State, VmExit};
 const RINGS: u64 = 0x40_0000;
 const BUFFER: u64 = 0x60_0000;
 
-/// Holds up a disk's requests until it is opened.
+/// Blocks a disk's requests until it is opened.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -71,18 +71,18 @@ impl Disk for GatedDisk {
     }
 }
 
-/// Where the disk comes from.
+/// How the VM gets the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Disks {
-    /// It was there when the VM was built.
+    /// It was added when the VM was built.
     BuiltIn,
-    /// It came into a spare slot whose queue was running.
+    /// It was inserted into a spare slot whose queue was running.
     Inserted,
 }
 
 const BOTH: [Disks; 2] = [Disks::BuiltIn, Disks::Inserted];
 
-/// A guest with such a disk, which works on a request, and an entropy device.
+/// A guest with such a disk, which processes a request, and an entropy device.
 fn blocked(disks: Disks) -> (Guest, Arc<Gate>, DriverQueue) {
     let gate = Arc::new(Gate::default());
     let disk = Box::new(GatedDisk(gate.clone()));
@@ -113,7 +113,7 @@ fn add_request(guest: &Guest, queue: &mut DriverQueue) {
     queue.add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
 }
 
-/// A disk of ones, of which there may be several; the second queue's requests are behind a gate.
+/// A disk of ones that can be copied; the second queue's requests are behind a gate.
 #[derive(Debug)]
 struct HalfGated(Arc<Gate>);
 
@@ -135,7 +135,7 @@ impl Disk for HalfGated {
 /// `VIRTIO_BLK_F_MQ`.
 const MQ: u32 = 1 << 12;
 
-/// A guest with three queues of such a disk, of which the second one works on a request.
+/// A guest with three queues of such a disk, of which the second one processes a request.
 fn one_queue_blocked() -> (Guest, Arc<Gate>, Vec<DriverQueue>) {
     let gate = Arc::new(Gate::default());
     let disk = BlockDevice::new(Box::new(HalfGated(gate.clone())));
@@ -174,7 +174,7 @@ fn a_queue_that_blocks_holds_up_no_other_queue_of_its_disk() {
     others_go_on(&guest, &mut queues);
     for _ in 0..3 {
         guest.pause();
-        // Made available while nobody serves, and not notified of.
+        // Made available while no thread serves, and without a notification.
         for queue in &mut queues {
             queue.add(
                 &[(BUFFER + 0x1000, 16)],
@@ -218,7 +218,7 @@ fn a_stop_abandons_the_request_of_one_queue() {
     drop(guest);
     gate.open();
     gate.wait("the abandoned request's end", |state| state.done == 1);
-    // Nobody has the disk any more.
+    // The disk has been dropped everywhere.
     wait_for("the end of its threads", || Arc::strong_count(&gate) == 1);
 }
 
@@ -295,7 +295,7 @@ fn a_disk_that_was_unplugged_holds_up_pauses_for_as_long_as_it_works() {
     }
 }
 
-/// A disk that does not say when a request is done.
+/// A disk that does not report when a request is done.
 #[derive(Debug)]
 struct Deaf;
 
@@ -367,7 +367,7 @@ fn a_stop_abandons_the_request_whose_memory_stays() {
         in_time("stop", move || vm.stop()).unwrap();
         assert_eq!(guest.vm.wait().unwrap(), VmExit::Stopped);
         assert_eq!(gate.state.lock().unwrap().done, 0);
-        // Nobody holds the guest's memory any more but the disk's thread.
+        // Only the disk's thread still holds the guest's memory.
         drop(guest);
         gate.open();
         gate.wait("the abandoned request's end", |state| state.done == 1);

@@ -1,4 +1,4 @@
-//! Devices through their transport, by sound and by hostile drivers.
+//! Devices behind their transport, with well-behaved and hostile drivers.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
@@ -23,7 +23,7 @@ pub(super) fn bytes(guest: &Guest, at: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Has the entropy device fill `len` bytes.
+/// Makes the entropy device fill `len` bytes.
 pub(super) fn fill(device: impl Notify, queue: &mut DriverQueue, len: u32) {
     queue.add(&[], &[(BUFFER, len)]);
     device.notify();
@@ -58,7 +58,7 @@ fn chains_that_were_there_before_driver_ok_are_served() {
     let rng = guest.device(0);
     rng.start(RINGS);
     rng.write(0x70, 0);
-    // The same again, with a chain in the ring before the status says so.
+    // The same again, with a chain in the ring before DRIVER_OK is set.
     let mut queue = DriverQueue::new(&guest.mem, RINGS, 16);
     queue.add(&[], &[(BUFFER, 8)]);
     let config = queue.config();
@@ -152,7 +152,7 @@ fn nothing_touches_memory_while_paused_and_all_goes_on_afterwards() {
         for _ in 0..8 {
             queue.add(&[], &[(BUFFER, 0x1_0000)]);
         }
-        // The device works, or is about to, when the pause comes.
+        // The device is working, or about to, when the pause comes.
         guest.order(Order::Write32, rng.window + 0x50, 0);
         guest.pause();
         let before = bytes(&guest, RINGS, 0x30_0000);
@@ -186,7 +186,7 @@ fn a_disk_under_load_stands_still_in_a_hundred_pauses_and_loses_nothing() {
         (bytes(&guest, RINGS, 0x1_0000), bytes(&guest, status, len))
     };
     for round in 0..100u32 {
-        // Another part of the disk each time, so that what is read differs.
+        // Another part of the disk each time, so that the data differs.
         let sector = u64::from(round % 4) * LEN / 512;
         guest.mem.write_obj(0u32, GuestAddress(headers)).unwrap();
         guest
@@ -216,7 +216,7 @@ fn a_disk_under_load_stands_still_in_a_hundred_pauses_and_loses_nothing() {
     assert_eq!(guest.counter("blk0", "reads"), 500);
 }
 
-/// Has a block device carry out a request of this kind on one sector of data.
+/// Makes a block device execute a request of this kind on one sector of data.
 pub(super) fn request(device: impl Notify, queue: &mut DriverQueue, kind: u32, len: u32) -> u8 {
     let mem = &device.guest().mem;
     let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
@@ -281,7 +281,7 @@ impl ReadCounters for NoCounters {
     }
 }
 
-/// A device of one queue, with nothing to configure and nothing to count.
+/// A device with one queue, without configuration and counters.
 pub(super) fn one_queue() -> DeviceInfo {
     DeviceInfo {
         device_type: DeviceType::Entropy,
@@ -330,7 +330,7 @@ fn a_panic_of_an_event_loop_is_reported_as_its_own() {
         "{poison}"
     );
     assert_eq!((poison.vcpu, vm.state()), (None, State::Poisoned));
-    // Its last order may have been carried out, or not.
+    // Its last order may or may not have been executed.
     let _ = driver.join();
 }
 
@@ -364,7 +364,7 @@ fn a_confined_socket_device_reaches_programs_by_their_paths_and_removes_its_own(
     let path = dir.path().join("vsock");
     let program = UnixListener::bind(dir.path().join("vsock_77")).unwrap();
     let device = VsockDevice::unix_mux(3, &path).unwrap();
-    // A device of another thread, which may do less.
+    // A device of another thread, which has fewer system calls.
     let guest = Guest::start(|vm| vm.rng().vsock(device));
     let vsock = guest.device(1);
     let places = [0, 1, 2].map(|index| (index, RINGS + 0x1_0000 * u64::from(index)));

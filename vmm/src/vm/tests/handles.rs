@@ -1,4 +1,4 @@
-//! What the owner of a VM does with it from outside, while its guest runs, and what drivers hear.
+//! What the owner of a VM does with it from outside while its guest runs, and what drivers notice.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicUsize;
@@ -22,7 +22,7 @@ const CONFIG: u64 = 0x100;
 const CHANGED: u32 = 2;
 
 impl Registers<'_> {
-    /// Waits for the interrupt that the configuration has changed.
+    /// Waits for the interrupt that reports a change of the configuration.
     fn hears_of_a_change(self) {
         wait_for("the interrupt", || self.read(STATUS) & CHANGED != 0);
         self.write(ACK, CHANGED);
@@ -77,7 +77,7 @@ fn drivers_hear_of_links_balloons_and_terminals_that_change() {
     assert_eq!(balloon.read(CONFIG), 3 << 8, "pages");
     balloon.write(CONFIG + 4, 2 << 8);
     assert_eq!(handle.actual().unwrap(), MemorySize::mib(2));
-    // The driver does not do statistics.
+    // The driver does not support statistics.
     let patience = Duration::from_millis(1);
     let stats = handle.stats(patience);
     assert!(

@@ -1,4 +1,4 @@
-//! How VMs run, stand still and end.
+//! How VMs run, pause and end.
 
 use podvisor_devices::blk::BlockDevice;
 use tracing::Subscriber;
@@ -79,7 +79,7 @@ fn the_guest_ends_its_vm_by_ports_and_by_faults() {
 
 #[test]
 fn vms_that_end_while_they_start_leave_nobody_behind() {
-    // The guest ends its VM at once, while other vCPUs are still being started.
+    // The guest ends its VM immediately, while other vCPUs are still being started.
     let code = [0xb0, 0xfe, 0xe6, 0x64, 0xeb, 0xfe]; // mov al, 0xfe; out 0x64, al; jmp $
     for _ in 0..50 {
         let vm = tiny(&code).vcpus(4).build().unwrap();
@@ -196,15 +196,15 @@ fn threads_of_a_vm_open_no_files_unless_its_owner_wants_them_to() {
     }
 }
 
-/// What vCPUs that the guest brings up count, each by itself.
+/// Where vCPUs that the guest brings up count, each in its own counter.
 const COUNTS: u64 = 0x8000;
 
 impl Guest {
-    /// Has the boot CPU send INIT and SIPI to another one, which begins to count.
+    /// Makes the boot CPU send INIT and SIPI to another one, which starts to count.
     fn bring_up(&self, id: u8) {
         let icr = u64::from(layout::LOCAL_APIC) + 0x300;
         let count = COUNTS + 4 * u64::from(id);
-        // Real mode: `again: inc dword [count]; jmp again`, on a page of its own.
+        // Real mode: `again: inc dword [count]; jmp again`, on a separate page.
         let [low, high, ..] = count.to_le_bytes();
         let vector = 9 + id;
         let code = [0x66, 0xff, 0x06, low, high, 0xeb, 0xf9];
@@ -251,7 +251,7 @@ fn vcpus_are_added_up_to_the_most_that_were_said_in_clones_too() {
     guest.vm.stop().unwrap();
     assert!(guest.vm.add_vcpus(3).is_err());
 
-    // What goes on from there has those that came, and may get the rest.
+    // A VM that is restored has the added vCPUs, and can get the others.
     let snapshot = Snapshot::open(&place).unwrap();
     assert_eq!((snapshot.vcpus(), snapshot.max_vcpus()), (2, 3));
     let clone = Guest::restore(&snapshot, |vm| vm);
@@ -292,7 +292,7 @@ fn a_guest_brings_up_vcpus_that_came_while_it_ran() {
 #[test]
 fn a_vcpu_that_was_made_in_vain_is_used_the_next_time() {
     let guest = Guest::start(|vm| vm.max_vcpus(3));
-    // As when the host had no memory for a later step, or no thread: KVM keeps the vCPU.
+    // As if the host had no memory for a later step, or no thread: KVM keeps the vCPU.
     drop(guest.vm.new_vcpu(1).unwrap());
     drop(guest.vm.new_vcpu(1).unwrap());
     guest.vm.add_vcpus(3).unwrap();
@@ -315,13 +315,13 @@ fn a_vm_may_not_get_fewer_vcpus_than_it_begins_with() {
     );
 }
 
-/// Tells which threads enter a span.
+/// Reports which threads enter a span.
 struct Entered(mpsc::Sender<Option<String>>);
 
 impl<S: Subscriber> Layer<S> for Entered {
     fn on_enter(&self, _: &Id, _: Context<'_, S>) {
         let name = std::thread::current().name().map(str::to_owned);
-        // The test may have seen enough.
+        // The receiver is gone once the test has seen enough.
         let _ = self.0.send(name);
     }
 }

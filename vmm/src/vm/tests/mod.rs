@@ -1,8 +1,8 @@
-//! VMs with a guest that has no operating system and does what the test says: it waits for orders
-//! in its memory (read or write an address or a port) and carries them out. So a test is a
-//! driver, with rings in real guest memory and registers behind real exits.
+//! VMs with a guest that has no operating system and does what the test says: it polls its memory
+//! for orders (read or write an address or a port) and executes them. A test is thus a driver, with
+//! rings in real guest memory and registers behind real exits.
 //!
-//! Nothing here needs more of KVM than its instruction emulator has.
+//! Nothing here needs more of KVM than its instruction emulator supports.
 
 mod attacks;
 mod blocked;
@@ -35,10 +35,10 @@ use crate::boot::testing::{Elf, LOAD};
 use crate::{Kernel, MemorySize, Snapshot, layout};
 use orders::{OBEY, ORDERS, Order};
 
-/// How long anything may take, however busy the machine is. Whoever waits for ever is found.
+/// The time limit for anything, however busy the machine is. It detects hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A kernel of these instructions, entered in 32-bit protected mode without paging.
+/// Creates a kernel of these instructions, entered in 32-bit protected mode without paging.
 fn kernel(code: &[u8]) -> Kernel {
     let elf = Elf::new(code, 0).with_pvh(u32::try_from(LOAD).unwrap());
     let mut file: File = tempfile::tempfile().unwrap();
@@ -53,14 +53,14 @@ fn tiny(code: &[u8]) -> VmBuilder {
         .memory(MemorySize::mib(32))
 }
 
-/// Where a snapshot may go.
+/// Returns a path for a snapshot.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("snapshot");
     (dir, place)
 }
 
-/// A writer that keeps what it gets.
+/// A writer that keeps what is written.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<u8>>>);
 
@@ -74,7 +74,7 @@ impl Write for Kept {
     }
 }
 
-/// Runs `call` on a thread of its own and fails when it hangs.
+/// Runs `call` on its own thread and fails if it hangs.
 fn in_time<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
     let (tx, rx) = mpsc::channel();
     std::thread::spawn(move || tx.send(call()));
@@ -82,7 +82,7 @@ fn in_time<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'sta
         .unwrap_or_else(|_| panic!("{what} hangs"))
 }
 
-/// Waits until `done`.
+/// Waits until `done` returns true.
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -91,8 +91,8 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Pauses a VM in which nothing blocks. On a machine that is busy beyond measure its threads may
-/// not get their turn in time: it is tried again then.
+/// Pauses a VM in which nothing blocks. On an overloaded machine its threads may not be scheduled
+/// in time: it is then retried.
 fn pause(vm: &Vm) {
     wait_for("a pause", || match vm.pause() {
         Ok(()) => true,
@@ -101,7 +101,7 @@ fn pause(vm: &Vm) {
     });
 }
 
-/// A running VM whose guest carries out orders.
+/// A running VM whose guest executes orders.
 struct Guest {
     vm: Arc<Vm>,
     mem: GuestRam,
@@ -115,7 +115,7 @@ impl Guest {
         Self { vm, mem }
     }
 
-    /// A guest that goes on from a snapshot.
+    /// Restores a guest from a snapshot.
     fn restore(snapshot: &Snapshot, configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Self {
         let vm = Arc::new(configure(snapshot.builder()).build().unwrap());
         vm.start().unwrap();
@@ -175,7 +175,7 @@ impl Guest {
         pause(&self.vm);
     }
 
-    /// How often the guest has looked for orders.
+    /// Returns how often the guest has polled for orders.
     fn ticks(&self) -> u32 {
         self.get(16)
     }
@@ -192,7 +192,7 @@ impl Guest {
         counter.value
     }
 
-    /// The registers of a device, in the order in which devices were added.
+    /// Returns the registers of a device, in the order in which devices were added.
     fn device(&self, number: u64) -> Registers<'_> {
         Registers {
             guest: self,
@@ -201,7 +201,7 @@ impl Guest {
     }
 }
 
-/// How a device is notified of its first queue, whatever it sits on.
+/// Notifies a device of its first queue, on any transport.
 trait Notify {
     fn guest(&self) -> &Guest;
     fn notify(&self);
@@ -217,7 +217,7 @@ impl Notify for Registers<'_> {
     }
 }
 
-/// The MMIO registers of a device, as its driver has them (virtio 1.3 §4.2.2).
+/// The MMIO registers of a device, as its driver sees them (virtio 1.3 §4.2.2).
 #[derive(Clone, Copy)]
 struct Registers<'g> {
     guest: &'g Guest,

@@ -8,7 +8,7 @@ use super::*;
 /// `VIRTIO_NET_F_MQ`.
 const MQ: u32 = 1 << 22;
 
-/// A card with two queue pairs, and the host's ends of them.
+/// A network card with two queue pairs, and the host's ends of them.
 fn card() -> (NetDevice, Vec<MemoryWire>) {
     let (nics, wires) = (0..2)
         .map(|_| {
@@ -24,7 +24,7 @@ fn buffer(pair: usize) -> u64 {
     BUFFER + 0x1_0000 * (pair as u64 + 1)
 }
 
-/// Sends a frame by each wire; both come, each by its own pair.
+/// Sends a frame by each wire; both arrive, each at its own pair.
 fn both_receive(guest: &Guest, queues: &mut [DriverQueue], wires: &[MemoryWire], seed: u8) {
     for (pair, wire) in wires.iter().enumerate() {
         let (number, frame) = (2 * pair, [seed + u8::try_from(pair).unwrap(); 60]);
@@ -85,7 +85,7 @@ fn queue_pairs_are_notified_one_by_one_and_go_on_in_a_clone() {
         .collect();
     both_receive(&clone, &mut queues, &wires, 5);
 
-    // A reset in the middle leaves one pair, for a driver that knows of no more.
+    // A reset in between leaves one pair, for a driver that does not know more.
     for wire in &wires {
         wire.send(&[9; 60]);
     }

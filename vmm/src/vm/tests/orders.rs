@@ -1,9 +1,9 @@
-//! What the guest can be told to do, and the code by which it does.
+//! The orders that the guest executes, and its code.
 
-/// Where orders lie: what to do, address, value, answer, and a number that the guest counts up.
+/// Where orders lie: the order, address, value, answer, and a counter that the guest increments.
 pub(super) const ORDERS: u64 = 0x20_0000;
 
-/// What to do.
+/// The kind of an order.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub(super) enum Order {

@@ -1,4 +1,4 @@
-//! Devices that come and go while a guest runs.
+//! Devices that are added and removed while a guest runs.
 
 use podvisor_devices::blk::{BlockDevice, FileDisk};
 use podvisor_devices::pci::{NO_VECTOR, PciFunction};
@@ -49,7 +49,7 @@ fn a_disk_is_plugged_in_used_and_unplugged_again_and_again() {
         assert!(guest.vm.block("blk0").is_err());
     }
     fill(rng, &mut random, 8);
-    // Other tests run meanwhile, and have more and then less.
+    // Other tests run meanwhile, and have more descriptors and then fewer.
     wait_for("the end of what was plugged in", || {
         descriptors() < before + 10
     });
@@ -75,7 +75,7 @@ fn a_slot_that_got_a_disk_is_unplugged_as_any_other() {
 
 #[test]
 fn devices_share_a_loop_or_have_their_own_as_those_that_were_built_in() {
-    // None of them is there from the start, and so no loop.
+    // None of them exists from the start, and so no loop.
     let guest = on_pci(|vm| vm);
     let plugged = [
         guest.vm.plug(RngDevice::new()),
@@ -90,7 +90,7 @@ fn devices_share_a_loop_or_have_their_own_as_those_that_were_built_in() {
     let mut second = two.start(RINGS + 0x10_0000, NO_VECTOR);
     fill(one, &mut first, 16);
     fill(two, &mut second, 16);
-    // The neighbour stays at work, and a pause finds all of them.
+    // The neighbour keeps working, and a pause reaches all of them.
     guest.vm.unplug("rng0").unwrap();
     guest.pause();
     guest.vm.resume().unwrap();
@@ -127,7 +127,7 @@ fn a_late_write_of_a_device_that_is_gone_does_not_move_the_next_one_in_its_slot(
         panic!("it is on PCI");
     };
     guest.vm.unplug("rng0").unwrap();
-    // As by a vCPU that was on its way.
+    // As if by a vCPU that was already on its way.
     old.write_config(4, &[0]);
     guest.vm.plug(RngDevice::new()).unwrap();
     let rng = guest.function(1);

@@ -1,5 +1,5 @@
-//! Memory images, and a guest in 64-bit mode that does with them what it likes: the page tables are
-//! its own, and say that all may be written.
+//! Memory images, and a guest in 64-bit mode that accesses them arbitrarily: its own page tables
+//! map everything writable.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::vm::{BuildError, PlugError, PoisonCause, State, Transport};
 
 /// Where the first image lies in a guest of less than 3 GiB.
 const IMAGE: u64 = 1 << 32;
-/// Everything a second time, behind other page tables.
+/// Everything a second time, mapped by other page tables.
 const ALIAS: u64 = 1 << 39;
 const UNIT: u64 = 2 << 20;
 
@@ -22,14 +22,14 @@ const GDT: u64 = 0x22_0000;
 const PML4: u64 = 0x21_0000;
 const PDPT: u64 = 0x21_1000;
 const DIRECTORIES: u64 = 0x23_0000;
-/// Gibibytes that are mapped.
+/// The number of gibibytes that are mapped.
 const MAPPED: u64 = 6;
-/// Present, writable, open to all rings; and of a directory's entries, 2 MiB large.
+/// Present, writable, accessible to all rings; and of a directory's entries, 2 MiB large.
 const TABLE: u64 = 0b111;
 const LARGE: u64 = 1 << 7 | TABLE;
 
-/// Enters 64-bit mode without write protection, then carries out orders: those of [`Order`] that
-/// read and write 32 bits, where 20 bytes behind the order are the upper half of its address, and
+/// Enters 64-bit mode without write protection, then executes orders: those of [`Order`] that read
+/// and write 32 bits, where the upper half of the address is 20 bytes after the order, and
 /// [`USE_TABLES`].
 #[rustfmt::skip]
 const OBEY_64: &[u8] = &[
@@ -70,10 +70,10 @@ const OBEY_64: &[u8] = &[
     0x89, 0x4e, 0x0c, 0xeb, 0xed,             // mov [rsi + 12], ecx; jmp done
 ];
 
-/// Goes on with the page tables at the order's address.
+/// Switches to the page tables at the order's address.
 const USE_TABLES: u32 = 3;
 
-/// Page tables that lie at `pml4`, `pdpt` and `directories` on, as words and where they lie.
+/// Returns page tables at `pml4`, `pdpt` and from `directories` on, as addresses and words.
 fn tables(pml4: u64, pdpt: u64, directories: u64) -> Vec<(u64, Vec<u64>)> {
     let directory = |gib: u64| {
         let pages = (0..512).map(|page| gib << 30 | page << 21 | LARGE);
@@ -121,7 +121,7 @@ fn start(configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Guest {
     for (at, table) in tables(PML4, PDPT, DIRECTORIES) {
         mem.write_slice(&words(&table), GuestAddress(at)).unwrap();
     }
-    // The limit of three descriptors and where they are, then ring 0 code of 64 bits and data.
+    // The limit of three descriptors and their address, then ring 0 code of 64 bits and data.
     let gdt = [
         ((GDT + 16) << 16) | 23,
         0,
@@ -155,7 +155,7 @@ impl Guest {
         });
     }
 
-    /// Gives an order by which the VM may end.
+    /// Gives an order that may end the VM.
     fn dare(&self, what: u32, address: u64) {
         self.put(20, u32::try_from(address >> 32).unwrap());
         self.put(4, u32::try_from(address & u64::from(u32::MAX)).unwrap());
@@ -190,7 +190,7 @@ fn a_guest_reads_the_file_and_zeroes_behind_it() {
     assert_eq!(guest.far_read(IMAGE + UNIT), u32::MAX, "nothing is there");
     assert_eq!(guest.far_read(other + 96), 0x0909_0909);
     assert_eq!(guest.far_read(other + 100), 0);
-    // The one request.
+    // The only request.
     let mut queue = first.start(RINGS);
     guest.mem.write_obj(7u32, GuestAddress(BUFFER + 8)).unwrap();
     queue.add(&[(BUFFER, 4)], &[(BUFFER + 8, 4)]);
@@ -214,10 +214,10 @@ fn a_guest_never_writes_the_file_whatever_its_page_tables_say() {
         }
     }
     assert_eq!(image.bytes(), content);
-    // A write that crosses a page is two.
+    // A write that crosses a page boundary counts as two.
     let refused = guest.counter("pmem0", "refused_writes");
     assert!((12..=16).contains(&refused), "{refused}");
-    // It can write what is its own by the same tables.
+    // It can write its own memory by the same tables.
     guest.far_write(ALIAS + 0x30_0000, 5);
     assert_eq!(guest.far_read(0x30_0000), 5);
     assert!(guest.vm.faults().is_empty());
@@ -233,7 +233,7 @@ fn page_tables_that_lie_in_the_file_are_not_marked_as_used() {
     }
     let image = Image::new(&content);
     let guest = start(|vm| vm.pmem(image.device()));
-    // Processors that mark entries themselves cannot go on: that is the guest's end, at worst.
+    // Processors that set accessed and dirty bits cannot continue: at worst, the guest ends.
     guest.dare(USE_TABLES, IMAGE + 0x1000);
     for address in [0x30_0000, ALIAS + IMAGE + 0x2000] {
         guest.dare(Order::Write32 as u32, address);
@@ -294,7 +294,7 @@ fn a_file_that_becomes_shorter_ends_its_vm_alone() {
     let second = IMAGE + (128 << 20);
     assert_eq!(guest.far_read(second + 0x7000), 0x0707_0707);
     image.file.as_file().set_len(0x1000).unwrap();
-    // Nobody has missed anything yet.
+    // The missing part has not been accessed yet.
     assert_eq!(guest.far_read(second), 0x0707_0707);
     guest.dare(Order::Read32 as u32, second + 0x7000);
     let error = guest.vm.wait().unwrap_err();

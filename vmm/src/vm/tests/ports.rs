@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Where the guest leaves what it read.
+/// Where the guest stores what it read.
 const READ: u64 = ORDERS + 0x1000;
 
 #[rustfmt::skip]
@@ -56,7 +56,7 @@ fn string_instructions_are_as_many_accesses_and_wide_ones_reach_ports_that_follo
     assert_eq!(ids[..8], [0x36, 0x1b, 8, 0, 0x36, 0x1b, 8, 0]);
     assert_eq!(ids[8..16], [0x36, 0x1b].repeat(4));
     assert_eq!(ids[16..], [0x36; 4]);
-    // Modem status and scratch, scratch and nothing behind it, interrupts that are on.
+    // Modem status and scratch; scratch and nothing after it; enabled interrupts.
     assert_eq!(rest, [0xb0, 0x5a, 0x5a, 0xff, 3]);
     assert_eq!(*sent.0.lock().unwrap(), [b'A', 0x36, 0x1b]);
 }

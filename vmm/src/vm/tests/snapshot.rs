@@ -1,4 +1,4 @@
-//! VMs that go on from a snapshot of another one.
+//! VMs that are restored from a snapshot of another one.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::vm::control::Outcome;
 use crate::vm::{Action, BuildError, State, VmExit};
 use crate::{FormatError, SnapshotError};
 
-/// A directory, and a name in it that is free.
+/// A disk of `sectors` sectors that are filled with `byte`.
 fn disk(byte: u8, sectors: usize) -> BlockDevice {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![byte; sectors * 512]).unwrap();
@@ -72,7 +72,7 @@ fn a_guest_that_does_not_know_what_the_processor_has_is_refused_where_that_is_re
     guest.vm.snapshot(&place).unwrap();
     let mut snapshot = Snapshot::open(&place).unwrap();
     Guest::restore(&snapshot, VmBuilder::require_same_cpu).runs_on();
-    // As if the processor had learnt it meanwhile.
+    // As if the processor had got the feature meanwhile.
     let leaves = snapshot.state_mut().cpuid.as_mut_slice();
     let leaf = leaves.iter_mut().find(|leaf| leaf.function == 1).unwrap();
     leaf.edx &= !(1 << 15);
@@ -86,7 +86,7 @@ fn memory_that_may_be_plugged_in_is_part_of_a_snapshot() {
     let (_dir, place) = place();
     let most = MemorySize::mib(128);
     let guest = Guest::start(|vm| vm.hotplug_memory(most).rng().balloon());
-    // Behind the hole for devices, as there is no memory above it.
+    // After the hole for devices, as there is no memory above it.
     let region = GuestAddress(1 << 32);
     guest.mem.write_obj(7u32, region).unwrap();
     guest.vm.balloon().unwrap().set_target(most).unwrap();
@@ -130,7 +130,7 @@ fn memory_that_may_be_plugged_in_is_part_of_a_snapshot() {
 
 #[test]
 fn an_access_that_was_under_way_is_completed_once_in_each_clone() {
-    // The guest reads a port again and again, so that pauses hit it in the middle.
+    // The guest reads a port in a loop, so that pauses hit it in the middle.
     let code = [
         0xbe, 0x00, 0x00, 0x20, 0x00, // mov esi, ORDERS
         0xba, 0x70, 0x00, 0x00, 0x00, // mov edx, 0x70, which reads 0
@@ -166,7 +166,7 @@ fn chains_that_nobody_has_served_yet_are_served_in_each_clone() {
     let mut queue = guest.device(0).start(RINGS);
     fill(guest.device(0), &mut queue, 64);
     guest.pause();
-    // Made available, but the notification is yet to come.
+    // Made available, but not notified yet.
     queue.add(&[], &[(BUFFER, 32)]);
     guest
         .mem
@@ -253,7 +253,7 @@ fn a_builder_that_does_not_fit_the_snapshot_is_told_in_words() {
     assert!(serial.contains("serial"), "{serial}");
     drop(guest);
 
-    // A disk that may be read only has a feature more, which the driver has accepted.
+    // A read-only disk has one more feature, which the driver has accepted.
     let (_dir, place) = self::place();
     let guest = Guest::start(|vm| vm.block(disk(1, 8).read_only()));
     let block = guest.device(0);
@@ -332,7 +332,7 @@ fn a_difference_holds_what_was_written_since_and_needs_its_full_snapshot() {
     let blocks = |place: &Path| fs::metadata(place.join("memory")).unwrap().blocks();
     assert!(blocks(&difference) <= 16, "{}", blocks(&difference));
 
-    // Another full snapshot in the same place is another one.
+    // A new full snapshot in the same place has another identity.
     fs::remove_dir_all(&full).unwrap();
     guest.vm.snapshot(&full).unwrap();
     let error = Snapshot::open(&difference).unwrap_err();
@@ -350,7 +350,7 @@ fn connections_of_the_socket_device_are_reset() {
     let vsock = |cid| VsockDevice::in_process(cid).unwrap();
     let guest = Guest::start(|vm| vm.vsock(vsock(3)));
     let device = guest.device(0);
-    // The event queue alone is enough for what this test looks at.
+    // For this test the event queue suffices.
     let mut event = device.start_queue(2, RINGS);
     event.add(&[], &[(BUFFER, 4)]);
     guest
@@ -415,8 +415,8 @@ fn damage_behind_a_mended_checksum_is_an_error_or_a_vm_that_ends_well() {
     let mut ran = 0;
     for (number, record) in records.iter().enumerate() {
         for at in 0..record.bytes.len() {
-            // Each byte of what this library lays out; a part of the kernel's own structures,
-            // unless there is time for all.
+            // Each byte of this library's own layouts; a part of the kernel's structures, unless
+            // there is time for all.
             let is_large = record.bytes.len() > 600 && !all;
             if is_large && at % 41 != number % 41 {
                 continue;
@@ -455,7 +455,7 @@ fn a_hundred_rounds_of_pause_snapshot_and_restore_lose_nothing() {
     let mut rng = guest.device(1).start(RINGS + 0x10_0000);
     let mut place = dir.path().join("0");
     for round in 1..=100u32 {
-        // Requests are under way when the pause comes.
+        // Requests are in flight when the pause comes.
         let (header, status) = (BUFFER + 0x10_0000, BUFFER + 0x11_0000);
         guest
             .mem
@@ -485,7 +485,7 @@ fn a_hundred_rounds_of_pause_snapshot_and_restore_lose_nothing() {
     }
 }
 
-/// A device that ends its VM when its state is asked for.
+/// A device that ends its VM when its state is saved.
 #[derive(Debug)]
 struct EndsItsVm(Arc<OnceLock<Arc<Vm>>>);
 

@@ -1,4 +1,4 @@
-//! What a guest finds on the bus, and where it puts it.
+//! What a guest finds on the bus, and where it puts BARs.
 
 use podvisor_devices::blk::BlockDevice;
 use podvisor_devices::rng::RngDevice;
@@ -15,7 +15,7 @@ fn a_guest_finds_its_devices_and_what_they_say_of_themselves() {
     );
     assert_eq!(guest.config(3, 0), u32::MAX);
     assert_eq!(guest.config(1, 0x3c) >> 8, 0, "no INTx");
-    // Every kind of virtio's structures, all in BAR 0, and MSI-X.
+    // All of virtio's structures, all in BAR 0, and MSI-X.
     let mut at = guest.config(2, 0x34) & 0xff;
     let mut found = Vec::new();
     while at != 0 {
@@ -64,7 +64,7 @@ fn a_bar_is_sized_disabled_and_enabled_while_the_device_works() {
     let guest = on_pci(VmBuilder::rng);
     let rng = guest.function(1);
     let mut queue = rng.start(RINGS, NO_VECTOR);
-    // As guests do it, and as they must not: with the BAR enabled.
+    // As guests do it, and as they must not do it: with the BAR enabled.
     for command in [0, ENABLED] {
         guest.set_config(1, COMMAND, command);
         guest.set_config(1, BAR, u32::MAX);
@@ -93,11 +93,11 @@ fn of_bars_that_overlap_the_first_one_answers_until_it_goes() {
     fill(one, &mut first, 8);
     assert_eq!(guest.counter("rng1", "requests"), 0);
     assert_eq!(guest.read(other), u32::MAX);
-    // The first one goes: the second one is there at once, with its notifications.
+    // The first one is moved away: the second one answers immediately, with its notifications.
     one.move_to(other);
     fill(one, &mut first, 8);
     fill(two, &mut second, 8);
-    // Over guest memory, an APIC, the end of what there is.
+    // Over guest memory, an APIC, and the end of the address space.
     for at in [0, 0x30_0000, APIC, 0xffff_c000] {
         two.move_to(at);
         fill(one, &mut first, 8);
@@ -128,7 +128,7 @@ fn a_bar_that_is_not_enabled_takes_no_notifications_of_one_in_its_place() {
     let mut other = plugged.start(RINGS + 0x10_0000, NO_VECTOR);
     fill(plugged, &mut other, 8);
     fill(rng, &mut queue, 8);
-    // The same in a guest that goes on from a snapshot.
+    // The same in a guest that is restored from a snapshot.
     guest.set_config(2, COMMAND, 0);
     guest.set_config(2, BAR, u32::try_from(second).unwrap());
     guest.pause();

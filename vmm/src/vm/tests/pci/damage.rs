@@ -1,4 +1,4 @@
-//! Snapshots of devices on PCI whose records lie.
+//! Snapshots of devices on PCI with manipulated records.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn damage_behind_a_mended_checksum_is_an_error_or_a_vm_that_ends_well() {
             continue;
         }
         for at in 0..record.bytes.len() {
-            // Read-only bytes of configuration space are refused all alike.
+            // All read-only bytes of configuration space are refused alike.
             if at > 120 && at % 5 != number % 5 {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! How devices interrupt, and what a snapshot keeps of it.
+//! How devices interrupt, and which of that state a snapshot keeps.
 
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ use crate::vm::tests::devices::one_queue;
 fn a_driver_starts_a_device_and_is_interrupted_by_a_message() {
     let guest = on_pci(VmBuilder::rng);
     let rng = guest.function(1);
-    // The APIC takes interrupts; the guest does not, so that they stay there to be seen.
+    // The APIC accepts interrupts; the guest does not, so that they stay visible there.
     guest.write(APIC + 0xf0, 0x1ff);
     rng.set_vector(0, 0x50, false);
     rng.set_vector(1, 0x51, false);
@@ -45,7 +45,7 @@ fn a_masked_vector_is_pending_until_it_is_unmasked() {
     rng.write(MSIX_TABLE + 16 + 12, 0);
     assert_eq!(rng.read(PENDING), 0);
     assert!(guest.requested(0x61));
-    // All at once.
+    // All vectors masked.
     rng.set_vector(1, 0x62, false);
     rng.set_msix(MSIX_ON_MASKED);
     fill(rng, &mut queue, 8);
@@ -84,7 +84,7 @@ fn a_change_of_configuration_is_a_message_of_its_own() {
     assert_eq!(request(slot, &mut queue, 0, 512), 0);
 }
 
-/// A device that inflates another one's balloon while its own state is asked for.
+/// A device that inflates another one's balloon while its own state is saved.
 #[derive(Debug)]
 struct Inflates(Arc<OnceLock<BalloonHandle>>);
 

@@ -1,7 +1,7 @@
-//! Devices on PCI, by sound and by hostile drivers.
+//! Devices on PCI, with well-behaved and hostile drivers.
 //!
-//! Here is what a driver does; `bars.rs` has tests of the bus and of BARs, `messages.rs` of
-//! interrupts, `damage.rs` of snapshots that lie.
+//! This file has the driver; `bars.rs` has tests of the bus and of BARs, `messages.rs` of
+//! interrupts, `damage.rs` of manipulated snapshots.
 
 mod bars;
 mod damage;
@@ -42,7 +42,7 @@ impl Guest {
         self.carry_out(Order::Out32, 0xcfc, value);
     }
 
-    /// The function in `slot`, enabled where firmware put it.
+    /// Returns the function in `slot`, enabled where firmware put it.
     pub(super) fn function(&self, slot: u32) -> Function<'_> {
         self.set_config(slot, COMMAND, ENABLED);
         Function {
@@ -52,7 +52,7 @@ impl Guest {
         }
     }
 
-    /// The interrupts that wait in the first vCPU's APIC, as a bit each.
+    /// Returns whether interrupt `vector` is pending in the first vCPU's APIC.
     fn requested(&self, vector: u32) -> bool {
         self.pause();
         let lapic = self
@@ -84,7 +84,7 @@ impl Notify for Function<'_> {
 }
 
 impl<'g> Function<'g> {
-    /// The same one in a clone.
+    /// Returns the same function in a clone.
     pub(super) fn of(self, guest: &'g Guest) -> Self {
         Self { guest, ..self }
     }
@@ -154,7 +154,7 @@ impl Function<'_> {
         queue
     }
 
-    /// Gives a vector a message for interrupt `number` of the first vCPU, masked or not.
+    /// Sets the message of a vector to interrupt `number` of the first vCPU, masked or not.
     fn set_vector(self, vector: u64, number: u32, masked: bool) {
         let entry = MSIX_TABLE + 16 * vector;
         self.write(entry, u32::try_from(APIC).unwrap());
