@@ -1,8 +1,8 @@
-//! What the virtio core costs per request and per register access, without a guest:
-//! `cargo bench -p podvisor-benches`.
+//! The cost of the virtio core per request and per register access, without a guest: `cargo bench
+//! -p podvisor-benches`.
 //!
-//! The driver's side (a descriptor table, the avail ring) is written anew in every round, so
-//! each figure is a whole round trip and two of them are to be compared, not read alone.
+//! The driver's side (a descriptor table, the avail ring) is written again in every round, so each
+//! figure is a whole round trip: compare two of them rather than reading one on its own.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -1,19 +1,19 @@
-/* The init of the block benchmark's guest: reads the first disk in three ways, all of them around
- * the page cache (O_DIRECT).
+/* The init of the block benchmark's guest: reads the first disk in three ways, all of them
+ * bypassing the page cache (O_DIRECT).
  *
  *   single      4 KiB at random, one at a time
  *   eight       4 KiB at random, eight in flight (io_submit): as many as have completed are
  *               submitted again, by one call
- *   sequential  1 MiB in order, one at a time, from the disk's start over and over
+ *   sequential  1 MiB in order, one at a time, from the disk's start, repeatedly
  *
- * Each way reads some that do not count, and then writes two lines on the console:
+ * Each way first does some reads for warming up, and then writes two lines on the console:
  *
  *   begin WAY
  *   end WAY READS NANOSECONDS MEDIAN
  *
  * Between them it reads READS times, which takes NANOSECONDS; MEDIAN is that of one read, from its
- * submission to its completion. After `begin` it rests, so that whoever reads the line does not
- * slow down what is measured. When something fails it says what, and ends. Built with
+ * submission to its completion. After `begin` it sleeps, so that the reader of the line does not
+ * slow down the measurement. If something fails, it reports that, and ends. Built with
  * `gcc -static`. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -70,7 +70,7 @@ static void fail(const char *what)
     _exit(1);
 }
 
-/* Says that a way begins, rests, and gives the time. */
+/* Reports that a way starts, sleeps, and returns the time. */
 static uint64_t begin(const char *way)
 {
     const struct timespec rest = { .tv_nsec = REST };
@@ -81,7 +81,7 @@ static uint64_t begin(const char *way)
     return now();
 }
 
-/* Says that a way has ended; `times` has its reads. */
+/* Reports that a way has ended; `times` has its reads. */
 static void end(const char *way, int reads, uint64_t began)
 {
     uint64_t taken = now() - began;
@@ -92,7 +92,7 @@ static void end(const char *way, int reads, uint64_t began)
     say(line);
 }
 
-/* Where the next 4 KiB at random lie, in bytes. */
+/* Returns the offset of the next 4 KiB at random, in bytes. */
 static uint64_t somewhere(void)
 {
     static uint64_t state = 0x9e3779b97f4a7c15;
@@ -145,7 +145,7 @@ static void submit(aio_context_t context, const int *slots, int count, uint64_t 
         fail("io_submit failed\n");
 }
 
-/* Reads `count` times with eight in flight, and leaves none in flight. */
+/* Reads `count` times with eight in flight, and waits for all of them. */
 static void keep_eight(aio_context_t context, int count)
 {
     uint64_t starts[IN_FLIGHT];

@@ -1,6 +1,6 @@
 /* The init of the image benchmark's guest: mounts the EROFS image on the device that the kernel's command
- * line names (`image=/dev/vda`), with DAX where that is memory, reads its file `read` by calls, and unless
- * the command line says `until=read` its file `map` by a mapping, twice. It writes a line after each step,
+ * line names (`image=/dev/vda`), with DAX if that is memory, reads its file `read` by calls, and unless
+ * the command line has `until=read` its file `map` by a mapping, twice. It writes a line after each step,
  * the first one with the guest's free memory in KiB. Built with `gcc -static`. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -31,7 +31,7 @@ static void fail(const char *text)
     _exit(1);
 }
 
-/* Touches each page of a file, as a program's code and data are. */
+/* Touches each page of a file, as a program does with its code and data. */
 static void map(void)
 {
     int fd = open("/image/map", O_RDONLY);

@@ -1,5 +1,5 @@
 /* The init of the network benchmark's guest: takes the address 10.9.0.2 and serves one connection at
- * a time on port 5001. The first byte says for what: `e` echoes single bytes, `s` reads all and then
+ * a time on port 5001. The first byte selects the mode: `e` echoes single bytes, `s` reads all and then
  * writes a byte, `g` and a number of bytes (eight, the lowest first) writes that many. It writes `ready`
  * on the console when it listens. Built with `gcc -static`. */
 #define _GNU_SOURCE

@@ -1,7 +1,7 @@
 /*
- * An /init that tells what a switch of tasks costs in a container, with and without `psi=1`
- * (docs/kernel.md): two processes in a control group two levels deep, as the agent's are, hand a
- * byte to and fro. With QEMU's `-icount shift=0` a nanosecond is an instruction.
+ * An /init that measures the cost of a task switch in a container, with and without `psi=1`
+ * (docs/kernel.md): two processes in a control group two levels deep, as the agent's are, pass a
+ * byte back and forth. With QEMU's `-icount shift=0` a nanosecond is an instruction.
  */
 #include <fcntl.h>
 #include <stdio.h>

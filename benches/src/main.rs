@@ -1,9 +1,8 @@
 //! Side-by-side measurements of podvisor and its peers, run by `cargo xtask bench`.
 //!
-//! One directory per subject, `output` for what all of them print, and `plot` for pictures of it.
-//! A measurement goes in as the paths of the programs to compare and comes out as a table, as JSON
-//! and as SVG. Product code is never here: podvisor is measured from outside, like every other
-//! program.
+//! One directory per subject, `output` for the common output, and `plot` for plots of it. The input
+//! of a measurement is the paths of the programs to compare; the output is a table, JSON and SVG.
+//! Product code is never here: podvisor is measured from outside, like every other program.
 
 mod blk;
 mod boot;

@@ -1,4 +1,4 @@
-//! What every measurement ends with: criteria, a table on stdout, JSON, and a picture.
+//! The common output of every measurement: criteria, a table on stdout, JSON, and a plot.
 
 use std::fmt::{self, Display};
 use std::fs;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::plot::Plot;
 
-/// A figure and what it may be at most or at least.
+/// A figure and its upper or lower limit.
 #[derive(Debug, Serialize)]
 pub(crate) struct Criterion {
     pub(crate) what: &'static str,
@@ -67,14 +67,14 @@ impl Display for Criterion {
 /// The figures of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
-    /// The lower one of two in the middle.
+    /// The lower of the two in the middle.
     pub(crate) median: f64,
     pub(crate) least: f64,
     pub(crate) most: f64,
 }
 
 impl Spread {
-    /// Of `values` in any order; 0 of none.
+    /// Computes the spread of `values` in any order; 0 if there are none.
     pub(crate) fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -87,7 +87,7 @@ impl Spread {
 }
 
 impl Display for Spread {
-    /// The median, and the range in parentheses where there is one.
+    /// The median, and the range in parentheses if there is one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [median, least, most] = [self.median, self.least, self.most].map(figure);
         let text = match least == most {
@@ -98,7 +98,7 @@ impl Display for Spread {
     }
 }
 
-/// A figure with as many digits as mean something.
+/// Formats a figure with its significant digits.
 fn figure(value: f64) -> String {
     match value.abs() < 1000.0 {
         true => format!("{value:.1}"),
@@ -106,7 +106,7 @@ fn figure(value: f64) -> String {
     }
 }
 
-/// So many runs, in words.
+/// Formats a number of runs.
 pub(crate) fn runs(count: usize) -> String {
     match count {
         1 => "1 run".to_owned(),
@@ -114,12 +114,12 @@ pub(crate) fn runs(count: usize) -> String {
     }
 }
 
-/// In milliseconds.
+/// Converts a duration to milliseconds.
 pub(crate) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The value that `percent` of the sorted `values` do not exceed; 0 of none.
+/// Returns the value that `percent` of the sorted `values` do not exceed; 0 if there are none.
 pub(crate) fn percentile(values: &[f64], percent: usize) -> f64 {
     let rank = (values.len() * percent).div_ceil(100).max(1);
     values.get(rank - 1).copied().unwrap_or(0.0)
@@ -141,7 +141,7 @@ pub(crate) fn print<R: Display + Serialize>(report: &R, json: Option<&Path>) -> 
     Ok(())
 }
 
-/// Writes a picture to the file `path`, if there is one.
+/// Writes a plot to the file `path`, if given.
 pub(crate) fn draw(plot: &Plot, path: Option<&Path>) -> Result<()> {
     let Some(path) = path else {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Bar charts as SVG: medians as bars, the least and the most as whiskers, one panel per measure.
 //!
-//! A [`Plot`] goes in and text comes out, the same for the same figures. Nothing here knows what
-//! was measured, nor where the text is written.
+//! The input is a [`Plot`] and the output is text, the same for the same figures. Nothing here
+//! knows what was measured, or where the text is written.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -11,12 +11,12 @@ use crate::output::Spread;
 #[derive(Debug)]
 pub(crate) struct Plot {
     pub(crate) title: String,
-    /// How many panels are next to each other.
+    /// The number of panels next to each other.
     pub(crate) columns: usize,
     pub(crate) panels: Vec<Panel>,
 }
 
-/// A measure of everyone who was measured. Its bars begin at 0 and share a scale.
+/// One measure of everything that was measured. Its bars start at 0 and share a scale.
 #[derive(Debug)]
 pub(crate) struct Panel {
     pub(crate) title: String,
@@ -37,24 +37,24 @@ pub(crate) struct Bar {
     pub(crate) spread: Spread,
 }
 
-/// Of bars, in their order. The first two and the next two belong together.
+/// The colors of bars, in their order. The first two and the next two belong together.
 const COLORS: [&str; 4] = ["#1f5f99", "#6aaedb", "#a8581c", "#e3a869"];
 
-/// Sizes in px. No viewer has the same fonts, so [`CHARACTER`] is that of a wide one.
+/// Sizes in px. Viewers have different fonts, so [`CHARACTER`] is that of a wide one.
 const TITLE: f64 = 16.0;
 const TEXT: f64 = 12.0;
-/// Width of a character, in sizes of its font.
+/// Width of a character, relative to the font size.
 const CHARACTER: f64 = 0.66;
-/// Of the longest bar.
+/// Length of the longest bar.
 const BAR: f64 = 170.0;
-/// From one bar to the next.
+/// Distance from one bar to the next.
 const STEP: f64 = 22.0;
 const THICKNESS: f64 = 14.0;
 /// Half of a whisker's cap.
 const CAP: f64 = 4.0;
 const GAP: f64 = 8.0;
 const MARGIN: f64 = 20.0;
-/// Of a panel's title and what is better.
+/// Height of a panel's title and of the line that says what is better.
 const HEAD: f64 = 40.0;
 
 impl Display for Plot {
@@ -110,7 +110,7 @@ impl Plot {
 }
 
 impl Panel {
-    /// The bars begin behind names of the width `names`.
+    /// The bars start after names of the width `names`.
     fn write(&self, f: &mut fmt::Formatter<'_>, names: f64) -> fmt::Result {
         let better = match self.better {
             Better::Less => "less is better",
@@ -194,7 +194,7 @@ impl Bar {
     }
 }
 
-/// `value`, or 0 where it has no length.
+/// Returns `value`, or 0 if it has no valid length.
 fn positive(value: f64) -> f64 {
     match value.is_finite() {
         true => value.max(0.0),
@@ -202,12 +202,12 @@ fn positive(value: f64) -> f64 {
     }
 }
 
-/// About how wide a text is.
+/// Returns the approximate width of a text.
 fn width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * CHARACTER
 }
 
-/// Text as XML has it, in elements and in attributes.
+/// Text escaped for XML, in elements and in attributes.
 struct Escaped<'a>(&'a str);
 
 impl Display for Escaped<'_> {
@@ -219,7 +219,7 @@ impl Display for Escaped<'_> {
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&apos;")?,
-                // XML 1.0 has no place for them, not even as references.
+                // XML 1.0 does not allow them, not even as references.
                 other if other.is_control() => f.write_char(char::REPLACEMENT_CHARACTER)?,
                 other => f.write_char(other)?,
             }
@@ -256,7 +256,7 @@ mod tests {
         }
     }
 
-    /// The values of the attribute `name` in elements that begin with `element`.
+    /// Returns the values of the attribute `name` in elements that start with `element`.
     fn attributes(svg: &str, element: &str, name: &str) -> Vec<f64> {
         let lines = svg.lines().filter(|line| line.starts_with(element));
         let start = format!(" {name}=\"");
@@ -273,7 +273,7 @@ mod tests {
         ];
         let svg = plot(vec![bars]).to_string();
         assert_eq!(attributes(&svg, "<rect x", "width"), [BAR / 2.0, BAR / 4.0]);
-        // One figure has no range.
+        // A single figure has no range.
         assert_eq!(svg.matches("stroke=\"#111111\"").count(), 1);
         let left = attributes(&svg, "<rect x", "x")[0];
         let (from, to) = (left + 0.4 * BAR, left + BAR);

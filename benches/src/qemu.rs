@@ -1,16 +1,16 @@
-//! QEMU, beside which podvisor is measured: what it is started with, whatever the guest is to do.
+//! QEMU, to which podvisor is compared: its arguments, for every guest.
 
 use std::path::Path;
 
-/// `microvm` with nothing that the guests do without: no PIT, PIC, RTC, option ROMs or ACPI. Its
-/// devices are on MMIO.
+/// `microvm` without anything that the guests do not need: no PIT, PIC, RTC, option ROMs or ACPI.
+/// Its devices are on MMIO.
 pub(crate) const MICROVM: &str =
     "microvm,accel=kvm,acpi=off,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on";
 
 /// A machine with PCI.
 pub(crate) const Q35: &str = "q35,accel=kvm,usb=off,vmport=off";
 
-/// What a guest boots with. One vCPU.
+/// What a guest boots. One vCPU.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) kernel: &'a Path,
@@ -19,7 +19,8 @@ pub(crate) struct Boot<'a> {
     pub(crate) command_line: &'a str,
 }
 
-/// The arguments that start `machine` with a guest and a serial console, and no other device.
+/// Returns the arguments that start `machine` with a guest and a serial console, and no other
+/// device.
 pub(crate) fn arguments(machine: &str, boot: &Boot<'_>) -> Vec<String> {
     let fixed = [
         "-cpu",
@@ -31,7 +32,7 @@ pub(crate) fn arguments(machine: &str, boot: &Boot<'_>) -> Vec<String> {
         "-display",
         "none",
         "-no-reboot",
-        // Thread names tell the vCPU from the rest.
+        // Thread names distinguish the vCPU from the rest.
         "-name",
         "bench,debug-threads=on",
         "-serial",

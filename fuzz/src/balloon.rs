@@ -1,4 +1,4 @@
-//! The balloon under a hostile driver, whose owner sets targets and asks for statistics.
+//! The balloon with a hostile driver, and an owner that sets targets and requests statistics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ enum Step {
 /// Runs the program `data`.
 ///
 /// # Panics
-/// When the balloon misbehaves: when it answers more than it was asked, say.
+/// If the balloon misbehaves, for example answers more often than it was asked.
 pub fn run(data: &[u8]) {
     let mut bench = Bench::new(BalloonDevice::new());
     let answered = Arc::new(AtomicUsize::new(0));
@@ -32,7 +32,7 @@ pub fn run(data: &[u8]) {
                 let reply = move |_| {
                     answered.fetch_add(1, Ordering::Relaxed);
                 };
-                // A fault parks the device as any other of this queue.
+                // A fault parks the device like any other fault of this queue.
                 if bench.device.request_stats(reply).unwrap_or(false) {
                     asked += 1;
                 }

@@ -1,4 +1,4 @@
-//! The block device under a hostile driver.
+//! The block device with a hostile driver.
 
 use std::os::unix::fs::FileExt;
 
@@ -7,13 +7,13 @@ use podvisor_devices::blk::{BlockDevice, IoEngine, open_disk};
 
 use crate::driver::{self, Addr, BUFFERS, Bench, Len, buffers, steps};
 
-/// Bytes of the disk: 40 sectors and a part of one, which is not presented.
+/// The size of the disk: 40 sectors and a part of one, which the guest does not see.
 const DISK: u64 = 40 * 512 + 100;
 
 #[derive(Arbitrary, Debug)]
 enum Step {
     Driver(driver::Step),
-    /// A request with a sound header.
+    /// A request with a valid header.
     Request {
         kind: u8,
         sector: u8,
@@ -23,16 +23,16 @@ enum Step {
     },
 }
 
-/// Runs the driver's program `data`; its first byte says whether the disk is read-only, who
-/// carries requests out, and how many queues there are.
+/// Runs the driver's program `data`; its first byte selects whether the disk is read-only, the I/O
+/// engine, and the number of queues.
 ///
 /// # Panics
-/// When the device misbehaves, or without a temporary file.
+/// If the device misbehaves, or no temporary file can be created.
 pub fn run(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else {
         return;
     };
-    // In memory where there is such a directory: flushing to a real disk takes most of the time.
+    // In memory if there is such a directory: flushing to a real disk takes most of the time.
     let file = tempfile::tempfile_in("/dev/shm")
         .or_else(|_| tempfile::tempfile())
         .expect("a temporary file");

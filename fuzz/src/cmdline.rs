@@ -1,6 +1,6 @@
 //! Kernel command lines.
 
-/// A command line arrives in guest memory as it is, or is refused.
+/// A command line is stored in guest memory unchanged, or is refused.
 pub fn run(data: &[u8]) {
     podvisor_vmm::boot_testing::fuzz_cmdline(data);
 }

@@ -1,4 +1,4 @@
-//! The console under a hostile driver, with input from the host.
+//! The console with a hostile driver, and input from the host.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -21,7 +21,7 @@ enum Step {
 /// Runs the program `data`.
 ///
 /// # Panics
-/// When the console misbehaves, or without sockets.
+/// If the console misbehaves, or no sockets can be created.
 pub fn run(data: &[u8]) {
     let (input, mut peer) = UnixStream::pair().expect("a pair of sockets");
     peer.set_nonblocking(true).expect("a socket's flag");
@@ -33,7 +33,7 @@ pub fn run(data: &[u8]) {
         match step {
             Step::Driver(step) => bench.step(step),
             Step::Input(bytes) => {
-                // A full socket, or one that ended, takes nothing.
+                // A full socket, or one that has been shut down, accepts nothing.
                 let _ = peer.write(&bytes);
             }
             Step::EndOfInput => {

@@ -1,4 +1,4 @@
-//! A driver that does what its program says, however absurd.
+//! A driver that executes any program, however absurd.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,33 +11,33 @@ use podvisor_devices::testing::{
 use podvisor_devices::virtio::{Fault, Progress, QueueConfig, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress};
 
-/// Bytes of guest memory.
+/// The size of guest memory.
 pub const MEMORY: u64 = 1 << 20;
-/// Where buffers lie as a rule; rings are below.
+/// Where buffers usually lie; rings are below.
 pub const BUFFERS: u64 = 0x8_0000;
-/// Bytes of that area.
+/// The size of that area.
 pub const BUFFERS_LEN: u64 = MEMORY - BUFFERS;
 /// Descriptors per queue.
 pub const QUEUE_SIZE: u16 = 16;
 
-/// Steps of a program that are run; the rest is cut off.
+/// The maximum number of steps of a program; the rest is ignored.
 const MAX_STEPS: usize = 200;
-/// Calls after which a device that has more to do each time counts as spinning.
+/// The number of calls after which a device that always has more to do counts as spinning.
 pub(crate) const MAX_CALLS: usize = 10_000;
 
 /// An address of a buffer.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Addr {
-    /// In the area for buffers, by 16 bytes.
+    /// In the area for buffers, in units of 16 bytes.
     Buffer(u16),
-    /// Anywhere near guest memory: rings, its end.
+    /// Anywhere near guest memory: in rings, or at its end.
     Memory(u32),
     /// Anywhere.
     Any(u64),
 }
 
 impl Addr {
-    /// As the driver writes it.
+    /// Returns the address as the driver writes it.
     #[must_use]
     pub fn get(self) -> u64 {
         match self {
@@ -60,7 +60,7 @@ pub enum Len {
 }
 
 impl Len {
-    /// As the driver writes it.
+    /// Returns the length as the driver writes it.
     #[must_use]
     pub fn get(self) -> u32 {
         match self {
@@ -71,16 +71,16 @@ impl Len {
     }
 }
 
-/// What any driver may do with any queue.
+/// The steps that any driver may do with any queue.
 #[derive(Arbitrary, Clone, Debug)]
 pub enum Step {
-    /// Makes a sound chain of these buffers available.
+    /// Makes a valid chain of these buffers available.
     Chain {
         /// Which queue.
         queue: u8,
-        /// The device may read these.
+        /// The device-readable buffers.
         readable: Vec<(Addr, Len)>,
-        /// And write these.
+        /// The device-writable buffers.
         writable: Vec<(Addr, Len)>,
     },
     /// As [`Self::Chain`], with one readable buffer that holds these bytes.
@@ -89,18 +89,18 @@ pub enum Step {
         queue: u8,
         /// The device-readable part.
         bytes: Vec<u8>,
-        /// And what the device may write.
+        /// The device-writable buffers.
         writable: Vec<(Addr, Len)>,
     },
     /// Fills a descriptor.
     Descriptor {
         /// Which queue.
         queue: u8,
-        /// Which descriptor, and the next one.
+        /// The descriptor's index.
         index: u8,
-        /// Where.
+        /// The address.
         addr: Addr,
-        /// How long.
+        /// The length.
         len: Len,
         /// `NEXT`, `WRITE`, `INDIRECT` and others.
         flags: u8,
@@ -121,14 +121,14 @@ pub enum Step {
         /// The index.
         index: u16,
     },
-    /// Writes anything anywhere.
+    /// Writes any bytes to any address.
     Write {
-        /// Where.
+        /// The address.
         addr: Addr,
-        /// What.
+        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// Notifies.
+    /// Notifies a queue.
     Notify(u8),
     /// Reads configuration space.
     ReadConfig(u64, u8),
@@ -159,7 +159,7 @@ impl Rings {
         rings
     }
 
-    /// Empty ones.
+    /// Creates empty rings.
     fn make(&mut self, queues: usize) {
         self.queues = (1..=queues as u64)
             .map(|n| DriverQueue::new(&self.mem, n * 0x1_0000, QUEUE_SIZE))
@@ -196,7 +196,7 @@ impl Rings {
         self.queue(queue).add(readable, writable);
     }
 
-    /// Takes what the device gave back.
+    /// Takes the buffers that the device has returned.
     pub(crate) fn take_used(&mut self) {
         for queue in &mut self.queues {
             // The used index may have been overwritten by the program.
@@ -206,7 +206,7 @@ impl Rings {
         }
     }
 
-    /// Does a step that is about memory alone; others come back.
+    /// Does a step that affects only memory; returns others.
     pub(crate) fn step(&mut self, step: Step) -> Option<Step> {
         match step {
             Step::Chain {
@@ -240,7 +240,7 @@ impl Rings {
             Step::Available { queue, head } => self.queue(queue).make_available(head),
             Step::AvailableIndex { queue, index } => self.queue(queue).set_avail_idx(index),
             Step::Write { addr, bytes } => {
-                // Beyond guest memory there is nothing to write to, or nothing that may be written.
+                // Beyond guest memory there is nothing to write to, or nothing writable.
                 let addr = addr.get();
                 let room = usize::try_from(MEMORY.saturating_sub(addr)).expect("small");
                 let bytes = &bytes[..bytes.len().min(room)];
@@ -252,7 +252,7 @@ impl Rings {
     }
 }
 
-/// A device under a driver.
+/// A device with a driver.
 #[derive(Debug)]
 pub struct Bench<D> {
     /// The device.
@@ -265,17 +265,17 @@ impl<D: VirtioDevice> Bench<D> {
     /// Starts `device`.
     ///
     /// # Panics
-    /// When it does not start.
+    /// If it does not start.
     #[must_use]
     pub fn new(device: D) -> Self {
         let mem = memory(usize::try_from(MEMORY).expect("small"));
         Self::in_memory(device, mem)
     }
 
-    /// Starts `device` in a guest's memory, of which [`MEMORY`] bytes from 0 on may be written.
+    /// Starts `device` in a guest's memory, of which [`MEMORY`] bytes from 0 on are writable.
     ///
     /// # Panics
-    /// When it does not start.
+    /// If it does not start.
     #[must_use]
     pub fn in_memory(device: D, mem: GuestRam) -> Self {
         let queues = device.info().queue_sizes.len();
@@ -319,7 +319,7 @@ impl<D: VirtioDevice> Bench<D> {
     /// Notifies queue `index` and lets the device work until it is idle.
     ///
     /// # Panics
-    /// When it never is.
+    /// If it never is.
     pub fn notify(&mut self, index: u16) {
         for _ in 0..MAX_CALLS {
             let result = self.device.on_queue(index);
@@ -330,10 +330,10 @@ impl<D: VirtioDevice> Bench<D> {
         panic!("queue {index} spins");
     }
 
-    /// Lets the device work on its host's side until it is idle.
+    /// Lets the device work on its host side until it is idle.
     ///
     /// # Panics
-    /// When it never is.
+    /// If it never is.
     pub fn backend(&mut self) {
         for _ in 0..MAX_CALLS {
             if !backend_readable(&self.device) {
@@ -345,7 +345,7 @@ impl<D: VirtioDevice> Bench<D> {
         panic!("the backend spins");
     }
 
-    /// Bytes somewhere among the buffers, as a descriptor of them.
+    /// Stores bytes in the buffer area, and returns their descriptor.
     pub fn place(&mut self, bytes: &[u8]) -> (u64, u32) {
         self.rings.place(bytes)
     }
@@ -355,10 +355,10 @@ impl<D: VirtioDevice> Bench<D> {
         self.rings.chain(queue, readable, writable);
     }
 
-    /// Takes what the device gave back.
+    /// Takes the buffers that the device has returned.
     ///
     /// # Panics
-    /// When it gave back what it cannot have.
+    /// If it has returned buffers that it cannot have.
     pub fn take_used(&mut self) {
         self.rings.take_used();
     }
@@ -392,13 +392,13 @@ impl<D: VirtioDevice> Bench<D> {
                 self.device.reset();
                 self.start();
             }
-            // The others are done.
+            // The other steps are already done.
             _ => {}
         }
     }
 }
 
-/// As a driver writes them.
+/// Converts buffers to descriptors, as a driver writes them.
 #[must_use]
 pub fn buffers(buffers: &[(Addr, Len)]) -> Vec<(u64, u32)> {
     buffers
@@ -407,7 +407,7 @@ pub fn buffers(buffers: &[(Addr, Len)]) -> Vec<(u64, u32)> {
         .collect()
 }
 
-/// The steps of a program, as far as its bytes go.
+/// Decodes the steps of a program until its bytes run out.
 pub fn steps<'a, S: Arbitrary<'a>>(data: &'a [u8]) -> impl Iterator<Item = S> {
     let mut bytes = Unstructured::new(data);
     std::iter::from_fn(move || {
@@ -419,14 +419,14 @@ pub fn steps<'a, S: Arbitrary<'a>>(data: &'a [u8]) -> impl Iterator<Item = S> {
     .take(MAX_STEPS)
 }
 
-/// A number that no other call of this process gets.
+/// Returns a number that is unique in this process.
 #[must_use]
 pub fn unique() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Runs a program of nothing but [`Step`]s, and what is left at its end.
+/// Runs a program that consists only of [`Step`]s, and finishes the work that is left.
 pub fn run(device: impl VirtioDevice, data: &[u8]) {
     let mut bench = Bench::new(device);
     for step in steps(data) {
@@ -435,7 +435,7 @@ pub fn run(device: impl VirtioDevice, data: &[u8]) {
     finish(bench);
 }
 
-/// Lets the device do what is left, and stops it.
+/// Lets the device finish its work, and stops it.
 pub fn finish<D: VirtioDevice>(mut bench: Bench<D>) -> D {
     for queue in 0..bench.rings.queues.len() {
         bench.notify(u16::try_from(queue).expect("few queues"));

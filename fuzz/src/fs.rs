@@ -1,5 +1,5 @@
-//! The file system device under a hostile client: requests with sound headers and any
-//! arguments, on a small tree beside which lies a file that nobody may reach.
+//! The file system device with a hostile client: requests with valid headers and any arguments, on
+//! a small tree next to a file that must stay out of reach.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use podvisor_devices::fs::FsDevice;
 
 use crate::driver::{self, Addr, Bench, Len, buffers, steps};
 
-/// The queue of requests.
+/// The request queue.
 const REQUESTS: u8 = 1;
 
 /// Opcodes from 0 on, with some that do not exist.
 const OPCODES: u8 = 56;
 const FALLOCATE: u8 = 43;
 
-/// What lies beside the shared directory.
+/// The content of the file next to the shared directory.
 const SECRET: &[u8] = b"not shared";
 
 #[derive(Arbitrary, Debug)]
 enum Name {
-    /// One that exists, or would.
+    /// A name that exists, or may exist.
     Known(u8),
     Any(Vec<u8>),
 }
@@ -40,7 +40,7 @@ const NAMES: [&[u8]; 8] = [
 #[derive(Arbitrary, Debug)]
 enum Step {
     Driver(driver::Step),
-    /// A request with a header that fits.
+    /// A request with a matching header.
     Request {
         opcode: u8,
         node: u8,
@@ -49,7 +49,7 @@ enum Step {
         names: Vec<Name>,
         room: Vec<(Addr, Len)>,
     },
-    /// The host changes something.
+    /// The host changes the tree.
     Host(u8),
 }
 
@@ -82,7 +82,7 @@ fn place() -> Place {
 /// Runs the program `data`.
 ///
 /// # Panics
-/// When the device misbehaves, or a client reached what is not shared.
+/// If the device misbehaves, or a client reached a file outside of the share.
 pub fn run(data: &[u8]) {
     let place = place();
     let shared = place.0.join("shared");
@@ -105,7 +105,7 @@ pub fn run(data: &[u8]) {
                     .take(8)
                     .flat_map(|word| u64::from(*word).to_le_bytes())
                     .collect();
-                // Memory of this machine is not to be filled by a length of any bytes.
+                // A random length must not fill the memory of this machine.
                 let names = if opcode % OPCODES == FALLOCATE {
                     &[]
                 } else {
@@ -135,18 +135,18 @@ pub fn run(data: &[u8]) {
     driver::finish(bench);
     let secret = fs::read(place.0.join("secret")).expect("the file");
     assert_eq!(secret, SECRET, "a client reached what is not shared");
-    // The directory, the file, and what the host itself moved.
+    // The directory, the file, and a directory that the host itself moved.
     assert!(fs::read_dir(&place.0).expect("the directory").count() <= 3);
 }
 
-/// A request with `struct fuse_in_header` in front.
+/// Builds a request with `struct fuse_in_header` in front.
 fn request(opcode: u8, node: u8, body: &[u8]) -> Vec<u8> {
     let len = u32::try_from(40 + body.len()).expect("short");
     let mut bytes = len.to_le_bytes().to_vec();
     bytes.extend(u32::from(opcode % OPCODES).to_le_bytes());
     bytes.extend(1u64.to_le_bytes());
     bytes.extend(u64::from(node % 8).to_le_bytes());
-    // The user is root, whatever that means here.
+    // The user is root, whatever that is mapped to.
     bytes.extend([0; 16]);
     bytes.extend(body);
     bytes

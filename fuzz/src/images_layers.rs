@@ -1,8 +1,8 @@
-//! Layers of an image, made by a stranger.
+//! Image layers from an untrusted source.
 
 use arbitrary::{Arbitrary, Unstructured};
 
-/// Bytes of a tar header.
+/// The size of a tar header.
 const RECORD: usize = 512;
 
 #[derive(Arbitrary, Debug)]
@@ -15,7 +15,7 @@ struct Entry {
     next_layer: bool,
 }
 
-/// Half of all inputs are layers as they are, the other half describe entries with sound headers.
+/// Half of all inputs are layers as they are, the other half describe entries with valid headers.
 pub fn run(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else {
         return;
@@ -51,7 +51,7 @@ fn append(tar: &mut Vec<u8>, entry: &Entry) {
     put(100, 8, b"0000644\0");
     put(124, 12, format!("{:011o}\0", entry.size).as_bytes());
     put(148, 8, b"        ");
-    // Mostly the types that there are.
+    // Mostly existing types.
     let kinds = b"0123456xgLKS";
     put(
         156,

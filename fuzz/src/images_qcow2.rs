@@ -1,19 +1,19 @@
-//! Disk images, made by a stranger.
+//! Disk images from an untrusted source.
 
 use arbitrary::{Arbitrary, Unstructured};
 
-/// Bytes of a cluster of the files that are built.
+/// The cluster size of generated files.
 const CLUSTER: usize = 512;
-/// Clusters of these files: enough for tables and data in any order.
+/// The number of clusters of these files: enough for tables and data in any order.
 const CLUSTERS: u16 = 64;
 
-/// What a cluster of the file holds.
+/// The content of a cluster of the file.
 #[derive(Arbitrary, Debug)]
 enum Content {
     Bytes(u8),
-    /// Entries of a table: which cluster, and which flags.
+    /// Entries of a table: cluster and flags.
     Table(Vec<(u16, u8)>),
-    /// A cluster by deflate, at an offset.
+    /// A deflate-compressed cluster, at an offset.
     Packed(u16, u8),
 }
 
@@ -29,7 +29,7 @@ struct File {
     cut: u16,
 }
 
-/// Half of all inputs are files as they are, the other half describe qcow2 files with sound
+/// Half of all inputs are files as they are, the other half describe qcow2 files with valid
 /// headers.
 pub fn run(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else {
@@ -52,14 +52,14 @@ fn build(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; usize::from(CLUSTERS) * CLUSTER];
     let length = bytes.len();
     for (at, content) in &file.clusters {
-        // Less than the file.
+        // Lies within the file.
         let start = offset(*at) as usize;
         match content {
             Content::Bytes(byte) => bytes[start..start + CLUSTER].fill(*byte),
             Content::Table(entries) => {
                 for (index, (cluster, flags)) in entries.iter().take(CLUSTER / 8).enumerate() {
                     let flags = u64::from(*flags);
-                    // Compressed data begins anywhere, whole clusters at their offset.
+                    // Compressed data starts anywhere, whole clusters at their offset.
                     let within = if flags & 0x40 == 0 { 0 } else { flags & 0x3f };
                     let entry = offset(*cluster) | flags >> 6 << 62 | within | flags >> 5 & 1;
                     let at = start + index * 8;
@@ -68,7 +68,7 @@ fn build(file: &File) -> Vec<u8> {
             }
             Content::Packed(within, byte) => {
                 let start = (start + usize::from(within % 512)).min(length - 16);
-                // 512 letters `b`; with another byte anything else, or nothing.
+                // 512 letters `b`; with another byte something else, or invalid.
                 let mut packed = [0x4b, 0x4a, 0x1a, 0x05, 0x23, 0x19, 0x00, 0x00];
                 packed[usize::from(byte % 8)] ^= byte >> 3;
                 bytes[start..start + packed.len()].copy_from_slice(&packed);

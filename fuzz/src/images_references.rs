@@ -1,6 +1,6 @@
-//! Names of images, addresses of disk images and checksums, as somebody types them.
+//! Names of images, URLs of disk images and checksums, as users type them.
 
-/// Half of all inputs are taken as they are, the other half made of what such names are made of.
+/// Half of all inputs are used as they are, the other half are composed of typical parts of names.
 pub fn run(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else {
         return;

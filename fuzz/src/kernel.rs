@@ -1,7 +1,7 @@
-//! Kernel files: ELF and bzImage with some of their bytes changed, or anything.
+//! Kernel files: ELF and bzImage with some of their bytes changed, or arbitrary bytes.
 
-/// A file is loaded into guest memory or refused; what was loaded lies in memory and left what
-/// the kernel is told alone.
+/// A file is loaded into guest memory or refused; a loaded file lies in memory and does not
+/// overwrite the boot parameters.
 pub fn run(data: &[u8]) {
     podvisor_vmm::boot_testing::fuzz_kernel(data);
 }

@@ -1,13 +1,13 @@
 //! Fuzz targets: one per device, parser and file format.
 //!
-//! The body of each target is a module here with a function `run(&[u8])`, which neither
-//! panics nor takes long whatever the bytes are. `fuzz_targets/` gives it to libFuzzer; the
-//! tests of this crate give it the stored seeds and some thousand pseudo-random inputs
-//! ([`smoke`]), so that a target that rots or a fault that came back shows without a fuzzer.
+//! The body of each target is a module here with a function `run(&[u8])`, which neither panics nor
+//! takes long for any input. `fuzz_targets/` passes it to libFuzzer; the tests of this crate run it
+//! on the stored seeds and some thousand pseudo-random inputs ([`smoke`]), so that a broken target
+//! or a regression is found without a fuzzer.
 //!
 //! A target of a device decodes its input as a program for a driver ([`driver`]) and runs it
-//! against the device: descriptors, rings and registers filled with anything, and the host's
-//! side of the device as well. [`transports`] has all devices behind their registers.
+//! against the device: descriptors, rings and registers with any content, and the host side of the
+//! device as well. [`transports`] has all devices behind their registers.
 
 pub mod balloon;
 pub mod blk;

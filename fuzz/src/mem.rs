@@ -1,4 +1,4 @@
-//! The memory device under a hostile driver, whose owner asks for more and for less.
+//! The memory device with a hostile driver, and an owner that requests more and less memory.
 
 use arbitrary::Arbitrary;
 use podvisor_devices::mem::{BLOCK_SIZE, MemDevice, MemRegion};
@@ -6,7 +6,7 @@ use podvisor_devices::virtio::VirtioDevice;
 
 use crate::driver::{self, Bench, steps};
 
-/// Behind the memory of the bench, which ends at 1 MiB.
+/// After the memory of the bench, which ends at 1 MiB.
 const REGION: MemRegion = MemRegion {
     start: 1 << 27,
     len: 40 * BLOCK_SIZE,
@@ -15,17 +15,17 @@ const REGION: MemRegion = MemRegion {
 #[derive(Arbitrary, Debug)]
 enum Step {
     Driver(driver::Step),
-    /// A request of the driver: its type, its block and how many.
+    /// A request of the driver: its type, its block and the number of blocks.
     Request(u8, u8, u8),
     Owner(u32),
-    /// Saves the device and goes on with another one.
+    /// Saves the device and continues with another one.
     Migrate,
 }
 
 /// Runs the program `data`.
 ///
 /// # Panics
-/// When the device misbehaves: when it has more plugged in than there is, say.
+/// If the device misbehaves, for example has more plugged in than there is.
 pub fn run(data: &[u8]) {
     let new = || MemDevice::new(REGION).expect("blocks");
     let mut bench = Bench::new(new());

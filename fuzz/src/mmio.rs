@@ -1,4 +1,4 @@
-//! The MMIO transport under register accesses of any kind, with a device behind it.
+//! The MMIO transport of a device, with any register accesses.
 
 use std::sync::Arc;
 
@@ -16,20 +16,20 @@ use crate::driver::{Addr, BUFFERS, Len, MEMORY, steps};
 enum Step {
     Read(u64, u8),
     Write(u64, Vec<u8>),
-    /// A register's aligned 32-bit write.
+    /// An aligned 32-bit write to a register.
     Register(u8, u32),
-    /// As far as a driver may go: status, features, and a queue that is sound.
+    /// Normal set-up by a driver: status, features, and a valid queue.
     SetUp,
     Buffer(Addr, Len),
     Memory(Addr, Vec<u8>),
-    /// The event loop takes the notifications.
+    /// The event loop handles notifications.
     Serve,
 }
 
 /// Runs the program `data`.
 ///
 /// # Panics
-/// When the transport or its device misbehaves, or without eventfds.
+/// If the transport or its device misbehaves, or no eventfds can be created.
 pub fn run(data: &[u8]) {
     let mem = memory(usize::try_from(MEMORY).expect("small"));
     let device = RngDevice::new();

@@ -1,7 +1,7 @@
-//! The network device under a hostile driver, and a host's side that sends anything.
+//! The network device with a hostile driver, and a host side that sends anything.
 //!
-//! The first byte of an input chooses what the device is over: a card in memory with one queue pair
-//! or two, or a stream socket whose peer lies about lengths, does not read, and hangs up.
+//! The first byte of an input selects the backend: a card in memory with one queue pair or two, or
+//! a stream socket whose peer lies about lengths, does not read, and hangs up.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -13,10 +13,10 @@ use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use crate::driver::{self, Addr, Bench, Len, buffers, steps};
 
-/// Bytes of the socket's buffer; the kernel has a least size.
+/// The size of the socket's buffer; the kernel enforces a minimum.
 const SEND_BUFFER: usize = 1;
 
-/// Lengths of frames that reach a stream's peer.
+/// The valid lengths of frames that reach a stream's peer.
 const FRAMES: std::ops::RangeInclusive<usize> = 14..=65_535;
 
 #[derive(Arbitrary, Debug)]
@@ -27,7 +27,7 @@ enum Step<A> {
         pair: u8,
         room: Vec<(Addr, Len)>,
     },
-    /// A frame behind a header.
+    /// A frame after a header.
     Transmit {
         pair: u8,
         header: [u8; HEADER_LEN],
@@ -38,26 +38,26 @@ enum Step<A> {
         command: u8,
         data: Vec<u8>,
     },
-    /// How many pairs the driver uses.
+    /// The number of queue pairs that the driver uses.
     Pairs(u16),
     Link(bool),
     Backend,
     Host(A),
 }
 
-/// The host's side of a device.
+/// The host side of a device.
 trait Host {
-    /// What it may do.
+    /// The actions of the host.
     type Action: for<'a> Arbitrary<'a>;
     fn act(&mut self, action: Self::Action);
-    /// Looks at what the driver sent.
+    /// Checks what the driver sent.
     fn check(&mut self);
 }
 
 /// Runs the program `data`.
 ///
 /// # Panics
-/// When the device misbehaves.
+/// If the device misbehaves.
 pub fn run(data: &[u8]) {
     let Some((kind, program)) = data.split_first() else {
         return;
@@ -83,7 +83,7 @@ fn over_memory(pairs: u8, program: &[u8]) {
 fn over_stream(program: &[u8]) {
     let (ours, theirs) = UnixStream::pair().expect("descriptors");
     theirs.set_nonblocking(true).expect("a socket");
-    // So that a frame or two fill it.
+    // One or two frames fill it.
     set_socket_send_buffer_size(&ours, SEND_BUFFER).expect("a socket");
     let device = NetDevice::stream(ours.into()).expect("a stream");
     let peer = Peer {
@@ -94,7 +94,7 @@ fn over_stream(program: &[u8]) {
     drive(program, 1, device, peer);
 }
 
-/// Runs a program against a device with so many queue pairs.
+/// Runs a program against a device with this many queue pairs.
 fn drive<H: Host>(program: &[u8], pairs: u8, device: NetDevice, mut host: H) {
     let control = 2 * pairs;
     let mut bench = Bench::new(device);
@@ -128,7 +128,7 @@ fn drive<H: Host>(program: &[u8], pairs: u8, device: NetDevice, mut host: H) {
                 send_command(&mut bench, control, &bytes);
             }
             Step::Pairs(count) => {
-                // Those that are possible more often than others.
+                // Valid numbers more often than others.
                 let count = if count > 255 { count } else { count % 4 };
                 let [low, high] = count.to_le_bytes();
                 send_command(&mut bench, control, &[4, 0, low, high]);
@@ -156,7 +156,7 @@ fn send_command(bench: &mut Bench<NetDevice>, control: u8, bytes: &[u8]) {
     bench.notify(control.into());
 }
 
-/// Cards in memory.
+/// In-memory cards.
 struct Wires(Vec<MemoryWire>);
 
 /// Frames from the host.
@@ -194,31 +194,31 @@ impl Host for Wires {
     }
 }
 
-/// The peer of a stream, and where it is in what it reads.
+/// The peer of a stream, and its position in what it reads.
 struct Peer {
-    /// `None` when it is gone.
+    /// `None` if it is gone.
     socket: Option<UnixStream>,
-    /// The part of a length that has come.
+    /// The received part of a length prefix.
     prefix: Vec<u8>,
-    /// Bytes of a frame that are yet to come.
+    /// The number of bytes of a frame that are still missing.
     missing: usize,
 }
 
 #[derive(Arbitrary, Debug)]
 enum PeerAction {
-    /// Sends anything.
+    /// Sends any bytes.
     Send(Vec<u8>),
-    /// Sends a frame, in pieces of so many bytes, of which the last ones are missing.
+    /// Sends a frame in pieces; its last bytes may be missing.
     Frame {
         len: u16,
         piece: u8,
         missing: u8,
     },
-    /// Announces a frame.
+    /// Announces a frame's length.
     Length(u32),
-    /// Reads so many bytes.
+    /// Reads this many bytes.
     Read(u16),
-    /// Sends no more.
+    /// Shuts down sending.
     Shutdown,
     HangUp,
 }
@@ -236,7 +236,7 @@ impl Host for Peer {
             } => {
                 let mut bytes = u32::from(len).to_be_bytes().to_vec();
                 bytes.resize(bytes.len() + usize::from(len), 0x5a);
-                // Mostly whole.
+                // Mostly complete.
                 let missing = usize::from(missing.saturating_sub(250));
                 bytes.truncate(bytes.len().saturating_sub(missing));
                 for piece in bytes.chunks(usize::from(piece).max(1) * 64) {
@@ -247,7 +247,7 @@ impl Host for Peer {
             PeerAction::Read(len) => self.read(len.into()),
             PeerAction::Shutdown => {
                 if let Some(socket) = &self.socket {
-                    // Fails when the other side is gone.
+                    // Fails if the other side is gone.
                     let _ = socket.shutdown(Shutdown::Write);
                 }
             }
@@ -255,14 +255,15 @@ impl Host for Peer {
         }
     }
 
-    /// What it has read were frames; that is all.
+    /// Reading already checks that frames are valid.
     fn check(&mut self) {}
 }
 
 impl Peer {
     fn send(&mut self, bytes: &[u8]) {
         if let Some(socket) = &mut self.socket {
-            // What the socket does not take now is lost: lengths and frames are mixed up then.
+            // Bytes that the socket does not accept now are lost: lengths and frames then get mixed
+            // up.
             let _ = socket.write(bytes);
         }
     }

@@ -1,4 +1,4 @@
-//! Overlays that a stranger made, and drivers that write to them.
+//! Overlays from an untrusted source, and drivers that write to them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,9 +11,9 @@ use podvisor_devices::testing::memory;
 use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
-/// Bytes of the image: some clusters, and a part of one.
+/// The size of the image: some clusters, and a part of one.
 const LEN: usize = (6 << 16) + 512 * 7;
-/// The longest request.
+/// The maximum size of a request.
 const MOST: usize = 3 << 16;
 
 #[derive(Arbitrary, Debug)]
@@ -23,24 +23,25 @@ enum Step {
     Zero(u16, u16, bool),
     Discard(u16, u16),
     Flush,
-    /// The disk ends, and is opened again.
+    /// The disk is closed, and opened again.
     Reopen,
-    /// It is opened again as it is, as after a kill.
+    /// It is opened again without closing, as after a kill.
     Kill,
 }
 
 #[derive(Arbitrary, Debug)]
 struct Input {
-    /// What is done before the stranger has the file.
+    /// The steps before the file is manipulated.
     before: Vec<Step>,
-    /// What is put over the file: words, and where.
+    /// The changes of the file: words, and their offsets.
     changes: Vec<(u32, u64)>,
-    /// Bytes that the file loses.
+    /// The number of bytes that are cut off the file.
     cut: u32,
     after: Vec<Step>,
 }
 
-/// A disk that nobody else changed is what was written to it; any other is opened or refused.
+/// An unchanged disk has the content that was written to it; a manipulated one is opened or
+/// refused.
 pub fn run(data: &[u8]) {
     let Ok(input) = Input::arbitrary(&mut Unstructured::new(data)) else {
         return;
@@ -90,7 +91,7 @@ struct Rig {
     base: File,
     file: File,
     mem: GuestRam,
-    /// What the disk holds, as long as nobody else wrote its file.
+    /// The expected content of the disk, unless its file was manipulated.
     model: Option<Vec<u8>>,
 }
 
@@ -166,7 +167,7 @@ impl Rig {
         }
     }
 
-    /// What is in the file now is an overlay, whatever is in memory.
+    /// Opens a copy of the file, which is an overlay in every state, without what is in memory.
     fn open_copy(&self) -> Option<Qcow2Disk> {
         let mut bytes = vec![0; self.file.metadata().expect("its length").len() as usize];
         self.file.read_exact_at(&mut bytes, 0).expect("memory");

@@ -1,5 +1,5 @@
-//! A device on PCI under accesses of any kind: by the ports of configuration space, in its BAR, and
-//! with interrupts meanwhile. What a driver made of it is a state that another device takes.
+//! A device on PCI with any accesses: by the ports of configuration space, in its BAR, and with
+//! interrupts meanwhile. Any state that a driver causes can be restored by another device.
 
 use std::sync::{Arc, Mutex};
 
@@ -25,14 +25,14 @@ enum Step {
     Config(u8, u32),
     Read(u64, u8),
     Write(u64, Vec<u8>),
-    /// The common configuration, by widths that it may take.
+    /// The common configuration, with valid widths.
     Common(u8, u8, u64),
     /// A word of MSI-X's table.
     Vector(u8, u32),
     SetUp,
     Buffer(Addr, Len),
     Memory(Addr, Vec<u8>),
-    /// The event loop takes the notifications.
+    /// The event loop handles notifications.
     Serve,
     Change,
     SaveAndRestore,
@@ -93,7 +93,7 @@ fn device(mem: &GuestRam) -> Device {
 /// Runs the program `data`.
 ///
 /// # Panics
-/// When the transport or its device misbehaves, or without eventfds.
+/// If the transport or its device misbehaves, or no eventfds can be created.
 pub fn run(data: &[u8]) {
     let mem = memory(usize::try_from(MEMORY).expect("small"));
     let Device {
@@ -162,7 +162,7 @@ pub fn run(data: &[u8]) {
                     pci.restore(&saved, &queues).expect("a state of a device's");
                     pci.save()
                 });
-                // What was pending is sent at once when it is masked no more.
+                // A pending interrupt is sent immediately when it is unmasked.
                 assert_eq!(
                     (again.transport, again.config),
                     (saved.transport, saved.config)

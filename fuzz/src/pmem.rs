@@ -1,4 +1,4 @@
-//! The persistent memory device under a hostile driver, whose buffers may lie in the image itself.
+//! The persistent memory device with a hostile driver, whose buffers may lie in the image itself.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::driver::{self, Bench, MEMORY, steps};
 
-/// Right behind other memory, where a driver's addresses lead now and then.
+/// Right after other memory, where some of a driver's addresses lie.
 const IMAGE: u64 = MEMORY;
 const LEN: usize = 0x3000;
 const BYTE: u8 = 0;
@@ -21,13 +21,13 @@ const BYTE: u8 = 0;
 #[derive(Arbitrary, Debug)]
 enum Step {
     Driver(driver::Step),
-    /// A request of this type, which lies in the image when it is one that the image has.
+    /// A request of this type, which lies in the image if the image contains such a request.
     Request(u32, bool),
-    /// Saves the device and goes on with another one.
+    /// Saves the device and continues with another one.
     Migrate(Vec<u8>),
 }
 
-/// An image of [`LEN`] times [`BYTE`], which may be read alone.
+/// Creates a read-only image of [`LEN`] times [`BYTE`].
 fn image() -> File {
     let written = memfd_create("image", MemfdFlags::CLOEXEC).expect("a file in memory");
     let mut written = File::from(written);
@@ -40,7 +40,7 @@ fn image() -> File {
 /// Runs the program `data`.
 ///
 /// # Panics
-/// When the device misbehaves: when it writes to the image, say.
+/// If the device misbehaves, for example writes to the image.
 pub fn run(data: &[u8]) {
     let mut device = PmemDevice::from_file(image()).expect("an image");
     device.place(1 << 32);

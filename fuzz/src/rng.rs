@@ -1,4 +1,4 @@
-//! The entropy device under a hostile driver.
+//! The entropy device with a hostile driver.
 
 use podvisor_devices::rng::RngDevice;
 

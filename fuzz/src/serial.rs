@@ -1,4 +1,4 @@
-//! The serial port under register accesses and input of any kind.
+//! The serial port with any register accesses and input.
 
 use arbitrary::Arbitrary;
 use podvisor_devices::legacy::serial::SerialPort;
@@ -16,7 +16,7 @@ enum Step {
 /// Runs the program `data`.
 ///
 /// # Panics
-/// When no eventfd can be made.
+/// If no eventfd can be created.
 pub fn run(data: &[u8]) {
     let line = EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK).expect("an eventfd");
     let mut port = SerialPort::new(line, Box::new(std::io::sink()));

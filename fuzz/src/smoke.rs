@@ -1,17 +1,17 @@
-//! What the tests give to a target: its stored seeds, and inputs made by a generator whose
+//! The inputs that the tests pass to a target: its stored seeds, and inputs of a generator whose
 //! sequence never changes.
 
 use std::path::Path;
 
 /// Pseudo-random inputs per target.
 const INPUTS: u32 = 2000;
-/// Bytes of the longest.
+/// The maximum size of an input.
 const MAX_LEN: u64 = 1500;
 
 /// Runs `target` on the files of `seeds/NAME` and on pseudo-random inputs.
 ///
 /// # Panics
-/// When the target does, when a seed cannot be read, or when there is none.
+/// If the target does, if a seed cannot be read, or if there are none.
 pub fn run(name: &str, target: fn(&[u8])) {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("seeds")

@@ -1,6 +1,6 @@
-//! State files of snapshots: damaged behind mended checksums, or anything.
+//! State files of snapshots: damaged with corrected checksums, or arbitrary bytes.
 
-/// A file is read, and written again as the same, or refused.
+/// A file is refused, or writing the decoded state again gives the same state.
 pub fn run(data: &[u8]) {
     podvisor_vmm::snapshot_testing::fuzz_state(data);
 }

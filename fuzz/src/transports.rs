@@ -1,8 +1,8 @@
-//! Each device behind MMIO and behind PCI, under a driver that does what its program says.
+//! Each device on MMIO and on PCI, with a driver that executes any program.
 //!
-//! The targets of devices drive them bare. Here the same driver has registers, too: it resets the
-//! device, gives up, stops queues and masks interrupts while requests are at work, and its machine
-//! is paused and goes on as another one.
+//! The targets of devices drive them directly. Here the same driver also has registers: it resets
+//! the device, gives up, stops queues and masks interrupts while requests are in flight, and its
+//! machine is paused and continues as a clone.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -40,34 +40,34 @@ const MMIO_CONFIG: u64 = 0x100;
 #[derive(Arbitrary, Debug)]
 enum Step {
     Driver(driver::Step),
-    /// Resets the device and starts it as a sound driver does, with these of its features and
+    /// Resets the device and starts it as a correct driver does, with these of its features and
     /// queues.
     SetUp {
         features: u64,
         queues: u8,
     },
-    /// Writes anything to the status register; 128 gives up.
+    /// Writes any value to the status register; 128 gives up.
     Status(u8),
     StopQueue(u8),
-    /// Writes anything to a register.
+    /// Writes any value to a register.
     Register(u16, u32),
-    /// Masks a vector, or all, where there are some.
+    /// Masks a vector, or all, if there are some.
     Mask {
         vector: Option<u8>,
         masked: bool,
     },
-    /// The event loop has its turn.
+    /// The event loop runs a turn.
     Serve,
-    /// The machine is paused, or goes on.
+    /// The machine is paused, or resumed.
     Pause(bool),
-    /// It goes on as another one.
+    /// The machine continues as a clone.
     Clone,
 }
 
-/// Runs a program: its first byte is the device, the second one the transport.
+/// Runs a program: its first byte selects the device, the second one the transport.
 ///
 /// # Panics
-/// When a transport or a device misbehaves, or the host lacks something.
+/// If a transport or a device misbehaves, or the host lacks something.
 pub fn run(data: &[u8]) {
     let Some(([kind, bus], program)) = data.split_first_chunk() else {
         return;
@@ -82,7 +82,7 @@ pub fn run(data: &[u8]) {
     }
     guest.pause(false);
     guest.serve();
-    // Whatever it did, it may begin again.
+    // After any program, the driver may start again.
     guest.set_up(u64::MAX, u8::MAX);
     assert_eq!(guest.front.status(), 15);
     guest.serve();
@@ -90,7 +90,7 @@ pub fn run(data: &[u8]) {
 
 type Make = dyn Fn() -> Box<dyn VirtioDevice>;
 
-/// Makes the same device again and again.
+/// Returns a function that always creates the same device.
 fn maker(kind: u8) -> Box<Make> {
     match kind % 9 {
         0 => Box::new(|| Box::new(RngDevice::new())),
@@ -147,7 +147,7 @@ impl MessageInterrupt for Nobody {
     fn send(&self, _: u64, _: u32) {}
 }
 
-/// The registers as a driver has them.
+/// The registers as a driver sees them.
 enum Front {
     Mmio(Box<MmioTransport>),
     Pci(Box<PciTransport>),
@@ -371,7 +371,7 @@ impl Guest {
                 self.front.write_config(offset, &bytes);
             }
             Some(driver::Step::Reset) => self.set_up(u64::MAX, u8::MAX),
-            // The host has something to say.
+            // The host reports a configuration change.
             Some(_) => self.irq.signal_config(),
         }
     }
@@ -408,7 +408,7 @@ impl Guest {
         }
     }
 
-    /// As a snapshot does, and a machine that is made of it.
+    /// Does what a snapshot and a restored machine do.
     fn clone_to(&mut self, device: Box<dyn VirtioDevice>) {
         self.pause(true);
         let (queues, own) = self

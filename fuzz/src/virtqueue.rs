@@ -1,4 +1,4 @@
-//! A virtqueue over rings that hold anything.
+//! A virtqueue over rings with any content.
 
 use std::sync::Arc;
 
@@ -30,10 +30,10 @@ enum Step {
     Configure(u32, u64, u64, u64),
 }
 
-/// Runs the program `data`; its first byte says whether `EVENT_IDX` is in use.
+/// Runs the program `data`; its first byte selects whether `EVENT_IDX` is in use.
 ///
 /// # Panics
-/// When the queue gives out what it must not.
+/// If the queue returns an invalid chain.
 pub fn run(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else {
         return;
@@ -129,7 +129,7 @@ pub fn run(data: &[u8]) {
                     avail_ring,
                     used_ring,
                 };
-                // Most are refused; one that is not must be usable.
+                // Most are refused; any other must be usable.
                 if let Ok(mut other) = make(&config) {
                     if let Ok(Some(chain)) = other.next() {
                         check(&mem, &chain);
@@ -148,7 +148,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// A chain's segments are guest memory, as many as announced, and few enough.
+/// Checks that a chain's segments are guest memory, as many as announced, and few enough.
 fn check(mem: &podvisor_devices::GuestRam, chain: &Chain) {
     let mut slices = Vec::new();
     chain

@@ -13,9 +13,9 @@ use tempfile::TempDir;
 use crate::driver::{self, BUFFERS, Bench, steps, unique};
 
 const CID: u64 = 3;
-/// The port of the host that somebody listens on.
+/// The host port with a listener.
 const PORT: u32 = 1;
-/// Sockets of the host at a time: fewer than a listener's backlog.
+/// The maximum number of host sockets at a time: fewer than a listener's backlog.
 const MAX_HOSTS: usize = 64;
 
 /// The operations of a stream (§5.10.6).
@@ -28,7 +28,7 @@ mod op {
 #[derive(Arbitrary, Debug)]
 enum Step {
     Driver(driver::Step),
-    /// A packet with a sound header; operation 0 and those above 7 are none.
+    /// A packet with a valid header; operation 0 and those above 7 do not exist.
     Packet {
         guest_port: u8,
         op: u8,
@@ -37,19 +37,19 @@ enum Step {
         buf_alloc: u32,
         fwd_cnt: u32,
     },
-    /// A packet for a connection that a host program asked for.
+    /// A packet for a connection that a host program requested.
     Answer {
         connection: u8,
         op: u8,
         payload: Vec<u8>,
         fwd_cnt: u16,
     },
-    /// So many bytes for one of the connections that were there before, within their rights.
+    /// This many bytes for one of the initial connections, within their credit.
     GuestFlood {
         from_host: bool,
         len: u16,
     },
-    /// Anything as a header.
+    /// Any bytes as a header.
     Header(Vec<u8>),
     ReceiveBuffers(u8),
     HostConnect(u8),
@@ -63,10 +63,10 @@ enum Step {
     ResetTransport,
 }
 
-/// Where the sockets are: one directory for the process.
+/// The directory of the sockets, one for the process.
 static DIRECTORY: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a directory"));
 
-/// What there is before the program begins: bits of its first byte.
+/// The initial state before the program starts: bits of its first byte.
 mod given {
     /// The driver posts receive buffers before every step.
     pub(super) const BUFFERS: u8 = 1;
@@ -76,10 +76,10 @@ mod given {
     pub(super) const FROM_HOST: u8 = 4;
 }
 
-/// Runs the program `data`, whose first byte says what is there before.
+/// Runs the program `data`, whose first byte selects the initial state.
 ///
 /// # Panics
-/// When the device misbehaves, or without sockets.
+/// If the device misbehaves, or no sockets can be created.
 pub fn run(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else {
         return;
@@ -193,7 +193,7 @@ pub fn run(data: &[u8]) {
             }
             Step::Backend => bench.backend(),
             Step::ResetTransport => {
-                // The event queue may be broken; the driver hears of it by that queue.
+                // The event queue may be broken, by which the driver is notified.
                 let _ = bench.device.reset_transport();
             }
         }

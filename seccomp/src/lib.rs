@@ -1,16 +1,16 @@
 //! A filter of system calls as the kernel runs it: classic BPF over `struct seccomp_data`
 //! (seccomp(2)).
 //!
-//! Calls are found by halving the list of numbers, not one after the other. The kernel tries a
-//! filter with each number it knows when the filter is set, to learn which calls need not ask it:
-//! a list of a hundred comparisons makes that the most expensive step of a start.
+//! Calls are found by binary search of the list of numbers, not by linear search. When a filter is
+//! installed, the kernel runs it with each number that it knows, to learn which calls are always
+//! allowed: a list of a hundred comparisons makes that the most expensive step of a start.
 
 use std::collections::BTreeMap;
 
 use seccompiler::sock_filter;
 pub use seccompiler::{BpfProgram, Error};
 
-// linux/bpf_common.h and linux/filter.h: what of an instruction is in its code.
+// linux/bpf_common.h and linux/filter.h: the codes of instructions.
 const LOAD_WORD: u16 = 0x20;
 const AND: u16 = 0x54;
 const JUMP: u16 = 0x05;
@@ -34,16 +34,16 @@ const ARGUMENTS: u32 = 16;
 /// What the kernel does with a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is carried out.
+    /// It is executed.
     Allow,
     /// It fails with this error.
     Fail(u16),
-    /// It is carried out when all conditions of one of these rules hold; else it is as one that
-    /// is not listed.
+    /// It is executed if all conditions of one of these rules hold; otherwise it is handled like
+    /// one that is not listed.
     AllowIf(Vec<Rule>),
 }
 
-/// What becomes of a call that is not listed.
+/// What happens to a call that is not listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Otherwise {
     /// It kills the process.
@@ -52,10 +52,10 @@ pub enum Otherwise {
     Fail(u16),
 }
 
-/// Conditions that hold together.
+/// Conditions that must all hold.
 pub type Rule = Vec<Condition>;
 
-/// How much of an argument the kernel looks at.
+/// How much of an argument the kernel uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
     /// 32 bits.
@@ -64,7 +64,7 @@ pub enum Width {
     Double,
 }
 
-/// What is asked of one argument of a call.
+/// A condition on one argument of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Condition {
     argument: u32,
@@ -75,7 +75,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// The argument, from 0 to 5, is this number.
+    /// The argument, from 0 to 5, has this value.
     pub fn is(argument: u32, width: Width, value: u64) -> Self {
         Self::masked(argument, width, u64::MAX, value)
     }
@@ -91,7 +91,7 @@ impl Condition {
         }
     }
 
-    /// The argument's 32 bits are another number.
+    /// The argument's low 32 bits have another value.
     pub fn is_not(argument: u32, value: u64) -> Self {
         Self {
             is_equal: false,
@@ -100,8 +100,8 @@ impl Condition {
     }
 }
 
-/// The program for these calls, by their numbers. A call by the numbers of another architecture
-/// kills the process.
+/// Compiles the program for these calls, by their numbers. A call by the numbers of another
+/// architecture kills the process.
 #[must_use]
 pub fn compile(calls: &BTreeMap<i64, Verdict>, otherwise: Otherwise) -> BpfProgram {
     let mut program = Program::default();
@@ -120,19 +120,20 @@ pub fn compile(calls: &BTreeMap<i64, Verdict>, otherwise: Otherwise) -> BpfProgr
     program.reversed
 }
 
-/// From its number on, up to the next one's, calls have this verdict; none is that of calls that
-/// are not listed.
+/// Calls from this number up to the next range's have this verdict; `None` for calls that are not
+/// listed.
 type Range<'a> = (u32, Option<&'a Verdict>);
 
-/// Sets a filter for the calling thread, and for all that it starts, for good.
+/// Sets a filter for the calling thread, and for all threads and processes that it starts,
+/// permanently.
 ///
 /// # Errors
-/// The kernel refuses it.
+/// Fails if the kernel refuses the filter.
 pub fn apply(program: &BpfProgram) -> Result<(), Error> {
     seccompiler::apply_filter(program)
 }
 
-/// The whole of the numbers in as few ranges as there are changes.
+/// Returns all numbers in as few ranges as there are changes.
 fn ranges(calls: &BTreeMap<i64, Verdict>) -> Vec<Range<'_>> {
     let mut ranges: Vec<Range<'_>> = vec![(0, None)];
     let mut add = |from: u32, verdict| match ranges.last_mut() {
@@ -155,34 +156,34 @@ fn ranges(calls: &BTreeMap<i64, Verdict>) -> Vec<Range<'_>> {
 /// An instruction, counted from the end of the program.
 type Label = usize;
 
-/// Where most ways end.
+/// Where most paths end.
 #[derive(Debug, Clone, Copy)]
 struct Ends {
     refuse: Label,
     allow: Label,
 }
 
-/// A program that is written from its end: BPF jumps forwards only, so whatever an instruction
-/// leads to is there already.
+/// A program that is written from its end: BPF only jumps forwards, so the targets of an
+/// instruction exist already.
 #[derive(Debug, Default)]
 struct Program {
     reversed: Vec<sock_filter>,
 }
 
 impl Program {
-    /// An instruction that goes on at the one that was put before it.
+    /// Adds an instruction that continues at the one that was added before it.
     fn put(&mut self, code: u16, k: u32) -> Label {
         let (jt, jf) = (0, 0);
         self.reversed.push(sock_filter { code, jt, jf, k });
         self.reversed.len() - 1
     }
 
-    /// How many instructions the next one must skip to get there.
+    /// Returns how many instructions the next one must skip to get there.
     fn distance(&self, label: Label) -> usize {
         self.reversed.len() - label - 1
     }
 
-    /// Has the next instruction go on at `label`.
+    /// Makes the next instruction continue at `label`.
     fn go_on_at(&mut self, label: Label) -> Label {
         match self.distance(label) {
             0 => label,
@@ -190,10 +191,10 @@ impl Program {
         }
     }
 
-    /// A jump that depends on a comparison with `k`. What is too far for it gets a stop on the
-    /// way.
+    /// Adds a jump that depends on a comparison with `k`. A target that is too far away gets an
+    /// intermediate jump.
     fn branch(&mut self, code: u16, k: u32, then: Label, otherwise: Label) -> Label {
-        // The second stop is one more to skip for the first.
+        // The second intermediate jump is one more to skip for the first.
         const NEAR: usize = u8::MAX as usize - 1;
         let mut near = |label| match self.distance(label) {
             0..NEAR => label,
@@ -234,7 +235,7 @@ impl Program {
         }
     }
 
-    /// Goes on at `then` when the condition holds.
+    /// Continues at `then` if the condition holds.
     fn condition(&mut self, condition: Condition, then: Label, otherwise: Label) -> Label {
         let low = ARGUMENTS + 8 * condition.argument;
         let mut then = then;
@@ -265,7 +266,7 @@ fn word(value: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// What the kernel's interpreter does with a call.
+    /// Interprets the program like the kernel.
     fn run(program: &[sock_filter], arch: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let load = |offset: u32| match offset {
             NUMBER => number,
@@ -298,7 +299,7 @@ mod tests {
 
     #[test]
     fn each_call_gets_its_own_verdict_and_all_others_kill() {
-        // Alone, side by side, with holes, at both ends, and so many that jumps are long.
+        // Single, adjacent, with holes, at both ends, and so many that jumps are long.
         let mut calls = BTreeMap::from([(0, Verdict::Allow), (1, Verdict::Fail(38))]);
         for number in 300..900_i64 {
             match number % 5 {
@@ -319,7 +320,7 @@ mod tests {
             };
             assert_eq!(verdict(&calls, number, [0; 6]), expected, "{number}");
         }
-        // The numbers of the x32 ABI have a bit of their own.
+        // The numbers of the x32 ABI have an extra bit.
         assert_eq!(verdict(&calls, 0x4000_0000, [0; 6]), KILL_PROCESS);
         assert_eq!(
             run(&compile(&calls, Otherwise::Kill), 0x4000_0003, 0, [0; 6]),
@@ -352,7 +353,7 @@ mod tests {
         let calls = BTreeMap::from([(16, Verdict::AllowIf(rules))]);
         let allowed = |arguments| verdict(&calls, 16, arguments) == ALLOW;
         assert!(allowed([0, 0xae02, 0, 0, 0, 0]));
-        // The kernel takes the request for a number of 32 bits.
+        // The kernel treats the request as a 32-bit number.
         assert!(allowed([0, 0xf_0000_ae02, 0, 0, 0, 0]));
         assert!(!allowed([0, 0xae01, 0, 0, 0, 0]));
         assert!(!allowed([0, 0xaf02, 0, 0, 0, 0]));

@@ -16,7 +16,7 @@ use podvisor_vmm::{
     BlockDevice, Initramfs, Kernel, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
 };
 
-/// Slots for the disks of containers.
+/// Spare slots for the disks of containers.
 const SPARE_DISKS: usize = 4;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let (ready, is_ready) = mpsc::channel();
             let mut vsock = VsockDevice::in_process(3)?;
             vsock.listen(agent::READY_PORT, move |stream| {
-                // Nobody listens when it has come.
+                // The receiver is gone after the first stream.
                 let _ = ready.send(stream);
             });
             let vm = devices(builder, vsock).build()?;
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     println!("answered");
     loop {
-        // Until it is killed, with its VM.
+        // Keeps the VM alive until the process is killed.
         let _alive = &vm;
         thread::park();
     }

@@ -1,5 +1,5 @@
-//! podvisor as the block benchmark starts it: a guest with one disk on the transport that is asked
-//! for, with the serial console on stdout.
+//! podvisor as the block benchmark starts it: a guest with one disk on the requested transport,
+//! with the serial console on stdout.
 //!
 //! `blk-podvisor mmio|pci KERNEL INITRAMFS MEMORY COMMAND-LINE DISK`
 use std::error::Error;

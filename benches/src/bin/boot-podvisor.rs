@@ -1,5 +1,5 @@
-//! podvisor as the boot benchmark starts it: what a program does that links the library and
-//! only boots, with the serial console on stdout.
+//! podvisor as the boot benchmark starts it: a program that links the library and only boots, with
+//! the serial console on stdout.
 //!
 //! `boot-podvisor KERNEL INITRAMFS MEMORY COMMAND-LINE`
 use std::error::Error;

@@ -1,5 +1,5 @@
-//! podvisor as the network benchmark starts it: a guest with one card on the transport that is
-//! asked for, over a tap that is open, with the serial console on stdout.
+//! podvisor as the network benchmark starts it: a guest with one network card on the requested
+//! transport, over an open tap, with the serial console on stdout.
 //!
 //! `net-podvisor mmio|pci KERNEL INITRAMFS MEMORY COMMAND-LINE MAC DESCRIPTOR`
 #![allow(unsafe_code)] // the tap's descriptor by its number
@@ -24,8 +24,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .memory(next("MEMORY")?.parse()?)
         .cmdline(next("COMMAND-LINE")?);
     let mac = next("MAC")?.parse()?;
-    // SAFETY: the harness left the tap open under this number for this program, which takes it here
-    // alone.
+    // SAFETY: the harness left the tap open under this number for this program, which takes it only
+    // here.
     let tap = unsafe { OwnedFd::from_raw_fd(next("DESCRIPTOR")?.parse()?) };
     let vm = vm
         .net(NetDevice::tap(tap)?.mac(mac))

@@ -1,9 +1,10 @@
-//! What reads of a disk cost: 4 KiB at random, one at a time and eight in flight, and 1 MiB in
-//! order, over MMIO and over PCI, by podvisor and by QEMU.
+//! The cost of disk reads: 4 KiB at random, one at a time and eight in flight, and 1 MiB in order,
+//! over MMIO and over PCI, by podvisor and by QEMU.
 //!
-//! [`subject`] knows how each monitor is started. The guest's init (`benches/guest/blk.c`) says
-//! when it begins and ends each of the three ways and how long that took; [`run`] reads it, and
-//! samples the CPU time of the monitor's threads at the same lines. [`report`] makes the table.
+//! [`subject`] defines how each monitor is started. The guest's init (`benches/guest/blk.c`)
+//! reports when it starts and ends each of the three ways and how long that took; [`run`] reads
+//! that, and samples the CPU time of the monitor's threads at the same lines. [`report`] creates
+//! the table.
 
 mod report;
 mod run;
@@ -19,7 +20,7 @@ use report::Report;
 use run::Costs;
 use subject::Subject;
 
-/// Bytes of the disk, which the page cache holds.
+/// The size of the disk, which fits in the page cache.
 const DISK: usize = 64 << 20;
 /// MiB of guest memory.
 const MEMORY: u64 = 128;
@@ -77,7 +78,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     let _first = ahead_of_others();
     let mut costs: Vec<Vec<Costs>> = subjects.iter().map(|_| Vec::new()).collect();
     for round in 0..args.runs {
-        // Each round begins with another one.
+        // Each round starts with another one.
         for turn in 0..subjects.len() {
             let at = (round + turn) % subjects.len();
             let subject = &subjects[at];

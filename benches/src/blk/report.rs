@@ -1,4 +1,4 @@
-//! Medians, criteria, the table, the JSON and the picture.
+//! Medians, criteria, the table, the JSON and the plot.
 
 use std::fmt;
 
@@ -8,23 +8,23 @@ use super::run::{Costs, Reads};
 use crate::output::{self, Criterion, Spread};
 use crate::plot::{Bar, Better, Panel, Plot};
 
-/// MiB of the reads in order (`benches/guest/blk.c`).
+/// MiB of each sequential read (`benches/guest/blk.c`).
 const PIECE: f64 = 1.0;
 
-/// Instructions, or CPU time, of a read over PCI to one over MMIO.
+/// Instructions, or CPU time, of a read over PCI relative to one over MMIO.
 const PCI_CPU: f64 = 0.9;
-/// Time of a read over MMIO to one of microvm's.
+/// Time of a read over MMIO relative to one of microvm's.
 const MMIO_LATENCY: f64 = 0.4;
-/// Time of a read over PCI to one over MMIO.
+/// Time of a read over PCI relative to one over MMIO.
 const PCI_LATENCY: f64 = 0.55;
-/// IOPS of eight in flight to those of one.
+/// IOPS with eight in flight relative to those with one.
 const EIGHT: f64 = 2.5;
-/// MiB/s of reads in order to those of the faster QEMU.
+/// MiB/s of sequential reads relative to those of the faster QEMU.
 const SEQUENTIAL: f64 = 1.0;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    /// Of CPU.
+    /// The unit of CPU costs.
     unit: &'static str,
     runs: usize,
     rows: Vec<Row>,
@@ -40,7 +40,7 @@ struct Row {
     sequential: Sequential,
 }
 
-/// 4 KiB at random, one at a time. CPU is for one.
+/// 4 KiB at random, one at a time. CPU costs are per read.
 #[derive(Debug, Serialize)]
 struct Single {
     total: Spread,
@@ -62,7 +62,7 @@ struct Sequential {
     mib_per_second: Spread,
 }
 
-/// A line of the table and a panel of the picture.
+/// A line of the table and a panel of the plot.
 struct Measure {
     name: String,
     better: Better,
@@ -70,7 +70,7 @@ struct Measure {
 }
 
 impl Report {
-    /// Of podvisor over MMIO and over PCI, and of QEMU's microvm and q35 if they were measured.
+    /// Reports podvisor over MMIO and over PCI, and QEMU's microvm and q35 if they were measured.
     pub(super) fn new<'a>(
         icount: bool,
         results: impl Iterator<Item = (&'static str, &'a Vec<Costs>)>,
@@ -166,7 +166,7 @@ impl Reads {
         f64::from(self.count) / self.time.as_secs_f64()
     }
 
-    /// Of one, in µs or thousands of instructions.
+    /// Returns the CPU cost per read, in µs or thousands of instructions.
     fn cpu(&self, of: fn(&Self) -> u64) -> f64 {
         of(self) as f64 / f64::from(self.count) / 1e3
     }
@@ -259,7 +259,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads that take `time` ns each.
+    /// Creates reads that take `time` ns each.
     fn reads(count: u32, time: u64) -> Reads {
         Reads {
             count,

@@ -1,4 +1,4 @@
-//! One guest, and what its three ways to read cost.
+//! Runs one guest, and measures its three ways to read.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -12,19 +12,19 @@ use super::MEMORY;
 use super::subject::Subject;
 use crate::boot::{Running, take};
 
-/// What `benches/guest/blk.c` says of one of its ways, and the monitor's CPU time meanwhile.
+/// The result of one way of `benches/guest/blk.c`, and the monitor's CPU time meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reads {
     pub(super) count: u32,
     pub(super) time: Duration,
-    /// Of one.
+    /// The median latency of a read.
     pub(super) latency: Duration,
-    /// ns.
+    /// CPU time in ns.
     pub(super) own: u64,
     pub(super) vcpu: u64,
 }
 
-/// All of one run.
+/// The results of one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs {
     pub(super) single: Reads,
@@ -39,7 +39,7 @@ pub(super) fn run(subject: &Subject, dir: &Path) -> Result<Costs> {
     let mut child = Running(
         Command::new(&subject.program)
             .args(&subject.arguments)
-            // Open and silent: monitors that read their stdin wait.
+            // Open and silent: monitors that read their stdin block.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::create(&messages)?)
@@ -81,7 +81,7 @@ pub(super) fn run(subject: &Subject, dir: &Path) -> Result<Costs> {
     })
 }
 
-/// Reads up to the line that begins with `word` and `way`; gives what follows these.
+/// Reads up to the line that starts with `word` and `way`; returns the rest of that line.
 fn wait_for(
     console: &mut impl BufRead,
     word: &str,
@@ -101,7 +101,7 @@ fn wait_for(
     }
 }
 
-/// As many numbers as there are words, none of them 0.
+/// Parses numbers separated by spaces, none of them 0.
 fn numbers(text: &str) -> Option<[u64; 3]> {
     let words: Option<Vec<u64>> = text
         .split(' ')

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::boot::Kind;
 use crate::qemu::{self, Boot};
 
-/// What every monitor runs. One vCPU.
+/// The guest of every monitor. One vCPU.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) kernel: PathBuf,
@@ -27,7 +27,7 @@ const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k noreplace-smp"
 const NO_PCI: &str = " pci=off";
 
 impl Subject {
-    /// `transport` as `blk-podvisor` takes it.
+    /// `transport` is the argument of `blk-podvisor`.
     pub(super) fn podvisor(program: &Path, transport: &str, guest: &Guest) -> Self {
         let (name, bus) = match transport {
             "mmio" => ("podvisor MMIO", NO_PCI),
@@ -84,7 +84,7 @@ fn qemu(program: &Path, guest: &Guest, machine: &str, device: &str, bus: &str) -
     };
     let mut arguments = qemu::arguments(machine, &boot);
     arguments.extend([
-        // The device's work is not done by the thread of the monitor's own.
+        // The device's work is done by a thread other than the monitor's main thread.
         "-object".to_owned(),
         "iothread,id=io".to_owned(),
         "-drive".to_owned(),

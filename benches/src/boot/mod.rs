@@ -1,9 +1,9 @@
-//! What a boot costs: from starting a virtual machine monitor to the line that the guest's
-//! init writes.
+//! The cost of a boot: from starting a virtual machine monitor to the line that the guest's init
+//! writes.
 //!
-//! [`peers`] knows how each monitor is started, [`stage`] copies all that is measured to
-//! memory, [`run`] boots once and samples the process at init's line, by what [`sample`]
-//! reads from /proc, and [`report`] makes medians, the table and the JSON of it.
+//! [`peers`] defines how each monitor is started, [`stage`] copies everything that is measured to
+//! memory, [`run`] boots once and samples the process at init's line, by the data that [`sample`]
+//! reads from /proc, and [`report`] creates medians, the table and the JSON.
 //!
 //! Every monitor gets the same kernel, initramfs, memory, vCPU and command line, and a serial
 //! console on its stdout, because that is where all of them can show that init runs.
@@ -27,7 +27,7 @@ use crate::output;
 use peers::{Guest, Peer};
 use report::Report;
 
-/// What a guest boots with unless said: every message of level "error" and worse would show.
+/// The default command line: every message of level "error" and worse would show.
 const COMMAND_LINE: &str =
     "console=ttyS0 quiet panic=-1 reboot=k pci=off noreplace-smp rcupdate.rcu_expedited=1";
 

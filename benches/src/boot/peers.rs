@@ -9,7 +9,7 @@ use serde_json::json;
 use super::stage::Stage;
 use crate::qemu::{self, Boot};
 
-/// What every monitor boots. One vCPU.
+/// The guest of every monitor. One vCPU.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) kernel: PathBuf,
@@ -18,7 +18,7 @@ pub(super) struct Guest {
     pub(super) cmdline: String,
 }
 
-/// The monitors that are known here.
+/// The supported monitors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Podvisor,
@@ -37,7 +37,7 @@ impl Kind {
         }
     }
 
-    /// Whether a thread of this name runs the guest.
+    /// Returns whether a thread of this name runs the guest.
     pub(crate) fn is_vcpu(self, thread: &str) -> bool {
         match self {
             Self::Podvisor | Self::CloudHypervisor => thread.starts_with("vcpu"),
@@ -57,7 +57,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Copies the monitor to memory with all that it reads.
+    /// Copies the monitor to memory with all files that it reads.
     pub(super) fn stage(kind: Kind, program: &Path, guest: &Guest, stage: &Stage) -> Result<Self> {
         let libraries = stage.copy_libraries(program)?;
         let arguments = match kind {
@@ -90,7 +90,7 @@ impl Peer {
         command
     }
 
-    /// The arguments as they are given, for the report.
+    /// Returns the arguments, for the report.
     pub(super) fn arguments(&self) -> &[String] {
         &self.arguments
     }
@@ -119,7 +119,7 @@ fn qemu(guest: &Guest, program: &Path, stage: &Stage) -> Result<Vec<String>> {
     Ok(arguments)
 }
 
-/// Without its API, as a library is without one.
+/// Without its API, like a library.
 fn firecracker(guest: &Guest, stage: &Stage) -> Result<Vec<String>> {
     let configuration = json!({
         "boot-source": {

@@ -11,13 +11,13 @@ use super::peers::{Kind, Peer};
 use super::sample::Sample;
 use crate::output::Criterion;
 
-/// podvisor's whole boot, against QEMU's.
+/// podvisor's whole boot relative to QEMU's.
 const RATIO_LIMIT: f64 = 0.26;
 /// podvisor's own threads, in millions of instructions.
 const OWN_LIMIT: f64 = 6.0;
 
-/// The result of a measurement. CPU costs are in millions: of instructions where time is
-/// counted in them, else of nanoseconds.
+/// The result of a measurement. CPU costs are in millions: of instructions if time is counted in
+/// them, otherwise of nanoseconds.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     unit: &'static str,
@@ -27,7 +27,7 @@ pub(super) struct Report {
     kernel: String,
     cmdline: String,
     monitors: Vec<Monitor>,
-    /// podvisor's median total over each peer's.
+    /// podvisor's median total relative to each peer's.
     ratios: Vec<Ratio>,
     criteria: Vec<Criterion>,
 }
@@ -138,8 +138,8 @@ impl Monitor {
                 cost: millions(thread.cpu),
             })
             .collect();
-        // Reading the clock and the threads takes some instructions of the sampler's, none of
-        // the process's: a rest is a thread that has ended.
+        // Reading the clock and the threads costs some instructions of the sampler, none of the
+        // process: a remainder is a thread that has ended.
         if typical.1.ended_threads > 0 {
             threads.push(ThreadCost {
                 name: "(ended)".to_owned(),
@@ -167,7 +167,7 @@ impl Monitor {
     }
 }
 
-/// The middle one; of two, the lower.
+/// Returns the median; of two, the lower.
 fn median(samples: &[Sample], of: impl Fn(&Sample) -> u64) -> u64 {
     let mut values: Vec<u64> = samples.iter().map(of).collect();
     values.sort_unstable();

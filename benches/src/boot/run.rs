@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use super::peers::{Guest, Peer};
 use super::sample::{self, Sample};
 
-/// What the guest's init writes.
+/// The line that the guest's init writes.
 const LINE: &[u8] = b"init";
 
 /// Boots once.
@@ -20,7 +20,7 @@ pub(super) fn boot(peer: &Peer, guest: &Guest, directory: &Path) -> Result<Sampl
     let began = Instant::now();
     let mut child = Running(
         peer.command()
-            // Open and silent: monitors that read their stdin wait.
+            // Open and silent: monitors that read their stdin block.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::create(&messages)?)
@@ -40,7 +40,7 @@ pub(super) fn boot(peer: &Peer, guest: &Guest, directory: &Path) -> Result<Sampl
     sample::take(child.0.id(), peer.kind, guest.memory_mib, to_init)
 }
 
-/// Ends the process when dropped.
+/// Kills the process when dropped.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
@@ -50,7 +50,7 @@ impl Drop for Running {
     }
 }
 
-/// Reads up to the line, or gives what came instead.
+/// Reads up to the line, or returns what was read instead.
 fn wait_for_line(console: &mut impl Read) -> Result<Result<(), String>> {
     let mut seen = Vec::new();
     let mut line_began = 0;
@@ -75,9 +75,9 @@ fn wait_for_line(console: &mut impl Read) -> Result<Result<(), String>> {
     }
 }
 
-/// While it lives, this process runs before all others once it can: a sample shows the state
-/// at init's line, not some time slices later. Without the right to ask for that, the
-/// scheduler decides.
+/// Raises this process's priority while it lives, so that it runs before all others when it is
+/// ready: a sample shows the state at init's line, not some time slices later. Without the
+/// permission to do that, the scheduler decides.
 pub(crate) fn ahead_of_others() -> sample::Priority {
     sample::Priority::raise()
 }

@@ -1,4 +1,4 @@
-//! What /proc says of a process: CPU time of each thread, and memory beyond the guest's.
+//! A process's data in /proc: CPU time of each thread, and memory beyond the guest's.
 #![allow(unsafe_code)] // the CPU clock of another process, and the scheduling policy
 
 use std::fs;
@@ -13,7 +13,7 @@ use super::peers::Kind;
 /// A process at one moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
-    /// Since the process was started.
+    /// The time since the process was started.
     pub(crate) to_init: Duration,
     pub(crate) threads: Vec<Thread>,
     /// CPU time of threads that have ended, in ns.
@@ -33,26 +33,26 @@ pub(crate) struct Thread {
 /// Sizes in KiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// Proportional set size of all mappings but the guest's memory.
+    /// Proportional set size of all mappings except the guest's memory.
     pub(crate) pss: u64,
-    /// Anonymous pages of all mappings but the guest's memory.
+    /// Anonymous pages of all mappings except the guest's memory.
     pub(crate) anonymous: u64,
     /// Resident pages of the guest's memory.
     pub(crate) guest: u64,
-    /// Those of them that are this process's own.
+    /// Those of them that are private to this process.
     pub(crate) guest_anonymous: u64,
     /// Shared libraries that are mapped.
     pub(crate) libraries: Vec<String>,
 }
 
 impl Sample {
-    /// CPU time of what is no vCPU, in ns.
+    /// Returns the CPU time of all threads except vCPUs, in ns.
     pub(crate) fn own(&self) -> u64 {
         let alive: u64 = self.threads.iter().filter(|t| !t.vcpu).map(|t| t.cpu).sum();
         alive + self.ended_threads
     }
 
-    /// CPU time of the vCPUs, in ns.
+    /// Returns the CPU time of the vCPUs, in ns.
     pub(crate) fn vcpus(&self) -> u64 {
         self.threads.iter().filter(|t| t.vcpu).map(|t| t.cpu).sum()
     }
@@ -104,8 +104,8 @@ struct Mapping<'a> {
 }
 
 impl Memory {
-    /// Adds up an smaps file. The guest's memory is what makes exactly `guest_kib`: a mapping, or
-    /// several adjacent ones that differ in their advice.
+    /// Adds up an smaps file. The guest's memory is exactly `guest_kib`: a mapping, or several
+    /// adjacent ones that differ in their advice.
     pub(crate) fn of(smaps: &str, guest_kib: u64) -> Result<Self> {
         let mut mappings: Vec<Mapping<'_>> = Vec::new();
         for line in smaps.lines() {
@@ -161,16 +161,16 @@ impl Memory {
     }
 }
 
-/// The two ends of a mapping, as smaps writes them; 0 when it does not.
+/// Returns the two ends of a mapping, as smaps writes them; 0 if they are missing.
 fn addresses(text: &str) -> (u64, u64) {
     let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
     let (start, end) = text.split_once('-').unwrap_or_default();
     (number(start), number(end))
 }
 
-/// Indexes of the adjacent mappings, anonymous or of one file, that are `kib` large together. Of
-/// several, those of which most is resident: the C library's allocator reserves as much for a
-/// thread as a small guest has.
+/// Returns the indexes of the adjacent mappings, anonymous or of one file, that are `kib` large in
+/// total. If there are several, those of which most is resident: the C library's allocator reserves
+/// as much for a thread as a small guest has.
 fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<usize>> {
     let candidates = (0..mappings.len()).filter_map(|first| {
         let mut size = 0;
@@ -192,7 +192,7 @@ fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<us
     })
 }
 
-/// CPU time of a process with all its threads, ended ones too, in ns.
+/// Returns the CPU time of a process with all its threads, ended ones too, in ns.
 fn process_cpu(pid: u32) -> io::Result<u64> {
     let mut clock = MaybeUninit::uninit();
     let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
@@ -224,7 +224,7 @@ impl Priority {
         let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
         let parameter = libc::sched_param { sched_priority: 1 };
         // SAFETY: a valid pointer; the call changes how this thread is scheduled. Without the
-        // right to do so it fails, and nothing changes.
+        // permission to do so it fails, and nothing changes.
         unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) };
         Self(())
     }

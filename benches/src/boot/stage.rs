@@ -1,4 +1,4 @@
-//! A directory in memory, to which all that is measured is copied: no boot waits for a disk.
+//! A directory in memory, to which everything that is measured is copied: no boot waits for a disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 /// A tmpfs on every Linux.
 const MEMORY: &str = "/dev/shm";
 
-/// The directory; it goes when dropped.
+/// The directory; it is removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Stage {
     path: PathBuf,
@@ -26,7 +26,7 @@ impl Stage {
         &self.path
     }
 
-    /// Copies a file, with its permissions; gives its new path.
+    /// Copies a file, with its permissions; returns its new path.
     pub(crate) fn copy(&self, file: &Path) -> Result<PathBuf> {
         let name = file
             .file_name()
@@ -36,15 +36,15 @@ impl Stage {
         Ok(copy)
     }
 
-    /// Writes a file; gives its path.
+    /// Writes a file; returns its path.
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))?;
         Ok(path)
     }
 
-    /// Copies the shared libraries of `program` to a directory for `LD_LIBRARY_PATH`; none when
-    /// it has none.
+    /// Copies the shared libraries of `program` to a directory for `LD_LIBRARY_PATH`; returns
+    /// `None` if it has none.
     pub(crate) fn copy_libraries(&self, program: &Path) -> Result<Option<PathBuf>> {
         let output = Command::new("ldd")
             .arg(program)
@@ -79,7 +79,8 @@ impl Drop for Stage {
     }
 }
 
-/// The path in a line of `ldd` such as `libz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x7f…)`.
+/// Returns the path in a line of `ldd` such as `libz.so.1 => /lib/x86_64-linux-gnu/libz.so.1
+/// (0x7f…)`.
 fn library(line: &str) -> Option<&str> {
     let (_, rest) = line.split_once("=> ")?;
     rest.split_whitespace()

@@ -1,5 +1,5 @@
-//! What pods take of the host's memory: all processes before and after, so that nothing that
-//! belongs to one is forgotten.
+//! The host memory that pods use: all processes before and after, so that nothing that belongs to a
+//! pod is missed.
 
 use std::fmt;
 use std::fs;
@@ -9,23 +9,23 @@ use serde::Serialize;
 
 use crate::boot::Memory;
 
-/// Of all processes, in KiB.
+/// The sum over all processes, in KiB.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Total {
     pss: u64,
     guest: u64,
 }
 
-/// Of one pod in the mean, in MiB.
+/// The mean memory of a pod, in MiB.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct PodMemory {
-    /// Proportional set size of all that belongs to it.
+    /// Proportional set size of everything that belongs to it.
     pub(super) pss_mib: f64,
     /// The same without the guest's memory.
     pub(super) own_mib: f64,
 }
 
-/// Adds up all processes but this one; `guest_kib` is the memory of a guest, where there are
+/// Adds up all processes except this one; `guest_kib` is the size of a guest's memory, if there are
 /// guests.
 pub(super) fn of_all(guest_kib: Option<u64>) -> Result<Total> {
     let mut total = Total::default();
@@ -38,7 +38,7 @@ pub(super) fn of_all(guest_kib: Option<u64>) -> Result<Total> {
         if !is_process {
             continue;
         }
-        // A process may end meanwhile; threads of the kernel have none.
+        // A process may end meanwhile; kernel threads have no smaps.
         let Ok(smaps) = fs::read_to_string(path.join("smaps")) else {
             continue;
         };
@@ -57,7 +57,7 @@ fn pss(smaps: &str) -> u64 {
 }
 
 impl Total {
-    /// What each of `pods` brought since `before`.
+    /// Returns what each of `pods` has added since `before`.
     pub(super) fn since(self, before: Self, pods: usize) -> PodMemory {
         let share = 1.0 / (1024.0 * pods as f64);
         let grown = |now: u64, then: u64| now.saturating_sub(then) as f64 * share;

@@ -1,7 +1,7 @@
-//! What a kubelet waits for: each call of a pod's life over the Container Runtime Interface, to
-//! podvisor and to containerd with runc, with the same CNI plugins, registry and image.
+//! What a kubelet waits for: each call of a pod's lifecycle over the Container Runtime Interface,
+//! to podvisor and to containerd with runc, with the same CNI plugins, registry and image.
 //!
-//! [`runtime`] starts the two, [`pod`] makes the calls and [`memory`] adds up what a pod takes.
+//! [`runtime`] starts the two, [`pod`] makes the calls and [`memory`] adds up what a pod uses.
 
 mod memory;
 mod pod;
@@ -22,8 +22,8 @@ use memory::PodMemory;
 use pod::{Client, Pod};
 use runtime::{Kind, Runtime};
 
-/// From the request for a sandbox until its container runs, of containerd's time: by booting, and
-/// as a clone.
+/// The time from the request for a sandbox until its container runs, relative to containerd's: by
+/// booting, and as a clone.
 const COLD_LIMIT: f64 = 1.0;
 const WARM_LIMIT: f64 = 0.5;
 /// Memory of a pod on the host beyond its guest's, in MiB.
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
-/// The calls, in the order in which a pod sees them.
+/// The calls, in the order of a pod's lifecycle.
 const CALLS: [&str; 8] = [
     "PullImage",
     "RunPodSandbox",
@@ -69,7 +69,7 @@ const CALLS: [&str; 8] = [
     "RemovePodSandbox",
 ];
 
-/// Pods at once, where several are.
+/// The number of parallel pods.
 const AT_ONCE: usize = 4;
 
 #[derive(Debug, Serialize)]
@@ -86,7 +86,7 @@ struct Report {
 struct Measured {
     name: &'static str,
     calls: BTreeMap<&'static str, Percentiles>,
-    /// Pods made and removed per second: one after the other, and four at a time.
+    /// Pods created and removed per second: one after the other, and four at a time.
     one_by_one: f64,
     four_at_once: f64,
     memory: PodMemory,
@@ -143,7 +143,7 @@ async fn measure(args: &Args, runtime: &Runtime, pulled: &str) -> Result<Measure
     let mut note = |call: &'static str, time: Duration| {
         times.entry(call).or_default().push(ms(time));
     };
-    // The first one warms caches, and has a template made where there is to be one.
+    // The first one warms caches, and starts the creation of a template if one is used.
     Pod::run(&client, "first").await?.remove().await?;
     runtime.settled()?;
     for number in 0..args.runs {
@@ -162,7 +162,7 @@ async fn measure(args: &Args, runtime: &Runtime, pulled: &str) -> Result<Measure
         note("StopPodSandbox", stopped);
         note("RemovePodSandbox", removed);
     }
-    // Where time is counted in instructions, it leaps while the registry waits for its disk.
+    // If time is counted in instructions, it jumps while the registry waits for its disk.
     let pulls = if args.icount { 0 } else { args.runs };
     for _ in 0..pulls {
         let began = Instant::now();
@@ -231,7 +231,7 @@ fn criteria(args: &Args, runtimes: &[Measured]) -> Vec<Criterion> {
         calls.map_or(f64::NAN, |percentiles| percentiles.p50)
     };
     let mut criteria = Vec::new();
-    // Without it the host emulates a guest's code twice, which is no VM's fault.
+    // Without it the host emulates a guest's code twice, which is not the VM's fault.
     if args.icount {
         for (what, limit, runtime) in [
             (

@@ -1,4 +1,4 @@
-//! The calls of a pod's life.
+//! The calls of a pod's lifecycle.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::runtime::IMAGE;
 
-/// What no call takes.
+/// More than any call takes.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ pub(super) struct Pod {
     client: Client,
     id: String,
     container: String,
-    /// What the calls took that made it.
+    /// The durations of the calls that created it.
     pub(super) times: Vec<(&'static str, Duration)>,
 }
 
@@ -143,7 +143,7 @@ impl Pod {
         }
     }
 
-    /// Stops and removes it; how long the two take.
+    /// Stops and removes it; returns how long the two take.
     pub(super) async fn remove(self) -> Result<(Duration, Duration)> {
         let mut runtime = self.client.runtime.clone();
         let began = Instant::now();

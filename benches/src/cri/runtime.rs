@@ -1,4 +1,4 @@
-//! The runtimes: podvisor's daemon and containerd, each with directories of its own in memory, the
+//! The runtimes: podvisor's daemon and containerd, each with its own directories in memory, the
 //! same network and the same image.
 
 use std::fs;
@@ -14,15 +14,15 @@ use crate::boot::Stage;
 use crate::pull::Server;
 use crate::start::wait_for_templates;
 
-/// What the image of the pods is called.
+/// The name of the pods' image.
 pub(super) const IMAGE: &str = "localhost/bench:latest";
 
-/// Memory of a pod's guest without a limit, in KiB: what podvisor gives it by itself.
+/// Memory of a pod's guest without a limit, in KiB: podvisor's default.
 const GUEST_KIB: u64 = 256 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Podvisor, each pod of which boots.
+    /// Podvisor, with pods that boot.
     Cold,
     /// Podvisor, whose pods are clones.
     Warm,
@@ -89,12 +89,12 @@ impl Runtime {
         }
     }
 
-    /// The memory of its guests in KiB, where it has guests.
+    /// Returns the memory of its guests in KiB, if it has guests.
     pub(super) fn guest_memory(&self) -> Option<u64> {
         (self.kind != Kind::Containerd).then_some(GUEST_KIB)
     }
 
-    /// Waits until it has what it makes beside its first pod.
+    /// Waits until background work that its first pod started is done.
     pub(super) fn settled(&self) -> Result<()> {
         match self.kind {
             Kind::Warm => wait_for_templates(&self.root),
@@ -137,7 +137,7 @@ fn containerd(dir: &Path, socket: &Path, networks: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// A bridge of its own for each.
+/// A separate bridge for each.
 fn network(kind: Kind) -> String {
     let number = 1 + kind as u8;
     json!({
@@ -158,7 +158,7 @@ fn network(kind: Kind) -> String {
     .to_string()
 }
 
-/// Makes an archive with the image of the pods: busybox, which sleeps unless told otherwise.
+/// Creates an archive with the image of the pods: busybox, which sleeps by default.
 pub(super) fn image(podvisor: &Path, busybox: &Path, stage: &Stage) -> Result<PathBuf> {
     let dir = stage.path().join("image");
     let root = dir.join("root");
@@ -198,7 +198,7 @@ pub(super) fn image(podvisor: &Path, busybox: &Path, stage: &Stage) -> Result<Pa
     let mut pack = Command::new("tar");
     pack.arg("-C").arg(&dir).arg("-cf").arg(&archive);
     succeed(pack.args(["manifest.json", "config.json", "layer.tar"]))?;
-    // What podvisor does not take containerd need not be given.
+    // An image that podvisor rejects is not tried with containerd either.
     load(podvisor, &dir.join("check"), &archive)?;
     Ok(archive)
 }
@@ -211,7 +211,7 @@ fn load(podvisor: &Path, root: &Path, archive: &Path) -> Result<()> {
     succeed(load.arg(archive)).map(drop)
 }
 
-/// Runs a program; what it printed.
+/// Runs a program; returns its output.
 fn succeed(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command

@@ -1,4 +1,4 @@
-//! What the host says of its memory, in KiB.
+//! The host's memory statistics, in KiB.
 
 use std::fs;
 
@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 /// The host's memory at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HostMemory {
-    /// What could be had without swapping.
+    /// Memory that is available without swapping.
     pub(super) available: u64,
     /// Page tables of processes, and of KVM.
     pub(super) tables: u64,
 }
 
-/// What of a process is nobody else's.
+/// The private memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Private {
     pub(super) kib: u64,
@@ -42,7 +42,7 @@ impl Private {
     }
 }
 
-/// The sum of the fields that are there; `None` when there is none.
+/// Returns the sum of the existing fields; `None` if there are none.
 fn sum(text: &str, fields: &[&str]) -> Option<u64> {
     let values = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();

@@ -1,8 +1,8 @@
-//! An image as a disk (virtio-blk) and as memory (virtio-pmem with DAX): what the guest pays until
-//! it reads, and what many guests that read one image take of the host's memory.
+//! An image as a disk (virtio-blk) and as memory (virtio-pmem with DAX): the cost in the guest
+//! until it reads, and the host memory that many guests use that read one image.
 //!
 //! The guest's init (`benches/guest/image.c`) writes a line after each step; the CPU time of the
-//! monitor's threads until then is what the steps before have cost.
+//! monitor's threads until then is the cost of the steps before.
 
 mod host;
 
@@ -22,12 +22,12 @@ use host::{HostMemory, Private};
 
 /// MiB of guest memory.
 const MEMORY: u64 = 256;
-/// Bytes of each of the two files that are read, and of what else is in the image.
+/// The size of each of the two files that are read, and of the rest of the image.
 const READ: usize = 50 << 20;
 const REST: u64 = 100 << 20;
-/// What the guest writes after each step.
+/// The lines that the guest writes after each step.
 const STEPS: [&str; 6] = ["up", "mounted", "first", "read", "mapped", "again"];
-/// The step after which memory is looked at.
+/// The step after which memory is measured.
 const ALL_READ: &str = "read";
 
 #[derive(Debug, clap::Args)]
@@ -65,26 +65,26 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct Row {
     name: &'static str,
-    /// CPU of each step, in millions of instructions, or in ms.
+    /// CPU cost of each step, in millions of instructions, or in ms.
     steps: Vec<f64>,
-    /// The guest's free memory when its init begins, in MiB.
+    /// The guest's free memory when its init starts, in MiB.
     free: f64,
 }
 
-/// Of one of many machines, in MiB.
+/// The memory of one of many machines, in MiB.
 #[derive(Debug, Serialize)]
 struct Memory {
     name: &'static str,
     machines: u32,
-    /// What of its process is nobody else's.
+    /// The private memory of its process.
     private: f64,
-    /// What the host has less of, with its tables and those of KVM.
+    /// The decrease of the host's available memory, including page tables of processes and of KVM.
     host: f64,
     /// Page tables of processes and of guests.
     tables: f64,
 }
 
-/// A way to give a guest its image.
+/// A way to attach the image to a guest.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     name: &'static str,
@@ -102,7 +102,7 @@ const WAYS: [Way; 2] = [
     },
 ];
 
-/// What every machine is started with.
+/// The files that every machine is started with.
 #[derive(Debug)]
 struct Files {
     dir: PathBuf,
@@ -146,7 +146,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     output::print(&report, args.json.as_deref())
 }
 
-/// An EROFS image of two files without pages that are alike, and one that nobody reads.
+/// Creates an EROFS image of two files whose pages all differ, and one file that is never read.
 fn make_image(dir: &Path) -> Result<PathBuf> {
     let tree = dir.join("tree");
     std::fs::create_dir(&tree)?;
@@ -173,7 +173,7 @@ fn make_image(dir: &Path) -> Result<PathBuf> {
     Ok(image)
 }
 
-/// A machine, and what its guest writes.
+/// A machine, and its guest's output.
 struct Machine {
     child: Running,
     console: BufReader<ChildStdout>,
@@ -207,7 +207,7 @@ impl Machine {
         })
     }
 
-    /// Waits for the guest's line of `step`, and gives what stands behind the word.
+    /// Waits for the guest's line of `step`, and returns the rest of the line.
     fn wait_for(&mut self, step: &str) -> Result<String> {
         let mut seen = String::new();
         loop {
@@ -228,7 +228,7 @@ impl Machine {
     }
 }
 
-/// What each step of one guest costs.
+/// Measures the cost of each step of one guest.
 fn steps(files: &Files, way: Way) -> Result<Row> {
     let began = Instant::now();
     let mut machine = Machine::start(files, way, "")?;
@@ -257,9 +257,9 @@ fn steps(files: &Files, way: Way) -> Result<Row> {
     })
 }
 
-/// What `count` machines that have read the file take.
+/// Measures the memory of `count` machines that have read the file.
 fn memory(files: &Files, way: Way, count: u32) -> Result<Memory> {
-    // Programs and the image are in the host's memory when one machine has come and gone.
+    // Programs and the image are in the host's page cache after one machine has run.
     Machine::start(files, way, " until=read")?.wait_for(ALL_READ)?;
     let before = HostMemory::now()?;
     let mut machines = Vec::new();

@@ -1,8 +1,8 @@
-//! What an interrupt of a line costs: from the thread that has it to the guest's handler and back,
+//! The cost of a line's interrupt: from the thread that raises it to the guest's handler and back,
 //! raised and lowered by ioctl, and by an irqfd.
 //!
-//! The guest is a few bytes of real mode: it halts, and its handler tells this process by a write
-//! to a port. All but the way to the guest is the same for both.
+//! The guest is a few bytes of real mode: it halts, and its handler notifies this process by a
+//! write to a port. Everything but the way to the guest is the same for both.
 
 use std::fmt;
 use std::io;
@@ -29,17 +29,17 @@ const CODE: usize = 0x1000;
 const HANDLER: usize = 0x1100;
 const STACK: u64 = 0x8000;
 
-/// Ports by which the guest says that it is ready, and that its handler runs.
+/// Ports by which the guest reports that it is ready, and that its handler runs.
 const READY: u16 = 0x11;
 const HANDLED: u16 = 0x10;
 
-/// Sets up the first 8259 for vectors from 8 on, with all lines but the fifth masked, and halts for
-/// ever.
+/// Sets up the first 8259 for vectors from 8 on, with all lines masked except the fifth, and halts
+/// forever.
 const PROGRAM: [u8; 26] = [
     0xb0, 0x11, 0xe6, 0x20, 0xb0, 0x08, 0xe6, 0x21, 0xb0, 0x04, 0xe6, 0x21, 0xb0, 0x01, 0xe6, 0x21,
     0xb0, 0xdf, 0xe6, 0x21, 0xe6, 0x11, 0xfb, 0xf4, 0xeb, 0xfd,
 ];
-/// Ends the interrupt, and says so.
+/// Ends the interrupt, and reports that.
 const HANDLING: [u8; 7] = [0xb0, 0x20, 0xe6, 0x20, 0xe6, 0x10, 0xcf];
 
 #[derive(Debug, clap::Args)]
@@ -79,7 +79,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
         by_irqfd,
     };
     output::print(&report, args.json.as_deref())?;
-    // Its only vCPU halts for ever.
+    // Its only vCPU halts forever.
     std::process::exit(0)
 }
 
@@ -132,7 +132,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// The mean time of `count` interrupts, in µs, after a tenth as many.
+    /// Returns the mean time of `count` interrupts, in µs, after a tenth as many for warming up.
     fn mean(&self, count: usize, raise: impl Fn() -> Result<(), kvm_ioctls::Error>) -> Result<f64> {
         let series = |count: usize| -> Result<f64> {
             let began = Instant::now();
@@ -154,7 +154,7 @@ impl Guest {
     }
 }
 
-/// Runs the guest, counts what it says, and wakes who waits for it.
+/// Runs the guest, counts its reports, and wakes the thread that waits for them.
 fn run(mut vcpu: VcpuFd, count: &AtomicUsize, waiting: &Thread) {
     loop {
         match vcpu.run() {
@@ -172,10 +172,10 @@ fn run(mut vcpu: VcpuFd, count: &AtomicUsize, waiting: &Thread) {
     }
 }
 
-/// A mapping of its own with `bytes` in it, for ever.
+/// Creates a permanent mapping with the content `bytes`.
 #[allow(unsafe_code)] // mmap
 fn map(bytes: &[u8]) -> Result<u64> {
-    // SAFETY: a new anonymous mapping, wherever the kernel likes.
+    // SAFETY: a new anonymous mapping, at any address.
     let place = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -189,7 +189,7 @@ fn map(bytes: &[u8]) -> Result<u64> {
     if place == libc::MAP_FAILED {
         return Err(io::Error::last_os_error()).context("the guest's memory");
     }
-    // SAFETY: the mapping is as long as the bytes, and nobody else knows it.
+    // SAFETY: the mapping is as long as the bytes, and is not used elsewhere yet.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place.cast(), bytes.len()) };
     Ok(place as u64)
 }

@@ -1,9 +1,9 @@
-//! What a guest's network costs: TCP in both directions, and a byte there and back, over MMIO and
+//! The cost of a guest's network: TCP in both directions, and a byte there and back, over MMIO and
 //! over PCI, by podvisor and by QEMU.
 //!
-//! [`subject`] knows how each monitor is started, [`tap`] makes the tap that all of them use, one
-//! after the other, and [`run`] talks to a guest (`benches/guest/net.c`) and samples the CPU time
-//! of the monitor's threads before and after.
+//! [`subject`] defines how each monitor is started, [`tap`] creates the tap that all of them use,
+//! one after the other, and [`run`] talks to a guest (`benches/guest/net.c`) and samples the CPU
+//! time of the monitor's threads before and after.
 
 mod report;
 mod run;
@@ -24,16 +24,16 @@ use tap::Tap;
 /// MiB of guest memory.
 const MEMORY: u64 = 128;
 
-/// What counts.
+/// The size of the measurement.
 const SIZE: Size = Size {
     bytes: 64 << 20,
     round_trips: 2000,
 };
 
-/// How much is done with a guest's network.
+/// The amount of work with a guest's network.
 #[derive(Clone, Copy, Debug)]
 struct Size {
-    /// In each direction.
+    /// The number of bytes in each direction.
     bytes: usize,
     round_trips: u32,
 }
@@ -89,7 +89,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     }
     let mut costs: Vec<Vec<Costs>> = subjects.iter().map(|_| Vec::new()).collect();
     for round in 0..args.runs {
-        // Each round begins with another one.
+        // Each round starts with another one.
         for turn in 0..subjects.len() {
             let at = (round + turn) % subjects.len();
             let subject = &subjects[at];

@@ -1,4 +1,4 @@
-//! Medians, the table, the JSON and the picture.
+//! Medians, the table, the JSON and the plot.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::plot::{Bar, Better, Panel, Plot};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    /// Of CPU.
+    /// The unit of CPU costs.
     unit: &'static str,
     runs: usize,
     rows: Vec<Row>,
@@ -27,7 +27,7 @@ struct Row {
     round_trip: RoundTrip,
 }
 
-/// A direction. CPU is per MiB.
+/// A direction. CPU costs are per MiB.
 #[derive(Debug, Serialize)]
 struct Flow {
     mb_per_second: Spread,
@@ -35,7 +35,7 @@ struct Flow {
     vcpu: Spread,
 }
 
-/// A byte there and back. CPU is for one.
+/// A byte there and back. CPU costs are per round trip.
 #[derive(Debug, Serialize)]
 struct RoundTrip {
     microseconds: Spread,
@@ -43,8 +43,8 @@ struct RoundTrip {
     vcpu: Spread,
 }
 
-/// Medians of podvisor to those of QEMU on the same transport. Of throughputs the larger one is
-/// better, of the others the smaller one.
+/// Medians of podvisor relative to those of QEMU on the same transport. For throughputs larger is
+/// better, for the others smaller.
 #[derive(Debug, Serialize)]
 struct Ratio {
     podvisor: &'static str,

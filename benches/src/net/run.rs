@@ -1,4 +1,4 @@
-//! One guest, and what is done with its network.
+//! Runs one guest, and measures its network.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,19 +13,19 @@ use super::subject::Subject;
 use super::{MEMORY, Size};
 use crate::boot::{Running, take};
 
-/// Where the guest listens (`benches/guest/net.c`).
+/// The address and port of the guest (`benches/guest/net.c`).
 const GUEST: ([u8; 4], u16) = ([10, 9, 0, 2], 5001);
 
-/// How long the guest may be silent.
+/// The time limit for the guest's answers.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is done before it counts.
+/// The size of the warm-up.
 const WARM: Size = Size {
     bytes: 4 << 20,
     round_trips: 200,
 };
 
-/// CPU of the monitor's threads in ns, and the time that it took.
+/// CPU of the monitor's threads in ns, and the elapsed time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     pub(super) own: u64,
@@ -33,7 +33,7 @@ pub(super) struct Cost {
     pub(super) time: Duration,
 }
 
-/// All of one run.
+/// The results of one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs {
     pub(super) to_guest: Cost,
@@ -48,7 +48,7 @@ pub(super) fn run(subject: &Subject, size: Size, dir: &Path) -> Result<Costs> {
     let mut child = Running(
         Command::new(&subject.program)
             .args(&subject.arguments)
-            // Open and silent: monitors that read their stdin wait.
+            // Open and silent: monitors that read their stdin block.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::create(&messages)?)
@@ -84,7 +84,7 @@ pub(super) fn run(subject: &Subject, size: Size, dir: &Path) -> Result<Costs> {
     })
 }
 
-/// A connection on which the guest does what `kind` says.
+/// Opens a connection on which the guest does what `kind` selects.
 fn connect(kind: u8) -> Result<TcpStream> {
     let address = SocketAddr::from(GUEST);
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)

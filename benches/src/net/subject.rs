@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use crate::boot::Kind;
 use crate::qemu::{self, Boot};
 
-/// What every monitor runs. One vCPU.
+/// The guest of every monitor. One vCPU.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
-    /// The number of the open tap.
+    /// The file descriptor of the open tap.
     pub(super) tap: RawFd,
     pub(super) memory_mib: u64,
 }
 
-/// A monitor with a card on one transport.
+/// A monitor with a network card on one transport.
 #[derive(Debug)]
 pub(super) struct Subject {
     pub(super) name: &'static str,
@@ -28,11 +28,11 @@ pub(super) struct Subject {
 const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k noreplace-smp";
 const NO_PCI: &str = " pci=off";
 
-/// The same for all, so that the host knows its neighbour.
+/// The same for all, so that the host's neighbour entry stays valid.
 const MAC: &str = "02:00:00:00:00:09";
 
 impl Subject {
-    /// `transport` as `net-podvisor` takes it.
+    /// `transport` is the argument of `net-podvisor`.
     pub(super) fn podvisor(program: &Path, transport: &str, guest: &Guest) -> Self {
         let (name, bus) = match transport {
             "mmio" => ("podvisor MMIO", NO_PCI),

@@ -1,5 +1,5 @@
-//! A tap in a network namespace of the harness's own.
-#![allow(unsafe_code)] // unshare, TUNSETIFF, a descriptor that children keep
+//! A tap in a private network namespace of the harness.
+#![allow(unsafe_code)] // unshare, TUNSETIFF, a descriptor that children inherit
 
 use std::fs::File;
 use std::io;
@@ -11,14 +11,14 @@ use anyhow::{Context, Result, bail};
 /// The host's address on the tap; the guest's is 10.9.0.2 (`benches/guest/net.c`).
 const HOST: &str = "10.9.0.1/24";
 
-/// The open tap, which every child has under the same number.
+/// The open tap, which every child inherits under the same number.
 #[derive(Debug)]
 pub(super) struct Tap(File);
 
 impl Tap {
-    /// Leaves the network namespace for a new one and makes a tap there. As root.
+    /// Enters a new network namespace and creates a tap there. Requires root.
     pub(super) fn new() -> Result<Self> {
-        // SAFETY: the calling thread's network namespace alone changes.
+        // SAFETY: only the calling thread's network namespace changes.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
             return Err(io::Error::last_os_error())
                 .context("no network namespace can be made: run as root");
@@ -49,7 +49,7 @@ impl Tap {
         Ok(Self(tap))
     }
 
-    /// Its number.
+    /// Returns its descriptor number.
     pub(super) fn number(&self) -> RawFd {
         self.0.as_raw_fd()
     }

@@ -1,4 +1,4 @@
-//! What a run costs: time, CPU, bytes written, and what it leaves on the disk.
+//! The cost of a run: time, CPU, bytes written, and disk usage afterwards.
 
 use std::collections::HashSet;
 use std::fs;
@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Linux' unit of CPU time in /proc, on all architectures that it runs virtual machines on.
+/// Linux's unit of CPU time in /proc, on all architectures that it runs virtual machines on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// One pull.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
-    /// From the start of the first program to the end of the last.
+    /// The time from the start of the first program to the end of the last.
     pub(super) wall: Duration,
-    /// The same and the time until all of it is on the disk.
+    /// The same, plus the time until everything is on the disk.
     pub(super) synced: Duration,
     pub(super) cost: Cost,
-    /// What the pull left on the disk.
+    /// Disk usage of the pull.
     pub(super) disk: Disk,
-    /// What a second root file system of the same image adds to that.
+    /// Additional disk usage of a second root file system of the same image.
     pub(super) second: Disk,
 }
 
-/// CPU time and writes, of a process and the children that it has waited for.
+/// CPU time and writes of a process and the children that it has waited for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
     pub(super) cpu_seconds: f64,
@@ -35,15 +35,15 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// What process `pid` (`self` for this one) has cost so far.
+    /// Returns the cost of process `pid` (`self` for this one) so far.
     pub(super) fn of(pid: &str) -> Result<Self> {
         let read = |file: &str| {
             let path = format!("/proc/{pid}/{file}");
             fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))
         };
         let stat = read("stat")?;
-        // The name before it may contain anything. Then utime is the 12th field, and stime, cutime
-        // and cstime follow.
+        // The name before it may contain any character. Then utime is the 12th field, and stime,
+        // cutime and cstime follow.
         let fields = stat
             .rsplit_once(") ")
             .context("/proc/PID/stat is unknown")?;
@@ -79,7 +79,7 @@ impl Sub for Cost {
     }
 }
 
-/// Space that a directory takes.
+/// Disk usage of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Disk {
     /// Bytes of allocated blocks.
@@ -88,7 +88,8 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// What `directory` and everything below it takes; files with several names count once.
+    /// Returns the usage of `directory` and everything below it; files with several names count
+    /// once.
     pub(super) fn of(directory: &Path) -> Result<Self> {
         let mut disk = Self::default();
         let mut seen = HashSet::new();
@@ -121,7 +122,7 @@ impl Sub for Disk {
     }
 }
 
-/// Times `work` in `directory`. `daemon` is a process that works for it.
+/// Times `work` in `directory`. `daemon` is a process that works on its behalf.
 pub(super) fn timed(
     directory: &Path,
     daemon: Option<u32>,
@@ -131,7 +132,7 @@ pub(super) fn timed(
         let own = Cost::of("self")?;
         daemon.map_or(Ok(own), |pid| Ok(own.plus(Cost::of(&pid.to_string())?)))
     };
-    // Nothing of what came before is still to be written.
+    // Earlier writes must not be counted.
     sync(directory)?;
     let before = costs()?;
     let began = Instant::now();
@@ -143,12 +144,12 @@ pub(super) fn timed(
     Ok((wall, wall + flushing.elapsed(), cost))
 }
 
-/// Brings the file system of `directory` to the disk.
+/// Flushes the file system of `directory` to the disk.
 fn sync(directory: &Path) -> Result<()> {
     run(Command::new("sync").arg("-f").arg(directory)).map(drop)
 }
 
-/// Runs a program to its end; its stdout.
+/// Runs a program to its end; returns its stdout.
 pub(super) fn run(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let Output {

@@ -1,9 +1,9 @@
 //! From a registry to what a container can start from: podvisor, containerd, and skopeo with umoci,
 //! side by side.
 //!
-//! A docker-registry on loopback serves the images. Each run begins with an empty directory on the
+//! A docker-registry on loopback serves the images. Each run starts with an empty directory on the
 //! same file system and ends with a root file system that is ready; [`peers`] knows the programs,
-//! [`measure`] what they cost, [`report`] what is told.
+//! [`measure`] their cost, [`report`] the output.
 
 mod measure;
 mod peers;
@@ -62,8 +62,8 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     output::print(&report, args.json.as_deref())
 }
 
-/// All programs in turn, round by round, each round beginning with another one; the first round is
-/// not counted.
+/// Runs all programs in turn, round by round, each round starting with another one; the first round
+/// is not counted.
 fn measure_image(args: &Args, name: &str) -> Result<Vec<(Peer, Vec<Sample>)>> {
     let mut results: Vec<(Peer, Vec<Sample>)> = Peer::all(&args.podvisor)
         .into_iter()
@@ -87,7 +87,7 @@ fn measure_image(args: &Args, name: &str) -> Result<Vec<(Peer, Vec<Sample>)>> {
     Ok(results)
 }
 
-/// Makes an empty directory of `directory`.
+/// Makes `directory` an empty directory.
 fn clear(directory: &Path) -> Result<()> {
     let made = match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),

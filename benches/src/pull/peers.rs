@@ -1,4 +1,4 @@
-//! The programs that are compared, each brought to pull one image into an empty directory.
+//! The programs that are compared, each set up to pull one image into an empty directory.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use podvisor_images::Store;
 use super::measure::{Cost, Disk, Sample, run, timed};
 use super::registry::Server;
 
-/// Without the service for Kubernetes, which wants CNI's configuration.
+/// Without the service for Kubernetes, which requires a CNI configuration.
 const CONTAINERD_CONFIG: &str = "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n";
 
 /// A program, or two that work together.
@@ -59,7 +59,7 @@ fn podvisor(program: &Path, image: &str, directory: &Path) -> Result<Sample> {
         command.arg("--root").arg(directory);
         run(command.args(["pull", "--quiet", image])).map(drop)
     })?;
-    // As `podvisor run` does: the image is found, and its file becomes the disk of a virtual
+    // As `podvisor run` does: the image is looked up, and its file becomes the disk of a virtual
     // machine, then of another.
     let open = || -> Result<fs::File> {
         let store = Store::open(directory.join("images"))?;
@@ -80,7 +80,7 @@ fn containerd(
 ) -> Result<Sample> {
     let config = directory.join("config.toml");
     fs::write(&config, CONTAINERD_CONFIG)?;
-    // Not below the directory: a socket's path is short.
+    // Not below the directory: the path of a socket must be short.
     let socket = PathBuf::from(format!(
         "/run/podvisor-bench-{}-containerd",
         std::process::id()
@@ -107,7 +107,7 @@ fn containerd(
         let arguments = ["--plain-http", "--snapshotter", snapshotter, image];
         ctr(&[&["images", "pull"], &arguments[..]].concat()).map(drop)
     })?;
-    // As a container is created: a snapshot upon the image's topmost, then one more.
+    // As a container is created: a snapshot on top of the image's topmost one, then another.
     let top = ctr(&["snapshots", "--snapshotter", snapshotter, "ls"])?;
     let top = topmost(&top).context("containerd lists no snapshot of the image")?;
     let prepare = |key: &str| {
@@ -130,7 +130,7 @@ fn containerd(
     Ok(sample(times, pulled - before, both - pulled))
 }
 
-/// overlayfs where `ctr plugins ls` says that it works, else native, which copies.
+/// Returns overlayfs if `ctr plugins ls` says that it works, otherwise native, which copies.
 fn usable_snapshotter(plugins: &str) -> &'static str {
     let works = plugins.lines().any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -139,7 +139,7 @@ fn usable_snapshotter(plugins: &str) -> &'static str {
     if works { "overlayfs" } else { "native" }
 }
 
-/// The snapshot that is no other's parent, in the output of `ctr snapshots ls`.
+/// Returns the snapshot that is not a parent of another one, in the output of `ctr snapshots ls`.
 fn topmost(listing: &str) -> Option<String> {
     let lines = || listing.lines().skip(1).map(str::split_whitespace);
     let parents: Vec<&str> = lines().filter_map(|mut words| words.nth(1)).collect();

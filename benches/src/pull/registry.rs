@@ -1,4 +1,4 @@
-//! A docker-registry on loopback that serves what its storage has.
+//! A docker-registry on loopback that serves its storage.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// How long a server may take to answer.
+/// The time limit for a server's start.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A server in a process of its own; it ends with this value.
+/// A server in a separate process, which ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
 }
 
 impl Server {
-    /// Starts a server and waits until `answers` says that it is up. What it prints goes to `log`.
+    /// Starts a server and waits until `answers` returns true. Its output goes to `log`.
     pub(crate) fn start(
         command: &mut Command,
         log: &Path,
@@ -45,7 +45,7 @@ impl Server {
             if began.elapsed() > LIMIT {
                 bail!("{name} does not answer; its log is {}", log.display());
             }
-            // Nothing tells when a server of others begins to listen.
+            // No event reports that another program's server starts to listen.
             sleep(Duration::from_millis(20));
         }
         Ok(server)
@@ -58,7 +58,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // None of them has anything to put in order: its directory goes next.
+        // None of them has state to clean up: its directory is removed next.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

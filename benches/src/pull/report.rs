@@ -9,7 +9,7 @@ use super::measure::Sample;
 use super::peers::Peer;
 use crate::output::Criterion;
 
-/// podvisor's wall time, against containerd's.
+/// podvisor's wall time relative to containerd's.
 const RATIO_LIMIT: f64 = 1.0;
 
 /// The result of a measurement: one table per image.
@@ -40,7 +40,7 @@ struct Program {
     inodes: f64,
     second_bytes: f64,
     second_inodes: f64,
-    /// podvisor's figure over this program's.
+    /// podvisor's figure relative to this program's.
     ratios: Option<Ratios>,
 }
 

@@ -1,11 +1,11 @@
-//! One call to the guest's agent, by a message of ttrpc each way.
+//! One call to the guest's agent, by one ttrpc message in each direction.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// The host's vsock port where the agent says that it is there.
+/// The host's vsock port where the agent reports that it is ready.
 pub(crate) const READY_PORT: u32 = 1024;
-/// The guest's vsock port where it takes calls.
+/// The guest's vsock port where it accepts calls.
 pub(crate) const RPC_PORT: u32 = 1025;
 
 /// Asks the agent for its containers.

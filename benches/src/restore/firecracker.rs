@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use super::agent;
 use crate::boot::{Kind, Running, Sample, Stage, take};
 
-/// How long Firecracker or its guest may take for anything, on an emulated host too.
+/// The time limit for anything that Firecracker or its guest does, also on an emulated host.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Between two attempts where there is nothing to wait on.
+/// The interval between two attempts where no event can be waited for.
 const PAUSE: Duration = Duration::from_micros(100);
 const GUEST_CID: u32 = 3;
 
@@ -31,7 +31,7 @@ pub(super) struct Firecracker {
     cmdline: String,
 }
 
-/// One that runs, and where its API answers.
+/// A running Firecracker, and its API socket.
 struct Api {
     process: Running,
     socket: UnixStream,
@@ -56,7 +56,7 @@ impl Firecracker {
         })
     }
 
-    /// Boots to the agent's first answer.
+    /// Boots until the agent's first answer.
     pub(super) fn boot(&self) -> Result<Sample> {
         let (api, sample) = self.booted()?;
         drop(api);
@@ -75,7 +75,7 @@ impl Firecracker {
         api.request("PUT", "/snapshot/create", &files)
     }
 
-    /// Clones to the agent's first answer.
+    /// Clones until the agent's first answer.
     pub(super) fn restore(&self) -> Result<Sample> {
         let mut api = self.start()?;
         let files = json!({
@@ -109,7 +109,7 @@ impl Firecracker {
         Ok((api, sample))
     }
 
-    /// Starts one until its API takes connections.
+    /// Starts a process and waits until its API accepts connections.
     fn start(&self) -> Result<Api> {
         for name in ["api", "vsock", &format!("vsock_{}", agent::READY_PORT)] {
             let _ = fs::remove_file(self.path(name));
@@ -143,7 +143,7 @@ impl Firecracker {
     /// Asks the agent, and samples when it has answered.
     fn sample(&self, api: &Api) -> Result<Sample> {
         let deadline = Instant::now() + PATIENCE;
-        // A connection that comes before the guest knows of its restoration is ended by it.
+        // The guest resets a connection that arrives before it knows that it was restored.
         while let Err(error) = self.ask() {
             if Instant::now() > deadline {
                 return Err(error.context("the guest's agent did not answer"));
@@ -163,7 +163,7 @@ impl Firecracker {
         let mut stream = UnixStream::connect(self.path("vsock"))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         writeln!(stream, "CONNECT {}", agent::RPC_PORT)?;
-        // Byte by byte: what follows the line is the agent's.
+        // Byte by byte: the bytes after the line are the agent's.
         let mut answer = Vec::new();
         while answer.last() != Some(&b'\n') {
             let mut byte = [0];
@@ -187,7 +187,7 @@ impl Api {
     }
 }
 
-/// One request of HTTP/1.1, which must succeed.
+/// Sends one HTTP/1.1 request, which must succeed.
 fn request(socket: &mut UnixStream, method: &str, path: &str, body: &Value) -> Result<()> {
     let body = body.to_string();
     let text = format!(

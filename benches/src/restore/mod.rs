@@ -1,7 +1,7 @@
-//! What a clone costs: from starting the program to the first answer of the guest's agent over
-//! vsock, against the cold boot of the same guest in the same run; and many clones at once.
+//! The cost of a clone: from starting the program to the first answer of the guest's agent over
+//! vsock, compared with the cold boot of the same guest in the same run; and many parallel clones.
 //!
-//! [`podvisor`] and [`firecracker`] know how each monitor boots, snapshots and clones, [`agent`]
+//! [`podvisor`] and [`firecracker`] define how each monitor boots, snapshots and clones, [`agent`]
 //! what the agent is asked.
 
 mod agent;
@@ -19,9 +19,9 @@ use crate::output::{self, Criterion};
 use firecracker::Firecracker;
 use podvisor::Podvisor;
 
-/// Of a clone's instructions to a cold boot's.
+/// A clone's instructions relative to a cold boot's.
 const RATIO_LIMIT: f64 = 0.15;
-/// Own threads of a clone, in millions of instructions.
+/// The clone's own threads, in millions of instructions.
 const OWN_LIMIT: f64 = 4.0;
 /// Memory private to an idle clone.
 const PRIVATE_LIMIT: f64 = 3.0;
@@ -75,7 +75,7 @@ enum Bus {
 }
 
 impl Bus {
-    /// As `agent-podvisor` takes it.
+    /// Returns the argument of `agent-podvisor`.
     fn word(self) -> &'static str {
         match self {
             Self::Mmio => "mmio",
@@ -85,7 +85,7 @@ impl Bus {
 }
 
 impl Args {
-    /// For podvisor: a guest without PCI does not look for it.
+    /// Returns podvisor's command line: a guest without PCI does not look for it.
     fn cmdline(&self) -> String {
         match self.transport {
             Bus::Mmio => format!("{} pci=off", self.cmdline),
@@ -105,13 +105,13 @@ struct Report {
     criteria: Vec<Criterion>,
 }
 
-/// Clones that run at once.
+/// Parallel clones.
 #[derive(Debug, Serialize)]
 struct Clones {
     count: usize,
-    /// Of the clone that has the most.
+    /// Memory of the clone that has the most.
     most_private_mib: f64,
-    /// Of each, in the mean.
+    /// Mean memory of a clone.
     private_mib: f64,
 }
 
@@ -122,9 +122,9 @@ struct Way {
     own: f64,
     vcpu: f64,
     ms: f64,
-    /// Anonymous memory of the guest's: what the process does not share.
+    /// Anonymous memory of the guest: what the process does not share.
     private_mib: f64,
-    /// Name and cost of each thread, of the last run.
+    /// Name and cost of each thread in the last run.
     threads: Vec<(String, f64)>,
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     let clone = Way::new(args.runs, || podvisor.restore())?;
     let clones = Clones::new(&podvisor.at_once(args.clones)?);
     let mut criteria = Vec::new();
-    // Time of an emulated host says nothing of a guest's.
+    // Time on an emulated host says nothing about a guest's.
     if args.icount {
         criteria.push(Criterion::at_most(
             "a clone over a cold boot",

@@ -16,13 +16,13 @@ pub(super) struct Podvisor {
     program: PathBuf,
     directory: PathBuf,
     memory_mib: u64,
-    /// What it is given to boot, and to clone.
+    /// Its arguments for booting, and for cloning.
     boot: Vec<String>,
     restore: Vec<String>,
     snapshot: String,
 }
 
-/// One that was started.
+/// A process that was started.
 struct Started {
     process: Running,
     began: Instant,
@@ -49,7 +49,7 @@ impl Podvisor {
         })
     }
 
-    /// Boots to the agent's first answer.
+    /// Boots until the agent's first answer.
     pub(super) fn boot(&self) -> Result<Sample> {
         self.run(&self.boot)
     }
@@ -61,12 +61,12 @@ impl Podvisor {
         self.run(&arguments).map(drop)
     }
 
-    /// Clones to the agent's first answer.
+    /// Clones until the agent's first answer.
     pub(super) fn restore(&self) -> Result<Sample> {
         self.run(&self.restore)
     }
 
-    /// As many clones as asked for, each sampled when all have had their answer.
+    /// Starts `count` clones, each sampled when all have got their answer.
     pub(super) fn at_once(&self, count: usize) -> Result<Vec<Sample>> {
         let mut started = (0..count)
             .map(|number| self.start(&self.restore, &format!("stderr.{number}")))

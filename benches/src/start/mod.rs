@@ -1,8 +1,8 @@
-//! What a container costs from the command to its program's end: `podvisor run` of `true`, by
-//! booting and as a clone, beside `runc run` of the same program; several at once; and the memory
-//! of idle ones.
+//! The cost of a container from the command to its program's end: `podvisor run` of `true`, by
+//! booting and as a clone, compared with `runc run` of the same program; several in parallel; and
+//! the memory of idle ones.
 //!
-//! [`podvisor`] and [`runc`] know how each is asked for a container.
+//! [`podvisor`] and [`runc`] define how each is asked for a container.
 
 mod podvisor;
 mod runc;
@@ -20,12 +20,12 @@ pub(crate) use podvisor::wait_for_templates;
 use podvisor::{Boot, Idle, Podvisor};
 use runc::Runc;
 
-/// Of runc's time: a container whose machine boots, and one whose machine is a clone.
+/// Time relative to runc's: a container whose machine boots, and one whose machine is a clone.
 const COLD_LIMIT: f64 = 0.7;
 const WARM_LIMIT: f64 = 0.35;
-/// From the command to its end, the machine's boot included, in virtual ms.
+/// From the command to its end, including the machine's boot, in virtual ms.
 const COLD_MS_LIMIT: f64 = 80.0;
-/// Memory of an idle machine, the guest's included, in MiB.
+/// Memory of an idle machine, including the guest's, in MiB.
 const COLD_MEMORY_LIMIT: f64 = 24.0;
 const WARM_MEMORY_LIMIT: f64 = 6.0;
 
@@ -76,12 +76,12 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct Way {
     name: &'static str,
-    /// Of one at a time.
+    /// Times of one at a time.
     p50: f64,
     p90: f64,
-    /// Until the last of those that were started at once has ended.
+    /// The time until the last of those that were started in parallel has ended.
     all_at_once: f64,
-    /// When what was reached, of the last run.
+    /// When each phase was reached, in the last run.
     phases: Vec<(&'static str, f64)>,
     idle: Option<Idle>,
 }
@@ -120,7 +120,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
 
 fn criteria(args: &Args, ways: &[Way]) -> Vec<Criterion> {
     let mut criteria = Vec::new();
-    // Without it the host emulates a guest's code twice, which is no VM's fault.
+    // Without it the host emulates a guest's code twice, which is not the VM's fault.
     if args.icount
         && let [cold, warm, rest @ ..] = ways
     {
@@ -158,7 +158,7 @@ fn criteria(args: &Args, ways: &[Way]) -> Vec<Criterion> {
 
 /// A command that was started.
 trait Ends {
-    /// Waits for its end, and complains when it is not a good one.
+    /// Waits for its end, and fails if it did not succeed.
     fn end(self) -> Result<()>;
 }
 

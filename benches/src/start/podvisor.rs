@@ -14,10 +14,10 @@ use serde_json::Value;
 use super::{Args, Ends};
 use crate::boot::{Memory, Stage};
 
-/// The guest's memory in MiB: the least.
+/// The guest's memory in MiB: the minimum.
 const MEMORY_MIB: u64 = 64;
 
-/// What `--log-level debug` says, and what it means.
+/// Messages with `--log-level debug`, and their meaning.
 const PHASES: [(&str, &str); 6] = [
     (": begin", "begins"),
     (": the image is here", "image"),
@@ -55,7 +55,7 @@ pub(super) struct Podvisor {
     program: PathBuf,
     guest: PathBuf,
     root: PathBuf,
-    /// The name of what the archive has.
+    /// The name of the image in the archive.
     image: String,
 }
 
@@ -82,12 +82,12 @@ impl Podvisor {
         Ok(podvisor)
     }
 
-    /// What has to be there before `boot` is measured: a clone's template.
+    /// Prepares what `boot` needs before it is measured: a clone's template.
     pub(super) fn prepare(&self, boot: Boot) -> Result<()> {
         if boot == Boot::Cold {
             return Ok(());
         }
-        // The first one boots, and starts a process that makes the template.
+        // The first one boots, and starts a process that creates the template.
         self.start(boot)?.end()?;
         wait_for_templates(&self.root)
     }
@@ -102,7 +102,7 @@ impl Podvisor {
         Ok(Run(child))
     }
 
-    /// When each phase of a run was reached, in ms.
+    /// Returns when each phase of a run was reached, in ms.
     pub(super) fn phases(&self, boot: Boot) -> Result<Vec<(&'static str, f64)>> {
         let mut command = self.command();
         command.args(["--log-level", "debug"]);
@@ -119,7 +119,7 @@ impl Podvisor {
         Ok(phases.collect())
     }
 
-    /// What `count` containers that sleep take in the mean.
+    /// Returns the mean memory of `count` containers that sleep.
     pub(super) fn idle(&self, boot: Boot, count: usize) -> Result<Idle> {
         let mut ids = Vec::new();
         for _ in 0..count {
@@ -173,7 +173,7 @@ impl Podvisor {
     }
 }
 
-/// Waits for all processes that make templates, and sees that there is one below `root`.
+/// Waits for all processes that create templates, and checks that there is one below `root`.
 pub(crate) fn wait_for_templates(root: &Path) -> Result<()> {
     for pid in makers()? {
         wait(pid)?;
@@ -184,7 +184,7 @@ pub(crate) fn wait_for_templates(root: &Path) -> Result<()> {
     }
 }
 
-/// Processes that make a template.
+/// Returns the processes that create a template.
 fn makers() -> Result<Vec<u32>> {
     let mut makers = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -216,19 +216,19 @@ impl Ends for Run {
     }
 }
 
-/// Memory of an idle container in MiB, in the mean.
+/// Mean memory of an idle container in MiB.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Idle {
-    /// Proportional set size of the process, the guest's memory included.
+    /// Proportional set size of the process, including the guest's memory.
     pub(super) pss_mib: f64,
     /// The guest's part of that.
     pub(super) guest_mib: f64,
-    /// Of the PSS, what nobody else has.
+    /// The private part of the PSS.
     pub(super) private_mib: f64,
 }
 
 impl Idle {
-    /// Adds what the process `pid` has, one of `count`.
+    /// Adds the memory of the process `pid`, one of `count`.
     fn add(&mut self, pid: u64, count: f64) -> Result<()> {
         let path = Path::new("/proc").join(pid.to_string());
         let rollup = fs::read_to_string(path.join("smaps_rollup"))?;
@@ -261,7 +261,7 @@ impl fmt::Display for Idle {
     }
 }
 
-/// The time of day of a line of the log, in seconds.
+/// Returns the time of day of a line of the log, in seconds.
 fn time_of_day(line: &str) -> Option<f64> {
     let (_, time) = line.split_whitespace().next()?.split_once('T')?;
     let mut parts = time.trim_end_matches('Z').split(':');
@@ -269,23 +269,23 @@ fn time_of_day(line: &str) -> Option<f64> {
     Some(part()? * 3600.0 + part()? * 60.0 + part()?)
 }
 
-/// Waits until a process, which is nobody's child here, has ended.
+/// Waits until a process, which is not a child of this one, has ended.
 #[allow(unsafe_code)] // pidfd_open and poll
 fn wait(pid: u32) -> Result<()> {
-    // SAFETY: it takes two integers, and gives a new descriptor.
+    // SAFETY: it takes two integers, and returns a new descriptor.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if fd < 0 {
         // It has ended.
         return Ok(());
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new and not owned elsewhere.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     let mut poll = libc::pollfd {
         fd: std::os::fd::AsRawFd::as_raw_fd(&fd),
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one structure, which lives.
+    // SAFETY: one structure, which outlives the call.
     let ready = unsafe { libc::poll(&raw mut poll, 1, -1) };
     if ready < 0 {
         return Err(std::io::Error::last_os_error()).context("the template's process");

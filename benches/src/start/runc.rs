@@ -21,7 +21,7 @@ pub(super) struct Runc {
 }
 
 impl Runc {
-    /// A root file system and runc's own default specification, less its terminal.
+    /// Creates a root file system and runc's own default specification, without its terminal.
     pub(super) fn stage(program: &Path, busybox: &Path, stage: &Stage) -> Result<Self> {
         let program = stage.copy(program)?;
         let bundle = stage.path().join("bundle");
